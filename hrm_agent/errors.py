@@ -1,0 +1,83 @@
+"""Every error that this project raises on purpose.
+
+    HrmError                  something a person can mend; the command line prints it and exits with 2
+    ├── ConfigError           a key, a value or a file of a configuration is wrong
+    ├── GraphError            a graph is unknown, does not import, or is no LangGraph graph
+    ├── TaskError             a task family is unknown, or a task file is malformed
+    ├── ModelError            a model cannot be found, loaded or asked for what is needed
+    ├── RunError              a run directory is missing, incomplete or belongs to another configuration
+    └── StoreError            the run store cannot be opened, read or written
+        ├── StoreVersionError the store was written by a newer schema version
+        └── StoreFullError    the disk is full; what was committed before is intact
+
+What a *policy* does wrong (a snippet that fails, a call that cannot be decoded, a budget that runs out) is
+no exception anywhere: it is data, typed by `hrm_agent.trajectory.ToolStatus` and `StopReason`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+__all__ = [
+    "ConfigError",
+    "GraphError",
+    "HrmError",
+    "ModelError",
+    "RunError",
+    "StoreError",
+    "StoreFullError",
+    "StoreVersionError",
+    "TaskError",
+    "nearest",
+]
+
+
+class HrmError(Exception):
+    """Base of all errors that a person can mend.
+
+    `message` says what is wrong and where; `hint` is the next thing to do, best a command that can be pasted.
+    """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(f"{message} {hint}".strip())
+        self.message = message
+        self.hint = hint
+
+
+class ConfigError(HrmError):
+    """A configuration key, value or file is wrong."""
+
+
+class GraphError(HrmError):
+    """A graph is unknown, does not import, or is not a LangGraph graph."""
+
+
+class TaskError(HrmError):
+    """A task family is unknown, or a file of tasks is malformed."""
+
+
+class ModelError(HrmError):
+    """A model cannot be found, loaded, or asked for what is needed."""
+
+
+class RunError(HrmError):
+    """A run directory is missing, incomplete, or was made with another configuration."""
+
+
+class StoreError(HrmError):
+    """The run store cannot be opened, read or written."""
+
+
+class StoreVersionError(StoreError):
+    """The store was written by a newer schema version than this program knows."""
+
+
+class StoreFullError(StoreError):
+    """The disk is full. Everything committed before the failing write is intact."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`"Did you mean 'x'?"` for the known name closest to `name`, else an empty string."""
+    match = get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"Did you mean {match[0]!r}?" if match else ""

@@ -1,0 +1,113 @@
+"""What an engine and a codec are: the two things a recorded policy is made of.
+
+An `Engine` turns token ids into token ids. A `Codec` turns messages into token ids and an answer's text back into a
+message. Neither knows of LangGraph or of the record: `hrm_agent.models.chat.PolicyModel` joins them with both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from langchain_core.messages import BaseMessage
+
+from hrm_agent.trajectory import FinishReason, LogprobKind, Sampling
+
+__all__ = ["Codec", "Completion", "Engine", "GenerationRequest", "ParsedTurn", "TemplateMismatch"]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One continuation asked of an engine."""
+
+    prompt_ids: tuple[int, ...]
+    """Exactly what the model sees."""
+    sampling: Sampling
+    """With a seed: the caller has drawn one."""
+    messages: Sequence[BaseMessage] = ()
+    """The conversation behind `prompt_ids`, for engines that answer from a script."""
+    on_token: Callable[[int], None] | None = None
+    """Called from the engine's thread with each sampled token; must not block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What an engine sampled. `token_ids` and `logprobs` are aligned."""
+
+    token_ids: tuple[int, ...]
+    """Sampled tokens, the one that ended the turn included."""
+    logprobs: tuple[float, ...]
+    """Natural log, of the kind that the engine names."""
+    finish_reason: FinishReason
+    policy_version: int
+    """Version of the weights that sampled them."""
+    queue_seconds: float = 0.0
+
+
+class Engine(Protocol):
+    """Samples continuations for many callers at once. Thread-safe."""
+
+    name: str
+    """The string that names the model, as stored in `Call.model`."""
+    codec: Codec
+    logprob_kind: LogprobKind
+    policy_version: int
+
+    def submit(self, request: GenerationRequest) -> Future[Completion]:
+        """Queue a request. Cancelling the future frees its place."""
+        ...
+
+    def close(self) -> None:
+        """Stop; pending requests fail with `hrm_agent.errors.ModelError`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedTurn:
+    """An answer's text, taken apart."""
+
+    content: str
+    """The text without its tool calls."""
+    tool_calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """`{"name": str, "args": dict}` each, in order."""
+    invalid_tool_calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """`{"name": str | None, "args": str, "error": str}` each: calls that could not be decoded, with the reason."""
+
+
+class TemplateMismatch(Exception):
+    """The chat template rewrites earlier turns: the new prompt does not start with what the model saw before."""
+
+
+class Codec(Protocol):
+    """Messages to token ids and back. Text inside a message can never become a control token."""
+
+    end_of_turn: int
+    """The token with which the policy ends its turn."""
+
+    def encode(self, messages: Sequence[BaseMessage], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
+        """The whole prompt, up to and with the header of the answer. `tools` in OpenAI's form."""
+        ...
+
+    def extend(
+        self, messages: Sequence[BaseMessage], answered: int, *, ended: bool, tools: Sequence[dict[str, Any]] = ()
+    ) -> list[int]:
+        """The tokens to insert after the sampled tokens of `messages[answered]`, up to the header of the next answer.
+
+        `ended` says whether the sampled tokens end with `end_of_turn`; if not, the insertion starts with it.
+        Raises `TemplateMismatch` where the template does not leave the earlier turns as they were.
+        """
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of sampled tokens, without the token that ended the turn."""
+        ...
+
+    def encode_answer(self, text: str) -> list[int]:
+        """Token ids of an answer that was written rather than sampled (a demonstration), with its end of turn."""
+        ...
+
+    def parse(self, text: str) -> ParsedTurn:
+        """Take an answer's text apart."""
+        ...

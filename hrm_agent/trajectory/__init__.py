@@ -1,0 +1,50 @@
+"""The record: what a graph run leaves behind, and the identities that tie it to LangGraph."""
+
+from hrm_agent.trajectory.ids import call_id, content_hash, derive_seed, tool_record_id
+from hrm_agent.trajectory.recording import Journal, MemoryJournal, Recording, active_recording, recording
+from hrm_agent.trajectory.schema import (
+    SCHEMA_VERSION,
+    BranchReason,
+    Call,
+    FinishReason,
+    ForkRef,
+    GraphIdentity,
+    LogprobKind,
+    Overlay,
+    RunStatus,
+    Sampling,
+    StopReason,
+    TaskRef,
+    ToolCall,
+    ToolStatus,
+    Trajectory,
+    Verdict,
+)
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "BranchReason",
+    "Call",
+    "FinishReason",
+    "ForkRef",
+    "GraphIdentity",
+    "Journal",
+    "LogprobKind",
+    "MemoryJournal",
+    "Overlay",
+    "Recording",
+    "RunStatus",
+    "Sampling",
+    "StopReason",
+    "TaskRef",
+    "ToolCall",
+    "ToolStatus",
+    "Trajectory",
+    "Verdict",
+    "active_recording",
+    "call_id",
+    "content_hash",
+    "derive_seed",
+    "recording",
+    "tool_record_id",
+]

@@ -1,0 +1,34 @@
+"""Identities that survive a crash: derived from LangGraph's own, never drawn at random and never counted by time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+__all__ = ["call_id", "content_hash", "derive_seed", "tool_record_id"]
+
+
+def content_hash(*parts: Any) -> str:
+    """32 hex digits of SHA-256 over the canonical JSON of `parts`."""
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def call_id(thread_id: str, task_id: str, call_index: int, sample_index: int = 0) -> str:
+    """Id of a model call."""
+    return content_hash("call", thread_id, task_id, call_index, sample_index)
+
+
+def tool_record_id(thread_id: str, task_id: str, tool_call_id: str) -> str:
+    """Id of a tool call's record."""
+    return content_hash("tool", thread_id, task_id, tool_call_id)
+
+
+def derive_seed(base: int, *parts: Any) -> int:
+    """A 63-bit seed that depends on `base` and on each of `parts`.
+
+    The parts must be free of LangGraph's checkpoint and task ids: those contain the time, so that two runs with one
+    seed would differ.
+    """
+    return int(content_hash("seed", base, *parts)[:16], 16) >> 1

@@ -1,0 +1,147 @@
+"""The active recording: how a model call or a tool call finds its journal, and gets its recorded answer back.
+
+`graphs.episode` opens a `Recording` around a graph run; it travels in a context variable, through LangGraph's tasks and
+threads, so that a graph needs to know nothing of it. Outside a recording everything works too, with a bounded memory
+in place of the journal (a chat in a notebook keeps its token prefix, but nothing survives the process).
+
+Why `claim` compares requests and not only positions: two calls of one node may be made side by side, and start in another
+order when the node runs again after a crash. A recorded answer goes to the request that it answers, each one once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from hrm_agent.trajectory.ids import content_hash
+from hrm_agent.trajectory.schema import Call, GraphIdentity, ToolCall
+
+__all__ = ["Journal", "MemoryJournal", "Recording", "active_recording", "recording"]
+
+
+class Journal(Protocol):
+    """Where calls are written before their node returns. Thread-safe; each write is durable when it returns."""
+
+    def calls_of_task(self, thread_id: str, task_id: str) -> Sequence[Call]:
+        """Finished model calls of one LangGraph task, by call index."""
+        ...
+
+    def find_call(self, call_id: str) -> Call | None: ...
+
+    def path_tokens(self, call_id: str) -> tuple[int, ...]:
+        """Tokens along the path from the root to `call_id`, its answer included."""
+        ...
+
+    def write_call(self, call: Call) -> None: ...
+
+    def find_tool_call(self, record_id: str) -> ToolCall | None: ...
+
+    def find_repeat(self, thread_id: str, name: str, arguments: dict[str, Any] | str) -> str | None:
+        """Id of the first tool call of the thread with this name and these arguments."""
+        ...
+
+    def write_tool_call(self, tool_call: ToolCall) -> None:
+        """Write a started call, or replace it by its finished form."""
+        ...
+
+
+class MemoryJournal:
+    """A journal without a store: the newest `capacity` calls, in memory."""
+
+    def __init__(self, capacity: int = 4096) -> None:
+        self._calls: OrderedDict[str, Call] = OrderedDict()
+        self._tool_calls: OrderedDict[str, ToolCall] = OrderedDict()
+        self._capacity = capacity
+        self._lock = threading.Lock()
+
+    def calls_of_task(self, thread_id: str, task_id: str) -> Sequence[Call]:
+        with self._lock:
+            calls = [c for c in self._calls.values() if (c.identity.thread_id, c.identity.task_id) == (thread_id, task_id)]
+        return sorted(calls, key=lambda call: call.call_index)
+
+    def find_call(self, call_id: str) -> Call | None:
+        return self._calls.get(call_id)
+
+    def path_tokens(self, call_id: str) -> tuple[int, ...]:
+        deltas: list[tuple[int, ...]] = []
+        call = self.find_call(call_id)
+        while call is not None:
+            deltas.append(call.token_ids)
+            call = self.find_call(call.parent) if call.parent else None
+        return tuple(token for delta in reversed(deltas) for token in delta)
+
+    def write_call(self, call: Call) -> None:
+        with self._lock:
+            self._calls[call.id] = call
+            if len(self._calls) > self._capacity:
+                self._calls.popitem(last=False)
+
+    def find_tool_call(self, record_id: str) -> ToolCall | None:
+        return self._tool_calls.get(record_id)
+
+    def find_repeat(self, thread_id: str, name: str, arguments: dict[str, Any] | str) -> str | None:
+        with self._lock:
+            for tool_call in self._tool_calls.values():
+                if tool_call.identity.thread_id == thread_id and (tool_call.name, tool_call.arguments) == (name, arguments):
+                    return tool_call.id
+        return None
+
+    def write_tool_call(self, tool_call: ToolCall) -> None:
+        with self._lock:
+            self._tool_calls[tool_call.id] = tool_call
+            if len(self._tool_calls) > self._capacity:
+                self._tool_calls.popitem(last=False)
+
+
+class Recording:
+    """One thread's open record: hands out call indices and recorded answers."""
+
+    def __init__(self, journal: Journal, seed: int | None = None) -> None:
+        self.journal = journal
+        self.seed = seed
+        """Base of the seeds of all calls; None draws each from the system."""
+        self._lock = threading.Lock()
+        self._claimed: dict[tuple[str, str, int], set[int]] = {}
+
+    def claim(self, identity: GraphIdentity, request_hash: str) -> Call | int:
+        """The recorded answer to this request, or the index under which a new call is to be written."""
+        key = (identity.thread_id, identity.task_id, identity.attempt)
+        recorded = self.journal.calls_of_task(identity.thread_id, identity.task_id)
+        with self._lock:
+            claimed = self._claimed.setdefault(key, set())
+            for call in recorded:
+                if call.request_hash == request_hash and call.call_index not in claimed:
+                    claimed.add(call.call_index)
+                    return call
+            taken = claimed | {call.call_index for call in recorded}
+            index = next(i for i in range(len(taken) + 1) if i not in taken)
+            claimed.add(index)
+            return index
+
+
+_active: ContextVar[Recording | None] = ContextVar("hrm_agent_recording", default=None)
+_unrecorded = Recording(MemoryJournal())
+
+
+def active_recording() -> Recording:
+    """The recording around the current graph run, or one that keeps a bounded memory only."""
+    return _active.get() or _unrecorded
+
+
+@contextmanager
+def recording(active: Recording) -> Iterator[Recording]:
+    """Make `active` the recording of everything that runs inside the block."""
+    token = _active.set(active)
+    try:
+        yield active
+    finally:
+        _active.reset(token)
+
+
+def arguments_hash(name: str, arguments: dict[str, Any] | str) -> str:
+    """By this a repeated tool call is recognised."""
+    return content_hash(name, arguments)

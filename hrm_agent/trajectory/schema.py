@@ -1,0 +1,338 @@
+"""Schema version 1 of the record: what one graph run leaves behind.
+
+A `Trajectory` is a projection of the store, never a copy kept beside it. It holds raw facts only: what was
+asked, which tokens were added and which of them the policy sampled, what each tool call came to. Judgements
+made later (kept by the trainer or not, penalties, advantages) are an `Overlay`, keyed by the training run, so
+that a stored run can be judged again, by another algorithm, as often as one likes.
+
+The calls of a trajectory form a *message forest*: each call stores only the tokens that it adds to its parent
+(`Call.token_ids`), and the concatenation along the path from the root is exactly what the model saw, followed
+by what it answered. Where a conversation could not be continued token by token, the call starts a new root and
+`branch_reason` says why.
+
+All records are frozen. Alignment, units and the meaning of `None` stand under each field.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "BranchReason",
+    "Call",
+    "FinishReason",
+    "ForkRef",
+    "GraphIdentity",
+    "LogprobKind",
+    "Overlay",
+    "RunStatus",
+    "Sampling",
+    "StopReason",
+    "TaskRef",
+    "ToolCall",
+    "ToolStatus",
+    "Trajectory",
+    "Verdict",
+]
+
+SCHEMA_VERSION = 1
+
+
+class ToolStatus(StrEnum):
+    """How a tool call ended. Decided by the side that enforces it, never read from the tool's output."""
+
+    OK = "ok"
+    ERROR = "error"
+    TIMEOUT = "timeout"
+    OUT_OF_MEMORY = "out_of_memory"
+    OUTPUT_LIMIT = "output_limit"
+    INVALID_CALL = "invalid_call"
+    DENIED = "denied"
+    INFRASTRUCTURE = "infrastructure"
+
+    @property
+    def is_policy_failure(self) -> bool:
+        """True if the policy is to blame; a fault of the infrastructure never is."""
+        return self not in (ToolStatus.OK, ToolStatus.INFRASTRUCTURE)
+
+
+class RunStatus(StrEnum):
+    """Where a run stands. `truncated`, `failed` and `aborted` runs are kept like any other."""
+
+    RUNNING = "running"
+    COMPLETED = "completed"
+    TRUNCATED = "truncated"
+    FAILED = "failed"
+    ABORTED = "aborted"
+
+
+class StopReason(StrEnum):
+    """Why a run ended. `answer` is the only one that goes with `RunStatus.COMPLETED`."""
+
+    ANSWER = "answer"
+    MAX_TURNS = "max_turns"
+    MAX_TOKENS = "max_tokens"
+    MAX_SECONDS = "max_seconds"
+    RECURSION_LIMIT = "recursion_limit"
+    INTERRUPT = "interrupt"
+    ERROR = "error"
+    ABORTED = "aborted"
+
+
+class FinishReason(StrEnum):
+    """Why a single model call stopped sampling."""
+
+    STOP = "stop"
+    """The end-of-turn token or a stop string was sampled."""
+    LENGTH = "length"
+    """The token limit of the call was reached."""
+    CONTROL_TOKEN = "control_token"
+    """The policy sampled a control token other than its end of turn; sampling ends there, so no turn is forged."""
+
+
+class LogprobKind(StrEnum):
+    """What the stored log-probs mean."""
+
+    RAW = "raw"
+    """log softmax of the logits at temperature 1, over the whole vocabulary."""
+    SAMPLED = "sampled"
+    """of the distribution that was sampled from, after temperature and top-p."""
+    NONE = "none"
+    """the engine gives none."""
+
+
+class BranchReason(StrEnum):
+    """Why a call starts a new root of the message forest instead of extending its parent."""
+
+    ROOT = "root"
+    """the first call of a conversation: nothing to extend."""
+    TEMPLATE = "template"
+    """the chat template rewrites earlier turns, so that the stored prefix is no prefix of the new prompt."""
+    REWRITTEN = "rewritten"
+    """the message that carries the earlier call was edited, or messages before it were added, edited or removed."""
+    TOOLS = "tools"
+    """the tools offered to the model changed, and with them the system turn."""
+    NO_TOKENS = "no_tokens"
+    """the engine reports no token ids."""
+
+
+class Verdict(StrEnum):
+    """What a training run did with a trajectory."""
+
+    KEPT = "kept"
+    DROPPED = "dropped"
+    GROUP_REJECTED = "group_rejected"
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Sampling(_Record):
+    """Sampling parameters of one call."""
+
+    temperature: float = Field(1.0, ge=0)
+    """0 takes the most probable token."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    max_tokens: int = Field(512, ge=1)
+    """Limit on sampled tokens of this call."""
+    seed: int | None = None
+    """Seed of this call; the engine's tokens are a function of (weights, prompt, seed). None: drawn from the system."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the call. The tokens that form them are kept in the delta."""
+
+
+class GraphIdentity(_Record):
+    """Where in a LangGraph run a call was made: the join key with the checkpoint."""
+
+    thread_id: str
+    checkpoint_id: str = ""
+    """The checkpoint that the step started from; empty if the graph runs without a checkpointer."""
+    checkpoint_ns: str = ""
+    """`node:task_id`, joined by `|` over nested subgraphs."""
+    task_id: str
+    """LangGraph's task id (the call's own run id when made outside a graph)."""
+    node: str = ""
+    path: str = ""
+    """Place of the task within its step without random parts, for seeds: `step/node/send index`, joined by `|`."""
+    attempt: int = 1
+    """Node attempt, from 1; more than 1 under a retry policy."""
+
+
+class Call(_Record):
+    """One model call. `token_ids`, `mask` and `logprobs` have one entry per added token."""
+
+    id: str
+    """`hash(thread_id, task_id, call_index, sample_index)`: the same on every resume of the same task."""
+    identity: GraphIdentity
+    call_index: int
+    """Index of the call within its LangGraph task, from 0."""
+    sample_index: int = 0
+    """Index among several answers to one request, from 0."""
+    request_hash: str
+    """Hash of messages, tools and sampling; a resumed node gets this answer back only for the same request."""
+    context_hash: str = ""
+    """Hash of the messages sent and the answer: a later call extends this one only if its conversation starts so."""
+    tools_hash: str = ""
+    """Hash of the tools offered."""
+    model: str
+    """The string that names the model."""
+    policy_version: int = 0
+    """Number of optimiser steps behind the weights that sampled this call."""
+    parent: str | None = None
+    """Id of the call that this one extends token by token; None for a root."""
+    branch_reason: BranchReason | None = None
+    """Why this call is a root; None exactly if it has a parent."""
+    branch_of: str | None = None
+    """For a root that would have extended a call but could not: that call."""
+    token_ids: tuple[int, ...] = ()
+    """The tokens that this call adds to its parent: inserted ones first, then those sampled."""
+    mask: tuple[bool, ...] = ()
+    """True where the policy sampled the token."""
+    logprobs: tuple[float, ...] = ()
+    """Natural log; 0.0 where the token was inserted."""
+    logprob_kind: LogprobKind = LogprobKind.NONE
+    sampling: Sampling = Sampling()
+    finish_reason: FinishReason = FinishReason.STOP
+    untrainable: str | None = None
+    """Why a trainer cannot learn from this call (no token ids, for example); None if it can."""
+    request: tuple[dict[str, Any], ...] | None = None
+    """The messages sent, only where token ids do not already hold them."""
+    response: dict[str, Any]
+    """The answer as a LangChain message dump: what a resumed node gets back."""
+    started_at: float
+    """Unix time in seconds."""
+    ended_at: float
+    queue_seconds: float = 0.0
+    """Share of the duration spent waiting for the engine."""
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(self.mask)
+
+    @property
+    def trainable(self) -> bool:
+        return self.untrainable is None
+
+    @property
+    def seconds(self) -> float:
+        return self.ended_at - self.started_at
+
+
+class ToolCall(_Record):
+    """One tool call with its typed outcome."""
+
+    id: str
+    """`hash(thread_id, task_id, tool_call_id)`."""
+    identity: GraphIdentity
+    tool_call_id: str
+    """The id by which the model's message names this call."""
+    name: str
+    arguments: dict[str, Any] | str
+    """As the model gave them; the raw text where it could not be decoded."""
+    status: ToolStatus | None = None
+    """None while the call is under way (or was when the process died)."""
+    content: str = ""
+    """What the model is shown."""
+    stdout: str = ""
+    stderr: str = ""
+    value: str | None = None
+    """repr of the last expression or of `RESULT`; None if there is none."""
+    duration_seconds: float = 0.0
+    started_at: float = 0.0
+    """Unix time in seconds."""
+    repeated_of: str | None = None
+    """An earlier call of this thread with the same name and arguments: what a padded transcript is recognised by."""
+
+
+class TaskRef(_Record):
+    """The task as it was put, enough to verify an answer again."""
+
+    id: str
+    """Unique within its family."""
+    family: str
+    """`word_problems`, `reasoning_gym:chain_sum`, `jsonl:FILE` and so on."""
+    prompt: str
+    answer: str | None = None
+    """The reference answer, where the family has one."""
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class ForkRef(_Record):
+    """Where a forked run left the run it stems from."""
+
+    trajectory_id: str
+    checkpoint_id: str
+
+
+class Trajectory(_Record):
+    """One graph run on one thread, as raw facts."""
+
+    schema_version: Literal[1] = 1
+    id: str
+    thread_id: str
+    run_id: str = ""
+    """The collect, eval or training run that asked for it."""
+    group_id: str = ""
+    """Rollouts of one task in one step share it."""
+    sample_index: int = 0
+    """Index within the group, from 0."""
+    task: TaskRef
+    graph: str
+    """As the user named it: `tool_loop`, or `package.module:attribute`."""
+    policy: str
+    """The string that names the model."""
+    policy_version: int = 0
+    status: RunStatus = RunStatus.RUNNING
+    stop_reason: StopReason | None = None
+    """None while running."""
+    error: str | None = None
+    """What failed, for `failed` runs."""
+    answer: str | None = None
+    """The text of the final message; None if there is none."""
+    rewards: dict[str, float] = Field(default_factory=dict)
+    """By name; `correct` is the binary outcome that the trainer uses. Empty until verified."""
+    forked_from: ForkRef | None = None
+    started_at: float
+    """Unix time in seconds."""
+    ended_at: float | None = None
+    calls: tuple[Call, ...] = ()
+    """In the order in which they were finished."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """In the order in which they were started."""
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(call.sampled_tokens for call in self.calls)
+
+    @property
+    def reward(self) -> float:
+        """The binary outcome; an unfinished or unverified run counts as 0."""
+        return self.rewards.get("correct", 0.0)
+
+    @property
+    def trainable(self) -> bool:
+        return bool(self.calls) and all(call.trainable for call in self.calls)
+
+
+class Overlay(_Record):
+    """What one training run made of one trajectory."""
+
+    run_id: str
+    step: int
+    trajectory_id: str
+    group_id: str
+    reward: float
+    verdict: Verdict
+    reason: str
+    """In words: which quota, which penalty, or why the whole group was rejected."""
+    penalty_error: float
+    """p_err of GRPO-RoC, in [0, 1]."""
+    penalty_format: float
+    """p_format of GRPO-RoC, in [0, 1]."""
+    advantage: float | None = None
+    """None unless kept."""
