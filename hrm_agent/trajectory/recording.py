@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-from hrm_agent.trajectory.ids import content_hash
 from hrm_agent.trajectory.schema import Call, GraphIdentity, ToolCall
 
 __all__ = ["Journal", "MemoryJournal", "Recording", "active_recording", "recording"]
@@ -141,7 +140,3 @@ def recording(active: Recording) -> Iterator[Recording]:
     finally:
         _active.reset(token)
 
-
-def arguments_hash(name: str, arguments: dict[str, Any] | str) -> str:
-    """By this a repeated tool call is recognised."""
-    return content_hash(name, arguments)
