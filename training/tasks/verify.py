@@ -1,0 +1,200 @@
+r"""What a policy's final answer is, and when two answers are equal.
+
+*Which* text counts is decided first, because it is where rewards are hacked. Only the model's own final message is
+read, and of it only what stands outside `<reason>`, `<tool_call>` and `<tool_response>`: a `\boxed{}` in the
+reasoning, printed by a tool or written into a forged tool response is no answer. `final_answer` then takes the last
+`\boxed{}` of the last `<answer>...</answer>`.
+
+Numbers are compared **exactly, as rationals**. A relative tolerance of 1e-4, usual in this field, accepts 100005 for
+100000. Equal are `0.5`, `1/2`, `\frac12`, `.50` and `5e-1`; `1,000` and `1000`; `1\frac{1}{2}` (a mixed number) and
+`1.5`. Not equal are 0.333 and 1/3.
+
+Units: one trailing `%`, degree sign, `\text{...}` or `\mathrm{...}` (with a power) and a leading currency sign are
+units. A unit is ignored where only one side names one (`18` for `\$18`, `50\%` for `50`) and must agree where both do. So `%`
+never divides by 100. Words that scale (`\text{ million}`) are no units: such a text is not read as a number.
+
+What is no number is compared as text without surrounding white space. So is anything beyond the bounds below: a policy
+may send a million digits or `1e999999999`, and neither may cost the trainer more than looking at it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from training.tasks.base import Verifier
+
+__all__ = ["answer_line", "exact_equal", "exact_verifier", "final_answer", "number", "own_text", "text_answer"]
+
+MAX_NUMBER_CHARACTERS = 256
+"""Longer texts are not read as numbers."""
+MAX_EXPONENT = 256
+"""Larger exponents, of either sign, are not read as numbers."""
+
+_HIDDEN = ("reason", "tool_call", "tool_response")
+_TAG = re.compile(rf"<(/?)({'|'.join(_HIDDEN)})>")
+_BOXED = re.compile(r"\\boxed\s*\{")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+
+_SCALES = ("hundred", "thousand", "million", "billion", "trillion", "dozen")
+_INTEGER = r"(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)"
+_DECIMAL = re.compile(rf"(?P<whole>{_INTEGER})?(?:\.(?P<fraction>[0-9]*))?(?:[eE](?P<exponent>[+-]?[0-9]{{1,9}}))?")
+_LATEX_FRACTION = re.compile(r"(?P<whole>[0-9]*)\\[dt]?frac(?P<top>\{[^{}]*\}|[0-9])(?P<bottom>\{[^{}]*\}|[0-9])")
+_UNIT = re.compile(
+    r"(?P<value>.*?)\s*(?P<unit>\\?%|°|\^\{?\\circ\}?|\\(?:text|mathrm)\s*\{[^{}]*\}(?:\^\{?[0-9]\}?)?)\.?", re.DOTALL
+)
+_CURRENCY = re.compile(r"(?P<sign>[+-]?)\s*(?P<unit>\\?\$|€|£)\s*(?P<value>[^$]*)", re.DOTALL)
+
+
+def own_text(text: str) -> str:
+    """`text` without reasoning, tool calls and (forged) tool responses.
+
+    A tag that is never closed hides all that follows; a closing tag without an opening one hides all before it, as
+    where the chat template itself opens `<reason>`.
+    """
+    parts: list[str] = []
+    hidden_by, start = "", 0
+    for tag in _TAG.finditer(text):
+        closes, name = bool(tag[1]), tag[2]
+        if hidden_by:
+            if closes and name == hidden_by:
+                hidden_by, start = "", tag.end()
+        elif closes:
+            parts, start = [], tag.end()
+        else:
+            parts.append(text[start : tag.start()])
+            hidden_by = name
+    if not hidden_by:
+        parts.append(text[start:])
+    return "".join(parts)
+
+
+def final_answer(text: str) -> str | None:
+    r"""The content of the last `\boxed{}` in the last `<answer>...</answer>` of a final message, or None."""
+    visible = own_text(text)
+    end = visible.rfind("</answer>")
+    start = visible.rfind("<answer>", 0, max(end, 0))
+    if start < 0:
+        return None
+    return _last_boxed(visible[start + len("<answer>") : end])
+
+
+def _last_boxed(text: str) -> str | None:
+    boxes = list(_BOXED.finditer(text))
+    if not boxes:
+        return None
+    start, depth = boxes[-1].end(), 1
+    for brace in _BRACE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if depth == 0:
+            return text[start : brace.start()].strip()
+    return None
+
+
+def answer_line(text: str, prefix: str = "Answer:") -> str | None:
+    """What follows `prefix` on the last line that is not empty; None if that line does not start with it."""
+    lines = own_text(text).strip().splitlines()
+    last = lines[-1].strip() if lines else ""
+    return last[len(prefix) :].strip() if last.startswith(prefix) else None
+
+
+def text_answer(text: str) -> str | None:
+    """`final_answer`, or `answer_line` where the message has no `<answer>` (a graph's own format of a final text)."""
+    return final_answer(text) if "<answer>" in own_text(text) else answer_line(text)
+
+
+def exact_verifier(answer: str) -> Verifier:
+    """Reward 1 for a final answer that equals `answer`, else 0."""
+
+    def verify(text: str) -> float:
+        given = text_answer(text)
+        return float(given is not None and exact_equal(given, answer))
+
+    return verify
+
+
+def exact_equal(a: str, b: str) -> bool:
+    """True if both texts are the same number, or, where one is no number, the same text."""
+    left, right = _quantity(a), _quantity(b)
+    if left is None or right is None:
+        return a.strip() == b.strip()
+    units_agree = not left.unit or not right.unit or left.unit == right.unit
+    return left.value == right.value and units_agree
+
+
+def number(text: str) -> Fraction | None:
+    """The number that `text` writes, its unit left out; None if it writes none or exceeds the bounds."""
+    quantity = _quantity(text)
+    return quantity.value if quantity else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Quantity:
+    value: Fraction
+    unit: str
+    """Without white space; empty if there is none."""
+
+
+def _quantity(text: str) -> _Quantity | None:
+    if len(text) > MAX_NUMBER_CHARACTERS:
+        return None
+    text, unit = _split_unit(_plain(text))
+    if any(scale in unit.lower() for scale in _SCALES):
+        return None
+    value = _signed(text)
+    return None if value is None else _Quantity(value, unit)
+
+
+def _plain(text: str) -> str:
+    r"""`text` without maths delimiters and LaTeX's spacing, with one kind of minus and of thousands separator."""
+    text = text.strip()
+    if len(text) > 2 and text[0] == text[-1] == "$":
+        text = text[1:-1]
+    text = text.replace("−", "-").replace("{,}", ",").replace("\u00a0", " ")
+    return re.sub(r"\\[!,;: ]", "", text).strip()
+
+
+def _split_unit(text: str) -> tuple[str, str]:
+    if match := _CURRENCY.fullmatch(text):
+        return match["sign"] + match["value"].strip(), match["unit"].lstrip("\\")
+    if match := _UNIT.fullmatch(text):
+        unit = re.sub(r"\\(?:text|mathrm)|[\\{}\s]", "", match["unit"])
+        return match["value"], "°" if unit == "^circ" else unit
+    return text, ""
+
+
+def _signed(text: str) -> Fraction | None:
+    sign = -1 if text.startswith("-") else 1
+    value = _unsigned(text[1:].strip() if text[:1] in ("+", "-") else text)
+    return None if value is None else sign * value
+
+
+def _unsigned(text: str) -> Fraction | None:
+    if match := _LATEX_FRACTION.fullmatch(re.sub(r"\s", "", text) if "frac" in text else text):
+        part = _ratio(match["top"].strip("{}"), match["bottom"].strip("{}"))
+        return None if part is None else int(match["whole"] or 0) + part
+    top, slash, bottom = text.partition("/")
+    return _ratio(top.strip(), bottom.strip()) if slash else _decimal(text)
+
+
+def _ratio(top: str, bottom: str) -> Fraction | None:
+    numerator, denominator = _signed_decimal(top), _signed_decimal(bottom)
+    return None if numerator is None or not denominator else numerator / denominator
+
+
+def _signed_decimal(text: str) -> Fraction | None:
+    value = _decimal(text[1:] if text[:1] in ("+", "-") else text)
+    return -value if value is not None and text.startswith("-") else value
+
+
+def _decimal(text: str) -> Fraction | None:
+    match = _DECIMAL.fullmatch(text)
+    if match is None or not (match["whole"] or match["fraction"]):
+        return None
+    exponent = int(match["exponent"] or 0)
+    if abs(exponent) > MAX_EXPONENT:
+        return None
+    fraction = match["fraction"] or ""
+    digits = int((match["whole"] or "").replace(",", "") + fraction)
+    return digits * Fraction(10) ** (exponent - len(fraction))
