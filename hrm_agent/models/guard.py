@@ -1,0 +1,94 @@
+"""Why text inside a message can never become a control token.
+
+A chat template joins the texts of messages with control tokens into one string, and a tokenizer finds the control
+tokens by their spelling. A tool that prints `<|im_end|>` would so end a turn, and a prompt that contains
+`<tool_response>` would forge a tool's result. A `Guard` closes this hole before the template runs: each occurrence of
+such a spelling is swapped for one private-use character, the template renders around it, and afterwards the rendered
+string is split at these characters, so that the original spelling is encoded as plain text.
+
+Private-use characters that were in the text already are escaped in the same way, so nobody can smuggle a placeholder
+in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, cast
+
+__all__ = ["Guard", "without_surrogates"]
+
+_FIRST = 0xF0000
+_LIMIT = 0xFFFD - 1
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def without_surrogates(text: str) -> str:
+    """`text` with surrogate pairs joined and lone surrogates, which no tokenizer or file takes, as U+FFFD."""
+    if text.isascii() or not _SURROGATE.search(text):
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+class Guard:
+    """Swaps spellings for placeholders, and splits a rendered string at the placeholders."""
+
+    def __init__(self, spellings: Iterable[str], normalize: Callable[[str], str] | None = None) -> None:
+        """`normalize` is what the tokenizer does to text before it looks for added tokens, if anything."""
+        self._spellings = sorted(set(spellings), key=lambda spelling: (-len(spelling), spelling))
+        if len(self._spellings) > _LIMIT:
+            raise ValueError(f"{len(self._spellings)} added tokens; at most {_LIMIT} can be guarded")
+        self._normalize = normalize
+        self._placeholder = {spelling: chr(_FIRST + i) for i, spelling in enumerate(self._spellings)}
+        self._escape = chr(_FIRST + len(self._spellings))
+        reserved = f"[{chr(_FIRST)}-{self._escape}]"
+        self._reserved = re.compile(reserved)
+        self._split = re.compile(f"({self._escape}{reserved}|{reserved})")
+
+    def pattern(self, spellings: Iterable[str]) -> re.Pattern[str]:
+        """What to search for to guard these spellings; they have to be among the guard's own."""
+        known = set(spellings)
+        longest_first = [re.escape(spelling) for spelling in self._spellings if spelling in known]
+        return re.compile("|".join([*longest_first, self._reserved.pattern]))
+
+    def text(self, text: str, pattern: re.Pattern[str]) -> str:
+        """`text` with every match of `pattern` swapped for its placeholder."""
+        text = without_surrogates(text)
+        if self._normalize is not None and not text.isascii():
+            text = self._revealed(text, pattern)
+        return pattern.sub(self._swap, text)
+
+    def tree(self, value: Any, pattern: re.Pattern[str]) -> Any:
+        """`value` with every string in it guarded, keys included."""
+        if isinstance(value, str):
+            return self.text(value, pattern)
+        if isinstance(value, Mapping):
+            items = cast("Mapping[Any, Any]", value).items()
+            return {self.tree(key, pattern): self.tree(item, pattern) for key, item in items}
+        if isinstance(value, (list, tuple)):
+            return [self.tree(item, pattern) for item in cast("list[Any]", value)]
+        return value
+
+    def split(self, rendered: str) -> Iterator[tuple[str, bool]]:
+        """The pieces of a rendered string: (text, whether it was guarded). Empty pieces are left out."""
+        for index, piece in enumerate(self._split.split(rendered)):
+            if index % 2:
+                yield self._original(piece), True
+            elif piece:
+                yield piece, False
+
+    def _swap(self, match: re.Match[str]) -> str:
+        found = match.group()
+        return self._placeholder.get(found) or self._escape + found
+
+    def _original(self, placeholder: str) -> str:
+        if len(placeholder) == 2:
+            return placeholder[1]
+        return self._spellings[ord(placeholder) - _FIRST]
+
+    def _revealed(self, text: str, pattern: re.Pattern[str]) -> str:
+        """The normalised text where normalising brings a spelling to light (U+212A for K, say), else `text`."""
+        assert self._normalize is not None
+        normalized = self._normalize(text)
+        same = len(pattern.findall(text)) == len(pattern.findall(normalized))
+        return text if same else normalized
