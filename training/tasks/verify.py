@@ -10,8 +10,8 @@ Numbers are compared **exactly, as rationals**. A relative tolerance of 1e-4, us
 `1.5`. Not equal are 0.333 and 1/3.
 
 Units: one trailing `%`, degree sign, `\text{...}` or `\mathrm{...}` (with a power) and a leading currency sign are
-units. A unit is ignored where only one side names one (`18` for `\$18`, `50\%` for `50`) and must agree where both do. So `%`
-never divides by 100. Words that scale (`\text{ million}`) are no units: such a text is not read as a number.
+units. A unit is ignored where only one side names one (`18` for `\$18`, `50\%` for `50`) and must agree where both
+do. So `%` never divides by 100. Words that scale (`\text{ million}`) are no units: such a text is not read as a number.
 
 What is no number is compared as text without surrounding white space. So is anything beyond the bounds below: a policy
 may send a million digits or `1e999999999`, and neither may cost the trainer more than looking at it.

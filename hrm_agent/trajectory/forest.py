@@ -1,0 +1,127 @@
+"""The message forest: how the calls of a trajectory hang together, as pure functions over them.
+
+    planner 1 ── planner 2                       one tree for each conversation that could be continued token by token
+    solver a1 ── solver a2 ─┬─ solver a3
+                            └─ solver a3'        two samples of one request, or a fork, share a prefix
+    solver b1 ┄┄ solver b2                       a new root: the template rewrote b1, so b2 could not extend it
+
+A call's `parent` is the call whose tokens it extends, and `token_ids` is what it adds. So what the model saw at a call is
+the concatenation along the path from its root, and nothing else is needed to train on it: no rendering of messages, no
+tokenizer. A *leaf* is a call that no other extends; the paths to the leaves are the sequences a trainer computes. A call
+may lie on several paths; to train its tokens once is the business of `training.batch`.
+
+Two wider notions use `branch_of` too, which leads from a root to the call it would have extended. A *conversation* is all
+calls connected by either link: what a person would call one dialogue of one role, whether or not its tokens broke.
+
+Calls are stored in the order in which they were finished, so a parent stands before its children; nothing here relies
+on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from hrm_agent.trajectory.schema import Call
+
+__all__ = ["conversations", "path_mask", "path_tokens", "path_to", "paths", "structure_faults"]
+
+
+def paths(calls: Iterable[Call]) -> list[tuple[Call, ...]]:
+    """For each leaf, in the order of `calls`, the calls from its root to it.
+
+    Raises `ValueError` where `structure_faults` finds a fault that leaves paths undefined.
+    """
+    by_id = {call.id: call for call in calls}
+    extended = {call.parent for call in by_id.values()}
+    if by_id and extended >= by_id.keys():
+        raise ValueError("the calls have no leaf: they extend each other in a circle")
+    return [_walk(call, by_id) for call in by_id.values() if call.id not in extended]
+
+
+def path_to(calls: Iterable[Call], call_id: str) -> tuple[Call, ...]:
+    """The calls from the root to `call_id`, that one included. Raises `KeyError` if it is not among `calls`."""
+    by_id = {call.id: call for call in calls}
+    return _walk(by_id[call_id], by_id)
+
+
+def _walk(leaf: Call, by_id: dict[str, Call]) -> tuple[Call, ...]:
+    path = [leaf]
+    while (parent := path[-1].parent) is not None:
+        if parent not in by_id:
+            raise ValueError(f"call {path[-1].id} extends {parent}, which is not in the trajectory")
+        if len(path) > len(by_id):
+            raise ValueError(f"call {leaf.id} extends itself through its parents")
+        path.append(by_id[parent])
+    return tuple(reversed(path))
+
+
+def path_tokens(path: Sequence[Call]) -> tuple[int, ...]:
+    """What the model saw at the last call of `path`, and its answer."""
+    return tuple(token for call in path for token in call.token_ids)
+
+
+def path_mask(path: Sequence[Call]) -> tuple[bool, ...]:
+    """Aligned with `path_tokens`: True where the policy sampled the token."""
+    return tuple(sampled for call in path for sampled in call.mask)
+
+
+def conversations(calls: Iterable[Call]) -> list[tuple[Call, ...]]:
+    """The calls grouped by conversation, each group and the groups in the order of `calls`."""
+    by_id = {call.id: call for call in calls}
+    groups: dict[str, list[Call]] = {}
+    for call in by_id.values():
+        groups.setdefault(_origin(call, by_id), []).append(call)
+    return [tuple(group) for group in groups.values()]
+
+
+def _origin(call: Call, by_id: dict[str, Call]) -> str:
+    """Id of the first call of the conversation that `call` belongs to."""
+    for _ in by_id:
+        earlier = by_id.get(call.parent or call.branch_of or "")
+        if earlier is None:
+            return call.id
+        call = earlier
+    raise ValueError(f"call {call.id} continues itself through earlier calls")
+
+
+def structure_faults(calls: Sequence[Call]) -> list[str]:
+    """What is wrong with the forest, in words; empty if nothing is.
+
+    Checked: unique ids, aligned arrays, parents that are known and of the same thread, no circles, a reason for each root
+    and for no other call.
+    """
+    by_id = {call.id: call for call in calls}
+    faults = [] if len(by_id) == len(calls) else ["two calls have the same id"]
+    for call in calls:
+        faults += [f"call {call.id}: {fault}" for fault in _faults_of(call, by_id)]
+    return faults
+
+
+def _faults_of(call: Call, by_id: dict[str, Call]) -> list[str]:
+    parent = by_id.get(call.parent) if call.parent is not None else None
+    checks = {
+        "token_ids, mask and logprobs differ in length": not _aligned(call),
+        "a root without a reason": call.parent is None and call.branch_reason is None,
+        "has a parent and a reason to be a root": call.parent is not None and call.branch_reason is not None,
+        f"its parent {call.parent} is unknown": call.parent is not None and parent is None,
+        "its parent is of another thread": parent is not None and not _same_thread(parent, call),
+        "extends itself through its parents": _circular(call, by_id),
+    }
+    return [fault for fault, found in checks.items() if found]
+
+
+def _aligned(call: Call) -> bool:
+    return len(call.token_ids) == len(call.mask) == len(call.logprobs)
+
+
+def _same_thread(one: Call, other: Call) -> bool:
+    return one.identity.thread_id == other.identity.thread_id
+
+
+def _circular(call: Call, by_id: dict[str, Call]) -> bool:
+    seen: set[str] = set()
+    current: Call | None = call
+    while current is not None and current.id not in seen:
+        seen.add(current.id)
+        current = by_id.get(current.parent) if current.parent is not None else None
+    return current is not None

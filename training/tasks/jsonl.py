@@ -1,0 +1,96 @@
+"""Tasks from a file of JSON lines: `jsonl:FILE?question=question&answer=answer`.
+
+The query names the keys of a row that hold the problem and the reference answer, `question` and `answer` unless said
+otherwise; `id` names the key of an identifier (without it, the line number). GSM8K's answers, a worked solution that
+ends with `#### 18`, are understood: what follows the last `####` is the reference.
+
+A file is one split. Where `{split}` stands in FILE it is replaced, so that `jsonl:gsm8k/{split}.jsonl` names both. The
+order is a permutation of the rows drawn from the seed, and `count` takes its beginning; asking for more rows than there
+are is an error, because repeating or leaving out rows in silence would change what a score means.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from hrm_agent.errors import TaskError, nearest
+from hrm_agent.trajectory import derive_seed
+from training.tasks.base import Task
+from training.tasks.verify import exact_verifier
+
+__all__ = ["load_jsonl"]
+
+_KEYS = {"question": "question", "answer": "answer", "id": ""}
+
+
+def load_jsonl(spec: str, *, split: str, seed: int, count: int | None = None) -> list[Task]:
+    """Tasks of `FILE?query`; all of them if `count` is None. Raises `TaskError` naming file, line and fault."""
+    location, _, query = spec.partition("?")
+    path = Path(unquote(location).replace("{split}", split)).expanduser()
+    keys = _keys(query)
+    tasks = [_task(spec, path, line, row, keys) for line, row in _rows(path)]
+    random.Random(derive_seed(seed, "jsonl", split)).shuffle(tasks)
+    if count is not None and count > len(tasks):
+        raise TaskError(f"{path} has {len(tasks)} rows, {count} were asked for.", f"Ask for at most {len(tasks)}.")
+    return tasks[:count]
+
+
+def _keys(query: str) -> Mapping[str, str]:
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    for name in given:
+        if name not in _KEYS:
+            known = ", ".join(_KEYS)
+            raise TaskError(f"jsonl: has no parameter {name!r}.", f"{nearest(name, _KEYS)} Known: {known}.".strip())
+    return {**_KEYS, **given}
+
+
+def _rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise TaskError(f"Cannot read {path}: {error.strerror}.", "Give the path of a file of JSON lines.") from error
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{path} is not UTF-8 (byte {error.start}).", "Convert it to UTF-8.") from error
+    rows = [(number, _row(path, number, text)) for number, text in enumerate(lines, 1) if text.strip()]
+    if not rows:
+        raise TaskError(f"{path} has no rows.", "Each line must be one JSON object.")
+    return rows
+
+
+def _row(path: Path, line: int, text: str) -> dict[str, Any]:
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        fault = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        raise TaskError(f"{path}, line {line}: not JSON ({fault}).", "Each line must be one JSON object.") from error
+    if not isinstance(row, dict):
+        raise TaskError(f"{path}, line {line}: a JSON {type(row).__name__}.", "Each line must be one JSON object.")
+    return row
+
+
+def _task(spec: str, path: Path, line: int, row: dict[str, Any], keys: Mapping[str, str]) -> Task:
+    answer = _reference(_value(path, line, row, "answer", keys["answer"]))
+    identifier = _value(path, line, row, "id", keys["id"]) if keys["id"] else f"{path.name}:{line}"
+    question = _value(path, line, row, "question", keys["question"])
+    return Task(id=identifier, family=f"jsonl:{spec}", prompt=question, verify=exact_verifier(answer), answer=answer)
+
+
+def _value(path: Path, line: int, row: dict[str, Any], role: str, key: str) -> str:
+    if key not in row:
+        hint = f"{nearest(key, row)} Name the key with ?{role}=KEY; the row has {', '.join(row) or 'none'}.".strip()
+        raise TaskError(f"{path}, line {line}: no key {key!r}.", hint)
+    value = row[key]
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        kind = type(value).__name__
+        raise TaskError(f"{path}, line {line}: {key!r} is a {kind}.", "It must be a text or a number.")
+    return value if isinstance(value, str) else str(value)
+
+
+def _reference(answer: str) -> str:
+    """What follows the last `####`; the whole text where there is none."""
+    return answer.rpartition("####")[2].strip()

@@ -1,0 +1,159 @@
+"""Procedural tasks of reasoning-gym: `reasoning_gym:chain_sum`, with parameters `reasoning_gym:chain_sum?min_terms=2`.
+
+Problems and verifiers are the library's own. Two things are added to its verifiers:
+
+* **Full marks or none.** Many give a little for an answer that merely contains the right one, or for any answer at all.
+  The reward of this project is the binary outcome, so a score below 1 is 0.
+* **No evaluation of the policy's text.** Some verifiers pass the answer to `eval` or to sympy's `parse_expr`, which is
+  `eval` as well, in the trainer's process. For those families (`_FORMS`) an answer reaches the verifier only if it is
+  written in the narrow form that a right one has; everything else scores 0. The library's own answers pass, except for
+  the unevaluated `Integral(...)` that it sometimes gives: it is no solution, and a policy could answer it to anything.
+
+Splits are different seeds of the same generator: a family with few distinct problems repeats itself across them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qsl
+
+from hrm_agent.errors import HrmError, TaskError, nearest
+from hrm_agent.trajectory import derive_seed
+from training.tasks.base import Task, Verifier
+from training.tasks.verify import final_answer, own_text
+
+__all__ = ["answer_form_is_safe", "load_reasoning_gym"]
+
+MAX_ANSWER_CHARACTERS = 16 * 1024
+"""Longer answers score 0."""
+
+_FUNCTIONS = frozenset({"asin", "atan", "cos", "cosh", "exp", "log", "pi", "sin", "sinh", "sqrt", "tan", "tanh"})
+_TOKEN = re.compile(r"\*\*|[A-Za-z_]+|[0-9.]+|\S")
+_RATIONAL_POWER = re.compile(r"\*\*\(([0-9]{1,2})/([0-9]{1,2})\)")
+
+
+def _matches(pattern: str) -> Callable[[str], bool]:
+    compiled = re.compile(pattern)
+    return lambda text: compiled.fullmatch(text) is not None
+
+
+def _is_arithmetic(text: str) -> bool:
+    return len(text) <= 256 and "**" not in text and re.fullmatch(r"[0-9+\-*/() ]+", text) is not None
+
+
+def _is_elementary(text: str) -> bool:
+    """An expression of numbers, one-letter symbols and elementary functions, with exponents of up to two digits each way."""
+    if len(text) > 512 or text.count(")**") > 2:
+        return False
+    previous = ""
+    for token in _TOKEN.findall(_RATIONAL_POWER.sub(r"**\1", text)):
+        if previous == "**" and not re.fullmatch(r"[0-9]{1,2}", token):
+            return False
+        if not (token in _FUNCTIONS or re.fullmatch(r"\*\*|[A-Za-z]|[0-9.]{1,9}|[-+*/()]", token)):
+            return False
+        previous = token
+    return True
+
+
+_FORMS: dict[str, Callable[[str], bool]] = {
+    "binary_matrix": _matches(r"[0-9 \n]*"),
+    "countdown": _is_arithmetic,
+    "intermediate_integration": _is_elementary,
+    "n_queens": _matches(r"[Q_ \n]*"),
+    "polynomial_multiplication": _is_elementary,
+    "puzzle24": _is_arithmetic,
+    "simple_integration": _is_elementary,
+    "spiral_matrix": _matches(r"[0-9 ]*"),
+    "string_insertion": _matches(r"[A-Za-z]*"),
+}
+"""Families whose verifier evaluates the answer, with the form that an answer must have to reach it."""
+
+
+def answer_form_is_safe(family: str, answer: str) -> bool:
+    """False for an answer that must not reach the verifier of `family`."""
+    return len(answer) <= MAX_ANSWER_CHARACTERS and _FORMS.get(family, lambda _: True)(answer)
+
+
+def load_reasoning_gym(spec: str, *, split: str, seed: int, count: int | None = None) -> list[Task]:
+    """`count` tasks of `NAME?parameter=value`; for the same split and seed, the same ones."""
+    name, _, query = spec.partition("?")
+    if count is None:
+        raise TaskError(f"reasoning_gym:{name} has no end of problems.", "Say how many are wanted.")
+    entries = _dataset(name, query, derive_seed(seed, "reasoning_gym", split) % 2**31, count)
+    return [_task(f"reasoning_gym:{spec}", name, split, seed, index, *pair) for index, pair in enumerate(entries)]
+
+
+def _dataset(name: str, query: str, seed: int, count: int) -> list[tuple[Any, dict[str, Any]]]:
+    """Pairs of the data set, which scores, and an entry."""
+    known = _registered()
+    if name not in known:
+        hint = f"{nearest(name, known)} Families: {', '.join(sorted(known))}.".strip()
+        raise TaskError(f"reasoning-gym has no family {name!r}.", hint)
+    if count == 0:
+        return []
+    dataset_type, config_type = known[name]
+    try:
+        config = config_type(**_parameters(name, query, config_type), seed=seed, size=count)
+        config.validate()
+        dataset = dataset_type(config=config)
+        return [(dataset, dataset[index]) for index in range(count)]
+    except (AssertionError, ValueError, TypeError, KeyError, IndexError) as error:
+        raise TaskError(f"reasoning_gym:{name}?{query} cannot be made: {error}.", "Correct the parameters.") from error
+
+
+def _registered() -> dict[str, tuple[Any, Any]]:
+    try:
+        import reasoning_gym  # noqa: F401
+        from reasoning_gym.factory import DATASETS
+    except ImportError as error:
+        raise HrmError("reasoning-gym is not installed.", "Run: pip install reasoning-gym") from error
+    return DATASETS
+
+
+def _parameters(name: str, query: str, config_type: Any) -> dict[str, Any]:
+    known = [field.name for field in dataclasses.fields(config_type) if field.name not in ("seed", "size")]
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    for key in given:
+        if key not in known:
+            hint = f"{nearest(key, known)} Known: {', '.join(known)}.".strip()
+            raise TaskError(f"reasoning_gym:{name} has no parameter {key!r}.", hint)
+    return {key: _literal(text) for key, text in given.items()}
+
+
+def _literal(text: str) -> Any:
+    """A JSON value; text that is none stands for itself."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _task(spec: str, name: str, split: str, seed: int, index: int, dataset: Any, entry: dict[str, Any]) -> Task:
+    return Task(
+        id=f"{name}:{split}:{seed}:{index}",
+        family=spec,
+        prompt=str(entry["question"]),
+        verify=_verifier(name, dataset, entry),
+        answer=None if entry["answer"] is None else str(entry["answer"]),
+        metadata={"source_index": index},
+    )
+
+
+def _verifier(name: str, dataset: Any, entry: dict[str, Any]) -> Verifier:
+    def verify(text: str) -> float:
+        visible = own_text(text)
+        answer = final_answer(text) if "<answer>" in visible else visible.strip()
+        if answer is None or not answer_form_is_safe(name, answer):
+            return 0.0
+        try:
+            return float(float(dataset.score_answer(answer, entry)) >= 1.0)
+        except Exception:
+            # What a library's verifier raises on odd text is a wrong answer, whatever the type.
+            return 0.0
+
+    return verify

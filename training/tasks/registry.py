@@ -1,0 +1,54 @@
+"""Task families by name: `word_problems`, `jsonl:FILE`, `reasoning_gym:NAME`.
+
+A family is a function of (rest of the spec, split, seed, count), and of nothing else: a resumed run and another rank see
+the same tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from hrm_agent.errors import TaskError, nearest
+from training.tasks.base import Task
+from training.tasks.jsonl import load_jsonl
+from training.tasks.reasoning_gym import load_reasoning_gym
+
+__all__ = ["FAMILIES", "load_tasks"]
+
+_WORD_PROBLEM_SPLITS: dict[str, Literal["train", "eval"]] = {"train": "train", "eval": "eval"}
+
+
+def _word_problems(spec: str, *, split: str, seed: int, count: int | None = None) -> list[Task]:
+    from training.tasks.word_problems import word_problems
+
+    if spec:
+        raise TaskError(f"word_problems takes no parameters, {spec!r} was given.", "Write: word_problems")
+    if count is None:
+        raise TaskError("word_problems has no end of problems.", "Say how many are wanted.")
+    if split not in _WORD_PROBLEM_SPLITS:
+        raise TaskError(f"word_problems has no split {split!r}.", f"Splits: {', '.join(_WORD_PROBLEM_SPLITS)}.")
+    return word_problems(_WORD_PROBLEM_SPLITS[split], seed, count)
+
+
+FAMILIES: dict[str, Callable[..., list[Task]]] = {
+    "jsonl": load_jsonl,
+    "reasoning_gym": load_reasoning_gym,
+    "word_problems": _word_problems,
+}
+"""By the part of the spec before the colon."""
+
+
+def load_tasks(spec: str, *, split: str, seed: int, count: int | None = None) -> list[Task]:
+    """`count` tasks of `spec`, or all of a finite family if `count` is None.
+
+    Raises `TaskError` for an unknown family, a malformed file, or more tasks than there are.
+    """
+    name, _, rest = spec.partition(":")
+    family = FAMILIES.get(name)
+    if family is None:
+        hint = f"{nearest(name, FAMILIES)} Families: {', '.join(sorted(FAMILIES))}.".strip()
+        raise TaskError(f"There is no task family {name!r}.", hint)
+    if count is not None and count < 0:
+        raise TaskError(f"{count} tasks were asked for.", "Ask for 0 or more.")
+    return family(rest, split=split, seed=seed, count=count)
