@@ -1,0 +1,22 @@
+"""Models: the chat model that graphs call, and the engines behind it."""
+
+from hrm_agent.models.active import ActivePolicy, Backend, active_policy, using_policy
+from hrm_agent.models.chat import PolicyModel, invalid_tool_calls, policy
+from hrm_agent.models.engine import Codec, Completion, Engine, GenerationRequest
+from hrm_agent.models.load import DEFAULT_POLICY, load_policy
+
+__all__ = [
+    "DEFAULT_POLICY",
+    "ActivePolicy",
+    "Backend",
+    "Codec",
+    "Completion",
+    "Engine",
+    "GenerationRequest",
+    "PolicyModel",
+    "active_policy",
+    "invalid_tool_calls",
+    "load_policy",
+    "policy",
+    "using_policy",
+]

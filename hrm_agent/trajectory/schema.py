@@ -116,8 +116,10 @@ class BranchReason(StrEnum):
     """the message that carries the earlier call was edited, or messages before it were added, edited or removed."""
     TOOLS = "tools"
     """the tools offered to the model changed, and with them the system turn."""
+    MODEL = "model"
+    """the earlier call was another model's: its token ids mean nothing here."""
     NO_TOKENS = "no_tokens"
-    """the engine reports no token ids."""
+    """the model reports no token ids."""
 
 
 class Verdict(StrEnum):

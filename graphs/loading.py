@@ -1,0 +1,64 @@
+"""Graphs by name: the built-in ones, and a user's own as `package.module:attribute` or `./file.py:attribute`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from langgraph.graph import StateGraph
+from langgraph.pregel import Pregel
+
+from hrm_agent.errors import GraphError, nearest
+
+__all__ = ["BUILTIN_GRAPHS", "load_graph"]
+
+BUILTIN_GRAPHS = {"tool_loop": "graphs.tool_loop:graph", "reasoning": "graphs.reasoning:graph"}
+"""As langgraph.json names them."""
+
+
+def load_graph(name: str) -> Pregel[Any, Any, Any, Any]:
+    """The compiled graph that `name` names; a `StateGraph` is compiled. Raises `GraphError`."""
+    target = BUILTIN_GRAPHS.get(name, name)
+    module_name, colon, attribute = target.rpartition(":")
+    if not colon or not module_name or not attribute:
+        raise GraphError(
+            f"There is no graph {name!r}. {nearest(name, BUILTIN_GRAPHS)}".strip(),
+            f"Built in: {', '.join(BUILTIN_GRAPHS)}. Name your own as package.module:attribute.",
+        )
+    module = _import(module_name, name)
+    found: Any = getattr(module, attribute, None)
+    if isinstance(found, StateGraph):
+        found = found.compile()  # pyright: ignore[reportUnknownMemberType]
+    if not isinstance(found, Pregel):
+        known = [key for key, value in vars(module).items() if isinstance(value, (Pregel, StateGraph))]
+        what = f"is {type(found).__name__}, no LangGraph graph" if found is not None else "does not exist"
+        raise GraphError(f"{attribute!r} in {module_name} {what}.", f"Graphs found there: {', '.join(known) or 'none'}.")
+    return found
+
+
+def _import(module_name: str, name: str) -> ModuleType:
+    if str(Path.cwd()) not in sys.path:  # as `python -m` does: a user's graph lies where the command is typed
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        if module_name.endswith(".py"):
+            return _import_file(Path(module_name))
+        return importlib.import_module(module_name)
+    except Exception as error:
+        raise GraphError(
+            f"Graph {name!r} does not import: {type(error).__name__}: {error}.",
+            f"Try `python -c 'import {module_name.removesuffix('.py')}'` in this folder; --debug shows the traceback.",
+        ) from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.exists():
+        raise FileNotFoundError(f"there is no file {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,89 @@
+"""A policy by one string, the same in every command and in code.
+
+| string | policy |
+|---|---|
+| `builtin:trained`, `builtin:cold-start` | the small policies that the package ships |
+| a folder | a model saved by training, or any causal LM in Hugging Face's layout |
+| `hf:NAME` | a causal LM from the Hugging Face hub |
+| `scripted:FILE` | answers from a file, one JSON string a line: for trying out a graph |
+| `provider:name` | any chat model that `langchain.chat_models.init_chat_model` knows; recorded, not trainable |
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from hrm_agent.errors import ModelError, nearest
+from hrm_agent.models.active import Backend
+
+__all__ = ["BUILTIN_POLICIES", "DEFAULT_POLICY", "load_policy", "model_folder"]
+
+DEFAULT_POLICY = "builtin:trained"
+BUILTIN_POLICIES = ("cold-start", "trained")
+_SHIPPED = Path(__file__).parent / "builtin"
+
+
+@lru_cache(maxsize=4)
+def load_policy(name: str) -> Backend:
+    """The policy that `name` names, loaded once per process. Raises `ModelError`."""
+    scheme, _, rest = name.partition(":")
+    if scheme == "scripted":
+        return _scripted(Path(rest), name)
+    if scheme in ("builtin", "hf") or Path(name).is_dir() or not rest:
+        return _local(name)
+    return _hosted(name)
+
+
+def model_folder(name: str) -> str:
+    """The folder, or the hub's name, behind a string that names a local policy."""
+    scheme, _, rest = name.partition(":")
+    if scheme == "builtin":
+        if rest not in BUILTIN_POLICIES:
+            raise ModelError(
+                f"There is no built-in policy {rest!r}.", f"{nearest(rest, BUILTIN_POLICIES)} Known: {BUILTIN_POLICIES}."
+            )
+        return str(_SHIPPED / rest)
+    if scheme == "hf":
+        return rest
+    if not Path(name).is_dir():
+        raise ModelError(
+            f"There is no model folder {name!r}.",
+            "Name a folder, builtin:trained, hf:NAME, or a provider's model such as openai:gpt-5.",
+        )
+    return name
+
+
+def _local(name: str) -> Backend:
+    folder = model_folder(name)
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        raise ModelError(f"Policy {name!r} needs torch and transformers.", "Run `pip install 'hrm-agent[train]'`.")
+    from hrm_agent.models.transformers_engine import load_engine
+
+    return load_engine(folder, name=name)
+
+
+def _scripted(path: Path, name: str) -> Backend:
+    from hrm_agent.models.scripted import ScriptedEngine
+
+    try:
+        answers = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise ModelError(f"The script {path} cannot be read: {error}.", "Write one JSON string a line.") from error
+    return ScriptedEngine([str(answer) for answer in answers], name=name)
+
+
+def _hosted(name: str) -> Backend:
+    if find_spec("langchain") is None:
+        raise ModelError(
+            f"Policy {name!r} names a hosted model, which needs langchain.",
+            "Run `pip install langchain` and the provider's package, for example langchain-openai.",
+        )
+    from langchain.chat_models import init_chat_model  # pyright: ignore[reportMissingImports]
+
+    try:
+        return init_chat_model(name)  # pyright: ignore[reportUnknownVariableType]
+    except (ImportError, ValueError) as error:
+        raise ModelError(f"Policy {name!r} cannot be loaded: {error}", "See the provider's package of LangChain.") from error

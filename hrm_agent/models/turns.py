@@ -1,0 +1,223 @@
+"""One turn of a policy, from the messages to the record, without LangChain's or an engine's machinery.
+
+`open_turn` decides everything that can be decided before sampling: whether the answer is on record already, which earlier
+call this one extends token by token, and with which seed. `close_turn` makes the `Call` out of what was sampled.
+Everything that could differ between invoke, stream and batch lies outside of these two functions.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage
+
+from hrm_agent.models.engine import Codec, Completion, Engine, TemplateMismatch
+from hrm_agent.trajectory import (
+    BranchReason,
+    Call,
+    FinishReason,
+    GraphIdentity,
+    Journal,
+    LogprobKind,
+    Recording,
+    Sampling,
+    call_id,
+    content_hash,
+    derive_seed,
+)
+
+__all__ = ["Prefix", "Turn", "close_text_turn", "close_turn", "context_of", "find_prefix", "open_turn", "recorded_call_id"]
+
+CALL_ID = "call_id"
+"""Key in a message's `response_metadata` under which the id of its call stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Where a turn hangs in the message forest."""
+
+    inserted: list[int]
+    """Tokens that this turn adds before its answer."""
+    prompt_ids: tuple[int, ...]
+    """Everything the model sees: the parent's path, then `inserted`."""
+    parent: str | None = None
+    branch_reason: BranchReason | None = None
+    branch_of: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A request on its way."""
+
+    identity: GraphIdentity
+    call_index: int
+    request_hash: str
+    messages: Sequence[BaseMessage]
+    tools: Sequence[dict[str, Any]]
+    sampling: Sampling
+    """With its seed."""
+    started_at: float = field(default_factory=time.time)
+
+    @property
+    def call_id(self) -> str:
+        return call_id(self.identity.thread_id, self.identity.task_id, self.call_index)
+
+
+def open_turn(
+    recording: Recording,
+    identity: GraphIdentity,
+    messages: Sequence[BaseMessage],
+    tools: Sequence[dict[str, Any]],
+    sampling: Sampling,
+) -> Turn | Call:
+    """The recorded answer to this request, or a turn that is to be sampled."""
+    request_hash = content_hash(context_of(messages), tools, sampling.model_dump())
+    claimed = recording.claim(identity, request_hash)
+    if isinstance(claimed, Call):
+        return claimed
+    if sampling.seed is None:
+        sampling = sampling.model_copy(update={"seed": _seed(recording, identity, claimed)})
+    return Turn(identity, claimed, request_hash, messages, tools, sampling)
+
+
+def _seed(recording: Recording, identity: GraphIdentity, call_index: int) -> int:
+    if recording.seed is None:
+        return secrets.randbits(63)
+    return derive_seed(recording.seed, identity.path, call_index)
+
+
+def find_prefix(journal: Journal, engine: Engine, turn: Turn) -> Prefix:
+    """Extend the newest recorded call of the conversation token by token; where that is impossible, say why."""
+    answered = next((i for i in reversed(range(len(turn.messages))) if recorded_call_id(turn.messages[i])), None)
+    parent = journal.find_call(recorded_call_id(turn.messages[answered]) or "") if answered is not None else None
+    if answered is None or parent is None:
+        return _root(engine.codec, turn, BranchReason.ROOT)
+    reason = _mismatch(parent, engine, turn, answered)
+    if reason is not None:
+        return _root(engine.codec, turn, reason, parent.id)
+    ended = parent.token_ids[-1:] == (engine.codec.end_of_turn,)
+    try:
+        inserted = engine.codec.extend(turn.messages, answered, ended=ended, tools=turn.tools)
+    except TemplateMismatch:
+        return _root(engine.codec, turn, BranchReason.TEMPLATE, parent.id)
+    return Prefix(inserted, (*journal.path_tokens(parent.id), *inserted), parent.id)
+
+
+def _mismatch(parent: Call, engine: Engine, turn: Turn, answered: int) -> BranchReason | None:
+    if parent.model != engine.name or not parent.token_ids:
+        return BranchReason.MODEL
+    if parent.tools_hash != content_hash(turn.tools):
+        return BranchReason.TOOLS
+    if parent.context_hash != content_hash(context_of(turn.messages[: answered + 1])):
+        return BranchReason.REWRITTEN
+    return None
+
+
+def _root(codec: Codec, turn: Turn, reason: BranchReason, branch_of: str | None = None) -> Prefix:
+    inserted = codec.encode(turn.messages, turn.tools)
+    return Prefix(inserted, tuple(inserted), branch_reason=reason, branch_of=branch_of)
+
+
+def close_turn(turn: Turn, prefix: Prefix, engine: Engine, completion: Completion) -> tuple[Call, AIMessage]:
+    """The record of a sampled turn, and its message."""
+    inserted, sampled = prefix.inserted, completion.token_ids
+    message = _message(turn, engine, prefix, completion)
+    call = Call(
+        **_common(turn, message),
+        model=engine.name,
+        policy_version=completion.policy_version,
+        parent=prefix.parent,
+        branch_reason=prefix.branch_reason,
+        branch_of=prefix.branch_of,
+        token_ids=(*inserted, *sampled),
+        mask=(False,) * len(inserted) + (True,) * len(sampled),
+        logprobs=(0.0,) * len(inserted) + completion.logprobs,
+        logprob_kind=engine.logprob_kind,
+        finish_reason=completion.finish_reason,
+        untrainable=None if engine.logprob_kind is LogprobKind.RAW else f"log-probs are {engine.logprob_kind.value}",
+        queue_seconds=completion.queue_seconds,
+    )
+    return call, message
+
+
+def close_text_turn(turn: Turn, model: str, message: AIMessage) -> tuple[Call, AIMessage]:
+    """The record of a turn that a chat model without token ids answered."""
+    message = message.model_copy(
+        update={
+            "id": turn.call_id,
+            "response_metadata": {**message.response_metadata, CALL_ID: turn.call_id},
+        }
+    )
+    reason = message.response_metadata.get("finish_reason")
+    call = Call(
+        **_common(turn, message),
+        model=model,
+        branch_reason=BranchReason.NO_TOKENS,
+        finish_reason=FinishReason.LENGTH if reason == "length" else FinishReason.STOP,
+        untrainable="the model reports no token ids",
+        request=tuple(sent.model_dump(mode="json") for sent in turn.messages),
+    )
+    return call, message
+
+
+def _common(turn: Turn, message: AIMessage) -> dict[str, Any]:
+    return {
+        "id": turn.call_id,
+        "identity": turn.identity,
+        "call_index": turn.call_index,
+        "request_hash": turn.request_hash,
+        "context_hash": content_hash(context_of([*turn.messages, message])),
+        "tools_hash": content_hash(turn.tools),
+        "sampling": turn.sampling,
+        "response": message.model_dump(mode="json"),
+        "started_at": turn.started_at,
+        "ended_at": max(time.time(), turn.started_at),
+    }
+
+
+def _message(turn: Turn, engine: Engine, prefix: Prefix, completion: Completion) -> AIMessage:
+    parsed = engine.codec.parse(engine.codec.decode(completion.token_ids))
+    prompt, answer = len(prefix.prompt_ids), len(completion.token_ids)
+    return AIMessage(
+        content=parsed.content,
+        id=turn.call_id,
+        tool_calls=[
+            {"type": "tool_call", "id": f"{turn.call_id[:16]}-{i}", "name": call["name"], "args": call["args"]}
+            for i, call in enumerate(parsed.tool_calls)
+        ],
+        invalid_tool_calls=[
+            {"type": "invalid_tool_call", "id": f"{turn.call_id[:16]}-x{i}", **call}
+            for i, call in enumerate(parsed.invalid_tool_calls)
+        ],
+        response_metadata={
+            CALL_ID: turn.call_id,
+            "model_name": engine.name,
+            "finish_reason": completion.finish_reason.value,
+            "policy_version": completion.policy_version,
+        },
+        usage_metadata={"input_tokens": prompt, "output_tokens": answer, "total_tokens": prompt + answer},
+    )
+
+
+def recorded_call_id(message: BaseMessage) -> str | None:
+    """Id of the call that produced a message; None for a message that no recorded call produced."""
+    found: Mapping[str, Any] = message.response_metadata if isinstance(message, AIMessage) else {}
+    return found.get(CALL_ID)
+
+
+def context_of(messages: Sequence[BaseMessage]) -> list[Any]:
+    """What of a conversation a model can see: by this two conversations are the same or not."""
+    return [
+        [
+            message.type,
+            message.content.strip() if isinstance(message.content, str) else message.content,
+            message.name,
+            [[call["name"], call["args"]] for call in getattr(message, "tool_calls", ())],
+            getattr(message, "tool_call_id", None),
+        ]
+        for message in messages
+    ]
