@@ -1,0 +1,371 @@
+"""Proves that a stored trajectory can be trained on, before compute is spent on it.
+
+Each invariant has a name that never changes, so that a test, a script or a bug report can refer to it, and it is
+checked on its own: one corruption gives findings under one name. That is why a check passes over what another one
+already covers (a child of an unknown parent is not also reported as out of order).
+
+What a running trajectory cannot satisfy yet (a tool call under way, for example) is not held against it.
+"""
+
+from __future__ import annotations
+
+import math
+import runpy
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+from hrm_agent.trajectory.ids import call_id, tool_record_id
+from hrm_agent.trajectory.schema import Call, GraphIdentity, LogprobKind, RunStatus, StopReason, Trajectory
+
+__all__ = ["INVARIANTS", "Finding", "lint"]
+
+_TOLERANCE = 1e-4
+"""Log-probs of a certain token can come out slightly above 0 in 32 bits."""
+_CLOCK_SLACK = 1.0
+"""Seconds by which clocks read in different places may differ."""
+_INT32_END = 2**31
+
+
+class Finding(NamedTuple):
+    """One violated invariant."""
+
+    name: str
+    """The invariant's stable name."""
+    where: str
+    """The id of the call, tool call or trajectory."""
+    message: str
+
+
+Problem = tuple[str, str]
+"""Where, and what is wrong there."""
+Check = Callable[[Trajectory], Iterator[Problem]]
+
+INVARIANTS: dict[str, Check] = {}
+"""Name -> check; the check's docstring states the invariant."""
+
+
+def _invariant(name: str) -> Callable[[Check], Check]:
+    def register(check: Check) -> Check:
+        INVARIANTS[name] = check
+        return check
+
+    return register
+
+
+def lint(trajectory: Trajectory) -> list[Finding]:
+    """All violated invariants, in the order in which the invariants are listed."""
+    return [Finding(name, where, message) for name, check in INVARIANTS.items() for where, message in check(trajectory)]
+
+
+# tokens
+
+
+def _aligned(trajectory: Trajectory) -> Iterator[Call]:
+    """The calls whose token columns can be read side by side."""
+    return (c for c in trajectory.calls if len(c.token_ids) == len(c.mask) == len(c.logprobs))
+
+
+@_invariant("alignment")
+def _alignment(trajectory: Trajectory) -> Iterator[Problem]:
+    """`token_ids`, `mask` and `logprobs` of a call are equally long."""
+    for call in trajectory.calls:
+        lengths = len(call.token_ids), len(call.mask), len(call.logprobs)
+        if len(set(lengths)) > 1:
+            yield call.id, "token_ids, mask and logprobs have {}, {} and {} entries".format(*lengths)
+
+
+@_invariant("token-range")
+def _token_range(trajectory: Trajectory) -> Iterator[Problem]:
+    """Token ids are 32-bit integers from 0."""
+    for call in trajectory.calls:
+        wrong = next((token for token in call.token_ids if not 0 <= token < _INT32_END), None)
+        if wrong is not None:
+            yield call.id, f"{wrong} is no token id"
+
+
+@_invariant("mask-shape")
+def _mask_shape(trajectory: Trajectory) -> Iterator[Problem]:
+    """Within a call the inserted tokens come first, then those that the policy sampled."""
+    for call in _aligned(trajectory):
+        if any(sampled and not after for sampled, after in pairwise(call.mask)):
+            yield call.id, f"an inserted token follows a sampled one, after position {call.mask.index(True)}"
+
+
+@_invariant("root-prompt")
+def _root_prompt(trajectory: Trajectory) -> Iterator[Problem]:
+    """A root with token ids starts with an inserted token: nothing is sampled from an empty prompt."""
+    for call in _aligned(trajectory):
+        if call.parent is None and call.mask and all(call.mask):
+            yield call.id, "a root without a prompt"
+
+
+@_invariant("sampled-limit")
+def _sampled_limit(trajectory: Trajectory) -> Iterator[Problem]:
+    """A call samples no more tokens than `sampling.max_tokens`."""
+    for call in _aligned(trajectory):
+        if call.sampled_tokens > call.sampling.max_tokens:
+            yield call.id, f"{call.sampled_tokens} tokens sampled where {call.sampling.max_tokens} were allowed"
+
+
+@_invariant("logprob-finite")
+def _logprob_finite(trajectory: Trajectory) -> Iterator[Problem]:
+    """Every log-prob is a finite number."""
+    for call in trajectory.calls:
+        at = next((i for i, value in enumerate(call.logprobs) if not math.isfinite(value)), None)
+        if at is not None:
+            yield call.id, f"log-prob {call.logprobs[at]} at position {at}"
+
+
+@_invariant("logprob-nonpositive")
+def _logprob_nonpositive(trajectory: Trajectory) -> Iterator[Problem]:
+    """The log-prob of a sampled token is at most 0."""
+    for call in _aligned(trajectory):
+        pairs = enumerate(zip(call.mask, call.logprobs, strict=True))
+        at = next((i for i, (sampled, value) in pairs if sampled and _TOLERANCE < value < math.inf), None)
+        if at is not None:
+            yield call.id, f"log-prob {call.logprobs[at]} at position {at}: a probability above 1"
+
+
+@_invariant("logprob-inserted")
+def _logprob_inserted(trajectory: Trajectory) -> Iterator[Problem]:
+    """The log-prob of an inserted token is 0."""
+    for call in _aligned(trajectory):
+        pairs = enumerate(zip(call.mask, call.logprobs, strict=True))
+        at = next((i for i, (sampled, value) in pairs if not sampled and value != 0 and math.isfinite(value)), None)
+        if at is not None:
+            yield call.id, f"log-prob {call.logprobs[at]} at position {at}, which the policy did not sample"
+
+
+# identities
+
+
+@_invariant("unique-ids")
+def _unique_ids(trajectory: Trajectory) -> Iterator[Problem]:
+    """No two calls, and no two tool calls, share an id."""
+    for kind, records in (("calls", trajectory.calls), ("tool calls", trajectory.tool_calls)):
+        for id_, count in Counter(record.id for record in records).items():
+            if count > 1:
+                yield id_, f"{count} {kind} have this id"
+
+
+@_invariant("call-id")
+def _call_id(trajectory: Trajectory) -> Iterator[Problem]:
+    """A call's id is `hash(thread_id, task_id, call_index, sample_index)`."""
+    for call in trajectory.calls:
+        expected = call_id(call.identity.thread_id, call.identity.task_id, call.call_index, call.sample_index)
+        if call.id != expected:
+            yield call.id, f"its identity gives {expected}"
+
+
+@_invariant("tool-record-id")
+def _tool_record_id(trajectory: Trajectory) -> Iterator[Problem]:
+    """A tool call's id is `hash(thread_id, task_id, tool_call_id)`."""
+    for tool_call in trajectory.tool_calls:
+        expected = tool_record_id(tool_call.identity.thread_id, tool_call.identity.task_id, tool_call.tool_call_id)
+        if tool_call.id != expected:
+            yield tool_call.id, f"its identity gives {expected}"
+
+
+@_invariant("forest-thread")
+def _forest_thread(trajectory: Trajectory) -> Iterator[Problem]:
+    """All calls were made on the trajectory's own thread; a fork may hold calls of the thread that it left."""
+    if trajectory.forked_from is None:
+        for where, identity in _identities(trajectory):
+            if identity.thread_id != trajectory.thread_id:
+                yield where, f"made on thread {identity.thread_id!r}, the trajectory's is {trajectory.thread_id!r}"
+
+
+@_invariant("namespace-task")
+def _namespace_task(trajectory: Trajectory) -> Iterator[Problem]:
+    """The innermost task of `checkpoint_ns` is `task_id`: the join key with the checkpoint holds."""
+    for where, identity in _identities(trajectory):
+        if identity.checkpoint_ns and identity.checkpoint_ns.rpartition(":")[2] != identity.task_id:
+            yield where, f"checkpoint_ns {identity.checkpoint_ns!r} does not end with task {identity.task_id!r}"
+
+
+def _identities(trajectory: Trajectory) -> Iterator[tuple[str, GraphIdentity]]:
+    yield from ((call.id, call.identity) for call in trajectory.calls)
+    yield from ((tool_call.id, tool_call.identity) for tool_call in trajectory.tool_calls)
+
+
+@_invariant("call-index-gapless")
+def _call_index_gapless(trajectory: Trajectory) -> Iterator[Problem]:
+    """In a completed run the calls of a task are numbered from 0 without a gap: none is missing from the record."""
+    if trajectory.status is not RunStatus.COMPLETED:
+        return
+    by_task: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
+    for call in trajectory.calls:
+        by_task[call.identity.thread_id, call.identity.task_id].add(call.call_index)
+    for (_, task_id), indices in by_task.items():
+        missing = sorted(set(range(max(indices) + 1)) - indices)
+        if missing or min(indices) < 0:
+            yield trajectory.id, f"task {task_id!r} has calls {sorted(indices)}, without {missing}"
+
+
+@_invariant("sample-index-gapless")
+def _sample_index_gapless(trajectory: Trajectory) -> Iterator[Problem]:
+    """The answers to one request are numbered from 0 without a gap."""
+    by_request: defaultdict[tuple[str, str, int], set[int]] = defaultdict(set)
+    for call in trajectory.calls:
+        by_request[call.identity.thread_id, call.identity.task_id, call.call_index].add(call.sample_index)
+    for (_, task_id, index), samples in by_request.items():
+        if samples != set(range(len(samples))):
+            yield trajectory.id, f"call {index} of task {task_id!r} has the samples {sorted(samples)}"
+
+
+# the message forest
+
+
+@_invariant("parent-known")
+def _parent_known(trajectory: Trajectory) -> Iterator[Problem]:
+    """The call that a call extends, or branches off, is in the record; a fork's may be in the run that it left."""
+    known = {call.id for call in trajectory.calls}
+    if trajectory.forked_from is None:
+        for call in trajectory.calls:
+            for link in (call.parent, call.branch_of):
+                if link is not None and link not in known:
+                    yield call.id, f"refers to call {link}, which is not in the record"
+
+
+@_invariant("parent-acyclic")
+def _parent_acyclic(trajectory: Trajectory) -> Iterator[Problem]:
+    """Following the parents from any call ends at a root."""
+    on_cycle = _on_cycle(trajectory)
+    if on_cycle:
+        yield min(on_cycle), f"{len(on_cycle)} calls are their own ancestors"
+
+
+@_invariant("parent-earlier")
+def _parent_earlier(trajectory: Trajectory) -> Iterator[Problem]:
+    """A parent was finished before the call that extends it."""
+    position = {call.id: i for i, call in enumerate(trajectory.calls)}
+    on_cycle = _on_cycle(trajectory)
+    for call in trajectory.calls:
+        if call.parent in position and call.id not in on_cycle and position[call.parent] >= position[call.id]:
+            yield call.id, f"stands before its parent {call.parent}"
+
+
+@_invariant("root-named")
+def _root_named(trajectory: Trajectory) -> Iterator[Problem]:
+    """A call has either a parent or a reason for starting a new root."""
+    for call in trajectory.calls:
+        if call.parent is None and call.branch_reason is None:
+            yield call.id, "a root without a branch_reason"
+        if call.parent is not None and call.branch_reason is not None:
+            yield call.id, f"extends {call.parent} and still names the branch reason {call.branch_reason.value!r}"
+
+
+def _on_cycle(trajectory: Trajectory) -> set[str]:
+    """Ids of the calls from which following the parents comes back to the call itself."""
+    parents = {call.id: call.parent for call in trajectory.calls}
+    return {id_ for id_ in parents if _returns(id_, parents)}
+
+
+def _returns(start: str, parents: dict[str, str | None]) -> bool:
+    at = parents[start]
+    for _ in parents:
+        if at is None or at == start:
+            break
+        at = parents.get(at)
+    return at == start
+
+
+# what a trainer relies on
+
+
+@_invariant("trainable-kind")
+def _trainable_kind(trajectory: Trajectory) -> Iterator[Problem]:
+    """A trainable call has at least one sampled token, and raw log-probs; any other names why it is untrainable."""
+    for call in trajectory.calls:
+        if call.untrainable is not None and not call.untrainable.strip():
+            yield call.id, "untrainable for no reason"
+        elif call.trainable and call.sampled_tokens == 0:
+            yield call.id, "trainable without a sampled token"
+        elif call.trainable and call.logprob_kind is not LogprobKind.RAW:
+            yield call.id, f"trainable with log-probs of the kind {call.logprob_kind.value!r}"
+
+
+@_invariant("policy-version")
+def _policy_version(trajectory: Trajectory) -> Iterator[Problem]:
+    """Versions count from 0; the policy's calls have no earlier version than the run and than their parent."""
+    versions = {call.id: call.policy_version for call in trajectory.calls if call.model == trajectory.policy}
+    for call in trajectory.calls:
+        earliest = versions.get(call.parent or "", trajectory.policy_version) if call.id in versions else 0
+        if call.policy_version < earliest:
+            yield call.id, f"policy version {call.policy_version} after {earliest}"
+
+
+@_invariant("reward-range")
+def _reward_range(trajectory: Trajectory) -> Iterator[Problem]:
+    """Every reward is a number in [0, 1]."""
+    for name, value in trajectory.rewards.items():
+        if not 0 <= value <= 1:
+            yield trajectory.id, f"the reward {name!r} is {value}"
+
+
+# tools
+
+
+@_invariant("tool-status-final")
+def _tool_status_final(trajectory: Trajectory) -> Iterator[Problem]:
+    """In a run that has ended every tool call has an outcome."""
+    for tool_call in trajectory.tool_calls:
+        if tool_call.status is None and trajectory.status is not RunStatus.RUNNING:
+            yield tool_call.id, f"no outcome, although the run is {trajectory.status.value}"
+
+
+@_invariant("tool-repeat")
+def _tool_repeat(trajectory: Trajectory) -> Iterator[Problem]:
+    """`repeated_of` names an earlier tool call of this run with the same name and arguments."""
+    asked: dict[str, tuple[str, object]] = {}
+    for tool_call in trajectory.tool_calls:
+        this = tool_call.name, tool_call.arguments
+        if tool_call.repeated_of is not None and asked.get(tool_call.repeated_of) != this:
+            yield tool_call.id, f"does not repeat {tool_call.repeated_of}"
+        asked[tool_call.id] = this
+
+
+# the run
+
+_ENDS: dict[RunStatus, frozenset[StopReason | None]] = {
+    RunStatus.RUNNING: frozenset({None}),
+    RunStatus.COMPLETED: frozenset({StopReason.ANSWER}),
+    RunStatus.TRUNCATED: frozenset(
+        {StopReason.MAX_TURNS, StopReason.MAX_TOKENS, StopReason.MAX_SECONDS, StopReason.RECURSION_LIMIT}
+    ),
+    RunStatus.FAILED: frozenset({StopReason.ERROR}),
+    RunStatus.ABORTED: frozenset({StopReason.ABORTED, StopReason.INTERRUPT}),
+}
+
+
+@_invariant("status-reason")
+def _status_reason(trajectory: Trajectory) -> Iterator[Problem]:
+    """Status and stop reason fit: `completed` goes with `answer` and its text, `failed` with an error."""
+    status, reason = trajectory.status, trajectory.stop_reason
+    if reason not in _ENDS[status]:
+        yield trajectory.id, f"{status.value} with the stop reason {reason.value if reason else None!r}"
+    elif status is RunStatus.COMPLETED and trajectory.answer is None:
+        yield trajectory.id, "completed without an answer"
+    elif status is RunStatus.FAILED and not trajectory.error:
+        yield trajectory.id, "failed, and does not say of what"
+
+
+@_invariant("times")
+def _times(trajectory: Trajectory) -> Iterator[Problem]:
+    """Nothing ends before it starts, waiting is part of a call's duration, and a run has an end exactly if it ended."""
+    for call in trajectory.calls:
+        if call.ended_at < call.started_at:
+            yield call.id, f"ended {call.started_at - call.ended_at:.3f} s before it started"
+        elif not 0 <= call.queue_seconds <= call.seconds + _CLOCK_SLACK:
+            yield call.id, f"waited {call.queue_seconds} s of {call.seconds} s"
+    if (trajectory.ended_at is None) != (trajectory.status is RunStatus.RUNNING):
+        yield trajectory.id, f"{trajectory.status.value} with ended_at {trajectory.ended_at}"
+    elif trajectory.ended_at is not None and trajectory.ended_at < trajectory.started_at:
+        yield trajectory.id, "ended before it started"
+
+
+if __name__ == "__main__":
+    # Reading a store is above this room: the command `hrm-agent lint` takes over with the same arguments.
+    runpy.run_module("hrm_agent.cli.lint", run_name="__main__")
