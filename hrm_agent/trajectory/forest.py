@@ -5,13 +5,13 @@
                             └─ solver a3'        two samples of one request, or a fork, share a prefix
     solver b1 ┄┄ solver b2                       a new root: the template rewrote b1, so b2 could not extend it
 
-A call's `parent` is the call whose tokens it extends, and `token_ids` is what it adds. So what the model saw at a call is
-the concatenation along the path from its root, and nothing else is needed to train on it: no rendering of messages, no
-tokenizer. A *leaf* is a call that no other extends; the paths to the leaves are the sequences a trainer computes. A call
-may lie on several paths; to train its tokens once is the business of `training.batch`.
+A call's `parent` is the call whose tokens it extends, and `token_ids` is what it adds. So what the model saw at a call
+is the concatenation along the path from its root, and nothing else is needed to train on it: no rendering of messages,
+no tokenizer. A *leaf* is a call that no other extends; the paths to the leaves are the sequences a trainer computes. A
+call may lie on several paths; to train its tokens once is the business of `training.batch`.
 
-Two wider notions use `branch_of` too, which leads from a root to the call it would have extended. A *conversation* is all
-calls connected by either link: what a person would call one dialogue of one role, whether or not its tokens broke.
+A root's `branch_of` leads to the call that it would have extended. A *conversation* is all calls connected by either
+link: one dialogue of one role, whether or not its tokens broke on the way.
 
 Calls are stored in the order in which they were finished, so a parent stands before its children; nothing here relies
 on it.
@@ -87,8 +87,8 @@ def _origin(call: Call, by_id: dict[str, Call]) -> str:
 def structure_faults(calls: Sequence[Call]) -> list[str]:
     """What is wrong with the forest, in words; empty if nothing is.
 
-    Checked: unique ids, aligned arrays, parents that are known and of the same thread, no circles, a reason for each root
-    and for no other call.
+    Checked: unique ids, aligned arrays, parents that are known and of the same thread, no circles, a reason for each
+    root and for no other call.
     """
     by_id = {call.id: call for call in calls}
     faults = [] if len(by_id) == len(calls) else ["two calls have the same id"]

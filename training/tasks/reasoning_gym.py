@@ -46,7 +46,7 @@ def _is_arithmetic(text: str) -> bool:
 
 
 def _is_elementary(text: str) -> bool:
-    """An expression of numbers, one-letter symbols and elementary functions, with exponents of up to two digits each way."""
+    """An expression of numbers, one-letter symbols and elementary functions, with exponents of two digits."""
     if len(text) > 512 or text.count(")**") > 2:
         return False
     previous = ""

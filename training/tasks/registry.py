@@ -1,7 +1,7 @@
 """Task families by name: `word_problems`, `jsonl:FILE`, `reasoning_gym:NAME`.
 
-A family is a function of (rest of the spec, split, seed, count), and of nothing else: a resumed run and another rank see
-the same tasks.
+A family is a function of (rest of the spec, split, seed, count), and of nothing else: a resumed run and another
+rank see the same tasks.
 """
 
 from __future__ import annotations
