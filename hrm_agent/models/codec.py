@@ -23,14 +23,15 @@ from functools import lru_cache
 from typing import Any, Protocol, cast
 
 from jinja2.exceptions import TemplateError
-from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from tokenizers import Tokenizer
 from transformers.utils import chat_template_utils
 
 from hrm_agent.errors import ModelError
 from hrm_agent.models.engine import Codec, ParsedTurn, TemplateMismatch
 from hrm_agent.models.guard import Guard
-from hrm_agent.models.parsing import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, parse_turn
+from hrm_agent.models.messages import answer_text, message_role, message_text
+from hrm_agent.models.parsing import parse_turn
 from hrm_agent.models.streaming import StreamDecoder
 
 __all__ = ["ChatTemplateCodec", "PolicyCodec", "StreamDecoder"]
@@ -168,16 +169,15 @@ class ChatTemplateCodec:
     def _dict(self, message: BaseMessage) -> dict[str, Any]:
         if isinstance(message, AIMessage):
             return self._assistant(message)
-        fields = {"role": _role(message), "content": _text(message)}
+        fields = {"role": message_role(message), "content": message_text(message)}
         if isinstance(message, ToolMessage):
             fields |= {"tool_call_id": message.tool_call_id, "name": message.name or ""}
         return self._guard.tree(fields, self._tags)
 
     def _assistant(self, message: AIMessage) -> dict[str, Any]:
-        raw = [f"{TOOL_CALL_OPEN}{call['args'] or ''}{TOOL_CALL_CLOSE}" for call in message.invalid_tool_calls]
         guarded: dict[str, Any] = {
             "role": "assistant",
-            "content": self._guard.text(_text(message) + "".join(raw), self._controls),
+            "content": self._guard.text(answer_text(message), self._controls),
         }
         if message.tool_calls:
             guarded["tool_calls"] = [
@@ -241,31 +241,6 @@ def _without_added_tokens(encoder: Tokenizer) -> Tokenizer:
     described["added_tokens"] = []
     described["post_processor"] = None
     return Tokenizer.from_str(json.dumps(described))
-
-
-def _role(message: BaseMessage) -> str:
-    for kind, role in ((SystemMessage, "system"), (HumanMessage, "user"), (ToolMessage, "tool")):
-        if isinstance(message, kind):
-            return role
-    if isinstance(message, ChatMessage):
-        return message.role
-    raise ModelError(
-        f"A message of type {message.type!r} has no place in a chat template.",
-        "Use system, human, ai and tool messages.",
-    )
-
-
-def _text(message: BaseMessage) -> str:
-    content = cast("str | list[str | dict[str, Any]]", message.content)
-    if isinstance(content, str):
-        return content
-    others = {block["type"] for block in content if isinstance(block, dict) and block.get("type") != "text"}
-    if others and not isinstance(message, AIMessage):
-        raise ModelError(
-            f"A {message.type} message holds content of type {', '.join(sorted(others))}; this policy reads text only.",
-            "Send text, or use a policy that reads other content.",
-        )
-    return "".join(block if isinstance(block, str) else str(block.get("text", "")) for block in content)
 
 
 def _squeezed(text: str) -> str:

@@ -1,0 +1,31 @@
+"""Where an answer ends because of its text: stop strings.
+
+A stop string may begin in the middle of one token and end in the middle of another, and its tokens are kept: what was
+sampled is never cut apart, only ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+__all__ = ["StopStrings"]
+
+
+class StopStrings:
+    """Watches one answer for its stop strings."""
+
+    def __init__(self, stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
+        self._stop = tuple(text for text in stop if text)
+        self._decode = decode
+        self._window = max((len(text.encode()) for text in self._stop), default=0) + _CONTEXT
+
+    def reached(self, token_ids: Sequence[int]) -> bool:
+        """True if the answer so far ends in a token that completes a stop string. Call it after each token."""
+        if not self._stop:
+            return False
+        text = self._decode(token_ids[-self._window :])
+        return any(stop in text for stop in self._stop)
+
+
+_CONTEXT = 4
+"""More tokens than a stop string has bytes, so that characters cut at the window's start do not matter."""
