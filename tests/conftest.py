@@ -1,7 +1,7 @@
 """What all tests share: where the data sets are, and that nothing waits for a terminal or a network.
 
-Tests that read the shared data sets are marked `shared_data`. Without the data they are deselected, and one line says so;
-where `CI=true` they are demanded.
+Tests that read the shared data sets are marked `shared_data`. Without the data they are deselected, and one line says
+so; where `CI=true` they are demanded.
 """
 
 from __future__ import annotations
