@@ -1,0 +1,240 @@
+"""Supervised fine-tuning on conversations: the cold start before reinforcement learning.
+
+A conversation is cut into tokens by the codec, turn by turn, exactly as a rollout is: the prompt is encoded once, each
+answer is appended, and after it only what the chat template inserts. So the policy is taught on the sequences that it
+will meet, and learns from its own turns alone (their end-of-turn tokens included). Where the template rewrites earlier
+turns, the conversation goes on as a second example, as a rollout would go on with a new root.
+
+One optimiser step is one batch, whatever the sizes of the micro-batches that it is worked off in: the loss is the mean
+over the batch's trained tokens, over all micro-batches and processes. Micro-batches hold conversations of similar length.
+On one thread of one machine the weights are a function of the seed, to the bit.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
+from pydantic import BaseModel, ConfigDict, Field
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel, get_cosine_schedule_with_warmup
+
+from hrm_agent.errors import TaskError
+from hrm_agent.models.engine import Codec, TemplateMismatch
+from hrm_agent.models.parsing import tool_call_text
+
+__all__ = ["Conversation", "Example", "SftConfig", "answer_text", "read_chats", "save_policy", "tokenize", "train_sft"]
+
+IGNORED = -100
+"""Target of a token that is not trained."""
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A written conversation; the policy learns its AI messages."""
+
+    messages: tuple[BaseMessage, ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    """In OpenAI's form."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """Aligned tokens of one sequence."""
+
+    token_ids: tuple[int, ...]
+    mask: tuple[bool, ...]
+    """True where the policy is to write the token."""
+
+
+class SftConfig(BaseModel):
+    """One run of supervised fine-tuning."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    steps: int = Field(400, ge=1)
+    """Optimiser steps."""
+    batch_size: int = Field(64, ge=1)
+    """Conversations of one step, over all processes."""
+    micro_batch_tokens: int = Field(8192, ge=1)
+    """Most tokens, padding included, that one process holds at a time; a longer conversation goes alone."""
+    learning_rate: float = Field(3e-3, gt=0)
+    """At the end of the warm-up; a cosine leads from there to 0."""
+    warmup_steps: int = Field(30, ge=0)
+    weight_decay: float = Field(0.01, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0)
+    seed: int = 0
+    """Decides the order of the conversations."""
+
+
+def train_sft(
+    model: PreTrainedModel,
+    codec: Codec,
+    conversations: Sequence[Conversation],
+    config: SftConfig,
+    *,
+    metrics_path: Path | None = None,
+    progress: Callable[[Metrics], None] | None = None,
+) -> list[Metrics]:
+    """Train `model` in place; one row of metrics per step, written to `metrics_path` as JSON lines as they come."""
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, betas=(0.9, 0.98), fused=True
+    )
+    schedule = get_cosine_schedule_with_warmup(optimizer, config.warmup_steps, config.steps)
+    wrapped, prepared = accelerator.prepare(model, optimizer)
+    wrapped.train()
+    rows: list[Metrics] = []
+    examples = [example for conversation in conversations for example in tokenize(conversation, codec)]
+    for step, batch in enumerate(_batches(examples, config), start=1):
+        began, rate = time.perf_counter(), schedule.get_last_lr()[0]
+        row = _train_step(accelerator, wrapped, batch, config)
+        prepared.step()
+        prepared.zero_grad()
+        schedule.step()
+        rows.append({"step": step, **row, "learning_rate": rate, "seconds": time.perf_counter() - began})
+        if accelerator.is_main_process:
+            _report(rows[-1], metrics_path, progress)
+    model.eval()
+    return rows
+
+
+def tokenize(conversation: Conversation, codec: Codec) -> list[Example]:
+    """The token sequences of a conversation: one, or more where the template does not leave earlier turns alone."""
+    examples: list[Example] = []
+    ids: list[int] = []
+    mask: list[bool] = []
+    answered: int | None = None
+    for i, message in enumerate(conversation.messages):
+        if not isinstance(message, AIMessage):
+            continue
+        inserted = _continue(codec, conversation, i, answered)
+        if inserted is None:
+            if ids:
+                examples.append(Example(tuple(ids), tuple(mask)))
+            ids, mask = [], []
+            inserted = codec.encode(conversation.messages[:i], conversation.tools)
+        answer = codec.encode_answer(answer_text(message))
+        ids += [*inserted, *answer]
+        mask += [False] * len(inserted) + [True] * len(answer)
+        answered = i
+    return [*examples, Example(tuple(ids), tuple(mask))] if ids else examples
+
+
+def _continue(codec: Codec, conversation: Conversation, i: int, answered: int | None) -> list[int] | None:
+    """What stands between the last answer and the i-th message; None where a new sequence has to begin."""
+    if answered is None:
+        return None
+    try:
+        return codec.extend(conversation.messages[:i], answered, ended=True, tools=conversation.tools)
+    except TemplateMismatch:
+        return None
+
+
+def answer_text(message: AIMessage) -> str:
+    """An AI message as the policy would have written it: its text, then its tool calls."""
+    return message.text + "".join(tool_call_text(call["name"], call["args"]) for call in message.tool_calls)
+
+
+def read_chats(path: Path) -> list[Conversation]:
+    """Conversations of a JSONL file with rows `{"messages": [...], "tools": [...]}` in OpenAI's form; tools optional."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [_read_chat(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()]
+
+
+def _read_chat(line: str, place: str) -> Conversation:
+    try:
+        row = json.loads(line)
+        messages = convert_to_messages(row["messages"])
+        conversation = Conversation(tuple(messages), tuple(row.get("tools") or ()))
+    except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
+        raise TaskError(
+            f"{place} is no conversation: {type(error).__name__}: {error}.",
+            'Write one JSON object per line: {"messages": [{"role": "user", "content": "..."}, ...]}',
+        ) from error
+    if not any(isinstance(message, AIMessage) for message in messages):
+        raise TaskError(f"{place} has no assistant message to learn from.", "Add the answer, or drop the line.")
+    return conversation
+
+
+def save_policy(model: PreTrainedModel, tokenizer: Any, folder: Path, card: str) -> None:
+    """Weights (safetensors), configuration, tokenizer with chat template, and the model card as README.md."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def _batches(examples: Sequence[Example], config: SftConfig) -> Iterator[list[Example]]:
+    """One batch per step, drawn from reshuffled passes over the examples; the same in every process."""
+    rng = random.Random(config.seed)
+    order: list[int] = []
+    for _ in range(config.steps):
+        while len(order) < config.batch_size:
+            order += rng.sample(range(len(examples)), len(examples))
+        yield [examples[i] for i in order[: config.batch_size]]
+        order = order[config.batch_size :]
+
+
+def _micro_batches(examples: Sequence[Example], most_tokens: int) -> list[list[Example]]:
+    """The examples, sorted by length and cut so that a padded micro-batch stays within `most_tokens`."""
+    batches: list[list[Example]] = [[]]
+    for example in sorted(examples, key=lambda example: len(example.token_ids)):
+        if batches[-1] and (len(batches[-1]) + 1) * len(example.token_ids) > most_tokens:
+            batches.append([])
+        batches[-1].append(example)
+    return batches
+
+
+def _train_step(accelerator: Accelerator, model: Any, batch: Sequence[Example], config: SftConfig) -> Metrics:
+    """Gradients of one batch, clipped. The loss is the mean over its trained tokens, in every process together."""
+    trained = max(1, sum(sum(example.mask[1:]) for example in batch))
+    shares = _micro_batches(batch[accelerator.process_index :: accelerator.num_processes], config.micro_batch_tokens)
+    totals = torch.zeros(2, device=accelerator.device)
+    for i, share in enumerate(shares):
+        last = i == len(shares) - 1
+        with nullcontext() if last else accelerator.no_sync(model):
+            loss, hits = _loss(model, share, accelerator.device)
+            accelerator.backward(loss * (accelerator.num_processes / trained))
+        totals += torch.stack([loss.detach(), hits])
+    norm = accelerator.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+    loss, hits = (accelerator.reduce(totals, reduction="sum") / trained).tolist()
+    tokens = sum(len(example.token_ids) for example in batch)
+    return {"loss": loss, "accuracy": hits, "tokens": tokens, "grad_norm": float(norm or 0.0)}
+
+
+def _loss(model: Any, examples: Sequence[Example], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Summed cross entropy of the trained tokens, and how many of them are the most probable ones.
+
+    Padding stands at the end, where no trained token can see it, so that no attention mask is needed.
+    """
+    length = max(len(example.token_ids) for example in examples)
+    ids_BT = torch.zeros(len(examples), length, dtype=torch.long)
+    target_BT = torch.full((len(examples), length), IGNORED)
+    for row, example in enumerate(examples):
+        ids = torch.tensor(example.token_ids)
+        ids_BT[row, : len(ids)] = ids
+        target_BT[row, : len(ids)] = torch.where(torch.tensor(example.mask), ids, IGNORED)
+    logits_NV = model(input_ids=ids_BT.to(device), use_cache=False).logits[:, :-1].flatten(0, 1)
+    target_N = target_BT[:, 1:].flatten().to(device)
+    loss = cross_entropy(logits_NV.float(), target_N, ignore_index=IGNORED, reduction="sum")
+    return loss, (logits_NV.argmax(-1) == target_N).sum()
+
+
+def _report(row: Metrics, path: Path | None, progress: Callable[[Metrics], None] | None) -> None:
+    if path is not None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+    if progress is not None:
+        progress(row)

@@ -1,0 +1,367 @@
+"""Word problems over unseen numbers: the tasks that the small policy is built for.
+
+A template is a table row: a text with places for numbers and words, one exact function of the numbers, one Python
+expression (the tool loop's way), and a plan of one to three subgoals (the hierarchical form's way), some of which do
+not need each other and can be solved at the same time. What makes the problems hard for a small policy is nothing but
+the numbers, and those are split by a hash: a problem of the evaluation split, whatever its names and nouns, is never
+drawn for training, under no seed.
+
+The expected answer is computed with exact rationals, by a function that shares nothing with the Python expressions. A
+draw for which floats and the rational disagree (a value that rounds the other way at the last place) is thrown away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import islice
+from typing import Literal
+
+from hrm_agent.trajectory import derive_seed
+from training.tasks.base import Task
+from training.tasks.verify import exact_verifier
+
+__all__ = [
+    "TEMPLATES",
+    "Form",
+    "Split",
+    "Subgoal",
+    "Template",
+    "WordProblem",
+    "problem",
+    "sample_problems",
+    "snippet_value",
+    "split_of",
+    "word_problems",
+]
+
+Split = Literal["train", "eval"]
+Form = Literal["plain", "exact"]
+"""`plain` asks a question; `exact` prescribes the final text: `Return exactly: 'Answer: <unit>'.`"""
+
+EVAL_SHARE = 10
+"""One problem in so many belongs to the evaluation split."""
+
+ALWAYS_EVAL = frozenset({("tank", (1200, 2, 3, 150))})
+"""Held out by name: the problem that the documentation shows."""
+
+NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana")
+THINGS = ("apples", "pears", "plums", "books", "pens", "cards", "stamps", "shells")
+
+
+@dataclass(frozen=True, slots=True)
+class Subgoal:
+    """One step of the plan, with its solution."""
+
+    name: str
+    """A Python identifier: later subgoals know the value by it."""
+    goal: str
+    needs: tuple[str, ...]
+    """Names of earlier subgoals."""
+    code: str
+    """Defines the needed values under their names, then ends with the formula."""
+    value: str
+    """repr of the code's last expression."""
+
+
+@dataclass(frozen=True, slots=True)
+class WordProblem:
+    """One problem with its answer and both ways to it."""
+
+    template: str
+    numbers: tuple[int, ...]
+    words: tuple[str, ...]
+    text: str
+    question: str
+    unit: str
+    answer: str
+    """Exact, written as Python shows it."""
+    expression: str
+    """The whole computation as one Python expression."""
+    plan: tuple[Subgoal, ...]
+
+    def prompt(self, form: Form = "plain") -> str:
+        """What the policy is asked."""
+        if form == "plain":
+            return f"{self.text} {self.question}"
+        return f"{self.text} Return exactly: 'Answer: <{self.unit}>'."
+
+    def final_text(self, form: Form = "plain") -> str:
+        """The final message that answers `prompt(form)`."""
+        return f"Answer: {self.answer}" if form == "exact" else f"<answer>\\boxed{{{self.answer}}}</answer>"
+
+    def task(self, form: Form = "plain") -> Task:
+        """The problem as a task with its verifier."""
+        parts = (self.template, *map(str, self.numbers), *self.words)
+        return Task(
+            id="-".join(parts) + ("-exact" if form == "exact" else ""),
+            family="word_problems" if form == "plain" else "word_problems:exact",
+            prompt=self.prompt(form),
+            verify=exact_verifier(self.answer),
+            answer=self.answer,
+            metadata={"template": self.template, "numbers": list(self.numbers)},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A kind of problem. Texts, formulas and goals are format strings over numbers, words and `derive`."""
+
+    name: str
+    text: str
+    question: str
+    unit: str
+    ranges: Mapping[str, range]
+    """Number name -> values it is drawn from."""
+    solve: Callable[..., Fraction | int]
+    """The exact answer from the numbers, by keyword."""
+    expression: str
+    plan: tuple[tuple[str, str, str], ...]
+    """`(name, goal, formula)`; a formula needs the earlier names that it contains."""
+    decimals: int = 0
+    """Places that the answer is rounded to."""
+    derive: Callable[..., dict[str, str]] = lambda **_: {}
+    """Further texts from the numbers, by keyword."""
+
+
+def _keep(leak: int, **_: int) -> dict[str, str]:
+    return {"keep": f"0.{100 - leak}"}
+
+
+TEMPLATES: tuple[Template, ...] = (
+    Template(
+        name="tank",
+        text="A tank holds {capacity} L. It leaks {leak}% per hour for {hours} hours, then is refilled by {refill} L.",
+        question="How many liters are in it? Round to 2 decimals.",
+        unit="liters",
+        ranges={
+            "capacity": range(100, 2001, 10),
+            "leak": range(1, 10),
+            "hours": range(2, 7),
+            "refill": range(10, 501),
+        },
+        solve=lambda capacity, leak, hours, refill: capacity * Fraction(100 - leak, 100) ** hours + refill,
+        expression="round({capacity}*{keep}**{hours}+{refill}, 2)",
+        plan=(
+            ("left", "liters left after the leak", "round({capacity}*{keep}**{hours}, 4)"),
+            ("total", "liters after the refill", "round(left + {refill}, 2)"),
+        ),
+        decimals=2,
+        derive=_keep,
+    ),
+    Template(
+        name="shop",
+        text="{who} buys {a} {thing} at {b} coins each and {c} {other} at {d} coins each.",
+        question="How many coins does {who} pay?",
+        unit="coins",
+        ranges={"a": range(11, 100), "b": range(11, 100), "c": range(11, 100), "d": range(11, 100)},
+        solve=lambda a, b, c, d: a * b + c * d,
+        expression="{a}*{b}+{c}*{d}",
+        plan=(
+            ("first", "coins for the {thing}", "{a}*{b}"),
+            ("second", "coins for the {other}", "{c}*{d}"),
+            ("total", "coins in all", "first + second"),
+        ),
+    ),
+    Template(
+        name="boxes",
+        text="{who} packs {a} boxes with {b} {thing} each, then gives away {c} {thing}.",
+        question="How many {thing} are left?",
+        unit="{thing}",
+        ranges={"a": range(11, 100), "b": range(11, 100), "c": range(101, 1000)},
+        solve=lambda a, b, c: a * b - c,
+        expression="{a}*{b}-{c}",
+        plan=(("packed", "{thing} in the boxes", "{a}*{b}"), ("left", "{thing} left over", "packed - {c}")),
+    ),
+    Template(
+        name="change",
+        text="{who} has {a} coins and buys {b} {thing} at {c} coins each.",
+        question="How many coins does {who} keep?",
+        unit="coins",
+        ranges={"a": range(1001, 10000), "b": range(11, 100), "c": range(11, 100)},
+        solve=lambda a, b, c: a - b * c,
+        expression="{a}-{b}*{c}",
+        plan=(("spent", "coins spent", "{b}*{c}"), ("kept", "coins kept", "{a} - spent")),
+    ),
+    Template(
+        name="train",
+        text="A train drives {a} km per hour for {b} hours, then {c} km per hour for {d} hours.",
+        question="How many km does it drive?",
+        unit="km",
+        ranges={"a": range(101, 300), "b": range(11, 60), "c": range(41, 300), "d": range(11, 60)},
+        solve=lambda a, b, c, d: a * b + c * d,
+        expression="{a}*{b}+{c}*{d}",
+        plan=(
+            ("first", "km of the first part", "{a}*{b}"),
+            ("second", "km of the second part", "{c}*{d}"),
+            ("total", "km in all", "first + second"),
+        ),
+    ),
+    Template(
+        name="share",
+        text="{who} finds {a} {thing} and {b} {other} and shares them equally among {c} friends.",
+        question="How many does each friend get?",
+        unit="items",
+        ranges={"a": range(101, 1000), "b": range(101, 1000), "c": range(3, 30)},
+        solve=lambda a, b, c: Fraction(a + b, c),
+        expression="({a}+{b})//{c}",
+        plan=(("found", "items found", "{a} + {b}"), ("share", "items for each friend", "found // {c}")),
+    ),
+    Template(
+        name="savings",
+        text="{who} has {a} coins and saves {b} coins a week for {c} weeks.",
+        question="How many coins does {who} have then?",
+        unit="coins",
+        ranges={"a": range(101, 1000), "b": range(11, 100), "c": range(11, 100)},
+        solve=lambda a, b, c: a + b * c,
+        expression="{a}+{b}*{c}",
+        plan=(("total", "coins after the last week", "{a}+{b}*{c}"),),
+    ),
+    Template(
+        name="fence",
+        text="A field is {a} m long and {b} m wide. A fence goes around it {c} times.",
+        question="How many m of fence are that?",
+        unit="m",
+        ranges={"a": range(101, 1000), "b": range(11, 1000), "c": range(2, 10)},
+        solve=lambda a, b, c: 2 * (a + b) * c,
+        expression="2*({a}+{b})*{c}",
+        plan=(("around", "m once around", "2*({a}+{b})"), ("fence", "m of fence", "around * {c}")),
+    ),
+    Template(
+        name="bakery",
+        text="A bakery bakes {a} rolls a day and sells {b} of them.",
+        question="How many rolls are left over in {c} days?",
+        unit="rolls",
+        ranges={"a": range(101, 1000), "b": range(101, 1000), "c": range(3, 100)},
+        solve=lambda a, b, c: (a - b) * c,
+        expression="({a}-{b})*{c}",
+        plan=(("day", "rolls left each day", "{a} - {b}"), ("total", "rolls left in all days", "day * {c}")),
+    ),
+    Template(
+        name="farm",
+        text="A farm keeps {a} hens and {b} cows.",
+        question="How many legs do they have?",
+        unit="legs",
+        ranges={"a": range(11, 1000), "b": range(11, 1000)},
+        solve=lambda a, b: 2 * a + 4 * b,
+        expression="2*{a}+4*{b}",
+        plan=(
+            ("hens", "legs of the hens", "2*{a}"),
+            ("cows", "legs of the cows", "4*{b}"),
+            ("total", "legs in all", "hens + cows"),
+        ),
+    ),
+)
+"""All kinds of problems."""
+
+_BY_NAME = {template.name: template for template in TEMPLATES}
+
+
+def problem(template: str, numbers: tuple[int, ...], words: tuple[str, ...] = ()) -> WordProblem | None:
+    """The problem with these numbers; None where it has no positive answer of the asked precision, or floats miss it.
+
+    `words` are `(who, thing, other)`, as far as the template has them.
+    """
+    kind = _BY_NAME[template]
+    values = dict(zip(kind.ranges, numbers, strict=True))
+    answer = _rounded(Fraction(kind.solve(**values)), kind.decimals)
+    if answer is None or answer <= 0:
+        return None
+    texts = {**values, **_word_places(kind, words), **kind.derive(**values)}
+    expression = kind.expression.format(**texts)
+    plan = _solve_plan(kind, texts)
+    if {Fraction(plan[-1].value), Fraction(snippet_value(expression))} != {answer}:
+        return None
+    return WordProblem(
+        template=template,
+        numbers=numbers,
+        words=words,
+        text=kind.text.format(**texts),
+        question=kind.question.format(**texts),
+        unit=kind.unit.format(**texts),
+        answer=plan[-1].value,
+        expression=expression,
+        plan=plan,
+    )
+
+
+def sample_problems(split: Split, seed: int, count: int) -> list[WordProblem]:
+    """`count` different problems of a split; a longer list with the same seed starts with the shorter one."""
+    return list(islice(_draws(split, seed), count))
+
+
+def word_problems(split: Split, seed: int, count: int, form: Form = "plain") -> list[Task]:
+    """`count` different tasks of a split, a function of the arguments alone."""
+    return [drawn.task(form) for drawn in sample_problems(split, seed, count)]
+
+
+def split_of(template: str, numbers: tuple[int, ...]) -> Split:
+    """The split that a problem belongs to, for all seeds and words."""
+    if (template, numbers) in ALWAYS_EVAL:
+        return "eval"
+    digest = hashlib.sha256(f"{template}:{numbers}".encode()).digest()
+    return "eval" if int.from_bytes(digest[:4]) % EVAL_SHARE == 0 else "train"
+
+
+def snippet_value(code: str) -> str:
+    """The repr of the last expression of one of this module's own snippets. Never for code that a policy wrote."""
+    *before, last = code.split("\n")
+    names: dict[str, object] = {}
+    exec("\n".join(before), names)  # noqa: S102 - the text comes from the table above
+    return repr(eval(last, names))  # noqa: S307 - likewise
+
+
+def _draws(split: Split, seed: int) -> Iterator[WordProblem]:
+    """Endless problems, the templates in turn, no combination of template and numbers twice."""
+    rng = random.Random(derive_seed(seed, "word_problems", split))
+    seen: set[tuple[str, tuple[int, ...]]] = set()
+    while True:
+        for kind in TEMPLATES:
+            drawn = _draw(kind, split, rng)
+            while (kind.name, drawn.numbers) in seen:
+                drawn = _draw(kind, split, rng)
+            seen.add((kind.name, drawn.numbers))
+            yield drawn
+
+
+def _draw(kind: Template, split: Split, rng: random.Random) -> WordProblem:
+    """One problem of the split, by rejection."""
+    while True:
+        numbers = tuple(rng.choice(values) for values in kind.ranges.values())
+        words = (rng.choice(NAMES), *rng.sample(THINGS, 2))[: _word_count(kind)]
+        if split_of(kind.name, numbers) == split and (drawn := problem(kind.name, numbers, words)):
+            return drawn
+
+
+def _word_count(kind: Template) -> int:
+    """How many of `(who, thing, other)` the template has."""
+    return max((i + 1 for i, place in enumerate(("{who}", "{thing}", "{other}")) if place in kind.text), default=0)
+
+
+def _word_places(kind: Template, words: tuple[str, ...]) -> dict[str, str]:
+    places = ("who", "thing", "other")[: _word_count(kind)]
+    return dict(zip(places, words, strict=True))
+
+
+def _solve_plan(kind: Template, texts: Mapping[str, object]) -> tuple[Subgoal, ...]:
+    """The plan with each step's code and value, every value being the one that the code before it gave."""
+    known: dict[str, str] = {}
+    steps: list[Subgoal] = []
+    for name, goal, pattern in kind.plan:
+        formula = pattern.format(**texts)
+        needs = tuple(earlier for earlier in known if re.search(rf"\b{earlier}\b", formula))
+        code = "".join(f"{need} = {known[need]}\n" for need in needs) + formula
+        known[name] = snippet_value(code)
+        steps.append(Subgoal(name, goal.format(**texts), needs, code, known[name]))
+    return tuple(steps)
+
+
+def _rounded(value: Fraction, decimals: int) -> Fraction | None:
+    """The value to so many decimals; an integer problem without an integer answer has none."""
+    if decimals == 0:
+        return value if value.denominator == 1 else None
+    return round(value, decimals)
