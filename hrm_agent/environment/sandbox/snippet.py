@@ -1,0 +1,122 @@
+"""Runs one snippet in the current process, as a notebook would run a cell. Everything here is at the snippet's mercy.
+
+The process belongs to the snippet once it runs: what is written to descriptors 1, 2 and 3 (stdout, stderr, value) are
+its own claims. That the call started, how it ended and how long it took is observed by the zygote and the host.
+"""
+
+from __future__ import annotations
+
+import ast
+import errno
+import io
+import linecache
+import os
+import sys
+import traceback
+from types import CodeType, ModuleType
+from typing import Any
+
+from .protocol import OUT_OF_MEMORY_EXIT, SNIPPET
+
+__all__ = ["VALUE_DESCRIPTOR", "new_module", "open_streams", "read_code", "run"]
+
+VALUE_DESCRIPTOR = 3
+
+
+def read_code(descriptor: int) -> str:
+    """The whole code, and the descriptor closed: the host sees by its offset that the snippet was reached."""
+    with open(descriptor, "rb", buffering=0) as file:
+        return file.read().decode()
+
+
+def open_streams() -> None:
+    """Text streams over descriptors 0 to 2. Line by line, so that nothing printed is lost when the process is killed."""
+    sys.stdin = open(0, encoding="utf-8", closefd=False)
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        raw = io.BufferedWriter(io.FileIO(descriptor, "w", closefd=False))
+        setattr(sys, name, io.TextIOWrapper(raw, "utf-8", errors="backslashreplace", line_buffering=True))
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+
+
+def new_module() -> ModuleType:
+    """The `__main__` that snippets run in."""
+    module = ModuleType("__main__")
+    sys.modules["__main__"] = module
+    return module
+
+
+def run(source: str, module: ModuleType, value_bytes: int) -> int:
+    """Run `source` in `module`, write its value, and return the exit code: 0, 1, or the one for exhausted memory."""
+    try:
+        value = _evaluate(source, module.__dict__)
+        if value is not None:
+            os.write(VALUE_DESCRIPTOR, _cut(repr(value).encode("utf-8", "backslashreplace"), value_bytes))
+        code = 0
+    except SystemExit as stop:
+        code = 0 if stop.code in (None, 0) else _report(stop)
+    except BaseException as error:
+        code = _report(error)
+    return _flush() or code
+
+
+def _evaluate(source: str, names: dict[str, Any]) -> object:
+    """Value of the last expression; where that is None or there is none, a new `RESULT`."""
+    lines = source.splitlines(keepends=True)
+    linecache.cache[SNIPPET] = (len(source), None, lines, SNIPPET)
+    body, last = _compile(source)
+    earlier = names.get("RESULT")
+    exec(body, names)
+    value = eval(last, names) if last is not None else None
+    result = names.get("RESULT")
+    return result if value is None and result is not earlier else value
+
+
+def _compile(source: str) -> tuple[CodeType, CodeType | None]:
+    tree = ast.parse(source, SNIPPET)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    expression = ast.Expression(last.value) if isinstance(last, ast.Expr) else None
+    body = compile(tree, SNIPPET, "exec", dont_inherit=True)
+    return body, None if expression is None else compile(expression, SNIPPET, "eval", dont_inherit=True)
+
+
+def _report(error: BaseException) -> int:
+    """Write the traceback to stderr: the snippet's own frames only, which also keeps the host's paths out."""
+    exhausted = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    try:
+        report = traceback.TracebackException.from_exception(error)
+        _keep_own_frames(report, depth=8)
+        text = "".join(report.format())
+    except BaseException:
+        text = f"{type(error).__name__}\n"
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:
+        pass
+    os.write(2, text.encode("utf-8", "backslashreplace"))
+    return OUT_OF_MEMORY_EXIT if exhausted else 1
+
+
+def _keep_own_frames(report: traceback.TracebackException, depth: int) -> None:
+    report.stack = traceback.StackSummary.from_list([frame for frame in report.stack if frame.filename == SNIPPET])
+    for earlier in (report.__cause__, report.__context__):
+        if earlier is not None and depth:
+            _keep_own_frames(earlier, depth - 1)
+
+
+def _flush() -> int:
+    """1 if what is still buffered cannot be written, else 0."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:
+        return 1
+    return 0
+
+
+def _cut(data: bytes, limit: int) -> bytes:
+    """At most about `limit` bytes: the middle is left out."""
+    if len(data) <= limit:
+        return data
+    half = limit // 2
+    return data[:half] + f"[... {len(data) - 2 * half} of {len(data)} bytes cut ...]".encode() + data[-half:]
