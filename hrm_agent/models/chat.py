@@ -19,6 +19,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
+from uuid import uuid4
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
@@ -27,6 +28,7 @@ from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.tool import InvalidToolCall, tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
+from langchain_core.runnables.config import ensure_config
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import ConfigDict, Field
@@ -35,7 +37,7 @@ from hrm_agent.models.active import ActivePolicy, Backend, active_policy
 from hrm_agent.models.engine import Completion, Engine, GenerationRequest
 from hrm_agent.models.streaming import StreamDecoder
 from hrm_agent.models.turns import Prefix, Turn, close_text_turn, close_turn, find_prefix, open_turn
-from hrm_agent.trajectory import Call, Sampling, active_recording
+from hrm_agent.trajectory import RECORDED, Call, GraphIdentity, Sampling, active_recording
 from hrm_agent.trajectory.identity import graph_identity
 
 __all__ = ["PolicyModel", "invalid_tool_calls", "policy"]
@@ -55,6 +57,7 @@ class PolicyModel(BaseChatModel):
     top_p: float | None = None
     max_tokens: int | None = None
     seed: int | None = None
+    metadata: dict[str, Any] | None = Field(default_factory=lambda: {RECORDED: True}, exclude=True)
 
     @property
     def _llm_type(self) -> str:
@@ -146,7 +149,7 @@ class _Job:
         self, backend: Backend, messages: list[BaseMessage], sampling: Sampling, run_manager: Any, options: dict[str, Any]
     ) -> None:
         recording = active_recording()
-        identity = graph_identity(run_manager.metadata if run_manager else None, str(run_manager.run_id if run_manager else ""))
+        identity = _identity(run_manager)
         self.backend, self.journal, self.options = backend, recording.journal, options
         opened = open_turn(recording, identity, messages, options.get("tools", ()), sampling)
         self.recorded = AIMessage.model_validate(opened.response) if isinstance(opened, Call) else None
@@ -177,6 +180,13 @@ class _Job:
     @property
     def id(self) -> str:
         return self.turn.call_id if self.turn else ""
+
+
+def _identity(run_manager: Any) -> GraphIdentity:
+    """LangGraph's identity; LangChain passes no run manager when a model is streamed, but the config is in context."""
+    if run_manager is None:
+        return graph_identity(ensure_config().get("metadata"), str(uuid4()))
+    return graph_identity(run_manager.metadata, str(run_manager.run_id))
 
 
 def _ask_in_thread(model: BaseChatModel, turn: Turn, options: dict[str, Any]) -> Future[Any]:

@@ -19,7 +19,11 @@ from typing import Any, Protocol
 
 from hrm_agent.trajectory.schema import Call, GraphIdentity, ToolCall
 
-__all__ = ["Journal", "MemoryJournal", "Recording", "active_recording", "recording"]
+__all__ = ["RECORDED", "Journal", "MemoryJournal", "Recording", "active_recording", "recording"]
+
+
+RECORDED = "hrm_agent_recorded"
+"""Metadata key of LangChain runs that are recorded where they are made; a watching callback leaves them alone."""
 
 
 class Journal(Protocol):

@@ -1,0 +1,77 @@
+"""Rollouts: tasks x samples -> groups of trajectories.
+
+Every rollout has a thread of its own, named after the run, the step, the task and the sample. The name decides the seed, so
+that a run repeated with one seed samples the same tokens; and it decides the identity, so that a rollout that is on
+record already is read back instead of run, and one that was interrupted goes on from its checkpoint.
+
+All rollouts of a step run side by side in one event loop: a graph that waits for a tool costs nothing, and the engine batches
+whatever asks at the same moment. `concurrency` bounds how many are open at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from graphs.episode import Episode, EpisodeRunner
+from hrm_agent.trajectory import Trajectory, derive_seed
+from training.tasks.base import Task
+
+__all__ = ["group_episodes", "rollout"]
+
+
+def group_episodes(
+    tasks: Sequence[Task],
+    samples: int,
+    *,
+    run_id: str,
+    stage: str,
+    seed: int,
+    graph: str,
+    context: Mapping[str, Any] | None = None,
+) -> list[Episode]:
+    """`samples` episodes for each task, group by group. `stage` names the step (`step-7`) or the purpose (`eval`)."""
+    return [
+        Episode(
+            task=task.ref(),
+            thread_id=f"{run_id}/{stage}/{place}/{sample}",
+            graph=graph,
+            run_id=run_id,
+            group_id=f"{run_id}/{stage}/{place}",
+            sample_index=sample,
+            seed=derive_seed(seed, stage, task.family, task.id, place, sample),
+            context=context or {},
+            verify=task.verify,
+        )
+        for place, task in enumerate(tasks)
+        for sample in range(samples)
+    ]
+
+
+async def rollout(
+    runner: EpisodeRunner,
+    episodes: Iterable[Episode],
+    *,
+    concurrency: int = 256,
+    on_done: Callable[[Trajectory], None] | None = None,
+) -> list[Trajectory]:
+    """Run all episodes; their trajectories in the order of `episodes`.
+
+    An error that is no fault of a policy or a graph (the store cannot be written) cancels the rest and is raised.
+    """
+    gate = asyncio.Semaphore(concurrency)
+
+    async def run(episode: Episode) -> Trajectory:
+        async with gate:
+            trajectory = await runner.run(episode)
+        if on_done is not None:
+            on_done(trajectory)
+        return trajectory
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(run(episode)) for episode in episodes]
+    except* Exception as errors:
+        raise errors.exceptions[0] from errors
+    return [task.result() for task in running]
