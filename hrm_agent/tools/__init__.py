@@ -1,0 +1,21 @@
+"""Tools that a policy may call, and the way their calls are run and recorded."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hrm_agent.tools.python_tool import python
+    from hrm_agent.tools.run import run_tool_calls
+
+__all__ = ["python", "run_tool_calls"]
+
+_HOMES = {"python": "hrm_agent.tools.python_tool", "run_tool_calls": "hrm_agent.tools.run"}
+
+
+def __getattr__(name: str) -> Any:
+    """LangChain takes a while to import: the tools are loaded when they are asked for."""
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,111 @@
+"""Answers every tool call of a message, all at once, each with a recorded and typed outcome.
+
+A call that cannot be run is an outcome like any other: text that is no call, a tool that does not exist, arguments that do not
+fit. The policy is told what was wrong, and the record says `invalid_call`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from langchain_core.messages import AIMessage, ToolCall, ToolMessage
+from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import BaseTool
+from langgraph.errors import GraphBubbleUp
+from pydantic import BaseModel, ValidationError
+
+from hrm_agent.errors import GraphError, HrmError
+from hrm_agent.models.chat import invalid_tool_calls
+from hrm_agent.tools.recorded import ToolOutcome, as_message, record_tool_call
+from hrm_agent.trajectory import RECORDED, ToolStatus
+
+__all__ = ["run_tool_calls"]
+
+
+async def run_tool_calls(message: AIMessage, tools: Sequence[BaseTool], config: RunnableConfig) -> list[ToolMessage]:
+    """One message per call of `message`: the decoded calls in their order, then those that could not be decoded.
+
+    All calls run to their end before an exception (an interrupt of a tool, an error that a person can mend) is raised, so that
+    nothing runs twice when the node does.
+    """
+    by_name = {tool.name: tool for tool in tools}
+    answers = [_answer(call, index, by_name, config) for index, call in enumerate(message.tool_calls)]
+    for index, call in enumerate(invalid_tool_calls(message), start=len(answers)):
+        name, error = call.get("name") or "unknown", call.get("error") or "it could not be decoded"
+        answers.append(
+            _refuse(call.get("id") or f"call_{index}", name, call.get("args") or "", f"Invalid tool call: {error}", config)
+        )
+    results = await asyncio.gather(*answers, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if isinstance(result, ToolMessage)]
+
+
+async def _answer(call: ToolCall, index: int, tools: dict[str, BaseTool], config: RunnableConfig) -> ToolMessage:
+    call = {**call, "id": call["id"] or f"call_{index}", "type": "tool_call"}
+    call_id, name, arguments = str(call["id"]), call["name"], call["args"]
+    tool = tools.get(name)
+    if tool is None:
+        known = ", ".join(sorted(tools)) or "none"
+        return await _refuse(call_id, name, arguments, f"Unknown tool {name!r}. Known tools: {known}.", config)
+    if problem := _schema_problem(tool, arguments):
+        return await _refuse(call_id, name, arguments, f"Invalid arguments for {name}: {problem}", config)
+    if getattr(tool, "records_itself", False):
+        return await _invoke(tool, call, config)
+    execute = _foreign(tool, call, config)
+    return as_message(
+        await record_tool_call(tool_call_id=call_id, name=name, arguments=arguments, config=config, execute=execute)
+    )
+
+
+async def _refuse(
+    call_id: str, name: str, arguments: dict[str, Any] | str, content: str, config: RunnableConfig
+) -> ToolMessage:
+    async def execute() -> ToolOutcome:
+        return ToolOutcome(ToolStatus.INVALID_CALL, content, duration_seconds=0.0)
+
+    return as_message(
+        await record_tool_call(tool_call_id=call_id, name=name, arguments=arguments, config=config, execute=execute)
+    )
+
+
+def _schema_problem(tool: BaseTool, arguments: dict[str, Any]) -> str:
+    """What is wrong with the arguments, in one line; empty if they fit. A plain JSON schema is left to the tool."""
+    schema = tool.tool_call_schema
+    if not (isinstance(schema, type) and issubclass(schema, BaseModel)):
+        return ""
+    try:
+        schema.model_validate(arguments)
+    except ValidationError as error:
+        return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+    return ""
+
+
+def _foreign(tool: BaseTool, call: ToolCall, config: RunnableConfig) -> Callable[[], Awaitable[ToolOutcome]]:
+    """Running a tool that knows nothing of records. Its exceptions are its outcome."""
+    # A copy, because the mark must not reach what the tool itself calls: the watching callback records that.
+    marked = tool.model_copy(update={"metadata": {**(tool.metadata or {}), RECORDED: True}})
+
+    async def execute() -> ToolOutcome:
+        try:
+            message = await _invoke(marked, call, config)
+        except (GraphBubbleUp, HrmError):
+            raise
+        except Exception as error:
+            return ToolOutcome(ToolStatus.ERROR, f"{type(error).__name__}: {error}")
+        return ToolOutcome(ToolStatus.ERROR if message.status == "error" else ToolStatus.OK, message.text)
+
+    return execute
+
+
+async def _invoke(tool: BaseTool, call: ToolCall, config: RunnableConfig) -> ToolMessage:
+    message = await tool.ainvoke(call, config)
+    if not isinstance(message, ToolMessage):
+        raise GraphError(
+            f"The tool {tool.name!r} returned {type(message).__name__}, which steers the graph.",
+            "Run it in langgraph.prebuilt.ToolNode instead of run_tool_calls.",
+        )
+    return message
