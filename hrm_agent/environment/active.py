@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -29,7 +29,7 @@ def active_environment() -> Environment:
 
 
 @contextmanager
-def using_environment(environment: Environment) -> Iterator[Environment]:
+def using_environment(environment: Environment) -> Generator[Environment]:
     """Make tools inside the block run on `environment`. The caller closes it."""
     token = _active.set(environment)
     try:

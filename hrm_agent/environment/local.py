@@ -1,10 +1,10 @@
 """Runs model-written Python on this machine, in a fresh process per call, fenced off by the kernel.
 
-The code is taken to be hostile: a policy under reinforcement learning finds whatever pays. So nothing that decides about
-reward or blame is asked of the process that runs it. A *zygote*, one small warm interpreter with an empty environment,
-forks a child per call (a fork costs a hundredth of starting an interpreter) and watches it from outside: wall clock, CPU time,
-death and its cause are the zygote's observation; output and value are bounded bytes in memory files, read after the end
-and never unpickled. Each child has
+The code is taken to be hostile: a policy under reinforcement learning finds whatever pays. So nothing that decides
+about reward or blame is asked of the process that runs it. A *zygote*, one small warm interpreter with an empty
+environment, forks a child per call (which costs a tenth of starting an interpreter) and watches it from outside: wall
+clock, CPU time, death and its cause are the zygote's observation; output and value are bounded bytes in memory files,
+read after the end and never unpickled. Each child has
 
 * its own user, pid, mount and ipc namespaces; when it ends, everything that it started is killed by the kernel
 * no network (an empty network namespace), a read-only root with the interpreter and the system's libraries and
@@ -12,18 +12,19 @@ and never unpickled. Each child has
 * an unprivileged user without capabilities, no inherited variable or descriptor
 * hard limits on address space, CPU, file size, processes (32) and descriptors, which it cannot raise
 
-Calls queue first in, first out for a bounded number of slots; the wall clock of a call starts when it is forked, not while it
-waits. A session is a child that lives on between calls; its calls run one at a time, a timeout or a cancellation ends it.
+Calls queue first in, first out for a bounded number of slots; the wall clock of a call starts when it is forked, not
+while it waits. A session is a child that lives on between calls; its calls run one at a time, a timeout or a
+cancellation ends it. Threads and processes that a snippet leaves behind end with its last statement.
 
 What is **not** covered:
 
 * Kernel holes. There is no seccomp filter and no Landlock: all system calls of the kernel are open to the snippet.
   Where that is not enough, run the whole program in a virtual machine.
-* Memory of a whole tree. The limit holds per process, and a call may have 32 of them; memory files and the 64 MiB of /tmp
-  count for none. The kernel is told to kill snippets before the trainer when memory runs out.
-* CPU time of processes that a snippet starts beyond the limit per process; the wall clock bounds all of them.
-* Sockets that no network namespace holds (vsock on a virtual machine). Abstract unix sockets reach other calls that run at the
-  same moment: two snippets that conspire can talk to each other, though not to anything else.
+* Memory of a whole tree. The limit holds per process, and a call may have 32 of them; memory files and the 64 MiB of
+  /tmp count for none. The kernel is told to kill snippets before the trainer when memory runs out.
+* CPU time of the processes that a snippet starts: the limit holds for each; the wall clock bounds all of them.
+* Sockets that no network namespace holds (vsock on a virtual machine). Abstract unix sockets reach other calls that
+  run at the same moment: two snippets that conspire can talk to each other, though not to anything else.
 * Reading system files under /usr and the interpreter's own folder, which are world-readable there.
 * Fixed at a session's first call: memory and file size. Each call has its own wall clock and CPU time.
 * The exit code and the value are the program's own claims. A snippet may pass off its failure as a success of its own,
@@ -41,6 +42,7 @@ import os
 import threading
 from collections import OrderedDict, deque
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -86,10 +88,10 @@ class _Session:
 class LocalEnvironment:
     """An `Environment` on this machine. Thread-safe, and usable from any number of event loops."""
 
-    def __init__(
-        self, *, slots: int | None = None, max_sessions: int = 64, allow_weak_isolation: bool = False
-    ) -> None:
-        """`slots`: calls that run at once; by default two per core, since a call's wall clock runs while it waits for one."""
+    def __init__(self, *, slots: int | None = None, max_sessions: int = 64, allow_weak_isolation: bool = False) -> None:
+        """`slots`: calls that run at once; by default two per core, because a call's wall clock runs while it waits for
+        a core. `max_sessions`: living sessions, at least `slots`; the one idle longest makes room.
+        """
         self.slots = slots or min(64, max(4, 2 * (os.cpu_count() or 1)))
         self.max_sessions = max(max_sessions, self.slots)
         self._allow_weak_isolation = allow_weak_isolation
@@ -205,10 +207,8 @@ class LocalEnvironment:
             del self._sessions[name]
 
     def _send(self, request: Request, descriptors: list[int]) -> None:
-        try:
+        with suppress(OSError):  # the zygote is gone: the thread that reads from it sees that too, and recovers
             self._zygote.send(request, descriptors)
-        except OSError:
-            pass  # the zygote is gone: the thread that reads from it sees that too, and recovers
 
     def _cancel(self, call: _Call) -> None:
         with self._lock:

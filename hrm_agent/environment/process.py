@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from hrm_agent.environment.sandbox.protocol import HANDSHAKE_BYTES, REPLY, REQUEST, Reply, Request
@@ -18,9 +19,9 @@ WEAK = "rlimits"
 
 _BOOT = "import sys; sys.path.insert(0, {!r}); from sandbox.zygote import main; del sys.path[0]; main()"
 _HINT = (
-    "Allow unprivileged user namespaces (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns; "
-    "in a container: --security-opt seccomp=unconfined), or accept with allow_weak_isolation=True that model-written code "
-    "can reach the network and read your files."
+    "Allow unprivileged user namespaces (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns;"
+    " in a container: --security-opt seccomp=unconfined), or accept with allow_weak_isolation=True that model-written"
+    " code can reach the network and read your files."
 )
 
 
@@ -30,7 +31,7 @@ class ZygoteProcess:
     def __init__(self, isolation: str) -> None:
         self.isolation = isolation
         self._control, theirs = socket.socketpair()
-        self._errors = tempfile.TemporaryFile()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the process
         boot = _BOOT.format(str(Path(__file__).parent))
         mode = "namespaces" if isolation == NAMESPACES else "weak"
         # A fixed hash seed, because the order of a set would otherwise change a snippet's output from run to run.
@@ -75,10 +76,8 @@ class ZygoteProcess:
 
     def hang_up(self) -> None:
         """End the zygote: it exits when its socket closes, and takes its children with it."""
-        try:
+        with suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
 
     def wait(self) -> None:
         """Until the zygote is gone."""

@@ -1,8 +1,8 @@
 """The Python tool: model-written code, run in the active environment, its call recorded.
 
-One LangChain tool for both ways of calling it: `run_tool_calls` in our own loop, and LangGraph's prebuilt ToolNode in a
-user's graph that knows nothing of records. What the model reads is kept short and regular, because a small policy has to
-learn from it: the output as a notebook shows it, or the end of the traceback, whose last line names the error.
+One LangChain tool for both ways of calling it: `run_tool_calls` in our own loop, and LangGraph's prebuilt ToolNode in
+a user's graph that knows nothing of records. What the model reads is kept short and regular, because a small policy has
+to learn from it: the output as a notebook shows it, or the end of the traceback, whose last line names the error.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PythonTool(BaseTool):
     records_itself: ClassVar[bool] = True
 
     name: str = "python"
-    description: str = "Run Python code in a fresh interpreter and return what it prints and the value of its last expression."
+    description: str = "Run Python code in a fresh interpreter; returns what it prints and its last expression's value."
     args_schema: Any = PythonArguments
     response_format: Any = "content_and_artifact"
     metadata: dict[str, Any] | None = Field(default_factory=lambda: {RECORDED: True})
@@ -85,7 +85,10 @@ def tool_content(result: ExecutionResult) -> str:
 def _end_of_traceback(stderr: str) -> str:
     """Its last lines, without those that only underline."""
     lines = [line for line in stderr.splitlines() if line.strip(" ~^")]
-    return _shorten("\n".join(lines[-TRACEBACK_LINES:]), MAX_CONTENT // 2) or "Error: the code failed without a message"
+    return (
+        _shorten("\n".join(lines[-TRACEBACK_LINES:]).lstrip(), MAX_CONTENT // 2)
+        or "Error: the code failed without a message"
+    )
 
 
 def _outcome(result: ExecutionResult) -> ToolOutcome:

@@ -1,8 +1,8 @@
 """Writes a tool call to the journal before it runs and again when it has ended, and never runs a finished one twice.
 
-A node that runs again after a crash asks for the same tool calls. One that had finished gives its recorded answer; one that
-was under way runs again under the same record. So tools run at least once, and side effects of a finished call exactly
-once; `status` None in a stored record means that the process died (or was cancelled) in the middle of it.
+A node that runs again after a crash asks for the same tool calls. One that had finished gives its recorded answer; one
+that was under way runs again under the same record. So a tool runs at least once, and a finished call never again;
+`status` None in a stored record means that the process died (or was cancelled) in the middle of it.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ async def record_tool_call(
 ) -> ToolCall:
     """Run `execute` under a record, or give back the record of the same call if it has finished before.
 
-    Of the exceptions of `execute`, cancellation, LangGraph's control flow and errors that a person can mend pass through and
-    leave the record unfinished. Any other is a fault of the infrastructure and recorded as such.
+    Of the exceptions of `execute`, cancellation, LangGraph's control flow and errors that a person can mend pass
+    through and leave the record unfinished. Any other is a fault of the infrastructure and recorded as such.
     """
     started = _started(tool_call_id, name, arguments, config)
     journal = active_recording().journal
@@ -76,9 +76,7 @@ def as_message(record: ToolCall) -> ToolMessage:
     )
 
 
-def _started(
-    tool_call_id: str, name: str, arguments: dict[str, Any] | str, config: RunnableConfig
-) -> ToolCall:
+def _started(tool_call_id: str, name: str, arguments: dict[str, Any] | str, config: RunnableConfig) -> ToolCall:
     identity = graph_identity(config.get("metadata"), run_id=tool_call_id)
     return ToolCall(
         id=tool_record_id(identity.thread_id, identity.task_id, tool_call_id),

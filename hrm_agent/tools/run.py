@@ -1,7 +1,7 @@
 """Answers every tool call of a message, all at once, each with a recorded and typed outcome.
 
-A call that cannot be run is an outcome like any other: text that is no call, a tool that does not exist, arguments that do not
-fit. The policy is told what was wrong, and the record says `invalid_call`.
+A call that cannot be run is an outcome like any other: text that is no call, a tool that does not exist, arguments that
+do not fit. The policy is told what was wrong, and the record says `invalid_call`.
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ __all__ = ["run_tool_calls"]
 async def run_tool_calls(message: AIMessage, tools: Sequence[BaseTool], config: RunnableConfig) -> list[ToolMessage]:
     """One message per call of `message`: the decoded calls in their order, then those that could not be decoded.
 
-    All calls run to their end before an exception (an interrupt of a tool, an error that a person can mend) is raised, so that
-    nothing runs twice when the node does.
+    All calls run to their end before an exception (an interrupt of a tool, an error that a person can mend) is raised,
+    so that nothing runs twice when the node does.
     """
     by_name = {tool.name: tool for tool in tools}
     answers = [_answer(call, index, by_name, config) for index, call in enumerate(message.tool_calls)]
     for index, call in enumerate(invalid_tool_calls(message), start=len(answers)):
-        name, error = call.get("name") or "unknown", call.get("error") or "it could not be decoded"
-        answers.append(
-            _refuse(call.get("id") or f"call_{index}", name, call.get("args") or "", f"Invalid tool call: {error}", config)
-        )
+        call_id, name = call.get("id") or f"call_{index}", call.get("name") or "unknown"
+        content = f"Invalid tool call: {call.get('error') or 'it could not be decoded'}"
+        answers.append(_refuse(call_id, name, call.get("args") or "", content, config))
     results = await asyncio.gather(*answers, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

@@ -1,4 +1,5 @@
-"""What runs inside the sandbox process. Standard library only, relative imports only: it is loaded without hrm_agent.
+"""What runs inside the sandbox process: the standard library and relative imports only.
 
-`hrm_agent.environment.local` starts a bare interpreter that imports this folder as a package of its own.
+`hrm_agent.environment.process` starts a bare interpreter that imports this folder as a package of its own, without
+hrm_agent and what that needs.
 """

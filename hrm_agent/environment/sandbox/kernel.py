@@ -9,6 +9,8 @@ the pid namespace is what makes the death of the child the death of everything t
 
 from __future__ import annotations
 
+# pathlib would cost the zygote memory that every child pays for; /tmp is the cell's own.
+# ruff: noqa: PTH, S108
 import ctypes
 import os
 import resource
@@ -16,7 +18,16 @@ import socket
 import sys
 from ctypes import pythonapi
 
-__all__ = ["UNPRIVILEGED_ID", "build_root", "clone", "die_with_parent", "drop_root", "enter_cell", "enter_namespaces", "set_limits"]
+__all__ = [
+    "build_root",
+    "clone",
+    "die_with_parent",
+    "drop_root",
+    "enter_cell",
+    "enter_namespaces",
+    "prefer_as_victim",
+    "set_limits",
+]
 
 UNPRIVILEGED_ID = 65533
 """User and group of snippets when the host is root: an id that no account owns."""
@@ -57,9 +68,7 @@ def clone(*, isolated: bool) -> tuple[int, int]:
         pid = os.fork()
         return (pid, os.pidfd_open(pid)) if pid else (0, -1)
     pidfd = ctypes.c_int(-1)
-    arguments = _CloneArgs(
-        flags=CELL_NAMESPACES | CLONE_PIDFD, pidfd=ctypes.addressof(pidfd), exit_signal=SIGCHLD
-    )
+    arguments = _CloneArgs(flags=CELL_NAMESPACES | CLONE_PIDFD, pidfd=ctypes.addressof(pidfd), exit_signal=SIGCHLD)
     pythonapi.PyOS_BeforeFork()
     pid = int(_libc.syscall(SYS_CLONE3, ctypes.addressof(arguments), ctypes.sizeof(arguments), 0, 0, 0))
     if pid == 0:
@@ -84,7 +93,7 @@ def enter_namespaces() -> None:
 
 
 def build_root() -> int:
-    """Replace / by read-only binds of what the interpreter needs. Returns a descriptor of /proc, which is not among it."""
+    """Replace / by read-only binds of what the interpreter needs. Returns a descriptor of /proc, which is not there."""
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
     _mount(None, "/", None, MS_REC | MS_PRIVATE)
     root = "/proc"  # any folder that surely exists and that nothing is bound from
@@ -126,13 +135,21 @@ def drop_root() -> None:
         _libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
+def prefer_as_victim() -> None:
+    """When memory runs out, the kernel kills this process and its children before others."""
+    _write("/proc/self/oom_score_adj", None, "800")
+
+
 def die_with_parent() -> None:
     """SIGKILL when the thread that started this process ends. To be called after the last change of user."""
     _libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
 
 
 def enter_cell(proc: int, outside: tuple[int, int]) -> None:
-    """In a fresh child: own ids, no further user namespaces, a private /tmp, no capabilities. `outside`: uid and gid."""
+    """In a fresh child: own ids, no user namespaces of its own, a private /tmp, no capabilities.
+
+    `outside` is the zygote's uid and gid; `proc` a descriptor of /proc.
+    """
     _map_ids("self", proc, (INSIDE_ID, outside[0]), (INSIDE_ID, outside[1]))
     _write("sys/user/max_user_namespaces", proc, "0")
     _mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, TMP_OPTIONS)

@@ -11,16 +11,26 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
-__all__ = ["HANDSHAKE_BYTES", "OUT_OF_MEMORY_EXIT", "REPLY", "REQUEST", "SNIPPET", "Ended", "Operation", "Reply", "Request"]
+__all__ = [
+    "HANDSHAKE_BYTES",
+    "OUT_OF_MEMORY_EXIT",
+    "REPLY",
+    "REQUEST",
+    "SNIPPET",
+    "Ended",
+    "Operation",
+    "Reply",
+    "Request",
+]
 
 REQUEST = struct.Struct("=BQQddqqq")
 REPLY = struct.Struct("=QBidd")
 HANDSHAKE_BYTES = 512
-"""The zygote's first message: empty text if all layers are in force, else what is missing; padded with zeros."""
+"""The zygote's first message: empty if all layers are in force, else what is missing; padded with zeros."""
 SNIPPET = "<snippet>"
 """File name of model-written code in tracebacks."""
 OUT_OF_MEMORY_EXIT = 91
-"""Exit code of a snippet that ended with MemoryError. A snippet may claim it; it is charged for it like for any failure."""
+"""Exit code of a snippet that ended with MemoryError. A snippet may claim it; it is charged as for any failure."""
 
 
 class Operation(IntEnum):

@@ -6,6 +6,9 @@ its own claims. That the call started, how it ended and how long it took is obse
 
 from __future__ import annotations
 
+# pathlib would cost the zygote memory, and the package is loaded under another name (see __init__); running code is
+# what this module is for.
+# ruff: noqa: PTH, S102, S307, TID252
 import ast
 import errno
 import io
@@ -30,8 +33,8 @@ def read_code(descriptor: int) -> str:
 
 
 def open_streams() -> None:
-    """Text streams over descriptors 0 to 2. Line by line, so that nothing printed is lost when the process is killed."""
-    sys.stdin = open(0, encoding="utf-8", closefd=False)
+    """Text streams over descriptors 0 to 2, by the line, so that nothing printed is lost when the process is killed."""
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         raw = io.BufferedWriter(io.FileIO(descriptor, "w", closefd=False))
         setattr(sys, name, io.TextIOWrapper(raw, "utf-8", errors="backslashreplace", line_buffering=True))
@@ -88,11 +91,7 @@ def _report(error: BaseException) -> int:
         text = "".join(report.format())
     except BaseException:
         text = f"{type(error).__name__}\n"
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except BaseException:
-        pass
+    _flush()  # the traceback comes after what the snippet printed
     os.write(2, text.encode("utf-8", "backslashreplace"))
     return OUT_OF_MEMORY_EXIT if exhausted else 1
 

@@ -1,14 +1,16 @@
 """The fork server: one small warm interpreter that forks a child per call, watches its time and reports its death.
 
-Started with no environment and two descriptors: the control socket and stderr. It reads requests of fixed size, passes the
-descriptors that come with them to a child, and forgets them. It waits on process descriptors, so a child cannot answer
-in its place; a child's death, its duration and its CPU time are what the kernel says of it. When the control socket
-closes, because the host ended it or died, the zygote exits, and being process 1 of its own pid namespace it takes
-everything below with it.
+Started with no environment and one descriptor of its own, the control socket. It reads requests of fixed size, passes
+the descriptors that come with them to a child, and forgets them. It waits on process descriptors, so a child cannot
+answer in its place: a child's death, its duration and its CPU time are what the kernel says of it. When the control
+socket closes, because the host ended it or died, the zygote exits, and being process 1 of its own pid namespace it
+takes everything below with it.
 """
 
 from __future__ import annotations
 
+# pathlib would cost the zygote memory, and the package is loaded under another name (see __init__).
+# ruff: noqa: PTH, TID252
 import fcntl
 import gc
 import os
@@ -19,6 +21,7 @@ import socket
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType
 from typing import NoReturn
@@ -30,7 +33,9 @@ __all__ = ["main"]
 
 SHORTEST_LOOK = 0.001
 """Seconds between two looks at a process that is close to its CPU limit."""
-WARM_SNIPPET = "import fractions, itertools, collections\ndef f(n: int) -> int:\n    return sum(range(n))\nprint(f(3))\n"
+WARM_SNIPPET = (
+    "import fractions, itertools, collections\ndef f(n: int) -> int:\n    return sum(range(n))\nprint(f(3))\n"
+)
 
 
 @dataclass(slots=True)
@@ -103,11 +108,10 @@ class Zygote:
         request = Request(*REQUEST.unpack(data))
         if request.operation == Operation.RUN:
             self._start(request, descriptors)
-        for child in list(self._children.values()):
-            if request.operation == Operation.END_SESSION and child.session == request.session:
-                self._kill(child, Ended.KILLED)
-            elif request.operation == Operation.KILL_CALL and child.call is not None and child.call.call == request.call:
-                self._kill(child, Ended.KILLED)
+        else:
+            for child in self._children.values():
+                if _is_meant(child, request):
+                    self._kill(child, Ended.KILLED)
         for descriptor in descriptors:
             os.close(descriptor)
         return True
@@ -227,6 +231,12 @@ class Zygote:
         signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
 
 
+def _is_meant(child: Child, request: Request) -> bool:
+    if request.operation == Operation.END_SESSION:
+        return child.session == request.session
+    return child.call is not None and child.call.call == request.call
+
+
 def _serve_call(request: Request, descriptors: list[int]) -> int:
     source = _install(descriptors, highest=snippet.VALUE_DESCRIPTOR)
     return snippet.run(source, snippet.new_module(), request.value_bytes)
@@ -267,10 +277,8 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _kill_group(pid: int) -> None:
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def _remove(folder: str | None) -> None:
@@ -285,7 +293,7 @@ def _warm_up() -> None:
     saved = sys.stdout, sys.stderr, os.dup(2)
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 2)
-    sys.stdout = sys.stderr = open(os.devnull, "w")
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     snippet.run(WARM_SNIPPET, ModuleType("warm"), 0)
     snippet.run("1/0", ModuleType("warm"), 0)
     sys.stdout, sys.stderr = saved[:2]
@@ -327,6 +335,7 @@ def main() -> None:
     """`argv`: the control socket's descriptor, and `namespaces` or `weak`."""
     control = socket.socket(fileno=int(sys.argv[1]))
     os.environ.clear()
+    kernel.prefer_as_victim()
     _warm_up()
     proc, missing = None, ""
     try:
