@@ -1,0 +1,157 @@
+"""Reinforcement learning over recorded graph runs: GRPO, and GRPO-RoC of rStar2-Agent (arXiv 2508.20722, section 3).
+
+One step: draw prompts, roll out a group of episodes for each through the graph, verify, select, credit, one optimiser
+step, publish. `train` below is that sentence. The three algorithms (`training.roc.ALGORITHMS`) differ in which rollouts of a
+group are trained on, and in nothing else.
+
+Kill it anywhere. Every model and tool call of the step under way is on record, and the weights before it are in the
+checkpoint: `train` called again on the same folder takes up the step where it stood. With one seed it samples the same
+tokens (the noise of a call is a function of its place, not of time), and since an on-policy step takes its own
+log-probs as the old ones, the update depends on the tokens alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from accelerate import Accelerator
+from pydantic import BaseModel, ConfigDict, Field
+
+from graphs.episode import EpisodeRunner
+from hrm_agent.environment import LocalEnvironment
+from hrm_agent.store import open_store
+from hrm_agent.trajectory import Overlay, Sampling, Trajectory, derive_seed
+from training.advantages import group_advantages
+from training.batch import build_batches
+from training.evaluate import group_metrics
+from training.metrics import MetricsLog, Phases
+from training.policy import TrainablePolicy
+from training.roc import RocOptions, select
+from training.rollout import group_episodes, rollout
+from training.tasks import Task, load_tasks
+
+__all__ = ["GrpoConfig", "train"]
+
+
+class GrpoConfig(BaseModel):
+    """One run of reinforcement learning. The defaults are the demo's; the paper's values stand beside them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    policy: str = "builtin:cold-start"
+    """Where to start: a built-in policy, a model folder, or hf:NAME."""
+    tasks: str = "word_problems"
+    """Family of tasks, as for `load_tasks`."""
+    graph: str = "tool_loop"
+    context: dict[str, Any] = Field(default_factory=lambda: {"max_turns": 6, "max_tokens": 256})
+    """Options of the graph: its budgets."""
+    algorithm: Literal["grpo", "grpo-random", "grpo-roc"] = "grpo-roc"
+    selection: Literal["inverse", "lowest"] = "inverse"
+    """How RoC draws positives: as in the paper, or as in its released code."""
+    steps: int = Field(40, ge=1)
+    """Optimiser steps (paper: 510 in three stages)."""
+    prompts_per_step: int = Field(16, ge=1)
+    """Paper: 512."""
+    group_size: int = Field(8, ge=2)
+    """G, the rollouts of a prompt that are trained on (paper: 16)."""
+    oversampling: int = Field(2, ge=1)
+    """grpo-random and grpo-roc sample this many times G (paper: 2); grpo samples G."""
+    learning_rate: float = Field(2e-4, gt=0)
+    """Constant after the warm-up (paper: 1e-6 for 14B parameters)."""
+    warmup_steps: int = Field(0, ge=0)
+    """Paper: 20."""
+    weight_decay: float = Field(0.01, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0)
+    clip_low: float = Field(0.2, gt=0)
+    clip_high: float = Field(0.28, gt=0)
+    temperature: float = Field(1.0, gt=0)
+    micro_batch_tokens: int = Field(8192, ge=1)
+    """Most tokens, padding included, of one forward pass."""
+    concurrency: int = Field(256, ge=1)
+    """Rollouts open at a time."""
+    seed: int = 0
+
+    @property
+    def samples(self) -> int:
+        """Rollouts of a prompt."""
+        return self.group_size * (1 if self.algorithm == "grpo" else self.oversampling)
+
+
+async def train(
+    config: GrpoConfig,
+    folder: Path,
+    *,
+    on_rollout: Callable[[Trajectory], None] | None = None,
+    on_step: Callable[[dict[str, float]], None] | None = None,
+) -> Path:
+    """Train, or go on with, the run in `folder`; returns the folder of the trained model."""
+    accelerator = Accelerator()
+    policy = TrainablePolicy(config, accelerator)
+    policy.restore(folder / "checkpoint")
+    log = MetricsLog(folder / "metrics.jsonl", before_step=policy.version)
+    pool = load_tasks(config.tasks, split="train", seed=config.seed, count=config.steps * config.prompts_per_step)
+    environment = LocalEnvironment()
+    with open_store(folder / "store.db") as store, policy.engine:
+        sampling = Sampling(temperature=config.temperature)
+        runner = EpisodeRunner(store, policy.engine, policy.name, environment, sampling)
+        for step in range(policy.version, config.steps):
+            phases = Phases()
+            episodes = group_episodes(
+                draw(pool, step, config),
+                config.samples,
+                run_id=folder.name,
+                stage=f"step-{step}",
+                seed=config.seed,
+                graph=config.graph,
+                context=config.context,
+            )
+            with phases("rollout"):
+                rollouts = await rollout(runner, episodes, concurrency=config.concurrency, on_done=on_rollout)
+            with phases("select"):
+                overlays = group_advantages(judge(rollouts, step, folder.name, config))
+                store.journal.write_overlays(overlays)
+                batches = build_batches(rollouts, overlays, token_budget=config.micro_batch_tokens)
+            with phases("update"):
+                update = policy.update(batches)
+            row = {"step": step, **group_metrics(rollouts, overlays), **update, **phases.seconds()}
+            log.append(row)
+            policy.checkpoint(folder / "checkpoint")
+            if on_step is not None:
+                on_step(row)
+        policy.save(folder / "model")
+    await environment.close()
+    return folder / "model"
+
+
+def draw(pool: Sequence[Task], step: int, config: GrpoConfig) -> list[Task]:
+    """The prompts of a step: passes over the pool, each in an order of its own."""
+    first = step * config.prompts_per_step
+    return [_nth(pool, place, config.seed) for place in range(first, first + config.prompts_per_step)]
+
+
+def _nth(pool: Sequence[Task], place: int, seed: int) -> Task:
+    epoch, index = divmod(place, len(pool))
+    return pool[_order(len(pool), derive_seed(seed, "draw", epoch))[index]]
+
+
+@lru_cache(maxsize=2)
+def _order(size: int, seed: int) -> list[int]:
+    return random.Random(seed).sample(range(size), size)
+
+
+def judge(rollouts: Sequence[Trajectory], step: int, run_id: str, config: GrpoConfig) -> list[Overlay]:
+    """A verdict for every rollout, group by group."""
+    groups = [rollouts[i : i + config.samples] for i in range(0, len(rollouts), config.samples)]
+    options = RocOptions(selection=config.selection)
+    seed = config.seed
+    return [
+        overlay
+        for group in groups
+        for overlay in select(
+            group, config.group_size, config.algorithm, seed=seed, run_id=run_id, step=step, options=options
+        )
+    ]

@@ -1,0 +1,78 @@
+"""What a run writes down while it goes on: one row a step, with the time that each phase took.
+
+A row is appended before the checkpoint of its step. If the process dies between the two, the step is taken again and its old
+row is dropped on resume, so that the file never holds a step twice.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+__all__ = ["MetricsLog", "Phases", "read_metrics"]
+
+Row = dict[str, Any]
+
+
+class MetricsLog:
+    """`metrics.jsonl`, from step 0 up to and without `before_step`, then growing."""
+
+    def __init__(self, path: Path, *, before_step: int = 0) -> None:
+        self.path = path
+        kept = [row for row in read_metrics(path) if row["step"] < before_step]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+
+    def append(self, row: Row) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def read_metrics(path: Path) -> list[Row]:
+    """All whole rows of a metrics file; a last line that a kill cut short is left out."""
+    if not path.exists():
+        return []
+    rows: list[Row] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
+
+
+class Phases:
+    """Wall-clock and CPU seconds by phase; the CPU time of child processes (the sandbox) is included."""
+
+    def __init__(self) -> None:
+        self._spent: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        wall, cpu = time.perf_counter(), _cpu_seconds()
+        try:
+            yield
+        finally:
+            self._spent[f"{name}_seconds"] = time.perf_counter() - wall
+            self._spent[f"{name}_cpu_seconds"] = _cpu_seconds() - cpu
+
+    def seconds(self) -> dict[str, float]:
+        """`{phase}_seconds` and `{phase}_cpu_seconds` of the phases that have ended."""
+        return dict(self._spent)
+
+
+def _cpu_seconds() -> float:
+    """CPU time of this process, its threads, its living children, and those children's dead ones."""
+    total = time.process_time()
+    for child in psutil.Process().children(recursive=True):
+        try:
+            total += sum(child.cpu_times()[:4])
+        except psutil.NoSuchProcess:
+            continue
+    return total

@@ -1,0 +1,32 @@
+"""Pictures of a training run, as PNG files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["plot_curves"]
+
+_CURVES = (
+    ("accuracy", "accuracy of all rollouts", (0.0, 1.0)),
+    ("tool_error_share", "tool errors among correct", (0.0, None)),
+    ("mean_tokens", "sampled tokens per rollout", (0.0, None)),
+    ("rejected_share", "groups without a signal", (0.0, 1.0)),
+)
+
+
+def plot_curves(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
+    """Four curves over the steps of `rows` (`metrics.jsonl`), as one picture of 10 x 6 inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # no display, no global state of pyplot
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title)
+    steps = [row["step"] for row in rows]
+    for axes, (name, label, limits) in zip(figure.subplots(2, 2).flat, _CURVES, strict=True):
+        axes.plot(steps, [row[name] for row in rows], marker=".", linewidth=1.5)
+        axes.set(title=label, xlabel="step", ylim=limits)
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,116 @@
+"""The policy under training: weights, optimiser and version, and the engine that samples from the same weights.
+
+In one process the engine and the trainer share one module, so that publishing version n + 1 is a matter of telling the
+engine to forget its cache. A checkpoint is a folder that appears under its final name only when it is whole: a kill at any
+moment leaves either the old one or the new one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_model
+
+from hrm_agent.errors import ModelError, RunError
+from hrm_agent.models.load import load_policy
+from hrm_agent.models.transformers_engine import TransformersEngine
+from training.batch import MicroBatch
+from training.sft import save_policy
+from training.update import policy_update
+
+if TYPE_CHECKING:
+    from training.grpo import GrpoConfig
+
+__all__ = ["TrainablePolicy"]
+
+_OPTIMIZER = "optimizer.pt"
+_STATE = "state.json"
+
+
+class TrainablePolicy:
+    """A causal LM with its optimiser, its version, and its engine."""
+
+    def __init__(self, config: GrpoConfig, accelerator: Accelerator) -> None:
+        """`config.policy` must name weights on this machine."""
+        name = config.policy
+        engine = load_policy.__wrapped__(name)  # never the shared one: this module is going to change
+        if not isinstance(engine, TransformersEngine):
+            raise ModelError(f"Policy {name!r} has no weights here that could be trained.", "Name a model folder or hf:NAME.")
+        self.name = name
+        self.engine = engine
+        self.accelerator = accelerator
+        model = engine.model
+        optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
+        self.model, self.optimizer = accelerator.prepare(model, optimizer)
+        self._config = config
+
+    @property
+    def version(self) -> int:
+        """Number of optimiser steps behind the weights."""
+        return self.engine.policy_version
+
+    def update(self, batches: Sequence[MicroBatch]) -> dict[str, float]:
+        """One optimiser step, then version n + 1 on the engine."""
+        config = self._config
+        warm = min(1.0, (self.version + 1) / max(1, config.warmup_steps))
+        for group in self.optimizer.param_groups:
+            group["lr"] = config.learning_rate * warm
+        metrics = policy_update(
+            self.model,
+            self.optimizer,
+            batches,
+            accelerator=self.accelerator,
+            max_grad_norm=config.max_grad_norm,
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            on_policy=True,
+        )
+        self.engine.publish(self.version + 1)
+        return metrics
+
+    def save(self, folder: Path) -> None:
+        """Save weights, tokenizer and chat template in Hugging Face's layout."""
+        save_policy(self.accelerator.unwrap_model(self.model), self.engine.codec, folder)
+
+    def checkpoint(self, folder: Path) -> None:
+        """Save everything that the next step depends on, in place of the previous checkpoint."""
+        fresh, old = folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
+        shutil.rmtree(fresh, ignore_errors=True)
+        self.save(fresh)
+        torch.save(self.optimizer.state_dict(), fresh / _OPTIMIZER)
+        (fresh / _STATE).write_text(json.dumps({"version": self.version}))
+        for path in (*fresh.iterdir(), fresh):
+            _sync(path)
+        shutil.rmtree(old, ignore_errors=True)
+        if folder.exists():
+            folder.rename(old)
+        fresh.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def restore(self, folder: Path) -> None:
+        """Go on from the newest whole checkpoint, if there is one."""
+        found = folder if folder.exists() else folder.with_name(folder.name + ".old")
+        if not found.exists():
+            return
+        try:
+            state = json.loads((found / _STATE).read_text())
+            load_model(self.accelerator.unwrap_model(self.model), found / "model.safetensors")
+            self.optimizer.load_state_dict(torch.load(found / _OPTIMIZER, weights_only=True))
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise RunError(f"The checkpoint {found} cannot be read: {error}.", "Start the run anew in another folder.") from error
+        self.engine.publish(int(state["version"]))
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
