@@ -1,0 +1,201 @@
+"""Trajectories to files that other programs read, and back: JSON lines and Parquet.
+
+A JSONL line is a whole trajectory in the published format. Parquet is for many: the columns that one filters by stand
+beside the record, and tokens are stored as bytes, since a list of numbers costs a multiple of that in any other column
+type. Both are read back as equal `Trajectory` objects (log-probs are 32-bit numbers in Parquet, as in the store).
+
+A file appears under its name only when it is complete.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from hrm_agent.errors import StoreError, StoreVersionError
+from hrm_agent.trajectory.schema import SCHEMA_VERSION, Call, Trajectory
+
+__all__ = ["COLUMNS", "read_jsonl", "read_parquet", "write_jsonl", "write_parquet"]
+
+COLUMNS: dict[str, str] = {
+    "schema_version": "int64; version of the format that `record` is in",
+    "id": "string; id of the trajectory",
+    "run_id": "string; the run that asked for it",
+    "group_id": "string; shared by the rollouts of one task in one step",
+    "task_id": "string; id of the task within its family",
+    "task_family": "string; name of the family",
+    "graph": "string; the graph, as the user named it",
+    "policy": "string; the policy, as the user named it",
+    "policy_version": "int64; optimiser steps behind its weights at the start of the run",
+    "status": "string; see RunStatus",
+    "stop_reason": "string or null; see StopReason",
+    "reward": "double or null; the reward `correct`, null if it was not verified",
+    "trainable": "boolean; every call has token ids and raw log-probs",
+    "sampled_tokens": "int64; tokens that the policy sampled, over all calls",
+    "record": "string; the trajectory as JSON, without the tokens of its calls",
+    "token_ids": "list of binary; per call of `record`, little-endian int32",
+    "mask": "list of binary; per call of `record`, one byte per token, 1 where the policy sampled it",
+    "logprobs": "list of binary; per call of `record`, little-endian float32, natural log",
+}
+"""Parquet column -> its Arrow type and meaning."""
+
+_TOKEN_FIELDS = {"token_ids", "mask", "logprobs"}
+_ROWS_PER_GROUP = 256
+
+
+def write_jsonl(trajectories: Iterable[Trajectory], path: Path) -> int:
+    """One trajectory a line; returns how many."""
+    count = 0
+    with _complete_or_absent(path) as part, part.open("w", encoding="utf-8") as file:
+        for trajectory in trajectories:
+            file.write(trajectory.model_dump_json() + "\n")
+            count += 1
+    return count
+
+
+def read_jsonl(path: Path) -> Iterator[Trajectory]:
+    """The trajectories of a JSONL export. Raises `StoreError` naming the line that cannot be read."""
+    with _open_text(path) as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield _parse(line, f"{path}:{number}")
+
+
+@contextmanager
+def _open_text(path: Path) -> Generator[Iterable[str]]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            yield file
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"{path} cannot be read: {error}.", "Name a file that `hrm-agent export` wrote.") from error
+
+
+def write_parquet(trajectories: Iterable[Trajectory], path: Path) -> int:
+    """One trajectory a row; returns how many. Needs pyarrow. Raises `StoreError` without it."""
+    pa, parquet = _pyarrow()
+    count, remaining = 0, iter(trajectories)
+    with (
+        _complete_or_absent(path) as part,
+        parquet.ParquetWriter(part, _arrow_schema(pa), compression="zstd") as writer,
+    ):
+        while rows := [_row(trajectory) for trajectory in islice(remaining, _ROWS_PER_GROUP)]:
+            writer.write_table(pa.Table.from_pylist(rows, schema=writer.schema))
+            count += len(rows)
+    return count
+
+
+def read_parquet(path: Path) -> Iterator[Trajectory]:
+    """The trajectories of a Parquet export. Raises `StoreError` for a file that is none."""
+    pa, parquet = _pyarrow()
+    wanted = ["record", "token_ids", "mask", "logprobs"]
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=_ROWS_PER_GROUP, columns=wanted):
+                for row in batch.to_pylist():
+                    yield _from_row(row, str(path))
+    except (OSError, KeyError, pa.ArrowException) as error:
+        hint = "Name a Parquet file that `hrm-agent export` wrote."
+        raise StoreError(f"{path} is no export of trajectories: {error}.", hint) from error
+
+
+def _row(trajectory: Trajectory) -> dict[str, Any]:
+    calls = trajectory.calls
+    return {
+        "schema_version": trajectory.schema_version,
+        "id": trajectory.id,
+        "run_id": trajectory.run_id,
+        "group_id": trajectory.group_id,
+        "task_id": trajectory.task.id,
+        "task_family": trajectory.task.family,
+        "graph": trajectory.graph,
+        "policy": trajectory.policy,
+        "policy_version": trajectory.policy_version,
+        "status": trajectory.status.value,
+        "stop_reason": trajectory.stop_reason.value if trajectory.stop_reason else None,
+        "reward": trajectory.rewards.get("correct"),
+        "trainable": trajectory.trainable,
+        "sampled_tokens": trajectory.sampled_tokens,
+        "record": trajectory.model_dump_json(exclude={"calls": {"__all__": _TOKEN_FIELDS}}),
+        "token_ids": [np.asarray(call.token_ids, "<i4").tobytes() for call in calls],
+        "mask": [bytes(call.mask) for call in calls],
+        "logprobs": [np.asarray(call.logprobs, "<f4").tobytes() for call in calls],
+    }
+
+
+def _from_row(row: dict[str, Any], where: str) -> Trajectory:
+    bare = _parse(row["record"], where)
+    columns = zip(bare.calls, row["token_ids"], row["mask"], row["logprobs"], strict=True)
+    return bare.model_copy(update={"calls": tuple(_with_tokens(*column) for column in columns)})
+
+
+def _with_tokens(call: Call, token_ids: bytes, mask: bytes, logprobs: bytes) -> Call:
+    tokens = {
+        "token_ids": tuple(np.frombuffer(token_ids, "<i4").tolist()),
+        "mask": tuple(byte == 1 for byte in mask),
+        "logprobs": tuple(np.frombuffer(logprobs, "<f4").tolist()),
+    }
+    return call.model_copy(update=tokens)
+
+
+def _parse(text: str, where: str) -> Trajectory:
+    try:
+        return Trajectory.model_validate_json(text)
+    except ValidationError as error:
+        _refuse_newer_version(text, where)
+        first = error.errors(include_url=False)[0]
+        at = ".".join(str(part) for part in first["loc"]) or "the line"
+        raise StoreError(f"{where} holds no trajectory: {at}: {first['msg']}.", "Export the store again.") from error
+
+
+def _refuse_newer_version(text: str, where: str) -> None:
+    try:
+        version = json.loads(text)["schema_version"]
+    except (ValueError, KeyError, TypeError):
+        return
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise StoreVersionError(
+            f"{where} has schema version {version}; this program knows versions up to {SCHEMA_VERSION}.",
+            "Update with `pip install --upgrade hrm-agent`.",
+        )
+
+
+def _arrow_schema(pa: Any) -> Any:
+    types: dict[str, Callable[[], Any]] = {
+        "string": pa.string,
+        "int64": pa.int64,
+        "double": pa.float64,
+        "boolean": pa.bool_,
+        "list": lambda: pa.list_(pa.binary()),
+    }
+    return pa.schema([(name, types[text.split()[0].rstrip(";")]()) for name, text in COLUMNS.items()])
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]
+        from pyarrow import parquet  # pyright: ignore[reportMissingTypeStubs]
+    except ImportError as error:
+        raise StoreError(
+            "Parquet needs pyarrow, which is not installed.",
+            "Run `pip install 'hrm-agent[train]'`, or export with --format jsonl.",
+        ) from error
+    return pa, parquet
+
+
+@contextmanager
+def _complete_or_absent(path: Path) -> Generator[Path]:
+    """A path to write to, renamed to `path` at the end and removed on failure."""
+    part = path.with_name(path.name + ".part")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
