@@ -2,8 +2,8 @@
 
     A_i = (R_i - mean R) / (std R + eps)
 
-over the rollouts of a group that were *kept*, with the unbiased standard deviation (rStar2-Agent, section 2). Taking the
-statistics after the selection is the paper's choice: the baseline belongs to the rollouts that are trained on.
+over the rollouts of a group that were *kept*, with the unbiased standard deviation (rStar2-Agent, section 2). Taking
+the statistics after the selection is the paper's choice: the baseline belongs to the rollouts that are trained on.
 
 A graph has several roles and makes many calls, an outcome is one number. `whole_trajectory` gives every call the
 trajectory's advantage, the assumption of GRPO: with one number for a whole run nothing better is known. A `Credit` that

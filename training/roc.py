@@ -1,9 +1,9 @@
 """Resample on correct (GRPO-RoC): which rollouts of a group are trained on.
 
-rStar2-Agent (arXiv 2508.20722) samples 2G rollouts of a question and keeps G: half of the negatives at random, so that
-the ways of failing stay diverse, and half of the positives, preferring those with few tool errors and a clean format.
-An outcome reward alone teaches that a clumsy trajectory is as good as a clean one if both end right; selecting the clean
-ones says otherwise *without touching the reward*, which would invite hacking it.
+rStar2-Agent (arXiv 2508.20722) samples 2G rollouts of a question and keeps G: half of the negatives at random, so
+that the ways of failing stay diverse, and half of the positives, preferring those with few tool errors and a clean
+format. An outcome reward alone teaches that a clumsy trajectory is as good as a clean one if both end right; selecting
+the clean ones says otherwise *without touching the reward*, which would invite hacking it.
 
     p_err    = 0.5 if the rollout called no tool, else failed calls / calls
     p_format = 1 without an <answer> tag,         else min(1, surplus answer tags / turns)
@@ -21,10 +21,10 @@ Three deviations from the paper and the code released with it, each because of a
 * Surplus answer tags are counted within each conversation. With one conversation this is the paper's answer_tags - 1; a
   graph in which several solvers answer once each has no surplus. Only the policy's own messages are counted.
 
-Nothing vanishes: each rollout gets an `Overlay` whose reason says in words what became of it. Truncated rollouts stay, with
-reward 0 (filtering them made truncation worse). Rollouts that failed, were aborted or never ended (by no fault of the
-policy: what a policy does wrong is data, not a failure) are dropped *before* the quotas, so that a fault of a machine
-neither counts as a negative nor changes the mean.
+Nothing vanishes: each rollout gets an `Overlay` whose reason says in words what became of it. Truncated rollouts stay,
+with reward 0 (filtering them made truncation worse). Rollouts that failed, were aborted or never ended (by no fault of
+the policy: what a policy does wrong is data, not a failure) are dropped *before* the quotas, so that a fault of a
+machine neither counts as a negative nor changes the mean. A group that shrinks below G by this is kept whole.
 
 The draw depends on the seed and on each rollout's place in its group (`sample_index`), not on the order of the list nor
 on ids that contain the time. Hence a permuted group, or one collected again after a crash, is judged alike.
@@ -140,8 +140,9 @@ def outcome_reward(trajectory: Trajectory) -> float:
 
 
 def _keep_all(candidates: Sequence[Candidate], keep: int, rng: random.Random, options: RocOptions) -> Reasons:
-    del keep, rng, options
-    return {c.trajectory.id: f"one of all {len(candidates)} rollouts" for c in candidates}
+    del rng, options
+    short = f", fewer than the {keep} wanted" if len(candidates) < keep else ""
+    return {c.trajectory.id: f"one of all {len(candidates)} rollouts{short}" for c in candidates}
 
 
 def _keep_random(candidates: Sequence[Candidate], keep: int, rng: random.Random, options: RocOptions) -> Reasons:

@@ -1,0 +1,6 @@
+"""Problems and how their answers are verified."""
+
+from training.tasks.base import Task, Verifier
+from training.tasks.registry import load_tasks
+
+__all__ = ["Task", "Verifier", "load_tasks"]

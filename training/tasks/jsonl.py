@@ -5,8 +5,8 @@ otherwise; `id` names the key of an identifier (without it, the line number). GS
 ends with `#### 18`, are understood: what follows the last `####` is the reference.
 
 A file is one split. Where `{split}` stands in FILE it is replaced, so that `jsonl:gsm8k/{split}.jsonl` names both. The
-order is a permutation of the rows drawn from the seed, and `count` takes its beginning; asking for more rows than there
-are is an error, because repeating or leaving out rows in silence would change what a score means.
+order is a permutation of the rows drawn from the seed, and `count` takes at most that many from its beginning: no row
+comes twice.
 """
 
 from __future__ import annotations
@@ -29,14 +29,12 @@ _KEYS = {"question": "question", "answer": "answer", "id": ""}
 
 
 def load_jsonl(spec: str, *, split: str, seed: int, count: int | None = None) -> list[Task]:
-    """Tasks of `FILE?query`; all of them if `count` is None. Raises `TaskError` naming file, line and fault."""
+    """At most `count` tasks of `FILE?query`, all of them for None. Raises `TaskError` naming file, line and fault."""
     location, _, query = spec.partition("?")
     path = Path(unquote(location).replace("{split}", split)).expanduser()
     keys = _keys(query)
     tasks = [_task(spec, path, line, row, keys) for line, row in _rows(path)]
     random.Random(derive_seed(seed, "jsonl", split)).shuffle(tasks)
-    if count is not None and count > len(tasks):
-        raise TaskError(f"{path} has {len(tasks)} rows, {count} were asked for.", f"Ask for at most {len(tasks)}.")
     return tasks[:count]
 
 

@@ -40,9 +40,9 @@ FAMILIES: dict[str, Callable[..., list[Task]]] = {
 
 
 def load_tasks(spec: str, *, split: str, seed: int, count: int | None = None) -> list[Task]:
-    """`count` tasks of `spec`, or all of a finite family if `count` is None.
+    """`count` tasks of `spec`. A finite family gives no more than it has, and all of them for None.
 
-    Raises `TaskError` for an unknown family, a malformed file, or more tasks than there are.
+    Raises `TaskError` for an unknown family or a malformed file.
     """
     name, _, rest = spec.partition(":")
     family = FAMILIES.get(name)
