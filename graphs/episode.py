@@ -140,7 +140,9 @@ class EpisodeRunner:
     async def _drive(
         self, graph: Pregel[Any, Any, Any, Any], episode: Episode, context: Any, on_update: OnUpdate | None, *, resumed: bool
     ) -> dict[str, Any]:
-        graph = graph.copy(update={"checkpointer": self.store.checkpointer})
+        # LangGraph forgets a graph's list of allowed types when it is copied: hand it to the checkpointer instead.
+        allowed: set[tuple[str, ...]] = getattr(graph, "_serde_allowlist", None) or set()
+        graph = graph.copy(update={"checkpointer": self.store.checkpointer.with_allowlist(allowed)})
         config: RunnableConfig = {
             "configurable": {"thread_id": episode.thread_id},
             "recursion_limit": self.recursion_limit,

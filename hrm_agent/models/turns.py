@@ -7,13 +7,12 @@ Everything that could differ between invoke, stream and batch lies outside of th
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
 from hrm_agent.models.engine import Codec, Completion, Engine, TemplateMismatch
 from hrm_agent.trajectory import (
@@ -27,7 +26,6 @@ from hrm_agent.trajectory import (
     Sampling,
     call_id,
     content_hash,
-    derive_seed,
 )
 
 __all__ = ["Prefix", "Turn", "close_text_turn", "close_turn", "context_of", "find_prefix", "open_turn", "recorded_call_id"]
@@ -80,14 +78,8 @@ def open_turn(
     if isinstance(claimed, Call):
         return claimed
     if sampling.seed is None:
-        sampling = sampling.model_copy(update={"seed": _seed(recording, identity, claimed)})
+        sampling = sampling.model_copy(update={"seed": recording.draw_seed(identity, request_hash)})
     return Turn(identity, claimed, request_hash, messages, tools, sampling)
-
-
-def _seed(recording: Recording, identity: GraphIdentity, call_index: int) -> int:
-    if recording.seed is None:
-        return secrets.randbits(63)
-    return derive_seed(recording.seed, identity.path, call_index)
 
 
 def find_prefix(journal: Journal, engine: Engine, turn: Turn) -> Prefix:
@@ -210,14 +202,17 @@ def recorded_call_id(message: BaseMessage) -> str | None:
 
 
 def context_of(messages: Sequence[BaseMessage]) -> list[Any]:
-    """What of a conversation a model can see: by this two conversations are the same or not."""
-    return [
-        [
-            message.type,
-            message.content.strip() if isinstance(message.content, str) else message.content,
-            message.name,
-            [[call["name"], call["args"]] for call in getattr(message, "tool_calls", ())],
-            getattr(message, "tool_call_id", None),
-        ]
-        for message in messages
-    ]
+    """What of a conversation a model can see: by this two conversations are the same or not.
+
+    The ids of tool calls contain the time, by way of LangGraph's task ids. What counts is which call a result answers.
+    """
+    ordinals: dict[str, int] = {}
+    context: list[Any] = []
+    for message in messages:
+        calls = message.tool_calls if isinstance(message, AIMessage) else []
+        for call in calls:
+            ordinals.setdefault(str(call["id"]), len(ordinals))
+        content = message.content.strip() if isinstance(message.content, str) else message.content
+        answered = ordinals.get(message.tool_call_id) if isinstance(message, ToolMessage) else None
+        context.append([message.type, content, message.name, [[c["name"], c["args"]] for c in calls], answered])
+    return context

@@ -39,6 +39,11 @@ class SqliteJournal:
         calls = self._calls("c.thread_id = ? AND c.task_id = ?", (thread_id, task_id))
         return sorted(calls, key=lambda call: call.call_index)
 
+    def seeds_of_thread(self, thread_id: str) -> set[int]:
+        query = "SELECT json_extract(record, '$.sampling.seed') FROM calls WHERE thread_id = ?"
+        with self._database.cursor(transaction=False) as cursor:
+            return {seed for (seed,) in cursor.execute(query, (thread_id,)) if seed is not None}
+
     def find_call(self, call_id: str) -> Call | None:
         return next(iter(self._calls("c.id = ?", (call_id,))), None)
 

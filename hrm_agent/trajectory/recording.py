@@ -10,13 +10,16 @@ order when the node runs again after a crash. A recorded answer goes to the requ
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import count
 from typing import Any, Protocol
 
+from hrm_agent.trajectory.ids import derive_seed
 from hrm_agent.trajectory.schema import Call, GraphIdentity, ToolCall
 
 __all__ = ["RECORDED", "Journal", "MemoryJournal", "Recording", "active_recording", "recording"]
@@ -31,6 +34,10 @@ class Journal(Protocol):
 
     def calls_of_task(self, thread_id: str, task_id: str) -> Sequence[Call]:
         """Finished model calls of one LangGraph task, by call index."""
+        ...
+
+    def seeds_of_thread(self, thread_id: str) -> set[int]:
+        """Seeds of all finished model calls of a thread."""
         ...
 
     def find_call(self, call_id: str) -> Call | None: ...
@@ -65,6 +72,11 @@ class MemoryJournal:
         with self._lock:
             calls = [c for c in self._calls.values() if (c.identity.thread_id, c.identity.task_id) == (thread_id, task_id)]
         return sorted(calls, key=lambda call: call.call_index)
+
+    def seeds_of_thread(self, thread_id: str) -> set[int]:
+        with self._lock:
+            calls = [call for call in self._calls.values() if call.identity.thread_id == thread_id]
+        return {call.sampling.seed for call in calls if call.sampling.seed is not None}
 
     def find_call(self, call_id: str) -> Call | None:
         return self._calls.get(call_id)
@@ -109,6 +121,7 @@ class Recording:
         """Base of the seeds of all calls; None draws each from the system."""
         self._lock = threading.Lock()
         self._claimed: dict[tuple[str, str, int], set[int]] = {}
+        self._seeds: dict[str, set[int]] = {}
 
     def claim(self, identity: GraphIdentity, request_hash: str) -> Call | int:
         """The recorded answer to this request, or the index under which a new call is to be written."""
@@ -124,6 +137,24 @@ class Recording:
             index = next(i for i in range(len(taken) + 1) if i not in taken)
             claimed.add(index)
             return index
+
+    def draw_seed(self, identity: GraphIdentity, request_hash: str) -> int:
+        """The seed of a new call: a function of the base seed, the call's place in its graph, and its request.
+
+        A subgraph does not know its place in the graph around it, so two calls can agree in both. They are told apart by
+        a number; which of the two gets which does not matter, since they ask the same. The seeds on record count as
+        taken: a step that is taken again from an earlier checkpoint samples anew.
+        """
+        if self.seed is None:
+            return secrets.randbits(63)
+        with self._lock:
+            if identity.thread_id not in self._seeds:
+                self._seeds[identity.thread_id] = self.journal.seeds_of_thread(identity.thread_id)
+            taken = self._seeds[identity.thread_id]
+            seeds = (derive_seed(self.seed, identity.path, request_hash, number) for number in count())
+            seed = next(seed for seed in seeds if seed not in taken)
+            taken.add(seed)
+            return seed
 
 
 _active: ContextVar[Recording | None] = ContextVar("hrm_agent_recording", default=None)
@@ -143,4 +174,3 @@ def recording(active: Recording) -> Iterator[Recording]:
         yield active
     finally:
         _active.reset(token)
-
