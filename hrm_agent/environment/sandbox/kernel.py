@@ -10,7 +10,7 @@ the pid namespace is what makes the death of the child the death of everything t
 from __future__ import annotations
 
 # pathlib would cost the zygote memory that every child pays for; /tmp is the cell's own.
-# ruff: noqa: PTH, S108
+# ruff: noqa: PTH102, PTH103, PTH110, PTH112, PTH114, PTH115, PTH120, PTH211, S108
 import ctypes
 import os
 import resource
@@ -88,7 +88,7 @@ def enter_namespaces() -> None:
         _check(_libc.unshare(ZYGOTE_NAMESPACES), "unshare")
     else:
         _check(_libc.unshare(ZYGOTE_NAMESPACES | CLONE_NEWUSER), "unshare (user namespaces)")
-        _map_ids("/proc/self", None, (0, uid), (0, gid))
+        _map_ids("/proc/self", None, (INSIDE_ID, uid), (INSIDE_ID, gid))
     socket.sethostname("sandbox")
 
 

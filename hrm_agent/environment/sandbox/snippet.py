@@ -8,7 +8,7 @@ from __future__ import annotations
 
 # pathlib would cost the zygote memory, and the package is loaded under another name (see __init__); running code is
 # what this module is for.
-# ruff: noqa: PTH, S102, S307, TID252
+# ruff: noqa: S102, S307, TID252
 import ast
 import errno
 import io

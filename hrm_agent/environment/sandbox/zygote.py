@@ -10,7 +10,7 @@ takes everything below with it.
 from __future__ import annotations
 
 # pathlib would cost the zygote memory, and the package is loaded under another name (see __init__).
-# ruff: noqa: PTH, TID252
+# ruff: noqa: PTH123, TID252
 import fcntl
 import gc
 import os
@@ -200,9 +200,9 @@ class Zygote:
             del self._sessions[child.session]
         if child.channel is not None:
             child.channel.close()  # also takes it out of the poll set
+        _remove(child.folder)
         if child.call is not None:
             self._answer(child, child.ending, status, usage.ru_utime + usage.ru_stime)
-        _remove(child.folder)
 
     def _answer(self, child: Child, ended: Ended, status: int, cpu_seconds: float) -> None:
         if child.call is not None:

@@ -1,0 +1,261 @@
+"""Starting, ending, dying and coming back: of the environment, of its fork server and of the process that uses it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import hrm_agent.environment.process as process
+from hrm_agent.environment import LocalEnvironment, active_environment, using_environment
+from hrm_agent.errors import HrmError
+from hrm_agent.trajectory import ToolStatus
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+def descendants(pid: int) -> set[int]:
+    """Process ids below `pid`, from the host's /proc."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+    found, open_ids = set[int](), [pid]
+    while open_ids:
+        below = children.get(open_ids.pop(), [])
+        found.update(below)
+        open_ids.extend(below)
+    return found
+
+
+def all_gone(pids: set[int], within: float = 5.0) -> bool:
+    end = time.monotonic() + within
+    while time.monotonic() < end:
+        if not any(_runs(pid) for pid in pids):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_works_across_event_loops_and_threads() -> None:
+    environment = LocalEnvironment(slots=2)
+
+    def run(i: int) -> str | None:
+        return asyncio.run(environment.execute(f"{i} + 1")).value
+
+    assert [run(i) for i in range(3)] == ["1", "2", "3"]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(run, range(8))) == [str(i + 1) for i in range(8)]
+    environment.shutdown()
+
+
+async def test_close_ends_running_calls_and_leaves_no_process() -> None:
+    environment = LocalEnvironment(slots=2)
+    calls = [asyncio.create_task(environment.execute("import time\ntime.sleep(60)")) for _ in range(4)]
+    await asyncio.sleep(0.2)
+    pids = {environment.pid} | descendants(environment.pid)
+    assert len(pids) >= 4  # the starter, the zygote, two children
+    await environment.close()
+    assert [(await call).status for call in calls] == [ToolStatus.INFRASTRUCTURE] * 4
+    assert all_gone(pids)
+    with pytest.raises(HrmError, match="closed"):
+        await environment.execute("1")
+
+
+async def test_cancelling_kills_the_call_and_frees_its_slot() -> None:
+    environment = LocalEnvironment(slots=1)
+    running = asyncio.create_task(environment.execute("import time\ntime.sleep(60)"))
+    queued = asyncio.create_task(environment.execute("never"))
+    await asyncio.sleep(0.1)
+    queued.cancel()
+    running.cancel()
+    result = await asyncio.wait_for(environment.execute("1"), 3)
+    assert result.value == "1"
+    await environment.close()
+
+
+async def test_calls_are_run_again_when_the_fork_server_dies() -> None:
+    environment = LocalEnvironment(slots=4)
+    calls = [asyncio.create_task(environment.execute(f"import time\ntime.sleep(0.5)\n{i}")) for i in range(6)]
+    lost = asyncio.create_task(environment.execute("import time\ntime.sleep(5)", session="s"))
+    await asyncio.sleep(0.2)
+    os.kill(environment.pid, signal.SIGKILL)
+    assert [(await call).value for call in calls] == [str(i) for i in range(6)]
+    await environment.end_session("s")
+    assert (await lost).status in {ToolStatus.INFRASTRUCTURE, ToolStatus.OK}
+    await environment.close()
+
+
+async def test_a_session_call_that_acted_is_not_run_again() -> None:
+    environment = LocalEnvironment(slots=1)
+    call = asyncio.create_task(environment.execute("import time\ntime.sleep(5)", session="s"))
+    await asyncio.sleep(0.2)
+    os.kill(environment.pid, signal.SIGKILL)
+    assert (await call).status is ToolStatus.INFRASTRUCTURE
+    assert (await environment.execute("1", session="s")).value == "1"
+    await environment.close()
+
+
+async def test_a_call_is_lost_when_the_fork_server_dies_twice() -> None:
+    environment = LocalEnvironment(slots=1)
+    call = asyncio.create_task(environment.execute("import time\ntime.sleep(5)"))
+    for _ in range(2):
+        await asyncio.sleep(0.4)
+        os.kill(environment.pid, signal.SIGKILL)
+    assert (await call).status is ToolStatus.INFRASTRUCTURE
+    assert (await environment.execute("2")).value == "2"
+    await environment.close()
+
+
+def start_host() -> tuple[subprocess.Popen[str], set[int]]:
+    """Another process with an environment and two endless calls; its descendants."""
+    code = """
+        import asyncio
+        from hrm_agent.environment import LocalEnvironment, Limits
+        async def main():
+            environment = LocalEnvironment(slots=2)
+            endless = [environment.execute("while True: pass", limits=Limits(60, 60)) for _ in range(2)]
+            asyncio.get_running_loop().call_later(0.5, lambda: print("running", flush=True))
+            await asyncio.gather(*endless)
+        asyncio.run(main())
+    """
+    host = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=PROJECT, stdout=subprocess.PIPE, text=True
+    )
+    assert host.stdout is not None
+    assert host.stdout.readline() == "running\n"
+    return host, descendants(host.pid)
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_outlives_a_killed_host(sign: signal.Signals) -> None:
+    host, pids = start_host()
+    assert len(pids) >= 4
+    host.send_signal(sign)
+    host.wait(timeout=10)
+    assert host.stdout is not None
+    host.stdout.close()
+    assert all_gone(pids)
+
+
+def test_a_fork_of_the_host_may_not_use_its_environment() -> None:
+    environment = LocalEnvironment(slots=1)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            asyncio.run(environment.execute("1"))
+        except HrmError as error:
+            os._exit(17 if "forked" in str(error) else 1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 17
+    assert asyncio.run(environment.execute("1")).value == "1"
+    environment.shutdown()
+
+
+def run_as_ordinary_user(code: str) -> list[str]:
+    """Lines that `code` prints as user 1000 without privileges, made so of whoever runs the tests by a user namespace.
+
+    (Where that is root, the kernel still exempts it from RLIMIT_NPROC, so that a fork bomb cannot be tried in this way.)
+    """
+    outer = """
+        import os, sys
+        from hrm_agent.environment.sandbox import kernel
+        uid, gid = os.getuid(), os.getgid()
+        assert kernel._libc.unshare(kernel.CLONE_NEWUSER) == 0
+        kernel._map_ids("/proc/self", None, (1000, uid), (1000, gid))
+        os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(outer), textwrap.dedent(code)]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_an_ordinary_user_gets_the_same_isolation() -> None:
+    code = """
+        import asyncio, os
+        from hrm_agent.environment import LocalEnvironment, Limits
+        async def main():
+            assert os.getuid() == 1000
+            environment = LocalEnvironment(slots=2)
+            print(environment.isolation)
+            seen = "import os; os.getuid(), os.getpid(), os.listdir('/tmp'), os.path.exists('/etc')"
+            print((await environment.execute(seen)).value)
+            dial = "import socket; socket.create_connection(('127.0.0.1', 1))"
+            print((await environment.execute(dial)).stderr.splitlines()[-1])
+            print((await environment.execute("while True: pass", limits=Limits(wall_seconds=0.2))).status)
+            print((await environment.execute("open('/usr/x', 'w')")).status)
+            await environment.close()
+        asyncio.run(main())
+    """
+    assert run_as_ordinary_user(code) == [
+        "namespaces+rlimits",
+        "(1000, 1, [], False)",
+        "OSError: [Errno 101] Network is unreachable",
+        "timeout",
+        "error",
+    ]
+
+
+def test_weak_isolation_says_so_and_still_holds_the_limits() -> None:
+    code = """
+        import asyncio, os
+        import hrm_agent.environment.process as process
+        from hrm_agent.environment import LocalEnvironment, Limits
+        class Denied(process.ZygoteProcess):
+            def handshake(self):
+                return super().handshake() or ("denied" if self.isolation == process.NAMESPACES else "")
+        process.ZygoteProcess = Denied
+        async def main():
+            environment = LocalEnvironment(slots=2, allow_weak_isolation=True)
+            result = await environment.execute("import os; os.getcwd()")
+            print(result.isolation, os.path.exists(eval(result.value)))
+            print((await environment.execute("import os; dict(os.environ), os.listdir('.')")).value)
+            print((await environment.execute("while True: pass", limits=Limits(wall_seconds=0.2))).status)
+            print((await environment.execute("[0] * 10**10")).status)
+            await environment.execute("x = 7", session="s")
+            print((await environment.execute("x", session="s")).value)
+            await environment.close()
+        asyncio.run(main())
+    """
+    assert run_as_ordinary_user(code) == ["rlimits False", "({}, [])", "timeout", "out_of_memory", "7"]
+
+
+def test_construction_is_refused_where_isolation_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Denied(process.ZygoteProcess):
+        def handshake(self) -> str:
+            return super().handshake() or (
+                "unshare: Operation not permitted" if self.isolation == process.NAMESPACES else ""
+            )
+
+    monkeypatch.setattr(process, "ZygoteProcess", Denied)
+    with pytest.raises(HrmError, match=r"cannot be isolated.*unshare: Operation not permitted.*allow_weak_isolation"):
+        LocalEnvironment()
+
+
+async def test_using_environment_is_what_tools_find() -> None:
+    environment = LocalEnvironment(slots=1)
+    with using_environment(environment):
+        assert active_environment() is environment
+        assert await asyncio.to_thread(active_environment) is environment
+    assert active_environment() is not environment
+    assert active_environment() is active_environment()
+    await environment.close()
