@@ -31,7 +31,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hrm_agent.errors import ModelError
-from hrm_agent.trajectory import Call, LogprobKind, Overlay, Trajectory, Verdict
+from hrm_agent.trajectory import Call, Overlay, Trajectory, Verdict
 from hrm_agent.trajectory.forest import paths
 from training.advantages import Credit, whole_trajectory
 
@@ -104,7 +104,7 @@ def kept_rows(
         raise ModelError(
             f"None of the {len(kept)} kept trajectories has a sampled token to train on: "
             f"{_why_untrainable(by_id[kept[0].trajectory_id])}.",
-            "Sample with a policy that reports token ids and log-probs: builtin:trained, a folder, or hf:NAME.",
+            "Sample with a policy that reports token ids and raw log-probs: builtin:trained, a folder, or hf:NAME.",
         )
     return rows
 
@@ -135,25 +135,13 @@ def _row(path: Sequence[Call], fresh: Mapping[str, float]) -> Row:
         span = slice(start, start := start + len(call.token_ids))
         token_ids[span] = call.token_ids
         if call.id in fresh:
-            _check(call, first=span.start == 0)
             mask = np.asarray(call.mask, np.bool_)
             loss_mask[span] = mask
             old_logprobs[span] = np.where(mask, call.logprobs, 0.0)
             advantages[span] = np.where(mask, fresh[call.id], 0.0)
+    if loss_mask[:1].any():
+        raise ValueError(f"call {path[0].id} begins with a sampled token: nothing predicts the first of a sequence")
     return Row(token_ids, loss_mask, old_logprobs, advantages)
-
-
-def _check(call: Call, *, first: bool) -> None:
-    """Refuse a call whose log-probs are not comparable to the trainer's, or that samples from nothing."""
-    if first and call.mask and call.mask[0]:
-        raise ValueError(f"call {call.id} starts with a sampled token: nothing predicts the first token of a sequence")
-    raw = call.sampling.temperature == 1 and call.sampling.top_p == 1
-    if call.logprob_kind is LogprobKind.NONE or (call.logprob_kind is LogprobKind.SAMPLED and not raw):
-        raise ModelError(
-            f"{call.model} reports {call.logprob_kind.value!r} log-probs at temperature {call.sampling.temperature:g} "
-            f"and top-p {call.sampling.top_p:g}; the loss needs those of the raw distribution.",
-            "Sample with temperature 1 and top-p 1, by an engine that reports log-probs.",
-        )
 
 
 def _why_untrainable(trajectory: Trajectory) -> str:

@@ -2,12 +2,13 @@
 
     pass@1          mean over problems of the share of correct samples of the problem
     its interval    samples of one problem are not independent, so *problems* are resampled (a bootstrap with a seed);
-                    with one sample a problem, Wilson's interval, which is right near 0 and 1 where a bootstrap has no width
+                    with one sample a problem, Wilson's interval, right near 0 and 1 where a bootstrap has no width
     tool errors     the share of *correct* trajectories in which a tool call failed by the policy's doing: what GRPO-RoC
                     is about, and what accuracy does not show
 
-Every trajectory counts. A run that failed or was truncated is a wrong answer, and `statuses` says how many there were: a
-score over the runs that happened to end would flatter whoever ends few. Only runs that are still under way are left out.
+Every trajectory counts. A run that failed or was truncated is a wrong answer, and `statuses` says how many there were:
+a score over the runs that happened to end would flatter whoever ends few. Only runs that are still under way are left
+out.
 """
 
 from __future__ import annotations

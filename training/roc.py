@@ -24,7 +24,8 @@ Three deviations from the paper and the code released with it, each because of a
 Nothing vanishes: each rollout gets an `Overlay` whose reason says in words what became of it. Truncated rollouts stay,
 with reward 0 (filtering them made truncation worse). Rollouts that failed, were aborted or never ended (by no fault of
 the policy: what a policy does wrong is data, not a failure) are dropped *before* the quotas, so that a fault of a
-machine neither counts as a negative nor changes the mean. A group that shrinks below G by this is kept whole.
+machine neither counts as a negative nor changes the mean. A group that shrinks below G by this is kept whole. (So a
+graph should answer what its policy writes, however odd, and not raise on it: a run that raised is no lesson.)
 
 The draw depends on the seed and on each rollout's place in its group (`sample_index`), not on the order of the list nor
 on ids that contain the time. Hence a permuted group, or one collected again after a crash, is judged alike.
