@@ -5,8 +5,8 @@ answer is appended, and after it only what the chat template inserts. So the pol
 will meet, and learns from its own turns alone (their end-of-turn tokens included). Where the template rewrites earlier
 turns, the conversation goes on as a second example, as a rollout would go on with a new root.
 
-One optimiser step is one batch, whatever the sizes of the micro-batches that it is worked off in: the loss is the mean
-over the batch's trained tokens, over all micro-batches and processes. Micro-batches hold conversations of similar length.
+One optimiser step is one batch, whatever the micro-batches that it is worked off in: the loss is the mean over the
+batch's trained tokens, in all micro-batches and processes together. Micro-batches hold conversations of similar length.
 On one thread of one machine the weights are a function of the seed, to the bit.
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, get_cosine_schedule_with_warmup
 
-from hrm_agent.errors import TaskError
+from hrm_agent.errors import ConfigError, TaskError
 from hrm_agent.models.engine import Codec, TemplateMismatch
 from hrm_agent.models.parsing import tool_call_text
 
@@ -89,6 +89,14 @@ def train_sft(
 ) -> list[Metrics]:
     """Train `model` in place; one row of metrics per step, written to `metrics_path` as JSON lines as they come."""
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    if config.batch_size < accelerator.num_processes:
+        raise ConfigError(
+            f"A batch of {config.batch_size} conversations cannot be shared by {accelerator.num_processes} processes.",
+            f"Set batch_size to {accelerator.num_processes} or more.",
+        )
+    examples = [example for conversation in conversations for example in tokenize(conversation, codec)]
+    if not examples:
+        raise TaskError("No conversation holds an answer to learn from.", "Add one with an assistant message.")
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, betas=(0.9, 0.98), fused=True
     )
@@ -96,9 +104,8 @@ def train_sft(
     wrapped, prepared = accelerator.prepare(model, optimizer)
     wrapped.train()
     rows: list[Metrics] = []
-    examples = [example for conversation in conversations for example in tokenize(conversation, codec)]
     for step, batch in enumerate(_batches(examples, config), start=1):
-        began, rate = time.perf_counter(), schedule.get_last_lr()[0]
+        began, rate = time.perf_counter(), float(schedule.get_last_lr()[0])
         row = _train_step(accelerator, wrapped, batch, config)
         prepared.step()
         prepared.zero_grad()
@@ -148,7 +155,7 @@ def answer_text(message: AIMessage) -> str:
 
 
 def read_chats(path: Path) -> list[Conversation]:
-    """Conversations of a JSONL file with rows `{"messages": [...], "tools": [...]}` in OpenAI's form; tools optional."""
+    """Conversations of a JSONL file: rows `{"messages": [...], "tools": [...]}` in OpenAI's form; tools optional."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return [_read_chat(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()]
 
@@ -209,9 +216,10 @@ def _train_step(accelerator: Accelerator, model: Any, batch: Sequence[Example], 
             accelerator.backward(loss * (accelerator.num_processes / trained))
         totals += torch.stack([loss.detach(), hits])
     norm = accelerator.clip_grad_norm_(model.parameters(), config.max_grad_norm)
-    loss, hits = (accelerator.reduce(totals, reduction="sum") / trained).tolist()
+    summed = cast("torch.Tensor", accelerator.reduce(totals, reduction="sum"))
+    mean_loss, accuracy = (summed / trained).tolist()
     tokens = sum(len(example.token_ids) for example in batch)
-    return {"loss": loss, "accuracy": hits, "tokens": tokens, "grad_norm": float(norm or 0.0)}
+    return {"loss": mean_loss, "accuracy": accuracy, "tokens": tokens, "grad_norm": float(norm or 0.0)}
 
 
 def _loss(model: Any, examples: Sequence[Example], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

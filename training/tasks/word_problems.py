@@ -12,6 +12,7 @@ draw for which floats and the rational disagree (a value that rounds the other w
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import random
 import re
@@ -19,8 +20,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
-from typing import Literal
+from typing import Literal, cast
 
+from hrm_agent.environment.sandbox.protocol import SNIPPET
 from hrm_agent.trajectory import derive_seed
 from training.tasks.base import Task
 from training.tasks.verify import exact_verifier
@@ -148,7 +150,7 @@ TEMPLATES: tuple[Template, ...] = (
         expression="round({capacity}*{keep}**{hours}+{refill}, 2)",
         plan=(
             ("left", "liters left after the leak", "round({capacity}*{keep}**{hours}, 4)"),
-            ("total", "liters after the refill", "round(left + {refill}, 2)"),
+            ("total", "liters after the refill", "round(left+{refill}, 2)"),
         ),
         decimals=2,
         derive=_keep,
@@ -162,9 +164,9 @@ TEMPLATES: tuple[Template, ...] = (
         solve=lambda a, b, c, d: a * b + c * d,
         expression="{a}*{b}+{c}*{d}",
         plan=(
-            ("first", "coins for the {thing}", "{a}*{b}"),
-            ("second", "coins for the {other}", "{c}*{d}"),
-            ("total", "coins in all", "first + second"),
+            ("first", "coins for the first kind", "{a}*{b}"),
+            ("second", "coins for the second kind", "{c}*{d}"),
+            ("total", "coins in all", "first+second"),
         ),
     ),
     Template(
@@ -175,7 +177,7 @@ TEMPLATES: tuple[Template, ...] = (
         ranges={"a": range(11, 100), "b": range(11, 100), "c": range(101, 1000)},
         solve=lambda a, b, c: a * b - c,
         expression="{a}*{b}-{c}",
-        plan=(("packed", "{thing} in the boxes", "{a}*{b}"), ("left", "{thing} left over", "packed - {c}")),
+        plan=(("packed", "number packed", "{a}*{b}"), ("left", "number left over", "packed-{c}")),
     ),
     Template(
         name="change",
@@ -185,7 +187,7 @@ TEMPLATES: tuple[Template, ...] = (
         ranges={"a": range(1001, 10000), "b": range(11, 100), "c": range(11, 100)},
         solve=lambda a, b, c: a - b * c,
         expression="{a}-{b}*{c}",
-        plan=(("spent", "coins spent", "{b}*{c}"), ("kept", "coins kept", "{a} - spent")),
+        plan=(("spent", "coins spent", "{b}*{c}"), ("kept", "coins kept", "{a}-spent")),
     ),
     Template(
         name="train",
@@ -198,7 +200,7 @@ TEMPLATES: tuple[Template, ...] = (
         plan=(
             ("first", "km of the first part", "{a}*{b}"),
             ("second", "km of the second part", "{c}*{d}"),
-            ("total", "km in all", "first + second"),
+            ("total", "km in all", "first+second"),
         ),
     ),
     Template(
@@ -209,7 +211,7 @@ TEMPLATES: tuple[Template, ...] = (
         ranges={"a": range(101, 1000), "b": range(101, 1000), "c": range(3, 30)},
         solve=lambda a, b, c: Fraction(a + b, c),
         expression="({a}+{b})//{c}",
-        plan=(("found", "items found", "{a} + {b}"), ("share", "items for each friend", "found // {c}")),
+        plan=(("found", "items found", "{a}+{b}"), ("share", "items for each friend", "found//{c}")),
     ),
     Template(
         name="savings",
@@ -229,7 +231,7 @@ TEMPLATES: tuple[Template, ...] = (
         ranges={"a": range(101, 1000), "b": range(11, 1000), "c": range(2, 10)},
         solve=lambda a, b, c: 2 * (a + b) * c,
         expression="2*({a}+{b})*{c}",
-        plan=(("around", "m once around", "2*({a}+{b})"), ("fence", "m of fence", "around * {c}")),
+        plan=(("around", "m once around", "2*({a}+{b})"), ("fence", "m of fence", "around*{c}")),
     ),
     Template(
         name="bakery",
@@ -239,7 +241,7 @@ TEMPLATES: tuple[Template, ...] = (
         ranges={"a": range(101, 1000), "b": range(101, 1000), "c": range(3, 100)},
         solve=lambda a, b, c: (a - b) * c,
         expression="({a}-{b})*{c}",
-        plan=(("day", "rolls left each day", "{a} - {b}"), ("total", "rolls left in all days", "day * {c}")),
+        plan=(("day", "rolls left each day", "{a}-{b}"), ("total", "rolls left in all days", "day*{c}")),
     ),
     Template(
         name="farm",
@@ -252,7 +254,7 @@ TEMPLATES: tuple[Template, ...] = (
         plan=(
             ("hens", "legs of the hens", "2*{a}"),
             ("cows", "legs of the cows", "4*{b}"),
-            ("total", "legs in all", "hens + cows"),
+            ("total", "legs in all", "hens+cows"),
         ),
     ),
 )
@@ -308,11 +310,13 @@ def split_of(template: str, numbers: tuple[int, ...]) -> Split:
 
 
 def snippet_value(code: str) -> str:
-    """The repr of the last expression of one of this module's own snippets. Never for code that a policy wrote."""
-    *before, last = code.split("\n")
+    """The repr of the last expression of one of this package's own snippets. Never for code that a policy wrote."""
+    tree = ast.parse(code, SNIPPET)
+    *before, last = tree.body
     names: dict[str, object] = {}
-    exec("\n".join(before), names)  # noqa: S102 - the text comes from the table above
-    return repr(eval(last, names))  # noqa: S307 - likewise
+    exec(compile(ast.Module(before, []), SNIPPET, "exec"), names)  # noqa: S102 - the code comes from the table above
+    expression = ast.Expression(cast("ast.Expr", last).value)
+    return repr(eval(compile(expression, SNIPPET, "eval"), names))  # noqa: S307 - likewise
 
 
 def _draws(split: Split, seed: int) -> Iterator[WordProblem]:

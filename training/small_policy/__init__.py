@@ -1,0 +1,1 @@
+"""A small, real policy that the project builds itself: architecture, tokenizer, chat template, demonstrations."""

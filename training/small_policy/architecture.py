@@ -1,0 +1,45 @@
+"""The small policy's network: a Qwen3 causal language model of under a million parameters.
+
+A stock architecture, so that everything that loads a Hugging Face model (transformers, vLLM, an engine of one's own)
+loads this one. Three layers, because what the tasks ask for is copying numbers digit by digit: one layer to see what
+came before a digit, one to find the place where that came before, and one for the plan around it. Embeddings are tied,
+dropout is nil, weights are float32: a CPU gains nothing from less.
+"""
+
+from __future__ import annotations
+
+import torch
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+__all__ = ["CONTEXT_TOKENS", "new_model", "small_config"]
+
+CONTEXT_TOKENS = 1024
+"""Longest episode in tokens; those of the built-in tasks stay under 256."""
+
+
+def small_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
+    """The architecture for a tokenizer's vocabulary."""
+    vocabulary = tokenizer.get_vocab()
+    return Qwen3Config(
+        vocab_size=len(vocabulary),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=CONTEXT_TOKENS,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=vocabulary["<|im_end|>"],
+        pad_token_id=vocabulary["<|endoftext|>"],
+        dtype="float32",
+    )
+
+
+def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
+    """Fresh weights, a function of the seed. The global random state is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Qwen3ForCausalLM(small_config(tokenizer))

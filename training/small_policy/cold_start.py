@@ -1,0 +1,104 @@
+"""The cold start: from nothing to a policy that holds both conversation forms, in minutes on a CPU.
+
+Demonstrations, tokenizer, fresh weights and their training are a function of one seed. What comes out is sloppy in the
+tool loop by construction (`training.small_policy.traces`): the point that reinforcement learning starts from.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from langchain_core.messages import AIMessage
+from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from hrm_agent.models.codec import ChatTemplateCodec
+from training.sft import Conversation, SftConfig, answer_text, save_policy, train_sft
+from training.small_policy.architecture import new_model
+from training.small_policy.tokenizer import CHAT_TEMPLATE, CONTROL_TOKENS, TAGS, train_tokenizer
+from training.small_policy.traces import demonstrations
+
+__all__ = ["COLD_START", "VOCABULARY", "build_cold_start", "build_tokenizer"]
+
+VOCABULARY = 1024
+"""Tokens, those of the tags and control tokens included."""
+TOKENIZER_TEXTS = 3000
+"""Demonstrations that the tokenizer is trained on."""
+COLD_START = SftConfig(
+    steps=1600,
+    batch_size=32,
+    learning_rate=3e-3,
+    warmup_steps=30,
+    micro_batch_tokens=4096,
+    weight_decay=0.01,
+    max_grad_norm=1.0,
+)
+"""The recipe; its seed is replaced by the caller's."""
+CARD = Path(__file__).with_name("cold_start_card.md")
+_CONTROLS = re.compile("|".join(map(re.escape, CONTROL_TOKENS)))
+_MARKS = re.compile("|".join(map(re.escape, (*CONTROL_TOKENS, *TAGS))))
+
+
+def build_cold_start(
+    out_dir: Path,
+    seed: int = 0,
+    progress: Callable[[dict[str, float]], None] | None = None,
+    config: SftConfig = COLD_START,
+) -> dict[str, float]:
+    """Train a policy from nothing and save it to `out_dir`. Returns the figures of the model card.
+
+    `progress` is called with each step's row. One thread is fastest on a busy machine (`OMP_NUM_THREADS=1`).
+    """
+    began = time.perf_counter()
+    config = config.model_copy(update={"seed": seed})
+    lessons = list(demonstrations("train", seed, config.steps * config.batch_size))
+    tokenizer = build_tokenizer(lessons[:TOKENIZER_TEXTS])
+    model = new_model(tokenizer, seed)
+    last = train_sft(model, ChatTemplateCodec(tokenizer), lessons, config, progress=progress)[-1]
+    metrics = {
+        "loss": last["loss"],
+        "accuracy": last["accuracy"],
+        "conversations": len(lessons),
+        "parameters": model.num_parameters(),
+        "vocabulary": len(tokenizer),
+        "seconds": time.perf_counter() - began,
+    }
+    save_policy(model, tokenizer, out_dir, _card(seed, config, metrics))
+    return metrics
+
+
+def build_tokenizer(lessons: Sequence[Conversation]) -> PreTrainedTokenizerFast:
+    """A tokenizer for the texts of these conversations, as a prompt of the chat template contains them."""
+    return train_tokenizer(_texts(lessons), VOCABULARY)
+
+
+def _texts(lessons: Sequence[Conversation]) -> Iterator[str]:
+    """What stands between tags and control tokens. In prompts a tag is plain text, in answers it is a tag."""
+    for lesson in lessons:
+        yield from _CONTROLS.split(_prompt(lesson))
+        for message in lesson.messages[2:]:
+            if isinstance(message, AIMessage):
+                yield from _MARKS.split(answer_text(message))
+            else:
+                yield message.text
+
+
+def _prompt(lesson: Conversation) -> str:
+    """The first request of a demonstration as the chat template writes it."""
+    system, request = lesson.messages[:2]
+    turns = [{"role": "system", "content": system.text}, {"role": "user", "content": request.text}]
+    rendered, _ = render_jinja_template(
+        [turns],
+        tools=list(lesson.tools) or None,
+        chat_template=CHAT_TEMPLATE.read_text(),
+        add_generation_prompt=True,
+    )
+    return rendered[0]
+
+
+def _card(seed: int, config: SftConfig, metrics: dict[str, float]) -> str:
+    """The model card: `cold_start_card.md` with the run's numbers."""
+    return CARD.read_text(encoding="utf-8").format(seed=seed, config=config, **metrics)

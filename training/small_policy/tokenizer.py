@@ -1,0 +1,55 @@
+"""The small policy's tokenizer: byte-level BPE, digits one by one, tags of the conversation form as tokens.
+
+Merges run across words: the prompts and the templates' texts are the same in every problem, and a small model that
+reads them in a few long tokens has its attention, and the CPU its time, for the numbers. Any other text still encodes,
+in shorter tokens, down to bytes, and decodes to itself.
+
+`<|im_start|>`, `<|im_end|>` and `<|endoftext|>` (padding) are control tokens. The tags are added but not special, so
+that they show when an answer is decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+__all__ = ["CHAT_TEMPLATE", "CONTROL_TOKENS", "TAGS", "train_tokenizer"]
+
+CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TAGS = tuple(f"<{slash}{name}>" for name in ("reason", "tool_call", "tool_response", "answer") for slash in ("", "/"))
+CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
+
+LONGEST_TOKEN = 32
+"""In bytes: long enough for a phrase of a prompt."""
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """A tokenizer of at most `vocab_size` tokens, trained on `texts`: what stands between tags and control tokens."""
+    fast = Tokenizer(models.BPE())
+    fast.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    fast.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(TAGS),
+        special_tokens=list(CONTROL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        max_token_length=LONGEST_TOKEN,
+        show_progress=False,
+    )
+    fast.train_from_iterator(texts, trainer)
+    fast.add_tokens([AddedToken(tag, normalized=False) for tag in TAGS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=fast,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>"],
+        clean_up_tokenization_spaces=False,
+        chat_template=CHAT_TEMPLATE.read_text(),
+    )

@@ -1,0 +1,197 @@
+"""Demonstrations for the small policy, as the graphs' own conversations.
+
+Every message is what a graph would send or a policy would answer at run time: the prompts and requests are those of
+`graphs.prompts`, the tool is the python tool, and what it shows is written by its own formatter. A demonstration that
+merely resembles a rollout teaches a policy to answer prompts that it never meets.
+
+The tool loop is taught sloppily, on purpose: reinforcement learning needs something to put right. Of its traces some
+guess a number without the tool, and of the rest some make a call that fails before one that works. The roles of the
+hierarchical form are taught without fault.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterator
+from string import digits
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.utils.function_calling import convert_to_openai_tool
+
+from graphs.prompts import (
+    CRITIC_PROMPT,
+    PLANNER_PROMPT,
+    SOLVER_PROMPT,
+    SYNTHESIZER_PROMPT,
+    TOOL_LOOP_PROMPT,
+    critic_request,
+    planner_request,
+    solver_request,
+    synthesizer_request,
+)
+from hrm_agent.tools import python
+from hrm_agent.trajectory import derive_seed
+from training.sft import Conversation
+from training.small_policy.snippets import tool_text
+from training.tasks.word_problems import Form, Split, Subgoal, WordProblem, sample_problems
+
+__all__ = [
+    "FAILED",
+    "PYTHON_TOOL",
+    "critic_trace",
+    "demonstrations",
+    "planner_trace",
+    "solver_trace",
+    "synthesizer_trace",
+    "tool_loop_trace",
+]
+
+GUESS_SHARE = 0.3
+"""Of the tool loop's traces: answered without the tool, by a number that is wrong."""
+SLIP_SHARE = 0.4
+"""Of those with the tool: a first call that fails."""
+LOST_SHARE = 0.15
+"""Of the critic's traces: one result is missing."""
+KINDS = {"tool_loop": 42, "solver": 36, "synthesizer": 10, "planner": 5, "critic": 7}
+"""Parts of a hundred demonstrations."""
+HINT_SHARE = 0.3
+"""Of the planner's traces: a second round."""
+FORMAT_SHARE = 0.25
+"""Of the synthesizer's traces: the format is given beside the problem."""
+FAILED = "failed"
+"""What stands for the value of a subgoal that has none."""
+SOLVER_THOUGHT = "I solve the subgoal."
+PYTHON_TOOL: dict[str, Any] = convert_to_openai_tool(python)
+"""The tool as the policy is offered it."""
+
+FIRST_THOUGHTS = ("I compute it with python.", "Python can do this.", "One call will do.")
+GUESS_THOUGHTS = ("I can tell at once.", "This needs no tool.")
+REPAIR_THOUGHTS = ("The call failed. I repair it.", "That was no good call. Once more.")
+LAST_THOUGHTS = ("That is the value.", "Python has computed it.")
+
+
+def demonstrations(split: Split, seed: int, count: int) -> Iterator[Conversation]:
+    """`count` conversations of all kinds, mixed as `KINDS` says, each about a problem of its own."""
+    rng = random.Random(derive_seed(seed, "demonstrations", split))
+    for problem in sample_problems(split, seed, count):
+        kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
+        yield TRACES[kind](problem, rng)
+
+
+def tool_loop_trace(problem: WordProblem, rng: random.Random) -> Conversation:
+    """The tool loop, sloppily: a guess, or one good call, possibly after one that fails."""
+    head = [SystemMessage(TOOL_LOOP_PROMPT), HumanMessage(problem.prompt())]
+    if rng.random() < GUESS_SHARE:
+        return _conversation(*head, _answer(rng.choice(GUESS_THOUGHTS), wrong_guess(problem, rng)))
+    slip = _call(rng.choice(FIRST_THOUGHTS), broken(problem.expression, rng)) if rng.random() < SLIP_SHARE else []
+    thought = rng.choice(REPAIR_THOUGHTS if slip else FIRST_THOUGHTS)
+    return _conversation(
+        *head,
+        *slip,
+        *_call(thought, problem.expression),
+        _answer(rng.choice(LAST_THOUGHTS), problem.answer),
+    )
+
+
+def planner_trace(problem: WordProblem, rng: random.Random) -> Conversation:
+    """The planner: the template's plan, with or without a hint of the critic."""
+    hint = _missing(rng.choice(problem.plan)) if rng.random() < HINT_SHARE else ""
+    subgoals = [{"name": step.name, "goal": step.goal, "needs": list(step.needs)} for step in problem.plan]
+    request = planner_request(problem.prompt(_form(rng)), hint)
+    return _role(PLANNER_PROMPT, request, json.dumps({"subgoals": subgoals}))
+
+
+def solver_trace(problem: WordProblem, rng: random.Random) -> Conversation:
+    """A solver: one call, then the value."""
+    step = rng.choice(problem.plan)
+    known = {earlier.name: earlier.value for earlier in problem.plan if earlier.name in step.needs}
+    return _conversation(
+        SystemMessage(SOLVER_PROMPT),
+        HumanMessage(solver_request(problem.prompt(_form(rng)), step.goal, known)),
+        *_call(SOLVER_THOUGHT, step.code),
+        _answer(LAST_THOUGHTS[0], step.value),
+    )
+
+
+def critic_trace(problem: WordProblem, rng: random.Random) -> Conversation:
+    """The critic: submit if every result is there, else a hint which one is missing."""
+    results, verdict = _results(problem), {"action": "submit", "hint": ""}
+    if rng.random() < LOST_SHARE:
+        lost = rng.choice(problem.plan)
+        results[lost.name] = FAILED
+        verdict = {"action": "revise", "hint": _missing(lost)}
+    return _role(CRITIC_PROMPT, critic_request(problem.prompt(_form(rng)), results), json.dumps(verdict))
+
+
+def synthesizer_trace(problem: WordProblem, rng: random.Random) -> Conversation:
+    """The synthesizer: the last result, in the format asked for by the problem or beside it."""
+    form = _form(rng)
+    asked = f"Answer: <{problem.unit}>" if rng.random() < FORMAT_SHARE else ""
+    request = synthesizer_request(problem.prompt(form), _results(problem), asked)
+    return _role(SYNTHESIZER_PROMPT, request, problem.final_text("exact" if asked else form))
+
+
+TRACES: dict[str, Callable[[WordProblem, random.Random], Conversation]] = {
+    "tool_loop": tool_loop_trace,
+    "solver": solver_trace,
+    "synthesizer": synthesizer_trace,
+    "planner": planner_trace,
+    "critic": critic_trace,
+}
+
+
+def wrong_guess(problem: WordProblem, rng: random.Random) -> str:
+    """A number as long as the answer, with the same first digit if it has several, that is not the answer."""
+    kept = 1 if len(problem.answer) > 1 else 0
+    while True:
+        rest = (rng.choice(digits) if char in digits else char for char in problem.answer[kept:])
+        guess = problem.answer[:kept] + "".join(rest)
+        if guess != problem.answer:
+            return guess
+
+
+def broken(expression: str, rng: random.Random) -> str:
+    """The expression with one slip in it: an unknown name, or a parenthesis too many on either side."""
+    match rng.randrange(3):
+        case 0:
+            return re.sub(r"\d+", "number", expression, count=1)
+        case 1:
+            return f"({expression}"
+        case _:
+            return f"{expression})"
+
+
+def _form(rng: random.Random) -> Form:
+    return rng.choice(("plain", "exact"))
+
+
+def _results(problem: WordProblem) -> dict[str, str]:
+    return {step.name: step.value for step in problem.plan}
+
+
+def _missing(step: Subgoal) -> str:
+    return f"{step.name} is missing"
+
+
+def _role(prompt: str, request: str, answer: str) -> Conversation:
+    return Conversation((SystemMessage(prompt), HumanMessage(request), AIMessage(answer)))
+
+
+def _conversation(*messages: BaseMessage) -> Conversation:
+    return Conversation(messages, (PYTHON_TOOL,))
+
+
+def _answer(thought: str, value: str) -> AIMessage:
+    return AIMessage(f"<reason>{thought}</reason><answer>\\boxed{{{value}}}</answer>")
+
+
+def _call(thought: str, code: str) -> list[BaseMessage]:
+    """A tool call and what the tool shows for it."""
+    call = {"name": PYTHON_TOOL["function"]["name"], "args": {"code": code}, "id": "call"}
+    return [
+        AIMessage(f"<reason>{thought}</reason>", tool_calls=[call]),
+        ToolMessage(tool_text(code), tool_call_id="call", name=call["name"]),
+    ]
