@@ -1,0 +1,139 @@
+"""Flags: argparse, with this project's errors, and with one flag for each key of a config class.
+
+Why argparse: a class of pydantic fields is the only place where an option is written down, some options are open tables
+(`--context max_turns=6`), and an unknown flag has to read like any other error of this program. tyro and typer each do two of the
+three, and take three to eight times as long to import.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tomllib
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from hrm_agent.config import build_config, read_config_file, to_toml
+from hrm_agent.errors import ConfigError, nearest
+
+__all__ = ["Parser", "add_config", "config_from", "print_config"]
+
+Config = TypeVar("Config", bound=BaseModel)
+Arguments = argparse.Namespace
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of one command. Knows --json and --debug; raises `ConfigError` instead of exiting."""
+
+    def __init__(self, command: str, description: str) -> None:
+        super().__init__(
+            f"hrm-agent {command}",
+            description=description,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self.command = command
+        self.add_argument("--json", action="store_true", help="results as JSON on stdout")
+        self.add_argument("--debug", action="store_true", help="show tracebacks")
+
+    def read(self, words: Sequence[str]) -> Arguments:
+        """Parse `words`; an unknown flag is an error that names the nearest one."""
+        arguments, unknown = self.parse_known_args(words)
+        if unknown:
+            flag = unknown[0].partition("=")[0]
+            what = "flag" if flag.startswith("-") else "argument"
+            raise ConfigError(f"{self.prog} has no {what} {flag!r}.", nearest(flag, self._flags()) or self._see_help())
+        return arguments
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{self.prog}: {message}.", self._see_help())
+
+    def _flags(self) -> list[str]:
+        return [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+
+    def _see_help(self) -> str:
+        return f"`{self.prog} --help` lists its arguments."
+
+
+def add_config(parser: Parser, model: type[BaseModel]) -> None:
+    """One flag for each key of `model`, `--config FILE` and `--dry-run`."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file; flags go before what it says")
+    parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration as TOML and stop")
+    group = parser.add_argument_group("configuration")
+    for name, field in model.model_fields.items():
+        flag = "--" + name.replace("_", "-")
+        group.add_argument(flag, dest=name, default=None, help=_help(field), **_kind(field))
+
+
+def _kind(field: FieldInfo) -> dict[str, Any]:
+    """How argparse is to read a flag. Values stay text: pydantic knows better what they may be."""
+    annotation = field.annotation
+    if annotation is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if get_origin(annotation) in (dict, Mapping):
+        return {"action": _Pairs, "nargs": "+", "metavar": "KEY=VALUE"}
+    if get_origin(annotation) in (list, tuple):
+        return {"nargs": "+", "metavar": "VALUE"}
+    return {"metavar": _metavar(annotation)}
+
+
+def _metavar(annotation: Any) -> str:
+    origin, options = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return "|".join(str(option) for option in options)
+    if origin in (Union, types.UnionType):
+        return "|".join("none" if option is types.NoneType else _metavar(option) for option in options)
+    names = {int: "INT", float: "NUMBER", str: "TEXT", Path: "PATH"}
+    return names.get(annotation, "VALUE")
+
+
+def _help(field: FieldInfo) -> str:
+    default = field.get_default(call_default_factory=True, validated_data={})
+    shown = "none" if default is None else json.dumps(default) if isinstance(default, dict) else str(default)
+    text = " ".join((field.description or "").split())
+    return f"{text} [{shown}]".strip().replace("%", "%%")
+
+
+class _Pairs(argparse.Action):
+    """`--context max_turns=6 max_tokens=256` -> a table; values are read as TOML where they are TOML."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        table: dict[str, Any] = dict(getattr(namespace, self.dest) or {})
+        for pair in values:
+            key, equals, value = pair.partition("=")
+            if not equals:
+                raise ConfigError(f"{option_string}: {pair!r} is no KEY=VALUE.", f"Write {option_string} {pair}=VALUE.")
+            table[key] = _toml_value(value)
+        setattr(namespace, self.dest, table)
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def config_from(arguments: Arguments, model: type[Config], command: str) -> Config:
+    """The configuration of a command: its defaults, then the file, then the flags. Tables are merged key by key."""
+    values = read_config_file(arguments.config, command) if arguments.config else {}
+    given = {name: value for name in model.model_fields if (value := getattr(arguments, name)) is not None}
+    if not given:
+        return build_config(model, values, str(arguments.config))
+    if values:
+        build_config(model, values, str(arguments.config))  # a mistake in the file is told as one of the file
+    merged = {
+        name: {**values[name], **value} if isinstance(value, dict) and isinstance(values.get(name), dict) else value
+        for name, value in given.items()
+    }
+    return build_config(model, {**values, **merged}, "from the flags")
+
+
+def print_config(config: BaseModel, command: str, *, as_json: bool) -> None:
+    """What `--dry-run` prints."""
+    print(config.model_dump_json(indent=2) if as_json else to_toml(config, command), end="\n" if as_json else "")

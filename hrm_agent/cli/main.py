@@ -1,0 +1,115 @@
+"""`hrm-agent`: finds the command, runs it, and turns errors into what a person can read.
+
+Nothing that a command needs is imported before the command is known, so that `hrm-agent --help` answers at once; each command is a
+module of this package with a function `run(arguments) -> exit code`.
+
+Exit codes: 0 done; 1 a negative result (findings, a failed run) or an error in this program; 2 something that the user can mend;
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import sqlite3
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+from hrm_agent import __version__
+from hrm_agent.errors import ConfigError, HrmError, StoreFullError, nearest
+
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS = {
+    "demo": "train the small policy on sandboxed tools, and show what became of it",
+    "run": "run one task through a graph, node by node",
+    "collect": "run tasks through a graph and keep the trajectories",
+    "train": "train a policy: `train rl` by reinforcement, `train sft` on conversations",
+    "eval": "accuracy and tool errors of a policy, or of a run on record",
+    "resume": "go on with an interrupted run",
+    "history": "list the runs of a store, or the checkpoints of one thread",
+    "show": "one trajectory: messages, tool calls, tokens, verdicts",
+    "lint": "prove that stored trajectories can be trained on",
+    "export": "write trajectories to JSON lines or Parquet",
+}
+"""Command -> what it does; the module of the same name holds it."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of the command line; returns the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if "--debug" in words:
+        return _dispatch(words)
+    try:
+        return _dispatch(words)
+    except KeyboardInterrupt:
+        return _fail("Interrupted.", "What was recorded is kept.", 130, as_json="--json" in words)
+    except BrokenPipeError:  # the reader of our output has gone, as in `hrm-agent history | head`
+        sys.stderr.close()
+        return 0
+    except Exception as error:
+        message, hint, code = _explain(error)
+        return _fail(message, hint, code, as_json="--json" in words)
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if words[0] == "--version":
+        print(f"hrm-agent {__version__}")
+        return 0
+    if words[0] not in COMMANDS:
+        raise ConfigError(
+            f"There is no command {words[0]!r}.",
+            nearest(words[0], COMMANDS) or "`hrm-agent --help` lists the commands.",
+        )
+    run: Callable[[list[str]], int] = import_module(f"hrm_agent.cli.{words[0]}").run
+    return run(words[1:])
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    return "\n".join(
+        [
+            "usage: hrm-agent COMMAND [OPTIONS]",
+            "",
+            "Reasoning agents that learn: what a graph run leaves on record is what a trainer learns from.",
+            "",
+            *(f"  {name:{width}}  {text}" for name, text in COMMANDS.items()),
+            "",
+            "`hrm-agent COMMAND --help` lists the options of a command. Every command takes --json (results as JSON on",
+            "stdout) and --debug (tracebacks).",
+        ]
+    )
+
+
+def _explain(error: Exception) -> tuple[str, str, int]:
+    """Message, hint and exit code for an error."""
+    if _is_full(error) and not isinstance(error, HrmError):
+        error = StoreFullError(
+            f"The disk is full: {error}.",
+            "What was committed is intact: free some space, then `hrm-agent resume` the run.",
+        )
+    if isinstance(error, HrmError):
+        return error.message, error.hint, 2
+    return f"Unexpected {type(error).__name__}: {error}", "Run the command again with --debug to see where.", 1
+
+
+def _is_full(error: Exception) -> bool:
+    if isinstance(error, sqlite3.Error):
+        return "is full" in str(error)
+    return isinstance(error, OSError) and error.errno in _FULL
+
+
+def _fail(message: str, hint: str, code: int, *, as_json: bool) -> int:
+    text = json.dumps({"error": message, "hint": hint}) if as_json else f"hrm-agent: {message} {hint}".strip()
+    print(text, file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
