@@ -1,0 +1,83 @@
+"""Sampling for many rows at once, with noise that belongs to the request and not to the batch.
+
+The uniform number behind a token is a hash of (seed of the request, index of the token in the answer). So an answer
+does not depend on which other requests happened to be sampled beside it, on their order, or on how often the engine
+was interrupted, and a stored run can be sampled again. The token is found by inverting the cumulative distribution in
+float64.
+
+Log-probs are raw: log softmax of the float32 logits at temperature 1 over the whole vocabulary, whatever temperature
+and top-p were used to choose the token. A trainer needs exactly these.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["sample_rows", "seed_state", "uniform"]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_SHIFT = (np.uint64(30), np.uint64(27), np.uint64(31))
+
+
+def seed_state(seed: int) -> np.uint64:
+    """What `uniform` takes as the state of a request with this seed."""
+    return _splitmix(np.asarray([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64))[0]
+
+
+def uniform(state_R: np.ndarray[Any, Any], index_R: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Uniform numbers in [0, 1), float64: a pure function of the seed's state and the token's index in the answer."""
+    counter = (index_R.astype(np.uint64) + np.uint64(1)) * _GOLDEN
+    return (_splitmix(state_R + counter) >> np.uint64(12)).astype(np.float64) * 2.0**-52
+
+
+def sample_rows(
+    logits_RV: torch.Tensor,
+    uniform_R: torch.Tensor,
+    temperature_R: torch.Tensor,
+    top_p_R: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token a row and its raw log-prob. Temperature 0 takes the most probable token, the first one of equals."""
+    raw_RV = torch.log_softmax(logits_RV.float(), dim=-1)
+    token_R = _invert(_weights(raw_RV, temperature_R, top_p_R), uniform_R)
+    greedy_R = temperature_R == 0
+    if greedy_R.any():
+        token_R = torch.where(greedy_R, raw_RV.argmax(dim=-1), token_R)
+    return token_R, raw_RV.gather(1, token_R[:, None])[:, 0]
+
+
+def _weights(raw_RV: torch.Tensor, temperature_R: torch.Tensor, top_p_R: torch.Tensor) -> torch.Tensor:
+    """What to sample from, up to a factor per row."""
+    if bool((temperature_R != 1).any()):
+        safe_R = torch.where(temperature_R == 0, 1.0, temperature_R)
+        raw_RV = torch.log_softmax(raw_RV / safe_R[:, None], dim=-1)
+    weights_RV = raw_RV.exp()
+    narrow_R = top_p_R < 1
+    if bool(narrow_R.any()):
+        weights_RV[narrow_R] = _nucleus(weights_RV[narrow_R], top_p_R[narrow_R])
+    return weights_RV
+
+
+def _nucleus(probs_RV: torch.Tensor, top_p_R: torch.Tensor) -> torch.Tensor:
+    """Zero outside the smallest set of most probable tokens that has at least the mass `top_p`."""
+    sorted_RV, order_RV = probs_RV.sort(dim=-1, descending=True, stable=True)
+    before_RV = sorted_RV.double().cumsum(dim=-1) - sorted_RV
+    kept_RV = torch.where(before_RV < top_p_R[:, None], sorted_RV, 0.0)
+    return torch.zeros_like(probs_RV).scatter_(1, order_RV, kept_RV)
+
+
+def _invert(weights_RV: torch.Tensor, uniform_R: torch.Tensor) -> torch.Tensor:
+    cumulative_RV = weights_RV.cumsum(dim=-1, dtype=torch.float64)
+    target_R1 = uniform_R[:, None] * cumulative_RV[:, -1:]
+    found_R = torch.searchsorted(cumulative_RV, target_R1, right=True)[:, 0]
+    return found_R.clamp_(max=weights_RV.shape[1] - 1)
+
+
+def _splitmix(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    mixed = values + _GOLDEN
+    mixed = (mixed ^ (mixed >> _SHIFT[0])) * _MIX[0]
+    mixed = (mixed ^ (mixed >> _SHIFT[1])) * _MIX[1]
+    return mixed ^ (mixed >> _SHIFT[2])
