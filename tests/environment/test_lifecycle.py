@@ -171,9 +171,9 @@ def test_a_fork_of_the_host_may_not_use_its_environment() -> None:
 
 
 def run_as_ordinary_user(code: str) -> list[str]:
-    """Lines that `code` prints as user 1000 without privileges, made so of whoever runs the tests by a user namespace.
+    """Lines that `code` prints as user 1000 without privileges, which a user namespace makes of us.
 
-    (Where that is root, the kernel still exempts it from RLIMIT_NPROC, so that a fork bomb cannot be tried in this way.)
+    (Where that is root, the kernel still exempts it from RLIMIT_NPROC: a fork bomb cannot be tried in this way.)
     """
     outer = """
         import os, sys
