@@ -7,6 +7,7 @@ row is dropped on resume, so that the file never holds a step twice.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +32,12 @@ class MetricsLog:
 
     def append(self, row: Row) -> None:
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps({name: _number(value) for name, value in row.items()}) + "\n")
+
+
+def _number(value: Any) -> Any:
+    """JSON has no nan: a mean over nothing is null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_metrics(path: Path) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 __all__ = ["plot_curves"]
 
 _CURVES = (
-    ("accuracy", "accuracy of all rollouts", (0.0, 1.0)),
-    ("tool_error_share", "tool errors among correct", (0.0, None)),
-    ("mean_tokens", "sampled tokens per rollout", (0.0, None)),
-    ("rejected_share", "groups without a signal", (0.0, 1.0)),
+    ("rollout/correct", "accuracy of all rollouts", (0.0, 1.0)),
+    ("rollout/correct_with_tool_error", "tool errors among correct rollouts", (0.0, None)),
+    ("rollout/sampled_tokens", "sampled tokens per rollout", (0.0, None)),
+    ("select/groups_rejected", "groups without a signal", (0.0, 1.0)),
 )
 
 
@@ -26,7 +27,7 @@ def plot_curves(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     figure.suptitle(title)
     steps = [row["step"] for row in rows]
     for axes, (name, label, limits) in zip(figure.subplots(2, 2).flat, _CURVES, strict=True):
-        axes.plot(steps, [row[name] for row in rows], marker=".", linewidth=1.5)
+        axes.plot(steps, [math.nan if row[name] is None else row[name] for row in rows], marker=".", linewidth=1.5)
         axes.set(title=label, xlabel="step", ylim=limits)
         axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120)

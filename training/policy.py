@@ -18,8 +18,9 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_model
 
-from hrm_agent.errors import ModelError, RunError
-from hrm_agent.models.load import load_policy
+from hrm_agent.errors import RunError
+from hrm_agent.models.load import model_folder
+from hrm_agent.models.loading import load_pretrained
 from hrm_agent.models.transformers_engine import TransformersEngine
 from training.batch import MicroBatch
 from training.sft import save_policy
@@ -39,14 +40,10 @@ class TrainablePolicy:
 
     def __init__(self, config: GrpoConfig, accelerator: Accelerator) -> None:
         """`config.policy` must name weights on this machine."""
-        name = config.policy
-        engine = load_policy.__wrapped__(name)  # never the shared one: this module is going to change
-        if not isinstance(engine, TransformersEngine):
-            raise ModelError(f"Policy {name!r} has no weights here that could be trained.", "Name a model folder or hf:NAME.")
-        self.name = name
-        self.engine = engine
+        self.name = config.policy
         self.accelerator = accelerator
-        model = engine.model
+        model, self.tokenizer = load_pretrained(model_folder(self.name))
+        self.engine = TransformersEngine(model, self.tokenizer, name=self.name)
         optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         self._config = config
@@ -76,8 +73,10 @@ class TrainablePolicy:
         return metrics
 
     def save(self, folder: Path) -> None:
-        """Save weights, tokenizer and chat template in Hugging Face's layout."""
-        save_policy(self.accelerator.unwrap_model(self.model), self.engine.codec, folder)
+        """Save weights, tokenizer and chat template in Hugging Face's layout, with a card that says how they were made."""
+        card = f"# {self.name}, trained\n\n{self.version} steps of reinforcement learning with\n\n```json\n"
+        card += f"{self._config.model_dump_json(indent=2)}\n```\n"
+        save_policy(self.accelerator.unwrap_model(self.model), self.tokenizer, folder, card)
 
     def checkpoint(self, folder: Path) -> None:
         """Save everything that the next step depends on, in place of the previous checkpoint."""
