@@ -1,0 +1,157 @@
+"""The demo: a task goes in at one end, an improved policy comes out at the other, and then does something for you.
+
+    cold start -> evaluation -> GRPO-RoC through graph, sandbox and checkpointer -> evaluation -> the hierarchical graph
+
+Everything lies in one folder. Called again on it, the demo goes on where it stood: evaluation and training find what is
+on record. It is a function of its configuration; the command line shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from graphs.episode import Episode, EpisodeRunner, OnUpdate
+from hrm_agent.environment import LocalEnvironment
+from hrm_agent.models import load_policy
+from hrm_agent.store import open_store
+from hrm_agent.trajectory import Sampling, TaskRef, Trajectory
+from training.collect import CollectConfig, collect
+from training.evaluate import Evaluation, evaluate
+from training.grpo import GrpoConfig, train
+from training.metrics import read_metrics
+from training.plots import plot_curves
+
+__all__ = ["DemoConfig", "DemoReport", "OnProgress", "demo"]
+
+TANK = (
+    "A tank holds 1200 L. It leaks 2% per hour for 3 hours, then is refilled by 150 L. "
+    "Return exactly: 'Answer: <liters>'."
+)
+
+Stage = Literal["cold_start", "before", "train", "after", "solve"]
+OnProgress = Callable[[Stage, int, int, dict[str, Any]], None]
+"""(stage, done, of, newest facts): called often, from the loop; must be quick."""
+
+
+class DemoConfig(BaseModel):
+    """What the demo does. The defaults take some minutes on two cores."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    from_scratch: bool = False
+    """Make the cold start anew instead of using the one that the package ships."""
+    train: GrpoConfig = GrpoConfig()
+    eval_problems: int = Field(256, ge=1)
+    """Held-out problems, the same before and after."""
+    problem: str = TANK
+    """What the hierarchical graph is asked at the end."""
+
+
+class DemoReport(BaseModel):
+    """What the demo found; saved as `report.json`."""
+
+    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
+
+    before: dict[str, Any]
+    after: dict[str, Any]
+    """Statistics on the held-out problems (`training.evaluate.Evaluation`)."""
+    steps: int
+    groups_rejected: float
+    """Share of groups without a signal, mean over the steps."""
+    cpu_seconds: dict[str, float]
+    """By phase of training, over all steps."""
+    solved: str
+    """Id of the trajectory of the hierarchical graph."""
+    answer: str
+    rounds: int
+    model: str
+    """Folder of the trained model."""
+
+
+async def demo(
+    config: DemoConfig, folder: Path, *, on_progress: OnProgress | None = None, on_update: OnUpdate | None = None
+) -> DemoReport:
+    """Run, or go on with, the demo in `folder`. `on_update` sees the hierarchical graph node by node."""
+    tell = on_progress or (lambda stage, done, of, facts: None)
+    start = _cold_start(folder, tell) if config.from_scratch else config.train.policy
+    training = config.train.model_copy(update={"policy": start})
+    before = await _evaluate(start, "before", config, folder, tell)
+    steps: list[dict[str, Any]] = []
+
+    def on_step(row: dict[str, float]) -> None:
+        steps.append(row)
+        tell("train", int(row["step"]) + 1, training.steps, row)
+
+    model = await train(training, folder, on_step=on_step)
+    rows = read_metrics(folder / "metrics.jsonl")
+    plot_curves(rows, folder / "curves.png", f"{training.algorithm}, {training.graph}, seed {training.seed}")
+    after = await _evaluate(str(model), "after", config, folder, tell)
+    solved = await _solve(str(model), config, folder, on_update)
+    tell("solve", 1, 1, {})
+    report = _report(before, after, rows, solved, model)
+    (folder / "report.json").write_text(report.model_dump_json(indent=2), encoding="utf-8")
+    return report
+
+
+def _cold_start(folder: Path, tell: OnProgress) -> str:
+    from training.small_policy.cold_start import COLD_START, build_cold_start
+
+    out = folder / "cold-start"
+    if not (out / "README.md").exists():  # the card is written last
+        build_cold_start(out, progress=lambda row: tell("cold_start", int(row["step"]), COLD_START.steps, row))
+    return str(out)
+
+
+async def _evaluate(
+    policy: str, stage: Literal["before", "after"], config: DemoConfig, folder: Path, tell: OnProgress
+) -> Evaluation:
+    done: list[Trajectory] = []
+
+    def on_rollout(trajectory: Trajectory) -> None:
+        done.append(trajectory)
+        tell(stage, len(done), config.eval_problems, {})
+
+    asked = CollectConfig(
+        policy=policy,
+        tasks=config.train.tasks,
+        count=config.eval_problems,
+        graph=config.train.graph,
+        context=config.train.context,
+        temperature=config.train.temperature,
+        seed=config.train.seed,
+    )
+    return evaluate(await collect(asked, folder, stage=f"eval-{stage}", on_rollout=on_rollout))
+
+
+async def _solve(policy: str, config: DemoConfig, folder: Path, on_update: OnUpdate | None) -> Trajectory:
+    environment = LocalEnvironment()
+    task = TaskRef(id="demo", family="demo", prompt=config.problem)
+    try:
+        with open_store(folder / "store.db") as store:
+            runner = EpisodeRunner(store, load_policy(policy), policy, environment, Sampling(temperature=0.0))
+            return await runner.run(Episode(task, f"{folder.name}/solve", graph="reasoning"), on_update)
+    finally:
+        await environment.close()
+
+
+def _report(
+    before: Evaluation, after: Evaluation, rows: list[dict[str, Any]], solved: Trajectory, model: Path
+) -> DemoReport:
+    phases = ("rollout", "select", "update")
+    planners = {call.identity.task_id for call in solved.calls if call.identity.node == "plan"}
+    return DemoReport(
+        before=asdict(before),
+        after=asdict(after),
+        steps=len(rows),
+        groups_rejected=sum(row["select/groups_rejected"] or 0.0 for row in rows) / max(1, len(rows)),
+        cpu_seconds={phase: sum(row[f"{phase}_cpu_seconds"] for row in rows) for phase in phases},
+        solved=solved.id,
+        answer=solved.answer or "",
+        rounds=len(planners),
+        model=str(model),
+    )
