@@ -49,13 +49,15 @@ def _is_elementary(text: str) -> bool:
     """An expression of numbers, one-letter symbols and elementary functions, with exponents of two digits."""
     if len(text) > 512 or text.count(")**") > 2:
         return False
-    previous = ""
+    before, previous = "", ""
     for token in _TOKEN.findall(_RATIONAL_POWER.sub(r"**\1", text)):
         if previous == "**" and not re.fullmatch(r"[0-9]{1,2}", token):
             return False
-        if not (token in _FUNCTIONS or re.fullmatch(r"\*\*|[A-Za-z]|[0-9.]{1,9}|[-+*/()]", token)):
+        if token == before == "**":  # a tower of powers
             return False
-        previous = token
+        if not (token in _FUNCTIONS or re.fullmatch(r"\*\*|[A-Za-z]|[0-9]{1,9}(\.[0-9]{0,9})?|[-+*/()]", token)):
+            return False
+        before, previous = previous, token
     return True
 
 

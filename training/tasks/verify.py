@@ -31,6 +31,8 @@ MAX_NUMBER_CHARACTERS = 256
 """Longer texts are not read as numbers."""
 MAX_EXPONENT = 256
 """Larger exponents, of either sign, are not read as numbers."""
+MAX_BOXED_CHARACTERS = 2**16
+"""A box that is not closed within them is no answer."""
 
 _HIDDEN = ("reason", "tool_call", "tool_response")
 _TAG = re.compile(rf"<(/?)({'|'.join(_HIDDEN)})>")
@@ -85,7 +87,7 @@ def _last_boxed(text: str) -> str | None:
     if not boxes:
         return None
     start, depth = boxes[-1].end(), 1
-    for brace in _BRACE.finditer(text, start):
+    for brace in _BRACE.finditer(text, start, start + MAX_BOXED_CHARACTERS):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
         if depth == 0:
             return text[start : brace.start()].strip()

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from hrm_agent.trajectory import RunStatus, TaskRef, Trajectory
+from tests.training.builders import group, rollout, trajectory
+from training.advantages import group_advantages
+from training.evaluate import evaluate, group_metrics, wilson_interval
+from training.roc import select
+
+
+def sample(problem: int, index: int, reward: float, **changes: object) -> Trajectory:
+    task = TaskRef(id=str(problem), family="f", prompt="p")
+    return trajectory(100 * problem + index, reward, task=task, **changes)
+
+
+def test_pass_at_1_is_a_mean_over_problems():
+    runs = [sample(0, i, 1.0) for i in range(4)] + [sample(1, 0, 0.0)]
+    assert evaluate(runs).pass_at_1 == 0.5
+    assert (evaluate(runs).problems, evaluate(runs).trajectories) == (2, 5)
+
+
+def test_one_sample_a_problem_takes_wilsons_interval():
+    result = evaluate([sample(i, 0, 1.0) for i in range(10)])
+    assert result.interval == pytest.approx((0.7224672001371107, 1.0))
+    assert wilson_interval(5, 10) == pytest.approx((0.236593090512564, 0.763406909487436))
+    assert wilson_interval(0, 0) == (0.0, 1.0)
+
+
+def test_several_samples_resample_problems_not_samples():
+    # Eight samples of each problem agree: only 20 independent facts, whatever the number of samples.
+    runs = [sample(p, i, float(p % 2)) for p in range(20) for i in range(8)]
+    assert evaluate(runs).interval == pytest.approx((0.3, 0.7), abs=0.051)
+
+
+def test_the_interval_depends_on_the_seed_and_not_on_the_order():
+    runs = [sample(p, i, float(i < p % 9)) for p in range(20) for i in range(8)]
+    assert evaluate(runs, seed=1) == evaluate(random.Random(0).sample(runs, len(runs)), seed=1)
+    assert len({evaluate(runs, seed=seed).interval for seed in range(4)}) > 1
+
+
+def test_every_ended_run_counts_and_truncation_is_wrong():
+    runs = [
+        sample(0, 0, 1.0),
+        sample(1, 0, 1.0, status=RunStatus.TRUNCATED),
+        sample(2, 0, 0.0, status=RunStatus.FAILED),
+        sample(3, 0, 0.0, status=RunStatus.RUNNING),
+    ]
+    result = evaluate(runs)
+    assert result.pass_at_1 == pytest.approx(1 / 3)
+    assert result.statuses == {"completed": 1, "failed": 1, "running": 1, "truncated": 1}
+
+
+def test_tool_errors_are_counted_among_the_correct_ones():
+    runs = [rollout(0, 1.0, 1, 2), rollout(1, 1.0, 0, 2), rollout(2, 0.0, 2, 2), rollout(3, 1.0, 0, 0)]
+    result = evaluate(runs)
+    assert result.correct_with_tool_error == pytest.approx(1 / 3)
+    assert result.mean_tool_calls == 1.5
+    assert result.mean_sampled_tokens == 2
+
+
+def test_nothing_is_nan_and_not_an_error():
+    result = evaluate([])
+    assert math.isnan(result.pass_at_1)
+    assert math.isnan(result.correct_with_tool_error)
+    assert result.interval == (0.0, 1.0)
+
+
+def test_a_steps_metrics_tell_sampled_from_kept():
+    whole = [rollout(i, float(i < 6), int(i < 3), 1) for i in range(12)]
+    whole += [t.model_copy(update={"id": f"g2-{t.id}", "group_id": "g2"}) for t in group(4, 0)]
+    overlays = [*select(whole[:12], 6, "grpo-roc", seed=0), *select(whole[12:], 6, "grpo-roc", seed=0)]
+    metrics = group_metrics(whole, group_advantages(overlays))
+    assert metrics["rollout/count"] == 16
+    assert metrics["rollout/correct"] == 10 / 16
+    assert metrics["rollout/correct_with_tool_error"] == 3 / 10
+    assert metrics["select/kept"] == 6
+    assert metrics["select/correct"] == 0.5
+    assert metrics["select/correct_with_tool_error"] == 0
+    assert metrics["select/groups_rejected"] == 0.5
