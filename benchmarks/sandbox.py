@@ -2,8 +2,8 @@
 
     python benchmarks/sandbox.py [--calls 400] [--clients 1 8 64] [--json FILE]
 
-All three run the same snippet. `subprocess` is `python -I` per call, with no isolation; `fork` forks a bare warm interpreter
-and runs the snippet in the child, with no isolation, no limits and one call at a time: the floor.
+All three run the same snippet. `subprocess` is `python -I` per call, with no isolation; `fork` forks a bare warm
+interpreter and runs the snippet in the child, with no isolation, no limits and one call at a time: the floor.
 """
 
 from __future__ import annotations

@@ -95,19 +95,16 @@ async def test_cancelling_kills_the_call_and_frees_its_slot() -> None:
 async def test_calls_are_run_again_when_the_fork_server_dies() -> None:
     environment = LocalEnvironment(slots=4)
     calls = [asyncio.create_task(environment.execute(f"import time\ntime.sleep(0.5)\n{i}")) for i in range(6)]
-    lost = asyncio.create_task(environment.execute("import time\ntime.sleep(5)", session="s"))
     await asyncio.sleep(0.2)
     os.kill(environment.pid, signal.SIGKILL)
     assert [(await call).value for call in calls] == [str(i) for i in range(6)]
-    await environment.end_session("s")
-    assert (await lost).status in {ToolStatus.INFRASTRUCTURE, ToolStatus.OK}
     await environment.close()
 
 
 async def test_a_session_call_that_acted_is_not_run_again() -> None:
     environment = LocalEnvironment(slots=1)
     call = asyncio.create_task(environment.execute("import time\ntime.sleep(5)", session="s"))
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.5)
     os.kill(environment.pid, signal.SIGKILL)
     assert (await call).status is ToolStatus.INFRASTRUCTURE
     assert (await environment.execute("1", session="s")).value == "1"

@@ -69,7 +69,7 @@ async def test_traceback_shows_the_snippet_and_no_path_of_the_host(environment: 
 async def test_output_printed_before_the_end_is_kept(environment: Environment) -> None:
     result = await environment.execute("print('before')\nwhile True: pass", limits=Limits(wall_seconds=0.3))
     assert (result.status, result.stdout) == (ToolStatus.TIMEOUT, "before\n")
-    assert result.duration_seconds == pytest.approx(0.3, abs=0.2)
+    assert 0.3 <= result.duration_seconds < 2
 
 
 async def test_wall_clock_counts_sleep(environment: Environment) -> None:

@@ -34,10 +34,10 @@ async def test_calls_of_one_session_run_one_after_the_other(environment: Environ
 
 
 async def test_a_timeout_ends_the_session_and_limits_hold_per_call(environment: Environment) -> None:
-    limits = Limits(wall_seconds=0.3, cpu_seconds=0.3)
-    for _ in range(3):  # 0.45 s together: no limit on the sum
+    limits = Limits(wall_seconds=1, cpu_seconds=1)
+    for _ in range(3):  # 1.2 s together: no limit on the sum
         result = await environment.execute(
-            "x = 1\nimport time\nend = time.time() + 0.15\nwhile time.time() < end: pass", session="time", limits=limits
+            "x = 1\nimport time\nend = time.time() + 0.4\nwhile time.time() < end: pass", session="time", limits=limits
         )
         assert result.status is ToolStatus.OK
     assert (await environment.execute("while True: pass", session="time", limits=limits)).status is ToolStatus.TIMEOUT
