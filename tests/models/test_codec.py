@@ -90,6 +90,7 @@ def conversation(answer: AIMessage) -> list[BaseMessage]:
     return [SystemMessage("Be brief."), HumanMessage("2 + 2?"), answer, ToolMessage("4", tool_call_id="1")]
 
 
+UNDECODABLE = {"name": None, "args": "{", "id": "1", "error": "cut", "type": "invalid_tool_call"}
 ANSWERS = [
     AIMessage("<reason>sum</reason>", tool_calls=[{"name": "python", "args": {"code": "2 + 2"}, "id": "1"}]),
     AIMessage("plain <|im_end|> text"),

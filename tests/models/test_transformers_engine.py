@@ -1,0 +1,387 @@
+"""The in-process engine against a plain forward pass, and against everything that callers do to it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from hrm_agent.errors import ModelError
+from hrm_agent.models import rows
+from hrm_agent.models.byte_codec import ByteCodec
+from hrm_agent.models.codec import ChatTemplateCodec
+from hrm_agent.models.engine import Completion, GenerationRequest
+from hrm_agent.models.transformers_engine import TransformersEngine
+from hrm_agent.trajectory import FinishReason, LogprobKind, Sampling
+
+
+class OpenEnded(ByteCodec):
+    """No control token that these small models ever sample, so that lengths are what a test asks for."""
+
+    end_of_turn = 100_000
+    control_token_ids = frozenset((100_000,))
+
+
+def ask(engine: TransformersEngine, prompt: Sequence[int], seed: int = 0, **sampling: Any) -> Future[Completion]:
+    return engine.submit(GenerationRequest(tuple(prompt), Sampling(seed=seed, **{"max_tokens": 12, **sampling})))
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng((length, seed)).integers(0, 340, length).tolist()
+
+
+def raw_logprobs(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> torch.Tensor:
+    """[answer, vocabulary] by one plain forward pass over the whole text."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt, *answer]])).logits[0].float()
+    return logits.log_softmax(-1)[len(prompt) - 1 : -1]
+
+
+def check(model: Any, prompt: Sequence[int], completion: Completion) -> None:
+    answer = completion.token_ids
+    plain = raw_logprobs(model, prompt, answer)[range(len(answer)), list(answer)]
+    torch.testing.assert_close(torch.tensor(completion.logprobs), plain, atol=1e-4, rtol=1e-4)
+
+
+@pytest.fixture
+def engine(model: Any) -> Iterator[TransformersEngine]:
+    with TransformersEngine(model, OpenEnded(), name="tiny", max_slots=40) as engine:
+        yield engine
+
+
+def test_logprobs_are_those_of_a_plain_forward_pass(engine: TransformersEngine, model: Any) -> None:
+    prompts = [prompt_of(length, i) for i, length in enumerate((1, 2, 7, 31, 32, 33, 64, 100, 3, 200, 5, 1))]
+    futures = [ask(engine, prompt, i, max_tokens=3 + 5 * i) for i, prompt in enumerate(prompts)]
+    for i, (prompt, future) in enumerate(zip(prompts, futures, strict=True)):
+        completion = future.result(30)
+        assert len(completion.token_ids) == len(completion.logprobs) == 3 + 5 * i
+        assert completion.finish_reason is FinishReason.LENGTH
+        check(model, prompt, completion)
+    assert engine.logprob_kind is LogprobKind.RAW
+
+
+def test_qwen2_runs_too() -> None:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, vocab_size=340
+    )
+    config.num_key_value_heads = 1
+    model = Qwen2ForCausalLM(config).eval()
+    with TransformersEngine(model, OpenEnded(), name="tiny") as engine:
+        check(model, prompt_of(20), ask(engine, prompt_of(20)).result(30))
+
+
+def test_a_conversation_goes_on_in_place(engine: TransformersEngine, model: Any) -> None:
+    text = prompt_of(40)
+    for turn in range(4):
+        fed = engine.fed_tokens
+        completion = ask(engine, text, turn).result(30)
+        check(model, text, completion)
+        new = 40 if turn == 0 else 8
+        assert engine.fed_tokens - fed == new + len(completion.token_ids) - 1
+        text += [*completion.token_ids, *prompt_of(7, turn)]
+
+
+def test_many_conversations_go_on_in_place_at_once(engine: TransformersEngine, model: Any) -> None:
+    texts = [prompt_of(20 + i, i) for i in range(30)]
+    for turn in range(3):
+        fed = engine.fed_tokens
+        futures = [ask(engine, text, 100 * turn + i, max_tokens=4 + i % 9) for i, text in enumerate(texts)]
+        answers = [future.result(30).token_ids for future in futures]
+        for text, future in zip(texts, futures, strict=True):
+            check(model, text, future.result())
+        if turn:
+            assert engine.fed_tokens - fed == sum(len(answer) for answer in answers) + 5 * len(texts)
+        texts = [
+            [*text, *answer, *prompt_of(5, i)] for i, (text, answer) in enumerate(zip(texts, answers, strict=True))
+        ]
+
+
+def test_samples_of_one_prompt_feed_it_once(engine: TransformersEngine, model: Any) -> None:
+    prompt = prompt_of(90)
+    futures = [ask(engine, prompt, seed) for seed in range(16)]
+    for future in futures:
+        check(model, prompt, future.result(30))
+    assert len({future.result().token_ids for future in futures}) > 8
+    assert engine.fed_tokens == 90 + 15 + 16 * 11
+
+
+def test_more_requests_than_rows_all_end(model: Any) -> None:
+    with TransformersEngine(model, OpenEnded(), name="tiny", max_slots=3) as engine:
+        prompts = [prompt_of(5 + i % 4, i % 7) for i in range(30)]
+        for prompt, future in [(prompt, ask(engine, prompt, i)) for i, prompt in enumerate(prompts)]:
+            check(model, prompt, future.result(30))
+
+
+def test_little_memory_means_few_rows_not_failure(model: Any) -> None:
+    with TransformersEngine(model, OpenEnded(), name="tiny", kv_bytes=600_000) as engine:
+        short = [ask(engine, prompt_of(10, i), i) for i in range(20)]
+        long = ask(engine, prompt_of(200), max_tokens=100)
+        later = [ask(engine, prompt_of(10, i), i) for i in range(20)]
+        check(model, prompt_of(200), long.result(30))
+        for i, (one, other) in enumerate(zip(short, later, strict=True)):
+            check(model, prompt_of(10, i), one.result(30))
+            assert one.result().token_ids == other.result(30).token_ids
+
+
+def test_long_prompts_are_fed_in_portions(
+    engine: TransformersEngine, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "_STEP_TOKENS", 40)
+    prompts = [prompt_of(length, length) for length in (250, 30, 121, 33, 5, 80, 81)]
+    futures = [ask(engine, prompt, i, max_tokens=40) for i, prompt in enumerate(prompts)]
+    samples = [ask(engine, prompts[0], 50 + i) for i in range(4)]
+    for prompt, future in zip([*prompts, *prompts[:1] * 4], [*futures, *samples], strict=True):
+        check(model, prompt, future.result(30))
+    assert engine.fed_tokens == sum(map(len, prompts)) + 7 * 39 + 4 + 4 * 11
+
+
+def test_a_long_request_makes_room_among_running_ones(engine: TransformersEngine, model: Any) -> None:
+    running = [ask(engine, prompt_of(6 + i), i, max_tokens=60) for i in range(20)]
+    running[0].result(30)
+    long = [ask(engine, prompt_of(150, i), i, max_tokens=100) for i in range(10)]
+    for i, future in enumerate(running):
+        check(model, prompt_of(6 + i), future.result(30))
+    for i, future in enumerate(long):
+        check(model, prompt_of(150, i), future.result(30))
+
+
+def test_tokens_of_a_seed_do_not_depend_on_the_company(engine: TransformersEngine) -> None:
+    alone = [ask(engine, prompt_of(12 + seed, 1), seed, max_tokens=20).result(30).token_ids for seed in range(6)]
+    company = [ask(engine, prompt_of(1 + i, 2), 1000 + i, max_tokens=5 + i % 30) for i in range(64)]
+    among = [ask(engine, prompt_of(12 + seed, 1), seed, max_tokens=20) for seed in range(6)]
+    assert [future.result(30).token_ids for future in among] == alone
+    assert all(len(future.result(30).token_ids) == 5 + i % 30 for i, future in enumerate(company))
+
+
+def test_temperature_zero_takes_the_most_probable_token(engine: TransformersEngine, model: Any) -> None:
+    prompt = prompt_of(15)
+    first, second = (ask(engine, prompt, seed, temperature=0).result(30) for seed in (1, 2))
+    assert first.token_ids == second.token_ids
+    best = raw_logprobs(model, prompt, first.token_ids).argmax(-1)
+    assert first.token_ids == tuple(best.tolist())
+    check(model, prompt, first)
+
+
+def test_top_p_stays_in_the_nucleus_and_logprobs_stay_raw(engine: TransformersEngine, model: Any) -> None:
+    prompt = prompt_of(15)
+    for seed in range(8):
+        completion = ask(engine, prompt, seed, top_p=0.3, temperature=1.5).result(30)
+        check(model, prompt, completion)
+        tempered = (raw_logprobs(model, prompt, completion.token_ids) / 1.5).softmax(-1)
+        for probs, token in zip(tempered, completion.token_ids, strict=True):
+            more_probable = probs[probs > probs[token] + 1e-5].sum()
+            assert more_probable < 0.3
+
+
+def test_sampling_follows_the_distribution(engine: TransformersEngine, model: Any) -> None:
+    prompt = prompt_of(6)
+    futures = [ask(engine, prompt, seed, max_tokens=1) for seed in range(3000)]
+    counts = np.bincount([future.result(60).token_ids[0] for future in futures], minlength=340)
+    probs = raw_logprobs(model, prompt, [0])[0].exp().numpy()
+    assert 0.5 * np.abs(counts / 3000 - probs).sum() < 0.12
+    top = int(probs.argmax())
+    assert abs(counts[top] / 3000 - probs[top]) < 5 * np.sqrt(probs[top] / 3000)
+
+
+def test_control_tokens_end_an_answer(codec: ChatTemplateCodec, own_model: Any) -> None:
+    (other,) = codec.control_token_ids - {codec.end_of_turn}
+    with TransformersEngine(own_model, codec, name="tiny") as engine:
+        answers = [ask(engine, prompt_of(9, seed % 5), seed, temperature=4.0, max_tokens=200) for seed in range(60)]
+        seen = set[FinishReason]()
+        for future in answers:
+            completion = future.result(30)
+            seen.add(completion.finish_reason)
+            assert codec.control_token_ids.isdisjoint(completion.token_ids[:-1])
+            ended = {codec.end_of_turn: FinishReason.STOP, other: FinishReason.CONTROL_TOKEN}
+            assert completion.finish_reason is ended.get(completion.token_ids[-1], FinishReason.LENGTH)
+    assert seen >= {FinishReason.STOP, FinishReason.CONTROL_TOKEN}
+
+
+def test_stop_strings_end_an_answer_and_are_kept(codec: ChatTemplateCodec, own_model: Any) -> None:
+    with TransformersEngine(own_model, codec, name="tiny") as engine:
+        free = ask(engine, prompt_of(9), 3, max_tokens=30).result(30)
+        text = codec.decode(free.token_ids)
+        stop = text[len(text) // 2 :][:2]
+        stopped = ask(engine, prompt_of(9), 3, max_tokens=30, stop=("never said", stop)).result(30)
+    assert stopped.finish_reason is FinishReason.STOP
+    assert free.token_ids[: len(stopped.token_ids)] == stopped.token_ids
+    assert stop in codec.decode(stopped.token_ids)
+    assert stop not in codec.decode(stopped.token_ids[:-1])
+
+
+def test_tokens_are_shown_as_they_are_sampled(engine: TransformersEngine) -> None:
+    seen: list[tuple[int, str]] = []
+    request = GenerationRequest(
+        tuple(prompt_of(5)),
+        Sampling(seed=1, max_tokens=9),
+        on_token=lambda token: seen.append((token, threading.current_thread().name)),
+    )
+    completion = engine.submit(request).result(30)
+    assert tuple(token for token, _ in seen) == completion.token_ids
+    assert {thread for _, thread in seen} == {"engine tiny"}
+
+
+def test_an_observer_that_fails_fails_its_own_request_only(engine: TransformersEngine, model: Any) -> None:
+    def fail(token: int) -> None:
+        raise ZeroDivisionError(token)
+
+    beside = ask(engine, prompt_of(6), max_tokens=60)
+    failing = engine.submit(GenerationRequest(tuple(prompt_of(5)), Sampling(seed=1), on_token=fail))
+    with pytest.raises(ZeroDivisionError):
+        failing.result(30)
+    check(model, prompt_of(6), beside.result(30))
+
+
+def test_an_answer_ends_where_the_model_does(engine: TransformersEngine) -> None:
+    completion = ask(engine, prompt_of(310), max_tokens=500).result(30)
+    assert (len(completion.token_ids), completion.finish_reason) == (10, FinishReason.LENGTH)
+
+
+def test_prompts_that_cannot_be_answered_are_refused(engine: TransformersEngine) -> None:
+    for prompt, message in ((prompt_of(320), "320 tokens.*at most 320"), ([], "empty"), ([5, 340], "340.*339")):
+        with pytest.raises(ModelError, match=message):
+            ask(engine, prompt).result(30)
+
+
+def test_a_cancelled_request_gives_its_row_back_at_once(own_model: Any) -> None:
+    started = threading.Event()
+    with TransformersEngine(own_model, OpenEnded(), name="tiny", max_slots=1) as engine:
+        endless = engine.submit(
+            GenerationRequest(
+                (1, 2), Sampling(seed=1, max_tokens=300), on_token=lambda _: (started.set(), time.sleep(0.02))
+            )
+        )
+        waiting = ask(engine, [3, 4])
+        queued = ask(engine, [5, 6])
+        assert started.wait(30)
+        assert queued.cancel()
+        assert endless.cancel()
+        assert len(waiting.result(3).token_ids) == 12
+        assert waiting.result().queue_seconds > 0
+        assert engine.sampled_tokens < 150
+        with pytest.raises(CancelledError):
+            endless.result()
+
+
+def test_a_failure_in_the_loop_fails_what_is_pending_and_nothing_later(
+    own_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TransformersEngine(own_model, OpenEnded(), name="tiny", max_slots=2) as engine:
+        forward, failure = engine._forward, RuntimeError("out of memory")
+
+        def failing(step: Any) -> torch.Tensor:
+            raise failure
+
+        monkeypatch.setattr(engine, "_forward", failing)
+        futures = [ask(engine, prompt_of(5, i)) for i in range(5)]
+        assert all(future.exception(30) is failure for future in futures)
+        monkeypatch.setattr(engine, "_forward", forward)
+        check(own_model, prompt_of(5), ask(engine, prompt_of(5)).result(30))
+
+
+def test_publishing_changes_weights_version_and_cache(own_model: Any) -> None:
+    with TransformersEngine(own_model, OpenEnded(), name="tiny") as engine:
+        prompt = prompt_of(30)
+        before = ask(engine, prompt, 1).result(30)
+        assert before.policy_version == 0
+        with torch.no_grad():
+            for parameter in own_model.parameters():
+                parameter.mul_(1.1)
+        engine.publish(1)
+        after = ask(engine, prompt, 1).result(30)
+        assert (after.policy_version, engine.policy_version) == (1, 1)
+        assert after.logprobs != before.logprobs
+        check(own_model, prompt, after)
+
+
+def test_publishing_a_state_dict_waits_for_requests_under_way(own_model: Any) -> None:
+    weights = {key: value * 1.1 for key, value in own_model.state_dict().items()}
+    del weights["lm_head.weight"]
+    started = threading.Event()
+    with TransformersEngine(own_model, OpenEnded(), name="tiny") as engine:
+        expected = ask(engine, prompt_of(8), 5, max_tokens=60).result(30)
+        slow = engine.submit(
+            GenerationRequest(
+                tuple(prompt_of(8)),
+                Sampling(seed=5, max_tokens=60),
+                on_token=lambda _: (started.set(), time.sleep(0.002)),
+            )
+        )
+        assert started.wait(30)
+        engine.publish(7, weights)
+        assert slow.done()
+        assert (slow.result().token_ids, slow.result().policy_version) == (expected.token_ids, 0)
+        after = ask(engine, prompt_of(8), 5).result(30)
+        assert after.policy_version == 7
+        check(own_model, prompt_of(8), after)
+
+
+def test_publishing_other_weights_is_refused_and_changes_nothing(own_model: Any) -> None:
+    with TransformersEngine(own_model, OpenEnded(), name="tiny") as engine:
+        weights = dict(own_model.state_dict())
+        first = {key: value.clone() for key, value in weights.items()}
+        weights["extra"] = torch.zeros(1)
+        with pytest.raises(ModelError, match="extra"):
+            engine.publish(1, weights)
+        with pytest.raises(ModelError, match="missing"):
+            engine.publish(1, {})
+        assert engine.policy_version == 0
+        assert all(torch.equal(value, first[key]) for key, value in own_model.state_dict().items())
+
+
+def test_the_model_itself_is_left_as_it_was(own_model: Any) -> None:
+    own_model.train()
+    with TransformersEngine(own_model, OpenEnded(), name="tiny") as engine:
+        ask(engine, prompt_of(5)).result(30)
+        assert own_model.training
+        assert own_model.config._attn_implementation != engine._model.config._attn_implementation
+        assert engine._model.get_input_embeddings().weight is own_model.get_input_embeddings().weight
+        loss = own_model(torch.tensor([prompt_of(5)]), labels=torch.tensor([prompt_of(5)])).loss
+        loss.backward()
+
+
+def test_closing_fails_what_is_pending(own_model: Any) -> None:
+    engine = TransformersEngine(own_model, OpenEnded(), name="tiny", max_slots=1)
+    futures = [ask(engine, prompt_of(5, i), max_tokens=300) for i in range(3)]
+    engine.close()
+    engine.close()
+    for future in futures[1:]:
+        assert isinstance(future.exception(30), ModelError)
+    with pytest.raises(ModelError, match="closed"):
+        ask(engine, prompt_of(5))
+    with pytest.raises(ModelError, match="closed"):
+        engine.publish(1)
+
+
+def test_an_idle_engine_uses_no_processor_and_wakes_up(engine: TransformersEngine) -> None:
+    ask(engine, prompt_of(5)).result(30)
+    spent = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - spent < 0.15
+    assert ask(engine, prompt_of(5)).result(30)
+
+
+def test_submitting_from_many_threads(engine: TransformersEngine, model: Any) -> None:
+    futures: list[tuple[list[int], Future[Completion]]] = []
+
+    def submit(worker: int) -> None:
+        for i in range(6):
+            prompt = prompt_of(4 + i, worker)
+            futures.append((prompt, ask(engine, prompt, worker)))
+
+    threads = [threading.Thread(target=submit, args=(worker,)) for worker in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(futures) == 48
+    for prompt, future in futures:
+        check(model, prompt, future.result(30))
