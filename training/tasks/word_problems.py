@@ -101,7 +101,7 @@ class WordProblem:
         parts = (self.template, *map(str, self.numbers), *self.words)
         return Task(
             id="-".join(parts) + ("-exact" if form == "exact" else ""),
-            family="word_problems" if form == "plain" else "word_problems:exact",
+            family="word_problems",
             prompt=self.prompt(form),
             verify=exact_verifier(self.answer),
             answer=self.answer,

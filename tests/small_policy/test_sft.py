@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from langchain_core.messages import AIMessage, HumanMessage
+from pydantic import ValidationError
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hrm_agent.errors import TaskError
+from hrm_agent.models.engine import TemplateMismatch
+from training.sft import Conversation, SftConfig, answer_text, read_chats, save_policy, tokenize, train_sft
+from training.small_policy.architecture import new_model
+
+SHORT = SftConfig(steps=8, batch_size=16, learning_rate=3e-3, warmup_steps=2)
+
+
+def weights(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def same(a, b):
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_few_steps_lower_the_loss(tokenizer, codec, lessons):
+    rows = train_sft(new_model(tokenizer, 0), codec, lessons, SHORT)
+    assert [row["step"] for row in rows] == list(range(1, 9))
+    assert rows[-1]["loss"] < rows[0]["loss"] - 1
+    assert rows[-1]["learning_rate"] < rows[2]["learning_rate"] == pytest.approx(3e-3, rel=0.2)
+
+
+def test_the_seed_decides_the_weights_to_the_bit(tokenizer, codec, lessons):
+    def trained(seed):
+        model = new_model(tokenizer, seed)
+        train_sft(model, codec, lessons, SHORT.model_copy(update={"steps": 3, "seed": seed}))
+        return weights(model)
+
+    first = trained(0)
+    assert same(first, trained(0))
+    assert not same(first, trained(1))
+
+
+def test_new_weights_leave_the_global_random_state_alone(tokenizer):
+    before = torch.get_rng_state()
+    first, second = new_model(tokenizer, 4), new_model(tokenizer, 4)
+    assert same(weights(first), weights(second))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert first.num_parameters() < 1_000_000
+
+
+def test_micro_batches_make_the_step_of_one_batch(tokenizer, codec, lessons):
+    def first_step(micro_batch_tokens):
+        config = SHORT.model_copy(update={"steps": 1, "micro_batch_tokens": micro_batch_tokens})
+        return train_sft(new_model(tokenizer, 0), codec, lessons, config)[0]
+
+    whole, split = first_step(100_000), first_step(300)
+    assert split["loss"] == pytest.approx(whole["loss"], rel=1e-5)
+    assert split["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-4)
+    assert split["tokens"] == whole["tokens"]
+
+
+def test_only_the_policys_own_tokens_are_learnt(tokenizer, codec):
+    """A conversation whose answer is known by heart has no loss left, however strange its prompt."""
+    model = new_model(tokenizer, 0)
+    lesson = Conversation((HumanMessage("zq" * 8), AIMessage("ok")))
+    rows = train_sft(model, codec, [lesson], SHORT.model_copy(update={"steps": 20, "batch_size": 4}))
+    assert rows[-1]["loss"] < 0.05
+    (example,) = tokenize(lesson, codec)
+    ids = torch.tensor([example.token_ids])
+    with torch.no_grad():
+        loss = torch.nn.functional.cross_entropy(model(input_ids=ids).logits[0, :-1], ids[0, 1:], reduction="none")
+    own = torch.tensor(example.mask[1:])
+    assert loss[own].mean() < 0.05 < 1 < loss[~own].mean()
+
+
+def test_rows_are_written_as_they_come(tokenizer, codec, lessons, tmp_path):
+    path, heard = tmp_path / "metrics.jsonl", []
+    config = SHORT.model_copy(update={"steps": 2})
+    rows = train_sft(new_model(tokenizer, 0), codec, lessons[:20], config, metrics_path=path, progress=heard.append)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == rows == heard
+
+
+def test_a_saved_policy_loads_as_it_was(tokenizer, codec, tmp_path, lessons):
+    model = new_model(tokenizer, 1)
+    save_policy(model, tokenizer, tmp_path, "# A card\n")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert same(weights(model), weights(again))
+    assert AutoTokenizer.from_pretrained(tmp_path).chat_template == tokenizer.chat_template
+    assert (tmp_path / "model.safetensors").exists()
+    assert (tmp_path / "README.md").read_text() == "# A card\n"
+    assert again.generation_config.eos_token_id == codec.end_of_turn
+
+
+def test_unknown_keys_are_refused():
+    with pytest.raises(ValidationError, match="learning_rat"):
+        SftConfig(learning_rat=1e-3)
+
+
+def test_where_the_template_rewrites_earlier_turns_a_new_example_begins(codec):
+    class Forgetful:
+        """A codec whose template drops what was said before."""
+
+        encode, encode_answer = codec.encode, codec.encode_answer
+
+        def extend(self, *_args, **_options):
+            raise TemplateMismatch
+
+    lesson = Conversation((HumanMessage("a"), AIMessage("b"), HumanMessage("c"), AIMessage("d")))
+    first, second = tokenize(lesson, Forgetful())
+    (whole,) = tokenize(lesson, codec)
+    assert second.token_ids == whole.token_ids
+    assert second.token_ids[: len(first.token_ids)] == first.token_ids
+    assert sum(second.mask) == len(codec.encode_answer("d"))
+
+
+CHAT = {
+    "messages": [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": "Q"},
+        {
+            "role": "assistant",
+            "content": "<reason>R</reason>",
+            "tool_calls": [{"id": "1", "type": "function", "function": {"name": "python", "arguments": '{"code": "1+1"}'}}],
+        },
+        {"role": "tool", "tool_call_id": "1", "content": "2"},
+        {"role": "assistant", "content": "<answer>\\boxed{2}</answer>"},
+    ]
+}
+
+
+def test_chats_are_read_from_json_lines(tmp_path):
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps(CHAT) + "\n\n" + json.dumps({**CHAT, "tools": [{"type": "function"}]}) + "\n")
+    first, second = read_chats(path)
+    assert [message.type for message in first.messages] == ["system", "human", "ai", "tool", "ai"]
+    assert answer_text(first.messages[2]) == (
+        '<reason>R</reason><tool_call>{"name": "python", "arguments": {"code": "1+1"}}</tool_call>'
+    )
+    assert first.tools == () and second.tools == ({"type": "function"},)
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[]", "{}", '{"messages": 3}', '{"messages": [{"role": "king", "content": ""}]}', '{"messages": [3]}']
+)
+def test_a_bad_line_is_named(tmp_path, line):
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps(CHAT) + "\n" + line + "\n")
+    with pytest.raises(TaskError, match="line 2"):
+        read_chats(path)
+
+
+def test_a_chat_without_an_answer_is_refused(tmp_path):
+    path = tmp_path / "chats.jsonl"
+    path.write_text('{"messages": [{"role": "user", "content": "Q"}]}')
+    with pytest.raises(TaskError, match="no assistant message"):
+        read_chats(path)
+
+
+def test_nothing_to_learn_is_an_error(tokenizer, codec):
+    with pytest.raises(TaskError, match="answer to learn from"):
+        train_sft(new_model(tokenizer, 0), codec, [], SHORT)
