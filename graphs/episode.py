@@ -4,8 +4,9 @@ Commands and the trainer reach agents only through here. An episode is started, 
 carried on: a finished one is read back, an interrupted one goes on from its newest checkpoint, and what its unfinished
 step had asked before is answered from the journal.
 
-A graph needs nothing special. It is given the task as a human message in `messages` (or as text in `problem`, `question`, `task`
-or `input`, whichever its state has), and its answer is the last message (or `answer`, `output` or `result`).
+A graph needs nothing special. It is given the task as a human message in `messages` (or as text in `problem`,
+`question`, `task` or `input`, whichever its state has), and its answer is the last message (or `answer`, `output` or
+`result`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from hrm_agent.environment import Environment, using_environment
 from hrm_agent.errors import ConfigError, StoreError, nearest
 from hrm_agent.models import Backend, using_policy
 from hrm_agent.models.capture import JournalHandler
+from hrm_agent.models.stand_in import standing_in
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import (
     Recording,
@@ -89,6 +91,8 @@ class EpisodeRunner:
     sampling: Sampling = field(default_factory=Sampling)
     recursion_limit: int = 200
     """LangGraph's steps; the graph's own budgets should end it long before."""
+    stand_in: bool = False
+    """The policy answers for chat models that the graph holds itself (`hrm_agent.models.stand_in`)."""
 
     async def run(self, episode: Episode, on_update: OnUpdate | None = None) -> Trajectory:
         """Run, resume or read back an episode; returns its trajectory with all calls.
@@ -107,6 +111,8 @@ class EpisodeRunner:
             stack.enter_context(recording(Recording(journal, episode.seed)))
             stack.enter_context(using_policy(self.backend, self.sampling))
             stack.enter_context(using_environment(self.environment))
+            if self.stand_in:
+                stack.enter_context(standing_in())
             try:
                 ended = await self._drive(graph, episode, context, on_update, resumed=known is not None)
             except StoreError:
@@ -138,7 +144,13 @@ class EpisodeRunner:
         return begun
 
     async def _drive(
-        self, graph: Pregel[Any, Any, Any, Any], episode: Episode, context: Any, on_update: OnUpdate | None, *, resumed: bool
+        self,
+        graph: Pregel[Any, Any, Any, Any],
+        episode: Episode,
+        context: Any,
+        on_update: OnUpdate | None,
+        *,
+        resumed: bool,
     ) -> dict[str, Any]:
         # LangGraph forgets a graph's list of allowed types when it is copied: hand it to the checkpointer instead.
         allowed: set[tuple[str, ...]] = getattr(graph, "_serde_allowlist", None) or set()

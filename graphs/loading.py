@@ -36,7 +36,9 @@ def load_graph(name: str) -> Pregel[Any, Any, Any, Any]:
     if not isinstance(found, Pregel):
         known = [key for key, value in vars(module).items() if isinstance(value, (Pregel, StateGraph))]
         what = f"is {type(found).__name__}, no LangGraph graph" if found is not None else "does not exist"
-        raise GraphError(f"{attribute!r} in {module_name} {what}.", f"Graphs found there: {', '.join(known) or 'none'}.")
+        raise GraphError(
+            f"{attribute!r} in {module_name} {what}.", f"Graphs found there: {', '.join(known) or 'none'}."
+        )
     return found
 
 

@@ -1,7 +1,7 @@
 """What each role is told, and how its answer is written down.
 
-The prompts are short because the small policy reads them thousands of times in training; a larger model follows them as well.
-The texts are part of what a policy was trained on: a change here makes a new cold start necessary.
+The prompts are short because the small policy reads them thousands of times in training; a larger model follows them
+as well. The texts are part of what a policy was trained on: a change here makes a new cold start necessary.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ PLANNER_PROMPT = (
 """System turn of the planner."""
 
 SOLVER_PROMPT = (
-    "You are the solver. Solve the one subgoal with the python tool, then give its value as <answer>\\boxed{...}</answer>."
+    "You are the solver. Solve the one subgoal with the python tool, "
+    "then give its value as <answer>\\boxed{...}</answer>."
 )
 """System turn of a solver."""
 

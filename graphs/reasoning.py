@@ -6,9 +6,10 @@
                                |
                                +-> synthesize -> END
 
-The planner splits the problem into named subgoals that may need each other's values. `schedule` starts a solver for every
-subgoal whose needs are met; solvers that do not need each other run side by side, each one a tool loop of its own. The
-critic submits, or sends the plan back with a hint. The synthesizer writes the final text in the format that was asked for.
+The planner splits the problem into named subgoals that may need each other's values. `schedule` starts a solver for
+every subgoal whose needs are met; solvers that do not need each other run side by side, each one a tool loop of its
+own. The critic submits, or sends the plan back with a hint. The synthesizer writes the final text in the format that
+was asked for.
 
 A role that answers with what cannot be read does not end the run: an unreadable plan becomes one subgoal, the problem
 itself; an unreadable critique submits. Both stand in the record as they were sampled.

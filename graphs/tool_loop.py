@@ -2,8 +2,8 @@
 
     START -> reason -> tools -> reason -> ... -> END
 
-The loop ends when the policy answers without a tool call, or when a budget is used up; `stop_reason` says which. The system
-turn is not part of the state: it belongs to the role, not to the conversation.
+The loop ends when the policy answers without a tool call, or when a budget is used up; `stop_reason` says which. The
+system turn is not part of the state: it belongs to the role, not to the conversation.
 """
 
 from __future__ import annotations

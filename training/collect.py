@@ -12,12 +12,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from graphs.episode import EpisodeRunner
-from hrm_agent.environment import LocalEnvironment
 from hrm_agent.models import Backend, load_policy
-from hrm_agent.store import open_store
 from hrm_agent.trajectory import Sampling, Trajectory
-from training.rollout import group_episodes, rollout
+from training.rollout import group_episodes, open_runner, rollout
 from training.tasks import load_tasks
 
 __all__ = ["CollectConfig", "collect"]
@@ -40,6 +37,8 @@ class CollectConfig(BaseModel):
     graph: str = "tool_loop"
     context: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Options of the graph: its budgets."""
+    stand_in: bool = False
+    """Let the policy answer for chat models that the graph holds itself; otherwise those are asked, and recorded."""
     temperature: float = Field(1.0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
     max_tokens: int = Field(512, ge=1)
@@ -71,11 +70,7 @@ async def collect(
         graph=config.graph,
         context=config.context,
     )
-    environment = LocalEnvironment()
     sampling = Sampling(temperature=config.temperature, top_p=config.top_p, max_tokens=config.max_tokens)
-    try:
-        with open_store(folder / "store.db") as store:
-            runner = EpisodeRunner(store, backend or load_policy(config.policy), config.policy, environment, sampling)
-            return await rollout(runner, episodes, concurrency=config.concurrency, on_done=on_rollout)
-    finally:
-        await environment.close()
+    policy = backend or load_policy(config.policy)
+    async with open_runner(folder, policy, config.policy, sampling, stand_in=config.stand_in) as runner:
+        return await rollout(runner, episodes, concurrency=config.concurrency, on_done=on_rollout)

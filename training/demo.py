@@ -15,16 +15,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from graphs.episode import Episode, EpisodeRunner, OnUpdate
-from hrm_agent.environment import LocalEnvironment
+from graphs.episode import Episode, OnUpdate
 from hrm_agent.models import load_policy
-from hrm_agent.store import open_store
 from hrm_agent.trajectory import Sampling, TaskRef, Trajectory
 from training.collect import CollectConfig, collect
 from training.evaluate import Evaluation, evaluate
 from training.grpo import GrpoConfig, train
 from training.metrics import read_metrics
 from training.plots import plot_curves
+from training.rollout import open_runner
 
 __all__ = ["DemoConfig", "DemoReport", "OnProgress", "demo"]
 
@@ -129,14 +128,9 @@ async def _evaluate(
 
 
 async def _solve(policy: str, config: DemoConfig, folder: Path, on_update: OnUpdate | None) -> Trajectory:
-    environment = LocalEnvironment()
     task = TaskRef(id="demo", family="demo", prompt=config.problem)
-    try:
-        with open_store(folder / "store.db") as store:
-            runner = EpisodeRunner(store, load_policy(policy), policy, environment, Sampling(temperature=0.0))
-            return await runner.run(Episode(task, f"{folder.name}/solve", graph="reasoning"), on_update)
-    finally:
-        await environment.close()
+    async with open_runner(folder, load_policy(policy), policy, Sampling(temperature=0.0)) as runner:
+        return await runner.run(Episode(task, f"{folder.name}/solve", graph="reasoning"), on_update)
 
 
 def _report(

@@ -1,8 +1,8 @@
 """Reinforcement learning over recorded graph runs: GRPO, and GRPO-RoC of rStar2-Agent (arXiv 2508.20722, section 3).
 
 One step: draw prompts, roll out a group of episodes for each through the graph, verify, select, credit, one optimiser
-step, publish. `train` below is that sentence. The three algorithms (`training.roc.ALGORITHMS`) differ in which rollouts of a
-group are trained on, and in nothing else.
+step, publish. `train` below is that sentence. The three algorithms (`training.roc.ALGORITHMS`) differ in which
+rollouts of a group are trained on, and in nothing else.
 
 Kill it anywhere. Every model and tool call of the step under way is on record, and the weights before it are in the
 checkpoint: `train` called again on the same folder takes up the step where it stood. With one seed it samples the same
@@ -21,9 +21,6 @@ from typing import Any, Literal
 from accelerate import Accelerator
 from pydantic import BaseModel, ConfigDict, Field
 
-from graphs.episode import EpisodeRunner
-from hrm_agent.environment import LocalEnvironment
-from hrm_agent.store import open_store
 from hrm_agent.trajectory import Overlay, Sampling, Trajectory, derive_seed
 from training.advantages import group_advantages
 from training.batch import build_batches
@@ -31,7 +28,7 @@ from training.evaluate import group_metrics
 from training.metrics import MetricsLog, Phases
 from training.policy import TrainablePolicy
 from training.roc import RocOptions, select
-from training.rollout import group_episodes, rollout
+from training.rollout import group_episodes, open_runner, rollout
 from training.tasks import Task, load_tasks
 
 __all__ = ["GrpoConfig", "train"]
@@ -94,10 +91,8 @@ async def train(
     policy.restore(folder / "checkpoint")
     log = MetricsLog(folder / "metrics.jsonl", before_step=policy.version)
     pool = load_tasks(config.tasks, split="train", seed=config.seed, count=config.steps * config.prompts_per_step)
-    environment = LocalEnvironment()
-    with open_store(folder / "store.db") as store, policy.engine:
-        sampling = Sampling(temperature=config.temperature)
-        runner = EpisodeRunner(store, policy.engine, policy.name, environment, sampling)
+    sampling = Sampling(temperature=config.temperature)
+    async with open_runner(folder, policy.engine, policy.name, sampling, stand_in=True) as runner:
         for step in range(policy.version, config.steps):
             phases = Phases()
             episodes = group_episodes(
@@ -113,7 +108,7 @@ async def train(
                 rollouts = await rollout(runner, episodes, concurrency=config.concurrency, on_done=on_rollout)
             with phases("select"):
                 overlays = group_advantages(judge(rollouts, step, folder.name, config))
-                store.journal.write_overlays(overlays)
+                runner.store.journal.write_overlays(overlays)
                 batches = build_batches(rollouts, overlays, token_budget=config.micro_batch_tokens)
             with phases("update"):
                 update = policy.update(batches)
@@ -123,7 +118,7 @@ async def train(
             if on_step is not None:
                 on_step(row)
         policy.save(folder / "model")
-    await environment.close()
+    policy.engine.close()
     return folder / "model"
 
 

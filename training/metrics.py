@@ -1,7 +1,7 @@
 """What a run writes down while it goes on: one row a step, with the time that each phase took.
 
-A row is appended before the checkpoint of its step. If the process dies between the two, the step is taken again and its old
-row is dropped on resume, so that the file never holds a step twice.
+A row is appended before the checkpoint of its step. If the process dies between the two, the step is taken again and
+its old row is dropped on resume, so that the file never holds a step twice.
 """
 
 from __future__ import annotations

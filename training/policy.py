@@ -1,8 +1,8 @@
 """The policy under training: weights, optimiser and version, and the engine that samples from the same weights.
 
-In one process the engine and the trainer share one module, so that publishing version n + 1 is a matter of telling the
-engine to forget its cache. A checkpoint is a folder that appears under its final name only when it is whole: a kill at any
-moment leaves either the old one or the new one.
+In one process the engine and the trainer share one module, so that publishing version n + 1 is a matter of telling
+the engine to forget its cache. A checkpoint is a folder that appears under its final name only when it is whole: a
+kill at any moment leaves either the old one or the new one.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class TrainablePolicy:
         return metrics
 
     def save(self, folder: Path) -> None:
-        """Save weights, tokenizer and chat template in Hugging Face's layout, with a card that says how they were made."""
+        """Save weights, tokenizer and chat template in Hugging Face's layout, with a card that says whence they are."""
         card = f"# {self.name}, trained\n\n{self.version} steps of reinforcement learning with\n\n```json\n"
         card += f"{self._config.model_dump_json(indent=2)}\n```\n"
         save_policy(self.accelerator.unwrap_model(self.model), self.tokenizer, folder, card)
@@ -103,7 +103,9 @@ class TrainablePolicy:
             load_model(self.accelerator.unwrap_model(self.model), found / "model.safetensors")
             self.optimizer.load_state_dict(torch.load(found / _OPTIMIZER, weights_only=True))
         except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise RunError(f"The checkpoint {found} cannot be read: {error}.", "Start the run anew in another folder.") from error
+            raise RunError(
+                f"The checkpoint {found} cannot be read: {error}.", "Start the run anew in another folder."
+            ) from error
         self.engine.publish(int(state["version"]))
 
 

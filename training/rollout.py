@@ -1,24 +1,42 @@
 """Rollouts: tasks x samples -> groups of trajectories.
 
-Every rollout has a thread of its own, named after the run, the step, the task and the sample. The name decides the seed, so
-that a run repeated with one seed samples the same tokens; and it decides the identity, so that a rollout that is on
-record already is read back instead of run, and one that was interrupted goes on from its checkpoint.
+Every rollout has a thread of its own, named after the run, the step, the task and the sample. The name decides the
+seed, so that a run repeated with one seed samples the same tokens; and it decides the identity, so that a rollout
+that is on record already is read back instead of run, and one that was interrupted goes on from its checkpoint.
 
-All rollouts of a step run side by side in one event loop: a graph that waits for a tool costs nothing, and the engine batches
-whatever asks at the same moment. `concurrency` bounds how many are open at a time.
+All rollouts of a step run side by side in one event loop: a graph that waits for a tool costs nothing, and the engine
+batches whatever asks at the same moment. `concurrency` bounds how many are open at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from graphs.episode import Episode, EpisodeRunner
-from hrm_agent.trajectory import Trajectory, derive_seed
+from hrm_agent.environment import LocalEnvironment
+from hrm_agent.models import Backend
+from hrm_agent.store import open_store
+from hrm_agent.trajectory import Sampling, Trajectory, derive_seed
 from training.tasks.base import Task
 
-__all__ = ["group_episodes", "rollout"]
+__all__ = ["group_episodes", "open_runner", "rollout"]
+
+
+@asynccontextmanager
+async def open_runner(
+    folder: Path, backend: Backend, policy: str, sampling: Sampling, *, stand_in: bool = False
+) -> AsyncIterator[EpisodeRunner]:
+    """Everything that the episodes of the run in `folder` share: its `store.db`, a sandbox, and the policy."""
+    environment = LocalEnvironment()
+    try:
+        with open_store(folder / "store.db") as store:
+            yield EpisodeRunner(store, backend, policy, environment, sampling, stand_in=stand_in)
+    finally:
+        await environment.close()
 
 
 def group_episodes(

@@ -1,8 +1,8 @@
 """The policy in force: what `policy()` answers with inside a run.
 
-A graph names no weights. It asks `policy()` for its chat model, and whoever runs the graph (the command line, a trainer, a
-test) says with `using_policy` which engine or which other chat model stands behind it. So one graph, unchanged, is
-served by a script in a test, by a hosted model in an experiment, and by the weights in training.
+A graph names no weights. It asks `policy()` for its chat model, and whoever runs the graph (the command line, a
+trainer, a test) says with `using_policy` which engine or which other chat model stands behind it. So one graph,
+unchanged, is served by a script in a test, by a hosted model in an experiment, and by the weights in training.
 """
 
 from __future__ import annotations

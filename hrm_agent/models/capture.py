@@ -1,8 +1,8 @@
 """Recording of what a graph calls on its own: chat models and tools that are not ours.
 
-A user's graph may hold a hosted chat model and tools of its own. LangChain tells a callback handler of each such call,
-with LangGraph's identity; this one writes them to the journal, as text, marked as not trainable. It only watches: a call
-that is recorded here is made again when a crashed node runs again. For recorded answers, a graph uses
+A user's graph may hold a hosted chat model and tools of its own. LangChain tells a callback handler of each such
+call, with LangGraph's identity; this one writes them to the journal, as text, marked as not trainable. It only
+watches: a call that is recorded here is made again when a crashed node runs again. For recorded answers, a graph uses
 `hrm_agent.models.policy()` and `hrm_agent.tools.run_tool_calls`, which this handler leaves alone.
 """
 

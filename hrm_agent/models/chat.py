@@ -1,9 +1,9 @@
 """A LangChain chat model that records what it samples.
 
 `PolicyModel` is what a graph calls. Behind it stands a token engine (exact ids and log-probs, trainable) or any other
-LangChain chat model (recorded as text, marked as not trainable). However it is called (invoke, ainvoke, stream, astream,
-batch, through `bind_tools` or `with_structured_output`), the call passes `open_turn` and `close_turn` once, and its
-record is committed before the caller sees the answer.
+LangChain chat model (recorded as text, marked as not trainable). However it is called (invoke, ainvoke, stream,
+astream, batch, through `bind_tools` or `with_structured_output`), the call passes `open_turn` and `close_turn` once,
+and its record is committed before the caller sees the answer.
 
 Streaming shows text while it is sampled, up to the first tool call; tool calls come whole, in the last chunk. LangChain
 rebuilds a streamed message from its chunks and thereby drops calls that could not be decoded, so those stand in
@@ -130,7 +130,9 @@ class PolicyModel(BaseChatModel):
                 yield chunk
         yield _chunk(job.finish(await asyncio.wrap_future(future)), text.shown)
 
-    def _open(self, messages: list[BaseMessage], stop: list[str] | None, run_manager: Any, options: dict[str, Any]) -> _Job:
+    def _open(
+        self, messages: list[BaseMessage], stop: list[str] | None, run_manager: Any, options: dict[str, Any]
+    ) -> _Job:
         active = ActivePolicy(self.backend) if self.backend is not None else active_policy()
         return _Job(active.backend, messages, self._sampling(active.sampling, stop, options), run_manager, options)
 
@@ -146,7 +148,12 @@ class _Job:
     """One call on its way through a backend."""
 
     def __init__(
-        self, backend: Backend, messages: list[BaseMessage], sampling: Sampling, run_manager: Any, options: dict[str, Any]
+        self,
+        backend: Backend,
+        messages: list[BaseMessage],
+        sampling: Sampling,
+        run_manager: Any,
+        options: dict[str, Any],
     ) -> None:
         recording = active_recording()
         identity = _identity(run_manager)

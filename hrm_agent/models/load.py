@@ -43,7 +43,8 @@ def model_folder(name: str) -> str:
     if scheme == "builtin":
         if rest not in BUILTIN_POLICIES:
             raise ModelError(
-                f"There is no built-in policy {rest!r}.", f"{nearest(rest, BUILTIN_POLICIES)} Known: {BUILTIN_POLICIES}."
+                f"There is no built-in policy {rest!r}.",
+                f"{nearest(rest, BUILTIN_POLICIES)} Known: {BUILTIN_POLICIES}.",
             )
         return str(_SHIPPED / rest)
     if scheme == "hf":
@@ -86,4 +87,6 @@ def _hosted(name: str) -> Backend:
     try:
         return init_chat_model(name)  # pyright: ignore[reportUnknownVariableType]
     except (ImportError, ValueError) as error:
-        raise ModelError(f"Policy {name!r} cannot be loaded: {error}", "See the provider's package of LangChain.") from error
+        raise ModelError(
+            f"Policy {name!r} cannot be loaded: {error}", "See the provider's package of LangChain."
+        ) from error

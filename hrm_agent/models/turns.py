@@ -1,8 +1,8 @@
 """One turn of a policy, from the messages to the record, without LangChain's or an engine's machinery.
 
-`open_turn` decides everything that can be decided before sampling: whether the answer is on record already, which earlier
-call this one extends token by token, and with which seed. `close_turn` makes the `Call` out of what was sampled.
-Everything that could differ between invoke, stream and batch lies outside of these two functions.
+`open_turn` decides everything that can be decided before sampling: whether the answer is on record already, which
+earlier call this one extends token by token, and with which seed. `close_turn` makes the `Call` out of what was
+sampled. Everything that could differ between invoke, stream and batch lies outside of these two functions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,16 @@ from hrm_agent.trajectory import (
     content_hash,
 )
 
-__all__ = ["Prefix", "Turn", "close_text_turn", "close_turn", "context_of", "find_prefix", "open_turn", "recorded_call_id"]
+__all__ = [
+    "Prefix",
+    "Turn",
+    "close_text_turn",
+    "close_turn",
+    "context_of",
+    "find_prefix",
+    "open_turn",
+    "recorded_call_id",
+]
 
 CALL_ID = "call_id"
 """Key in a message's `response_metadata` under which the id of its call stands."""

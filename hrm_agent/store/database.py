@@ -1,7 +1,7 @@
 """One SQLite file, one connection, one lock: the ground that checkpoints and journal share.
 
-WAL with `synchronous=NORMAL` survives the death of the process at any moment (`kill -9`) with every commit intact. After
-a power failure the newest commits can be missing, never half of one: what was lost is run again on resume.
+WAL with `synchronous=NORMAL` survives the death of the process at any moment (`kill -9`) with every commit intact.
+After a power failure the newest commits can be missing, never half of one: what was lost is run again on resume.
 
 The connection is shared by threads under a lock instead of opened once per thread, because SQLite has a single
 writer anyway and a commit takes some 50 microseconds.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from hrm_agent.errors import StoreError, StoreFullError, StoreVersionError
@@ -66,7 +66,7 @@ class Database:
         if version > SCHEMA_VERSION:
             self.connection.close()
             raise StoreVersionError(
-                f"The store {self.path} has schema version {version}; this program knows versions up to {SCHEMA_VERSION}.",
+                f"The store {self.path} has schema version {version}; versions up to {SCHEMA_VERSION} are known here.",
                 "Nothing was changed. Update with `pip install --upgrade hrm-agent`, or name another store.",
             )
         self.connection.execute("PRAGMA journal_mode=WAL")
@@ -85,7 +85,9 @@ class Database:
             )
         if isinstance(error, sqlite3.DatabaseError) and "not a database" in text:
             return StoreError(f"{self.path} is not a run store: {text}.", "Name another file with --store.")
-        return StoreError(f"The store {self.path} cannot be used: {text}.", "See that the folder exists and is writable.")
+        return StoreError(
+            f"The store {self.path} cannot be used: {text}.", "See that the folder exists and is writable."
+        )
 
     @contextmanager
     def cursor(self, transaction: bool = True) -> Iterator[sqlite3.Cursor]:
@@ -103,10 +105,8 @@ class Database:
                 raise
 
     def _rollback(self) -> None:
-        try:
+        with suppress(sqlite3.Error):  # a full disk: SQLite rolls back by itself when the file is next opened
             self.connection.rollback()
-        except sqlite3.Error:  # the disk is full: SQLite rolls back by itself when the file is next opened
-            pass
 
     def close(self) -> None:
         with self._lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store.database import Database
@@ -28,7 +29,7 @@ class RunStore:
     def close(self) -> None:
         self._database.close()
 
-    def __enter__(self) -> RunStore:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

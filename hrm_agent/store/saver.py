@@ -1,8 +1,8 @@
 """LangGraph's checkpoints in the run store.
 
 The tables and the queries are LangGraph's own (`SqliteSaver`). What differs: the connection is the store's, so that a
-checkpoint and its journal lie in one file; deserialisation is strict; and the async methods call the sync ones in place.
-A commit takes less time than handing it to another thread would.
+checkpoint and its journal lie in one file; deserialisation is strict; and the async methods call the sync ones in
+place. A commit takes less time than handing it to another thread would.
 """
 
 from __future__ import annotations
@@ -50,7 +50,11 @@ class StoreSaver(SqliteSaver):
             yield checkpoint
 
     async def aput(
-        self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata, new_versions: ChannelVersions
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
     ) -> RunnableConfig:
         return self.put(config, checkpoint, metadata, new_versions)
 

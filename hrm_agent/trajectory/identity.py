@@ -1,7 +1,7 @@
 """LangGraph's identity of the running task, read from where LangGraph puts it.
 
-A chat model gets it as `run_manager.metadata`, a tool as `config["metadata"]`, in sync and async code, in subgraphs and in
-Send tasks alike. Of `checkpoint_ns` (`node:task_id`, joined by `|`) the last task id is the innermost task's.
+A chat model gets it as `run_manager.metadata`, a tool as `config["metadata"]`, in sync and async code, in subgraphs
+and in Send tasks alike. Of `checkpoint_ns` (`node:task_id`, joined by `|`) the last task id is the innermost task's.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@
 threads, so that a graph needs to know nothing of it. Outside a recording everything works too, with a bounded memory
 in place of the journal (a chat in a notebook keeps its token prefix, but nothing survives the process).
 
-Why `claim` compares requests and not only positions: two calls of one node may be made side by side, and start in another
-order when the node runs again after a crash. A recorded answer goes to the request that it answers, each one once.
+Why `claim` compares requests and not only positions: two calls of one node may be made side by side, and start in
+another order when the node runs again after a crash. A recorded answer goes to the request that it answers, each one
+once.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ class MemoryJournal:
 
     def calls_of_task(self, thread_id: str, task_id: str) -> Sequence[Call]:
         with self._lock:
-            calls = [c for c in self._calls.values() if (c.identity.thread_id, c.identity.task_id) == (thread_id, task_id)]
+            calls = [
+                c for c in self._calls.values() if (c.identity.thread_id, c.identity.task_id) == (thread_id, task_id)
+            ]
         return sorted(calls, key=lambda call: call.call_index)
 
     def seeds_of_thread(self, thread_id: str) -> set[int]:
@@ -101,7 +104,10 @@ class MemoryJournal:
     def find_repeat(self, thread_id: str, name: str, arguments: dict[str, Any] | str) -> str | None:
         with self._lock:
             for tool_call in self._tool_calls.values():
-                if tool_call.identity.thread_id == thread_id and (tool_call.name, tool_call.arguments) == (name, arguments):
+                if tool_call.identity.thread_id == thread_id and (tool_call.name, tool_call.arguments) == (
+                    name,
+                    arguments,
+                ):
                     return tool_call.id
         return None
 
@@ -141,9 +147,9 @@ class Recording:
     def draw_seed(self, identity: GraphIdentity, request_hash: str) -> int:
         """The seed of a new call: a function of the base seed, the call's place in its graph, and its request.
 
-        A subgraph does not know its place in the graph around it, so two calls can agree in both. They are told apart by
-        a number; which of the two gets which does not matter, since they ask the same. The seeds on record count as
-        taken: a step that is taken again from an earlier checkpoint samples anew.
+        A subgraph does not know its place in the graph around it, so two calls can agree in both. They are told apart
+        by a number; which of the two gets which does not matter, since they ask the same. The seeds on record count
+        as taken: a step that is taken again from an earlier checkpoint samples anew.
         """
         if self.seed is None:
             return secrets.randbits(63)

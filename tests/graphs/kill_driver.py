@@ -1,9 +1,11 @@
-"""A run that a test kills: rollouts of both built-in graphs, with every engine and tool call logged outside the process.
+"""A run that a test kills: rollouts of both built-in graphs, with every engine and tool call logged outside the
+process.
 
     python -m tests.graphs.kill_driver FOLDER
 
-A line of the log is written when the engine is asked or the sandbox called: `model SEED` or `tool CODE`. The seed names a model
-call, because it is a function of its place in the run; the code names a tool call, because each task has numbers of its own.
+A line of the log is written when the engine is asked or the sandbox called: `model SEED` or `tool CODE`. The seed
+names a model call, because it is a function of its place in the run; the code names a tool call, because each task
+has numbers of its own.
 """
 
 from __future__ import annotations
@@ -15,14 +17,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.graphs.scripts import Roles, multiplier
-
 from graphs.episode import EpisodeRunner
 from graphs.prompts import TOOL_LOOP_PROMPT
 from hrm_agent.environment import ExecutionResult, LocalEnvironment
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import Trajectory
+from tests.graphs.scripts import Roles, multiplier
 from training.rollout import group_episodes, rollout
 from training.tasks import Task
 
@@ -73,7 +74,10 @@ def answer(messages: Any) -> str:
 
 def tasks(graph: str) -> list[Task]:
     prompts = [f"What is {i + 11} * 7?" if graph == "tool_loop" else f"Sort {i + 11}: fruit" for i in range(TASKS)]
-    return [Task(str(i), "test", prompt, lambda text: float("Answer" in text or "boxed" in text)) for i, prompt in enumerate(prompts)]
+    return [
+        Task(str(i), "test", prompt, lambda text: float("Answer" in text or "boxed" in text))
+        for i, prompt in enumerate(prompts)
+    ]
 
 
 async def main(folder: Path) -> list[Trajectory]:

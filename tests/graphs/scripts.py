@@ -15,7 +15,9 @@ TASK_PROMPT = "What is 6 * 7?"
 
 
 def call(code: str) -> str:
-    return f'<reason>compute</reason><tool_call>{json.dumps({"name": "python", "arguments": {"code": code}})}</tool_call>'
+    return (
+        f"<reason>compute</reason><tool_call>{json.dumps({'name': 'python', 'arguments': {'code': code}})}</tool_call>"
+    )
 
 
 def boxed(value: Any) -> str:

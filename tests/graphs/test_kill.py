@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.graphs.kill_driver import TASKS, main, tool_line
 
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import RunStatus
 from hrm_agent.trajectory.lint import lint
+from tests.graphs.kill_driver import TASKS, main, tool_line
 
 
 def start(folder: Path) -> subprocess.Popen[str]:
@@ -30,7 +30,9 @@ def finished(folder: Path) -> set[str]:
     with open_store(folder / "store.db") as store:
         runs = list(store.journal.trajectories())
         models = {f"model {call.sampling.seed}" for run in runs for call in run.calls}
-        tools = {tool_line(call.arguments["code"]) for run in runs for call in run.tool_calls if call.status is not None}
+        tools = {
+            tool_line(call.arguments["code"]) for run in runs for call in run.tool_calls if call.status is not None
+        }
     return models | tools
 
 

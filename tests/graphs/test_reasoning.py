@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from tests.graphs.scripts import Roles
 
 from graphs.episode import Episode, EpisodeRunner
 from graphs.reasoning import read_plan
@@ -15,6 +14,7 @@ from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus, TaskRef, Trajectory
 from hrm_agent.trajectory.lint import lint
+from tests.graphs.scripts import Roles
 
 TASK = TaskRef(id="1", family="test", prompt="Apples and pears. Return exactly: 'Answer: <fruit>'.")
 
@@ -54,7 +54,7 @@ async def test_solvers_that_finish_out_of_order_keep_their_own_tokens(
     codec = ScriptedEngine([]).codec
     answers: dict[str, str] = {}
     for call in finished:
-        prompt, sampled = _split(call)
+        sampled = _split(call)[1]
         if call.parent is not None:  # the answer turn hangs on the turn that asked for the tool, of the same task
             (asked,) = [c for c in finished if c.id == call.parent]
             assert asked.identity.checkpoint_ns.partition("|")[0] == call.identity.checkpoint_ns.partition("|")[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.graphs.scripts import TASK_PROMPT, boxed, call, multiplier
 
 from graphs.answers import final_answer
 from graphs.episode import Episode, EpisodeRunner
@@ -14,6 +13,7 @@ from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, ToolStatus, Trajectory
 from hrm_agent.trajectory.lint import lint
+from tests.graphs.scripts import TASK_PROMPT, boxed, call, multiplier
 
 TASK = TaskRef(id="1", family="test", prompt=TASK_PROMPT, answer="42")
 

@@ -150,9 +150,9 @@ async def test_structured_output_is_recorded(store: RunStore) -> None:
         answer = await model.ainvoke("what is it", {"metadata": {"thread_id": "t"}})
     assert answer == Answer(value=42)
     (call,) = calls_of(store, "t")
-    assert call.trainable and call.sampled_tokens == len(engine.codec.encode_answer(
-        '<tool_call>{"name": "Answer", "arguments": {"value": 42}}</tool_call>'
-    ))
+    assert call.trainable and call.sampled_tokens == len(
+        engine.codec.encode_answer('<tool_call>{"name": "Answer", "arguments": {"value": 42}}</tool_call>')
+    )
 
 
 @pytest.mark.parametrize("text", [CALL, BROKEN, "<reason>é漢🎉</reason><answer>\\boxed{1}</answer>"])
@@ -183,9 +183,10 @@ async def test_a_conversation_is_extended_token_by_token(store: RunStore) -> Non
     path = store.journal.path_tokens(two.id)
     assert path == one.token_ids + two.token_ids
     assert path[: len(engine.requests[1].prompt_ids)] == engine.requests[1].prompt_ids
-    assert engine.requests[0].prompt_ids + tuple(
-        t for t, sampled in zip(one.token_ids, one.mask, strict=True) if sampled
-    ) == engine.requests[1].prompt_ids[: len(one.token_ids)]
+    assert (
+        engine.requests[0].prompt_ids + tuple(t for t, sampled in zip(one.token_ids, one.mask, strict=True) if sampled)
+        == engine.requests[1].prompt_ids[: len(one.token_ids)]
+    )
 
 
 @pytest.mark.parametrize(
