@@ -1,0 +1,290 @@
+"""One training step on fixed trajectories: ours, TRL's GRPOTrainer, and a bare torch loop.
+
+    python benchmarks/training_step.py [--repeats 7] [--json FILE]
+
+All three compute the same gradient from the same trajectories (its norm is compared before anything is timed), with
+forward, backward, gradient clipping and an AdamW step on the same small Qwen3. What is timed beyond that:
+
+* ours: everything from the stored records on, linearising and padding included (`build_batches`, `policy_update`)
+* TRL: `compute_loss` on ready tensors, in micro-batches of `TRL_ROWS` rows, the size at which it was fastest here
+* bare: ready tensors, the micro-batches that ours makes; logits of all positions, log-softmax, gather, clip, step
+
+CPU seconds are those of the whole process over all threads. The contestants take turns within each repeat, so that a
+noisy neighbour disturbs all of them; medians are reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from rich.console import Console
+from rich.table import Table
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from hrm_agent.trajectory import (
+    BranchReason,
+    Call,
+    GraphIdentity,
+    LogprobKind,
+    Overlay,
+    RunStatus,
+    TaskRef,
+    Trajectory,
+)
+from training.advantages import group_advantages
+from training.batch import MicroBatch, build_batches
+from training.roc import select
+from training.update import policy_update
+
+VOCABULARY = 512
+TOKEN_BUDGET = 4096
+TRL_ROWS = 16
+SHAPES = {"32 x 256 tokens": (32, 256, 0), "128 x about 200 tokens": (128, 200, 60)}
+"""Rollouts, their mean length, and how far lengths lie from it."""
+
+
+def small_qwen3() -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=VOCABULARY,
+            hidden_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+            intermediate_size=384,
+            tie_word_embeddings=True,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+        )
+    )
+
+
+def fixed_trajectories(count: int, length: int, spread: int) -> list[Trajectory]:
+    """Groups of eight; a third of each rollout is prompt, then a turn, a tool response and a second turn."""
+    rng = random.Random(0)
+    return [_trajectory(i, length + rng.randint(-spread, spread), rng) for i in range(count)]
+
+
+def _trajectory(index: int, length: int, rng: random.Random) -> Trajectory:
+    prompt, response = length // 3, length // 8
+    turn = (length - prompt - response) // 2
+    first = _call(f"{index}-a", None, prompt, turn, rng)
+    second = _call(f"{index}-b", first.id, response, length - prompt - response - turn, rng)
+    return Trajectory(
+        id=str(index),
+        thread_id=str(index),
+        group_id=str(index // 8),
+        sample_index=index % 8,
+        task=TaskRef(id=str(index // 8), family="fixed", prompt=""),
+        graph="tool_loop",
+        policy="small",
+        status=RunStatus.COMPLETED,
+        rewards={"correct": float(index % 3 == 0)},
+        started_at=0.0,
+        calls=(first, second),
+    )
+
+
+def _call(name: str, parent: str | None, inserted: int, sampled: int, rng: random.Random) -> Call:
+    return Call(
+        id=name,
+        identity=GraphIdentity(thread_id=name.partition("-")[0], task_id=name),
+        call_index=0,
+        request_hash=name,
+        model="small",
+        parent=parent,
+        branch_reason=None if parent else BranchReason.ROOT,
+        token_ids=tuple(rng.randrange(3, VOCABULARY) for _ in range(inserted + sampled)),
+        mask=(False,) * inserted + (True,) * sampled,
+        logprobs=(0.0,) * inserted + tuple(rng.uniform(-6.6, -5.9) for _ in range(sampled)),
+        logprob_kind=LogprobKind.RAW,
+        response={"content": "<answer>"},
+        started_at=0.0,
+        ended_at=0.0,
+    )
+
+
+def credited(trajectories: Sequence[Trajectory]) -> list[Overlay]:
+    groups = [trajectories[i : i + 8] for i in range(0, len(trajectories), 8)]
+    return group_advantages([overlay for group in groups for overlay in select(group, 8, "grpo", seed=0)], eps=1e-4)
+
+
+Step = Callable[[], float]
+"""Takes one optimiser step and returns the gradient's norm."""
+
+
+def ours(trajectories: Sequence[Trajectory], overlays: Sequence[Overlay]) -> Step:
+    model = small_qwen3()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.01)
+
+    def step() -> float:
+        batches = build_batches(trajectories, overlays, token_budget=TOKEN_BUDGET)
+        return policy_update(model, optimizer, batches)["grad_norm"]
+
+    return step
+
+
+def bare(trajectories: Sequence[Trajectory], overlays: Sequence[Overlay]) -> Step:
+    model = small_qwen3().train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.01)
+    batches = build_batches(trajectories, overlays, token_budget=TOKEN_BUDGET)
+    total = sum(batch.trained_tokens for batch in batches)
+
+    def step() -> float:
+        for batch in batches:
+            _bare_loss(model, batch, total).backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(norm)
+
+    return step
+
+
+def _bare_loss(model: torch.nn.Module, batch: MicroBatch, total: int) -> Tensor:
+    logits = model(input_ids=batch.token_ids_BT, use_cache=False).logits[:, :-1]
+    logprobs = logits.log_softmax(-1).gather(-1, batch.token_ids_BT[:, 1:, None])[..., 0]
+    ratio = (logprobs - batch.old_logprobs_BT[:, 1:]).exp()
+    advantages, mask = batch.advantages_BT[:, 1:], batch.loss_mask_BT[:, 1:]
+    return -(torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.28) * advantages) * mask).sum() / total
+
+
+def trl(trajectories: Sequence[Trajectory], overlays: Sequence[Overlay]) -> Step:
+    trainer = _trainer()
+    model = trainer.model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.01)
+    total = torch.tensor(float(sum(t.sampled_tokens for t in trajectories)))
+    starts = range(0, len(trajectories), TRL_ROWS)
+    parts = [slice(start, start + TRL_ROWS) for start in starts]
+    inputs = [_trl_inputs(trajectories[part], overlays[part], total) for part in parts]
+
+    def step() -> float:
+        for part in inputs:
+            trainer.accelerator.backward(trainer.compute_loss(model, part))
+        norm = trainer.accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(norm)
+
+    return step
+
+
+def _trainer() -> GRPOTrainer:
+    words = {"<pad>": 0, "<bos>": 1, "<eos>": 2} | {f"w{i}": i for i in range(3, VOCABULARY)}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(words, unk_token="<pad>")), pad_token="<pad>", eos_token="<eos>"
+    )
+    config = GRPOConfig(
+        output_dir=tempfile.mkdtemp(),
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        per_device_train_batch_size=TRL_ROWS,
+        num_generations=8,
+        loss_type="dapo",
+        epsilon=0.2,
+        epsilon_high=0.28,
+        beta=0.0,
+        temperature=1.0,
+        gradient_checkpointing=False,
+    )
+    trainer = GRPOTrainer(
+        model=small_qwen3(),
+        args=config,
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        processing_class=tokenizer,
+        train_dataset=Dataset.from_list([{"prompt": "w3"}] * TRL_ROWS),
+    )
+    trainer.current_gradient_accumulation_steps = 1
+    return trainer
+
+
+def _trl_inputs(trajectories: Sequence[Trajectory], overlays: Sequence[Overlay], total: Tensor) -> dict[str, Any]:
+    """The tensors that TRL makes of these rollouts: prompts padded on the left, completions on the right."""
+    prompts = [[t for t, s in zip(x.calls[0].token_ids, x.calls[0].mask, strict=True) if not s] for x in trajectories]
+    tails = [len(prompt) for prompt in prompts]
+    tokens = [[*x.calls[0].token_ids, *x.calls[1].token_ids] for x in trajectories]
+    masks = [[*x.calls[0].mask, *x.calls[1].mask] for x in trajectories]
+    logprobs = [[*x.calls[0].logprobs, *x.calls[1].logprobs] for x in trajectories]
+    completions = [row[n:] for row, n in zip(tokens, tails, strict=True)]
+    return {
+        "prompt_ids": _padded(prompts, left=True),
+        "prompt_mask": _padded([[1] * len(row) for row in prompts], left=True),
+        "completion_ids": _padded(completions),
+        "completion_mask": _padded([[1] * len(row) for row in completions]),
+        "tool_mask": _padded([[int(s) for s in row[n:]] for row, n in zip(masks, tails, strict=True)]),
+        "old_per_token_logps": _padded([row[n:] for row, n in zip(logprobs, tails, strict=True)]),
+        "advantages": torch.tensor([overlay.advantage for overlay in overlays]),
+        "num_items_in_batch": total,
+    }
+
+
+def _padded(rows: Sequence[Sequence[float]], *, left: bool = False) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence(
+        [torch.tensor(row) for row in rows], batch_first=True, padding_side="left" if left else "right"
+    )
+
+
+def cpu_seconds(step: Step) -> float:
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    step()
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+def measure(shape: tuple[int, int, int], repeats: int) -> dict[str, float]:
+    """Median CPU seconds of a step, by contestant."""
+    trajectories = fixed_trajectories(*shape)
+    overlays = credited(trajectories)
+    steps = {name: make(trajectories, overlays) for name, make in CONTESTANTS.items()}
+    norms = {name: step() for name, step in steps.items()}
+    if max(norms.values()) - min(norms.values()) > 1e-4 * max(norms.values()):
+        raise SystemExit(f"The contestants do not compute the same gradient: {norms}")
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(repeats):
+        for name, step in steps.items():
+            seconds[name].append(cpu_seconds(step))
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+CONTESTANTS = {"ours": ours, "TRL": trl, "bare torch": bare}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--json", type=Path, help="write the medians to this file as well")
+    arguments = parser.parse_args()
+    results = {name: measure(shape, arguments.repeats) for name, shape in SHAPES.items()}
+    table = Table("rollouts", *CONTESTANTS, "ours / TRL", "ours / bare", title="CPU seconds of a training step")
+    for name, seconds in results.items():
+        mine = seconds["ours"]
+        ratios = (f"{mine / seconds[other]:.2f}" for other in ("TRL", "bare torch"))
+        table.add_row(name, *(f"{value:.3f}" for value in seconds.values()), *ratios)
+    Console().print(table)
+    if arguments.json:
+        arguments.json.write_text(
+            json.dumps({"unit": "CPU seconds", "repeats": arguments.repeats, **results}, indent=1)
+        )
+
+
+if __name__ == "__main__":
+    main()
