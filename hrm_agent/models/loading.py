@@ -22,7 +22,7 @@ def load_pretrained(path_or_name: str, *, dtype: str = "auto", device: str = "cp
     try:
         tokenizer = _library.AutoTokenizer.from_pretrained(path_or_name)
         model = _library.AutoModelForCausalLM.from_pretrained(path_or_name, dtype=dtype)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # whatever the files made the library raise
         raise ModelError(
             f"The model {path_or_name!r} cannot be loaded: {error}",
             "Check the folder, or the name on huggingface.co/models and the network.",
