@@ -26,6 +26,8 @@ __all__ = [
     "CONFIG_FILE",
     "build_config",
     "compare_on_resume",
+    "merge_tables",
+    "nested_model",
     "read_config_file",
     "save_config",
     "to_toml",
@@ -39,33 +41,73 @@ Config = TypeVar("Config", bound=BaseModel)
 
 
 def build_config(model: type[Config], values: Mapping[str, Any], where: str) -> Config:
-    """`model` from plain values. Raises `ConfigError`, which says `where` the key stands and what was meant perhaps."""
-    for key in values:
-        if key not in model.model_fields:
-            raise ConfigError(
-                f"There is no key {key!r} ({where}).",
-                f"{nearest(key, model.model_fields)} Keys: {', '.join(model.model_fields)}.".strip(),
-            )
+    """`model` from plain values over its defaults.
+
+    Raises `ConfigError`, which says `where` the key stands and what was meant perhaps.
+    """
     try:
-        return model.model_validate({key: _from_none(model, key, value) for key, value in values.items()})
+        return model.model_validate(merge_tables(model().model_dump(), _from_none(model, values)))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = [str(part) for part in first["loc"]]
-        message = f"{'.'.join(place) or model.__name__} ({where}): {first['msg']}, not {first['input']!r}."
-        raise ConfigError(message, _meaning(model, place[0]) if place else "") from error
+        raise _config_error(model, [str(part) for part in first["loc"]], dict(first), where) from error
 
 
-def _from_none(model: type[BaseModel], key: str, value: Any) -> Any:
-    return None if value == "none" and _may_be_none(model, key) else value
+def merge_tables(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """`old` with the values of `new`. Tables are merged key by key, except that an empty one empties."""
+    merged = dict(old)
+    for key, value in new.items():
+        below = merged.get(key)
+        merged[key] = merge_tables(_table(below), _table(value)) if below and value and _is_table(value) else value
+    return merged
 
 
-def _may_be_none(model: type[BaseModel], key: str) -> bool:
-    return NoneType in get_args(model.model_fields[key].annotation)
+def _is_table(value: Any) -> bool:
+    return isinstance(value, Mapping)
 
 
-def _meaning(model: type[BaseModel], key: str) -> str:
-    field = model.model_fields.get(key)
-    return (field.description or "") if field else ""
+def _table(value: Any) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if _is_table(value) else {}
+
+
+def _config_error(model: type[BaseModel], place: list[str], first: dict[str, Any], where: str) -> ConfigError:
+    name = ".".join(place)
+    holder = _model_at(model, place[:-1])
+    if first["type"] == "extra_forbidden":
+        keys = holder.model_fields
+        hint = f"{nearest(place[-1], keys)} Keys: {', '.join(keys)}.".strip()
+        return ConfigError(f"There is no key {name!r} ({where}).", hint)
+    field = holder.model_fields.get(place[-1]) if place else None
+    message = f"{name or model.__name__} ({where}): {first['msg']}, not {first['input']!r}."
+    return ConfigError(message, (field.description or "") if field else "")
+
+
+def _model_at(model: type[BaseModel], place: list[str]) -> type[BaseModel]:
+    for name in place:
+        field = model.model_fields.get(name)
+        inner = nested_model(field.annotation) if field else None
+        if inner is None:
+            break
+        model = inner
+    return model
+
+
+def nested_model(annotation: Any) -> type[BaseModel] | None:
+    """The config class that a field holds; None for a plain value."""
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def _from_none(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with None where the text none stands for it."""
+    read: dict[str, Any] = {}
+    for key, value in values.items():
+        field = model.model_fields.get(key)
+        inner = nested_model(field.annotation) if field else None
+        if inner is not None and _is_table(value):
+            read[key] = _from_none(inner, _table(value))
+        else:
+            may_be_none = field is not None and NoneType in get_args(field.annotation)
+            read[key] = None if value == "none" and may_be_none else value
+    return read
 
 
 def read_config_file(path: Path, command: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Flags: argparse, with this project's errors, and with one flag for each key of a config class.
 
 Why argparse: a class of pydantic fields is the only place where an option is written down, some options are open tables
-(`--context max_turns=6`), and an unknown flag has to read like any other error of this program. tyro and typer each do two of the
-three, and take three to eight times as long to import.
+(`--context max_turns=6`), and an unknown flag has to read like any other error of this program. tyro and typer each do
+two of the three, and take four to nine times as long to import.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from hrm_agent.config import build_config, read_config_file, to_toml
+from hrm_agent.config import build_config, merge_tables, nested_model, read_config_file, to_toml
 from hrm_agent.errors import ConfigError, nearest
 
 __all__ = ["Parser", "add_config", "config_from", "print_config"]
 
 Config = TypeVar("Config", bound=BaseModel)
 Arguments = argparse.Namespace
+_DEST = "config:"
+"""Marks the attributes that belong to the configuration: a command has other arguments beside it."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -64,10 +66,18 @@ def add_config(parser: Parser, model: type[BaseModel]) -> None:
     """One flag for each key of `model`, `--config FILE` and `--dry-run`."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file; flags go before what it says")
     parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration as TOML and stop")
-    group = parser.add_argument_group("configuration")
+    _add_fields(parser, model, "")
+
+
+def _add_fields(parser: Parser, model: type[BaseModel], prefix: str) -> None:
+    group = parser.add_argument_group(f"configuration {prefix}".rstrip(" ."))
     for name, field in model.model_fields.items():
-        flag = "--" + name.replace("_", "-")
-        group.add_argument(flag, dest=name, default=None, help=_help(field), **_kind(field))
+        inner = nested_model(field.annotation)
+        if inner is not None:
+            _add_fields(parser, inner, f"{prefix}{name}.")
+        else:
+            flag = f"--{prefix}{name}".replace("_", "-")
+            group.add_argument(flag, dest=_DEST + prefix + name, default=None, help=_help(field), **_kind(field))
 
 
 def _kind(field: FieldInfo) -> dict[str, Any]:
@@ -76,7 +86,7 @@ def _kind(field: FieldInfo) -> dict[str, Any]:
     if annotation is bool:
         return {"action": argparse.BooleanOptionalAction}
     if get_origin(annotation) in (dict, Mapping):
-        return {"action": _Pairs, "nargs": "+", "metavar": "KEY=VALUE"}
+        return {"action": _Pairs, "nargs": "*", "metavar": "KEY=VALUE"}
     if get_origin(annotation) in (list, tuple):
         return {"nargs": "+", "metavar": "VALUE"}
     return {"metavar": _metavar(annotation)}
@@ -100,7 +110,10 @@ def _help(field: FieldInfo) -> str:
 
 
 class _Pairs(argparse.Action):
-    """`--context max_turns=6 max_tokens=256` -> a table; values are read as TOML where they are TOML."""
+    """`--context max_turns=6 max_tokens=256` -> a table; values are read as TOML where they are TOML.
+
+    `--context` alone is the empty table.
+    """
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         table: dict[str, Any] = dict(getattr(namespace, self.dest) or {})
@@ -122,16 +135,19 @@ def _toml_value(text: str) -> Any:
 def config_from(arguments: Arguments, model: type[Config], command: str) -> Config:
     """The configuration of a command: its defaults, then the file, then the flags. Tables are merged key by key."""
     values = read_config_file(arguments.config, command) if arguments.config else {}
-    given = {name: value for name in model.model_fields if (value := getattr(arguments, name)) is not None}
-    if not given:
-        return build_config(model, values, str(arguments.config))
-    if values:
-        build_config(model, values, str(arguments.config))  # a mistake in the file is told as one of the file
-    merged = {
-        name: {**values[name], **value} if isinstance(value, dict) and isinstance(values.get(name), dict) else value
-        for name, value in given.items()
-    }
-    return build_config(model, {**values, **merged}, "from the flags")
+    build_config(model, values, str(arguments.config))  # a mistake in the file is told as one of the file
+    given: dict[str, Any] = {}
+    for dest, value in vars(arguments).items():
+        if dest.startswith(_DEST) and value is not None:
+            *tables, key = dest.removeprefix(_DEST).split(".")
+            _within(given, tables)[key] = value
+    return build_config(model, merge_tables(values, given), "from the flags")
+
+
+def _within(table: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    for name in names:
+        table = table.setdefault(name, {})
+    return table
 
 
 def print_config(config: BaseModel, command: str, *, as_json: bool) -> None:

@@ -1,10 +1,10 @@
 """`hrm-agent`: finds the command, runs it, and turns errors into what a person can read.
 
-Nothing that a command needs is imported before the command is known, so that `hrm-agent --help` answers at once; each command is a
-module of this package with a function `run(arguments) -> exit code`.
+Nothing that a command needs is imported before the command is known, so that `hrm-agent --help` answers at once; each
+command is a module of this package with a function `run(arguments) -> exit code`.
 
-Exit codes: 0 done; 1 a negative result (findings, a failed run) or an error in this program; 2 something that the user can mend;
-130 interrupted.
+Exit codes: 0 done; 1 a negative result (findings, a failed run) or an error in this program; 2 something that the user
+can mend; 130 interrupted.
 """
 
 from __future__ import annotations

@@ -8,18 +8,24 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Output", "progress"]
+__all__ = ["Advance", "Output", "progress"]
 
-Advance = Callable[[str], None]
-"""Called once per finished piece, with a few words on how things stand."""
 _SECONDS_BETWEEN_LINES = 10.0
+
+
+class Advance(Protocol):
+    """Called as pieces are finished."""
+
+    def __call__(self, state: str, done: int | None = None) -> None:
+        """`state`: a few words on how things stand. `done`: pieces finished so far; None: one more."""
+        ...
 
 
 class Output:
@@ -81,7 +87,14 @@ def _bar(label: str, total: int) -> Generator[Advance]:
     )
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(label, total=total, state="")
-        yield lambda state: bar.update(task, advance=1, state=state)
+
+        def advance(state: str, done: int | None = None) -> None:
+            if done is None:
+                bar.update(task, advance=1, state=state)
+            else:
+                bar.update(task, completed=done, state=state)
+
+        yield advance
 
 
 class _Lines:
@@ -89,8 +102,8 @@ class _Lines:
         self._label, self._total, self._done = label, total, 0
         self._next = time.monotonic()
 
-    def __call__(self, state: str) -> None:
-        self._done += 1
+    def __call__(self, state: str, done: int | None = None) -> None:
+        self._done = self._done + 1 if done is None else done
         if self._done == self._total or time.monotonic() >= self._next:
             self._next = time.monotonic() + _SECONDS_BETWEEN_LINES
             print(f"{self._label} {self._done}/{self._total} {state}".rstrip(), file=sys.stderr, flush=True)

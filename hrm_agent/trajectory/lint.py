@@ -310,9 +310,9 @@ def _reward_range(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("tool-status-final")
 def _tool_status_final(trajectory: Trajectory) -> Iterator[Problem]:
-    """In a run that has ended every tool call has an outcome."""
+    """In a run that ended by itself or at a limit every tool call has an outcome; a failure may have cut one short."""
     for tool_call in trajectory.tool_calls:
-        if tool_call.status is None and trajectory.status is not RunStatus.RUNNING:
+        if tool_call.status is None and trajectory.status in (RunStatus.COMPLETED, RunStatus.TRUNCATED):
             yield tool_call.id, f"no outcome, although the run is {trajectory.status.value}"
 
 
@@ -333,21 +333,25 @@ _ENDS: dict[RunStatus, frozenset[StopReason | None]] = {
     RunStatus.RUNNING: frozenset({None}),
     RunStatus.COMPLETED: frozenset({StopReason.ANSWER}),
     RunStatus.TRUNCATED: frozenset(
-        {StopReason.MAX_TURNS, StopReason.MAX_TOKENS, StopReason.MAX_SECONDS, StopReason.RECURSION_LIMIT}
+        {
+            StopReason.MAX_TURNS,
+            StopReason.MAX_TOKENS,
+            StopReason.MAX_SECONDS,
+            StopReason.RECURSION_LIMIT,
+            StopReason.INTERRUPT,
+        }
     ),
     RunStatus.FAILED: frozenset({StopReason.ERROR}),
-    RunStatus.ABORTED: frozenset({StopReason.ABORTED, StopReason.INTERRUPT}),
+    RunStatus.ABORTED: frozenset({StopReason.ABORTED}),
 }
 
 
 @_invariant("status-reason")
 def _status_reason(trajectory: Trajectory) -> Iterator[Problem]:
-    """Status and stop reason fit: `completed` goes with `answer` and its text, `failed` with an error."""
+    """Status and stop reason fit: `completed` goes with `answer`, `failed` with what failed."""
     status, reason = trajectory.status, trajectory.stop_reason
     if reason not in _ENDS[status]:
         yield trajectory.id, f"{status.value} with the stop reason {reason.value if reason else None!r}"
-    elif status is RunStatus.COMPLETED and trajectory.answer is None:
-        yield trajectory.id, "completed without an answer"
     elif status is RunStatus.FAILED and not trajectory.error:
         yield trajectory.id, "failed, and does not say of what"
 

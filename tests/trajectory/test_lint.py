@@ -118,7 +118,6 @@ CORRUPTIONS: list[tuple[str, str, Corruption]] = [
     ("tool-repeat", "repeats an unknown call", lambda: with_tool_call(repeated_of="0" * 32)),
     ("status-reason", "completed at a limit", lambda: make_trajectory(stop_reason=StopReason.MAX_TURNS)),
     ("status-reason", "an answer in a truncated run", lambda: make_trajectory(status=RunStatus.TRUNCATED)),
-    ("status-reason", "completed without an answer", lambda: make_trajectory(answer=None)),
     (
         "status-reason",
         "failed without an error",

@@ -1,0 +1,63 @@
+"""`hrm-agent collect`: tasks to trajectories, without learning."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from pathlib import Path
+
+from hrm_agent.cli.arguments import Parser, add_config, config_from, print_config
+from hrm_agent.cli.output import Output, progress
+from hrm_agent.config import compare_on_resume, save_config
+from hrm_agent.trajectory import Trajectory
+from training.collect import CollectConfig, collect
+from training.tasks import load_tasks
+
+__all__ = ["collect_run", "collected", "run", "run_folder"]
+
+
+def run(words: list[str]) -> int:
+    parser = Parser("collect", "Run tasks through a graph and keep the trajectories, without learning.")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="run folder; one on record is gone on with [a new one]"
+    )
+    add_config(parser, CollectConfig)
+    arguments = parser.read(words)
+    config = config_from(arguments, CollectConfig, "collect")
+    if arguments.dry_run:
+        print_config(config, "collect", as_json=arguments.json)
+        return 0
+    collect_run(config, run_folder(arguments.out, "collect"), Output(as_json=arguments.json))
+    return 0
+
+
+def run_folder(given: Path | None, command: str) -> Path:
+    """The folder that was named, else a new one. Its name is the name of the run, which `.` has not."""
+    folder = given or Path("runs") / time.strftime(f"{command}-%Y%m%d-%H%M%S")
+    return folder if folder.name not in ("", "..") else folder.resolve()
+
+
+def collect_run(config: CollectConfig, folder: Path, output: Output) -> None:
+    """Collect, or go on, and say what became of it."""
+    trajectories = collected(config, "collect", folder)
+    statuses = Counter(trajectory.status.value for trajectory in trajectories)
+    output.result({"folder": str(folder), "trajectories": len(trajectories), "statuses": dict(statuses)})
+    output.say(f"{len(trajectories)} trajectories in {folder}: " + ", ".join(f"{n} {s}" for s, n in statuses.items()))
+    output.say(f"Next: hrm-agent history --store {folder}, hrm-agent eval {folder}, hrm-agent lint {folder}")
+
+
+def collected(config: CollectConfig, command: str, folder: Path) -> list[Trajectory]:
+    """The trajectories of the run in `folder`, those on record read back and the others run."""
+    tasks = len(load_tasks(config.tasks, split=config.split, seed=config.seed, count=config.count))
+    compare_on_resume(config, command, folder, free=frozenset({"concurrency"}))
+    save_config(config, command, folder)
+    correct = 0
+    with progress(command, tasks * config.samples) as advance:
+
+        def done(trajectory: Trajectory) -> None:
+            nonlocal correct
+            correct += trajectory.reward > 0
+            advance(f"{correct} correct")
+
+        return asyncio.run(collect(config, folder, on_rollout=done))

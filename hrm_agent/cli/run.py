@@ -1,0 +1,169 @@
+"""`hrm-agent run`: one task through a graph, shown node by node as it happens.
+
+The options are kept beside the store, by thread: an interrupted run is gone on with by `hrm-agent resume THREAD`, with
+the options it was started with, since a recorded answer only fits the request that it answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, cast
+
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from pydantic import BaseModel, ConfigDict, Field
+
+from graphs.episode import Episode, EpisodeRunner
+from hrm_agent.cli.arguments import Parser, add_config, config_from, print_config
+from hrm_agent.cli.output import Output
+from hrm_agent.cli.rendering import code_of
+from hrm_agent.cli.source import DEFAULT_STORE
+from hrm_agent.config import compare_on_resume, save_config
+from hrm_agent.environment import LocalEnvironment
+from hrm_agent.errors import RunError
+from hrm_agent.models import DEFAULT_POLICY, invalid_tool_calls, load_policy
+from hrm_agent.store import RunStore, open_store
+from hrm_agent.trajectory import RunStatus, Sampling, TaskRef, Trajectory
+
+__all__ = ["Printer", "RunConfig", "config_folder", "run", "run_task"]
+
+
+class RunConfig(BaseModel):
+    """How one task is run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    graph: str = "tool_loop"
+    """tool_loop, reasoning, or your own as package.module:attribute."""
+    policy: str = DEFAULT_POLICY
+    """A built-in policy, a model folder, hf:NAME, scripted:FILE, or a provider's chat model."""
+    context: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Options of the graph: its budgets."""
+    temperature: float = Field(default=1.0, ge=0)
+    """0 takes the most probable token."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Share of the probability that is sampled from."""
+    max_tokens: int = Field(default=512, ge=1)
+    """Sampled tokens of one answer, where the graph sets no budget of its own."""
+    seed: int | None = None
+    """With a seed the same command samples the same tokens."""
+    recursion_limit: int = Field(default=200, ge=1)
+    """LangGraph's steps."""
+
+
+def run(words: list[str]) -> int:
+    """0 if the run ended by itself or at a limit, 1 if it failed."""
+    parser = Parser("run", "Run one task through a graph and keep what happens on record.")
+    parser.add_argument("task", help="the task, as text")
+    parser.add_argument("--store", default=DEFAULT_STORE, help=f"where to record [{DEFAULT_STORE}]")
+    parser.add_argument("--thread", help="name of the thread; a thread on record is gone on with [a new one]")
+    add_config(parser, RunConfig)
+    arguments = parser.read(words)
+    config = config_from(arguments, RunConfig, "run")
+    if arguments.dry_run:
+        print_config(config, "run", as_json=arguments.json)
+        return 0
+    thread = arguments.thread or time.strftime("run-%Y%m%d-%H%M%S-") + secrets.token_hex(2)
+    return run_task(config, arguments.task, thread, arguments.store, Output(as_json=arguments.json))
+
+
+def config_folder(store: Path, trajectory_id: str) -> Path:
+    """Where the options of a thread are kept."""
+    return store.parent / "threads" / trajectory_id
+
+
+def run_task(config: RunConfig, text: str, thread: str, where: str, output: Output) -> int:
+    """Start or go on with `thread`."""
+    task = TaskRef(id=thread, family="command", prompt=text)
+    episode = Episode(task, thread, graph=config.graph, seed=config.seed, context=config.context)
+    with open_store(where) as store:
+        _refuse_another_task(store, episode)
+        folder = config_folder(store.path, episode.trajectory_id)
+        compare_on_resume(config, "run", folder)
+        backend = load_policy(config.policy)
+        save_config(config, "run", folder)
+        environment = LocalEnvironment()
+        try:
+            sampling = Sampling(temperature=config.temperature, top_p=config.top_p, max_tokens=config.max_tokens)
+            runner = EpisodeRunner(
+                store, backend, config.policy, environment, sampling, recursion_limit=config.recursion_limit
+            )
+            printer = Printer(output)
+            trajectory = asyncio.run(runner.run(episode, printer.update))
+        finally:
+            environment.shutdown()
+    _conclude(output, trajectory, where)
+    return 1 if trajectory.status is RunStatus.FAILED else 0
+
+
+def _refuse_another_task(store: RunStore, episode: Episode) -> None:
+    known = store.journal.find_trajectory(episode.trajectory_id)
+    if known is not None and known.task.prompt != episode.task.prompt:
+        raise RunError(
+            f"Thread {episode.thread_id!r} is on record with another task: {known.task.prompt!r}.",
+            "Leave out --thread for a new one.",
+        )
+
+
+class Printer:
+    """Shows each node's update once, however often a message comes by."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._seen: set[str] = set()
+
+    def update(self, namespace: tuple[str, ...], data: dict[str, Any]) -> None:
+        """One update of one or more nodes, `{node: values}`."""
+        for node, values in data.items():
+            name = "/".join([*namespace, node])
+            changes = cast("dict[str, Any]", values) if isinstance(values, dict) else {}
+            for message in self._new(changes.get("messages", ())):
+                self._message(name, message)
+            for key, value in changes.items():
+                if key not in ("messages", "started_at") and value not in (None, "", {}, []):
+                    self._output.result({"event": "state", "node": name, "key": key, "value": value})
+                    self._output.say(f"{name}  {key}: {value}", style="dim")
+
+    def _new(self, messages: BaseMessage | Iterable[BaseMessage]) -> list[BaseMessage]:
+        listed = [messages] if isinstance(messages, BaseMessage) else list(messages)
+        new = [message for message in listed if message.id is None or message.id not in self._seen]
+        self._seen |= {message.id for message in new if message.id}
+        return new
+
+    def _message(self, name: str, message: BaseMessage) -> None:
+        self._output.result({"event": "message", "node": name, **message.model_dump(mode="json")})
+        if isinstance(message, ToolMessage):
+            self._output.say(f"{name}  {_status(message)}", style="cyan")
+        else:
+            self._output.say(name, style="bold")
+        self._output.say(_indented(message.text))
+        if isinstance(message, AIMessage):
+            for asked in message.tool_calls:
+                self._output.say(_indented(f"> {asked['name']}: {code_of(asked['args'])}"), style="green")
+            for asked in invalid_tool_calls(message):
+                self._output.say(_indented(f"> undecodable call: {asked.get('error')}"), style="red")
+
+
+def _status(message: ToolMessage) -> str:
+    """The typed outcome where the tool was recorded, else LangChain's two-valued one."""
+    artifact: Any = message.artifact
+    if not isinstance(artifact, dict):
+        return message.status
+    return str(cast("dict[str, Any]", artifact).get("status", message.status))
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.strip().splitlines())
+
+
+def _conclude(output: Output, trajectory: Trajectory, where: str) -> None:
+    output.result({"event": "end", **trajectory.model_dump(mode="json", exclude={"calls", "tool_calls"})})
+    reason = trajectory.stop_reason.value if trajectory.stop_reason else ""
+    output.say(f"\n{trajectory.status.value} ({reason})", style="bold")
+    output.say(trajectory.error or trajectory.answer or "no answer")
+    output.say(f"\nthread {trajectory.thread_id}, {trajectory.sampled_tokens} tokens sampled. Next:")
+    output.say(f"  hrm-agent show {trajectory.id} --store {where}")
+    output.say(f"  hrm-agent history {trajectory.thread_id} --store {where}")

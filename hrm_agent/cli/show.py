@@ -1,0 +1,65 @@
+"""`hrm-agent show`: one trajectory as it happened, and what training runs made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hrm_agent.cli.arguments import Parser
+from hrm_agent.cli.output import Output
+from hrm_agent.cli.rendering import call_lines, tool_call_lines
+from hrm_agent.cli.source import DEFAULT_STORE, existing_store
+from hrm_agent.trajectory import Call, Overlay, ToolCall, Trajectory
+
+__all__ = ["run"]
+
+
+def run(words: list[str]) -> int:
+    parser = Parser("show", "Show one trajectory: messages, tool calls, tokens, and the verdicts of training runs.")
+    parser.add_argument("trajectory", help="id of the trajectory, or of its thread")
+    parser.add_argument("--store", default=DEFAULT_STORE, help=f"store or run folder [{DEFAULT_STORE}]")
+    arguments = parser.read(words)
+    with existing_store(arguments.store) as store:
+        trajectory = store.journal.trajectory(arguments.trajectory)
+        verdicts = [o for o in store.journal.overlays(trajectory.run_id) if o.trajectory_id == trajectory.id]
+    output = Output(as_json=arguments.json)
+    output.result(
+        {**trajectory.model_dump(mode="json"), "overlays": [overlay.model_dump(mode="json") for overlay in verdicts]}
+    )
+    _print(output, trajectory, verdicts)
+    return 0
+
+
+def _print(output: Output, trajectory: Trajectory, verdicts: list[Overlay]) -> None:
+    output.table(("trajectory", trajectory.id), list(_header(trajectory)))
+    output.say()
+    for record in sorted([*trajectory.calls, *trajectory.tool_calls], key=_moment):
+        first, *rest = call_lines(record) if isinstance(record, Call) else tool_call_lines(record)
+        output.say(first, style="bold" if isinstance(record, Call) else "cyan")
+        for line in rest:
+            output.say(line)
+        output.say()
+    for verdict in verdicts:
+        credit = "" if verdict.advantage is None else f", advantage {verdict.advantage:+.3f}"
+        output.say(f"step {verdict.step} of {verdict.run_id}: {verdict.verdict.value}{credit}: {verdict.reason}")
+
+
+def _moment(record: Call | ToolCall) -> float:
+    return record.ended_at if isinstance(record, Call) else record.started_at
+
+
+def _header(trajectory: Trajectory) -> Iterator[tuple[str, object]]:
+    reason = f" ({trajectory.stop_reason.value})" if trajectory.stop_reason else ""
+    yield "thread", trajectory.thread_id
+    yield "task", f"{trajectory.task.family} {trajectory.task.id}"
+    yield "prompt", trajectory.task.prompt
+    yield "graph", trajectory.graph
+    yield "policy", f"{trajectory.policy}, version {trajectory.policy_version}"
+    yield "status", trajectory.status.value + reason
+    if trajectory.error:
+        yield "error", trajectory.error
+    yield "answer", trajectory.answer
+    yield "rewards", ", ".join(f"{name} {value:g}" for name, value in trajectory.rewards.items()) or "not verified"
+    yield "calls", f"{len(trajectory.calls)} model, {len(trajectory.tool_calls)} tool"
+    yield "sampled tokens", trajectory.sampled_tokens
+    if trajectory.forked_from:
+        yield "forked from", f"{trajectory.forked_from.trajectory_id} at {trajectory.forked_from.checkpoint_id}"
