@@ -12,11 +12,11 @@ A graph needs nothing special. It is given the task as a human message in `messa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
@@ -167,8 +167,10 @@ class EpisodeRunner:
                 return _outcome(snapshot.values)
             given = None if snapshot.values or snapshot.tasks else given
         final: dict[str, Any] = {}
-        modes = ["values", "updates"] if on_update else ["values"]
-        stream = graph.astream(given, config, context=context, stream_mode=modes, subgraphs=True, durability="sync")
+        modes: list[Literal["values", "updates"]] = ["values", "updates"] if on_update else ["values"]
+        stream: AsyncIterator[Any] = graph.astream(
+            given, config, context=context, stream_mode=modes, subgraphs=True, durability="sync"
+        )
         async for namespace, mode, data in stream:
             if mode == "updates" and on_update:
                 on_update(tuple(part.partition(":")[0] for part in namespace), data)

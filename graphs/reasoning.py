@@ -128,14 +128,14 @@ def after_schedule(state: ReasoningState) -> Sequence[Send] | str:
     ] or "critique"
 
 
-async def solve(task: SolverTask, runtime: Runtime[ReasoningContext]) -> dict[str, Any]:
+async def solve(state: SolverTask, runtime: Runtime[ReasoningContext]) -> dict[str, Any]:
     """Solver: one subgoal -> its value, by the tool loop."""
     context = runtime.context or ReasoningContext()
-    request = solver_request(task["problem"], task["subgoal"]["goal"], task["known"])
+    request = solver_request(state["problem"], state["subgoal"]["goal"], state["known"])
     budget = Budget(max_turns=context.max_turns, max_tokens=context.max_tokens, max_seconds=context.max_seconds)
     end = await solver.ainvoke({"messages": [HumanMessage(request)]}, context=budget)
     value = final_answer(end["messages"][-1].text) if end.get("stop_reason") == StopReason.ANSWER else None
-    return {"results": {task["subgoal"]["name"]: value or FAILED}}
+    return {"results": {state["subgoal"]["name"]: value or FAILED}}
 
 
 async def critique(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> dict[str, Any]:
@@ -186,7 +186,8 @@ def read_plan(text: str, problem: str) -> list[Subgoal]:
     """
     listed: Any = (first_json_object(text) or {}).get("subgoals")
     subgoals: list[Subgoal] = []
-    for item in listed if isinstance(listed, list) else []:
+    items: list[Any] = listed if isinstance(listed, list) else []
+    for item in items:
         read = _read_subgoal(item, {s["name"] for s in subgoals})
         if read is not None:
             subgoals.append(read)
@@ -194,22 +195,20 @@ def read_plan(text: str, problem: str) -> list[Subgoal]:
 
 
 def _read_subgoal(item: Any, earlier: set[str]) -> Subgoal | None:
-    if not isinstance(item, dict) or not isinstance(item.get("goal"), str):
+    fields: dict[str, Any] = item if isinstance(item, dict) else {}
+    goal, needs = fields.get("goal"), fields.get("needs")
+    name = re.sub(r"\W", "_", str(fields.get("name") or "")) or f"part_{len(earlier) + 1}"
+    if not isinstance(goal, str) or name in earlier or not name.isidentifier():
         return None
-    name = re.sub(r"\W", "_", str(item.get("name") or "")) or f"part_{len(earlier) + 1}"
-    if name in earlier or not name.isidentifier():
-        return None
-    needs = item.get("needs")
-    return Subgoal(
-        name=name, goal=item["goal"], needs=[n for n in needs if n in earlier] if isinstance(needs, list) else []
-    )
+    wanted: list[Any] = needs if isinstance(needs, list) else []
+    return Subgoal(name=name, goal=goal, needs=[need for need in wanted if need in earlier])
 
 
 def _build() -> Any:
     builder = StateGraph(ReasoningState, context_schema=ReasoningContext)
     builder.add_node("plan", plan)
     builder.add_node("schedule", schedule)
-    builder.add_node("solve", solve)
+    builder.add_node("solve", solve, input_schema=SolverTask)
     builder.add_node("critique", critique)
     builder.add_node("synthesize", synthesize)
     builder.add_edge(START, "plan")

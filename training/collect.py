@@ -30,20 +30,20 @@ class CollectConfig(BaseModel):
     tasks: str = "word_problems"
     """Family of tasks, as for `load_tasks`."""
     split: Literal["train", "eval"] = "eval"
-    count: int | None = Field(256, ge=1)
+    count: int | None = Field(default=256, ge=1)
     """Number of tasks; None takes all of a finite family."""
-    samples: int = Field(1, ge=1)
+    samples: int = Field(default=1, ge=1)
     """Rollouts of each task."""
     graph: str = "tool_loop"
     context: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Options of the graph: its budgets."""
     stand_in: bool = False
     """Let the policy answer for chat models that the graph holds itself; otherwise those are asked, and recorded."""
-    temperature: float = Field(1.0, ge=0)
-    top_p: float = Field(1.0, gt=0, le=1)
-    max_tokens: int = Field(512, ge=1)
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    max_tokens: int = Field(default=512, ge=1)
     """Sampled tokens of one answer, where the graph sets no budget of its own."""
-    concurrency: int = Field(256, ge=1)
+    concurrency: int = Field(default=256, ge=1)
     """Rollouts open at a time."""
     seed: int = 0
 

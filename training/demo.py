@@ -45,7 +45,7 @@ class DemoConfig(BaseModel):
     from_scratch: bool = False
     """Make the cold start anew instead of using the one that the package ships."""
     train: GrpoConfig = GrpoConfig()
-    eval_problems: int = Field(256, ge=1)
+    eval_problems: int = Field(default=256, ge=1)
     """Held-out problems, the same before and after."""
     problem: str = TANK
     """What the hierarchical graph is asked at the end."""

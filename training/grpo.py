@@ -49,26 +49,26 @@ class GrpoConfig(BaseModel):
     algorithm: Literal["grpo", "grpo-random", "grpo-roc"] = "grpo-roc"
     selection: Literal["inverse", "lowest"] = "inverse"
     """How RoC draws positives: as in the paper, or as in its released code."""
-    steps: int = Field(40, ge=1)
+    steps: int = Field(default=40, ge=1)
     """Optimiser steps (paper: 510 in three stages)."""
-    prompts_per_step: int = Field(16, ge=1)
+    prompts_per_step: int = Field(default=16, ge=1)
     """Paper: 512."""
-    group_size: int = Field(8, ge=2)
+    group_size: int = Field(default=8, ge=2)
     """G, the rollouts of a prompt that are trained on (paper: 16)."""
-    oversampling: int = Field(2, ge=1)
+    oversampling: int = Field(default=2, ge=1)
     """grpo-random and grpo-roc sample this many times G (paper: 2); grpo samples G."""
-    learning_rate: float = Field(2e-4, gt=0)
+    learning_rate: float = Field(default=2e-4, gt=0)
     """Constant after the warm-up (paper: 1e-6 for 14B parameters)."""
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)
     """Paper: 20."""
-    weight_decay: float = Field(0.01, ge=0)
-    max_grad_norm: float = Field(1.0, gt=0)
-    clip_low: float = Field(0.2, gt=0)
-    clip_high: float = Field(0.28, gt=0)
-    temperature: float = Field(1.0, gt=0)
-    micro_batch_tokens: int = Field(8192, ge=1)
+    weight_decay: float = Field(default=0.01, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    clip_low: float = Field(default=0.2, gt=0)
+    clip_high: float = Field(default=0.28, gt=0)
+    temperature: float = Field(default=1.0, gt=0)
+    micro_batch_tokens: int = Field(default=8192, ge=1)
     """Most tokens, padding included, of one forward pass."""
-    concurrency: int = Field(256, ge=1)
+    concurrency: int = Field(default=256, ge=1)
     """Rollouts open at a time."""
     seed: int = 0
 

@@ -17,7 +17,7 @@ whatever follows the layer (soft caps, scales) stays as it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -54,7 +54,7 @@ def _output_layer(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def _only_positions(layer: nn.Module, rows_N: Tensor, columns_N: Tensor) -> Iterator[None]:
+def _only_positions(layer: nn.Module, rows_N: Tensor, columns_N: Tensor) -> Generator[None]:
     """Within the block `layer` sees the hidden states of the given positions only."""
 
     def narrow(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Tensor]:

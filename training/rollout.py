@@ -11,7 +11,7 @@ batches whatever asks at the same moment. `concurrency` bounds how many are open
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ __all__ = ["group_episodes", "open_runner", "rollout"]
 @asynccontextmanager
 async def open_runner(
     folder: Path, backend: Backend, policy: str, sampling: Sampling, *, stand_in: bool = False
-) -> AsyncIterator[EpisodeRunner]:
+) -> AsyncGenerator[EpisodeRunner]:
     """Everything that the episodes of the run in `folder` share: its `store.db`, a sandbox, and the policy."""
     environment = LocalEnvironment()
     try:

@@ -17,7 +17,7 @@ must not pass unseen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +89,7 @@ def _loss(
 
 
 @contextmanager
-def _training_mode(model: nn.Module) -> Iterator[None]:
+def _training_mode(model: nn.Module) -> Generator[None]:
     before = model.training
     model.train()
     try:

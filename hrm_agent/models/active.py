@@ -7,7 +7,7 @@ unchanged, is served by a script in a test, by a hosted model in an experiment, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ def active_policy() -> ActivePolicy:
 
 
 @contextmanager
-def using_policy(backend: Backend, sampling: Sampling | None = None) -> Iterator[ActivePolicy]:
+def using_policy(backend: Backend, sampling: Sampling | None = None) -> Generator[ActivePolicy]:
     """Make `backend` the policy of every graph that runs inside the block."""
     active = ActivePolicy(backend, sampling or Sampling())
     token = _active.set(active)

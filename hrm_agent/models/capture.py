@@ -39,13 +39,19 @@ class JournalHandler(BaseCallbackHandler):
 
     raise_error = True  # a record that cannot be written must not be lost in silence
     run_inline = True  # so that calls are written in the order in which they end
-    ignore_chain = True
-    ignore_retriever = True
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._turns: dict[UUID, tuple[Turn, str]] = {}
         self._tool_calls: dict[UUID, ToolCall] = {}
+
+    @property
+    def ignore_chain(self) -> bool:
+        return True
+
+    @property
+    def ignore_retriever(self) -> bool:
+        return True
 
     def on_chat_model_start(
         self,

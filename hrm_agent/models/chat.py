@@ -23,9 +23,9 @@ from uuid import uuid4
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, InvalidToolCall
 from langchain_core.messages.ai import UsageMetadata
-from langchain_core.messages.tool import InvalidToolCall, tool_call_chunk
+from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.config import ensure_config
@@ -122,7 +122,11 @@ class PolicyModel(BaseChatModel):
             yield _chunk(job.recorded, "")
             return
         loop, tokens = asyncio.get_running_loop(), asyncio.Queue[int | None]()
-        future = job.submit(lambda token: loop.call_soon_threadsafe(tokens.put_nowait, token))
+
+        def on_token(token: int) -> None:
+            loop.call_soon_threadsafe(tokens.put_nowait, token)
+
+        future = job.submit(on_token)
         future.add_done_callback(lambda _: loop.call_soon_threadsafe(tokens.put_nowait, None))
         text = _TextStream(job)
         while (token := await tokens.get()) is not None:
@@ -141,7 +145,7 @@ class PolicyModel(BaseChatModel):
         names = ("temperature", "top_p", "max_tokens", "seed")
         own = {name: options.get(name, getattr(self, name)) for name in names}
         given = {name: value for name, value in own.items() if value is not None}
-        return Sampling(**{**base.model_dump(), **given, **({"stop": tuple(stop)} if stop else {})})
+        return Sampling.model_validate({**base.model_dump(), **given, **({"stop": tuple(stop)} if stop else {})})
 
 
 class _Job:

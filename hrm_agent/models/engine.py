@@ -49,11 +49,21 @@ class Completion:
 class Engine(Protocol):
     """Samples continuations for many callers at once. Thread-safe."""
 
-    name: str
-    """The string that names the model, as stored in `Call.model`."""
-    codec: Codec
-    logprob_kind: LogprobKind
-    policy_version: int
+    @property
+    def name(self) -> str:
+        """The string that names the model, as stored in `Call.model`."""
+        ...
+
+    @property
+    def codec(self) -> Codec: ...
+
+    @property
+    def logprob_kind(self) -> LogprobKind: ...
+
+    @property
+    def policy_version(self) -> int:
+        """Number of optimiser steps behind the weights in force."""
+        ...
 
     def submit(self, request: GenerationRequest) -> Future[Completion]:
         """Queue a request. Cancelling the future frees its place."""

@@ -12,7 +12,7 @@ graphs use `with_structured_output(..., method="function_calling")`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -29,7 +29,7 @@ _ENTRIES = ("invoke", "ainvoke", "stream", "astream")
 
 
 @contextmanager
-def standing_in() -> Iterator[None]:
+def standing_in() -> Generator[None]:
     """Let the policy in force answer for every chat model that graphs in this block call."""
     _wrap_entries()
     token = _standing_in.set(True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -90,7 +90,7 @@ class Database:
         )
 
     @contextmanager
-    def cursor(self, transaction: bool = True) -> Iterator[sqlite3.Cursor]:
+    def cursor(self, transaction: bool = True) -> Generator[sqlite3.Cursor]:
         """A cursor under the lock. With `transaction`, what it writes is committed at the end or not at all."""
         with self._lock, closing(self.connection.cursor()) as cursor:
             try:

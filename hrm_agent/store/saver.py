@@ -8,7 +8,7 @@ place. A commit takes less time than handing it to another thread would.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,7 +31,7 @@ class StoreSaver(SqliteSaver):
         self.setup()
 
     @contextmanager
-    def cursor(self, transaction: bool = True) -> Iterator[sqlite3.Cursor]:
+    def cursor(self, transaction: bool = True) -> Generator[sqlite3.Cursor]:
         with self._database.cursor(transaction) as cursor:
             yield cursor
 

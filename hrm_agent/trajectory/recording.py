@@ -14,7 +14,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import count
@@ -173,7 +173,7 @@ def active_recording() -> Recording:
 
 
 @contextmanager
-def recording(active: Recording) -> Iterator[Recording]:
+def recording(active: Recording) -> Generator[Recording]:
     """Make `active` the recording of everything that runs inside the block."""
     token = _active.set(active)
     try:

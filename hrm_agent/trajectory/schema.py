@@ -137,10 +137,10 @@ class _Record(BaseModel):
 class Sampling(_Record):
     """Sampling parameters of one call."""
 
-    temperature: float = Field(1.0, ge=0)
+    temperature: float = Field(default=1.0, ge=0)
     """0 takes the most probable token."""
-    top_p: float = Field(1.0, gt=0, le=1)
-    max_tokens: int = Field(512, ge=1)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    max_tokens: int = Field(default=512, ge=1)
     """Limit on sampled tokens of this call."""
     seed: int | None = None
     """Seed of this call; the engine's tokens are a function of (weights, prompt, seed). None: drawn from the system."""
