@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 
 from hrm_agent.trajectory.schema import Call
 
-__all__ = ["conversations", "path_mask", "path_tokens", "path_to", "paths", "structure_faults"]
+__all__ = ["conversations", "path_mask", "path_to", "path_tokens", "paths", "structure_faults"]
 
 
 def paths(calls: Iterable[Call]) -> list[tuple[Call, ...]]:

@@ -109,7 +109,6 @@ def _dataset(name: str, query: str, seed: int, count: int) -> list[tuple[Any, di
 
 def _registered() -> dict[str, tuple[Any, Any]]:
     try:
-        import reasoning_gym  # noqa: F401
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
         raise HrmError("reasoning-gym is not installed.", "Run: pip install reasoning-gym") from error
