@@ -121,6 +121,7 @@ async def _evaluate(
         count=config.eval_problems,
         graph=config.train.graph,
         context=config.train.context,
+        max_tokens=config.train.max_tokens,
         temperature=config.train.temperature,
         seed=config.train.seed,
     )

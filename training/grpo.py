@@ -44,8 +44,10 @@ class GrpoConfig(BaseModel):
     tasks: str = "word_problems"
     """Family of tasks, as for `load_tasks`."""
     graph: str = "tool_loop"
-    context: dict[str, Any] = Field(default_factory=lambda: {"max_turns": 6, "max_tokens": 256})
+    context: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Options of the graph: its budgets."""
+    max_tokens: int = Field(default=256, ge=1)
+    """Sampled tokens of one answer (paper: 8K to 12K of a whole rollout)."""
     algorithm: Literal["grpo", "grpo-random", "grpo-roc"] = "grpo-roc"
     selection: Literal["inverse", "lowest"] = "inverse"
     """How RoC draws positives: as in the paper, or as in its released code."""
@@ -91,7 +93,7 @@ async def train(
     policy.restore(folder / "checkpoint")
     log = MetricsLog(folder / "metrics.jsonl", before_step=policy.version)
     pool = load_tasks(config.tasks, split="train", seed=config.seed, count=config.steps * config.prompts_per_step)
-    sampling = Sampling(temperature=config.temperature)
+    sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
     async with open_runner(folder, policy.engine, policy.name, sampling, stand_in=True) as runner:
         for step in range(policy.version, config.steps):
             phases = Phases()

@@ -141,10 +141,11 @@ class PolicyModel(BaseChatModel):
         return _Job(active.backend, messages, self._sampling(active.sampling, stop, options), run_manager, options)
 
     def _sampling(self, base: Sampling, stop: list[str] | None, options: dict[str, Any]) -> Sampling:
-        """Parameters of the call itself, then of this model, then those in force."""
+        """Parameters of the call itself, then of this model, then those in force; of token limits the lowest holds."""
         names = ("temperature", "top_p", "max_tokens", "seed")
         own = {name: options.get(name, getattr(self, name)) for name in names}
         given = {name: value for name, value in own.items() if value is not None}
+        given["max_tokens"] = min(base.max_tokens, given.get("max_tokens", base.max_tokens))
         return Sampling.model_validate({**base.model_dump(), **given, **({"stop": tuple(stop)} if stop else {})})
 
 

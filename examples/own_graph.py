@@ -1,0 +1,33 @@
+"""A LangGraph agent of one's own: recorded by every command, and trained by `hrm-agent train rl`.
+
+    hrm-agent run "There are 12 boxes with 34 pens each. How many pens are there?" --graph examples.own_graph:graph
+    hrm-agent train rl --graph examples.own_graph:graph --steps 5
+
+It is plain LangGraph. The one thing to know is `policy()`: the chat model of whatever policy the command names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langchain_core.messages import SystemMessage
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode, tools_condition
+
+from graphs.prompts import TOOL_LOOP_PROMPT
+from hrm_agent.models import policy
+from hrm_agent.tools import python
+
+
+async def think(state: MessagesState) -> dict[str, Any]:
+    model = policy().bind_tools([python])
+    return {"messages": [await model.ainvoke([SystemMessage(TOOL_LOOP_PROMPT), *state["messages"]])]}
+
+
+builder = StateGraph(MessagesState)
+builder.add_node("think", think)
+builder.add_node("tools", ToolNode([python]))
+builder.add_edge(START, "think")
+builder.add_conditional_edges("think", tools_condition)
+builder.add_edge("tools", "think")
+graph = builder.compile()
