@@ -63,17 +63,17 @@ class SftConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    steps: int = Field(400, ge=1)
+    steps: int = Field(default=400, ge=1)
     """Optimiser steps."""
-    batch_size: int = Field(64, ge=1)
+    batch_size: int = Field(default=64, ge=1)
     """Conversations of one step, over all processes."""
-    micro_batch_tokens: int = Field(8192, ge=1)
+    micro_batch_tokens: int = Field(default=8192, ge=1)
     """Most tokens, padding included, that one process holds at a time; a longer conversation goes alone."""
-    learning_rate: float = Field(3e-3, gt=0)
+    learning_rate: float = Field(default=3e-3, gt=0)
     """At the end of the warm-up; a cosine leads from there to 0."""
-    warmup_steps: int = Field(30, ge=0)
-    weight_decay: float = Field(0.01, ge=0)
-    max_grad_norm: float = Field(1.0, gt=0)
+    warmup_steps: int = Field(default=30, ge=0)
+    weight_decay: float = Field(default=0.01, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
     seed: int = 0
     """Decides the order of the conversations."""
 

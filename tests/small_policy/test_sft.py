@@ -65,7 +65,7 @@ def test_only_the_policys_own_tokens_are_learnt(tokenizer, codec):
     """A conversation whose answer is known by heart has no loss left, however strange its prompt."""
     model = new_model(tokenizer, 0)
     lesson = Conversation((HumanMessage("zq" * 8), AIMessage("ok")))
-    rows = train_sft(model, codec, [lesson], SHORT.model_copy(update={"steps": 20, "batch_size": 4}))
+    rows = train_sft(model, codec, [lesson], SHORT.model_copy(update={"steps": 40, "batch_size": 1}))
     assert rows[-1]["loss"] < 0.05
     (example,) = tokenize(lesson, codec)
     ids = torch.tensor([example.token_ids])
@@ -122,7 +122,9 @@ CHAT = {
         {
             "role": "assistant",
             "content": "<reason>R</reason>",
-            "tool_calls": [{"id": "1", "type": "function", "function": {"name": "python", "arguments": '{"code": "1+1"}'}}],
+            "tool_calls": [
+                {"id": "1", "type": "function", "function": {"name": "python", "arguments": '{"code": "1+1"}'}}
+            ],
         },
         {"role": "tool", "tool_call_id": "1", "content": "2"},
         {"role": "assistant", "content": "<answer>\\boxed{2}</answer>"},

@@ -55,7 +55,9 @@ def test_prompts_and_episodes_are_short(lessons, codec):
 
 def as_dict(message):
     if message.type == "ai":
-        calls = [{"type": "function", "function": {"name": c["name"], "arguments": c["args"]}} for c in message.tool_calls]
+        calls = [
+            {"type": "function", "function": {"name": c["name"], "arguments": c["args"]}} for c in message.tool_calls
+        ]
         return {"role": "assistant", "content": message.text, "tool_calls": calls}
     return {"role": {"human": "user"}.get(message.type, message.type), "content": message.text}
 

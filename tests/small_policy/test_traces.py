@@ -6,7 +6,14 @@ from collections import Counter
 
 import pytest
 
-from graphs.prompts import CRITIC_PROMPT, SOLVER_PROMPT, TOOL_LOOP_PROMPT, critic_request, planner_request, solver_request
+from graphs.prompts import (
+    CRITIC_PROMPT,
+    SOLVER_PROMPT,
+    TOOL_LOOP_PROMPT,
+    critic_request,
+    planner_request,
+    solver_request,
+)
 from graphs.reasoning import FAILED as FAILED_IN_GRAPH
 from graphs.reasoning import read_plan
 from hrm_agent.environment import LocalEnvironment
@@ -91,7 +98,7 @@ def test_guesses_of_any_length_miss(lessons):
     rng = random.Random(0)
     for problem in sample_problems("train", 2, 300):
         guess = traces.wrong_guess(problem, rng)
-        assert problem.task().verify(f"<answer>\\boxed{{{guess}}}</answer>") == 0 or float(guess) == float(problem.answer)
+        assert problem.task().verify(f"<answer>\\boxed{{{guess}}}</answer>") == 0
         assert len(guess) == len(problem.answer)
 
 
@@ -102,7 +109,9 @@ def test_the_roles_speak_to_each_other_as_the_graph_lets_them():
         prompts = (problem.prompt(), problem.prompt("exact"))
         planner = traces.planner_trace(problem, rng)
         plan = read_plan(planner.messages[2].text, "")
-        assert [(s["name"], s["goal"], tuple(s["needs"])) for s in plan] == [(s.name, s.goal, s.needs) for s in problem.plan]
+        assert [(s["name"], s["goal"], tuple(s["needs"])) for s in plan] == [
+            (s.name, s.goal, s.needs) for s in problem.plan
+        ]
         solver = traces.solver_trace(problem, rng)
         values = {step.name: step.value for step in problem.plan}
         requests = {

@@ -111,7 +111,7 @@ class WordProblem:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A kind of problem. Texts, formulas and goals are format strings over numbers, words and `derive`."""
+    """A kind of problem. Texts, formulas and goals are format strings over numbers and words."""
 
     name: str
     text: str
@@ -126,12 +126,6 @@ class Template:
     """`(name, goal, formula)`; a formula needs the earlier names that it contains."""
     decimals: int = 0
     """Places that the answer is rounded to."""
-    derive: Callable[..., dict[str, str]] = lambda **_: {}
-    """Further texts from the numbers, by keyword."""
-
-
-def _keep(leak: int, **_: int) -> dict[str, str]:
-    return {"keep": f"0.{100 - leak}"}
 
 
 TEMPLATES: tuple[Template, ...] = (
@@ -147,13 +141,12 @@ TEMPLATES: tuple[Template, ...] = (
             "refill": range(10, 501),
         },
         solve=lambda capacity, leak, hours, refill: capacity * Fraction(100 - leak, 100) ** hours + refill,
-        expression="round({capacity}*{keep}**{hours}+{refill}, 2)",
+        expression="round({capacity}*(1-{leak}/100)**{hours}+{refill}, 2)",
         plan=(
-            ("left", "liters left after the leak", "round({capacity}*{keep}**{hours}, 4)"),
+            ("left", "liters left after the leak", "round({capacity}*(1-{leak}/100)**{hours}, 4)"),
             ("total", "liters after the refill", "round(left+{refill}, 2)"),
         ),
         decimals=2,
-        derive=_keep,
     ),
     Template(
         name="shop",
@@ -273,7 +266,7 @@ def problem(template: str, numbers: tuple[int, ...], words: tuple[str, ...] = ()
     answer = _rounded(Fraction(kind.solve(**values)), kind.decimals)
     if answer is None or answer <= 0:
         return None
-    texts = {**values, **_word_places(kind, words), **kind.derive(**values)}
+    texts = {**values, **_word_places(kind, words)}
     expression = kind.expression.format(**texts)
     plan = _solve_plan(kind, texts)
     if {Fraction(plan[-1].value), Fraction(snippet_value(expression))} != {answer}:
