@@ -26,7 +26,7 @@ __all__ = [
     "CONFIG_FILE",
     "build_config",
     "compare_on_resume",
-    "merge_tables",
+    "merge_values",
     "nested_model",
     "read_config_file",
     "save_config",
@@ -46,18 +46,22 @@ def build_config(model: type[Config], values: Mapping[str, Any], where: str) -> 
     Raises `ConfigError`, which says `where` the key stands and what was meant perhaps.
     """
     try:
-        return model.model_validate(merge_tables(model().model_dump(), _from_none(model, values)))
+        return model.model_validate(merge_values(model, model().model_dump(), _from_none(model, values)))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise _config_error(model, [str(part) for part in first["loc"]], dict(first), where) from error
 
 
-def merge_tables(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """`old` with the values of `new`. Tables are merged key by key, except that an empty one empties."""
-    merged = dict(old)
-    for key, value in new.items():
-        below = merged.get(key)
-        merged[key] = merge_tables(_table(below), _table(value)) if below and value and _is_table(value) else value
+def merge_values(model: type[BaseModel], old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """`old` with the values of `new`. What holds a config class is merged key by key.
+
+    Any other table is replaced as a whole: the options of one graph mean nothing to another.
+    """
+    merged = {**old, **new}
+    for key, field in model.model_fields.items():
+        inner = nested_model(field.annotation)
+        if inner is not None and _is_table(old.get(key)) and _is_table(new.get(key)):
+            merged[key] = merge_values(inner, old[key], new[key])
     return merged
 
 

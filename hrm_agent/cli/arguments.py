@@ -18,7 +18,7 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from hrm_agent.config import build_config, merge_tables, nested_model, read_config_file, to_toml
+from hrm_agent.config import build_config, merge_values, nested_model, read_config_file, to_toml
 from hrm_agent.errors import ConfigError, nearest
 
 __all__ = ["Parser", "add_config", "config_from", "print_config"]
@@ -133,7 +133,7 @@ def _toml_value(text: str) -> Any:
 
 
 def config_from(arguments: Arguments, model: type[Config], command: str) -> Config:
-    """The configuration of a command: its defaults, then the file, then the flags. Tables are merged key by key."""
+    """The configuration of a command: its defaults, then the file, then the flags."""
     values = read_config_file(arguments.config, command) if arguments.config else {}
     build_config(model, values, str(arguments.config))  # a mistake in the file is told as one of the file
     given: dict[str, Any] = {}
@@ -141,7 +141,7 @@ def config_from(arguments: Arguments, model: type[Config], command: str) -> Conf
         if dest.startswith(_DEST) and value is not None:
             *tables, key = dest.removeprefix(_DEST).split(".")
             _within(given, tables)[key] = value
-    return build_config(model, merge_tables(values, given), "from the flags")
+    return build_config(model, merge_values(model, values, given), "from the flags")
 
 
 def _within(table: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

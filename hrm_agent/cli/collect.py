@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from pathlib import Path
 
 from hrm_agent.cli.arguments import Parser, add_config, config_from, print_config
 from hrm_agent.cli.output import Output, progress
+from hrm_agent.cli.source import run_folder
 from hrm_agent.config import compare_on_resume, save_config
 from hrm_agent.trajectory import Trajectory
 from training.collect import CollectConfig, collect
 from training.tasks import load_tasks
 
-__all__ = ["collect_run", "collected", "run", "run_folder"]
+__all__ = ["collect_run", "collected", "run"]
 
 
 def run(words: list[str]) -> int:
@@ -30,12 +30,6 @@ def run(words: list[str]) -> int:
         return 0
     collect_run(config, run_folder(arguments.out, "collect"), Output(as_json=arguments.json))
     return 0
-
-
-def run_folder(given: Path | None, command: str) -> Path:
-    """The folder that was named, else a new one. Its name is the name of the run, which `.` has not."""
-    folder = given or Path("runs") / time.strftime(f"{command}-%Y%m%d-%H%M%S")
-    return folder if folder.name not in ("", "..") else folder.resolve()
 
 
 def collect_run(config: CollectConfig, folder: Path, output: Output) -> None:

@@ -6,9 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hrm_agent.cli.arguments import Parser, add_config, config_from, print_config
-from hrm_agent.cli.collect import collected, run_folder
+from hrm_agent.cli.collect import collected
 from hrm_agent.cli.output import Output
-from hrm_agent.cli.source import stored_trajectories
+from hrm_agent.cli.source import run_folder, stored_trajectories
 from training.collect import CollectConfig
 from training.evaluate import Evaluation, evaluate
 

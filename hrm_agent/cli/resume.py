@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hrm_agent.cli.arguments import Parser
-from hrm_agent.cli.collect import run_folder
 from hrm_agent.cli.output import Output
-from hrm_agent.cli.source import DEFAULT_STORE, existing_store
+from hrm_agent.cli.source import DEFAULT_STORE, existing_store, run_folder
 from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, build_config, read_config_file
 from hrm_agent.errors import RunError, nearest
 

@@ -42,6 +42,8 @@ class RunConfig(BaseModel):
     """A built-in policy, a model folder, hf:NAME, scripted:FILE, or a provider's chat model."""
     context: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Options of the graph: its budgets."""
+    stand_in: bool = False
+    """Let the policy answer for chat models that the graph holds itself; otherwise those are asked, and recorded."""
     temperature: float = Field(default=1.0, ge=0)
     """0 takes the most probable token."""
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -89,7 +91,13 @@ def run_task(config: RunConfig, text: str, thread: str, where: str, output: Outp
         try:
             sampling = Sampling(temperature=config.temperature, top_p=config.top_p, max_tokens=config.max_tokens)
             runner = EpisodeRunner(
-                store, backend, config.policy, environment, sampling, recursion_limit=config.recursion_limit
+                store,
+                backend,
+                config.policy,
+                environment,
+                sampling,
+                recursion_limit=config.recursion_limit,
+                stand_in=config.stand_in,
             )
             printer = Printer(output)
             trajectory = asyncio.run(runner.run(episode, printer.update))

@@ -1,7 +1,8 @@
-"""Where trajectories come from: a store, a run's folder, or a file that `hrm-agent export` wrote."""
+"""Where trajectories come from (a store, a run folder, or an exported file), and where new ones go."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from hrm_agent.store import RunStore, open_store
 from hrm_agent.trajectory import Trajectory
 from hrm_agent.trajectory.export import read_jsonl, read_parquet
 
-__all__ = ["DEFAULT_STORE", "existing_store", "stored_trajectories"]
+__all__ = ["DEFAULT_STORE", "existing_store", "run_folder", "stored_trajectories"]
 
 DEFAULT_STORE = "runs/store.db"
 """Where `hrm-agent run` records, and where `show` and `history` look."""
@@ -33,3 +34,9 @@ def stored_trajectories(where: str, run_id: str | None = None) -> Iterator[Traje
         return
     with existing_store(where) as store:
         yield from store.journal.trajectories(run_id=run_id)
+
+
+def run_folder(given: Path | None, command: str) -> Path:
+    """The folder that was named, else a new one. Its name is the name of the run, which `.` has not."""
+    folder = given or Path("runs") / time.strftime(f"{command}-%Y%m%d-%H%M%S")
+    return folder if folder.name not in ("", "..") else folder.resolve()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hrm_agent.cli.arguments import Parser, add_config, config_from, print_config
 from hrm_agent.cli.output import Output, progress
+from hrm_agent.cli.source import run_folder
 from hrm_agent.config import compare_on_resume, save_config
 from hrm_agent.errors import ConfigError, RunError, TaskError, nearest
 
@@ -38,7 +39,6 @@ def run(words: list[str]) -> int:
 
 
 def _rl(words: list[str]) -> int:
-    from hrm_agent.cli.collect import run_folder
     from training.grpo import GrpoConfig
 
     parser = Parser("train rl", "Reinforcement learning on recorded graph runs.")
@@ -76,7 +76,6 @@ def watched(row: Mapping[str, float | None]) -> str:
 
 
 def _sft(words: list[str]) -> int:
-    from hrm_agent.cli.collect import run_folder
     from training.sft import SftConfig
 
     parser = Parser("train sft", "Supervised fine-tuning on conversations: each answer in them is learnt.")

@@ -1,0 +1,69 @@
+"""The command line, called in this process, in a folder of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from hrm_agent.cli.main import main
+from hrm_agent.store import open_store
+from tests.trajectory.samples import make_trajectory
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[Any]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+Command = Callable[..., Outcome]
+
+SCRIPT = (
+    '<reason>compute</reason><tool_call>{"name": "python", "arguments": {"code": "6 * 7"}}</tool_call>',
+    r"<reason>done</reason><answer>\boxed{42}</answer>",
+)
+
+
+@pytest.fixture
+def hrm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs `hrm-agent WORDS` and gives back its exit code and what it printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> Outcome:
+        capsys.readouterr()
+        code = main([str(word) for word in words])
+        return Outcome(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def scripted(tmp_path: Path) -> str:
+    """A policy that calls the tool once and then answers 42."""
+    (tmp_path / "script.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in SCRIPT))
+    return f"scripted:{tmp_path / 'script.jsonl'}"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    """A store with the sound sample trajectory in it."""
+    sample = make_trajectory()
+    with open_store(tmp_path / "sample.db") as opened:
+        opened.journal.write_trajectory(sample)
+        for call in sample.calls:
+            opened.journal.write_call(call)
+        for tool_call in sample.tool_calls:
+            opened.journal.write_tool_call(tool_call)
+    return str(tmp_path / "sample.db")

@@ -1,0 +1,106 @@
+"""Finding commands, and what errors look like."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hrm_agent import __version__
+from hrm_agent.cli import lint as lint_command
+from hrm_agent.cli.main import COMMANDS, main
+from hrm_agent.errors import StoreError
+from tests.cli.conftest import Command
+
+CLI = Path(lint_command.__file__).parent
+
+
+def test_help_names_every_command_and_every_command_exists(hrm: Command) -> None:
+    shown = hrm("--help")
+    assert shown.code == 0
+    for name in COMMANDS:
+        assert f"  {name} " in shown.out
+        assert (CLI / f"{name}.py").exists()
+    assert hrm().out == shown.out
+
+
+def test_help_needs_neither_torch_nor_langgraph_nor_pydantic() -> None:
+    program = (
+        "import sys; from hrm_agent.cli.main import main; main(['--help']);"
+        "print(sorted({'torch', 'langgraph', 'pydantic', 'rich', 'numpy'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("command", [*(c for c in COMMANDS if c != "train"), "train rl", "train sft"])
+def test_every_command_has_a_help_page(command: str, hrm: Command) -> None:
+    with pytest.raises(SystemExit) as ended:
+        hrm(*command.split(), "--help")
+    assert ended.value.code == 0
+
+
+def test_version(hrm: Command) -> None:
+    assert hrm("--version").out == f"hrm-agent {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["lnt"], "There is no command 'lnt'. Did you mean 'lint'?"),
+        (["zzz"], "`hrm-agent --help` lists the commands."),
+        (["lint"], "the following arguments are required: store"),
+        (["lint", "x", "--rnu", "y"], "hrm-agent lint has no flag '--rnu'. Did you mean '--run'?"),
+        (["lint", "x", "y"], "hrm-agent lint has no argument 'y'"),
+        (["lint", "nowhere.db"], "There is no store at nowhere.db."),
+        (["show", "x", "--store", "nowhere"], "There is no store at nowhere."),
+        (["history", "--limit", "many"], "invalid int value: 'many'"),
+        (["train", "rll"], "There is no training 'rll'. Did you mean 'rl'?"),
+    ],
+)
+def test_a_mistake_is_one_paragraph_and_exit_code_2(words: list[str], said: str, hrm: Command) -> None:
+    done = hrm(*words)
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+    assert done.err.startswith("hrm-agent: ")
+    assert done.err.count("\n") == 1
+
+
+def test_errors_as_json(hrm: Command) -> None:
+    done = hrm("lint", "nowhere.db", "--json")
+    assert done.code == 2
+    assert json.loads(done.err)["error"] == "There is no store at nowhere.db."
+
+
+def test_debug_lets_the_error_through(hrm: Command) -> None:
+    with pytest.raises(StoreError):
+        hrm("lint", "nowhere.db", "--debug")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, "Interrupted. What was recorded is kept."),
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "The disk is full"),
+        (sqlite3.OperationalError("database or disk is full"), 2, "What was committed is intact"),
+        (BrokenPipeError(), 0, ""),
+        (ZeroDivisionError("division by zero"), 1, "Unexpected ZeroDivisionError: division by zero"),
+    ],
+)
+def test_what_becomes_of_other_errors(
+    error: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(words: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr(lint_command, "run", failing)
+    if isinstance(error, BrokenPipeError):
+        monkeypatch.setattr(sys, "stderr", io.StringIO())  # main closes it
+    assert main(["lint", "x"]) == code
+    assert said in capsys.readouterr().err

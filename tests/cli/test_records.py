@@ -1,0 +1,130 @@
+"""Commands that read what is on record: history, show, lint, export."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from hrm_agent.store import open_store
+from hrm_agent.trajectory import Overlay, Trajectory, Verdict
+from hrm_agent.trajectory.export import read_jsonl, read_parquet
+from tests.cli.conftest import Command
+from tests.trajectory.samples import make_call, make_trajectory
+
+Read = Callable[[Path], Iterator[Trajectory]]
+
+
+def test_lint_of_a_sound_store(store: str, hrm: Command) -> None:
+    done = hrm("lint", store)
+    assert done.code == 0
+    assert "1 trajectories, " in done.out
+    assert hrm("lint", store, "--json").json["findings"] == []
+
+
+def corrupt(store: str) -> str:
+    """Adds a call whose log-probs are positive."""
+    bad = make_call("task-bad", logprobs=(0.0, 0.0, 1.5, -0.25))
+    with open_store(store) as opened:
+        opened.journal.write_call(bad)
+    return bad.id
+
+
+def test_lint_names_what_it_finds_and_fails(store: str, hrm: Command) -> None:
+    bad = corrupt(store)
+    done = hrm("lint", store)
+    assert done.code == 1
+    assert "logprob-nonpositive" in done.out
+    (finding,) = hrm("lint", store, "--json").json["findings"]
+    assert (finding["trajectory"], finding["name"], finding["where"]) == ("trajectory-1", "logprob-nonpositive", bad)
+
+
+def test_lint_as_a_module(store: str) -> None:
+    command = [sys.executable, "-m", "hrm_agent.trajectory.lint", store]
+    assert subprocess.run(command, check=False, capture_output=True).returncode == 0
+    corrupt(store)
+    found = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert found.returncode == 1
+    assert "logprob-nonpositive" in found.stdout
+
+
+@pytest.mark.parametrize(("suffix", "read"), [("jsonl", read_jsonl), ("parquet", read_parquet)])
+def test_export_and_the_export_again(suffix: str, read: Read, store: str, hrm: Command, tmp_path: Path) -> None:
+    done = hrm("export", store, "--out", f"x.{suffix}", "--json")
+    assert done.json == {"file": f"x.{suffix}", "format": suffix, "trajectories": 1}
+    assert list(read(tmp_path / f"x.{suffix}")) == [make_trajectory()]
+    assert hrm("lint", f"x.{suffix}").code == 0
+    assert "1 trajectories" in hrm("export", f"x.{suffix}", "--out", "again", "--format", "jsonl").out
+    assert list(read_jsonl(tmp_path / "again")) == [make_trajectory()]
+
+
+def test_export_of_one_run(store: str, hrm: Command) -> None:
+    assert hrm("export", store, "--out", "x.jsonl", "--run", "run-1", "--json").json["trajectories"] == 1
+    assert hrm("export", store, "--out", "x.jsonl", "--run", "other", "--json").json["trajectories"] == 0
+
+
+def test_export_says_what_it_needs(store: str, hrm: Command) -> None:
+    assert "Write `hrm-agent export STORE --out FILE.jsonl`." in hrm("export", store).err
+    assert "names no format" in hrm("export", store, "--out", "x.csv").err
+
+
+def test_export_of_the_schema(hrm: Command) -> None:
+    jsonschema.validate(make_trajectory().model_dump(mode="json"), hrm("export", "--schema").json)
+
+
+def test_history_lists_the_runs(store: str, hrm: Command) -> None:
+    (row,) = hrm("history", "--store", store, "--json").json
+    assert (row["trajectory"], row["thread"], row["status"], row["reward"]) == (
+        "trajectory-1",
+        "thread-1",
+        "answer",
+        1.0,
+    )
+    shown = hrm("history", "--store", store).out
+    assert "thread-1" in shown
+    assert hrm("history", "--store", store, "--run", "other", "--json").json == []
+
+
+def test_show(store: str, hrm: Command) -> None:
+    with open_store(store) as opened:
+        opened.journal.write_overlays(
+            [
+                Overlay(
+                    run_id="run-1",
+                    step=4,
+                    trajectory_id="trajectory-1",
+                    group_id="group-1",
+                    reward=1.0,
+                    verdict=Verdict.DROPPED,
+                    reason="more positives than the quota of 4",
+                    penalty_error=0.5,
+                    penalty_format=0.0,
+                )
+            ]
+        )
+    shown = hrm("show", "trajectory-1", "--store", store).out
+    for part in (
+        "What is 17 + 25?",
+        "> python: 17 + 25",
+        r"<answer>\boxed{42}</answer>",
+        "2 tokens in, 2 out, mean log-prob -0.375",
+        "python  ",
+        "ok, 0.010 s",
+        "step 4 of run-1: dropped: more positives than the quota of 4",
+    ):
+        assert part in shown
+    assert shown.index("> python: 17 + 25") < shown.index("ok, 0.010 s") < shown.rindex(r"\boxed{42}")
+    whole = hrm("show", "thread-1", "--store", store, "--json").json
+    assert whole["overlays"][0]["verdict"] == "dropped"
+    assert whole["calls"] == json.loads(make_trajectory().model_dump_json())["calls"]
+
+
+def test_show_of_nothing(store: str, hrm: Command) -> None:
+    done = hrm("show", "absent", "--store", store)
+    assert done.code == 2
+    assert "There is no trajectory 'absent'" in done.err

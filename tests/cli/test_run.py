@@ -1,0 +1,132 @@
+"""`run`, `resume`, `collect` and `eval` on scripted policies, the real sandbox and the real store."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Command
+
+TASK = "What is 6 * 7?"
+
+
+def test_a_run_shows_each_step_and_is_on_record(scripted: str, hrm: Command, tmp_path: Path) -> None:
+    done = hrm("run", TASK, "--policy", scripted, "--thread", "t1")
+    assert done.code == 0
+    expected = ["<reason>compute</reason>", "> python: 6 * 7", "tools  ok", "42", r"<answer>\boxed{42}</answer>"]
+    places = [done.out.index(part) for part in expected]
+    assert places == sorted(places)
+    assert "completed (answer)" in done.out
+    assert (tmp_path / "runs" / "store.db").exists()
+    shown = hrm("history", "t1").out
+    assert "Thread t1, newest checkpoint first" in shown
+    rows = hrm("history", "t1", "--json").json
+    assert [row["step"] for row in rows] == [3, 2, 1, 0, -1]
+    assert [row["model calls"] for row in rows] == [0, 1, 0, 1, 0]
+    assert [row["tool calls"] for row in rows] == [0, 0, 1, 0, 0]
+    assert all(earlier["checkpoint"] == later["parent"] for later, earlier in pairwise(rows))
+    assert hrm("lint", "runs").code == 0
+
+
+def test_a_run_as_json(scripted: str, hrm: Command) -> None:
+    events = hrm("run", TASK, "--policy", scripted, "--json").lines
+    assert [event.get("type") for event in events if event["event"] == "message"] == ["ai", "tool", "ai"]
+    assert events[-1]["event"] == "end"
+    assert events[-1]["status"] == "completed"
+
+
+def test_a_finished_thread_is_read_back(scripted: str, hrm: Command) -> None:
+    first = hrm("run", TASK, "--policy", scripted, "--thread", "t1", "--json").lines[-1]
+    assert hrm("resume", "t1", "--json").lines == [first]
+    assert hrm("run", TASK, "--policy", scripted, "--thread", "t1", "--json").lines == [first]
+
+
+def test_a_thread_keeps_its_task_and_its_options(scripted: str, hrm: Command) -> None:
+    hrm("run", TASK, "--policy", scripted, "--thread", "t1")
+    done = hrm("run", "another", "--policy", scripted, "--thread", "t1")
+    assert done.code == 2
+    assert "is on record with another task" in done.err
+    done = hrm("run", TASK, "--policy", scripted, "--thread", "t1", "--temperature", "0.5")
+    assert done.code == 2
+    assert "temperature: 1.0 there, 0.5 now" in done.err
+
+
+def test_a_run_that_cannot_be_begun(scripted: str, hrm: Command) -> None:
+    assert "There is no graph 'tol_loop'" in hrm("run", TASK, "--policy", scripted, "--graph", "tol_loop").err
+    done = hrm("run", TASK, "--policy", scripted, "--context", "max_trns=3")
+    assert done.code == 2
+    assert "has no option 'max_trns'. Did you mean 'max_turns'?" in done.err
+    assert "There is no model folder" in hrm("run", TASK, "--policy", "nothing-here").err
+
+
+def test_a_run_that_fails_says_so(hrm: Command, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(
+        "from typing import TypedDict\n"
+        "from langgraph.graph import START, StateGraph\n"
+        "class State(TypedDict):\n    question: str\n"
+        "def node(state):\n    raise ValueError('no luck')\n"
+        "graph = StateGraph(State).add_node('n', node).add_edge(START, 'n').compile()\n"
+    )
+    (tmp_path / "one.jsonl").write_text('"x"\n')
+    done = hrm("run", TASK, "--policy", "scripted:one.jsonl", "--graph", "./broken.py:graph")
+    assert done.code == 1
+    assert "ValueError: no luck" in done.out
+    assert "Traceback" not in done.out + done.err
+
+
+def test_a_limit_is_no_failure(scripted: str, hrm: Command) -> None:
+    done = hrm("run", TASK, "--policy", scripted, "--context", "max_turns=1", "--json")
+    assert done.code == 0
+    assert (done.lines[-1]["status"], done.lines[-1]["stop_reason"]) == ("truncated", "max_turns")
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> str:
+    rows = [{"question": f"What is {i} * 7?", "answer": str(i * 7)} for i in (6, 8)]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return f"jsonl:{tmp_path / 'tasks.jsonl'}"
+
+
+@pytest.fixture
+def parrot(tmp_path: Path) -> str:
+    """A policy that answers 42 to everything."""
+    (tmp_path / "parrot.jsonl").write_text((json.dumps(r"<answer>\boxed{42}</answer>") + "\n") * 4)
+    return f"scripted:{tmp_path / 'parrot.jsonl'}"
+
+
+def test_collect_then_everything_else(tasks: str, parrot: str, hrm: Command, tmp_path: Path) -> None:
+    words = ("--tasks", tasks, "--count", "none", "--policy", parrot, "--out", "runs/c")
+    done = hrm("collect", *words, "--json")
+    assert done.json == {"folder": "runs/c", "trajectories": 2, "statuses": {"completed": 2}}
+    assert "collect 2/2 1 correct" in done.err
+    assert (tmp_path / "runs/c/config.toml").read_text().startswith('command = "collect"')
+    found = hrm("eval", "runs/c", "--json").json
+    assert (found["problems"], found["pass_at_1"]) == (2, 0.5)
+    assert "0.500  (95 % interval" in hrm("eval", "runs/c").out
+    assert hrm("resume", "runs/c", "--json").json == done.json
+    assert hrm("lint", "runs/c").code == 0
+    assert hrm("show", "c/collect/0/0", "--store", "runs/c", "--json").json["rewards"].keys() == {"correct"}
+    again = hrm("collect", *words, "--samples", "2")
+    assert again.code == 2
+    assert "samples: 1 there, 2 now" in again.err
+    thread = hrm("resume", "c/collect/0/0", "--store", "runs/c")
+    assert thread.code == 2
+    assert "`hrm-agent resume runs/c`" in thread.err
+
+
+def test_eval_of_a_policy(tasks: str, parrot: str, hrm: Command) -> None:
+    found = hrm("eval", "--tasks", tasks, "--count", "2", "--policy", parrot, "--out", "runs/e", "--json").json
+    assert (found["trajectories"], found["statuses"]) == (2, {"completed": 2})
+    assert hrm("resume", "runs/e", "--json").json == found
+
+
+def test_what_cannot_be_resumed(hrm: Command, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "empty is no run folder" in hrm("resume", "empty").err
+    (tmp_path / "empty" / "config.toml").write_text('command = "colect"\n')
+    assert "Did you mean 'collect'?" in hrm("resume", "empty").err
+    (tmp_path / "empty" / "config.toml").write_text("command = ")
+    assert "cannot be read" in hrm("resume", "empty").err
