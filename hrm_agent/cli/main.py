@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import sqlite3
 import sys
 from collections.abc import Callable, Sequence
@@ -41,6 +42,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the command line; returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read when transformers is imported
     if "--debug" in words:
         return _dispatch(words)
     try:

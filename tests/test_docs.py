@@ -1,0 +1,94 @@
+"""The code of README.md and docs/ runs as printed.
+
+Each page has a folder of its own, in which its blocks run from top to bottom: `python` in one namespace, `bash` line by
+line. Of the lines of bash, `hrm-agent` is run, a `make` target has to exist, and a few commands that would change the
+machine are only recognised; anything else is a mistake. Blocks under a comment `<!-- slow -->` are left to a slow test.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from hrm_agent.cli.main import main
+
+PROJECT = Path(__file__).parents[1]
+PAGES = [*PROJECT.glob("README.md"), *sorted((PROJECT / "docs").glob("*.md"))]
+MENTIONED = {"cd", "git", "pip", "python", "source"}
+_FENCE = re.compile(
+    r"^(?P<slow><!-- slow -->\n+)?```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+
+
+class Block(NamedTuple):
+    language: str
+    code: str
+    slow: bool
+
+
+def blocks(page: Path) -> list[Block]:
+    found = _FENCE.finditer(page.read_text(encoding="utf-8"))
+    return [Block(m["language"], m["code"], m["slow"] is not None) for m in found]
+
+
+def run_page(page: Path, *, slow: bool) -> None:
+    namespace: dict[str, Any] = {"__name__": f"page_{page.stem}"}
+    for block in blocks(page):
+        if block.slow and not slow:
+            continue
+        if block.language == "python":
+            exec(compile(block.code, f"{page.name}: python block", "exec", dont_inherit=True), namespace)
+        elif block.language in ("bash", "console", "sh"):
+            for line in block.code.replace("\\\n", " ").splitlines():
+                run_line(line.removeprefix("$ "), page)
+
+
+def run_line(line: str, page: Path) -> None:
+    words = shlex.split(line, comments=True)
+    if not words:
+        return
+    if words[0] == "hrm-agent":
+        assert main(words[1:]) == 0, f"{page.name}: {line}"
+    elif words[0] == "make":
+        targets = re.findall(r"^([a-z]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE)
+        assert set(words[1:]) - {word for word in words if "=" in word} <= set(targets), f"{page.name}: {line}"
+    else:
+        assert words[0] in MENTIONED, f"{page.name}: {line}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.timeout(600)
+def test_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_page(page, slow=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_the_slow_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for page in PAGES:
+        if any(block.slow for block in blocks(page)):
+            (tmp_path / page.stem).mkdir()
+            monkeypatch.chdir(tmp_path / page.stem)
+            run_page(page, slow=True)
+
+
+def test_blocks_are_found() -> None:
+    assert {block.language for block in blocks(PROJECT / "docs" / "guide.md")} == {"bash", "python"}
+
+
+def test_an_unknown_command_is_a_mistake() -> None:
+    with pytest.raises(AssertionError, match=r"page\.md: frobnicate"):
+        run_line("frobnicate --now", Path("page.md"))
+    with pytest.raises(AssertionError, match=r"page\.md: make unheard"):
+        run_line("make unheard", Path("page.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
