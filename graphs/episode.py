@@ -152,9 +152,7 @@ class EpisodeRunner:
         *,
         resumed: bool,
     ) -> dict[str, Any]:
-        # LangGraph forgets a graph's list of allowed types when it is copied: hand it to the checkpointer instead.
-        allowed: set[tuple[str, ...]] = getattr(graph, "_serde_allowlist", None) or set()
-        graph = graph.copy(update={"checkpointer": self.store.checkpointer.with_allowlist(allowed)})
+        graph = graph.copy(update={"checkpointer": self.store.checkpointer.allowing(graph)})
         config: RunnableConfig = {
             "configurable": {"thread_id": episode.thread_id},
             "recursion_limit": self.recursion_limit,

@@ -10,12 +10,15 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import AsyncIterator, Generator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import lru_cache
+from typing import Any, cast
 
 from langchain_core.runnables import RunnableConfig
+from langgraph._internal._serde import build_serde_allowlist  # pyright: ignore[reportPrivateImportUsage]
 from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata, CheckpointTuple
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.pregel import Pregel
 
 from hrm_agent.store.database import Database
 
@@ -29,6 +32,14 @@ class StoreSaver(SqliteSaver):
         super().__init__(database.connection, serde=JsonPlusSerializer(allowed_msgpack_modules=None))
         self._database = database
         self.setup()
+
+    def allowing(self, graph: Pregel[Any, Any, Any, Any]) -> StoreSaver:
+        """The same checkpointer, reading besides LangGraph's own types those that the state of `graph` declares.
+
+        LangGraph collects them itself, but only under an environment variable that is read at its import, and a copied
+        graph loses them.
+        """
+        return cast("StoreSaver", self.with_allowlist(_declared_types(graph)))
 
     @contextmanager
     def cursor(self, transaction: bool = True) -> Generator[sqlite3.Cursor]:
@@ -65,3 +76,10 @@ class StoreSaver(SqliteSaver):
 
     async def adelete_thread(self, thread_id: str) -> None:
         self.delete_thread(thread_id)
+
+
+@lru_cache(maxsize=32)
+def _declared_types(graph: Pregel[Any, Any, Any, Any]) -> frozenset[tuple[str, ...]]:
+    """(module, name) of the types in the state of a graph and of its subgraphs."""
+    subgraphs = [subgraph for _, subgraph in graph.get_subgraphs(recurse=True) if isinstance(subgraph, Pregel)]
+    return frozenset().union(*(build_serde_allowlist(channels=dict(g.channels)) for g in (graph, *subgraphs)))
