@@ -13,42 +13,24 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from graphs.episode import Episode, OnUpdate
 from hrm_agent.models import load_policy
 from hrm_agent.trajectory import Sampling, TaskRef, Trajectory
-from training.collect import CollectConfig, collect
+from training.collect import collect
+from training.configs import CollectConfig, DemoConfig
 from training.evaluate import Evaluation, evaluate
-from training.grpo import GrpoConfig, train
+from training.grpo import train
 from training.metrics import read_metrics
 from training.plots import plot_curves
 from training.rollout import open_runner
 
-__all__ = ["DemoConfig", "DemoReport", "OnProgress", "demo"]
-
-TANK = (
-    "A tank holds 1200 L. It leaks 2% per hour for 3 hours, then is refilled by 150 L. "
-    "Return exactly: 'Answer: <liters>'."
-)
+__all__ = ["DemoReport", "OnProgress", "demo"]
 
 Stage = Literal["cold_start", "before", "train", "after", "solve"]
 OnProgress = Callable[[Stage, int, int, dict[str, Any]], None]
 """(stage, done, of, newest facts): called often, from the loop; must be quick."""
-
-
-class DemoConfig(BaseModel):
-    """What the demo does. The defaults take some minutes on two cores."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    from_scratch: bool = False
-    """Make the cold start anew instead of using the one that the package ships."""
-    train: GrpoConfig = GrpoConfig()
-    eval_problems: int = Field(default=256, ge=1)
-    """Held-out problems, the same before and after."""
-    problem: str = TANK
-    """What the hierarchical graph is asked at the end."""
 
 
 class DemoReport(BaseModel):

@@ -16,14 +16,13 @@ import random
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
 
 from accelerate import Accelerator
-from pydantic import BaseModel, ConfigDict, Field
 
 from hrm_agent.trajectory import Overlay, Sampling, Trajectory, derive_seed
 from training.advantages import group_advantages
 from training.batch import build_batches
+from training.configs import GrpoConfig
 from training.evaluate import group_metrics
 from training.metrics import MetricsLog, Phases
 from training.policy import TrainablePolicy
@@ -31,53 +30,7 @@ from training.roc import RocOptions, select
 from training.rollout import group_episodes, open_runner, rollout
 from training.tasks import Task, load_tasks
 
-__all__ = ["GrpoConfig", "train"]
-
-
-class GrpoConfig(BaseModel):
-    """One run of reinforcement learning. The defaults are the demo's; the paper's values stand beside them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    policy: str = "builtin:cold-start"
-    """Where to start: a built-in policy, a model folder, or hf:NAME."""
-    tasks: str = "word_problems"
-    """Family of tasks, as for `load_tasks`."""
-    graph: str = "tool_loop"
-    context: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Options of the graph: its budgets."""
-    max_tokens: int = Field(default=256, ge=1)
-    """Sampled tokens of one answer (paper: 8K to 12K of a whole rollout)."""
-    algorithm: Literal["grpo", "grpo-random", "grpo-roc"] = "grpo-roc"
-    selection: Literal["inverse", "lowest"] = "inverse"
-    """How RoC draws positives: as in the paper, or as in its released code."""
-    steps: int = Field(default=40, ge=1)
-    """Optimiser steps (paper: 510 in three stages)."""
-    prompts_per_step: int = Field(default=16, ge=1)
-    """Paper: 512."""
-    group_size: int = Field(default=8, ge=2)
-    """G, the rollouts of a prompt that are trained on (paper: 16)."""
-    oversampling: int = Field(default=2, ge=1)
-    """grpo-random and grpo-roc sample this many times G (paper: 2); grpo samples G."""
-    learning_rate: float = Field(default=2e-4, gt=0)
-    """Constant after the warm-up (paper: 1e-6 for 14B parameters)."""
-    warmup_steps: int = Field(default=0, ge=0)
-    """Paper: 20."""
-    weight_decay: float = Field(default=0.01, ge=0)
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    clip_low: float = Field(default=0.2, gt=0)
-    clip_high: float = Field(default=0.28, gt=0)
-    temperature: float = Field(default=1.0, gt=0)
-    micro_batch_tokens: int = Field(default=8192, ge=1)
-    """Most tokens, padding included, of one forward pass."""
-    concurrency: int = Field(default=256, ge=1)
-    """Rollouts open at a time."""
-    seed: int = 0
-
-    @property
-    def samples(self) -> int:
-        """Rollouts of a prompt."""
-        return self.group_size * (1 if self.algorithm == "grpo" else self.oversampling)
+__all__ = ["train"]
 
 
 async def train(

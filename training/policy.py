@@ -12,7 +12,6 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from accelerate import Accelerator
@@ -23,11 +22,9 @@ from hrm_agent.models.load import model_folder
 from hrm_agent.models.loading import load_pretrained
 from hrm_agent.models.transformers_engine import TransformersEngine
 from training.batch import MicroBatch
+from training.configs import GrpoConfig
 from training.sft import save_policy
 from training.update import policy_update
-
-if TYPE_CHECKING:
-    from training.grpo import GrpoConfig
 
 __all__ = ["TrainablePolicy"]
 

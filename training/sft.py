@@ -24,15 +24,15 @@ from typing import Any, cast
 import torch
 from accelerate import Accelerator
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
-from pydantic import BaseModel, ConfigDict, Field
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, get_cosine_schedule_with_warmup
 
 from hrm_agent.errors import ConfigError, TaskError
 from hrm_agent.models.engine import Codec, TemplateMismatch
 from hrm_agent.models.parsing import tool_call_text
+from training.configs import SftConfig
 
-__all__ = ["Conversation", "Example", "SftConfig", "answer_text", "read_chats", "save_policy", "tokenize", "train_sft"]
+__all__ = ["Conversation", "Example", "answer_text", "read_chats", "save_policy", "tokenize", "train_sft"]
 
 IGNORED = -100
 """Target of a token that is not trained."""
@@ -56,26 +56,6 @@ class Example:
     token_ids: tuple[int, ...]
     mask: tuple[bool, ...]
     """True where the policy is to write the token."""
-
-
-class SftConfig(BaseModel):
-    """One run of supervised fine-tuning."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    steps: int = Field(default=400, ge=1)
-    """Optimiser steps."""
-    batch_size: int = Field(default=64, ge=1)
-    """Conversations of one step, over all processes."""
-    micro_batch_tokens: int = Field(default=8192, ge=1)
-    """Most tokens, padding included, that one process holds at a time; a longer conversation goes alone."""
-    learning_rate: float = Field(default=3e-3, gt=0)
-    """At the end of the warm-up; a cosine leads from there to 0."""
-    warmup_steps: int = Field(default=30, ge=0)
-    weight_decay: float = Field(default=0.01, ge=0)
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    seed: int = 0
-    """Decides the order of the conversations."""
 
 
 def train_sft(

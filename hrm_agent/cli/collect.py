@@ -11,7 +11,8 @@ from hrm_agent.cli.output import Output, progress
 from hrm_agent.cli.source import run_folder
 from hrm_agent.config import compare_on_resume, save_config
 from hrm_agent.trajectory import Trajectory
-from training.collect import CollectConfig, collect
+from training.collect import collect
+from training.configs import CollectConfig
 from training.tasks import load_tasks
 
 __all__ = ["collect_run", "collected", "run"]

@@ -12,7 +12,8 @@ from hrm_agent.cli.output import Advance, Output, progress
 from hrm_agent.cli.run import Printer
 from hrm_agent.cli.train import watched
 from hrm_agent.config import compare_on_resume, save_config
-from training.demo import DemoConfig, DemoReport, Stage, demo
+from training.configs import DemoConfig
+from training.demo import DemoReport, Stage, demo
 
 __all__ = ["demo_run", "run"]
 

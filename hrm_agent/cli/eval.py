@@ -9,7 +9,7 @@ from hrm_agent.cli.arguments import Parser, add_config, config_from, print_confi
 from hrm_agent.cli.collect import collected
 from hrm_agent.cli.output import Output
 from hrm_agent.cli.source import run_folder, stored_trajectories
-from training.collect import CollectConfig
+from training.configs import CollectConfig
 from training.evaluate import Evaluation, evaluate
 
 __all__ = ["eval_run", "run"]

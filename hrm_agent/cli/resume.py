@@ -48,7 +48,7 @@ def _values(folder: Path, command: str) -> dict[str, Any]:
 
 def _collect(folder: Path, output: Output) -> int:
     from hrm_agent.cli.collect import collect_run
-    from training.collect import CollectConfig
+    from training.configs import CollectConfig
 
     collect_run(build_config(CollectConfig, _values(folder, "collect"), CONFIG_FILE), folder, output)
     return 0
@@ -56,7 +56,7 @@ def _collect(folder: Path, output: Output) -> int:
 
 def _eval(folder: Path, output: Output) -> int:
     from hrm_agent.cli.eval import eval_run
-    from training.collect import CollectConfig
+    from training.configs import CollectConfig
 
     eval_run(build_config(CollectConfig, _values(folder, "eval"), CONFIG_FILE), folder, output)
     return 0
@@ -64,7 +64,7 @@ def _eval(folder: Path, output: Output) -> int:
 
 def _train_rl(folder: Path, output: Output) -> int:
     from hrm_agent.cli.train import reinforce
-    from training.grpo import GrpoConfig
+    from training.configs import GrpoConfig
 
     reinforce(build_config(GrpoConfig, _values(folder, "train rl"), CONFIG_FILE), folder, output)
     return 0
@@ -72,7 +72,7 @@ def _train_rl(folder: Path, output: Output) -> int:
 
 def _demo(folder: Path, output: Output) -> int:
     from hrm_agent.cli.demo import demo_run
-    from training.demo import DemoConfig
+    from training.configs import DemoConfig
 
     demo_run(build_config(DemoConfig, _values(folder, "demo"), CONFIG_FILE), folder, output)
     return 0

@@ -14,8 +14,7 @@ from hrm_agent.config import compare_on_resume, save_config
 from hrm_agent.errors import ConfigError, RunError, TaskError, nearest
 
 if TYPE_CHECKING:
-    from training.grpo import GrpoConfig
-    from training.sft import SftConfig
+    from training.configs import GrpoConfig, SftConfig
 
 __all__ = ["reinforce", "run", "watched"]
 
@@ -39,7 +38,7 @@ def run(words: list[str]) -> int:
 
 
 def _rl(words: list[str]) -> int:
-    from training.grpo import GrpoConfig
+    from training.configs import GrpoConfig
 
     parser = Parser("train rl", "Reinforcement learning on recorded graph runs.")
     parser.add_argument(
@@ -76,7 +75,7 @@ def watched(row: Mapping[str, float | None]) -> str:
 
 
 def _sft(words: list[str]) -> int:
-    from training.sft import SftConfig
+    from training.configs import SftConfig
 
     parser = Parser("train sft", "Supervised fine-tuning on conversations: each answer in them is learnt.")
     parser.add_argument(

@@ -46,6 +46,8 @@ def model_folder(name: str) -> str:
                 f"There is no built-in policy {rest!r}.",
                 f"{nearest(rest, BUILTIN_POLICIES)} Known: {BUILTIN_POLICIES}.",
             )
+        if not (_SHIPPED / rest / "config.json").exists():
+            raise ModelError(f"The built-in policy {rest!r} is not in this installation.", "`make policy` builds it.")
         return str(_SHIPPED / rest)
     if scheme == "hf":
         return rest

@@ -17,6 +17,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "to
 
 def load_pretrained(path_or_name: str, *, dtype: str = "auto", device: str = "cpu") -> tuple[Any, Any]:
     """The causal LM, in evaluation mode, and its tokenizer, which has a chat template. Raises `ModelError`."""
+    _library.utils.logging.disable_progress_bar()
     if Path(path_or_name).is_dir():
         _check_folder(Path(path_or_name))
     try:

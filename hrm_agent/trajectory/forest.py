@@ -23,13 +23,13 @@ from collections.abc import Iterable, Sequence
 
 from hrm_agent.trajectory.schema import Call
 
-__all__ = ["conversations", "path_mask", "path_to", "path_tokens", "paths", "structure_faults"]
+__all__ = ["conversations", "path_mask", "path_to", "path_tokens", "paths"]
 
 
 def paths(calls: Iterable[Call]) -> list[tuple[Call, ...]]:
     """For each leaf, in the order of `calls`, the calls from its root to it.
 
-    Raises `ValueError` where `structure_faults` finds a fault that leaves paths undefined.
+    Raises `ValueError` where a parent is missing or calls extend each other in a circle.
     """
     by_id = {call.id: call for call in calls}
     extended = {call.parent for call in by_id.values()}
@@ -82,46 +82,3 @@ def _origin(call: Call, by_id: dict[str, Call]) -> str:
             return call.id
         call = earlier
     raise ValueError(f"call {call.id} continues itself through earlier calls")
-
-
-def structure_faults(calls: Sequence[Call]) -> list[str]:
-    """What is wrong with the forest, in words; empty if nothing is.
-
-    Checked: unique ids, aligned arrays, parents that are known and of the same thread, no circles, a reason for each
-    root and for no other call.
-    """
-    by_id = {call.id: call for call in calls}
-    faults = [] if len(by_id) == len(calls) else ["two calls have the same id"]
-    for call in calls:
-        faults += [f"call {call.id}: {fault}" for fault in _faults_of(call, by_id)]
-    return faults
-
-
-def _faults_of(call: Call, by_id: dict[str, Call]) -> list[str]:
-    parent = by_id.get(call.parent) if call.parent is not None else None
-    checks = {
-        "token_ids, mask and logprobs differ in length": not _aligned(call),
-        "a root without a reason": call.parent is None and call.branch_reason is None,
-        "has a parent and a reason to be a root": call.parent is not None and call.branch_reason is not None,
-        f"its parent {call.parent} is unknown": call.parent is not None and parent is None,
-        "its parent is of another thread": parent is not None and not _same_thread(parent, call),
-        "extends itself through its parents": _circular(call, by_id),
-    }
-    return [fault for fault, found in checks.items() if found]
-
-
-def _aligned(call: Call) -> bool:
-    return len(call.token_ids) == len(call.mask) == len(call.logprobs)
-
-
-def _same_thread(one: Call, other: Call) -> bool:
-    return one.identity.thread_id == other.identity.thread_id
-
-
-def _circular(call: Call, by_id: dict[str, Call]) -> bool:
-    seen: set[str] = set()
-    current: Call | None = call
-    while current is not None and current.id not in seen:
-        seen.add(current.id)
-        current = by_id.get(current.parent) if current.parent is not None else None
-    return current is not None

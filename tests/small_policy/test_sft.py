@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hrm_agent.errors import TaskError
 from hrm_agent.models.engine import TemplateMismatch
-from training.sft import Conversation, SftConfig, answer_text, read_chats, save_policy, tokenize, train_sft
+from training.configs import SftConfig
+from training.sft import Conversation, answer_text, read_chats, save_policy, tokenize, train_sft
 from training.small_policy.architecture import new_model
 
 SHORT = SftConfig(steps=8, batch_size=16, learning_rate=3e-3, warmup_steps=2)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from fractions import Fraction
 
 import pytest
@@ -92,6 +93,12 @@ def test_splits_share_no_numbers_and_the_shown_problem_is_never_trained_on():
     assert not drawn["train"] & drawn["eval"]
     assert all(split_of(*key) == split for split, keys in drawn.items() for key in keys)
     assert split_of("tank", (1200, 2, 3, 150)) == "eval"
+
+
+def test_every_number_stands_in_the_prompt_of_either_form():
+    for drawn in sample_problems("train", 6, 100):
+        for form in ("plain", "exact"):
+            assert set(map(str, drawn.numbers)) <= set(re.findall(r"\d+", drawn.prompt(form)))
 
 
 def test_names_and_nouns_do_not_change_the_split():

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hrm_agent.trajectory import BranchReason, Call
-from hrm_agent.trajectory.forest import conversations, path_mask, path_to, path_tokens, paths, structure_faults
+from hrm_agent.trajectory.forest import conversations, path_mask, path_to, path_tokens, paths
 from tests.training.builders import call
 
 
@@ -38,7 +38,6 @@ def test_the_docstrings_forest():
     assert [names(p) for p in paths(calls)] == [["a1", "a2", "a3"], ["a1", "a2", "a3x"], ["b1"], ["b2"]]
     assert [names(c) for c in conversations(calls)] == [["a1", "a2", "a3", "a3x"], ["b1", "b2"]]
     assert names(path_to(calls, "a2")) == ["a1", "a2"]
-    assert structure_faults(calls) == []
 
 
 @given(forests())
@@ -50,7 +49,6 @@ def test_paths_cover_every_call_and_end_at_leaves(calls):
     for path in found:
         assert path[0].parent is None
         assert [c.parent for c in path[1:]] == [c.id for c in path[:-1]]
-    assert structure_faults(calls) == []
 
 
 @given(forests())
@@ -70,23 +68,6 @@ def test_conversations_partition_the_calls(calls):
 def test_no_calls_no_paths():
     assert paths([]) == []
     assert conversations([]) == []
-    assert structure_faults([]) == []
-
-
-@pytest.mark.parametrize(
-    ("calls", "fault"),
-    [
-        ([call("a"), call("a")], "same id"),
-        ([call("a", parent="gone")], "its parent gone is unknown"),
-        ([call("a"), call("b", parent="a", thread="other")], "of another thread"),
-        ([call("a", branch_reason=None)], "a root without a reason"),
-        ([call("a"), call("b", parent="a", branch_reason=BranchReason.ROOT)], "a reason to be a root"),
-        ([call("a", parent="b"), call("b", parent="a")], "extends itself"),
-        ([call("a", mask=(True,))], "differ in length"),
-    ],
-)
-def test_faults_are_named(calls, fault):
-    assert any(fault in found for found in structure_faults(calls))
 
 
 @pytest.mark.parametrize(

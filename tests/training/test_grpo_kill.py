@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 from hrm_agent.store import open_store
 from hrm_agent.trajectory.lint import lint
-from training.grpo import GrpoConfig, train
+from training.configs import GrpoConfig
+from training.grpo import train
 from training.metrics import read_metrics
 
 CONFIG = GrpoConfig(steps=3, prompts_per_step=4, group_size=4, seed=5, context={"max_turns": 4, "max_tokens": 96})

@@ -15,9 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import hrm_agent.models
-from training.collect import CollectConfig, collect
+from training.collect import collect
+from training.configs import CollectConfig, GrpoConfig
 from training.evaluate import Evaluation, evaluate
-from training.grpo import GrpoConfig, train
+from training.grpo import train
 from training.small_policy.cold_start import COLD_START, build_cold_start
 
 __all__ = ["main"]

@@ -16,10 +16,11 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from hrm_agent.models.codec import ChatTemplateCodec
-from training.sft import Conversation, SftConfig, answer_text, save_policy, train_sft
+from training.configs import SftConfig
+from training.sft import Conversation, answer_text, save_policy, train_sft
 from training.small_policy.architecture import new_model
 from training.small_policy.tokenizer import CHAT_TEMPLATE, CONTROL_TOKENS, TAGS, train_tokenizer
-from training.small_policy.traces import demonstrations
+from training.small_policy.traces import GUESS_SHARE, SLIP_SHARE, demonstrations
 
 __all__ = ["COLD_START", "VOCABULARY", "build_cold_start", "build_tokenizer"]
 
@@ -27,7 +28,7 @@ VOCABULARY = 1024
 """Tokens, those of the tags and control tokens included."""
 TOKENIZER_TEXTS = 3000
 """Demonstrations that the tokenizer is trained on."""
-COLD_START = SftConfig(steps=1600, batch_size=32, learning_rate=3e-3, warmup_steps=30, micro_batch_tokens=4096)
+COLD_START = SftConfig(steps=1400, batch_size=32, learning_rate=3e-3, warmup_steps=30, micro_batch_tokens=4096)
 """The recipe; its seed is replaced by the caller's."""
 CARD = Path(__file__).with_name("cold_start_card.md")
 _CONTROLS = re.compile("|".join(map(re.escape, CONTROL_TOKENS)))
@@ -94,4 +95,6 @@ def _prompt(lesson: Conversation) -> str:
 
 def _card(seed: int, config: SftConfig, metrics: dict[str, float]) -> str:
     """The model card: `cold_start_card.md` with the run's numbers."""
-    return CARD.read_text(encoding="utf-8").format(seed=seed, config=config, **metrics)
+    return CARD.read_text(encoding="utf-8").format(
+        seed=seed, config=config, guesses=GUESS_SHARE, slips=SLIP_SHARE, **metrics
+    )

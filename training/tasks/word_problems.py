@@ -228,13 +228,13 @@ TEMPLATES: tuple[Template, ...] = (
     ),
     Template(
         name="bakery",
-        text="A bakery bakes {a} rolls a day and sells {b} of them.",
-        question="How many rolls are left over in {c} days?",
+        text="A bakery bakes {a} rolls a day, sells {b} of them and keeps the rest, for {c} days.",
+        question="How many rolls does it keep?",
         unit="rolls",
         ranges={"a": range(101, 1000), "b": range(101, 1000), "c": range(3, 100)},
         solve=lambda a, b, c: (a - b) * c,
         expression="({a}-{b})*{c}",
-        plan=(("day", "rolls left each day", "{a}-{b}"), ("total", "rolls left in all days", "day*{c}")),
+        plan=(("day", "rolls kept each day", "{a}-{b}"), ("total", "rolls kept in all days", "day*{c}")),
     ),
     Template(
         name="farm",

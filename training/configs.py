@@ -1,0 +1,126 @@
+"""What a run is told: one class a command, read from a TOML file and from flags, saved beside the run.
+
+They stand apart from what they configure so that a command's help needs neither torch nor langgraph. The defaults of
+reinforcement learning are the demo's; the paper's values (rStar2-Agent, arXiv 2508.20722) stand beside them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["CollectConfig", "DemoConfig", "GrpoConfig", "SftConfig"]
+
+TANK = (
+    "A tank holds 1200 L. It leaks 2% per hour for 3 hours, then is refilled by 150 L. "
+    "Return exactly: 'Answer: <liters>'."
+)
+
+
+class CollectConfig(BaseModel):
+    """Which tasks are run, how often, and by whom."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    policy: str = "builtin:trained"
+    """A built-in policy, a model folder, hf:NAME, or a provider's chat model."""
+    tasks: str = "word_problems"
+    """Family of tasks, as for `load_tasks`."""
+    split: Literal["train", "eval"] = "eval"
+    count: int | None = Field(default=256, ge=1)
+    """Number of tasks; None takes all of a finite family."""
+    samples: int = Field(default=1, ge=1)
+    """Rollouts of each task."""
+    graph: str = "tool_loop"
+    context: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Options of the graph: its budgets."""
+    stand_in: bool = False
+    """Let the policy answer for chat models that the graph holds itself; otherwise those are asked, and recorded."""
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    max_tokens: int = Field(default=512, ge=1)
+    """Sampled tokens of one answer, where the graph sets no budget of its own."""
+    concurrency: int = Field(default=256, ge=1)
+    """Rollouts open at a time."""
+    seed: int = 0
+
+
+class SftConfig(BaseModel):
+    """One run of supervised fine-tuning."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    steps: int = Field(default=400, ge=1)
+    """Optimiser steps."""
+    batch_size: int = Field(default=64, ge=1)
+    """Conversations of one step, over all processes."""
+    micro_batch_tokens: int = Field(default=8192, ge=1)
+    """Most tokens, padding included, that one process holds at a time; a longer conversation goes alone."""
+    learning_rate: float = Field(default=3e-3, gt=0)
+    """At the end of the warm-up; a cosine leads from there to 0."""
+    warmup_steps: int = Field(default=30, ge=0)
+    weight_decay: float = Field(default=0.01, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    seed: int = 0
+    """Decides the order of the conversations."""
+
+
+class GrpoConfig(BaseModel):
+    """One run of reinforcement learning. The defaults are the demo's; the paper's values stand beside them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    policy: str = "builtin:cold-start"
+    """Where to start: a built-in policy, a model folder, or hf:NAME."""
+    tasks: str = "word_problems"
+    """Family of tasks, as for `load_tasks`."""
+    graph: str = "tool_loop"
+    context: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Options of the graph: its budgets."""
+    max_tokens: int = Field(default=256, ge=1)
+    """Sampled tokens of one answer (paper: 8K to 12K of a whole rollout)."""
+    algorithm: Literal["grpo", "grpo-random", "grpo-roc"] = "grpo-roc"
+    selection: Literal["inverse", "lowest"] = "inverse"
+    """How RoC draws positives: as in the paper, or as in its released code."""
+    steps: int = Field(default=40, ge=1)
+    """Optimiser steps (paper: 510 in three stages)."""
+    prompts_per_step: int = Field(default=16, ge=1)
+    """Paper: 512."""
+    group_size: int = Field(default=8, ge=2)
+    """G, the rollouts of a prompt that are trained on (paper: 16)."""
+    oversampling: int = Field(default=2, ge=1)
+    """grpo-random and grpo-roc sample this many times G (paper: 2); grpo samples G."""
+    learning_rate: float = Field(default=2e-4, gt=0)
+    """Constant after the warm-up (paper: 1e-6 for 14B parameters)."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Paper: 20."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    clip_low: float = Field(default=0.2, gt=0)
+    clip_high: float = Field(default=0.28, gt=0)
+    temperature: float = Field(default=1.0, gt=0)
+    micro_batch_tokens: int = Field(default=8192, ge=1)
+    """Most tokens, padding included, of one forward pass."""
+    concurrency: int = Field(default=256, ge=1)
+    """Rollouts open at a time."""
+    seed: int = 0
+
+    @property
+    def samples(self) -> int:
+        """Rollouts of a prompt."""
+        return self.group_size * (1 if self.algorithm == "grpo" else self.oversampling)
+
+
+class DemoConfig(BaseModel):
+    """What the demo does. The defaults take some minutes on two cores."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    from_scratch: bool = False
+    """Make the cold start anew instead of using the one that the package ships."""
+    train: GrpoConfig = GrpoConfig()
+    eval_problems: int = Field(default=256, ge=1)
+    """Held-out problems, the same before and after."""
+    problem: str = TANK
+    """What the hierarchical graph is asked at the end."""
