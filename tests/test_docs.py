@@ -1,8 +1,9 @@
 """The code of README.md and docs/ runs as printed.
 
 Each page has a folder of its own, in which its blocks run from top to bottom: `python` in one namespace, `bash` line by
-line. Of the lines of bash, `hrm-agent` is run, a `make` target has to exist, and a few commands that would change the
-machine are only recognised; anything else is a mistake. Blocks under a comment `<!-- slow -->` are left to a slow test.
+line; a block that names a file (`python own.py`) is saved as that file. Of the lines of bash, `hrm-agent` is run, a
+`make` target has to exist, and a few commands that would change the machine are only recognised; anything else is a
+mistake. Blocks under a comment `<!-- slow -->` are left to a slow test.
 """
 
 from __future__ import annotations
@@ -20,19 +21,21 @@ PROJECT = Path(__file__).parents[1]
 PAGES = [*PROJECT.glob("README.md"), *sorted((PROJECT / "docs").glob("*.md"))]
 MENTIONED = {"cd", "git", "pip", "python", "source"}
 _FENCE = re.compile(
-    r"^(?P<slow><!-- slow -->\n+)?```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+    r"^(?P<slow><!-- slow -->\n+)?```(?P<language>\w*) ?(?P<file>[\w.]*)[^\n]*\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
 )
 
 
 class Block(NamedTuple):
     language: str
+    file: str
     code: str
     slow: bool
 
 
 def blocks(page: Path) -> list[Block]:
     found = _FENCE.finditer(page.read_text(encoding="utf-8"))
-    return [Block(m["language"], m["code"], m["slow"] is not None) for m in found]
+    return [Block(m["language"], m["file"], m["code"], m["slow"] is not None) for m in found]
 
 
 def run_page(page: Path, *, slow: bool) -> None:
@@ -40,7 +43,9 @@ def run_page(page: Path, *, slow: bool) -> None:
     for block in blocks(page):
         if block.slow and not slow:
             continue
-        if block.language == "python":
+        if block.file:
+            Path(block.file).write_text(block.code)
+        elif block.language == "python":
             exec(compile(block.code, f"{page.name}: python block", "exec", dont_inherit=True), namespace)
         elif block.language in ("bash", "console", "sh"):
             for line in block.code.replace("\\\n", " ").splitlines():
