@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -130,3 +133,23 @@ def test_what_cannot_be_resumed(hrm: Command, tmp_path: Path) -> None:
     assert "Did you mean 'collect'?" in hrm("resume", "empty").err
     (tmp_path / "empty" / "config.toml").write_text("command = ")
     assert "cannot be read" in hrm("resume", "empty").err
+
+
+def test_a_full_disk_then_room_again(tasks: str, tmp_path: Path) -> None:
+    """On a tmpfs of its own: the run stops with one paragraph, and goes on when there is room."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    many = f"scripted:{tmp_path / 'many.jsonl'}"
+    (tmp_path / "many.jsonl").write_text((json.dumps(r"<answer>\boxed{42}</answer>") + "\n") * 200)
+    hrm = f"{sys.executable} -m hrm_agent.cli.main"
+    script = f"""
+        mount -t tmpfs -o size=200k none {disk}
+        {hrm} collect --tasks '{tasks}' --count none --samples 40 --policy {many} --out {disk}/run; echo "exit $?"
+        mount -o remount,size=50m {disk}
+        {hrm} resume {disk}/run && {hrm} lint {disk}/run; echo "exit $?"
+    """
+    namespace = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
+    done = subprocess.run([*namespace, "sh", "-c", script], capture_output=True, text=True, check=False)
+    assert [line for line in done.stdout.splitlines() if line.startswith("exit")] == ["exit 2", "exit 0"], done.stderr
+    assert "is full. What was committed is intact" in done.stderr and "Traceback" not in done.stderr
+    assert " 0 findings" in done.stdout
