@@ -100,7 +100,7 @@ class GrpoConfig(BaseModel):
     clip_low: float = Field(default=0.2, gt=0)
     clip_high: float = Field(default=0.28, gt=0)
     temperature: float = Field(default=1.0, gt=0)
-    micro_batch_tokens: int = Field(default=8192, ge=1)
+    micro_batch_tokens: int = Field(default=4096, ge=1)
     """Most tokens, padding included, of one forward pass."""
     concurrency: int = Field(default=256, ge=1)
     """Rollouts open at a time."""
