@@ -1,6 +1,6 @@
 """A LangGraph agent of one's own: recorded by every command, and trained by `hrm-agent train rl`.
 
-    hrm-agent run "There are 12 boxes with 34 pens each. How many pens are there?" --graph examples.own_graph:graph
+    hrm-agent run "A farm keeps 23 hens and 45 cows. How many legs do they have?" --graph examples.own_graph:graph
     hrm-agent train rl --graph examples.own_graph:graph --steps 5
 
 It is plain LangGraph. The one thing to know is `policy()`: the chat model of whatever policy the command names.

@@ -88,6 +88,8 @@ class ReasoningState(TypedDict):
     plan: NotRequired[list[Subgoal]]
     results: NotRequired[Annotated[dict[str, str], _merge]]
     """Value of each solved subgoal of this round, by name, in the order of the plan."""
+    critique: NotRequired[str]
+    """What the critic said of this round, as it said it."""
     hint: NotRequired[str]
     """The critic's, for the next plan; empty when it submits."""
     rounds: NotRequired[int]
@@ -142,7 +144,8 @@ async def critique(state: ReasoningState, runtime: Runtime[ReasoningContext]) ->
     """Critic: submit, or a hint for another plan."""
     answer = await _ask(CRITIC_PROMPT, critic_request(_problem(state), _ordered(state)), runtime)
     verdict = first_json_object(answer) or {}
-    return {"hint": str(verdict.get("hint") or "Try again.") if verdict.get("action") == "revise" else ""}
+    hint = str(verdict.get("hint") or "Try again.") if verdict.get("action") == "revise" else ""
+    return {"critique": answer, "hint": hint}
 
 
 def after_critique(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> str:

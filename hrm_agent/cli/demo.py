@@ -18,6 +18,8 @@ from training.demo import DemoReport, Stage, demo
 __all__ = ["demo_run", "run"]
 
 _FOLDER = Path("runs/demo")
+_ANOTHER = "A farm keeps 23 hens and 45 cows. How many legs do they have?"
+"""A problem of the family that the small policy knows."""
 
 
 def run(words: list[str]) -> int:
@@ -87,7 +89,7 @@ def _print(output: Output, report: DemoReport, folder: Path) -> None:
     )
     output.say(f"  hrm-agent show {report.solved} --store {folder}")
     output.say(f"  hrm-agent lint {folder}")
-    output.say(f"  hrm-agent eval --policy {report.model} --tasks reasoning_gym:chain_sum --count 64")
+    output.say(f'  hrm-agent run "{_ANOTHER}" --policy {report.model}')
 
 
 def _comparison(report: DemoReport) -> list[tuple[str, str, str]]:

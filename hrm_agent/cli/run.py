@@ -7,6 +7,7 @@ the options it was started with, since a recorded answer only fits the request t
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 import time
 from collections.abc import Iterable
@@ -133,7 +134,7 @@ class Printer:
             for key, value in changes.items():
                 if key not in ("messages", "started_at") and value not in (None, "", {}, []):
                     self._output.result({"event": "state", "node": name, "key": key, "value": value})
-                    self._output.say(f"{name}  {key}: {value}", style="dim")
+                    self._output.say(f"{name}  {key}: {_shown(value)}", style="dim")
 
     def _new(self, messages: BaseMessage | Iterable[BaseMessage]) -> list[BaseMessage]:
         listed = [messages] if isinstance(messages, BaseMessage) else list(messages)
@@ -161,6 +162,14 @@ def _status(message: ToolMessage) -> str:
     if not isinstance(artifact, dict):
         return message.status
     return str(cast("dict[str, Any]", artifact).get("status", message.status))
+
+
+def _shown(value: Any) -> str:
+    """A value of the graph's state: text as it is, a list item by item, all else as JSON."""
+    if isinstance(value, list):
+        items = cast("list[Any]", value)
+        return "\n" + "\n".join(f"    {_shown(item)}" for item in items)
+    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
 
 
 def _indented(text: str) -> str:
