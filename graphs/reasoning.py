@@ -94,7 +94,7 @@ class ReasoningState(TypedDict):
     """The critic's, for the next plan; empty when it submits."""
     rounds: NotRequired[int]
     """Plans made so far."""
-    stop_reason: NotRequired[StopReason]
+    stop_reason: NotRequired[str]
 
 
 class SolverTask(TypedDict):
@@ -160,7 +160,7 @@ async def synthesize(state: ReasoningState, runtime: Runtime[ReasoningContext]) 
     request = synthesizer_request(_problem(state), _ordered(state), context.final_format)
     message = await _answer(SYNTHESIZER_PROMPT, request, runtime)
     truncated = message.response_metadata.get("finish_reason") == "length"
-    return {"messages": [message], "stop_reason": StopReason.MAX_TOKENS if truncated else StopReason.ANSWER}
+    return {"messages": [message], "stop_reason": (StopReason.MAX_TOKENS if truncated else StopReason.ANSWER).value}
 
 
 async def _answer(prompt: str, request: str, runtime: Runtime[ReasoningContext]) -> AIMessage:

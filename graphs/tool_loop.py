@@ -46,8 +46,8 @@ class LoopState(TypedDict):
     messages: Annotated[list[AnyMessage], add_messages]
     started_at: NotRequired[float]
     """Unix time in seconds of the first turn."""
-    stop_reason: NotRequired[StopReason | None]
-    """None while the loop goes on."""
+    stop_reason: NotRequired[str | None]
+    """A `StopReason` as plain text, which a checkpoint can hold; None while the loop goes on."""
 
 
 def build_tool_loop(prompt: str) -> CompiledStateGraph[LoopState, Budget, LoopState, LoopState]:
@@ -59,7 +59,7 @@ def build_tool_loop(prompt: str) -> CompiledStateGraph[LoopState, Budget, LoopSt
         model = policy(max_tokens=budget.max_tokens - _sampled_tokens(state["messages"])).bind_tools([python])
         answer = await model.ainvoke([SystemMessage(prompt), *state["messages"]])
         stop = _stop_reason([*state["messages"], answer], started_at, budget)
-        return {"messages": [answer], "started_at": started_at, "stop_reason": stop}
+        return {"messages": [answer], "started_at": started_at, "stop_reason": stop and stop.value}
 
     async def tools(state: LoopState, config: RunnableConfig) -> dict[str, Any]:
         return {"messages": await run_tool_calls(_last_answer(state["messages"]), [python], config)}
