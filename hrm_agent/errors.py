@@ -1,16 +1,17 @@
 """Every error that this project raises on purpose.
 
-    HrmError                  something a person can mend; the command line prints it and exits with 2
-    ├── ConfigError           a key, a value or a file of a configuration is wrong
-    ├── GraphError            a graph is unknown, does not import, or is no LangGraph graph
-    ├── TaskError             a task family is unknown, or a task file is malformed
-    ├── ModelError            a model cannot be found, loaded or asked for what is needed
-    ├── RunError              a run directory is missing, incomplete or belongs to another configuration
-    └── StoreError            the run store cannot be opened, read or written
-        ├── StoreVersionError the store was written by a newer schema version
-        └── StoreFullError    the disk is full; what was committed before is intact
+    HrmError                   something a person can mend; the command line prints it and exits with 2
+    ├── ConfigError            a key, a value or a file of a configuration is wrong
+    ├── GraphError             a graph is unknown, does not import, or is no LangGraph graph
+    ├── TaskError              a task family is unknown, or a task file is malformed
+    ├── ModelError             a model cannot be found, loaded or asked for what is needed
+    │   └── ContextLengthError a conversation no longer fits into the model's context window
+    ├── RunError               a run directory is missing, incomplete or belongs to another configuration
+    └── StoreError             the run store cannot be opened, read or written
+        ├── StoreVersionError  the store was written by a newer schema version
+        └── StoreFullError     the disk is full; what was committed before is intact
 
-What a *policy* does wrong (a snippet that fails, a call that cannot be decoded, a budget that runs out) is
+What a *policy* does wrong (a  snippet that fails, a call that cannot be decoded, a budget that runs out) is
 no exception anywhere: it is data, typed by `hrm_agent.trajectory.ToolStatus` and `StopReason`.
 """
 
@@ -21,6 +22,7 @@ from difflib import get_close_matches
 
 __all__ = [
     "ConfigError",
+    "ContextLengthError",
     "GraphError",
     "HrmError",
     "ModelError",
@@ -59,6 +61,10 @@ class TaskError(HrmError):
 
 class ModelError(HrmError):
     """A model cannot be found, loaded, or asked for what is needed."""
+
+
+class ContextLengthError(ModelError):
+    """A conversation no longer fits into the model's context window: a limit reached, not a fault."""
 
 
 class RunError(HrmError):

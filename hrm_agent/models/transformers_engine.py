@@ -33,7 +33,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from hrm_agent.errors import ModelError
+from hrm_agent.errors import ContextLengthError, ModelError
 from hrm_agent.models.codec import ChatTemplateCodec, PolicyCodec
 from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.jobs import Job
@@ -339,7 +339,7 @@ class TransformersEngine:
         if not prompt:
             return ModelError("The prompt is empty.", "Send at least one message.")
         if len(prompt) >= self.max_length:
-            return ModelError(
+            return ContextLengthError(
                 f"The prompt has {len(prompt)} tokens, and model {self.name!r} takes at most {self.max_length}, "
                 "the answer included.",
                 "Shorten the conversation, or use a model with a longer context.",

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from hrm_agent.errors import ModelError
+from hrm_agent.errors import ContextLengthError, ModelError
 from hrm_agent.models import rows
 from hrm_agent.models.byte_codec import ByteCodec
 from hrm_agent.models.codec import ChatTemplateCodec
@@ -246,9 +246,16 @@ def test_an_answer_ends_where_the_model_does(engine: TransformersEngine) -> None
 
 
 def test_prompts_that_cannot_be_answered_are_refused(engine: TransformersEngine) -> None:
-    for prompt, message in ((prompt_of(320), "320 tokens.*at most 320"), ([], "empty"), ([5, 340], "340.*339")):
+    for prompt, message in (([], "empty"), ([5, 340], "340.*339")):
         with pytest.raises(ModelError, match=message):
             ask(engine, prompt).result(30)
+
+
+def test_a_prompt_that_fills_the_context_window_is_told_apart(engine: TransformersEngine) -> None:
+    assert len(ask(engine, prompt_of(319)).result(30).token_ids) == 1
+    with pytest.raises(ContextLengthError, match=r"320 tokens.*at most 320"):
+        ask(engine, prompt_of(320)).result(30)
+    assert not isinstance(ask(engine, []).exception(30), ContextLengthError)
 
 
 def test_a_cancelled_request_gives_its_row_back_at_once(own_model: Any) -> None:
