@@ -11,7 +11,7 @@
         ├── StoreVersionError  the store was written by a newer schema version
         └── StoreFullError     the disk is full; what was committed before is intact
 
-What a *policy* does wrong (a  snippet that fails, a call that cannot be decoded, a budget that runs out) is
+What a *policy* does wrong (a snippet that fails, a call that cannot be decoded, a budget that runs out) is
 no exception anywhere: it is data, typed by `hrm_agent.trajectory.ToolStatus` and `StopReason`.
 """
 
