@@ -98,6 +98,8 @@ class TransformersEngine:
         self._publications: deque[tuple[int, Any, Future[None]]] = deque()
         self._wake = threading.Condition()
         self._closing = False
+        self._failure: BaseException | None = None
+        """Why the engine closed by itself."""
         self._loop = threading.Thread(target=self._run, name=f"engine {name}", daemon=True)
         self._loop.start()
         atexit.register(self.close)
@@ -159,6 +161,7 @@ class TransformersEngine:
                 self._turn()
             except BaseException as error:  # whatever it is, callers must not be left waiting
                 self._fail_all(error)
+                self._start_afresh()
         self._fail_all(self._closed())
 
     def _has_work(self) -> bool:
@@ -319,9 +322,16 @@ class TransformersEngine:
         finally:
             self._rows.forget()
 
+    def _start_afresh(self) -> None:
+        """Empty the cache; where even that fails (a device out of order, say), the engine closes."""
+        try:
+            self._rows.forget()
+        except BaseException as error:  # an engine that cannot go on has to say so to later callers
+            with self._wake:
+                self._closing, self._failure = True, error
+
     def _fail_all(self, error: BaseException) -> None:
         jobs: list[Job] = [job for job in self._rows.jobs if job is not None]
-        self._rows.forget()
         with self._wake:
             jobs.extend(self._waiting)
             self._waiting.clear()
@@ -353,7 +363,8 @@ class TransformersEngine:
         return None
 
     def _closed(self) -> ModelError:
-        return ModelError(f"The engine {self.name!r} is closed.", "Open a new engine.")
+        why = "" if self._failure is None else f": its cache could not be emptied ({self._failure!r})"
+        return ModelError(f"The engine {self.name!r} is closed{why}.", "Open a new engine.")
 
 
 def load_engine(path_or_name: str, *, name: str, dtype: str = "auto", device: str = "cpu") -> TransformersEngine:

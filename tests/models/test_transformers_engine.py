@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -292,6 +293,38 @@ def test_a_failure_in_the_loop_fails_what_is_pending_and_nothing_later(
         assert all(future.exception(30) is failure for future in futures)
         monkeypatch.setattr(engine, "_forward", forward)
         check(own_model, prompt_of(5), ask(engine, prompt_of(5)).result(30))
+
+
+def test_an_engine_that_cannot_recover_answers_everybody_and_closes(
+    own_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TransformersEngine(own_model, OpenEnded(), name="tiny", max_slots=2) as engine:
+        failure = RuntimeError("out of memory")
+
+        def failing(step: Any) -> torch.Tensor:
+            raise failure
+
+        def forget() -> None:
+            raise RuntimeError("device lost")
+
+        monkeypatch.setattr(engine, "_forward", failing)
+        monkeypatch.setattr(engine._rows, "forget", forget)
+        futures = ask_until_refused(engine)
+        assert futures[0].exception(30) is failure
+        assert all(future.exception(30) is failure or "closed" in str(future.exception()) for future in futures)
+        engine._loop.join(30)
+        with pytest.raises(ModelError, match=r"closed.*device lost"):
+            ask(engine, prompt_of(5))
+        with pytest.raises(ModelError, match=r"closed.*device lost"):
+            engine.publish(1)
+
+
+def ask_until_refused(engine: TransformersEngine) -> list[Future[Completion]]:
+    futures: list[Future[Completion]] = []
+    with contextlib.suppress(ModelError):
+        for i in range(5):
+            futures.append(ask(engine, prompt_of(5, i)))
+    return futures
 
 
 def test_publishing_changes_weights_version_and_cache(own_model: Any) -> None:
