@@ -111,13 +111,17 @@ def _metrics(
     clip_low: float,
     clip_high: float,
 ) -> dict[str, Tensor]:
-    """Shares of the means over the whole batch, except `ratio_max`."""
+    """Shares of the means over the whole batch, except `ratio_max`.
+
+    `kl_k3` estimates KL(old, new) from samples of the old policy: under it the mean of r - 1 is 0 and that of -log r
+    the divergence, and no summand is negative.
+    """
     low_N = (ratio_N < 1 - clip_low) & (advantages_N < 0)
     high_N = (ratio_N > 1 + clip_high) & (advantages_N > 0)
     summed = {
         "clip_fraction_low": low_N,
         "clip_fraction_high": high_N,
-        "kl_k3": (-log_ratio_N).exp() - 1 + log_ratio_N,
+        "kl_k3": ratio_N - 1 - log_ratio_N,
         "entropy_estimate": -logprobs_N,
     }
     metrics = {name: values.sum() / denominator for name, values in summed.items()}

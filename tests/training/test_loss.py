@@ -140,9 +140,21 @@ def test_metrics_by_hand():
     assert metrics["clip_fraction_high"] == 1
     assert metrics["clip_fraction_low"] == 0
     assert metrics["ratio_max"] == pytest.approx(1.5)
-    assert metrics["kl_k3"] == pytest.approx(1 / 1.5 - 1 + math.log(1.5))
+    assert metrics["kl_k3"] == pytest.approx(1.5 - 1 - math.log(1.5))
     assert metrics["entropy_estimate"] == pytest.approx(-math.log(1.5))
     assert scalar(0.5, -1.0)[2]["clip_fraction_low"] == 1
+
+
+def test_kl_k3_is_the_divergence_of_the_new_policy_from_the_old_one():
+    """Each token weighed by its probability under the old policy, from which the samples are."""
+    old_V, new_V = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.2, 0.3, 0.5])
+    estimates_V = [
+        float(clipped_surrogate(new.log()[None], old.log()[None], torch.ones(1), 1.0)[1]["kl_k3"])
+        for new, old in zip(new_V, old_V, strict=True)
+    ]
+    exact = float((old_V * (old_V.log() - new_V.log())).sum())
+    assert sum(float(p) * k for p, k in zip(old_V, estimates_V, strict=True)) == pytest.approx(exact, abs=1e-6)
+    assert min(estimates_V) >= 0
 
 
 def step(rows: list[Row], budget: int, **options: Any) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
