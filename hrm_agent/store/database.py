@@ -45,6 +45,9 @@ CREATE TABLE IF NOT EXISTS overlays (
 );
 """
 
+_FIRST_TABLE = "trajectories"
+"""A store has it, even one whose making was cut short."""
+
 
 class Database:
     """A SQLite file with this project's tables, opened for many threads."""
@@ -56,22 +59,34 @@ class Database:
         self._lock = threading.RLock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists():
+                self._look(create)
             self.connection = sqlite3.connect(path, check_same_thread=False, timeout=30.0)
             self._prepare()
         except (sqlite3.Error, OSError) as error:
             raise self._store_error(error) from error
 
-    def _prepare(self) -> None:
-        version = int(self.connection.execute("PRAGMA user_version").fetchone()[0])
+    def _look(self, create: bool) -> None:
+        """Refuse a file that is not ours, or is too new, before anything that may write to it is done."""
+        # A journal that a crash left behind has to be played back before anybody can read the file.
+        mode = "rw" if Path(f"{self.path}-journal").exists() else "ro"
+        uri = f"{self.path.absolute().as_uri()}?mode={mode}"
+        with closing(sqlite3.connect(uri, uri=True, timeout=30.0)) as connection:
+            version = _version(connection)
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if version > SCHEMA_VERSION:
-            self.connection.close()
             raise StoreVersionError(
                 f"The store {self.path} has schema version {version}; versions up to {SCHEMA_VERSION} are known here.",
                 "Nothing was changed. Update with `pip install --upgrade hrm-agent`, or name another store.",
             )
+        if _FIRST_TABLE not in tables and (tables or not create):
+            what = "an SQLite file of another program" if tables else "an empty file"
+            raise StoreError(f"{self.path} is not a run store: {what}.", "Name another file with --store.")
+
+    def _prepare(self) -> None:
         self.connection.execute("PRAGMA journal_mode=WAL")
         self.connection.execute("PRAGMA synchronous=NORMAL")
-        if version < SCHEMA_VERSION:
+        if _version(self.connection) < SCHEMA_VERSION:
             self.connection.executescript(_TABLES)
             self.connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
             self.connection.commit()
@@ -111,3 +126,8 @@ class Database:
     def close(self) -> None:
         with self._lock:
             self.connection.close()
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    """The schema version; 0 in a file that is new or another program's."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])

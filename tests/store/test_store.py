@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -161,6 +163,46 @@ def test_what_is_no_store_is_said_to_be_none(tmp_path: Path) -> None:
         open_store(tmp_path / "missing.db", create=False)
     with pytest.raises(StoreError, match="no store this version can open"):
         open_store("redis://localhost/x")
+
+
+@pytest.mark.parametrize("create", [True, False])
+@pytest.mark.parametrize("mode", ["DELETE", "WAL"])
+def test_the_file_of_another_program_is_refused_and_left_alone(mode: str, create: bool, tmp_path: Path) -> None:
+    path = tmp_path / "addresses.db"
+    with closing(sqlite3.connect(path)) as other:
+        other.execute(f"PRAGMA journal_mode={mode}")
+        other.execute("CREATE TABLE people (name TEXT)")
+        other.execute("INSERT INTO people VALUES ('Ada')")
+        other.commit()
+        (tmp_path / "copy").mkdir()
+        for file in tmp_path.glob("addresses.db*"):  # in WAL mode with what is not in the main file yet
+            shutil.copy(file, tmp_path / "copy")
+    path = tmp_path / "copy" / "addresses.db"
+    (tmp_path / "copy" / "addresses.db-shm").unlink(missing_ok=True)
+    kept = [file for file in (path, Path(f"{path}-wal")) if file.exists()]
+    before = [file.read_bytes() for file in kept]
+    with pytest.raises(StoreError, match="is not a run store: an SQLite file of another program"):
+        open_store(path, create=create)
+    assert [file.read_bytes() for file in kept] == before
+
+
+def test_an_empty_file_is_a_store_only_where_one_may_be_made(tmp_path: Path) -> None:
+    path = tmp_path / "a ?#%.db"
+    path.touch()
+    with pytest.raises(StoreError, match="is not a run store: an empty file"):
+        open_store(path, create=False)
+    assert path.read_bytes() == b""
+    open_store(path).close()
+    open_store(path, create=False).close()
+
+
+def test_a_store_whose_making_was_cut_short_is_finished(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    open_store(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript("DROP TABLE overlays; PRAGMA user_version = 0")
+    with open_store(path) as store:
+        assert list(store.journal.overlays(run_id="run")) == []
 
 
 class Plain(TypedDict):
