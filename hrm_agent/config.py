@@ -20,6 +20,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from hrm_agent.errors import ConfigError, RunError, nearest
+from hrm_agent.files import replacing
 
 __all__ = [
     "COMMAND_KEY",
@@ -144,9 +145,9 @@ def _without_null(value: Any) -> Any:
 
 def save_config(config: BaseModel, command: str, folder: Path) -> Path:
     """Write `config.toml` beside a run."""
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / CONFIG_FILE
-    path.write_text(to_toml(config, command), encoding="utf-8")
+    with replacing(path) as part:
+        part.write_text(to_toml(config, command), encoding="utf-8")
     return path
 
 

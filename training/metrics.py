@@ -16,6 +16,8 @@ from typing import Any
 
 import psutil
 
+from hrm_agent.files import replacing
+
 __all__ = ["MetricsLog", "Phases", "read_metrics"]
 
 Row = dict[str, Any]
@@ -27,8 +29,8 @@ class MetricsLog:
     def __init__(self, path: Path, *, before_step: int = 0) -> None:
         self.path = path
         kept = [row for row in read_metrics(path) if row["step"] < before_step]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        with replacing(path) as part:
+            part.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
 
     def append(self, row: Row) -> None:
         with self.path.open("a", encoding="utf-8") as file:

@@ -20,6 +20,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from hrm_agent.errors import StoreError, StoreVersionError
+from hrm_agent.files import replacing
 from hrm_agent.trajectory.schema import SCHEMA_VERSION, Call, Trajectory
 
 __all__ = ["COLUMNS", "read_jsonl", "read_parquet", "write_jsonl", "write_parquet"]
@@ -53,7 +54,7 @@ _ROWS_PER_GROUP = 256
 def write_jsonl(trajectories: Iterable[Trajectory], path: Path) -> int:
     """One trajectory a line; returns how many."""
     count = 0
-    with _complete_or_absent(path) as part, part.open("w", encoding="utf-8") as file:
+    with replacing(path) as part, part.open("w", encoding="utf-8") as file:
         for trajectory in trajectories:
             file.write(trajectory.model_dump_json() + "\n")
             count += 1
@@ -82,7 +83,7 @@ def write_parquet(trajectories: Iterable[Trajectory], path: Path) -> int:
     pa, parquet = _pyarrow()
     count, remaining = 0, iter(trajectories)
     with (
-        _complete_or_absent(path) as part,
+        replacing(path) as part,
         parquet.ParquetWriter(part, _arrow_schema(pa), compression="zstd") as writer,
     ):
         while rows := [_row(trajectory) for trajectory in islice(remaining, _ROWS_PER_GROUP)]:
@@ -187,15 +188,3 @@ def _pyarrow() -> tuple[Any, Any]:
             "Run `pip install 'hrm-agent[train]'`, or export with --format jsonl.",
         ) from error
     return pa, parquet
-
-
-@contextmanager
-def _complete_or_absent(path: Path) -> Generator[Path]:
-    """A path to write to, renamed to `path` at the end and removed on failure."""
-    part = path.with_name(path.name + ".part")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        yield part
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

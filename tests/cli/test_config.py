@@ -13,6 +13,7 @@ from hrm_agent.cli.arguments import Parser, add_config, config_from
 from hrm_agent.config import build_config, compare_on_resume, read_config_file, save_config, to_toml
 from hrm_agent.errors import ConfigError, RunError
 from tests.cli.conftest import Command
+from tests.disk import files_of_at_most
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
 
@@ -122,6 +123,15 @@ def test_a_run_is_not_gone_on_with_under_another_configuration(tmp_path: Path) -
         compare_on_resume(changed, "test", tmp_path)
     assert "hrm-agent resume" in raised.value.hint
     compare_on_resume(changed, "test", tmp_path, free=frozenset({"rate", "count"}))
+
+
+def test_a_disk_that_is_full_leaves_the_saved_configuration_as_it_was(tmp_path: Path) -> None:
+    path = save_config(Outer(), "test", tmp_path)
+    before = path.read_bytes()
+    with files_of_at_most(16), pytest.raises(OSError, match="File too large"):
+        save_config(Outer(count=4), "test", tmp_path)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["config.toml"]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
