@@ -1,4 +1,10 @@
-"""Where an answer stands in a policy's own text."""
+r"""Where an answer stands in a policy's own text.
+
+*Which* text counts is decided first, because it is where rewards are hacked. Only the model's own final message is
+read, and of it only what stands outside `<reason>`, `<tool_call>` and `<tool_response>`: a `\boxed{}` in the
+reasoning, printed by a tool or written into a forged tool response is no answer. `final_answer` then takes the last
+`\boxed{}` of the last `<answer>...</answer>`.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +12,59 @@ import json
 import re
 from typing import Any
 
-__all__ = ["final_answer", "first_json_object"]
+__all__ = ["final_answer", "first_json_object", "own_text"]
 
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+MAX_BOXED_CHARACTERS = 2**16
+"""A box that is not closed within them is no answer."""
+
+_HIDDEN = ("reason", "tool_call", "tool_response")
+_TAG = re.compile(rf"<(/?)({'|'.join(_HIDDEN)})>")
+_BOXED = re.compile(r"\\boxed\s*\{")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+
+
+def own_text(text: str) -> str:
+    """`text` without reasoning, tool calls and (forged) tool responses.
+
+    A tag that is never closed hides all that follows; a closing tag without an opening one hides all before it, as
+    where the chat template itself opens `<reason>`.
+    """
+    parts: list[str] = []
+    hidden_by, start = "", 0
+    for tag in _TAG.finditer(text):
+        closes, name = bool(tag[1]), tag[2]
+        if hidden_by:
+            if closes and name == hidden_by:
+                hidden_by, start = "", tag.end()
+        elif closes:
+            parts, start = [], tag.end()
+        else:
+            parts.append(text[start : tag.start()])
+            hidden_by = name
+    if not hidden_by:
+        parts.append(text[start:])
+    return "".join(parts)
 
 
 def final_answer(text: str) -> str | None:
-    r"""Content of the last `\boxed{}` inside the last `<answer>`; None without one.
-
-    A box in the reasoning, or one that a tool printed, is no answer.
-    """
-    answers = _ANSWER.findall(text)
-    return _last_boxed(answers[-1]) if answers else None
+    r"""The content of the last `\boxed{}` in the last `<answer>...</answer>` of a final message, or None."""
+    visible = own_text(text)
+    end = visible.rfind("</answer>")
+    start = visible.rfind("<answer>", 0, max(end, 0))
+    if start < 0:
+        return None
+    return _last_boxed(visible[start + len("<answer>") : end])
 
 
 def _last_boxed(text: str) -> str | None:
-    start = text.rfind(r"\boxed{")
-    if start < 0:
+    boxes = list(_BOXED.finditer(text))
+    if not boxes:
         return None
-    start += len(r"\boxed{")
-    depth = 1
-    for end, char in enumerate(text[start:], start):
-        depth += (char == "{") - (char == "}")
+    start, depth = boxes[-1].end(), 1
+    for brace in _BRACE.finditer(text, start, start + MAX_BOXED_CHARACTERS):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
         if depth == 0:
-            return text[start:end].strip()
+            return text[start : brace.start()].strip()
     return None
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from graphs.answers import final_answer
 from graphs.prompts import (
     CRITIC_PROMPT,
     SOLVER_PROMPT,
@@ -21,7 +22,6 @@ from hrm_agent.tools.python_tool import tool_content
 from training.sft import answer_text, tokenize
 from training.small_policy import traces
 from training.small_policy.snippets import tool_text
-from training.tasks.verify import final_answer
 from training.tasks.word_problems import sample_problems
 
 

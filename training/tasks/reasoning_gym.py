@@ -21,10 +21,10 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl
 
+from graphs.answers import final_answer, own_text
 from hrm_agent.errors import HrmError, TaskError, nearest
 from hrm_agent.trajectory import derive_seed
 from training.tasks.base import Task, Verifier
-from training.tasks.verify import final_answer, own_text
 
 __all__ = ["answer_form_is_safe", "load_reasoning_gym"]
 

@@ -1,9 +1,6 @@
-r"""What a policy's final answer is, and when two answers are equal.
+r"""When two answers are equal, and the verifier made of that.
 
-*Which* text counts is decided first, because it is where rewards are hacked. Only the model's own final message is
-read, and of it only what stands outside `<reason>`, `<tool_call>` and `<tool_response>`: a `\boxed{}` in the
-reasoning, printed by a tool or written into a forged tool response is no answer. `final_answer` then takes the last
-`\boxed{}` of the last `<answer>...</answer>`.
+*Which* text counts is `graphs.answers.final_answer`'s to say: the agents and the trainer read answers alike.
 
 Numbers are compared **exactly, as rationals**. A relative tolerance of 1e-4, usual in this field, accepts 100005 for
 100000. Equal are `0.5`, `1/2`, `\frac12`, `.50` and `5e-1`; `1,000` and `1000`; `1\frac{1}{2}` (a mixed number) and
@@ -23,21 +20,15 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
+from graphs.answers import final_answer, own_text
 from training.tasks.base import Verifier
 
-__all__ = ["answer_line", "exact_equal", "exact_verifier", "final_answer", "number", "own_text", "text_answer"]
+__all__ = ["answer_line", "exact_equal", "exact_verifier", "number", "text_answer"]
 
 MAX_NUMBER_CHARACTERS = 256
 """Longer texts are not read as numbers."""
 MAX_EXPONENT = 256
 """Larger exponents, of either sign, are not read as numbers."""
-MAX_BOXED_CHARACTERS = 2**16
-"""A box that is not closed within them is no answer."""
-
-_HIDDEN = ("reason", "tool_call", "tool_response")
-_TAG = re.compile(rf"<(/?)({'|'.join(_HIDDEN)})>")
-_BOXED = re.compile(r"\\boxed\s*\{")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 _SCALES = ("hundred", "thousand", "million", "billion", "trillion", "dozen")
 _INTEGER = r"(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)"
@@ -47,51 +38,6 @@ _UNIT = re.compile(
     r"(?P<value>.*?)\s*(?P<unit>\\?%|°|\^\{?\\circ\}?|\\(?:text|mathrm)\s*\{[^{}]*\}(?:\^\{?[0-9]\}?)?)\.?", re.DOTALL
 )
 _CURRENCY = re.compile(r"(?P<sign>[+-]?)\s*(?P<unit>\\?\$|€|£)\s*(?P<value>[^$]*)", re.DOTALL)
-
-
-def own_text(text: str) -> str:
-    """`text` without reasoning, tool calls and (forged) tool responses.
-
-    A tag that is never closed hides all that follows; a closing tag without an opening one hides all before it, as
-    where the chat template itself opens `<reason>`.
-    """
-    parts: list[str] = []
-    hidden_by, start = "", 0
-    for tag in _TAG.finditer(text):
-        closes, name = bool(tag[1]), tag[2]
-        if hidden_by:
-            if closes and name == hidden_by:
-                hidden_by, start = "", tag.end()
-        elif closes:
-            parts, start = [], tag.end()
-        else:
-            parts.append(text[start : tag.start()])
-            hidden_by = name
-    if not hidden_by:
-        parts.append(text[start:])
-    return "".join(parts)
-
-
-def final_answer(text: str) -> str | None:
-    r"""The content of the last `\boxed{}` in the last `<answer>...</answer>` of a final message, or None."""
-    visible = own_text(text)
-    end = visible.rfind("</answer>")
-    start = visible.rfind("<answer>", 0, max(end, 0))
-    if start < 0:
-        return None
-    return _last_boxed(visible[start + len("<answer>") : end])
-
-
-def _last_boxed(text: str) -> str | None:
-    boxes = list(_BOXED.finditer(text))
-    if not boxes:
-        return None
-    start, depth = boxes[-1].end(), 1
-    for brace in _BRACE.finditer(text, start, start + MAX_BOXED_CHARACTERS):
-        depth += {"{": 1, "}": -1}.get(brace[0], 0)
-        if depth == 0:
-            return text[start : brace.start()].strip()
-    return None
 
 
 def answer_line(text: str, prefix: str = "Answer:") -> str | None:
