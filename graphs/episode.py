@@ -12,11 +12,11 @@ A graph needs nothing special. It is given the task as a human message in `messa
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, is_dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
@@ -25,7 +25,7 @@ from langgraph.pregel import Pregel
 
 from graphs.loading import load_graph
 from hrm_agent.environment import Environment, using_environment
-from hrm_agent.errors import ConfigError, StoreError, nearest
+from hrm_agent.errors import ConfigError, ContextLengthError, HrmError, RunError, nearest
 from hrm_agent.models import Backend, using_policy
 from hrm_agent.models.capture import JournalHandler
 from hrm_agent.models.stand_in import standing_in
@@ -97,35 +97,50 @@ class EpisodeRunner:
     async def run(self, episode: Episode, on_update: OnUpdate | None = None) -> Trajectory:
         """Run, resume or read back an episode; returns its trajectory with all calls.
 
-        What the graph raises ends up in the trajectory (`failed`). Raises `StoreError` if nothing can be recorded,
-        `GraphError` and `ConfigError` for an episode that cannot be run at all.
+        What the graph raises ends up in the trajectory (`failed`), a context window that is full is a limit like any
+        other (`truncated`). An `HrmError` is what a person can mend (no room on the disk, no sandbox, a provider that
+        does not answer): it is raised, and the episode can be gone on with.
         """
         graph = load_graph(episode.graph)
-        context = _context(graph, episode)
-        journal = self.store.journal
-        known = journal.find_trajectory(episode.trajectory_id)
+        context, given = _context(graph, episode), _input(graph, episode.task.prompt)
+        known = self.store.journal.find_trajectory(episode.trajectory_id)
         if known is not None and known.status is not RunStatus.RUNNING:
             return known
-        begun = known or self._begin(episode)
+        active = Recording(self.store.journal, episode.seed)
+        with _one_at_a_time(str(self.store.path), episode.thread_id), self._in_force(active):
+            begun = known or self._begin(episode)
+            drive = _Drive(graph, self._config(episode, active), context, given, resumed=known is not None)
+            try:
+                ended = await drive.to_the_end(self.store, on_update)
+            except ContextLengthError:
+                ended = _ended(RunStatus.TRUNCATED, StopReason.MAX_TOKENS)
+            except HrmError:
+                raise
+            except GraphRecursionError:
+                ended = _ended(RunStatus.TRUNCATED, StopReason.RECURSION_LIMIT)
+            except Exception as error:
+                ended = _failed(f"{type(error).__name__}: {error}")
+            if active.broken is not None:  # the graph caught the error; its record has a hole all the same
+                raise active.broken
+            return self._end(begun, episode, ended)
+
+    @contextmanager
+    def _in_force(self, active: Recording) -> Generator[None]:
+        """Recording, policy and sandbox for everything that runs inside the block."""
         with ExitStack() as stack:
-            stack.enter_context(recording(Recording(journal, episode.seed)))
+            stack.enter_context(recording(active))
             stack.enter_context(using_policy(self.backend, self.sampling))
             stack.enter_context(using_environment(self.environment))
             if self.stand_in:
                 stack.enter_context(standing_in())
-            try:
-                ended = await self._drive(graph, episode, context, on_update, resumed=known is not None)
-            except StoreError:
-                raise
-            except GraphRecursionError:
-                ended = {"status": RunStatus.TRUNCATED, "stop_reason": StopReason.RECURSION_LIMIT}
-            except Exception as error:
-                ended = {
-                    "status": RunStatus.FAILED,
-                    "stop_reason": StopReason.ERROR,
-                    "error": f"{type(error).__name__}: {error}",
-                }
-        return self._end(begun, episode, ended)
+            yield
+
+    def _config(self, episode: Episode, active: Recording) -> RunnableConfig:
+        return {
+            "configurable": {"thread_id": episode.thread_id},
+            "recursion_limit": self.recursion_limit,
+            "callbacks": [JournalHandler(active)],
+        }
 
     def _begin(self, episode: Episode) -> Trajectory:
         begun = Trajectory(
@@ -143,80 +158,127 @@ class EpisodeRunner:
         self.store.journal.write_trajectory(begun)
         return begun
 
-    async def _drive(
-        self,
-        graph: Pregel[Any, Any, Any, Any],
-        episode: Episode,
-        context: Any,
-        on_update: OnUpdate | None,
-        *,
-        resumed: bool,
-    ) -> dict[str, Any]:
-        graph = graph.copy(update={"checkpointer": self.store.checkpointer.allowing(graph)})
-        config: RunnableConfig = {
-            "configurable": {"thread_id": episode.thread_id},
-            "recursion_limit": self.recursion_limit,
-            "callbacks": [JournalHandler(self.store.journal)],
-        }
-        given: dict[str, Any] | None = _input(graph, episode.task.prompt)
-        if resumed:
-            snapshot = await graph.aget_state(config)
+    def _end(self, begun: Trajectory, episode: Episode, ended: dict[str, Any]) -> Trajectory:
+        rewards: dict[str, float] = {}
+        if episode.verify is not None:
+            try:
+                rewards = {"correct": _checked(episode.verify(ended.get("answer") or ""))}
+            except Exception as error:
+                ended = _failed(f"the verifier failed: {type(error).__name__}: {error}") | {"answer": ended["answer"]}
+        times = {"rewards": rewards, "ended_at": max(time.time(), begun.started_at)}
+        self.store.journal.write_trajectory(begun.model_copy(update=ended | times))
+        return self.store.journal.trajectory(begun.id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Drive:
+    """One graph on one thread, from where it stands to its end."""
+
+    graph: Pregel[Any, Any, Any, Any]
+    config: RunnableConfig
+    context: Any
+    given: dict[str, Any]
+    """The input of a thread that has no checkpoint yet."""
+    resumed: bool
+
+    async def to_the_end(self, store: RunStore, on_update: OnUpdate | None) -> dict[str, Any]:
+        """Status, stop reason and answer, as fields of a trajectory."""
+        graph = self.graph.copy(update={"checkpointer": store.checkpointer.allowing(self.graph)})
+        given: dict[str, Any] | None = self.given
+        if self.resumed:
+            snapshot = await graph.aget_state(self.config)
             if snapshot.values and not snapshot.tasks:
-                return _outcome(snapshot.values)
+                return self._outcome(snapshot.values)
             given = None if snapshot.values or snapshot.tasks else given
         final: dict[str, Any] = {}
         modes: list[Literal["values", "updates"]] = ["values", "updates"] if on_update else ["values"]
         stream: AsyncIterator[Any] = graph.astream(
-            given, config, context=context, stream_mode=modes, subgraphs=True, durability="sync"
+            given, self.config, context=self.context, stream_mode=modes, subgraphs=True, durability="sync"
         )
         async for namespace, mode, data in stream:
             if mode == "updates" and on_update:
                 on_update(tuple(part.partition(":")[0] for part in namespace), data)
             elif not namespace:
                 final = {**final, **data}
-        return _outcome(final)
+        if "__interrupt__" in final or await self._at_breakpoint(graph):
+            return _ended(RunStatus.TRUNCATED, StopReason.INTERRUPT, self._answer(final))
+        return self._outcome(final)
 
-    def _end(self, begun: Trajectory, episode: Episode, ended: dict[str, Any]) -> Trajectory:
-        answer = ended.get("answer")
-        rewards = {"correct": float(episode.verify(answer or ""))} if episode.verify else {}
-        self.store.journal.write_trajectory(
-            begun.model_copy(update={**ended, "rewards": rewards, "ended_at": max(time.time(), begun.started_at)})
-        )
-        return self.store.journal.trajectory(begun.id)
+    async def _at_breakpoint(self, graph: Pregel[Any, Any, Any, Any]) -> bool:
+        stops = graph.interrupt_before_nodes or graph.interrupt_after_nodes
+        return bool(stops and (await graph.aget_state(self.config)).next)
+
+    def _outcome(self, final: Mapping[str, Any]) -> dict[str, Any]:
+        """A graph may say in `stop_reason` why it stopped; what it says there in other words means that it answered."""
+        said = str(final.get("stop_reason") or "")
+        reason = StopReason(said) if said in set(StopReason) else StopReason.ANSWER
+        status = RunStatus.TRUNCATED if reason in _TRUNCATED else RunStatus.COMPLETED
+        return _ended(status, reason, self._answer(final))
+
+    def _answer(self, final: Mapping[str, Any]) -> str | None:
+        shown = self.graph.output_channels
+        output = {k: v for k, v in final.items() if isinstance(shown, str) or k in shown}
+        for message in reversed(output.get("messages", ())):
+            if isinstance(message, AIMessage):
+                return message.text
+        return next((str(output[name]) for name in _OUTPUTS if output.get(name) is not None), None)
 
 
-def _outcome(final: Mapping[str, Any]) -> dict[str, Any]:
-    """Status, stop reason and answer out of a graph's final state."""
-    reason = StopReason(final.get("stop_reason") or StopReason.ANSWER)
-    if final.get("__interrupt__"):
-        reason = StopReason.INTERRUPT
-    status = RunStatus.TRUNCATED if reason in _TRUNCATED else RunStatus.COMPLETED
-    return {"status": status, "stop_reason": reason, "answer": _answer(final)}
+def _ended(status: RunStatus, reason: StopReason, answer: str | None = None) -> dict[str, Any]:
+    return {"status": status, "stop_reason": reason, "answer": answer}
 
 
-def _answer(final: Mapping[str, Any]) -> str | None:
-    for message in reversed(final.get("messages", ())):
-        if isinstance(message, AIMessage):
-            return message.text
-    return next((str(final[name]) for name in _OUTPUTS if final.get(name) is not None), None)
+def _failed(error: str) -> dict[str, Any]:
+    return _ended(RunStatus.FAILED, StopReason.ERROR) | {"error": error}
+
+
+def _checked(reward: float) -> float:
+    if not 0.0 <= reward <= 1.0:
+        raise ValueError(f"a reward lies in [0, 1], not {reward}")
+    return float(reward)
+
+
+_running: set[tuple[str, str]] = set()
+
+
+@contextmanager
+def _one_at_a_time(store: str, thread_id: str) -> Generator[None]:
+    """LangGraph would fork a thread that is run twice at once, without a word."""
+    key = (store, thread_id)
+    if key in _running:
+        raise RunError(f"Thread {thread_id!r} is being run already.", "Wait for it, or use a thread of its own.")
+    _running.add(key)
+    try:
+        yield
+    finally:
+        _running.discard(key)
 
 
 def _input(graph: Pregel[Any, Any, Any, Any], prompt: str) -> dict[str, Any]:
-    if "messages" in graph.channels:
+    """The task in the form that the graph's input has a place for."""
+    places = _input_fields(graph)
+    if "messages" in places:
         return {"messages": [HumanMessage(prompt)]}
-    name = next((name for name in _INPUTS if name in graph.channels), None)
+    name = next((name for name in _INPUTS if name in places), None)
     if name is None:
         raise ConfigError(
-            f"The graph's state has none of messages, {', '.join(_INPUTS)}: there is no place for the task.",
+            f"The graph's input has none of messages, {', '.join(_INPUTS)}: there is no place for the task.",
             "Add `messages: Annotated[list, add_messages]` to its state.",
         )
     return {name: prompt}
 
 
+@lru_cache
+def _input_fields(graph: Pregel[Any, Any, Any, Any]) -> tuple[str, ...]:
+    """Names in the graph's input schema; of a graph that is no state graph, its channels."""
+    schema = getattr(getattr(graph, "builder", None), "input_schema", None)
+    return _fields_of(schema) if schema is not None else tuple(graph.channels)
+
+
 def _context(graph: Pregel[Any, Any, Any, Any], episode: Episode) -> Any:
     """The run context as the graph declares it; an option that it does not know is an error."""
     schema = graph.context_schema
-    known = _context_fields(schema) if schema is not None else ()
+    known = _fields_of(schema) if schema is not None else ()
     for name in episode.context:
         if name not in known:
             raise ConfigError(
@@ -229,7 +291,6 @@ def _context(graph: Pregel[Any, Any, Any, Any], episode: Episode) -> Any:
 
 
 @lru_cache
-def _context_fields(schema: type[Any]) -> tuple[str, ...]:
-    if is_dataclass(schema):
-        return tuple(item.name for item in fields(schema))
-    return tuple(getattr(schema, "model_fields", None) or getattr(schema, "__annotations__", {}))
+def _fields_of(schema: type[Any]) -> tuple[str, ...]:
+    """Field names of a dataclass, a pydantic model or a typed dict."""
+    return tuple(getattr(schema, "model_fields", None) or get_type_hints(schema))

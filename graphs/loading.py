@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +14,7 @@ from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 
 from hrm_agent.errors import GraphError, nearest
+from hrm_agent.trajectory import content_hash
 
 __all__ = ["BUILTIN_GRAPHS", "load_graph"]
 
@@ -21,7 +23,13 @@ BUILTIN_GRAPHS = {"tool_loop": "graphs.tool_loop:graph", "reasoning": "graphs.re
 
 
 def load_graph(name: str) -> Pregel[Any, Any, Any, Any]:
-    """The compiled graph that `name` names; a `StateGraph` is compiled. Raises `GraphError`."""
+    """The compiled graph that `name` names, loaded once; a `StateGraph` is compiled. Raises `GraphError`."""
+    return _load(name, str(Path.cwd()))
+
+
+@lru_cache(maxsize=32)
+def _load(name: str, folder: str) -> Pregel[Any, Any, Any, Any]:
+    """`folder` is where the command was typed: names are relative to it."""
     target = BUILTIN_GRAPHS.get(name, name)
     module_name, colon, attribute = target.rpartition(":")
     if not colon or not module_name or not attribute:
@@ -29,7 +37,7 @@ def load_graph(name: str) -> Pregel[Any, Any, Any, Any]:
             f"There is no graph {name!r}. {nearest(name, BUILTIN_GRAPHS)}".strip(),
             f"Built in: {', '.join(BUILTIN_GRAPHS)}. Name your own as package.module:attribute.",
         )
-    module = _import(module_name, name)
+    module = _import(module_name, name, folder)
     found: Any = getattr(module, attribute, None)
     if isinstance(found, StateGraph):
         found = found.compile()  # pyright: ignore[reportUnknownMemberType]
@@ -42,25 +50,28 @@ def load_graph(name: str) -> Pregel[Any, Any, Any, Any]:
     return found
 
 
-def _import(module_name: str, name: str) -> ModuleType:
-    if str(Path.cwd()) not in sys.path:  # as `python -m` does: a user's graph lies where the command is typed
-        sys.path.insert(0, str(Path.cwd()))
+def _import(module_name: str, name: str, folder: str) -> ModuleType:
+    if folder not in sys.path:  # as `python -m` does: a user's graph lies where the command is typed
+        sys.path.insert(0, folder)
     try:
         if module_name.endswith(".py"):
-            return _import_file(Path(module_name))
+            return _import_file(Path(folder, module_name))
         return importlib.import_module(module_name)
     except Exception as error:
+        trial = f"python {module_name}" if module_name.endswith(".py") else f"python -c 'import {module_name}'"
         raise GraphError(
             f"Graph {name!r} does not import: {type(error).__name__}: {error}.",
-            f"Try `python -c 'import {module_name.removesuffix('.py')}'` in this folder; --debug shows the traceback.",
+            f"Try `{trial}` in this folder; --debug shows the traceback.",
         ) from error
 
 
 def _import_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    """A file as a module under a name of its own, so that `graphs.py` of a user does not take the place of ours."""
+    module_name = f"user_graph_{path.stem}_{content_hash(str(path.resolve()))[:8]}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None or not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[module_name] = module
     spec.loader.exec_module(module)
     return module

@@ -20,13 +20,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired
 
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.runtime import Runtime
 from langgraph.types import Send
+from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
 
 from graphs.answers import final_answer, first_json_object
 from graphs.prompts import (
@@ -40,7 +41,7 @@ from graphs.prompts import (
     synthesizer_request,
 )
 from graphs.tool_loop import Budget, build_tool_loop
-from hrm_agent.models import policy
+from hrm_agent.models import policy, was_cut
 from hrm_agent.trajectory import StopReason
 
 __all__ = ["ReasoningContext", "ReasoningState", "Subgoal", "graph", "read_plan"]
@@ -159,8 +160,8 @@ async def synthesize(state: ReasoningState, runtime: Runtime[ReasoningContext]) 
     context = runtime.context or ReasoningContext()
     request = synthesizer_request(_problem(state), _ordered(state), context.final_format)
     message = await _answer(SYNTHESIZER_PROMPT, request, runtime)
-    truncated = message.response_metadata.get("finish_reason") == "length"
-    return {"messages": [message], "stop_reason": (StopReason.MAX_TOKENS if truncated else StopReason.ANSWER).value}
+    reason = StopReason.MAX_TOKENS if was_cut(message) else StopReason.ANSWER
+    return {"messages": [message], "stop_reason": reason.value}
 
 
 async def _answer(prompt: str, request: str, runtime: Runtime[ReasoningContext]) -> AIMessage:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired
 
 from langchain_core.messages import AIMessage, AnyMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig
@@ -19,9 +19,10 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.runtime import Runtime
+from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
 
 from graphs.prompts import TOOL_LOOP_PROMPT
-from hrm_agent.models import invalid_tool_calls, policy
+from hrm_agent.models import invalid_tool_calls, policy, was_cut
 from hrm_agent.tools import python, run_tool_calls
 from hrm_agent.trajectory import StopReason
 
@@ -79,7 +80,7 @@ def _after_reason(state: LoopState) -> str:
 
 def _stop_reason(messages: Sequence[AnyMessage], started_at: float, budget: Budget) -> StopReason | None:
     answer = _last_answer(messages)
-    if answer.response_metadata.get("finish_reason") == "length" or _sampled_tokens(messages) >= budget.max_tokens:
+    if was_cut(answer) or _sampled_tokens(messages) >= budget.max_tokens:
         return StopReason.MAX_TOKENS
     if not (answer.tool_calls or invalid_tool_calls(answer)):
         return StopReason.ANSWER

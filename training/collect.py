@@ -12,7 +12,7 @@ from pathlib import Path
 from hrm_agent.models import Backend, load_policy
 from hrm_agent.trajectory import Sampling, Trajectory
 from training.configs import CollectConfig
-from training.rollout import group_episodes, open_runner, rollout
+from training.rollout import group_episodes, open_runner, rollout, run_id_of
 from training.tasks import load_tasks
 
 __all__ = ["collect"]
@@ -34,7 +34,7 @@ async def collect(
     episodes = group_episodes(
         tasks,
         config.samples,
-        run_id=folder.name,
+        run_id=run_id_of(folder),
         stage=stage,
         seed=config.seed,
         graph=config.graph,
@@ -42,5 +42,7 @@ async def collect(
     )
     sampling = Sampling(temperature=config.temperature, top_p=config.top_p, max_tokens=config.max_tokens)
     policy = backend or load_policy(config.policy)
-    async with open_runner(folder, policy, config.policy, sampling, stand_in=config.stand_in) as runner:
+    async with open_runner(
+        folder, policy, config.policy, sampling, stand_in=config.stand_in, weak_isolation=config.weak_isolation
+    ) as runner:
         return await rollout(runner, episodes, concurrency=config.concurrency, on_done=on_rollout)

@@ -24,7 +24,7 @@ from training.evaluate import Evaluation, evaluate
 from training.grpo import train
 from training.metrics import read_metrics
 from training.plots import plot_curves
-from training.rollout import open_runner
+from training.rollout import open_runner, run_id_of
 
 __all__ = ["DemoReport", "OnProgress", "demo"]
 
@@ -104,6 +104,7 @@ async def _evaluate(
         graph=config.train.graph,
         context=config.train.context,
         max_tokens=config.train.max_tokens,
+        weak_isolation=config.train.weak_isolation,
         temperature=config.train.temperature,
         seed=config.train.seed,
     )
@@ -112,8 +113,10 @@ async def _evaluate(
 
 async def _solve(policy: str, config: DemoConfig, folder: Path, on_update: OnUpdate | None) -> Trajectory:
     task = TaskRef(id="demo", family="demo", prompt=config.problem)
-    async with open_runner(folder, load_policy(policy), policy, Sampling(temperature=0.0)) as runner:
-        return await runner.run(Episode(task, f"{folder.name}/solve", graph="reasoning"), on_update)
+    async with open_runner(
+        folder, load_policy(policy), policy, Sampling(temperature=0.0), weak_isolation=config.train.weak_isolation
+    ) as runner:
+        return await runner.run(Episode(task, f"{run_id_of(folder)}/solve", graph="reasoning"), on_update)
 
 
 def _report(

@@ -27,7 +27,7 @@ from training.evaluate import group_metrics
 from training.metrics import MetricsLog, Phases
 from training.policy import TrainablePolicy
 from training.roc import RocOptions, select
-from training.rollout import group_episodes, open_runner, rollout
+from training.rollout import group_episodes, open_runner, rollout, run_id_of
 from training.tasks import Task, load_tasks
 
 __all__ = ["train"]
@@ -44,16 +44,19 @@ async def train(
     accelerator = Accelerator()
     policy = TrainablePolicy(config, accelerator)
     policy.restore(folder / "checkpoint")
+    run_id = run_id_of(folder)
     log = MetricsLog(folder / "metrics.jsonl", before_step=policy.version)
     pool = load_tasks(config.tasks, split="train", seed=config.seed, count=config.steps * config.prompts_per_step)
     sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
-    async with open_runner(folder, policy.engine, policy.name, sampling, stand_in=True) as runner:
+    async with open_runner(
+        folder, policy.engine, policy.name, sampling, stand_in=True, weak_isolation=config.weak_isolation
+    ) as runner:
         for step in range(policy.version, config.steps):
             phases = Phases()
             episodes = group_episodes(
                 draw(pool, step, config),
                 config.samples,
-                run_id=folder.name,
+                run_id=run_id,
                 stage=f"step-{step}",
                 seed=config.seed,
                 graph=config.graph,
@@ -62,7 +65,7 @@ async def train(
             with phases("rollout"):
                 rollouts = await rollout(runner, episodes, concurrency=config.concurrency, on_done=on_rollout)
             with phases("select"):
-                overlays = group_advantages(judge(rollouts, step, folder.name, config))
+                overlays = group_advantages(judge(rollouts, step, run_id, config))
                 runner.store.journal.write_overlays(overlays)
                 batches = build_batches(rollouts, overlays, token_budget=config.micro_batch_tokens)
             with phases("update"):

@@ -39,10 +39,11 @@ class TrainablePolicy:
         """`config.policy` must name weights on this machine."""
         self.name = config.policy
         self.accelerator = accelerator
-        model, self.tokenizer = load_pretrained(model_folder(self.name))
-        self.engine = TransformersEngine(model, self.tokenizer, name=self.name)
+        # AdamW needs single precision: at a learning rate of 1e-6 an update is lost in the rounding of half precision.
+        model, self.tokenizer = load_pretrained(model_folder(self.name), dtype="float32")
         optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
+        self.engine = TransformersEngine(accelerator.unwrap_model(self.model), self.tokenizer, name=self.name)
         self._config = config
 
     @property

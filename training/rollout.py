@@ -11,32 +11,63 @@ batches whatever asks at the same moment. `concurrency` bounds how many are open
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+import fcntl
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from graphs.episode import Episode, EpisodeRunner
 from hrm_agent.environment import LocalEnvironment
+from hrm_agent.errors import RunError
 from hrm_agent.models import Backend
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import Sampling, Trajectory, derive_seed
 from training.tasks.base import Task
 
-__all__ = ["group_episodes", "open_runner", "rollout"]
+__all__ = ["group_episodes", "open_runner", "rollout", "run_id_of"]
 
 
 @asynccontextmanager
 async def open_runner(
-    folder: Path, backend: Backend, policy: str, sampling: Sampling, *, stand_in: bool = False
+    folder: Path,
+    backend: Backend,
+    policy: str,
+    sampling: Sampling,
+    *,
+    stand_in: bool = False,
+    weak_isolation: bool = False,
 ) -> AsyncGenerator[EpisodeRunner]:
     """Everything that the episodes of the run in `folder` share: its `store.db`, a sandbox, and the policy."""
-    environment = LocalEnvironment()
-    try:
-        with open_store(folder / "store.db") as store:
-            yield EpisodeRunner(store, backend, policy, environment, sampling, stand_in=stand_in)
-    finally:
-        await environment.close()
+    with _alone_in(folder):
+        environment = LocalEnvironment(allow_weak_isolation=weak_isolation)
+        try:
+            with open_store(folder / "store.db") as store:
+                yield EpisodeRunner(store, backend, policy, environment, sampling, stand_in=stand_in)
+        finally:
+            await environment.close()
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Generator[None]:
+    """Two processes in one run folder would run the same threads. The lock goes with its process, however that ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"Another process is at work in {folder}.", "Wait for it, or name another folder.") from None
+        yield
+
+
+def run_id_of(folder: Path) -> str:
+    """The id of the run in `folder`: its name when it began, kept in it, so that it can be moved and resumed."""
+    kept = folder / "run_id"
+    if not kept.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        kept.write_text(folder.resolve().name, encoding="utf-8")
+    return kept.read_text(encoding="utf-8")
 
 
 def group_episodes(
@@ -76,9 +107,12 @@ async def rollout(
 ) -> list[Trajectory]:
     """Run all episodes; their trajectories in the order of `episodes`.
 
+    The nodes of a graph that is not async run in threads, as many as there may be episodes.
+
     An error that is no fault of a policy or a graph (the store cannot be written) cancels the rest and is raised.
     """
     gate = asyncio.Semaphore(concurrency)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(concurrency, thread_name_prefix="episode"))
 
     async def run(episode: Episode) -> Trajectory:
         async with gate:

@@ -4,6 +4,7 @@ from hrm_agent.models.active import ActivePolicy, Backend, active_policy, using_
 from hrm_agent.models.chat import PolicyModel, invalid_tool_calls, policy
 from hrm_agent.models.engine import Codec, Completion, Engine, GenerationRequest
 from hrm_agent.models.load import DEFAULT_POLICY, load_policy
+from hrm_agent.models.turns import was_cut
 
 __all__ = [
     "DEFAULT_POLICY",
@@ -19,4 +20,5 @@ __all__ = [
     "load_policy",
     "policy",
     "using_policy",
+    "was_cut",
 ]

@@ -19,13 +19,10 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from hrm_agent.models.turns import Turn, close_text_turn, context_of
 from hrm_agent.trajectory import (
     RECORDED,
-    GraphIdentity,
-    Journal,
     Recording,
     Sampling,
     ToolCall,
     ToolStatus,
-    active_recording,
     content_hash,
     tool_record_id,
 )
@@ -40,8 +37,9 @@ class JournalHandler(BaseCallbackHandler):
     raise_error = True  # a record that cannot be written must not be lost in silence
     run_inline = True  # so that calls are written in the order in which they end
 
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._journal = recording.journal
         self._turns: dict[UUID, tuple[Turn, str]] = {}
         self._tool_calls: dict[UUID, ToolCall] = {}
 
@@ -66,9 +64,14 @@ class JournalHandler(BaseCallbackHandler):
             return
         identity = graph_identity(metadata, str(run_id))
         tools = (kwargs.get("invocation_params") or {}).get("tools") or ()
-        sampling = Sampling(temperature=(metadata or {}).get("ls_temperature") or 1.0)
+        said = {
+            "temperature": (metadata or {}).get("ls_temperature"),
+            "max_tokens": (metadata or {}).get("ls_max_tokens"),
+        }
+        sampling = Sampling.model_validate({name: value for name, value in said.items() if value is not None})
         request_hash = content_hash(context_of(messages[0]), tools)
-        index = _next_index(active_recording(), identity, str(run_id))
+        index = self._recording.claim(identity, str(run_id))  # no request has this hash: nothing on record is claimed
+        assert isinstance(index, int)
         turn = Turn(identity, index, request_hash, messages[0], tools, sampling)
         self._turns[run_id] = turn, str((metadata or {}).get("ls_model_name") or serialized.get("name") or "unknown")
 
@@ -77,10 +80,12 @@ class JournalHandler(BaseCallbackHandler):
         generation = response.generations[0][0]
         if turn is not None and isinstance(generation, ChatGeneration) and isinstance(generation.message, AIMessage):
             call, _ = close_text_turn(turn, model, generation.message)
-            self._journal.write_call(call)
+            self._recording.write_call(call)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        self._turns.pop(run_id, None)
+        turn, _ = self._turns.pop(run_id, (None, ""))
+        if turn is not None:
+            self._recording.release(turn.identity, turn.call_index)
 
     def on_tool_start(
         self,
@@ -124,10 +129,3 @@ class JournalHandler(BaseCallbackHandler):
             duration = max(0.0, time.time() - started.started_at)
             finished = {"status": status, "content": content, "duration_seconds": duration}
             self._journal.write_tool_call(started.model_copy(update=finished))
-
-
-def _next_index(recording: Recording, identity: GraphIdentity, run_id: str) -> int:
-    """A free call index; the run id matches no recorded request, so that nothing is claimed."""
-    claimed = recording.claim(identity, run_id)
-    assert isinstance(claimed, int)
-    return claimed

@@ -18,13 +18,13 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any
+from contextlib import suppress
+from typing import Any, Self
 from uuid import uuid4
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, InvalidToolCall
-from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
@@ -57,6 +57,8 @@ class PolicyModel(BaseChatModel):
     top_p: float | None = None
     max_tokens: int | None = None
     seed: int | None = None
+    cache: Any = Field(default=False, exclude=True)
+    """Never LangChain's global cache: an answer from there would be on no record."""
     metadata: dict[str, Any] | None = Field(default_factory=lambda: {RECORDED: True}, exclude=True)
 
     @property
@@ -78,8 +80,8 @@ class PolicyModel(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        job = self._open(messages, stop, run_manager, kwargs)
-        return _result(job.recorded or job.finish(job.submit().result()))
+        with self._open(messages, stop, run_manager, kwargs) as job:
+            return _result(job.recorded or job.finish(job.submit().result()))
 
     async def _agenerate(
         self,
@@ -88,8 +90,8 @@ class PolicyModel(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        job = self._open(messages, stop, run_manager, kwargs)
-        return _result(job.recorded or job.finish(await asyncio.wrap_future(job.submit())))
+        with self._open(messages, stop, run_manager, kwargs) as job:
+            return _result(job.recorded or job.finish(await asyncio.wrap_future(job.submit())))
 
     def _stream(
         self,
@@ -98,17 +100,16 @@ class PolicyModel(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        job = self._open(messages, stop, run_manager, kwargs)
-        if job.recorded:
-            yield _chunk(job.recorded, "")
-            return
-        tokens: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        future = job.submit(tokens.put)
-        future.add_done_callback(lambda _: tokens.put(None))
-        text = _TextStream(job)
-        for token in iter(tokens.get, None):
-            yield from text.add(token)
-        yield _chunk(job.finish(future.result()), text.shown)
+        with self._open(messages, stop, run_manager, kwargs) as job:
+            text = _TextStream(job)
+            if job.recorded is None:
+                tokens: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+                future = job.submit(tokens.put)
+                future.add_done_callback(lambda _: tokens.put(None))
+                for token in iter(tokens.get, None):
+                    yield from text.add(token)
+                job.finish(future.result())
+            yield text.last()
 
     async def _astream(
         self,
@@ -117,22 +118,22 @@ class PolicyModel(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        job = self._open(messages, stop, run_manager, kwargs)
-        if job.recorded:
-            yield _chunk(job.recorded, "")
-            return
-        loop, tokens = asyncio.get_running_loop(), asyncio.Queue[int | None]()
+        with self._open(messages, stop, run_manager, kwargs) as job:
+            text = _TextStream(job)
+            if job.recorded is None:
+                loop, tokens = asyncio.get_running_loop(), asyncio.Queue[int | None]()
 
-        def on_token(token: int) -> None:
-            loop.call_soon_threadsafe(tokens.put_nowait, token)
+                def tell(token: int | None) -> None:
+                    with suppress(RuntimeError):  # the loop that asked is closed
+                        loop.call_soon_threadsafe(tokens.put_nowait, token)
 
-        future = job.submit(on_token)
-        future.add_done_callback(lambda _: loop.call_soon_threadsafe(tokens.put_nowait, None))
-        text = _TextStream(job)
-        while (token := await tokens.get()) is not None:
-            for chunk in text.add(token):
-                yield chunk
-        yield _chunk(job.finish(await asyncio.wrap_future(future)), text.shown)
+                future = job.submit(tell)
+                future.add_done_callback(lambda _: tell(None))
+                while (token := await tokens.get()) is not None:
+                    for chunk in text.add(token):
+                        yield chunk
+                job.finish(await asyncio.wrap_future(future))
+            yield text.last()
 
     def _open(
         self, messages: list[BaseMessage], stop: list[str] | None, run_manager: Any, options: dict[str, Any]
@@ -150,7 +151,7 @@ class PolicyModel(BaseChatModel):
 
 
 class _Job:
-    """One call on its way through a backend."""
+    """One call on its way through a backend. Left without an answer, it frees its place in the engine and its index."""
 
     def __init__(
         self,
@@ -160,38 +161,56 @@ class _Job:
         run_manager: Any,
         options: dict[str, Any],
     ) -> None:
-        recording = active_recording()
-        identity = _identity(run_manager)
-        self.backend, self.journal, self.options = backend, recording.journal, options
-        opened = open_turn(recording, identity, messages, options.get("tools", ()), sampling)
-        self.recorded = AIMessage.model_validate(opened.response) if isinstance(opened, Call) else None
-        self.turn = opened if isinstance(opened, Turn) else None
-        self.prefix: Prefix | None = None
+        self.backend, self.options, self.recording = backend, options, active_recording()
+        self.recorded: AIMessage | None = None
+        self._turn: Turn | None = None
+        self._prefix: Prefix | None = None
+        self._future: Future[Any] | None = None
+        opened = open_turn(self.recording, _identity(run_manager), messages, options.get("tools", ()), sampling)
+        if isinstance(opened, Call):
+            self.recorded = AIMessage.model_validate(opened.response)
+        else:
+            self._turn = opened
 
     def submit(self, on_token: Callable[[int], None] | None = None) -> Future[Any]:
         """Start sampling; the future gives a `Completion`, or the message of a model without tokens."""
-        assert self.turn is not None
+        turn = self.turn
         if isinstance(self.backend, BaseChatModel):
-            return _ask_in_thread(self.backend, self.turn, self.options)
-        self.prefix = find_prefix(self.journal, self.backend, self.turn)
-        request = GenerationRequest(self.prefix.prompt_ids, self.turn.sampling, self.turn.messages, on_token)
-        return self.backend.submit(request)
+            self._future = _ask_in_thread(self.backend, turn, self.options)
+        else:
+            self._prefix = find_prefix(self.recording.journal, self.backend, turn)
+            request = GenerationRequest(self._prefix.prompt_ids, turn.sampling, turn.messages, on_token)
+            self._future = self.backend.submit(request)
+        return self._future
 
     def finish(self, answer: Completion | AIMessage) -> AIMessage:
         """Commit the record, then hand out the message."""
-        assert self.turn is not None
         if isinstance(answer, AIMessage):
-            call, message = close_text_turn(self.turn, _model_name(self.backend), answer)
+            call, _ = close_text_turn(self.turn, _model_name(self.backend), answer)
         else:
             engine: Engine = self.backend  # pyright: ignore[reportAssignmentType]
-            assert self.prefix is not None
-            call, message = close_turn(self.turn, self.prefix, engine, answer)
-        self.journal.write_call(call)
-        return message
+            assert self._prefix is not None
+            call, _ = close_turn(self.turn, self._prefix, engine, answer)
+        self.recorded = AIMessage.model_validate(self.recording.write_call(call).response)
+        return self.recorded
+
+    @property
+    def turn(self) -> Turn:
+        assert self._turn is not None, "a recorded answer is not asked for again"
+        return self._turn
 
     @property
     def id(self) -> str:
-        return self.turn.call_id if self.turn else ""
+        return self._turn.call_id if self._turn else ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.recorded is None and self._turn is not None:
+            if self._future is not None:
+                self._future.cancel()
+            self.recording.release(self._turn.identity, self._turn.call_index)
 
 
 def _identity(run_manager: Any) -> GraphIdentity:
@@ -202,15 +221,24 @@ def _identity(run_manager: Any) -> GraphIdentity:
 
 
 def _ask_in_thread(model: BaseChatModel, turn: Turn, options: dict[str, Any]) -> Future[Any]:
-    """Ask a chat model that is not ours. In a thread, because sync and async callers share one way."""
+    """Ask a chat model that is not ours. In a thread, because sync and async callers share one way.
+
+    Temperature, top-p and the token limit are passed on under LangChain's usual names; a seed is not, since few
+    providers have one. What a provider refuses it says itself.
+    """
     future: Future[Any] = Future()
-    tools, choice = options.get("tools"), options.get("tool_choice")
+    tools, choice, sampling = options.get("tools"), options.get("tool_choice"), turn.sampling
     runnable: Any = model.bind_tools(tools, **({"tool_choice": choice} if choice else {})) if tools else model
-    stop = list(turn.sampling.stop) or None
+    passed: dict[str, Any] = {"temperature": sampling.temperature, "max_tokens": sampling.max_tokens}
+    if sampling.top_p < 1:
+        passed["top_p"] = sampling.top_p
 
     def ask() -> None:
+        if not future.set_running_or_notify_cancel():
+            return
         try:
-            future.set_result(runnable.invoke(list(turn.messages), config={"callbacks": []}, stop=stop))
+            asked = runnable.bind(**passed)
+            future.set_result(asked.invoke(list(turn.messages), {"callbacks": []}, stop=list(sampling.stop) or None))
         except BaseException as error:
             future.set_exception(error)
 
@@ -224,43 +252,49 @@ def _model_name(backend: Backend) -> str:
 
 
 class _TextStream:
-    """Turns tokens into the chunks that may be shown before the turn ends."""
+    """Turns tokens into the chunks that may be shown before the turn ends.
+
+    White space at the ends of an answer is no part of its message: it is shown when text follows, and not before text.
+    """
 
     def __init__(self, job: _Job) -> None:
-        self.shown = ""
-        self._id = job.id
+        self._job = job
+        self._shown = ""
+        self._blank = ""
         self._decoder = None if isinstance(job.backend, BaseChatModel) else StreamDecoder(job.backend.codec.decode)
 
     def add(self, token: int) -> Iterator[ChatGenerationChunk]:
-        text = self._decoder.push(token) if self._decoder else ""
-        if text:
-            self.shown += text
-            yield ChatGenerationChunk(message=AIMessageChunk(content=text, id=self._id))
+        text = self._blank + (self._decoder.push(token) if self._decoder else "")
+        text = text if self._shown else text.lstrip()
+        ready = text.rstrip()
+        self._blank = text[len(ready) :]
+        if ready:
+            self._shown += ready
+            yield ChatGenerationChunk(message=AIMessageChunk(content=ready, id=self._job.id))
+
+    def last(self) -> ChatGenerationChunk:
+        """What was not shown yet, the tool calls and the metadata."""
+        message = self._job.recorded
+        assert message is not None
+        text, metadata = message.text, dict(message.response_metadata)
+        if message.invalid_tool_calls:
+            metadata[_INVALID] = message.invalid_tool_calls
+        last = AIMessageChunk(
+            content=text[len(self._shown) :] if text.startswith(self._shown) else "",
+            id=message.id,
+            tool_call_chunks=[
+                tool_call_chunk(name=call["name"], args=json.dumps(call["args"]), id=call["id"], index=i)
+                for i, call in enumerate(message.tool_calls)
+            ],
+            response_metadata=metadata,
+            usage_metadata=message.usage_metadata,
+            chunk_position="last",
+        )
+        return ChatGenerationChunk(message=last)
 
 
 def _result(message: AIMessage) -> ChatResult:
     return ChatResult(generations=[ChatGeneration(message=message)])
-
-
-def _chunk(message: AIMessage, shown: str) -> ChatGenerationChunk:
-    """The last chunk of a stream: what was not shown yet, the tool calls and the metadata."""
-    text = str(message.content)
-    metadata = dict(message.response_metadata)
-    if message.invalid_tool_calls:
-        metadata[_INVALID] = message.invalid_tool_calls
-    usage: UsageMetadata | None = message.usage_metadata
-    last = AIMessageChunk(
-        content=text[len(shown) :] if text.startswith(shown) else "",
-        id=message.id,
-        tool_call_chunks=[
-            tool_call_chunk(name=call["name"], args=json.dumps(call["args"]), id=call["id"], index=i)
-            for i, call in enumerate(message.tool_calls)
-        ],
-        response_metadata=metadata,
-        usage_metadata=usage,
-        chunk_position="last",
-    )
-    return ChatGenerationChunk(message=last)
 
 
 def invalid_tool_calls(message: AIMessage) -> list[InvalidToolCall]:

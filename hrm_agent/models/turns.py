@@ -37,6 +37,7 @@ __all__ = [
     "find_prefix",
     "open_turn",
     "recorded_call_id",
+    "was_cut",
 ]
 
 CALL_ID = "call_id"
@@ -95,7 +96,7 @@ def find_prefix(journal: Journal, engine: Engine, turn: Turn) -> Prefix:
     """Extend the newest recorded call of the conversation token by token; where that is impossible, say why."""
     answered = next((i for i in reversed(range(len(turn.messages))) if recorded_call_id(turn.messages[i])), None)
     parent = journal.find_call(recorded_call_id(turn.messages[answered]) or "") if answered is not None else None
-    if answered is None or parent is None:
+    if answered is None or parent is None or parent.identity.thread_id != turn.identity.thread_id:
         return _root(engine.codec, turn, BranchReason.ROOT)
     reason = _mismatch(parent, engine, turn, answered)
     if reason is not None:
@@ -103,9 +104,12 @@ def find_prefix(journal: Journal, engine: Engine, turn: Turn) -> Prefix:
     ended = parent.token_ids[-1:] == (engine.codec.end_of_turn,)
     try:
         inserted = engine.codec.extend(turn.messages, answered, ended=ended, tools=turn.tools)
+        path = journal.path_tokens(parent.id)
     except TemplateMismatch:
         return _root(engine.codec, turn, BranchReason.TEMPLATE, parent.id)
-    return Prefix(inserted, (*journal.path_tokens(parent.id), *inserted), parent.id)
+    except KeyError:  # a journal in memory has forgotten the beginning
+        return _root(engine.codec, turn, BranchReason.ROOT)
+    return Prefix(inserted, (*path, *inserted), parent.id)
 
 
 def _mismatch(parent: Call, engine: Engine, turn: Turn, answered: int) -> BranchReason | None:
@@ -128,7 +132,7 @@ def close_turn(turn: Turn, prefix: Prefix, engine: Engine, completion: Completio
     inserted, sampled = prefix.inserted, completion.token_ids
     message = _message(turn, engine, prefix, completion)
     call = Call(
-        **_common(turn, message),
+        **_common(turn, message, turn.sampling),
         model=engine.name,
         policy_version=completion.policy_version,
         parent=prefix.parent,
@@ -153,19 +157,19 @@ def close_text_turn(turn: Turn, model: str, message: AIMessage) -> tuple[Call, A
             "response_metadata": {**message.response_metadata, CALL_ID: turn.call_id},
         }
     )
-    reason = message.response_metadata.get("finish_reason")
+    cut = was_cut(message)
     call = Call(
-        **_common(turn, message),
+        **_common(turn, message, turn.sampling.model_copy(update={"seed": None})),
         model=model,
         branch_reason=BranchReason.NO_TOKENS,
-        finish_reason=FinishReason.LENGTH if reason == "length" else FinishReason.STOP,
+        finish_reason=FinishReason.LENGTH if cut else FinishReason.STOP,
         untrainable="the model reports no token ids",
         request=tuple(sent.model_dump(mode="json") for sent in turn.messages),
     )
     return call, message
 
 
-def _common(turn: Turn, message: AIMessage) -> dict[str, Any]:
+def _common(turn: Turn, message: AIMessage, sampling: Sampling) -> dict[str, Any]:
     return {
         "id": turn.call_id,
         "identity": turn.identity,
@@ -173,7 +177,7 @@ def _common(turn: Turn, message: AIMessage) -> dict[str, Any]:
         "request_hash": turn.request_hash,
         "context_hash": content_hash(context_of([*turn.messages, message])),
         "tools_hash": content_hash(turn.tools),
-        "sampling": turn.sampling,
+        "sampling": sampling,
         "response": message.model_dump(mode="json"),
         "started_at": turn.started_at,
         "ended_at": max(time.time(), turn.started_at),
@@ -202,6 +206,12 @@ def _message(turn: Turn, engine: Engine, prefix: Prefix, completion: Completion)
         },
         usage_metadata={"input_tokens": prompt, "output_tokens": answer, "total_tokens": prompt + answer},
     )
+
+
+def was_cut(message: AIMessage) -> bool:
+    """True if a token limit ended the answer, by whichever name its provider says so."""
+    said = (message.response_metadata.get(key) for key in ("finish_reason", "stop_reason", "done_reason"))
+    return any(str(reason).lower() in ("length", "max_tokens") for reason in said)
 
 
 def recorded_call_id(message: BaseMessage) -> str | None:

@@ -50,19 +50,22 @@ class SqliteJournal:
     def path_tokens(self, call_id: str) -> tuple[int, ...]:
         with self._database.cursor(transaction=False) as cursor:
             deltas = cursor.execute(_PATH_QUERY, (call_id,)).fetchall()
+        if not deltas:
+            raise KeyError(call_id)
         return tuple(token for (delta,) in deltas for token in array("i", delta))
 
-    def write_call(self, call: Call) -> None:
+    def write_call(self, call: Call) -> Call:
         record = call.model_dump_json(exclude=_TOKEN_FIELDS)
+        tokens = (array("i", call.token_ids).tobytes(), bytes(call.mask), array("f", call.logprobs).tobytes())
         with self._database.cursor() as cursor:
             cursor.execute(
-                "INSERT INTO calls (id, thread_id, task_id, parent, record) VALUES (?, ?, ?, ?, ?)",
+                "INSERT OR IGNORE INTO calls (id, thread_id, task_id, parent, record) VALUES (?, ?, ?, ?, ?)",
                 (call.id, call.identity.thread_id, call.identity.task_id, call.parent, record),
             )
-            cursor.execute(
-                "INSERT INTO tokens VALUES (?, ?, ?, ?)",
-                (call.id, array("i", call.token_ids).tobytes(), bytes(call.mask), array("f", call.logprobs).tobytes()),
-            )
+            written = cursor.rowcount == 1
+            if written:
+                cursor.execute("INSERT INTO tokens VALUES (?, ?, ?, ?)", (call.id, *tokens))
+        return call if written else (self.find_call(call.id) or call)
 
     def _calls(self, where: str, values: tuple[str, ...]) -> list[Call]:
         with self._database.cursor(transaction=False) as cursor:

@@ -17,9 +17,11 @@ from collections import OrderedDict
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
 
+from hrm_agent.errors import StoreError
 from hrm_agent.trajectory.ids import derive_seed
 from hrm_agent.trajectory.schema import Call, GraphIdentity, ToolCall
 
@@ -28,6 +30,10 @@ __all__ = ["RECORDED", "Journal", "MemoryJournal", "Recording", "active_recordin
 
 RECORDED = "hrm_agent_recorded"
 """Metadata key of LangChain runs that are recorded where they are made; a watching callback leaves them alone."""
+
+
+_REMEMBERED = 1024
+"""Tasks and threads whose claims a recording keeps in memory."""
 
 
 class Journal(Protocol):
@@ -44,10 +50,12 @@ class Journal(Protocol):
     def find_call(self, call_id: str) -> Call | None: ...
 
     def path_tokens(self, call_id: str) -> tuple[int, ...]:
-        """Tokens along the path from the root to `call_id`, its answer included."""
+        """Tokens along the path from the root to `call_id`, its answer included. `KeyError` if part of it is gone."""
         ...
 
-    def write_call(self, call: Call) -> None: ...
+    def write_call(self, call: Call) -> Call:
+        """Write a finished call. Where its id is on record already, that call stands; returns the one that does."""
+        ...
 
     def find_tool_call(self, record_id: str) -> ToolCall | None: ...
 
@@ -86,17 +94,19 @@ class MemoryJournal:
 
     def path_tokens(self, call_id: str) -> tuple[int, ...]:
         deltas: list[tuple[int, ...]] = []
-        call = self.find_call(call_id)
-        while call is not None:
+        step: str | None = call_id
+        while step is not None:
+            call = self._calls[step]
             deltas.append(call.token_ids)
-            call = self.find_call(call.parent) if call.parent else None
+            step = call.parent
         return tuple(token for delta in reversed(deltas) for token in delta)
 
-    def write_call(self, call: Call) -> None:
+    def write_call(self, call: Call) -> Call:
         with self._lock:
-            self._calls[call.id] = call
+            stands = self._calls.setdefault(call.id, call)
             if len(self._calls) > self._capacity:
                 self._calls.popitem(last=False)
+        return stands
 
     def find_tool_call(self, record_id: str) -> ToolCall | None:
         return self._tool_calls.get(record_id)
@@ -118,49 +128,95 @@ class MemoryJournal:
                 self._tool_calls.popitem(last=False)
 
 
+@dataclass(slots=True)
+class _Task:
+    """What is known of one LangGraph task: the calls on record when it began, and the indices handed out since."""
+
+    recorded: list[Call]
+    claimed: set[int] = field(default_factory=set[int])
+
+
 class Recording:
-    """One thread's open record: hands out call indices and recorded answers."""
+    """One run's open record: hands out call indices, seeds and recorded answers."""
 
     def __init__(self, journal: Journal, seed: int | None = None) -> None:
         self.journal = journal
         self.seed = seed
         """Base of the seeds of all calls; None draws each from the system."""
+        self.broken: StoreError | None = None
+        """Set when a call could not be written: from then on nothing may be asked, whatever the graph swallows."""
         self._lock = threading.Lock()
-        self._claimed: dict[tuple[str, str, int], set[int]] = {}
-        self._seeds: dict[str, set[int]] = {}
+        self._tasks: OrderedDict[tuple[str, str], _Task] = OrderedDict()
+        self._seeds: OrderedDict[str, set[int]] = OrderedDict()
 
     def claim(self, identity: GraphIdentity, request_hash: str) -> Call | int:
-        """The recorded answer to this request, or the index under which a new call is to be written."""
-        key = (identity.thread_id, identity.task_id, identity.attempt)
-        recorded = self.journal.calls_of_task(identity.thread_id, identity.task_id)
+        """The recorded answer to this request, or the index under which a new call is to be written.
+
+        An answer on record belongs to the attempt that it was given in: a node that a retry policy runs again asks
+        anew, and on resume gets each attempt's own answer.
+        """
         with self._lock:
-            claimed = self._claimed.setdefault(key, set())
-            for call in recorded:
-                if call.request_hash == request_hash and call.call_index not in claimed:
-                    claimed.add(call.call_index)
+            if self.broken is not None:
+                raise self.broken
+            task = self._task(identity)
+            for call in task.recorded:
+                asked = (call.request_hash, call.identity.attempt) == (request_hash, identity.attempt)
+                if asked and call.call_index not in task.claimed:
+                    task.claimed.add(call.call_index)
                     return call
-            taken = claimed | {call.call_index for call in recorded}
-            index = next(i for i in range(len(taken) + 1) if i not in taken)
-            claimed.add(index)
+            taken = task.claimed | {call.call_index for call in task.recorded}
+            index = next(i for i in count() if i not in taken)
+            task.claimed.add(index)
             return index
+
+    def release(self, identity: GraphIdentity, index: int) -> None:
+        """Give back the index of a call that came to nothing."""
+        with self._lock:
+            self._task(identity).claimed.discard(index)
+
+    def write_call(self, call: Call) -> Call:
+        """Write a finished call; returns the one that is on record, which is another where two were first."""
+        try:
+            return self.journal.write_call(call)
+        except StoreError as error:
+            self.broken = error
+            raise
 
     def draw_seed(self, identity: GraphIdentity, request_hash: str) -> int:
         """The seed of a new call: a function of the base seed, the call's place in its graph, and its request.
 
-        A subgraph does not know its place in the graph around it, so two calls can agree in both. They are told apart
-        by a number; which of the two gets which does not matter, since they ask the same. The seeds on record count
-        as taken: a step that is taken again from an earlier checkpoint samples anew.
+        A subgraph does not know its place in the graph around it, so calls of parallel subgraphs that ask the same
+        agree in both. They are numbered in the order in which they come: each gets a seed of its own, but two runs
+        with one base seed may deal these seeds out the other way round. The seeds on record count as taken: a step
+        that is taken again from an earlier checkpoint samples anew.
         """
         if self.seed is None:
             return secrets.randbits(63)
         with self._lock:
-            if identity.thread_id not in self._seeds:
-                self._seeds[identity.thread_id] = self.journal.seeds_of_thread(identity.thread_id)
-            taken = self._seeds[identity.thread_id]
+            taken = self._seeds_of(identity.thread_id)
             seeds = (derive_seed(self.seed, identity.path, request_hash, number) for number in count())
             seed = next(seed for seed in seeds if seed not in taken)
             taken.add(seed)
             return seed
+
+    def _task(self, identity: GraphIdentity) -> _Task:
+        key = (identity.thread_id, identity.task_id)
+        if key not in self._tasks:
+            self._tasks[key] = _Task(list(self.journal.calls_of_task(*key)))
+            _forget_oldest(self._tasks)
+        return self._tasks[key]
+
+    def _seeds_of(self, thread_id: str) -> set[int]:
+        if thread_id not in self._seeds:
+            self._seeds[thread_id] = self.journal.seeds_of_thread(thread_id)
+            _forget_oldest(self._seeds)
+        return self._seeds[thread_id]
+
+
+def _forget_oldest(known: OrderedDict[Any, Any]) -> None:
+    """A run has few tasks open at a time; a chat without a recording has no end."""
+    while len(known) > _REMEMBERED:
+        known.popitem(last=False)
 
 
 _active: ContextVar[Recording | None] = ContextVar("hrm_agent_recording", default=None)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import pytest
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.graph.message import add_messages
+from langgraph.types import RetryPolicy, interrupt
 
 from graphs.episode import Episode, EpisodeRunner
 from graphs.loading import load_graph
 from hrm_agent.environment import LocalEnvironment
-from hrm_agent.errors import ConfigError, GraphError
+from hrm_agent.errors import ConfigError, GraphError, ModelError, StoreFullError
+from hrm_agent.models import policy
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.store import RunStore
-from hrm_agent.trajectory import RunStatus, TaskRef, ToolStatus, Trajectory
+from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, ToolStatus, Trajectory
 from hrm_agent.trajectory.lint import lint
 
 OWN = "tests.graphs.own_agent:graph"
@@ -59,11 +65,13 @@ def test_a_graph_that_is_no_graph_says_what_it_is() -> None:
         assert message in str(caught.value)
 
 
-def test_a_builder_is_compiled_and_a_file_is_imported(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_builder_is_compiled_and_a_file_is_imported(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     assert load_graph("tests.graphs.own_agent:builder").channels.keys() >= {"messages"}
-    (tmp_path / "mine.py").write_text("from tests.graphs.own_agent import graph as agent\n")
+    (tmp_path / "graphs.py").write_text("from tests.graphs.own_agent import graph as agent\nprint('executed')\n")
     monkeypatch.chdir(tmp_path)
-    assert load_graph("./mine.py:agent") is load_graph(OWN)
+    assert load_graph("./graphs.py:agent") is load_graph("./graphs.py:agent") is load_graph(OWN)
+    assert capsys.readouterr().out == "executed\n", "the file is executed once"
+    assert load_graph("tool_loop") is not None, "a user's graphs.py does not take the place of ours"
 
 
 async def test_an_option_that_the_graph_does_not_know(store: RunStore, environment: LocalEnvironment) -> None:
@@ -75,8 +83,174 @@ async def test_an_option_that_the_graph_does_not_know(store: RunStore, environme
 
 
 async def test_what_a_graph_raises_is_on_record(store: RunStore, environment: LocalEnvironment) -> None:
+    trajectory = await run_graph(store, environment, failing)
+    assert trajectory.status is RunStatus.FAILED and trajectory.error == "ValueError: no such fruit"
+    assert lint(trajectory) == []
+
+
+async def test_what_a_person_can_mend_is_raised_and_can_be_gone_on_with(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
     with ScriptedEngine([]) as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment)
-        trajectory = await runner.run(Episode(TASK, "thread"))
-    assert trajectory.status is RunStatus.FAILED and "one more was asked for" in (trajectory.error or "")
+        with pytest.raises(ModelError, match="one more was asked for"):
+            await runner.run(Episode(TASK, "thread"))
+    with ScriptedEngine(["<answer>\\boxed{42}</answer>"]) as engine:
+        trajectory = await EpisodeRunner(store, engine, "scripted", environment).run(Episode(TASK, "thread"))
+    assert trajectory.status is RunStatus.COMPLETED and len(trajectory.calls) == 1
+    assert lint(trajectory) == []
+
+
+async def run_graph(store: RunStore, environment: LocalEnvironment, build: Any, **options: Any) -> Trajectory:
+    """Run a graph built by a function of this module, by its name."""
+    with ScriptedEngine(options.pop("script", lambda _: "hello")) as engine:
+        runner = EpisodeRunner(store, engine, "scripted", environment)
+        name = f"tests.graphs.test_own_graph:{build.__name__}_graph"
+        return await runner.run(Episode(TASK, f"thread of {build.__name__}", graph=name, seed=1, **options))
+
+
+@pytest.mark.parametrize("name", ["tool_loop", "reasoning"])
+def test_the_built_in_graphs_have_json_schemas(name: str) -> None:
+    """`langgraph dev` shows them."""
+    graph = load_graph(name)
+    assert "messages" in graph.get_input_jsonschema()["properties"]
+    assert "max_tokens" in (graph.get_context_jsonschema() or {})["properties"]
+
+
+def failing(state: MessagesState) -> dict[str, Any]:
+    raise ValueError("no such fruit")
+
+
+def one_node(node: Any, **options: Any) -> Any:
+    retry = options.pop("retry_policy", None)
+    schema = options.pop("schema", MessagesState)
+    builder = StateGraph(schema, **options).add_node("node", node, retry_policy=retry)
+    return builder.add_edge(START, "node")
+
+
+failing_graph = one_node(failing).compile()
+
+
+async def choosy(state: MessagesState) -> dict[str, Any]:
+    answer = await policy().ainvoke(state["messages"])
+    if "ripe" not in answer.text:
+        raise ConnectionError("not this one")
+    return {"messages": [answer]}
+
+
+choosy_graph = one_node(choosy, retry_policy=RetryPolicy(max_attempts=3, initial_interval=0.01)).compile()
+
+
+async def test_a_retried_node_asks_anew(store: RunStore, environment: LocalEnvironment) -> None:
+    answers = iter(["green", "ripe"])
+    trajectory = await run_graph(store, environment, choosy, script=lambda _: next(answers))
+    assert trajectory.answer == "ripe" and trajectory.status is RunStatus.COMPLETED
+    assert [(c.identity.attempt, c.call_index) for c in trajectory.calls] == [(1, 0), (2, 1)]
+    assert lint(trajectory) == []
+
+
+class Own(TypedDict):
+    messages: Annotated[list[Any], add_messages]
+    question: str
+    answer: str
+    stop_reason: str
+
+
+class Question(TypedDict):
+    question: str
+
+
+class Reply(TypedDict):
+    answer: str
+
+
+def schemas(state: Own) -> dict[str, Any]:
+    return {"messages": [AIMessage("scratch")], "answer": state["question"].upper(), "stop_reason": "end_turn"}
+
+
+schemas_graph = one_node(schemas, schema=Own, input_schema=Question, output_schema=Reply).compile()
+
+
+async def test_input_and_output_schemas_are_honoured(store: RunStore, environment: LocalEnvironment) -> None:
+    trajectory = await run_graph(store, environment, schemas)
+    assert (trajectory.status, trajectory.stop_reason) == (RunStatus.COMPLETED, StopReason.ANSWER)
+    assert trajectory.answer == TASK.prompt.upper()
+
+
+def asks_a_person(state: MessagesState) -> dict[str, Any]:
+    return {"messages": [AIMessage(str(interrupt("really?")))]}
+
+
+asks_a_person_graph = one_node(asks_a_person).compile()
+
+
+def paused(state: MessagesState) -> dict[str, Any]:
+    return {"messages": [AIMessage("done")]}
+
+
+paused_graph = one_node(paused).compile(interrupt_before=["node"])
+
+
+@pytest.mark.parametrize("build", [asks_a_person, paused])
+async def test_an_interrupted_run_is_no_answer(build: Any, store: RunStore, environment: LocalEnvironment) -> None:
+    trajectory = await run_graph(store, environment, build, verify=lambda _: 1.0)
+    assert (trajectory.status, trajectory.stop_reason) == (RunStatus.TRUNCATED, StopReason.INTERRUPT)
+
+
+@pytest.mark.parametrize("verify", [lambda _: 7.0, lambda _: 1 / 0])
+async def test_a_verifier_that_fails_is_on_record(verify: Any, store: RunStore, environment: LocalEnvironment) -> None:
+    trajectory = await run_graph(store, environment, paused, verify=verify)
+    assert trajectory.status is RunStatus.FAILED and "the verifier failed" in (trajectory.error or "")
+    assert trajectory.rewards == {} and lint(trajectory) == []
+
+
+async def swallows(state: MessagesState) -> dict[str, Any]:
+    try:
+        await policy().ainvoke(state["messages"])
+    except Exception:
+        return {"messages": [AIMessage("never mind")]}
+    return {}
+
+
+swallows_graph = one_node(swallows).compile()
+
+
+async def test_a_lost_record_is_raised_whatever_the_graph_swallows(
+    store: RunStore, environment: LocalEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(call: Any) -> Any:
+        raise StoreFullError("The disk is full.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.journal, "write_call", full)
+        with pytest.raises(StoreFullError):
+            await run_graph(store, environment, swallows)
+    trajectory = await run_graph(store, environment, swallows)
+    assert trajectory.status is RunStatus.COMPLETED and lint(trajectory) == []
+
+
+async def slow(state: MessagesState) -> dict[str, Any]:
+    return {"messages": [await policy().ainvoke(state["messages"])]}
+
+
+slow_graph = one_node(slow).compile()
+
+
+async def test_a_thread_is_run_by_one_at_a_time(store: RunStore, environment: LocalEnvironment) -> None:
+    both = [run_graph(store, environment, slow) for _ in range(2)]
+    done = await asyncio.gather(*both, return_exceptions=True)
+    assert sorted(type(result).__name__ for result in done) == ["RunError", "Trajectory"]
+
+
+async def test_a_cancelled_episode_is_gone_on_with(store: RunStore, environment: LocalEnvironment) -> None:
+    with ScriptedEngine(lambda _: "late", delay=0.3) as engine:
+        runner = EpisodeRunner(store, engine, "scripted", environment)
+        episode = Episode(TASK, "thread", graph="tests.graphs.test_own_graph:slow_graph", seed=1)
+        task = asyncio.create_task(runner.run(episode))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        trajectory = await runner.run(episode)
+    assert trajectory.answer == "late" and len(trajectory.calls) == 1
     assert lint(trajectory) == []

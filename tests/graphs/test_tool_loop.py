@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from graphs.answers import final_answer
 from graphs.episode import Episode, EpisodeRunner
 from hrm_agent.environment import LocalEnvironment
+from hrm_agent.errors import ContextLengthError
+from hrm_agent.models import Completion, GenerationRequest
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, ToolStatus, Trajectory
@@ -66,6 +69,22 @@ async def test_budgets(
     assert (trajectory.status, trajectory.stop_reason) == (RunStatus.TRUNCATED, reason)
     assert trajectory.sampled_tokens <= context.get("max_tokens", 10**6) and trajectory.reward == 0.0
     assert lint(trajectory) == []
+
+
+class Narrow(ScriptedEngine):
+    """Has room for one turn."""
+
+    def submit(self, request: GenerationRequest) -> Future[Completion]:
+        if self.calls == 1:
+            raise ContextLengthError("The prompt has 134 tokens; the model takes 110.")
+        return super().submit(request)
+
+
+async def test_a_full_context_window_is_a_limit(store: RunStore, environment: LocalEnvironment) -> None:
+    with Narrow(lambda _: call("1")) as engine:
+        trajectory = await EpisodeRunner(store, engine, "scripted", environment).run(Episode(TASK, "thread"))
+    assert (trajectory.status, trajectory.stop_reason) == (RunStatus.TRUNCATED, StopReason.MAX_TOKENS)
+    assert len(trajectory.calls) == 1 and lint(trajectory) == []
 
 
 async def test_tags_in_a_tools_output_forge_no_turn(store: RunStore, environment: LocalEnvironment) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
+from langchain_core.caches import InMemoryCache
+from langchain_core.globals import set_llm_cache
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langgraph.graph import END, START, StateGraph
@@ -18,7 +20,7 @@ from pydantic import BaseModel
 from hrm_agent.models import PolicyModel, invalid_tool_calls, policy, using_policy
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.trajectory import BranchReason, Call, Recording, recording
+from hrm_agent.trajectory import BranchReason, Call, FinishReason, Recording, Sampling, recording
 
 CALL = '<reason>add</reason><tool_call>{"name": "python", "arguments": {"code": "40 + 2"}}</tool_call>'
 BROKEN = '<reason>add</reason><tool_call>{"name": "python", "arguments": {"code": "40 + 2</tool_call>'
@@ -155,7 +157,9 @@ async def test_structured_output_is_recorded(store: RunStore) -> None:
     )
 
 
-@pytest.mark.parametrize("text", [CALL, BROKEN, "<reason>é漢🎉</reason><answer>\\boxed{1}</answer>"])
+@pytest.mark.parametrize(
+    "text", [CALL, BROKEN, "<reason>é漢🎉</reason><answer>\\boxed{1}</answer>", f"\n {CALL}\n and more \n", "a \n"]
+)
 async def test_streamed_and_invoked_messages_agree(text: str, store: RunStore) -> None:
     with ScriptedEngine(lambda _: text) as engine, recording(Recording(store.journal)):
         model = PolicyModel(backend=engine).bind_tools([TOOL])
@@ -164,7 +168,7 @@ async def test_streamed_and_invoked_messages_agree(text: str, store: RunStore) -
     streamed = chunks[0]
     for chunk in chunks[1:]:
         streamed = streamed + chunk
-    assert streamed.text == invoked.text
+    assert streamed.text == invoked.text and streamed.id != invoked.id
     assert [(c["name"], c["args"]) for c in streamed.tool_calls] == [(c["name"], c["args"]) for c in invoked.tool_calls]
     assert [c["error"] for c in invalid_tool_calls(streamed)] == [c["error"] for c in invalid_tool_calls(invoked)]
     assert bool(invalid_tool_calls(invoked)) == (text == BROKEN)
@@ -242,3 +246,44 @@ async def test_a_node_that_runs_again_gets_its_recorded_answers(store: RunStore)
             end = await graph.ainvoke(None, config)
     assert end["answers"] == ["answer to b", "answer to a"]
     assert engine.calls == 2 == len(calls_of(store, "t"))
+
+
+async def test_a_stream_that_is_given_up_frees_its_place_and_its_index(store: RunStore) -> None:
+    with ScriptedEngine(lambda _: "x" * 200, delay=0.1) as engine, recording(Recording(store.journal)) as active:
+        config: Any = {"metadata": {"thread_id": "t"}}
+        stream = PolicyModel(backend=engine).astream("q", config)
+        task = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert calls_of(store, "t") == [] and not any(known.claimed for known in active._tasks.values())
+
+
+async def test_langchains_cache_is_not_asked(store: RunStore) -> None:
+    set_llm_cache(InMemoryCache())
+    try:
+        with ScriptedEngine(echo) as engine, recording(Recording(store.journal)):
+            model = PolicyModel(backend=engine)
+            await model.ainvoke("same", {"metadata": {"thread_id": "t"}})
+            await model.ainvoke("same", {"metadata": {"thread_id": "t"}})
+    finally:
+        set_llm_cache(None)
+    assert len(calls_of(store, "t")) == 2
+
+
+async def test_another_chat_model_is_told_the_sampling_parameters_that_are_recorded(store: RunStore) -> None:
+    told: list[dict[str, Any]] = []
+
+    class Foreign(GenericFakeChatModel):
+        def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
+            told.append(kwargs)
+            return super()._generate(messages, stop, run_manager)
+
+    foreign = Foreign(messages=iter([AIMessage("hello", response_metadata={"stop_reason": "max_tokens"})]))
+    sampling = Sampling(temperature=0.0, top_p=0.5, max_tokens=7)
+    with using_policy(foreign, sampling), recording(Recording(store.journal)):
+        await policy().ainvoke("hi", {"metadata": {"thread_id": "t"}})
+    (call,) = calls_of(store, "t")
+    assert told == [{"temperature": 0.0, "top_p": 0.5, "max_tokens": 7}]
+    assert call.sampling == sampling and call.finish_reason is FinishReason.LENGTH
