@@ -43,6 +43,8 @@ class CollectConfig(BaseModel):
     """Sampled tokens of one answer, where the graph sets no budget of its own."""
     concurrency: int = Field(default=256, ge=1)
     """Rollouts open at a time."""
+    weak_isolation: bool = False
+    """Run model-written code even where this machine offers no namespaces: resource limits only."""
     seed: int = 0
 
 
@@ -104,6 +106,8 @@ class GrpoConfig(BaseModel):
     """Most tokens, padding included, of one forward pass."""
     concurrency: int = Field(default=256, ge=1)
     """Rollouts open at a time."""
+    weak_isolation: bool = False
+    """Run model-written code even where this machine offers no namespaces: resource limits only."""
     seed: int = 0
 
     @property

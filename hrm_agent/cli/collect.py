@@ -45,7 +45,7 @@ def collect_run(config: CollectConfig, folder: Path, output: Output) -> None:
 def collected(config: CollectConfig, command: str, folder: Path) -> list[Trajectory]:
     """The trajectories of the run in `folder`, those on record read back and the others run."""
     tasks = len(load_tasks(config.tasks, split=config.split, seed=config.seed, count=config.count))
-    compare_on_resume(config, command, folder, free=frozenset({"concurrency"}))
+    compare_on_resume(config, command, folder, free=frozenset({"concurrency", "weak_isolation"}))
     save_config(config, command, folder)
     correct = 0
     with progress(command, tasks * config.samples) as advance:

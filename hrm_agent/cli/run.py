@@ -55,6 +55,8 @@ class RunConfig(BaseModel):
     """With a seed the same command samples the same tokens."""
     recursion_limit: int = Field(default=200, ge=1)
     """LangGraph's steps."""
+    weak_isolation: bool = False
+    """Run model-written code even where this machine offers no namespaces: resource limits only."""
 
 
 def run(words: list[str]) -> int:
@@ -85,10 +87,10 @@ def run_task(config: RunConfig, text: str, thread: str, where: str, output: Outp
     with open_store(where) as store:
         _refuse_another_task(store, episode)
         folder = config_folder(store.path, episode.trajectory_id)
-        compare_on_resume(config, "run", folder)
+        compare_on_resume(config, "run", folder, free=frozenset({"weak_isolation"}))
         backend = load_policy(config.policy)
         save_config(config, "run", folder)
-        environment = LocalEnvironment()
+        environment = LocalEnvironment(allow_weak_isolation=config.weak_isolation)
         try:
             sampling = Sampling(temperature=config.temperature, top_p=config.top_p, max_tokens=config.max_tokens)
             runner = EpisodeRunner(

@@ -32,7 +32,8 @@ What is **not** covered:
 * Packages. Snippets see the standard library only.
 
 Without user namespaces (some containers, some distributions) construction is refused; with `allow_weak_isolation=True`
-only resource limits and the change of user remain, and `isolation` says so: `rlimits` instead of `namespaces+rlimits`.
+(on the command line `--weak-isolation`) only resource limits and the change of user remain, and `isolation` says so:
+`rlimits` instead of `namespaces+rlimits`.
 """
 
 from __future__ import annotations

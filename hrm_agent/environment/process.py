@@ -20,8 +20,8 @@ WEAK = "rlimits"
 _BOOT = "import sys; sys.path.insert(0, {!r}); from sandbox.zygote import main; del sys.path[0]; main()"
 _HINT = (
     "Allow unprivileged user namespaces (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns;"
-    " in a container: --security-opt seccomp=unconfined), or accept with allow_weak_isolation=True that model-written"
-    " code can reach the network and read your files."
+    " in a container: --security-opt seccomp=unconfined), or accept with --weak-isolation (in Python"
+    " allow_weak_isolation=True) that model-written code can reach the network and read your files."
 )
 
 

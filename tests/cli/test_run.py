@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hrm_agent.environment import process
 from tests.cli.conftest import Command
 
 TASK = "What is 6 * 7?"
@@ -84,6 +85,31 @@ def test_a_limit_is_no_failure(scripted: str, hrm: Command) -> None:
     done = hrm("run", TASK, "--policy", scripted, "--context", "max_turns=1", "--json")
     assert done.code == 0
     assert (done.lines[-1]["status"], done.lines[-1]["stop_reason"]) == ("truncated", "max_turns")
+
+
+def test_weak_isolation_has_to_be_asked_for(scripted: str, hrm: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Denied(process.ZygoteProcess):
+        """Weak isolation is strong underneath: as another user this interpreter may be out of reach."""
+
+        def __init__(self, isolation: str) -> None:
+            super().__init__(process.NAMESPACES)
+            asked.append(isolation)
+
+        def handshake(self) -> str:
+            return super().handshake() or ("denied" if asked[-1] == process.NAMESPACES else "")
+
+    monkeypatch.setattr(process, "ZygoteProcess", Denied)
+    words = ("run", TASK, "--policy", scripted, "--thread", "t1")
+    done = hrm(*words)
+    assert done.code == 2
+    assert "--weak-isolation" in done.err
+    assert hrm(*words, "--weak-isolation").code == 0
+    assert asked == [process.NAMESPACES, process.NAMESPACES, process.WEAK]
+    assert hrm("resume", "t1").code == 0
+    for command in (["collect"], ["eval"], ["train", "rl"]):
+        assert "weak_isolation = true" in hrm(*command, "--weak-isolation", "--dry-run").out
 
 
 @pytest.fixture

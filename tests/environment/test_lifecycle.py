@@ -244,7 +244,7 @@ def test_construction_is_refused_where_isolation_is_missing(monkeypatch: pytest.
             )
 
     monkeypatch.setattr(process, "ZygoteProcess", Denied)
-    with pytest.raises(HrmError, match=r"cannot be isolated.*unshare: Operation not permitted.*allow_weak_isolation"):
+    with pytest.raises(HrmError, match=r"cannot be isolated.*unshare: Operation not permitted.*--weak-isolation"):
         LocalEnvironment()
 
 
