@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from hrm_agent.cli.arguments import Parser, add_config, config_from, print_config
 from hrm_agent.cli.output import Output, progress
 from hrm_agent.cli.source import run_folder
 from hrm_agent.config import compare_on_resume, save_config
-from hrm_agent.trajectory import Trajectory
+from hrm_agent.trajectory import RunStatus, Trajectory
 from training.collect import collect
 from training.configs import CollectConfig
 from training.tasks import load_tasks
 
-__all__ = ["collect_run", "collected", "run"]
+__all__ = ["collect_run", "collected", "exit_code", "run"]
 
 
 def run(words: list[str]) -> int:
@@ -29,17 +31,26 @@ def run(words: list[str]) -> int:
     if arguments.dry_run:
         print_config(config, "collect", as_json=arguments.json)
         return 0
-    collect_run(config, run_folder(arguments.out, "collect"), Output(as_json=arguments.json))
-    return 0
+    return collect_run(config, run_folder(arguments.out, "collect"), Output(as_json=arguments.json))
 
 
-def collect_run(config: CollectConfig, folder: Path, output: Output) -> None:
-    """Collect, or go on, and say what became of it."""
+def collect_run(config: CollectConfig, folder: Path, output: Output) -> int:
+    """Collect, or go on, and say what became of it; the exit code."""
     trajectories = collected(config, "collect", folder)
     statuses = Counter(trajectory.status.value for trajectory in trajectories)
     output.result({"folder": str(folder), "trajectories": len(trajectories), "statuses": dict(statuses)})
     output.say(f"{len(trajectories)} trajectories in {folder}: " + ", ".join(f"{n} {s}" for s, n in statuses.items()))
     output.say(f"Next: hrm-agent history --store {folder}, hrm-agent eval {folder}, hrm-agent lint {folder}")
+    return exit_code(trajectories)
+
+
+def exit_code(trajectories: Sequence[Trajectory]) -> int:
+    """1, with a line on stderr, if every rollout failed: then it is the set-up that does not work."""
+    if not trajectories or any(trajectory.status is not RunStatus.FAILED for trajectory in trajectories):
+        return 0
+    (error, _), *_ = Counter(trajectory.error or "" for trajectory in trajectories).most_common(1)
+    print(f"hrm-agent: Every rollout failed, most often by: {' '.join(error.split())}", file=sys.stderr)
+    return 1
 
 
 def collected(config: CollectConfig, command: str, folder: Path) -> list[Trajectory]:

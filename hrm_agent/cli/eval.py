@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hrm_agent.cli.arguments import Parser, add_config, config_from, print_config
-from hrm_agent.cli.collect import collected
+from hrm_agent.cli.collect import collected, exit_code
 from hrm_agent.cli.output import Output
 from hrm_agent.cli.source import run_folder, stored_trajectories
 from training.configs import CollectConfig
@@ -33,13 +33,14 @@ def run(words: list[str]) -> int:
     if arguments.dry_run:
         print_config(config, "eval", as_json=arguments.json)
         return 0
-    eval_run(config, run_folder(arguments.out, "eval"), output)
-    return 0
+    return eval_run(config, run_folder(arguments.out, "eval"), output)
 
 
-def eval_run(config: CollectConfig, folder: Path, output: Output) -> None:
-    """Run what is missing, then evaluate the whole."""
-    _report(output, evaluate(collected(config, "eval", folder)), str(folder))
+def eval_run(config: CollectConfig, folder: Path, output: Output) -> int:
+    """Run what is missing, then evaluate the whole; the exit code."""
+    trajectories = collected(config, "eval", folder)
+    _report(output, evaluate(trajectories), str(folder))
+    return exit_code(trajectories)
 
 
 def _report(output: Output, found: Evaluation, where: str) -> None:

@@ -50,16 +50,14 @@ def _collect(folder: Path, output: Output) -> int:
     from hrm_agent.cli.collect import collect_run
     from training.configs import CollectConfig
 
-    collect_run(build_config(CollectConfig, _values(folder, "collect"), CONFIG_FILE), folder, output)
-    return 0
+    return collect_run(build_config(CollectConfig, _values(folder, "collect"), CONFIG_FILE), folder, output)
 
 
 def _eval(folder: Path, output: Output) -> int:
     from hrm_agent.cli.eval import eval_run
     from training.configs import CollectConfig
 
-    eval_run(build_config(CollectConfig, _values(folder, "eval"), CONFIG_FILE), folder, output)
-    return 0
+    return eval_run(build_config(CollectConfig, _values(folder, "eval"), CONFIG_FILE), folder, output)
 
 
 def _train_rl(folder: Path, output: Output) -> int:

@@ -66,16 +66,22 @@ def test_a_run_that_cannot_be_begun(scripted: str, hrm: Command) -> None:
     assert "There is no model folder" in hrm("run", TASK, "--policy", "nothing-here").err
 
 
-def test_a_run_that_fails_says_so(hrm: Command, tmp_path: Path) -> None:
+@pytest.fixture
+def broken(tmp_path: Path) -> tuple[str, ...]:
+    """A graph that fails on every question but one, and a policy that it never asks."""
     (tmp_path / "broken.py").write_text(
         "from typing import TypedDict\n"
         "from langgraph.graph import START, StateGraph\n"
         "class State(TypedDict):\n    question: str\n"
-        "def node(state):\n    raise ValueError('no luck')\n"
+        "def node(state):\n    if '8' not in state['question']:\n        raise ValueError('no luck')\n"
         "graph = StateGraph(State).add_node('n', node).add_edge(START, 'n').compile()\n"
     )
     (tmp_path / "one.jsonl").write_text('"x"\n')
-    done = hrm("run", TASK, "--policy", "scripted:one.jsonl", "--graph", "./broken.py:graph")
+    return "--policy", "scripted:one.jsonl", "--graph", "./broken.py:graph"
+
+
+def test_a_run_that_fails_says_so(broken: tuple[str, ...], hrm: Command) -> None:
+    done = hrm("run", TASK, *broken)
     assert done.code == 1
     assert "ValueError: no luck" in done.out
     assert "Traceback" not in done.out + done.err
@@ -144,6 +150,21 @@ def test_collect_then_everything_else(tasks: str, parrot: str, hrm: Command, tmp
     thread = hrm("resume", "c/collect/0/0", "--store", "runs/c")
     assert thread.code == 2
     assert "`hrm-agent resume runs/c`" in thread.err
+
+
+@pytest.mark.parametrize("command", ["collect", "eval"])
+def test_where_every_rollout_failed_the_command_did(
+    command: str, tasks: str, broken: tuple[str, ...], hrm: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "one-task.jsonl").write_text(json.dumps({"question": TASK, "answer": "42"}))
+    words = (command, *broken, "--count", "none", "--json")
+    done = hrm(*words, "--tasks", f"jsonl:{tmp_path / 'one-task.jsonl'}", "--out", "runs/all")
+    assert (done.code, done.json["statuses"]) == (1, {"failed": 1})
+    assert done.err.splitlines()[-1] == "hrm-agent: Every rollout failed, most often by: ValueError: no luck"
+    assert hrm("resume", "runs/all").code == 1
+    done = hrm(*words, "--tasks", tasks, "--out", "runs/some")
+    assert done.code == 0
+    assert done.json["statuses"]["failed"] == 1 and "Every rollout" not in done.err
 
 
 def test_eval_of_a_policy(tasks: str, parrot: str, hrm: Command) -> None:
