@@ -33,6 +33,7 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import ConfigDict, Field
 
+from hrm_agent.errors import ModelError
 from hrm_agent.models.active import ActivePolicy, Backend, active_policy
 from hrm_agent.models.engine import Completion, Engine, GenerationRequest
 from hrm_agent.models.streaming import StreamDecoder
@@ -239,11 +240,21 @@ def _ask_in_thread(model: BaseChatModel, turn: Turn, options: dict[str, Any]) ->
         try:
             asked = runnable.bind(**passed)
             future.set_result(asked.invoke(list(turn.messages), {"callbacks": []}, stop=list(sampling.stop) or None))
-        except BaseException as error:
-            future.set_exception(error)
+        except Exception as error:
+            future.set_exception(_model_failure(model, error))
 
     threading.Thread(target=ask, daemon=True).start()
     return future
+
+
+def _model_failure(model: BaseChatModel, error: Exception) -> ModelError:
+    """A provider that does not answer is no fault of the graph: the run stops, and can be gone on with."""
+    failure = ModelError(
+        f"The model {_model_name(model)} gave no answer: {type(error).__name__}: {error}.",
+        "See to its key, its name, the network; then `hrm-agent resume` the run.",
+    )
+    failure.__cause__ = error
+    return failure
 
 
 def _model_name(backend: Backend) -> str:

@@ -17,6 +17,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Send
 from pydantic import BaseModel
 
+from hrm_agent.errors import ModelError
 from hrm_agent.models import PolicyModel, invalid_tool_calls, policy, using_policy
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.store import RunStore, open_store
@@ -287,3 +288,13 @@ async def test_another_chat_model_is_told_the_sampling_parameters_that_are_recor
     (call,) = calls_of(store, "t")
     assert told == [{"temperature": 0.0, "top_p": 0.5, "max_tokens": 7}]
     assert call.sampling == sampling and call.finish_reason is FinishReason.LENGTH
+
+
+async def test_a_provider_that_fails_stops_the_run(store: RunStore) -> None:
+    class Down(GenericFakeChatModel):
+        def _generate(self, *args: Any, **kwargs: Any) -> Any:
+            raise TimeoutError("no answer in 60 s")
+
+    with using_policy(Down(messages=iter([]))), recording(Recording(store.journal)):
+        with pytest.raises(ModelError, match="gave no answer: TimeoutError: no answer in 60 s"):
+            await policy().ainvoke("hi")
