@@ -215,6 +215,19 @@ def _sample_index_gapless(trajectory: Trajectory) -> Iterator[Problem]:
             yield trajectory.id, f"call {index} of task {task_id!r} has the samples {sorted(samples)}"
 
 
+@_invariant("call-once")
+def _call_once(trajectory: Trajectory) -> Iterator[Problem]:
+    """No two calls have the same path, request and seed: no answer was sampled again instead of being read back."""
+    asked: defaultdict[tuple[str, str, int], dict[tuple[str, int], str]] = defaultdict(dict)
+    for call in trajectory.calls:
+        if call.sampling.seed is not None:
+            same = asked[call.identity.path, call.request_hash, call.sampling.seed]
+            same.setdefault((call.identity.task_id, call.call_index), call.id)  # one for all samples of a call
+    for same in asked.values():
+        if len(same) > 1:
+            yield list(same.values())[1], f"asks what {len(same) - 1} other calls asked, with the same seed"
+
+
 # the message forest
 
 

@@ -97,6 +97,11 @@ CORRUPTIONS: list[tuple[str, str, Corruption]] = [
     ),
     ("call-index-gapless", "a call is missing", lambda: with_calls(make_call("a"), make_call("a", 2))),
     ("sample-index-gapless", "a sample is missing", lambda: with_calls(make_call("a"), make_call("a", sample_index=2))),
+    (
+        "call-once",
+        "sampled again under another task",
+        lambda: with_calls(make_call("a"), make_call("b", request_hash="request-a-0")),
+    ),
     ("parent-known", "an unknown parent", lambda: with_calls(make_call("a", parent="0" * 32))),
     ("parent-known", "branched off an unknown call", lambda: with_call(2, branch_of="0" * 32)),
     ("parent-acyclic", "two calls extend each other", cycle),
@@ -193,3 +198,11 @@ def test_a_call_without_tokens_is_sound_when_it_says_so() -> None:
 
 def test_the_log_prob_of_a_certain_token_may_be_rounded_up() -> None:
     assert lint(with_call(0, logprobs=(0.0, 0.0, 1e-6, -0.25))) == []
+
+
+def test_the_same_request_may_be_asked_again_with_another_seed_or_none() -> None:
+    first = make_call("a")
+    for seed in (12, None):
+        sampling = first.sampling.model_copy(update={"seed": seed})
+        again = [make_call(task, request_hash=first.request_hash, sampling=sampling) for task in ("b", "c")]
+        assert lint(with_calls(first, *(again if seed is None else again[:1]))) == []
