@@ -295,6 +295,6 @@ async def test_a_provider_that_fails_stops_the_run(store: RunStore) -> None:
         def _generate(self, *args: Any, **kwargs: Any) -> Any:
             raise TimeoutError("no answer in 60 s")
 
-    with using_policy(Down(messages=iter([]))), recording(Recording(store.journal)):
-        with pytest.raises(ModelError, match="gave no answer: TimeoutError: no answer in 60 s"):
-            await policy().ainvoke("hi")
+    failure = pytest.raises(ModelError, match="gave no answer: TimeoutError: no answer in 60 s")
+    with using_policy(Down(messages=iter([]))), recording(Recording(store.journal)), failure:
+        await policy().ainvoke("hi")
