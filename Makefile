@@ -10,6 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_ARGS ?=
 PYTEST_ARGS ?=
+BENCHMARKS := training_step engine sandbox demo
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test slow lint format policy bench docs clean
@@ -46,8 +47,9 @@ format: $(STAMP) ## rewrite the sources in the common format
 policy: $(STAMP) ## rebuild the two policies that are shipped, from nothing
 	$(BIN)/python -m training.small_policy
 
-bench: $(STAMP) ## cost of a training step
-	$(BIN)/python -m benchmarks.training_step
+bench: $(STAMP) ## every benchmark, some minutes each; the numbers go to benchmarks/results
+	mkdir -p benchmarks/results
+	for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json; done
 
 docs: $(STAMP) ## the generated page of the record's format
 	$(BIN)/python -m hrm_agent.trajectory.json_schema docs/trajectory-format.md
