@@ -59,7 +59,7 @@ def reinforce(config: GrpoConfig, folder: Path, output: Output) -> None:
     from training.grpo import train
     from training.metrics import read_metrics
 
-    compare_on_resume(config, "train rl", folder, free=frozenset({"concurrency"}))
+    compare_on_resume(config, "train rl", folder, free=frozenset({"concurrency", "weak_isolation"}))
     save_config(config, "train rl", folder)
     with progress(config.algorithm, config.steps) as advance:
         model = asyncio.run(train(config, folder, on_step=lambda row: advance(watched(row), int(row["step"]) + 1)))
