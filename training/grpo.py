@@ -19,6 +19,7 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
+from hrm_agent.errors import ConfigError
 from hrm_agent.trajectory import Overlay, Sampling, Trajectory, derive_seed
 from training.advantages import group_advantages
 from training.batch import build_batches
@@ -42,6 +43,8 @@ async def train(
 ) -> Path:
     """Train, or go on with, the run in `folder`; returns the folder of the trained model."""
     accelerator = Accelerator()
+    if accelerator.num_processes > 1:
+        raise ConfigError("Rollouts are not shared among processes yet.", "Start `train rl` without torchrun.")
     policy = TrainablePolicy(config, accelerator)
     policy.restore(folder / "checkpoint")
     run_id = run_id_of(folder)
