@@ -1,15 +1,19 @@
-"""Files that are whole at any moment: written beside, then renamed over what was there.
+"""What is written for others to read: files that are whole at any moment, and JSON that every reader accepts.
 
-Whoever is killed half-way, or runs out of disk, leaves the old file as it was.
+A file is written beside its place, then renamed over what was there: whoever is killed half-way, or runs out of disk,
+leaves the old one as it was.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
-__all__ = ["replacing"]
+__all__ = ["replacing", "to_json"]
 
 
 @contextmanager
@@ -22,3 +26,18 @@ def replacing(path: Path) -> Generator[Path]:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def to_json(value: Any) -> str:
+    """One line of strict JSON. JSON has no nan: a mean over nothing is null."""
+    return json.dumps(_finite(value), ensure_ascii=False, default=str, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in cast("list[Any]", value)]
+    return value

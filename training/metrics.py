@@ -7,7 +7,6 @@ its old row is dropped on resume, so that the file never holds a step twice.
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from hrm_agent.files import replacing
+from hrm_agent.files import replacing, to_json
 
 __all__ = ["MetricsLog", "Phases", "read_metrics"]
 
@@ -30,16 +29,11 @@ class MetricsLog:
         self.path = path
         kept = [row for row in read_metrics(path) if row["step"] < before_step]
         with replacing(path) as part:
-            part.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+            part.write_text("".join(to_json(row) + "\n" for row in kept), encoding="utf-8")
 
     def append(self, row: Row) -> None:
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({name: _number(value) for name, value in row.items()}) + "\n")
-
-
-def _number(value: Any) -> Any:
-    """JSON has no nan: a mean over nothing is null."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+            file.write(to_json(row) + "\n")
 
 
 def read_metrics(path: Path) -> list[Row]:

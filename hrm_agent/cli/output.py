@@ -5,7 +5,7 @@ Progress is a bar on a terminal and a plain line now and then elsewhere, so that
 
 from __future__ import annotations
 
-import json
+import math
 import sys
 import time
 from collections.abc import Generator, Sequence
@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 from rich.console import Console
 from rich.table import Table
+
+from hrm_agent.files import to_json
 
 __all__ = ["Advance", "Output", "progress"]
 
@@ -38,7 +40,7 @@ class Output:
     def result(self, record: Any) -> None:
         """The JSON form of the whole result, one line; nothing in the form for people."""
         if self.as_json:
-            print(json.dumps(record, ensure_ascii=False, default=str), flush=True)
+            print(to_json(record), flush=True)
 
     def say(self, text: str = "", style: str = "") -> None:
         """A line for people; `text` is taken literally."""
@@ -60,7 +62,7 @@ class Output:
 
 def _text(value: object) -> str:
     if isinstance(value, float):
-        return f"{value:.3f}"
+        return f"{value:.3f}" if math.isfinite(value) else "none"
     return "" if value is None else str(value)
 
 

@@ -175,6 +175,14 @@ def test_where_every_rollout_failed_the_command_did(
     assert done.json["statuses"]["failed"] == 1 and "Every rollout" not in done.err
 
 
+def test_a_mean_over_nothing_is_null_in_json(tmp_path: Path, parrot: str, hrm: Command) -> None:
+    (tmp_path / "hard.jsonl").write_text(json.dumps({"question": "What is 1 + 1?", "answer": "2"}) + "\n")
+    words = ("--tasks", f"jsonl:{tmp_path / 'hard.jsonl'}", "--count", "none", "--policy", parrot, "--out", "runs/h")
+    done = hrm("eval", *words, "--json")
+    assert "NaN" not in done.out and done.json["correct_with_tool_error"] is None
+    assert "none" in hrm("eval", "runs/h").out
+
+
 def test_eval_of_a_policy(tasks: str, parrot: str, hrm: Command) -> None:
     found = hrm("eval", "--tasks", tasks, "--count", "2", "--policy", parrot, "--out", "runs/e", "--json").json
     assert (found["trajectories"], found["statuses"]) == (2, {"completed": 2})
