@@ -1,4 +1,4 @@
-"""What is written for others to read: files that are whole at any moment, and JSON that every reader accepts.
+"""Files: whole at any moment, written by one process at a time, and JSON that every reader accepts.
 
 A file is written beside its place, then renamed over what was there: whoever is killed half-way, or runs out of disk,
 leaves the old one as it was.
@@ -6,6 +6,7 @@ leaves the old one as it was.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 from collections.abc import Generator
@@ -13,7 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-__all__ = ["replacing", "to_json"]
+from hrm_agent.errors import RunError
+
+__all__ = ["alone_in", "replacing", "to_json"]
 
 
 @contextmanager
@@ -41,3 +44,15 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in cast("list[Any]", value)]
     return value
+
+
+@contextmanager
+def alone_in(folder: Path) -> Generator[None]:
+    """Two processes in one run folder would run the same threads. The lock goes with its process, however that ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"Another process is at work in {folder}.", "Wait for it, or name another folder.") from None
+        yield

@@ -17,7 +17,7 @@ SOURCES = sorted(path for package in PACKAGES for path in (PROJECT / package).rg
 ALLOWED = {
     "hrm_agent": set(),
     "hrm_agent.errors": set(),
-    "hrm_agent.files": set(),
+    "hrm_agent.files": {"hrm_agent.errors"},
     "hrm_agent.config": {"hrm_agent.errors", "hrm_agent.files"},
     "hrm_agent.trajectory": {"hrm_agent.errors", "hrm_agent.files"},
     "hrm_agent.retrieval": {"hrm_agent.errors", "hrm_agent.trajectory"},

@@ -11,16 +11,15 @@ batches whatever asks at the same moment. `concurrency` bounds how many are open
 from __future__ import annotations
 
 import asyncio
-import fcntl
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from graphs.episode import Episode, EpisodeRunner
 from hrm_agent.environment import LocalEnvironment
-from hrm_agent.errors import RunError
+from hrm_agent.files import alone_in
 from hrm_agent.models import Backend
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import Sampling, Trajectory, derive_seed
@@ -40,25 +39,13 @@ async def open_runner(
     weak_isolation: bool = False,
 ) -> AsyncGenerator[EpisodeRunner]:
     """Everything that the episodes of the run in `folder` share: its `store.db`, a sandbox, and the policy."""
-    with _alone_in(folder):
+    with alone_in(folder):
         environment = LocalEnvironment(allow_weak_isolation=weak_isolation)
         try:
             with open_store(folder / "store.db") as store:
                 yield EpisodeRunner(store, backend, policy, environment, sampling, stand_in=stand_in)
         finally:
             await environment.close()
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Generator[None]:
-    """Two processes in one run folder would run the same threads. The lock goes with its process, however that ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(f"Another process is at work in {folder}.", "Wait for it, or name another folder.") from None
-        yield
 
 
 def run_id_of(folder: Path) -> str:

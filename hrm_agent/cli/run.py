@@ -25,7 +25,8 @@ from hrm_agent.cli.source import DEFAULT_STORE
 from hrm_agent.config import compare_on_resume, save_config
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.errors import RunError
-from hrm_agent.models import DEFAULT_POLICY, invalid_tool_calls, load_policy
+from hrm_agent.files import alone_in
+from hrm_agent.models import DEFAULT_POLICY, Backend, invalid_tool_calls, load_policy
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.trajectory import RunStatus, Sampling, TaskRef, Trajectory
 
@@ -89,25 +90,28 @@ def run_task(config: RunConfig, text: str, thread: str, where: str, output: Outp
         folder = config_folder(store.path, episode.trajectory_id)
         compare_on_resume(config, "run", folder, free=frozenset({"weak_isolation"}))
         backend = load_policy(config.policy)
-        save_config(config, "run", folder)
-        environment = LocalEnvironment(allow_weak_isolation=config.weak_isolation)
-        try:
-            sampling = Sampling(temperature=config.temperature, top_p=config.top_p, max_tokens=config.max_tokens)
-            runner = EpisodeRunner(
-                store,
-                backend,
-                config.policy,
-                environment,
-                sampling,
-                recursion_limit=config.recursion_limit,
-                stand_in=config.stand_in,
-            )
-            printer = Printer(output)
-            trajectory = asyncio.run(runner.run(episode, printer.update))
-        finally:
-            environment.shutdown()
+        with alone_in(folder):
+            save_config(config, "run", folder)
+            trajectory = _run(config, episode, store, backend, output)
     _conclude(output, trajectory, where)
     return 1 if trajectory.status is RunStatus.FAILED else 0
+
+
+def _run(config: RunConfig, episode: Episode, store: RunStore, backend: Backend, output: Output) -> Trajectory:
+    environment = LocalEnvironment(allow_weak_isolation=config.weak_isolation)
+    try:
+        runner = EpisodeRunner(
+            store,
+            backend,
+            config.policy,
+            environment,
+            Sampling(temperature=config.temperature, top_p=config.top_p, max_tokens=config.max_tokens),
+            recursion_limit=config.recursion_limit,
+            stand_in=config.stand_in,
+        )
+        return asyncio.run(runner.run(episode, Printer(output).update))
+    finally:
+        environment.shutdown()
 
 
 def _refuse_another_task(store: RunStore, episode: Episode) -> None:
