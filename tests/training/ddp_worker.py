@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
@@ -15,7 +16,7 @@ from training.update import policy_update
 
 def main(output: str) -> None:
     accelerator = Accelerator(cpu=True)
-    assert accelerator.num_processes == 2, "torchrun started unsynchronised copies"
+    assert accelerator.num_processes == 2, "these are unsynchronised copies"
     model = tiny_model()
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
     rows = random_rows(0)
@@ -31,3 +32,4 @@ def main(output: str) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1])
+    os._exit(0)  # gloo's threads now and then hang the interpreter's exit, after all work is done
