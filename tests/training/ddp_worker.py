@@ -27,9 +27,9 @@ def main(output: str) -> None:
     if accelerator.is_main_process:
         weights = accelerator.unwrap_model(model).state_dict()
         torch.save({"weights": weights, "metrics": metrics, "none": metrics_of_none}, output)
-    accelerator.end_training()
+    accelerator.wait_for_everyone()
+    os._exit(0)  # taking gloo's process group down now and then hangs, after all work is done
 
 
 if __name__ == "__main__":
     main(sys.argv[1])
-    os._exit(0)  # gloo's threads now and then hang the interpreter's exit, after all work is done
