@@ -22,10 +22,11 @@ def graph_identity(metadata: Mapping[str, Any] | None, run_id: str) -> GraphIden
     namespace = str(metadata.get("langgraph_checkpoint_ns", ""))
     if not namespace:
         return GraphIdentity(thread_id=str(metadata.get("thread_id", "")) or run_id, task_id=run_id)
-    checkpoint_id, attempt = _checkpoint()
+    checkpoint_id, root_checkpoint_id, attempt = _checkpoint()
     return GraphIdentity(
         thread_id=str(metadata.get("thread_id", "")) or run_id,
         checkpoint_id=checkpoint_id,
+        root_checkpoint_id=root_checkpoint_id,
         checkpoint_ns=namespace,
         task_id=namespace.rpartition(":")[2],
         node=str(metadata.get("langgraph_node", "")),
@@ -34,14 +35,17 @@ def graph_identity(metadata: Mapping[str, Any] | None, run_id: str) -> GraphIden
     )
 
 
-def _checkpoint() -> tuple[str, int]:
-    """Checkpoint id and node attempt of the running task, or what they are outside one."""
+def _checkpoint() -> tuple[str, str, int]:
+    """Checkpoint ids (the graph's own, the outermost graph's) and attempt of the running task, or what they are outside."""
     try:
-        runtime = get_config().get("configurable", {}).get("__pregel_runtime")
+        configurable: Mapping[str, Any] = get_config().get("configurable", {})
     except RuntimeError:
-        return "", 1
-    info = getattr(runtime, "execution_info", None)
-    return (str(info.checkpoint_id), int(info.node_attempt)) if info is not None else ("", 1)
+        return "", "", 1
+    info = getattr(configurable.get("__pregel_runtime"), "execution_info", None)
+    if info is None:
+        return "", "", 1
+    own = str(info.checkpoint_id)
+    return own, str(configurable.get("checkpoint_map", {}).get("", own)), int(info.node_attempt)
 
 
 def _stable_path(metadata: Mapping[str, Any], namespace: str) -> str:

@@ -1,4 +1,4 @@
-"""Schema version 1 of the record: what one graph run leaves behind.
+"""Schema version 2 of the record: what one graph run leaves behind.
 
 A `Trajectory` is a projection of the store, never a copy kept beside it. It holds raw facts only: what was
 asked, which tokens were added and which of them the policy sampled, what each tool call came to. Judgements
@@ -39,7 +39,8 @@ __all__ = [
     "Verdict",
 ]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Version 1 lacked `root_checkpoint_id`, `output` and `idempotency_key`; a record of version 1 reads with their defaults."""
 
 
 class ToolStatus(StrEnum):
@@ -154,6 +155,8 @@ class GraphIdentity(_Record):
     thread_id: str
     checkpoint_id: str = ""
     """The checkpoint that the step started from; empty if the graph runs without a checkpointer."""
+    root_checkpoint_id: str = ""
+    """That of the outermost graph: equal to `checkpoint_id` outside subgraphs. Places the call in the tree of a thread."""
     checkpoint_ns: str = ""
     """`node:task_id`, joined by `|` over nested subgraphs."""
     task_id: str
@@ -244,6 +247,10 @@ class ToolCall(_Record):
     stderr: str = ""
     value: str | None = None
     """repr of the last expression or of `RESULT`; None if there is none."""
+    output: dict[str, Any] | None = None
+    """The whole answer of a tool that is not ours, so that it can be given back; None: `content` says it all."""
+    idempotency_key: str | None = None
+    """Names the effect of the call, where the tool declares one: a thread has it once, whichever task asks."""
     duration_seconds: float = 0.0
     started_at: float = 0.0
     """Unix time in seconds."""
@@ -274,7 +281,7 @@ class ForkRef(_Record):
 class Trajectory(_Record):
     """One graph run on one thread, as raw facts."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[1, 2] = 2
     id: str
     thread_id: str
     run_id: str = ""
@@ -303,13 +310,18 @@ class Trajectory(_Record):
     """Unix time in seconds."""
     ended_at: float | None = None
     calls: tuple[Call, ...] = ()
-    """In the order in which they were finished."""
+    """In the order in which they were finished. A forked run begins with those of the lineage that it left."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """In the order in which they were started."""
+    """In the order in which they were started, inherited ones first."""
+
+    @property
+    def own_calls(self) -> tuple[Call, ...]:
+        """The calls of this run's own thread: what is counted and trained. Inherited ones are another's, and context here."""
+        return tuple(call for call in self.calls if call.identity.thread_id == self.thread_id)
 
     @property
     def sampled_tokens(self) -> int:
-        return sum(call.sampled_tokens for call in self.calls)
+        return sum(call.sampled_tokens for call in self.own_calls)
 
     @property
     def reward(self) -> float:
@@ -318,7 +330,7 @@ class Trajectory(_Record):
 
     @property
     def trainable(self) -> bool:
-        return bool(self.calls) and all(call.trainable for call in self.calls)
+        return bool(self.own_calls) and all(call.trainable for call in self.calls)
 
 
 class Overlay(_Record):

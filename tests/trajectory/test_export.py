@@ -112,7 +112,7 @@ def test_the_number_of_a_bad_line_is_told(tmp_path: Path) -> None:
 
 
 def test_a_newer_version_is_refused_by_number(tmp_path: Path) -> None:
-    newer = make_trajectory().model_dump_json().replace('"schema_version":1', '"schema_version":7')
+    newer = make_trajectory().model_dump_json().replace('"schema_version":2', '"schema_version":7')
     (tmp_path / "x.jsonl").write_text(newer)
     with pytest.raises(StoreVersionError, match="version 7"):
         list(read_jsonl(tmp_path / "x.jsonl"))
