@@ -84,7 +84,7 @@ def _thread(thread: str, where: str, output: Output) -> int:
 
     with existing_store(where) as store:
         trajectory = store.journal.trajectory(thread)
-        folder = config_folder(store.path, trajectory.id)
+        folder = config_folder(store, trajectory.id)
     if not (folder / CONFIG_FILE).exists():
         raise RunError(
             f"Thread {thread!r} belongs to the run {trajectory.run_id!r}, which `hrm-agent run` did not start.",

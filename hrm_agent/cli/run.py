@@ -76,9 +76,9 @@ def run(words: list[str]) -> int:
     return run_task(config, arguments.task, thread, arguments.store, Output(as_json=arguments.json))
 
 
-def config_folder(store: Path, trajectory_id: str) -> Path:
+def config_folder(store: RunStore, trajectory_id: str) -> Path:
     """Where the options of a thread are kept."""
-    return store.parent / "threads" / trajectory_id
+    return store.folder / "threads" / trajectory_id
 
 
 def run_task(config: RunConfig, text: str, thread: str, where: str, output: Output) -> int:
@@ -87,7 +87,7 @@ def run_task(config: RunConfig, text: str, thread: str, where: str, output: Outp
     episode = Episode(task, thread, graph=config.graph, seed=config.seed, context=config.context)
     with open_store(where) as store:
         _refuse_another_task(store, episode)
-        folder = config_folder(store.path, episode.trajectory_id)
+        folder = config_folder(store, episode.trajectory_id)
         compare_on_resume(config, "run", folder, free=frozenset({"weak_isolation"}))
         backend = load_policy(config.policy)
         with alone_in(folder):

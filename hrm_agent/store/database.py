@@ -1,133 +1,171 @@
-"""One SQLite file, one connection, one lock: the ground that checkpoints and journal share.
+"""What checkpoints and journal stand on: transactions over a SQLite file or a PostgreSQL database.
 
-WAL with `synchronous=NORMAL` survives the death of the process at any moment (`kill -9`) with every commit intact.
-After a power failure the newest commits can be missing, never half of one: what was lost is run again on resume.
+A write is a function of a cursor. It is committed as a whole before its future is done, or not at all, and it is
+idempotent: where the answer to a commit was lost (a server that restarts), the same work is done again. How durable a
+commit is, is the body's affair (`SqliteDatabase`, `PostgresDatabase`).
 
-The connection is shared by threads under a lock instead of opened once per thread, because SQLite has a single
-writer anyway and a commit takes some 50 microseconds.
+Where a commit has to wait for a disk, one thread commits for all: what arrives during one wait shares the next
+(`Committer`). A checkpoint's pending writes come `lazy`: they wait a moment for the checkpoint that follows them, so
+that a step of a graph is one transaction.
 """
 
 from __future__ import annotations
 
-import sqlite3
+import asyncio
 import threading
-from collections.abc import Generator
-from contextlib import closing, contextmanager, suppress
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol, Self, TypeVar
 
-from hrm_agent.errors import StoreError, StoreFullError, StoreVersionError
-from hrm_agent.trajectory import SCHEMA_VERSION
+__all__ = ["Committer", "Cursor", "Database", "Work", "placeholders", "settled"]
 
-__all__ = ["Database"]
-
-_TABLES = """
-CREATE TABLE IF NOT EXISTS trajectories (
-    id TEXT PRIMARY KEY, run_id TEXT NOT NULL, group_id TEXT NOT NULL, thread_id TEXT NOT NULL UNIQUE,
-    status TEXT NOT NULL, record TEXT NOT NULL
-);
-CREATE INDEX IF NOT EXISTS trajectories_run ON trajectories (run_id, group_id);
-CREATE TABLE IF NOT EXISTS calls (
-    seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, thread_id TEXT NOT NULL, task_id TEXT NOT NULL,
-    parent TEXT, record TEXT NOT NULL
-);
-CREATE INDEX IF NOT EXISTS calls_task ON calls (thread_id, task_id);
-CREATE TABLE IF NOT EXISTS tokens (
-    call_id TEXT PRIMARY KEY REFERENCES calls (id), token_ids BLOB NOT NULL, mask BLOB NOT NULL, logprobs BLOB NOT NULL
-);
-CREATE TABLE IF NOT EXISTS tool_calls (
-    seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, thread_id TEXT NOT NULL, arguments_hash TEXT NOT NULL,
-    record TEXT NOT NULL
-);
-CREATE INDEX IF NOT EXISTS tool_calls_thread ON tool_calls (thread_id, arguments_hash);
-CREATE TABLE IF NOT EXISTS overlays (
-    run_id TEXT NOT NULL, step INTEGER NOT NULL, trajectory_id TEXT NOT NULL, record TEXT NOT NULL,
-    PRIMARY KEY (run_id, trajectory_id)
-);
-"""
-
-_FIRST_TABLE = "trajectories"
-"""A store has it, even one whose making was cut short."""
+T = TypeVar("T")
+_LAZY_SECONDS = 0.002
+"""How long a checkpoint's writes wait for company: less than the fsync that they save."""
+_IN_ONE_COMMIT = 512
 
 
-class Database:
-    """A SQLite file with this project's tables, opened for many threads."""
+class Cursor(Protocol):
+    """What both drivers have in common. Placeholders are `?`."""
 
-    def __init__(self, path: Path, *, create: bool = True) -> None:
-        if not create and not path.exists():
-            raise StoreError(f"There is no store at {path}.", "`hrm-agent collect --help` shows how to make one.")
-        self.path = path
-        self._lock = threading.RLock()
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path.exists():
-                self._look(create)
-            self.connection = sqlite3.connect(path, check_same_thread=False, timeout=30.0)
-            self._prepare()
-        except (sqlite3.Error, OSError) as error:
-            raise self._store_error(error) from error
+    def execute(self, query: str, values: Sequence[Any] = ..., /) -> Self: ...
+    def executemany(self, query: str, values: Iterable[Sequence[Any]], /) -> Any: ...
+    def fetchone(self) -> Any: ...
+    def fetchall(self) -> list[Any]: ...
+    @property
+    def rowcount(self) -> int: ...
 
-    def _look(self, create: bool) -> None:
-        """Refuse a file that is not ours, or is too new, before anything that may write to it is done."""
-        # A journal that a crash left behind has to be played back before anybody can read the file.
-        mode = "rw" if Path(f"{self.path}-journal").exists() else "ro"
-        uri = f"{self.path.absolute().as_uri()}?mode={mode}"
-        with closing(sqlite3.connect(uri, uri=True, timeout=30.0)) as connection:
-            version = _version(connection)
-            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if version > SCHEMA_VERSION:
-            raise StoreVersionError(
-                f"The store {self.path} has schema version {version}; versions up to {SCHEMA_VERSION} are known here.",
-                "Nothing was changed. Update with `pip install --upgrade hrm-agent`, or name another store.",
-            )
-        if _FIRST_TABLE not in tables and (tables or not create):
-            what = "an SQLite file of another program" if tables else "an empty file"
-            raise StoreError(f"{self.path} is not a run store: {what}.", "Name another file with --store.")
 
-    def _prepare(self) -> None:
-        self.connection.execute("PRAGMA journal_mode=WAL")
-        self.connection.execute("PRAGMA synchronous=NORMAL")
-        if _version(self.connection) < SCHEMA_VERSION:
-            self.connection.executescript(_TABLES)
-            self.connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-            self.connection.commit()
+Work = Callable[[Cursor], T]
 
-    def _store_error(self, error: Exception) -> StoreError:
-        text = str(error)
-        if "is full" in text or "No space left" in text:
-            return StoreFullError(
-                f"The disk that holds {self.path} is full.",
-                "What was committed is intact: free some space, then `hrm-agent resume` the run.",
-            )
-        if isinstance(error, sqlite3.DatabaseError) and "not a database" in text:
-            return StoreError(f"{self.path} is not a run store: {text}.", "Name another file with --store.")
-        return StoreError(
-            f"The store {self.path} cannot be used: {text}.", "See that the folder exists and is writable."
-        )
 
-    @contextmanager
-    def cursor(self, transaction: bool = True) -> Generator[sqlite3.Cursor]:
-        """A cursor under the lock. With `transaction`, what it writes is committed at the end or not at all."""
-        with self._lock, closing(self.connection.cursor()) as cursor:
-            try:
-                yield cursor
-                if transaction:
-                    self.connection.commit()
-            except sqlite3.Error as error:
-                self._rollback()
-                raise self._store_error(error) from error
-            except BaseException:
-                self._rollback()
-                raise
+class Database(ABC):
+    """One opened store. Thread-safe."""
 
-    def _rollback(self) -> None:
-        with suppress(sqlite3.Error):  # a full disk: SQLite rolls back by itself when the file is next opened
-            self.connection.rollback()
+    url: str
+    """By which it is opened again, without a password."""
+    folder: Path
+    """Where side files of its runs lie."""
+    path: Path | None = None
+    """The file, of a database that is one."""
+    waits: bool
+    """A write waits for a disk or a server: worth leaving the event loop for."""
+    level: str
+    """What a commit survives: `process` or `power`."""
+
+    @abstractmethod
+    def read(self) -> AbstractContextManager[Cursor]:
+        """A cursor that sees everything committed before, and what was handed in by this process."""
+
+    @abstractmethod
+    def submit(self, work: Work[T], *, lazy: bool = False) -> Future[T]:
+        """Do `work` in a transaction; the future is done when it is committed. Raises `StoreError` through it."""
+
+    @abstractmethod
+    def exclusive(self, work: Work[T]) -> T:
+        """Do `work` while nobody else writes."""
+
+    @abstractmethod
+    def size(self) -> int:
+        """Bytes on disk."""
+
+    @abstractmethod
+    def vacuum(self) -> None:
+        """Give free space back to the file system."""
+
+    @abstractmethod
+    def problems(self) -> list[str]:
+        """What the database itself finds wrong with its files, in words."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def write(self, work: Work[T]) -> T:
+        """Do `work` in a transaction and wait for it."""
+        return self.submit(work).result()
+
+
+async def settled(future: Future[T]) -> T:
+    """The result of `future`, without a round through the event loop where it is done already."""
+    return future.result() if future.done() else await asyncio.wrap_future(future)
+
+
+def placeholders(count: int) -> str:
+    """`?, ?, ?`"""
+    return ", ".join("?" * count)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    work: Work[Any]
+    future: Future[Any]
+    lazy: bool
+
+
+class Committer:
+    """One thread that commits for many: all jobs that are waiting go into one transaction."""
+
+    def __init__(self, commit: Callable[[Sequence[Work[Any]]], list[Any]]) -> None:
+        self._commit = commit
+        """Does all of the works in one transaction, or none; their results in order."""
+        self._jobs: list[_Job] = []
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="store-commits", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Work[T], *, lazy: bool = False) -> Future[T]:
+        future: Future[T] = Future()
+        with self._changed:
+            if self._closed:
+                raise RuntimeError("the store is closed")
+            self._jobs.append(_Job(work, future, lazy))
+            self._changed.notify()
+        return future
+
+    def drain(self) -> None:
+        """Wait until everything that was submitted so far is committed, or has failed."""
+        self.submit(lambda _: None).result()
 
     def close(self) -> None:
-        with self._lock:
-            self.connection.close()
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
 
+    def _run(self) -> None:
+        while jobs := self._next():
+            try:
+                results = self._commit([job.work for job in jobs])
+            except BaseException as error:
+                self._one_by_one(jobs, error)
+            else:
+                for job, result in zip(jobs, results, strict=True):
+                    job.future.set_result(result)
 
-def _version(connection: sqlite3.Connection) -> int:
-    """The schema version; 0 in a file that is new or another program's."""
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+    def _next(self) -> list[_Job]:
+        """The jobs of the next transaction; none when closed and done."""
+        with self._changed:
+            while not self._jobs and not self._closed:
+                self._changed.wait()
+            if not self._closed and all(job.lazy for job in self._jobs):
+                self._changed.wait_for(
+                    lambda: self._closed or not all(job.lazy for job in self._jobs), timeout=_LAZY_SECONDS
+                )
+            jobs, self._jobs = self._jobs[:_IN_ONE_COMMIT], self._jobs[_IN_ONE_COMMIT:]
+        return jobs
+
+    def _one_by_one(self, jobs: Sequence[_Job], error: BaseException) -> None:
+        """One job's failure is not another's."""
+        if len(jobs) == 1:
+            jobs[0].future.set_exception(error)
+            return
+        for job in jobs:
+            try:
+                job.future.set_result(self._commit([job.work])[0])
+            except BaseException as own:
+                job.future.set_exception(own)

@@ -1,4 +1,4 @@
-"""The journal: model calls, tool calls, trajectories and overlays, beside the checkpoints in the same file.
+"""The journal: model calls, tool calls, trajectories and overlays, beside the checkpoints in the same database.
 
 Tokens lie in a table of their own, as little-endian int32 and float32 bytes. The graph state carries only the call's id
 (inside the message), which keeps checkpoints as small as without tokens.
@@ -11,27 +11,40 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hrm_agent.errors import StoreError
-from hrm_agent.store.database import Database
-from hrm_agent.trajectory import Call, Overlay, RunStatus, ToolCall, Trajectory, content_hash
+from hrm_agent.store.cipher import Cipher
+from hrm_agent.store.database import Cursor, Database
+from hrm_agent.store.values import hash_of
+from hrm_agent.trajectory import Call, GraphIdentity, Overlay, RunStatus, ToolCall, Trajectory, content_hash
 
-__all__ = ["SqliteJournal"]
+__all__ = ["StoreJournal"]
 
 _TOKEN_FIELDS = {"token_ids", "mask", "logprobs"}
-_CALL_COLUMNS = "c.record, t.token_ids, t.mask, t.logprobs FROM calls c JOIN tokens t ON t.call_id = c.id"
+_CALLS = "SELECT c.id, c.record, t.token_ids, t.mask, t.logprobs FROM calls c JOIN tokens t ON t.call_id = c.id"
+_TOOL_CALLS = "SELECT id, record FROM tool_calls"
 _PATH_QUERY = """
 WITH RECURSIVE path (id, parent, depth) AS (
     SELECT id, parent, 0 FROM calls WHERE id = ?
     UNION ALL SELECT c.id, c.parent, p.depth + 1 FROM calls c JOIN path p ON c.id = p.parent
 )
-SELECT t.token_ids FROM path JOIN tokens t ON t.call_id = path.id ORDER BY path.depth DESC
+SELECT path.id, t.token_ids FROM path JOIN tokens t ON t.call_id = path.id ORDER BY path.depth DESC
+"""
+_ANCESTORS = """
+WITH RECURSIVE line (id, parent_id) AS (
+    SELECT id, parent_id FROM checkpoints WHERE thread_id = ? AND ns = '' AND id = ?
+    UNION SELECT c.id, c.parent_id FROM checkpoints c JOIN line ON c.id = line.parent_id
+    WHERE c.thread_id = ? AND c.ns = ''
+)
+SELECT id FROM line
 """
 
 
-class SqliteJournal:
+class StoreJournal:
     """The journal of a run store. Every write is committed when it returns."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, cipher: Cipher) -> None:
+        self._database, self._cipher = database, cipher
+        self.waits = database.waits
+        """A write waits for a disk or a server: an event loop hands it to a thread."""
 
     # model calls
 
@@ -40,37 +53,66 @@ class SqliteJournal:
         return sorted(calls, key=lambda call: call.call_index)
 
     def seeds_of_thread(self, thread_id: str) -> set[int]:
-        query = "SELECT json_extract(record, '$.sampling.seed') FROM calls WHERE thread_id = ?"
-        with self._database.cursor(transaction=False) as cursor:
-            return {seed for (seed,) in cursor.execute(query, (thread_id,)) if seed is not None}
+        query = "SELECT seed FROM calls WHERE thread_id = ? AND seed IS NOT NULL"
+        with self._database.read() as cursor:
+            return {int(seed) for (seed,) in cursor.execute(query, (thread_id,)).fetchall()}
 
     def find_call(self, call_id: str) -> Call | None:
         return next(iter(self._calls("c.id = ?", (call_id,))), None)
 
     def path_tokens(self, call_id: str) -> tuple[int, ...]:
-        with self._database.cursor(transaction=False) as cursor:
+        with self._database.read() as cursor:
             deltas = cursor.execute(_PATH_QUERY, (call_id,)).fetchall()
         if not deltas:
             raise KeyError(call_id)
-        return tuple(token for (delta,) in deltas for token in array("i", delta))
+        opened = (self._cipher.open(delta, "tokens", id_) for id_, delta in deltas)
+        return tuple(token for delta in opened for token in array("i", delta))
 
     def write_call(self, call: Call) -> Call:
-        record = call.model_dump_json(exclude=_TOKEN_FIELDS)
-        tokens = (array("i", call.token_ids).tobytes(), bytes(call.mask), array("f", call.logprobs).tobytes())
-        with self._database.cursor() as cursor:
+        record, tokens = self._sealed_call(call)
+        identity = call.identity
+
+        def insert(cursor: Cursor) -> bool:
             cursor.execute(
-                "INSERT OR IGNORE INTO calls (id, thread_id, task_id, parent, record) VALUES (?, ?, ?, ?, ?)",
-                (call.id, call.identity.thread_id, call.identity.task_id, call.parent, record),
+                "INSERT INTO calls (id, thread_id, task_id, checkpoint_id, parent, seed, record) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
+                (
+                    *(call.id, identity.thread_id, identity.task_id),
+                    *(identity.root_checkpoint_id or identity.checkpoint_id, call.parent, call.sampling.seed),
+                    record,
+                ),
             )
             written = cursor.rowcount == 1
             if written:
-                cursor.execute("INSERT INTO tokens VALUES (?, ?, ?, ?)", (call.id, *tokens))
-        return call if written else (self.find_call(call.id) or call)
+                cursor.execute(
+                    "INSERT INTO tokens (call_id, token_ids, mask, logprobs) VALUES (?, ?, ?, ?)", (call.id, *tokens)
+                )
+            return written
 
-    def _calls(self, where: str, values: tuple[str, ...]) -> list[Call]:
-        with self._database.cursor(transaction=False) as cursor:
-            rows = cursor.execute(f"SELECT {_CALL_COLUMNS} WHERE {where} ORDER BY c.seq", values).fetchall()
-        return [_read_call(*row) for row in rows]
+        return call if self._database.write(insert) else (self.find_call(call.id) or call)
+
+    def _sealed_call(self, call: Call) -> tuple[bytes, tuple[bytes, bytes, bytes]]:
+        seal = self._cipher.seal
+        return seal(call.model_dump_json(exclude=_TOKEN_FIELDS).encode(), "call", call.id), (
+            seal(array("i", call.token_ids).tobytes(), "tokens", call.id),
+            seal(bytes(call.mask), "mask", call.id),
+            seal(array("f", call.logprobs).tobytes(), "logprobs", call.id),
+        )
+
+    def _calls(self, where: str, values: Sequence[Any]) -> list[Call]:
+        with self._database.read() as cursor:
+            rows = cursor.execute(f"{_CALLS} WHERE {where} ORDER BY c.seq", values).fetchall()
+        return [self._read_call(*row) for row in rows]
+
+    def _read_call(self, id_: str, record: bytes, token_ids: bytes, mask: bytes, logprobs: bytes) -> Call:
+        opened = self._cipher.open
+        call = Call.model_validate_json(opened(record, "call", id_))
+        tokens = {
+            "token_ids": tuple(array("i", opened(token_ids, "tokens", id_))),
+            "mask": tuple(flag == 1 for flag in opened(mask, "mask", id_)),
+            "logprobs": tuple(array("f", opened(logprobs, "logprobs", id_))),
+        }
+        return call.model_copy(update=tokens)
 
     # tool calls
 
@@ -78,57 +120,74 @@ class SqliteJournal:
         return next(iter(self._tool_calls("id = ?", (record_id,))), None)
 
     def find_repeat(self, thread_id: str, name: str, arguments: dict[str, Any] | str) -> str | None:
-        found = self._tool_calls("thread_id = ? AND arguments_hash = ?", (thread_id, content_hash(name, arguments)))
-        return found[0].id if found else None
+        query = "SELECT id FROM tool_calls WHERE thread_id = ? AND arguments_hash = ? ORDER BY seq LIMIT 1"
+        with self._database.read() as cursor:
+            found = cursor.execute(query, (thread_id, self._hash(name, arguments))).fetchone()
+        return str(found[0]) if found else None
+
+    def find_by_key(self, thread_id: str, key: str) -> ToolCall | None:
+        """The tool call of a thread that has this idempotency key; of several the one that finished, or the newest."""
+        found = self._tool_calls("thread_id = ? AND key_hash = ?", (thread_id, self._hash("key", key)))
+        return max(found, key=lambda call: call.status is not None, default=None)
 
     def write_tool_call(self, tool_call: ToolCall) -> None:
-        with self._database.cursor() as cursor:
-            cursor.execute(
-                "INSERT INTO tool_calls (id, thread_id, arguments_hash, record) VALUES (?, ?, ?, ?) "
-                "ON CONFLICT (id) DO UPDATE SET record = excluded.record",
-                (
-                    tool_call.id,
-                    tool_call.identity.thread_id,
-                    content_hash(tool_call.name, tool_call.arguments),
-                    tool_call.model_dump_json(),
-                ),
+        identity, key = tool_call.identity, tool_call.idempotency_key
+        row = (
+            tool_call.id,
+            identity.thread_id,
+            identity.root_checkpoint_id or identity.checkpoint_id,
+            self._hash(tool_call.name, tool_call.arguments),
+            None if key is None else self._hash("key", key),
+            self._cipher.seal(tool_call.model_dump_json().encode(), "tool", tool_call.id),
+        )
+        self._database.write(
+            lambda cursor: cursor.execute(
+                "INSERT INTO tool_calls (id, thread_id, checkpoint_id, arguments_hash, key_hash, record) "
+                "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET record = excluded.record",
+                row,
             )
+        )
 
-    def _tool_calls(self, where: str, values: tuple[str, ...]) -> list[ToolCall]:
-        with self._database.cursor(transaction=False) as cursor:
-            rows = cursor.execute(f"SELECT record FROM tool_calls WHERE {where} ORDER BY seq", values).fetchall()
-        return [ToolCall.model_validate_json(record) for (record,) in rows]
+    def _hash(self, *parts: Any) -> str:
+        """Of what is looked up by its content. In an encrypted store it betrays nothing."""
+        plain = content_hash(*parts)
+        return hash_of(0, plain.encode(), self._cipher.hash_key).hex() if self._cipher.hash_key else plain
+
+    def _tool_calls(self, where: str, values: Sequence[Any]) -> list[ToolCall]:
+        with self._database.read() as cursor:
+            rows = cursor.execute(f"{_TOOL_CALLS} WHERE {where} ORDER BY seq", values).fetchall()
+        return [ToolCall.model_validate_json(self._cipher.open(record, "tool", id_)) for id_, record in rows]
 
     # trajectories
 
     def write_trajectory(self, trajectory: Trajectory) -> None:
         """Write or replace a trajectory's own fields; its calls are written one by one, as they happen."""
-        record = trajectory.model_dump_json(exclude={"calls", "tool_calls"})
-        with self._database.cursor() as cursor:
-            cursor.execute(
-                "INSERT INTO trajectories VALUES (?, ?, ?, ?, ?, ?) "
+        header = trajectory.model_dump_json(exclude={"calls", "tool_calls"}).encode()
+        row = (
+            *(trajectory.id, trajectory.run_id, trajectory.group_id, trajectory.thread_id, trajectory.status.value),
+            *(trajectory.started_at, trajectory.forked_from.trajectory_id if trajectory.forked_from else None),
+            self._cipher.seal(header, "trajectory", trajectory.id),
+        )
+        self._database.write(
+            lambda cursor: cursor.execute(
+                "INSERT INTO trajectories (id, run_id, group_id, thread_id, status, started_at, origin, record) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?) "
                 "ON CONFLICT (id) DO UPDATE SET status = excluded.status, record = excluded.record",
-                (
-                    trajectory.id,
-                    trajectory.run_id,
-                    trajectory.group_id,
-                    trajectory.thread_id,
-                    trajectory.status.value,
-                    record,
-                ),
+                row,
             )
+        )
 
     def find_trajectory(self, trajectory_id: str) -> Trajectory | None:
         """A trajectory with its calls, by its id or by its thread's."""
-        return next(self._trajectories("id = ?1 OR thread_id = ?1", (trajectory_id,)), None)
+        return next(self._trajectories("id = ? OR thread_id = ?", (trajectory_id, trajectory_id)), None)
 
     def trajectory(self, trajectory_id: str) -> Trajectory:
         """Like `find_trajectory`, but a missing one is a `StoreError`."""
         found = self.find_trajectory(trajectory_id)
         if found is None:
             raise StoreError(
-                f"There is no trajectory {trajectory_id!r} in {self._database.path}.",
-                f"`hrm-agent history --store {self._database.path}` lists what there is.",
+                f"There is no trajectory {trajectory_id!r} in {self._database.url}.",
+                f"`hrm-agent history --store {self._database.url}` lists what there is.",
             )
         return found
 
@@ -138,41 +197,81 @@ class SqliteJournal:
         """Trajectories with their calls, in the order in which they were begun."""
         wanted = {"run_id": run_id, "group_id": group_id, "status": status.value if status else None}
         given = {name: value for name, value in wanted.items() if value is not None}
-        return self._trajectories(" AND ".join(f"{name} = ?" for name in given) or "1", tuple(given.values()))
+        return self._trajectories(" AND ".join(f"{name} = ?" for name in given) or "1 = 1", tuple(given.values()))
 
-    def _trajectories(self, where: str, values: tuple[str, ...]) -> Iterator[Trajectory]:
-        with self._database.cursor(transaction=False) as cursor:
-            rows = cursor.execute(f"SELECT record FROM trajectories WHERE {where} ORDER BY rowid", values).fetchall()
-        for (record,) in rows:
-            header = Trajectory.model_validate_json(record)
+    def forks_of(self, trajectory_id: str) -> list[Trajectory]:
+        """The trajectories that were forked from one, in the order in which they were begun."""
+        return list(self._trajectories("origin = ?", (trajectory_id,)))
+
+    def _trajectories(self, where: str, values: Sequence[Any]) -> Iterator[Trajectory]:
+        for header in self.headers(where, values):
             calls = self._calls("c.thread_id = ?", (header.thread_id,))
             tool_calls = self._tool_calls("thread_id = ?", (header.thread_id,))
+            if header.forked_from is not None:
+                inherited_calls, inherited_tools = self._inherited(header)
+                calls, tool_calls = inherited_calls + calls, inherited_tools + tool_calls
             yield header.model_copy(update={"calls": tuple(calls), "tool_calls": tuple(tool_calls)})
+
+    def headers(self, where: str = "1 = 1", values: Sequence[Any] = ()) -> list[Trajectory]:
+        """Trajectories without their calls."""
+        with self._database.read() as cursor:
+            query = f"SELECT id, record FROM trajectories WHERE {where} ORDER BY seq"
+            rows = cursor.execute(query, values).fetchall()
+        return [Trajectory.model_validate_json(self._cipher.open(record, "trajectory", id_)) for id_, record in rows]
+
+    def _inherited(self, header: Trajectory) -> tuple[list[Call], list[ToolCall]]:
+        """The calls of the lineage that a fork left, oldest first: those of the steps before the checkpoint it took."""
+        calls: list[Call] = []
+        tool_calls: list[ToolCall] = []
+        steps: set[str] | None = None
+        fork: Trajectory | None = header
+        while fork is not None and fork.forked_from is not None:
+            before = self._ancestors(fork.thread_id, fork.forked_from.checkpoint_id)
+            steps = before if steps is None else steps & before
+            origin = next(iter(self.headers("id = ?", (fork.forked_from.trajectory_id,))), None)
+            thread = origin.thread_id if origin is not None else None
+            if thread is None:
+                break
+            own = self._calls("c.thread_id = ?", (thread,))
+            calls = [call for call in own if _step(call.identity) in steps] + calls
+            tools = self._tool_calls("thread_id = ?", (thread,))
+            tool_calls = [tool for tool in tools if _step(tool.identity) in steps] + tool_calls
+            fork = origin
+        return calls, tool_calls
+
+    def _ancestors(self, thread_id: str, checkpoint_id: str) -> set[str]:
+        """The checkpoints before one, by their ids."""
+        with self._database.read() as cursor:
+            rows = cursor.execute(_ANCESTORS, (thread_id, checkpoint_id, thread_id)).fetchall()
+        return {str(id_) for (id_,) in rows} - {checkpoint_id}
 
     # overlays
 
     def write_overlays(self, overlays: Sequence[Overlay]) -> None:
         """Write the judgement of one training step, as a whole."""
-        with self._database.cursor() as cursor:
-            cursor.executemany(
-                "INSERT OR REPLACE INTO overlays VALUES (?, ?, ?, ?)",
-                [(o.run_id, o.step, o.trajectory_id, o.model_dump_json()) for o in overlays],
+        rows = [(o.run_id, o.step, o.trajectory_id, self._sealed_overlay(o)) for o in overlays]
+        self._database.write(
+            lambda cursor: cursor.executemany(
+                "INSERT INTO overlays (run_id, step, trajectory_id, record) VALUES (?, ?, ?, ?) "
+                "ON CONFLICT (run_id, trajectory_id) DO UPDATE SET step = excluded.step, record = excluded.record",
+                rows,
             )
+        )
+
+    def _sealed_overlay(self, overlay: Overlay) -> bytes:
+        return self._cipher.seal(overlay.model_dump_json().encode(), "overlay", overlay.run_id, overlay.trajectory_id)
 
     def overlays(self, run_id: str) -> list[Overlay]:
         """All judgements of one training run, by step."""
-        with self._database.cursor(transaction=False) as cursor:
-            rows = cursor.execute(
-                "SELECT record FROM overlays WHERE run_id = ? ORDER BY step, rowid", (run_id,)
-            ).fetchall()
-        return [Overlay.model_validate_json(record) for (record,) in rows]
+        query = "SELECT trajectory_id, record FROM overlays WHERE run_id = ? ORDER BY step, seq"
+        with self._database.read() as cursor:
+            rows = cursor.execute(query, (run_id,)).fetchall()
+        return [
+            Overlay.model_validate_json(self._cipher.open(record, "overlay", run_id, trajectory_id))
+            for trajectory_id, record in rows
+        ]
 
 
-def _read_call(record: str, token_ids: bytes, mask: bytes, logprobs: bytes) -> Call:
-    call = Call.model_validate_json(record)
-    tokens = {
-        "token_ids": tuple(array("i", token_ids)),
-        "mask": tuple(flag == 1 for flag in mask),
-        "logprobs": tuple(array("f", logprobs)),
-    }
-    return call.model_copy(update=tokens)
+def _step(identity: GraphIdentity) -> str:
+    """The checkpoint of the outermost graph that a call's step started from."""
+    return identity.root_checkpoint_id or identity.checkpoint_id

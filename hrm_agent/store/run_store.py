@@ -1,33 +1,113 @@
-"""The run store: checkpoints and journal of many runs in one SQLite file."""
+"""The run store: checkpoints and journal of many runs in one database, chosen by its URL."""
 
 from __future__ import annotations
 
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from urllib.parse import parse_qsl
 
-from hrm_agent.errors import StoreError
-from hrm_agent.store.database import Database
-from hrm_agent.store.journal import SqliteJournal
+from hrm_agent.errors import ConfigError, StoreError
+from hrm_agent.store.blobs import EPOCH, Blobs
+from hrm_agent.store.cipher import Cipher, cipher_of
+from hrm_agent.store.database import Cursor, Database
+from hrm_agent.store.journal import StoreJournal
+from hrm_agent.store.leases import Leases
 from hrm_agent.store.saver import StoreSaver
+from hrm_agent.store.serializer import allowed_types
+from hrm_agent.store.sqlite import SqliteDatabase
+from hrm_agent.store.threads import copy_rows, lineage
 
-__all__ = ["RunStore", "open_store"]
+__all__ = ["RunStore", "ThreadInfo", "open_store"]
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadInfo:
+    """One line of a store's contents."""
+
+    thread_id: str
+    trajectory_id: str | None
+    """None for a thread that a graph of one's own was run on without a recorder."""
+    run_id: str
+    group_id: str
+    status: str
+    updated_at: float
+    """Unix time in seconds of its newest checkpoint, or of its start."""
 
 
 class RunStore:
     """Both halves of a run's record: `checkpointer` for LangGraph, `journal` for calls and trajectories."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self.checkpointer = StoreSaver(database)
-        self.journal = SqliteJournal(database)
+    def __init__(self, database: Database, cipher: Cipher, allow: Sequence[str] = ()) -> None:
+        self.database = database
+        _check_key(database, cipher)
+        self.blobs = Blobs(database, cipher)
+        self.checkpointer = StoreSaver(database, self.blobs, allowed_types(allow))
+        self.journal = StoreJournal(database, cipher)
+        self._leases = Leases(database)
+
+    @property
+    def url(self) -> str:
+        """By which the store is opened again, without a password."""
+        return self.database.url
+
+    @property
+    def folder(self) -> Path:
+        """Where side files of its runs lie."""
+        return self.database.folder
 
     @property
     def path(self) -> Path:
-        return self._database.path
+        """The file of a SQLite store. Raises `StoreError` for another."""
+        if self.database.path is None:
+            raise StoreError(f"{self.url} is no file.", "Use a SQLite store: sqlite:///PATH.")
+        return self.database.path
+
+    def lease(self, thread_id: str) -> AbstractContextManager[None]:
+        """Hold a thread while a run is on it. Raises `RunError` where another run is."""
+        return self._leases.hold(thread_id)
+
+    def fork_thread(self, source: str, target: str, checkpoint_id: str) -> None:
+        """Begin the thread `target` with the lineage of `source` up to a checkpoint, as if it had run there.
+
+        Copied are the checkpoint and its ancestors, with their subgraphs' checkpoints and writes; of the chosen
+        checkpoint itself no writes, since what comes after it is to be taken anew. Values are shared.
+        """
+
+        def fork(cursor: Cursor) -> None:
+            line = set(lineage(cursor, source, checkpoint_id))
+            wanted = {("", id_) for id_ in line} | _nested(cursor, source, line - {checkpoint_id})
+            copy_rows(cursor, self.blobs.cipher, source, target, wanted, without_writes={("", checkpoint_id)})
+            now = time.time()
+            cursor.execute("INSERT INTO threads (id, created_at, updated_at) VALUES (?, ?, ?)", (target, now, now))
+
+        self.database.write(fork)
+
+    def threads(
+        self, *, run_id: str | None = None, status: str | None = None, limit: int | None = None
+    ) -> list[ThreadInfo]:
+        """The threads of the store, newest first, without reading a single record."""
+        given = {name: value for name, value in (("run_id", run_id), ("status", status)) if value is not None}
+        where = " AND ".join(f"{name} = ?" for name in given) or "1 = 1"
+        query = (
+            "SELECT thread_id, id, run_id, group_id, status, at FROM ("
+            "SELECT r.thread_id, r.id, r.run_id, r.group_id, r.status, coalesce(t.updated_at, r.started_at) AS at "
+            "FROM trajectories r LEFT JOIN threads t ON t.id = r.thread_id UNION ALL "
+            "SELECT t.id, NULL, '', '', '', t.updated_at FROM threads t WHERE NOT EXISTS "
+            f"(SELECT 1 FROM trajectories r WHERE r.thread_id = t.id)) AS every WHERE {where} ORDER BY at DESC"
+        )
+        with self.database.read() as cursor:
+            bound = f"{query} LIMIT {int(limit)}" if limit is not None else query
+            return [ThreadInfo(*row) for row in cursor.execute(bound, list(given.values())).fetchall()]
 
     def close(self) -> None:
-        self._database.close()
+        self._leases.close()
+        self.database.close()
 
     def __enter__(self) -> Self:
         return self
@@ -38,13 +118,80 @@ class RunStore:
         self.close()
 
 
-def open_store(where: str | Path, *, create: bool = True) -> RunStore:
-    """Open a store by path or URL (`runs/x.db`, `sqlite:///runs/x.db`); a folder means its `store.db`.
+def open_store(
+    where: str | Path, *, create: bool = True, key: str | bytes | None = None, allow: Sequence[str] = ()
+) -> RunStore:
+    """Open a store by path or URL; a folder means its `store.db`.
 
-    Raises `StoreError`; `StoreVersionError` for a store of a newer schema version.
+    `runs/x.db`, `sqlite:///runs/x.db`, `sqlite:///runs/x.db?level=power` (see `hrm_agent.store.sqlite`),
+    `postgresql://user@host/database`. `key` (base64 of 32 bytes, or the variable `HRM_AGENT_STORE_KEY`) opens an
+    encrypted store, and makes a new one encrypted. `allow` names types (`package.module:Class`) that checkpoints may
+    hold beside those that a graph's state declares.
+
+    Raises `StoreError`; `StoreVersionError` for a store of another schema version.
     """
-    text = str(where)
-    if "://" in text and not text.startswith("sqlite:///"):
-        raise StoreError(f"{text!r} is no store this version can open.", "Use a path or sqlite:///PATH.")
-    path = Path(text.removeprefix("sqlite:///"))
-    return RunStore(Database(path / "store.db" if path.is_dir() else path, create=create))
+    cipher = cipher_of(key)
+    database = _open_database(str(where), create=create)
+    try:
+        return RunStore(database, cipher, allow)
+    except BaseException:
+        database.close()
+        raise
+
+
+def _open_database(where: str, *, create: bool) -> Database:
+    scheme, separator, rest = where.partition("://")
+    if separator and scheme in ("postgresql", "postgres"):
+        from hrm_agent.store.postgres import PostgresDatabase
+
+        return PostgresDatabase(where, create=create)
+    if separator and (scheme != "sqlite" or not rest.startswith("/")):
+        raise StoreError(
+            f"{where!r} is no store this version can open.", "Use a path, sqlite:///PATH or postgresql://HOST/DATABASE."
+        )
+    text, _, options = rest[1:].partition("?") if separator else (where, "", "")
+    path, given = Path(text), dict(parse_qsl(options))
+    if unknown := given.keys() - {"level"}:
+        raise ConfigError(f"A SQLite store has no option {min(unknown)!r}.", "Its options: level=process|power.")
+    return SqliteDatabase(path / "store.db" if path.is_dir() else path, create=create, **given)
+
+
+_SEALED = b"hrm-agent store"
+
+
+def _check_key(database: Database, cipher: Cipher) -> None:
+    """Note in a new store how it is encrypted; refuse another key, or none, for one that is."""
+
+    def check(cursor: Cursor) -> str | None:
+        query = "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO NOTHING"
+        cursor.execute(query, (EPOCH, secrets.token_hex(8)))
+        cursor.execute(query, ("cipher", f"{cipher.name}:{cipher.seal(_SEALED, 'key').hex()}"))
+        return str(cursor.execute("SELECT value FROM meta WHERE key = 'cipher'").fetchone()[0])
+
+    name, _, sealed = str(database.write(check)).partition(":")
+    if name == cipher.name == "none":
+        return
+    if name == "none":
+        raise StoreError(
+            f"The store {database.url} is not encrypted, but a key was given.",
+            "Leave the key out, or copy it: `hrm-agent store copy --help`.",
+        )
+    if cipher.name == "none":
+        raise StoreError(
+            f"The store {database.url} is encrypted.", "Put its key into the variable HRM_AGENT_STORE_KEY."
+        )
+    try:
+        cipher.open(bytes.fromhex(sealed), "key")
+    except StoreError as error:
+        raise StoreError(f"The key does not fit the store {database.url}.", "See to HRM_AGENT_STORE_KEY.") from error
+
+
+def _nested(cursor: Cursor, thread_id: str, steps: set[str]) -> set[tuple[str, str]]:
+    """Namespace and id of the subgraphs' checkpoints that belong to steps of a thread.
+
+    A subgraph's namespace begins with the task that runs it, and a step's tasks stand in its writes.
+    """
+    query = "SELECT checkpoint_id, task_id FROM writes WHERE thread_id = ? AND ns = ''"
+    tasks = {str(task) for id_, task in cursor.execute(query, (thread_id,)).fetchall() if id_ in steps}
+    found = cursor.execute("SELECT ns, id FROM checkpoints WHERE thread_id = ? AND ns <> ''", (thread_id,)).fetchall()
+    return {(ns, id_) for ns, id_ in found if ns.partition("|")[0].rpartition(":")[2] in tasks}

@@ -1,37 +1,67 @@
-"""LangGraph's checkpoints in the run store.
+"""LangGraph's checkpoints in the run store: a `BaseCheckpointSaver` for sync and async graphs.
 
-The tables and the queries are LangGraph's own (`SqliteSaver`). What differs: the connection is the store's, so that a
-checkpoint and its journal lie in one file; deserialisation is strict; and the async methods call the sync ones in
-place. A commit takes less time than handing it to another thread would.
+One transaction writes a checkpoint, the values that are new with it, and the pending writes that led to it. A run that
+goes on from a checkpoint which is no longer the newest of its thread, without having asked for it by id, is a second
+run on the same thread: LangGraph would fork the thread without a word, the store refuses.
 """
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import AsyncIterator, Generator, Sequence
-from contextlib import contextmanager
+import asyncio
+import copy
+import json
+import time
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from functools import lru_cache
 from typing import Any, cast
 
+import ormsgpack
 from langchain_core.runnables import RunnableConfig
 from langgraph._internal._serde import build_serde_allowlist  # pyright: ignore[reportPrivateImportUsage]
-from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata, CheckpointTuple
-from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
-from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.checkpoint.base import (
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+)
 from langgraph.pregel import Pregel
 
-from hrm_agent.store.database import Database
+from hrm_agent.errors import RunError, StoreError
+from hrm_agent.store.blobs import Blobs
+from hrm_agent.store.database import Cursor, Database, settled
+from hrm_agent.store.reading import ROW, Reading, Row
+from hrm_agent.store.rows import (
+    REGULAR,
+    Channels,
+    Place,
+    manifest_of,
+    merged_writes,
+    place_of,
+    public_metadata,
+    slots_of,
+)
+from hrm_agent.store.serializer import StrictSerializer
+from hrm_agent.store.threads import copy_rows, delete_threads, keep_newest
+from hrm_agent.store.values import ValueWriter
 
 __all__ = ["StoreSaver"]
 
+_PARENTS_REMEMBERED = 1024
 
-class StoreSaver(SqliteSaver):
-    """A LangGraph checkpointer over the store's connection, for sync and async graphs."""
 
-    def __init__(self, database: Database) -> None:
-        super().__init__(database.connection, serde=JsonPlusSerializer(allowed_msgpack_modules=None))
-        self._database = database
-        self.setup()
+class StoreSaver(BaseCheckpointSaver[Any]):
+    """A LangGraph checkpointer over the store."""
+
+    def __init__(self, database: Database, blobs: Blobs, allow: Iterable[tuple[str, ...]] = ()) -> None:
+        serializer = StrictSerializer(allow)
+        super().__init__(serde=serializer)
+        self._database, self._blobs = database, blobs
+        self._parents: dict[tuple[str, str, str], Channels] = {}
+        """Channels of the newest checkpoints that this process wrote or read, by thread, namespace and id."""
+        self._chosen: dict[tuple[str, str], None] = {}
+        """Threads and checkpoints that were asked for by id: a run may branch off there."""
 
     def allowing(self, graph: Pregel[Any, Any, Any, Any]) -> StoreSaver:
         """The same checkpointer, reading besides LangGraph's own types those that the state of `graph` declares.
@@ -39,15 +69,189 @@ class StoreSaver(SqliteSaver):
         LangGraph collects them itself, but only under an environment variable that is read at its import, and a copied
         graph loses them.
         """
-        return cast("StoreSaver", self.with_allowlist(_declared_types(graph)))
+        return self.with_allowlist(_declared_types(graph))
 
-    @contextmanager
-    def cursor(self, transaction: bool = True) -> Generator[sqlite3.Cursor]:
-        with self._database.cursor(transaction) as cursor:
-            yield cursor
+    def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> StoreSaver:
+        clone = copy.copy(self)
+        clone.serde = self._serializer.with_msgpack_allowlist(extra_allowlist)
+        return clone
+
+    @property
+    def _serializer(self) -> StrictSerializer:
+        return cast(StrictSerializer, self.serde)
+
+    # writing
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        return self._put(config, checkpoint, metadata, new_versions).result()
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        return await settled(self._put(config, checkpoint, metadata, new_versions))
+
+    def _put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> Future[RunnableConfig]:
+        place, cipher = place_of(config), self._blobs.cipher
+        facts = public_metadata(config, metadata)
+        here = (place.thread_id, place.ns, checkpoint["id"])
+        parent = self._parents.get((place.thread_id, place.ns, place.checkpoint_id or ""), {})
+        sealed = cipher.seal(json.dumps(facts, default=str).encode(), *here, "metadata")
+        self._may_follow(place, facts)
+
+        def encode(writer: ValueWriter) -> tuple[bytes, Channels]:
+            return manifest_of(checkpoint, writer, new_versions, parent)
+
+        def insert(cursor: Cursor, encoded: tuple[bytes, Channels]) -> RunnableConfig:
+            self._refuse_second_run(cursor, place, checkpoint["id"], facts)
+            manifest, channels = encoded
+            cursor.execute(
+                "INSERT INTO checkpoints (thread_id, ns, id, parent_id, run_id, manifest, metadata) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (thread_id, ns, id) DO UPDATE SET "
+                "parent_id = excluded.parent_id, manifest = excluded.manifest, metadata = excluded.metadata",
+                (
+                    *here,
+                    place.checkpoint_id,
+                    str(facts["run_id"]) if facts.get("run_id") else None,
+                    cipher.seal(manifest, *here),
+                    sealed,
+                ),
+            )
+            _touch(cursor, place.thread_id)
+            self._remember(here, channels)
+            return place.config(checkpoint["id"])
+
+        return self._blobs.write(self._serializer, encode, insert)
+
+    def _remember(self, here: tuple[str, str, str], channels: Channels) -> None:
+        self._parents[here] = channels
+        while len(self._parents) > _PARENTS_REMEMBERED:
+            self._parents.pop(next(iter(self._parents)), None)
+
+    def put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        self._put_writes(config, writes, task_id, task_path).result()
+
+    async def aput_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        await settled(self._put_writes(config, writes, task_id, task_path))
+
+    def _put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
+    ) -> Future[None]:
+        place = place_of(config)
+        key = (place.thread_id, place.ns, place.checkpoint_id or "", task_id)
+
+        def encode(writer: ValueWriter) -> dict[int, list[list[Any]]]:
+            return slots_of(writes, writer)
+
+        def insert(cursor: Cursor, slots: dict[int, list[list[Any]]]) -> None:
+            for slot, given in slots.items():
+                self._insert_slot(cursor, (*key, slot), task_path, given)
+
+        return self._blobs.write(self._serializer, encode, insert, lazy=True)
+
+    def _insert_slot(
+        self, cursor: Cursor, key: tuple[str, str, str, str, int], task_path: str, given: list[list[Any]]
+    ) -> None:
+        cipher, place = self._blobs.cipher, tuple(map(str, key))
+        again = "DO NOTHING" if key[-1] == REGULAR else "DO UPDATE SET data = excluded.data"
+        cursor.execute(
+            "INSERT INTO writes (thread_id, ns, checkpoint_id, task_id, slot, task_path, data) "
+            f"VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (thread_id, ns, checkpoint_id, task_id, slot) {again}",
+            (*key, task_path, cipher.seal(ormsgpack.packb(given), *place)),
+        )
+        if cursor.rowcount == 0:
+            where = "thread_id = ? AND ns = ? AND checkpoint_id = ? AND task_id = ? AND slot = ?"
+            stored = cursor.execute(f"SELECT data FROM writes WHERE {where}", key).fetchone()[0]
+            merged = merged_writes(cipher.open(stored, *place), given)
+            cursor.execute(f"UPDATE writes SET data = ? WHERE {where}", (cipher.seal(merged, *place), *key))
+
+    # one run on a thread
+
+    def _may_follow(self, place: Place, facts: dict[str, Any]) -> None:
+        """An edit, or LangGraph's own fork, is a branch that somebody asked for: so may what follows it be."""
+        if facts.get("source") in ("update", "fork") and place.checkpoint_id:
+            self._choose(place.thread_id, place.checkpoint_id)
+
+    def _choose(self, thread_id: str, checkpoint_id: str) -> None:
+        self._chosen[thread_id, checkpoint_id] = None
+        while len(self._chosen) > _PARENTS_REMEMBERED:
+            self._chosen.pop(next(iter(self._chosen)), None)
+
+    def _refuse_second_run(self, cursor: Cursor, place: Place, new: str, facts: dict[str, Any]) -> None:
+        if place.ns or (place.checkpoint_id is None and facts.get("source") != "input"):
+            return
+        head: str | None = cursor.execute(
+            "SELECT max(id) FROM checkpoints WHERE thread_id = ? AND ns = ''", (place.thread_id,)
+        ).fetchone()[0]
+        if head in (None, new, place.checkpoint_id) or (place.thread_id, place.checkpoint_id) in self._chosen:
+            return
+        raise RunError(
+            f"Thread {place.thread_id!r} was taken on by another run: its newest checkpoint is {head}, "
+            f"and this run comes from {place.checkpoint_id or 'before the first'}.",
+            "Run one at a time on a thread, or fork it: `hrm-agent fork --help`. Nothing was written.",
+        )
+
+    # reading
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        place = place_of(config)
+        newest = "" if place.checkpoint_id else " ORDER BY id DESC LIMIT 1"
+        given = "thread_id = ? AND ns = ?" + (" AND id = ?" if place.checkpoint_id else "")
+        values = (place.thread_id, place.ns, place.checkpoint_id)[: 3 if place.checkpoint_id else 2]
+        if place.checkpoint_id and not place.ns:
+            self._choose(place.thread_id, place.checkpoint_id)
+        with self._database.read() as cursor:
+            row = cursor.execute(f"SELECT {ROW} FROM checkpoints WHERE {given}{newest}", values).fetchone()
+            found = self._reading(cursor, shared=False).tuples([Row(*row)]) if row else []
+        return found[0] if found else None
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        return self.get_tuple(config)
+        return await asyncio.to_thread(self.get_tuple, config) if self._database.waits else self.get_tuple(config)
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        """Checkpoints, newest first. Those of one call share the messages that they have in common: read, do not edit.
+
+        The filter is applied here, not in SQL: metadata may be sealed, and a name in a filter can inject nothing.
+        """
+        given, values = _conditions(config, before)
+        query = f"SELECT {ROW} FROM checkpoints WHERE {given} ORDER BY id DESC, seq DESC"
+        with self._database.read() as cursor:
+            reading = self._reading(cursor, shared=True)
+            rows = [Row(*row) for row in cursor.execute(query, values).fetchall()]
+            if filter:
+                rows = [row for row in rows if _matches(reading.metadata(row), filter)]
+            found = reading.tuples(rows[:limit])
+        yield from found
+
+    def _reading(self, cursor: Cursor, *, shared: bool) -> Reading:
+        reader = self._blobs.reader(cursor, self._serializer, shared=shared)
+        return Reading(cursor, reader, self._blobs.cipher, self._remember)
 
     async def alist(
         self,
@@ -57,25 +261,89 @@ class StoreSaver(SqliteSaver):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
-        for checkpoint in list(self.list(config, filter=filter, before=before, limit=limit)):
-            yield checkpoint
+        def listed() -> Sequence[CheckpointTuple]:
+            return [*self.list(config, filter=filter, before=before, limit=limit)]
 
-    async def aput(
-        self,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> RunnableConfig:
-        return self.put(config, checkpoint, metadata, new_versions)
+        for found in await asyncio.to_thread(listed) if self._database.waits else listed():
+            yield found
 
-    async def aput_writes(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
-    ) -> None:
-        self.put_writes(config, writes, task_id, task_path)
+    # care of threads
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Delete the checkpoints of a thread. Its trajectory stays; `RunStore.delete` takes both."""
+        self._database.write(lambda cursor: delete_threads(cursor, [str(thread_id)]))
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        def delete(cursor: Cursor) -> None:
+            for run_id in run_ids:
+                of_run = "SELECT 1 FROM checkpoints c WHERE c.run_id = ? AND c.thread_id = writes.thread_id"
+                cursor.execute(
+                    f"DELETE FROM writes WHERE EXISTS ({of_run} AND c.ns = writes.ns AND c.id = writes.checkpoint_id)",
+                    (run_id,),
+                )
+                cursor.execute("DELETE FROM checkpoints WHERE run_id = ?", (run_id,))
+
+        self._database.write(delete)
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy all checkpoints and writes of a thread to a new one; its values are shared."""
+
+        def copy_all(cursor: Cursor) -> None:
+            copy_rows(cursor, self._blobs.cipher, str(source_thread_id), str(target_thread_id))
+            _touch(cursor, str(target_thread_id))
+
+        self._database.write(copy_all)
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """LangGraph's pruning: `keep_latest` checkpoint of each namespace, or `delete` all of the threads."""
+        if strategy not in ("keep_latest", "delete"):
+            raise StoreError(f"There is no strategy {strategy!r}.", "Strategies: keep_latest, delete.")
+        work = delete_threads if strategy == "delete" else keep_newest
+        self._database.write(lambda cursor: work(cursor, [str(thread) for thread in thread_ids]))
 
     async def adelete_thread(self, thread_id: str) -> None:
-        self.delete_thread(thread_id)
+        await asyncio.to_thread(self.delete_thread, thread_id)
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        await asyncio.to_thread(self.delete_for_runs, run_ids)
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        await asyncio.to_thread(self.copy_thread, source_thread_id, target_thread_id)
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        await asyncio.to_thread(self.prune, thread_ids, strategy=strategy)
+
+    def get_next_version(self, current: Any, channel: None) -> Any:
+        """Whole numbers. A thread that another saver began goes on in its form: `NUMBER.FRACTION`, zero-padded."""
+        if isinstance(current, str):
+            return f"{int(current.partition('.')[0]) + 1:032}.0"
+        return 1 if current is None else current + 1
+
+
+def _touch(cursor: Cursor, thread_id: str) -> None:
+    now = time.time()
+    cursor.execute(
+        "INSERT INTO threads (id, created_at, updated_at) VALUES (?, ?, ?) "
+        "ON CONFLICT (id) DO UPDATE SET updated_at = excluded.updated_at",
+        (thread_id, now, now),
+    )
+
+
+def _conditions(config: RunnableConfig | None, before: RunnableConfig | None) -> tuple[str, list[Any]]:
+    """The WHERE clause of a listing, and its values."""
+    named: dict[str, Any] = dict((config or {}).get("configurable", {}))
+    columns = {"thread_id": "thread_id", "checkpoint_ns": "ns", "checkpoint_id": "id"}
+    given = {column: str(named[name]) for name, column in columns.items() if named.get(name) is not None}
+    clauses, values = [f"{column} = ?" for column in given], list(given.values())
+    earlier = place_of(before).checkpoint_id if before else None
+    if earlier is not None:
+        clauses.append("id < ?")
+        values.append(earlier)
+    return " AND ".join(clauses) or "1 = 1", values
+
+
+def _matches(metadata: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    return all(name in metadata and metadata[name] == value for name, value in wanted.items())
 
 
 @lru_cache(maxsize=32)

@@ -22,6 +22,7 @@ from langgraph.graph import START, StateGraph
 
 from hrm_agent.errors import StoreError, StoreVersionError
 from hrm_agent.store import RunStore, open_store
+from hrm_agent.store.values import MSGPACK
 from hrm_agent.trajectory import (
     SCHEMA_VERSION,
     BranchReason,
@@ -225,18 +226,20 @@ def test_a_forged_checkpoint_does_not_run(store: RunStore, tmp_path: Path) -> No
     config: Any = {"configurable": {"thread_id": "t"}}
     graph.invoke({"value": "harmless"}, config)
     witness = tmp_path / "ran"
-    payload = ormsgpack.packb(("os", "system", f"touch {witness}"))
+    forged = ormsgpack.packb(ormsgpack.Ext(0, ormsgpack.packb(("os", "system", f"touch {witness}"))))
     with sqlite3.connect(store.path) as connection:
-        rows = connection.execute("SELECT rowid, checkpoint FROM checkpoints").fetchall()
-        for rowid, blob in rows:
-            state = ormsgpack.unpackb(blob)
-            state["channel_values"]["value"] = ormsgpack.Ext(0, payload)
-            connection.execute("UPDATE checkpoints SET checkpoint = ? WHERE rowid = ?", (ormsgpack.packb(state), rowid))
-            JsonPlusSerializer(allowed_msgpack_modules=True).loads_typed(("msgpack", ormsgpack.packb(state)))
+        for seq, manifest in connection.execute("SELECT seq, manifest FROM checkpoints").fetchall():
+            rest, channels = ormsgpack.unpackb(manifest)
+            channels = [[name, version, [MSGPACK, forged]] for name, version, _ in channels]
+            connection.execute(
+                "UPDATE checkpoints SET manifest = ? WHERE seq = ?", (ormsgpack.packb([rest, channels]), seq)
+            )
+    JsonPlusSerializer(allowed_msgpack_modules=True).loads_typed(("msgpack", forged))
     assert witness.exists(), "the forgery is not even dangerous to a serializer that allows everything"
     witness.unlink()
-    read = graph.get_state(config).values.get("value")
-    assert not witness.exists() and not isinstance(read, int), "the forged constructor was called"
+    with pytest.raises(StoreError, match=r"Thread 't', checkpoint .*os\.system"):
+        graph.get_state(config)
+    assert not witness.exists(), "the forged constructor was called"
 
 
 def test_types_that_the_graph_declares_are_read_back(store: RunStore) -> None:

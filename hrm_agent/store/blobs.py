@@ -1,0 +1,82 @@
+"""Writing and reading of values in transactions.
+
+A process remembers which blobs it has seen in the store, and does not hand them in again. Whoever collects blobs that
+nothing refers to changes the store's epoch in the same transaction: a writer that finds another epoch than its own
+forgets what it knew and encodes once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+from hrm_agent.store.cipher import Cipher
+from hrm_agent.store.database import Cursor, Database, placeholders
+from hrm_agent.store.serializer import StrictSerializer
+from hrm_agent.store.values import Blob, Known, ValueReader, ValueWriter
+
+__all__ = ["EPOCH", "Blobs"]
+
+E = TypeVar("E")
+T = TypeVar("T")
+
+EPOCH = "epoch"
+_AT_ONCE = 500
+"""Hashes in one query."""
+
+
+class Blobs:
+    """The values of a store, as one process knows them."""
+
+    def __init__(self, database: Database, cipher: Cipher) -> None:
+        self._database = database
+        self.cipher = cipher
+        self._known = Known()
+
+    def write(
+        self,
+        serializer: StrictSerializer,
+        encode: Callable[[ValueWriter], E],
+        insert: Callable[[Cursor, E], T],
+        *,
+        lazy: bool = False,
+    ) -> Future[T]:
+        """Store what `encode` refers to, and the rows that `insert` makes of it, in one transaction."""
+        known, stored = self._known, list[bytes]()
+        first = ValueWriter(serializer, known, self.cipher.hash_key)
+        encoded = encode(first)
+
+        def work(cursor: Cursor) -> T:
+            epoch = str(cursor.execute("SELECT value FROM meta WHERE key = ?", (EPOCH,)).fetchone()[0])
+            writer, found = first, encoded
+            if epoch != known.epoch:
+                known.forget(epoch)
+                writer = ValueWriter(serializer, known, self.cipher.hash_key, trusting=False)
+                found = encode(writer)
+            self._insert(cursor, writer.new.values())
+            result = insert(cursor, found)
+            stored.extend(writer.new)
+            return result
+
+        future = self._database.submit(work, lazy=lazy)
+        future.add_done_callback(lambda done: None if done.exception() else known.add(stored))
+        return future
+
+    def _insert(self, cursor: Cursor, new: Iterable[Blob]) -> None:
+        rows = [(blob.hash, blob.kind, self.cipher.seal(blob.data, "blob", blob.hash)) for blob in new]
+        if rows:
+            query = "INSERT INTO blobs (hash, kind, data) VALUES (?, ?, ?) ON CONFLICT (hash) DO NOTHING"
+            cursor.executemany(query, rows)
+
+    def reader(self, cursor: Cursor, serializer: StrictSerializer, *, shared: bool) -> ValueReader:
+        """Reads values as they are at the moment of `cursor`."""
+
+        def fetch(hashes: Sequence[bytes]) -> Iterable[tuple[bytes, int, bytes]]:
+            for start in range(0, len(hashes), _AT_ONCE):
+                some = hashes[start : start + _AT_ONCE]
+                query = f"SELECT hash, kind, data FROM blobs WHERE hash IN ({placeholders(len(some))})"
+                for hash_, kind, data in cursor.execute(query, list(some)).fetchall():
+                    yield bytes(hash_), int(kind), self.cipher.open(data, "blob", bytes(hash_))
+
+        return ValueReader(serializer, fetch, key=self.cipher.hash_key, shared=shared)

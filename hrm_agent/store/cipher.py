@@ -1,0 +1,111 @@
+"""Encryption at rest: AES-256-GCM over everything that may hold a person's words.
+
+Sealed are values, manifests, metadata, records and tokens. In the clear stay what rows are found by: ids of threads,
+checkpoints, tasks, runs and groups, statuses, seeds, times and sizes. Each row is bound to its place by additional
+data, so that one cannot be put where another was; a row that is not sealed is refused. Names of values are keyed
+hashes: they do not betray a content to those who guess at it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+from typing import Any, Protocol
+
+from hrm_agent.errors import ConfigError, StoreError
+
+__all__ = ["KEY_VARIABLE", "AesCipher", "Cipher", "Plain", "cipher_of"]
+
+KEY_VARIABLE = "HRM_AGENT_STORE_KEY"
+_NONCE_BYTES = 12
+
+
+class Cipher(Protocol):
+    """How bytes are kept in a row."""
+
+    name: str
+    hash_key: bytes
+    """Keys the names of values; empty where nothing is sealed."""
+
+    def seal(self, data: bytes, *place: str | bytes) -> bytes: ...
+
+    def open(self, data: bytes, *place: str | bytes) -> bytes:
+        """Raises `StoreError` for bytes that were not sealed for this place with this key."""
+        ...
+
+
+class Plain:
+    """No encryption."""
+
+    name = "none"
+    hash_key = b""
+
+    def seal(self, data: bytes, *place: str | bytes) -> bytes:
+        return data
+
+    def open(self, data: bytes, *place: str | bytes) -> bytes:
+        return bytes(data)
+
+
+class AesCipher:
+    """AES-256-GCM; key and hash key are derived from one secret of 32 bytes. Needs the extra `encryption`."""
+
+    name = "aes-256-gcm"
+
+    def __init__(self, secret: bytes) -> None:
+        try:
+            from cryptography.exceptions import InvalidTag
+            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        except ImportError as error:
+            raise StoreError(
+                "An encrypted store needs cryptography, which is not installed.",
+                "Run `pip install 'hrm-agent[encryption]'`.",
+            ) from error
+        if len(secret) != 32:
+            raise ConfigError(
+                f"The key of a store has 32 bytes, not {len(secret)}.", "`openssl rand -base64 32` makes one."
+            )
+        self._aes: Any = AESGCM(_derived(secret, b"values"))
+        self._wrong: type[Exception] = InvalidTag
+        self.hash_key = _derived(secret, b"names")
+
+    def seal(self, data: bytes, *place: str | bytes) -> bytes:
+        nonce = os.urandom(_NONCE_BYTES)
+        return nonce + self._aes.encrypt(nonce, data, _place(place))
+
+    def open(self, data: bytes, *place: str | bytes) -> bytes:
+        try:
+            return self._aes.decrypt(data[:_NONCE_BYTES], bytes(data[_NONCE_BYTES:]), _place(place))
+        except (self._wrong, ValueError) as error:
+            where = ", ".join(part if isinstance(part, str) else part.hex() for part in place)
+            raise StoreError(
+                f"A row of the encrypted store was not sealed with its key ({where}).",
+                "Its file was changed by another program; `hrm-agent store verify` lists what is intact.",
+            ) from error
+
+
+def cipher_of(key: str | bytes | None) -> Cipher:
+    """The cipher for a key: base64 text, 32 raw bytes, or the variable `HRM_AGENT_STORE_KEY`; none without one."""
+    given = key if key is not None else os.environ.get(KEY_VARIABLE)
+    if not given:
+        return Plain()
+    if isinstance(given, bytes):
+        return AesCipher(given)
+    try:
+        return AesCipher(base64.b64decode(given, validate=True))
+    except binascii.Error as error:
+        raise ConfigError(
+            "The key of the store is not base64.", "`openssl rand -base64 32` makes one of 32 bytes."
+        ) from error
+
+
+def _derived(secret: bytes, purpose: bytes) -> bytes:
+    return hashlib.blake2b(secret, digest_size=32, person=purpose).digest()
+
+
+def _place(parts: tuple[str | bytes, ...]) -> bytes:
+    """Unambiguous: each part with its length before it."""
+    raw = [part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part for part in parts]
+    return b"".join(len(part).to_bytes(4, "big") + part for part in raw)

@@ -1,0 +1,219 @@
+"""A store in one SQLite file: nothing to install, one writer at a time, readers beside it.
+
+In WAL, by level (`sqlite:///runs/x.db?level=power`):
+
+* `process`, the default (`synchronous=NORMAL`): every commit survives the death of the process at any moment. After a
+  power failure the newest commits can be missing, never half of one: what was lost is run again on resume. A commit
+  takes some 30 microseconds, less than handing it to another thread would, so it is done where it is asked for.
+* `power` (`synchronous=FULL`): every commit survives a power failure. It waits for the disk, so one thread commits for
+  all (`Committer`).
+
+A transaction takes the write lock when it begins. One that only asked for it at its first write could be refused by a
+writer in between, whatever the time-out: the "database is locked" that other programs report.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hrm_agent.errors import ConfigError, StoreError, StoreFullError, StoreVersionError
+from hrm_agent.store.database import Committer, Cursor, Database, Work
+from hrm_agent.store.tables import FIRST_TABLE, STORE_VERSION, schema
+
+__all__ = ["SqliteDatabase"]
+
+T = TypeVar("T")
+_LEVELS = {"process": "NORMAL", "power": "FULL"}
+_TYPES = {"serial": "INTEGER PRIMARY KEY", "bytes": "BLOB", "integer": "INTEGER", "real": "REAL", "binary": ""}
+_BUSY_SECONDS = 60.0
+
+
+class SqliteDatabase(Database):
+    """A SQLite file with this project's tables, one connection to write and one to read."""
+
+    def __init__(self, path: Path, *, create: bool = True, level: str = "process") -> None:
+        if level not in _LEVELS:
+            raise ConfigError(f"There is no durability level {level!r}.", f"Levels: {', '.join(_LEVELS)}.")
+        if not create and not path.exists():
+            raise StoreError(f"There is no store at {path}.", "`hrm-agent collect --help` shows how to make one.")
+        self.path = self._file = path
+        self.folder, self.level = path.parent, level
+        self.url = f"sqlite:///{path}" + ("" if level == "process" else f"?level={level}")
+        self.waits = level == "power"
+        self._writing, self._reading = threading.RLock(), threading.RLock()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists():
+                self._look(create)
+            else:
+                _create_private(path)
+            self._writer = self._connect()
+            self._prepare()
+            self._reader = self._connect()
+        except (sqlite3.Error, OSError) as error:
+            raise self._store_error(error) from error
+        self._committer = Committer(self._commit) if self.waits else None
+
+    def _look(self, create: bool) -> None:
+        """Refuse a file that is not ours, or of another version, before anything that may write to it is done."""
+        # A journal that a crash left behind has to be played back before anybody can read the file.
+        mode = "rw" if Path(f"{self._file}-journal").exists() else "ro"
+        uri = f"{self._file.absolute().as_uri()}?mode={mode}"
+        with closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS)) as connection:
+            version = _version(connection)
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if version > STORE_VERSION:
+            raise StoreVersionError(
+                f"The store {self._file} has schema version {version}; versions up to {STORE_VERSION} are known here.",
+                "Nothing was changed. Update with `pip install --upgrade hrm-agent`, or name another store.",
+            )
+        if 0 < version < STORE_VERSION and FIRST_TABLE in tables:
+            raise StoreVersionError(
+                f"The store {self._file} has schema version {version}; this program writes version {STORE_VERSION}.",
+                f"Nothing was changed. `hrm-agent store migrate {self._file} NEW.db` copies it into a new one.",
+            )
+        if FIRST_TABLE not in tables and (tables or not create):
+            what = "an SQLite file of another program" if tables else "an empty file"
+            hint = "Name another file with --store."
+            if "checkpoints" in tables:
+                hint = f"`hrm-agent store migrate {self._file} NEW.db` takes over the checkpoints of a SqliteSaver."
+            raise StoreError(f"{self._file} is not a run store: {what}.", hint)
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self._file, check_same_thread=False, timeout=_BUSY_SECONDS, isolation_level=None, cached_statements=256
+        )
+        _into_wal(connection)
+        connection.execute(f"PRAGMA synchronous={_LEVELS[self.level]}")
+        return connection
+
+    def _prepare(self) -> None:
+        if _version(self._writer) == STORE_VERSION:
+            return
+        with self._transaction() as cursor:
+            for statement in schema(**_TYPES):
+                cursor.execute(statement)
+            cursor.execute(f"PRAGMA user_version={STORE_VERSION}")
+
+    @contextmanager
+    def _transaction(self) -> Generator[sqlite3.Cursor]:
+        with self._writing, closing(self._writer.cursor()) as cursor:
+            try:
+                cursor.execute("BEGIN IMMEDIATE")
+                yield cursor
+                cursor.execute("COMMIT")
+            except sqlite3.Error as error:
+                self._rollback()
+                raise self._store_error(error) from error
+            except BaseException:
+                self._rollback()
+                raise
+
+    def _rollback(self) -> None:
+        with suppress(sqlite3.Error):  # on a full disk SQLite may have rolled back by itself
+            self._writer.execute("ROLLBACK")
+
+    def _commit(self, works: Sequence[Work[Any]]) -> list[Any]:
+        with self._transaction() as cursor:
+            return [work(cursor) for work in works]
+
+    def submit(self, work: Work[T], *, lazy: bool = False) -> Future[T]:
+        if self._committer is not None:
+            return self._committer.submit(work, lazy=lazy)
+        future: Future[T] = Future()
+        try:
+            future.set_result(self._commit([work])[0])
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+    def exclusive(self, work: Work[T]) -> T:
+        return self.write(work)
+
+    @contextmanager
+    def read(self) -> Generator[Cursor]:
+        if self._committer is not None:
+            self._committer.drain()
+        with self._reading, closing(self._reader.cursor()) as cursor:
+            try:
+                cursor.execute("BEGIN")  # all that is read is of one moment
+                yield cursor
+            except sqlite3.Error as error:
+                raise self._store_error(error) from error
+            finally:
+                with suppress(sqlite3.Error):
+                    cursor.execute("COMMIT")
+
+    def size(self) -> int:
+        files = (Path(f"{self._file}{suffix}") for suffix in ("", "-wal"))
+        return sum(file.stat().st_size for file in files if file.exists())
+
+    def vacuum(self) -> None:
+        with self._writing, self._reading:
+            try:
+                self._writer.execute("VACUUM")
+                self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            except sqlite3.Error as error:
+                raise self._store_error(error) from error
+
+    def problems(self) -> list[str]:
+        with self.read() as cursor:
+            found = [str(row[0]) for row in cursor.execute("PRAGMA integrity_check").fetchall()]
+        return [] if found == ["ok"] else found
+
+    def close(self) -> None:
+        if self._committer is not None:
+            self._committer.close()
+        with self._writing, self._reading:
+            self._reader.close()
+            self._writer.close()
+
+    def _store_error(self, error: Exception) -> StoreError:
+        text = str(error)
+        if "is full" in text or "No space left" in text:
+            return StoreFullError(
+                f"The disk that holds {self._file} is full.",
+                "What was committed is intact: free some space, then `hrm-agent resume` the run.",
+            )
+        if "is locked" in text or "is busy" in text:
+            return StoreError(
+                f"Another process has been writing to {self._file} for {_BUSY_SECONDS:.0f} seconds.",
+                "Wait for it and try again; what was committed is intact.",
+            )
+        if isinstance(error, sqlite3.DatabaseError) and "not a database" in text:
+            return StoreError(f"{self._file} is not a run store: {text}.", "Name another file with --store.")
+        return StoreError(
+            f"The store {self._file} cannot be used: {text}.", "See that the folder exists and is writable."
+        )
+
+
+def _into_wal(connection: sqlite3.Connection) -> None:
+    """The change of mode does not wait for other processes that open the file, as everything else does."""
+    deadline = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def _create_private(path: Path) -> None:
+    """An empty file that only its owner reads, whatever the umask. SQLite gives the files beside it the same mode."""
+    with suppress(FileExistsError):  # another process was first
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    """The schema version; 0 in a file that is new or another program's."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])

@@ -1,0 +1,67 @@
+"""The tables, for both bodies. What varies between SQLite and PostgreSQL is four type names.
+
+Every value of a graph's state is a row of `blobs`, under the hash of its bytes; a checkpoint is a short manifest that
+names them. What may hold a person's words is bytes (`manifest`, `metadata`, `data`, `record`), so that it can be
+sealed; what is looked up by stands beside it in the clear.
+"""
+
+from __future__ import annotations
+
+__all__ = ["FIRST_TABLE", "STORE_VERSION", "schema"]
+
+STORE_VERSION = 2
+"""Version 1 kept LangGraph's own tables beside the journal's."""
+
+FIRST_TABLE = "trajectories"
+"""A store of any version has it, even one whose making was cut short."""
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS trajectories (
+    seq {serial}, id TEXT NOT NULL UNIQUE, run_id TEXT NOT NULL, group_id TEXT NOT NULL, thread_id TEXT NOT NULL UNIQUE,
+    status TEXT NOT NULL, started_at {real} NOT NULL, origin TEXT, record {bytes} NOT NULL
+);
+CREATE INDEX IF NOT EXISTS trajectories_run ON trajectories (run_id, group_id);
+CREATE INDEX IF NOT EXISTS trajectories_origin ON trajectories (origin) WHERE origin IS NOT NULL;
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS blobs (
+    seq {serial}, hash {bytes} NOT NULL UNIQUE, kind {integer} NOT NULL, data {bytes} NOT NULL
+);
+CREATE TABLE IF NOT EXISTS threads (id TEXT PRIMARY KEY, created_at {real} NOT NULL, updated_at {real} NOT NULL);
+CREATE INDEX IF NOT EXISTS threads_newest ON threads (updated_at);
+CREATE TABLE IF NOT EXISTS checkpoints (
+    seq {serial}, thread_id TEXT NOT NULL, ns TEXT NOT NULL, id TEXT {binary} NOT NULL, parent_id TEXT, run_id TEXT,
+    manifest {bytes} NOT NULL, metadata {bytes} NOT NULL, UNIQUE (thread_id, ns, id)
+);
+CREATE INDEX IF NOT EXISTS checkpoints_run ON checkpoints (run_id) WHERE run_id IS NOT NULL;
+CREATE TABLE IF NOT EXISTS writes (
+    seq {serial}, thread_id TEXT NOT NULL, ns TEXT NOT NULL, checkpoint_id TEXT NOT NULL, task_id TEXT NOT NULL,
+    slot {integer} NOT NULL, task_path TEXT NOT NULL, data {bytes} NOT NULL,
+    UNIQUE (thread_id, ns, checkpoint_id, task_id, slot)
+);
+CREATE TABLE IF NOT EXISTS calls (
+    seq {serial}, id TEXT NOT NULL UNIQUE, thread_id TEXT NOT NULL, task_id TEXT NOT NULL, checkpoint_id TEXT NOT NULL,
+    parent TEXT, seed {integer}, record {bytes} NOT NULL
+);
+CREATE INDEX IF NOT EXISTS calls_task ON calls (thread_id, task_id);
+CREATE TABLE IF NOT EXISTS tokens (
+    call_id TEXT PRIMARY KEY, token_ids {bytes} NOT NULL, mask {bytes} NOT NULL, logprobs {bytes} NOT NULL
+);
+CREATE TABLE IF NOT EXISTS tool_calls (
+    seq {serial}, id TEXT NOT NULL UNIQUE, thread_id TEXT NOT NULL, checkpoint_id TEXT NOT NULL,
+    arguments_hash TEXT NOT NULL, key_hash TEXT, record {bytes} NOT NULL
+);
+CREATE INDEX IF NOT EXISTS tool_calls_thread ON tool_calls (thread_id, arguments_hash);
+CREATE INDEX IF NOT EXISTS tool_calls_key ON tool_calls (thread_id, key_hash) WHERE key_hash IS NOT NULL;
+CREATE TABLE IF NOT EXISTS overlays (
+    seq {serial}, run_id TEXT NOT NULL, step {integer} NOT NULL, trajectory_id TEXT NOT NULL, record {bytes} NOT NULL,
+    UNIQUE (run_id, trajectory_id)
+);
+CREATE TABLE IF NOT EXISTS leases (
+    thread_id TEXT PRIMARY KEY, owner TEXT NOT NULL, process TEXT NOT NULL, expires_at {real} NOT NULL
+);
+"""
+
+
+def schema(**types: str) -> list[str]:
+    """The statements that make the tables. `types`: `serial`, `bytes`, `integer`, `real`, and `binary`, a collation."""
+    return [statement.strip() for statement in _TABLES.format(**types).split(";") if statement.strip()]

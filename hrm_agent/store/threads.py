@@ -1,0 +1,94 @@
+"""Whole threads: copying, forking, deleting, in SQL that both bodies know.
+
+A copy names the values of its source, so it costs its manifests only. Rows of an encrypted store are bound to their
+thread and are sealed anew for the copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hrm_agent.errors import StoreError
+from hrm_agent.store.cipher import Cipher
+from hrm_agent.store.database import Cursor
+
+__all__ = ["copy_rows", "delete_threads", "keep_newest", "lineage"]
+
+_LINEAGE = """
+WITH RECURSIVE line (id, parent_id) AS (
+    SELECT id, parent_id FROM checkpoints WHERE thread_id = ? AND ns = '' AND id = ?
+    UNION SELECT c.id, c.parent_id FROM checkpoints c JOIN line ON c.id = line.parent_id
+    WHERE c.thread_id = ? AND c.ns = ''
+)
+SELECT id FROM line
+"""
+
+
+def lineage(cursor: Cursor, thread_id: str, checkpoint_id: str) -> list[str]:
+    """A checkpoint of a thread and all its ancestors. Raises `StoreError` if the thread has no such checkpoint."""
+    found = [str(row[0]) for row in cursor.execute(_LINEAGE, (thread_id, checkpoint_id, thread_id)).fetchall()]
+    if not found:
+        raise StoreError(
+            f"Thread {thread_id!r} has no checkpoint {checkpoint_id!r}.",
+            f"`hrm-agent history {thread_id}` lists its checkpoints.",
+        )
+    return found
+
+
+def copy_rows(
+    cursor: Cursor,
+    cipher: Cipher,
+    source: str,
+    target: str,
+    wanted: Iterable[tuple[str, str]] | None = None,
+    without_writes: Iterable[tuple[str, str]] = (),
+) -> None:
+    """Copy checkpoints and writes of `source` to `target`: all, or those (namespace, id) that are `wanted`."""
+    if cursor.execute("SELECT 1 FROM checkpoints WHERE thread_id = ? LIMIT 1", (target,)).fetchone():
+        raise StoreError(f"There is a thread {target!r} already.", "Name another.")
+    kept = None if wanted is None else set(wanted)
+    silent = set(without_writes)
+    query = "SELECT ns, id, parent_id, run_id, manifest, metadata FROM checkpoints WHERE thread_id = ? ORDER BY seq"
+    for ns, id_, parent, run_id, manifest, metadata in cursor.execute(query, (source,)).fetchall():
+        if kept is None or (ns, id_) in kept:
+            cursor.execute(
+                "INSERT INTO checkpoints (thread_id, ns, id, parent_id, run_id, manifest, metadata) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    *(target, ns, id_, parent, run_id),
+                    _moved(cipher, manifest, (source, ns, id_), (target, ns, id_)),
+                    _moved(cipher, metadata, (source, ns, id_, "metadata"), (target, ns, id_, "metadata")),
+                ),
+            )
+    query = "SELECT ns, checkpoint_id, task_id, slot, task_path, data FROM writes WHERE thread_id = ? ORDER BY seq"
+    for ns, id_, task, slot, task_path, data in cursor.execute(query, (source,)).fetchall():
+        if (kept is None or (ns, id_) in kept) and (ns, id_) not in silent:
+            place = (ns, id_, task, str(slot))
+            cursor.execute(
+                "INSERT INTO writes (thread_id, ns, checkpoint_id, task_id, slot, task_path, data) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (target, ns, id_, task, slot, task_path, _moved(cipher, data, (source, *place), (target, *place))),
+            )
+
+
+def _moved(cipher: Cipher, data: bytes, from_: Sequence[str], to: Sequence[str]) -> bytes:
+    return cipher.seal(cipher.open(data, *from_), *to)
+
+
+def delete_threads(cursor: Cursor, thread_ids: Sequence[str]) -> None:
+    """Delete checkpoints and writes of threads. Values that nothing names any more go when the store is collected."""
+    each: list[tuple[Any, ...]] = [(thread_id,) for thread_id in thread_ids]
+    for thread in each:
+        cursor.execute("DELETE FROM writes WHERE thread_id = ?", thread)
+        cursor.execute("DELETE FROM checkpoints WHERE thread_id = ?", thread)
+        cursor.execute("DELETE FROM threads WHERE id = ?", thread)
+
+
+def keep_newest(cursor: Cursor, thread_ids: Sequence[str]) -> None:
+    """Delete all checkpoints of threads but the newest of each namespace."""
+    newest = "SELECT max(n.id) FROM checkpoints n WHERE n.thread_id = ? AND n.ns = {table}.ns"
+    for thread_id in thread_ids:
+        for table, column in (("writes", "checkpoint_id"), ("checkpoints", "id")):
+            older = f"thread_id = ? AND {column} <> ({newest.format(table=table)})"
+            cursor.execute(f"DELETE FROM {table} WHERE {older}", (thread_id, thread_id))

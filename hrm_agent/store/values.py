@@ -1,0 +1,255 @@
+"""Content-addressed values: what a thousand checkpoints mention is stored once.
+
+A value becomes a *reference*: the hash of its stored form, or the form itself where it is no longer than a hash is
+worth. A list is stored as the references of its items, in chunks of `FANOUT`, and chunks of chunks above: a
+conversation that grows by a message changes one chunk on each level, so that a checkpoint costs a logarithm of the
+conversation's length instead of the whole of it. A large dict is stored by its entries. Anything else is a leaf, in
+LangGraph's own serialised form.
+
+Serialising is what a step costs, and most of a conversation has been serialised before. A message that was seen is
+recognised by identity *and* by comparing its fields with a copy taken then, so that one changed in place is not
+mistaken for what it was.
+
+The hash is BLAKE2b over kind and bytes: values are written by models, so it has to withstand those who look for
+collisions.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import ormsgpack
+from langchain_core.messages import BaseMessage
+
+from hrm_agent.store.serializer import RefusedValue, StrictSerializer
+
+__all__ = ["FANOUT", "Blob", "Known", "ValueReader", "ValueWriter", "hash_of", "references"]
+
+FANOUT = 32
+HASH_BYTES = 20
+_INLINE_BYTES = 64
+_SPLIT_DICT_BYTES = 512
+_REMEMBERED = 8192
+
+NULL, BYTES, BYTEARRAY, MSGPACK, LIST, TREE, DICT = range(7)
+_KINDS = {"null": NULL, "bytes": BYTES, "bytearray": BYTEARRAY, "msgpack": MSGPACK}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+Reference = Any
+"""The hash as bytes, or `[kind, data]` in place."""
+Fetch = Callable[[Sequence[bytes]], Iterable[tuple[bytes, int, bytes]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """One stored value."""
+
+    hash: bytes
+    kind: int
+    data: bytes
+
+
+def hash_of(kind: int, data: bytes, key: bytes = b"") -> bytes:
+    """The name of a value. With a key (an encrypted store) it tells nothing to those who guess at contents."""
+    digest = hashlib.blake2b(data, digest_size=HASH_BYTES, key=key, person=bytes([kind]))
+    return digest.digest()
+
+
+@dataclass(slots=True)
+class Known:
+    """What this process knows of the blobs in the store: which are there, and the hashes of messages it has seen."""
+
+    epoch: str = ""
+    """Changes when blobs are collected: then nothing is known to be there."""
+    stored: set[bytes] = field(default_factory=set[bytes])
+    messages: dict[int, tuple[BaseMessage, dict[str, Any], Blob]] = field(
+        default_factory=dict[int, tuple[BaseMessage, dict[str, Any], Blob]]
+    )
+    """id -> the message itself (so that its id stays taken), a copy of its fields, and its stored form."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, hashes: Iterable[bytes]) -> None:
+        with self.lock:
+            if len(self.stored) > 64 * _REMEMBERED:
+                self.stored.clear()
+            self.stored.update(hashes)
+
+    def forget(self, epoch: str) -> None:
+        with self.lock:
+            self.epoch, self.stored = epoch, set()
+
+
+class ValueWriter:
+    """Turns the values of one transaction into references and the blobs that are not known to be stored."""
+
+    def __init__(self, serializer: StrictSerializer, known: Known, key: bytes = b"", *, trusting: bool = True) -> None:
+        self._serializer, self._known, self._key = serializer, known, key
+        self.trusting = trusting
+        """What an earlier checkpoint refers to may be taken for stored; not when blobs were collected since."""
+        self.new: dict[bytes, Blob] = {}
+
+    def reference(self, value: Any) -> Reference:
+        """The reference of `value`; its blobs are added to `new`."""
+        if isinstance(value, BaseMessage):
+            return self._message(value)
+        if type(value) is list:
+            items = cast("list[Any]", value)
+            if not all(item is None or type(item) in (int, float, bool) for item in items):
+                return self._list([self.reference(item) for item in items])
+        kind, data = self._dump(value)
+        if type(value) is dict and len(data) > _SPLIT_DICT_BYTES:
+            entries = cast("dict[Any, Any]", value)
+            if all(type(name) is str for name in entries):
+                packed = [[name, self.reference(item)] for name, item in entries.items()]
+                return self._node(DICT, ormsgpack.packb(packed))
+        return self._leaf(kind, data)
+
+    def _dump(self, value: Any) -> tuple[int, bytes]:
+        name, data = self._serializer.dumps_typed(value)
+        return _KINDS[name], data
+
+    def _leaf(self, kind: int, data: bytes) -> Reference:
+        return [kind, data] if len(data) <= _INLINE_BYTES else self._node(kind, data)
+
+    def _list(self, references: list[Reference]) -> Reference:
+        """A tree over `references`, whose shape depends on their number alone: equal lists have equal hashes."""
+        packed = ormsgpack.packb(references[:FANOUT])
+        if len(references) <= FANOUT:
+            return [LIST, packed] if len(packed) <= _INLINE_BYTES else self._node(LIST, packed)
+        level = [
+            self._node(LIST, ormsgpack.packb(references[start : start + FANOUT]))
+            for start in range(0, len(references), FANOUT)
+        ]
+        while len(level) > 1:
+            level = [
+                self._node(TREE, ormsgpack.packb(level[start : start + FANOUT]))
+                for start in range(0, len(level), FANOUT)
+            ]
+        return level[0]
+
+    def _node(self, kind: int, data: bytes) -> bytes:
+        return self._keep(Blob(hash_of(kind, data, self._key), kind, data))
+
+    def _keep(self, blob: Blob) -> bytes:
+        if blob.hash not in self._known.stored:
+            self.new[blob.hash] = blob
+        return blob.hash
+
+    def _message(self, message: BaseMessage) -> Reference:
+        seen = self._known.messages.get(id(message))
+        if seen is not None and seen[0] is message and _equal(seen[1], _fields(message)):
+            return self._keep(seen[2])
+        kind, data = self._dump(message)
+        blob = Blob(hash_of(kind, data, self._key), kind, data)
+        with self._known.lock:
+            if len(self._known.messages) >= _REMEMBERED:
+                for oldest in list(self._known.messages)[: _REMEMBERED // 2]:
+                    del self._known.messages[oldest]
+            self._known.messages[id(message)] = (message, copy.deepcopy(_fields(message)), blob)
+        return self._keep(blob)
+
+
+def _fields(message: BaseMessage) -> dict[str, Any]:
+    """All that is serialised of a message."""
+    extra = message.__pydantic_extra__
+    fields: dict[str, Any] = vars(message)
+    return {**fields, "__extra__": extra} if extra else fields
+
+
+def _equal(then: dict[str, Any], now: dict[str, Any]) -> bool:
+    try:
+        return then == now
+    except Exception:  # an artifact whose values have no plain equality, such as arrays
+        return False
+
+
+class ValueReader:
+    """Turns references back into values. All blobs that they need are fetched level by level, each once.
+
+    With `shared`, equal leaves become one object: a history of a thousand checkpoints is a thousand lists over the same
+    messages. Without, every value is an object of its own, which its reader may change.
+    """
+
+    def __init__(self, serializer: StrictSerializer, fetch: Fetch, *, key: bytes = b"", shared: bool = False) -> None:
+        self._serializer, self._fetch, self._key, self._shared = serializer, fetch, key, shared
+        self._blobs: dict[bytes, tuple[int, Any]] = {}
+        """Hash -> kind and bytes; of nodes, what they hold."""
+        self._leaves: dict[bytes, Any] = {}
+        self._items: dict[bytes, list[Any]] = {}
+
+    def load(self, references_: Iterable[Reference]) -> None:
+        """Fetch what `references_` need, before `value` is asked for each."""
+        wanted = _hashes(references_)
+        while missing := [hash_ for hash_ in dict.fromkeys(wanted) if hash_ not in self._blobs]:
+            wanted = []
+            for hash_, kind, data in self._fetch(missing):
+                if hash_of(kind, data, self._key) != hash_:
+                    raise RefusedValue(f"a value whose bytes do not have its hash {hash_.hex()}")
+                content = data if kind < LIST else _unpack(data)
+                self._blobs[hash_] = (kind, content)
+                wanted.extend(references(kind, content))
+            if lost := [hash_ for hash_ in missing if hash_ not in self._blobs]:
+                raise RefusedValue(f"a value that is not in the store: {lost[0].hex()}")
+
+    def value(self, reference: Reference) -> Any:
+        """The value of a reference that was loaded."""
+        if isinstance(reference, bytes):
+            kind, content = self._blobs[reference]
+        else:
+            kind, content = int(reference[0]), reference[1]
+            content = content if kind < LIST else _unpack(content)
+        if kind in (LIST, TREE):
+            return self._list(reference, kind, content)
+        if kind == DICT:
+            return {name: self.value(item) for name, item in content}
+        if not (self._shared and isinstance(reference, bytes)):
+            return self._leaf(kind, content)
+        if reference not in self._leaves:
+            self._leaves[reference] = self._leaf(kind, content)
+        return self._leaves[reference]
+
+    def _list(self, reference: Reference, kind: int, content: list[Any]) -> list[Any]:
+        if self._shared and isinstance(reference, bytes) and reference in self._items:
+            return list(self._items[reference])
+        parts = [self.value(item) for item in content]
+        items = parts if kind == LIST else [item for part in parts for item in part]
+        if self._shared and isinstance(reference, bytes):
+            self._items[reference] = items
+            return list(items)
+        return items
+
+    def _leaf(self, kind: int, data: bytes) -> Any:
+        if kind not in _NAMES:
+            raise RefusedValue(f"a value of the unknown kind {kind}")
+        return self._serializer.loads_typed((_NAMES[kind], data))
+
+
+def references(kind: int, content: Any) -> list[bytes]:
+    """The hashes that a stored value names; `content` is its bytes, or what they hold."""
+    if kind < LIST:
+        return []
+    held: Any = _unpack(content) if isinstance(content, bytes) else content
+    return _hashes(item for _, item in held) if kind == DICT else _hashes(held)
+
+
+def _hashes(found: Iterable[Reference]) -> list[bytes]:
+    """Hashes among references, those of nodes kept in place included."""
+    hashes: list[bytes] = []
+    for reference in found:
+        if isinstance(reference, bytes):
+            hashes.append(reference)
+        elif reference is not None and reference[0] >= LIST:
+            hashes.extend(references(int(reference[0]), reference[1]))
+    return hashes
+
+
+def _unpack(data: bytes) -> Any:
+    try:
+        return ormsgpack.unpackb(data)
+    except ormsgpack.MsgpackDecodeError as error:
+        raise RefusedValue(f"a node that cannot be read: {error}") from error
