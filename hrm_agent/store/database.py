@@ -36,8 +36,6 @@ class Cursor(Protocol):
     def executemany(self, query: str, values: Iterable[Sequence[Any]], /) -> Any: ...
     def fetchone(self) -> Any: ...
     def fetchall(self) -> list[Any]: ...
-    @property
-    def rowcount(self) -> int: ...
 
 
 Work = Callable[[Cursor], T]
@@ -59,7 +57,7 @@ class Database(ABC):
 
     @abstractmethod
     def read(self) -> AbstractContextManager[Cursor]:
-        """A cursor that sees everything committed before, and what was handed in by this process."""
+        """A cursor that sees one moment: everything whose future was done before."""
 
     @abstractmethod
     def submit(self, work: Work[T], *, lazy: bool = False) -> Future[T]:

@@ -14,7 +14,7 @@ from hrm_agent.errors import StoreError
 from hrm_agent.store.cipher import Cipher
 from hrm_agent.store.database import Cursor, Database
 from hrm_agent.store.values import hash_of
-from hrm_agent.trajectory import Call, GraphIdentity, Overlay, RunStatus, ToolCall, Trajectory, content_hash
+from hrm_agent.trajectory import Call, GraphIdentity, Overlay, RunStatus, ToolCall, ToolStatus, Trajectory, content_hash
 
 __all__ = ["StoreJournal"]
 
@@ -75,14 +75,14 @@ class StoreJournal:
         def insert(cursor: Cursor) -> bool:
             cursor.execute(
                 "INSERT INTO calls (id, thread_id, task_id, checkpoint_id, parent, seed, record) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
+                "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING RETURNING 1",
                 (
                     *(call.id, identity.thread_id, identity.task_id),
                     *(identity.root_checkpoint_id or identity.checkpoint_id, call.parent, call.sampling.seed),
                     record,
                 ),
             )
-            written = cursor.rowcount == 1
+            written = cursor.fetchone() is not None
             if written:
                 cursor.execute(
                     "INSERT INTO tokens (call_id, token_ids, mask, logprobs) VALUES (?, ?, ?, ?)", (call.id, *tokens)
@@ -126,9 +126,9 @@ class StoreJournal:
         return str(found[0]) if found else None
 
     def find_by_key(self, thread_id: str, key: str) -> ToolCall | None:
-        """The tool call of a thread that has this idempotency key; of several the one that finished, or the newest."""
+        """The tool call of a thread that has this idempotency key; of several the first that ended well."""
         found = self._tool_calls("thread_id = ? AND key_hash = ?", (thread_id, self._hash("key", key)))
-        return max(found, key=lambda call: call.status is not None, default=None)
+        return max(found, key=lambda call: call.status is ToolStatus.OK, default=None)
 
     def write_tool_call(self, tool_call: ToolCall) -> None:
         identity, key = tool_call.identity, tool_call.idempotency_key

@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import ormsgpack
 from langchain_core.runnables import RunnableConfig
@@ -48,7 +48,9 @@ from hrm_agent.store.values import ValueWriter
 
 __all__ = ["StoreSaver"]
 
-_PARENTS_REMEMBERED = 1024
+K = TypeVar("K")
+V = TypeVar("V")
+_REMEMBERED = 1024
 
 
 class StoreSaver(BaseCheckpointSaver[Any]):
@@ -62,6 +64,8 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         """Channels of the newest checkpoints that this process wrote or read, by thread, namespace and id."""
         self._chosen: dict[tuple[str, str], None] = {}
         """Threads and checkpoints that were asked for by id: a run may branch off there."""
+        self._new: dict[str, None] = {}
+        """Threads that were found empty: whoever asked is about to begin them."""
 
     def allowing(self, graph: Pregel[Any, Any, Any, Any]) -> StoreSaver:
         """The same checkpointer, reading besides LangGraph's own types those that the state of `graph` declares.
@@ -118,7 +122,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
             return manifest_of(checkpoint, writer, new_versions, parent)
 
         def insert(cursor: Cursor, encoded: tuple[bytes, Channels]) -> RunnableConfig:
-            self._refuse_second_run(cursor, place, checkpoint["id"], facts)
+            self._refuse_second_run(cursor, place, checkpoint["id"])
             manifest, channels = encoded
             cursor.execute(
                 "INSERT INTO checkpoints (thread_id, ns, id, parent_id, run_id, manifest, metadata) "
@@ -139,9 +143,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         return self._blobs.write(self._serializer, encode, insert)
 
     def _remember(self, here: tuple[str, str, str], channels: Channels) -> None:
-        self._parents[here] = channels
-        while len(self._parents) > _PARENTS_REMEMBERED:
-            self._parents.pop(next(iter(self._parents)), None)
+        _note(self._parents, here, channels)
 
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
@@ -175,10 +177,11 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         again = "DO NOTHING" if key[-1] == REGULAR else "DO UPDATE SET data = excluded.data"
         cursor.execute(
             "INSERT INTO writes (thread_id, ns, checkpoint_id, task_id, slot, task_path, data) "
-            f"VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (thread_id, ns, checkpoint_id, task_id, slot) {again}",
+            "VALUES (?, ?, ?, ?, ?, ?, ?) "
+            f"ON CONFLICT (thread_id, ns, checkpoint_id, task_id, slot) {again} RETURNING 1",
             (*key, task_path, cipher.seal(ormsgpack.packb(given), *place)),
         )
-        if cursor.rowcount == 0:
+        if cursor.fetchone() is None:
             where = "thread_id = ? AND ns = ? AND checkpoint_id = ? AND task_id = ? AND slot = ?"
             stored = cursor.execute(f"SELECT data FROM writes WHERE {where}", key).fetchone()[0]
             merged = merged_writes(cipher.open(stored, *place), given)
@@ -192,12 +195,10 @@ class StoreSaver(BaseCheckpointSaver[Any]):
             self._choose(place.thread_id, place.checkpoint_id)
 
     def _choose(self, thread_id: str, checkpoint_id: str) -> None:
-        self._chosen[thread_id, checkpoint_id] = None
-        while len(self._chosen) > _PARENTS_REMEMBERED:
-            self._chosen.pop(next(iter(self._chosen)), None)
+        _note(self._chosen, (thread_id, checkpoint_id), None)
 
-    def _refuse_second_run(self, cursor: Cursor, place: Place, new: str, facts: dict[str, Any]) -> None:
-        if place.ns or (place.checkpoint_id is None and facts.get("source") != "input"):
+    def _refuse_second_run(self, cursor: Cursor, place: Place, new: str) -> None:
+        if place.ns or (place.checkpoint_id is None and place.thread_id not in self._new):
             return
         head: str | None = cursor.execute(
             "SELECT max(id) FROM checkpoints WHERE thread_id = ? AND ns = ''", (place.thread_id,)
@@ -221,8 +222,10 @@ class StoreSaver(BaseCheckpointSaver[Any]):
             self._choose(place.thread_id, place.checkpoint_id)
         with self._database.read() as cursor:
             row = cursor.execute(f"SELECT {ROW} FROM checkpoints WHERE {given}{newest}", values).fetchone()
-            found = self._reading(cursor, shared=False).tuples([Row(*row)]) if row else []
-        return found[0] if found else None
+            if row:
+                return self._reading(cursor, shared=False).tuples([Row(*row)])[0]
+        _note(self._new, place.thread_id, None)
+        return None
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         return await asyncio.to_thread(self.get_tuple, config) if self._database.waits else self.get_tuple(config)
@@ -318,6 +321,13 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         if isinstance(current, str):
             return f"{int(current.partition('.')[0]) + 1:032}.0"
         return 1 if current is None else current + 1
+
+
+def _note(remembered: dict[K, V], key: K, value: V) -> None:
+    """Remember, and forget the oldest."""
+    remembered[key] = value
+    while len(remembered) > _REMEMBERED:
+        remembered.pop(next(iter(remembered)), None)
 
 
 def _touch(cursor: Cursor, thread_id: str) -> None:

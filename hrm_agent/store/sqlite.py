@@ -140,8 +140,6 @@ class SqliteDatabase(Database):
 
     @contextmanager
     def read(self) -> Generator[Cursor]:
-        if self._committer is not None:
-            self._committer.drain()
         with self._reading, closing(self._reader.cursor()) as cursor:
             try:
                 cursor.execute("BEGIN")  # all that is read is of one moment

@@ -29,7 +29,8 @@ CREATE TABLE IF NOT EXISTS blobs (
 CREATE TABLE IF NOT EXISTS threads (id TEXT PRIMARY KEY, created_at {real} NOT NULL, updated_at {real} NOT NULL);
 CREATE INDEX IF NOT EXISTS threads_newest ON threads (updated_at);
 CREATE TABLE IF NOT EXISTS checkpoints (
-    seq {serial}, thread_id TEXT NOT NULL, ns TEXT NOT NULL, id TEXT {binary} NOT NULL, parent_id TEXT, run_id TEXT,
+    seq {serial}, thread_id TEXT NOT NULL, ns TEXT NOT NULL, id TEXT {binary} NOT NULL,
+    parent_id TEXT {binary}, run_id TEXT,
     manifest {bytes} NOT NULL, metadata {bytes} NOT NULL, UNIQUE (thread_id, ns, id)
 );
 CREATE INDEX IF NOT EXISTS checkpoints_run ON checkpoints (run_id) WHERE run_id IS NOT NULL;

@@ -1,0 +1,243 @@
+"""A store in PostgreSQL: for more than one machine, or for many writers at once.
+
+Every commit survives a power failure of the server (its `synchronous_commit`, on unless somebody turned it off). One
+connection writes for the whole process, and what waits is committed together (`Committer`); reads take connections from
+a pool. Statements go out in pipeline mode, without waiting for each answer.
+
+A server that restarts in the middle is waited for: each write is idempotent, so work whose commit was not confirmed is
+done again on a new connection. Blobs are collected under an advisory lock that every writer shares.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from hrm_agent.errors import StoreError, StoreFullError, StoreVersionError
+from hrm_agent.store.database import Committer, Cursor, Database, Work
+from hrm_agent.store.tables import STORE_VERSION, schema
+
+try:
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+    from psycopg_pool import ConnectionPool, PoolTimeout
+except ImportError as error:
+    raise StoreError(
+        "A PostgreSQL store needs psycopg, which is not installed.", "Run `pip install 'hrm-agent[postgres]'`."
+    ) from error
+
+__all__ = ["PostgresDatabase"]
+
+T = TypeVar("T")
+_TYPES = {
+    "serial": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+    "bytes": "BYTEA",
+    "integer": "BIGINT",
+    "real": "DOUBLE PRECISION",
+    "binary": 'COLLATE "C"',
+}
+_LOCK = 0x68726D  # "hrm": shared by writers, taken alone by whoever collects
+_READERS = 4
+_PATIENCE_SECONDS = 60.0
+"""How long a server that is gone is waited for."""
+
+
+class _Cursor:
+    """A psycopg cursor that is asked as a SQLite one is."""
+
+    def __init__(self, cursor: psycopg.Cursor[Any]) -> None:
+        self._cursor = cursor
+
+    def execute(self, query: str, values: Sequence[Any] = (), /) -> Self:
+        self._cursor.execute(_translated(query), values)
+        return self
+
+    def executemany(self, query: str, values: Iterable[Sequence[Any]], /) -> Self:
+        self._cursor.executemany(_translated(query), list(values))
+        return self
+
+    def fetchone(self) -> Any:
+        return self._cursor.fetchone()
+
+    def fetchall(self) -> list[Any]:
+        return self._cursor.fetchall()
+
+
+@lru_cache(maxsize=256)
+def _translated(query: str) -> Any:
+    return query.replace("?", "%s").encode()
+
+
+class PostgresDatabase(Database):
+    """A PostgreSQL database with this project's tables in its search path."""
+
+    waits = True
+    level = "power"
+
+    def __init__(self, url: str, *, create: bool = True) -> None:
+        self._conninfo = url
+        self.url, self.folder = _without_password(url), Path("runs")
+        try:
+            self._writer = self._connect()
+        except psycopg.Error as error:
+            raise self._store_error(error) from error
+        self._broken = False
+        self._prepare(create)
+        self._pool: ConnectionPool[psycopg.Connection[Any]] = ConnectionPool(
+            url, min_size=1, max_size=_READERS, kwargs={"autocommit": True}, timeout=_PATIENCE_SECONDS, open=True
+        )
+        self._exclusive = threading.Lock()
+        self._committer = Committer(self._commit)
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        return psycopg.connect(self._conninfo, connect_timeout=10)
+
+    def _prepare(self, create: bool) -> None:
+        """Make the tables in a new database; refuse one of another version. Two processes may do so at once."""
+        try:
+            with self._writer.transaction(), self._writer.cursor() as cursor:
+                cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+                if cursor.execute("SELECT to_regclass('trajectories')").fetchone() == (None,):
+                    if not create:
+                        raise StoreError(f"There is no store at {self.url}.", "`hrm-agent collect --help` makes one.")
+                    for statement in schema(**_TYPES):
+                        cursor.execute(statement.encode())
+                    cursor.execute("INSERT INTO meta (key, value) VALUES ('version', %s)", (str(STORE_VERSION),))
+                version = int((cursor.execute("SELECT value FROM meta WHERE key = 'version'").fetchone() or (0,))[0])
+        except psycopg.Error as error:
+            raise self._store_error(error) from error
+        if version > STORE_VERSION:
+            raise StoreVersionError(
+                f"The store {self.url} has schema version {version}; versions up to {STORE_VERSION} are known here.",
+                "Nothing was changed. Update with `pip install --upgrade hrm-agent`, or name another store.",
+            )
+
+    def submit(self, work: Work[T], *, lazy: bool = False) -> Future[T]:
+        return self._committer.submit(work, lazy=lazy)
+
+    def _commit(self, works: Sequence[Work[Any]]) -> list[Any]:
+        def transaction() -> list[Any]:
+            if self._broken:
+                with suppress(psycopg.Error):
+                    self._writer.close()
+                self._writer, self._broken = self._connect(), False
+            with self._writer.pipeline(), self._writer.transaction(), self._writer.cursor() as cursor:
+                cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", (_LOCK,))
+                return [work(_Cursor(cursor)) for work in works]
+
+        return self._patiently(transaction, self._mark_broken)
+
+    def _mark_broken(self) -> None:
+        self._broken = True
+
+    def _patiently(self, attempt: Callable[[], T], on_loss: Callable[[], None]) -> T:
+        """The result of `attempt`, made again while the server is away. Raises `StoreError` after a minute."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            try:
+                return attempt()
+            except (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout) as error:
+                on_loss()
+                if _is_final(error) or time.monotonic() > deadline:
+                    raise self._store_error(error) from error
+                time.sleep(0.1)
+            except psycopg.Error as error:
+                raise self._store_error(error) from error
+
+    def exclusive(self, work: Work[T]) -> T:
+        self._committer.drain()
+        with self._exclusive, psycopg.connect(self._conninfo) as connection:
+            try:
+                with connection.transaction(), connection.cursor() as cursor:
+                    cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+                    return work(_Cursor(cursor))
+            except psycopg.Error as error:
+                raise self._store_error(error) from error
+
+    @contextmanager
+    def read(self) -> Generator[Cursor]:
+        connection = self._patiently(self._sound_connection, lambda: None)
+        try:
+            with connection.cursor() as cursor:
+                yield _Cursor(cursor)
+        except psycopg.Error as error:
+            raise self._store_error(error) from error
+        finally:
+            with suppress(psycopg.Error):
+                connection.execute("ROLLBACK")
+            self._pool.putconn(connection)
+
+    def _sound_connection(self) -> psycopg.Connection[Any]:
+        """A connection of the pool that answers, in a transaction that sees one moment."""
+        connection = self._pool.getconn()
+        try:
+            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        except psycopg.Error:
+            self._pool.putconn(connection)
+            raise
+        return connection
+
+    def size(self) -> int:
+        query = "SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class WHERE relkind = 'r' AND relname IN "
+        names = [statement.split()[5] for statement in schema(**_TYPES) if statement.startswith("CREATE TABLE")]
+        with self.read() as cursor:
+            found = cursor.execute(f"{query} ({', '.join('?' * len(names))})", names).fetchone()
+        return int(found[0])
+
+    def vacuum(self) -> None:
+        self._committer.drain()
+        try:
+            with psycopg.connect(self._conninfo, autocommit=True) as connection:
+                for statement in schema(**_TYPES):
+                    if statement.startswith("CREATE TABLE"):
+                        connection.execute(f"VACUUM FULL {statement.split()[5]}".encode())
+        except psycopg.Error as error:
+            raise self._store_error(error) from error
+
+    def problems(self) -> list[str]:
+        return []  # PostgreSQL checks its pages itself (data_checksums, pg_amcheck)
+
+    def close(self) -> None:
+        self._committer.close()
+        self._pool.close()
+        self._writer.close()
+
+    def _store_error(self, error: Exception) -> StoreError:
+        text = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, psycopg.errors.DiskFull):
+            return StoreFullError(
+                f"The disk of the server of {self.url} is full.",
+                "What was committed is intact: free some space, then `hrm-agent resume` the run.",
+            )
+        return StoreError(
+            f"The store {self.url} cannot be used: {text}.", "See that the server runs and that the URL is right."
+        )
+
+
+def _is_final(error: Exception) -> bool:
+    """True for what waiting does not mend: a wrong password or name, a full disk."""
+    return isinstance(
+        error,
+        psycopg.errors.InvalidPassword
+        | psycopg.errors.InvalidAuthorizationSpecification
+        | psycopg.errors.InvalidCatalogName
+        | psycopg.errors.DiskFull,
+    )
+
+
+def _without_password(url: str) -> str:
+    try:
+        named = conninfo_to_dict(url)
+    except psycopg.Error as error:
+        raise StoreError(
+            f"The URL of the store is no PostgreSQL URL: {error}.", "postgresql://USER@HOST/NAME"
+        ) from error
+    place = f"{named.get('host') or 'localhost'}:{named['port']}" if named.get("port") else str(named.get("host") or "")
+    user = f"{named['user']}@" if named.get("user") else ""
+    return f"postgresql://{user}{place}/{named.get('dbname') or ''}"
