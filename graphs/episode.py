@@ -12,24 +12,26 @@ A graph needs nothing special. It is given the task as a human message in `messa
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, cast, get_type_hints
 
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphRecursionError
 from langgraph.pregel import Pregel
+from langgraph.types import Command, Interrupt
 
 from graphs.loading import load_graph
 from hrm_agent.environment import Environment, using_environment
 from hrm_agent.errors import ConfigError, ContextLengthError, HrmError, RunError, nearest
 from hrm_agent.models import Backend, using_policy
-from hrm_agent.models.capture import JournalHandler
+from hrm_agent.models.foreign import record_foreign_models
 from hrm_agent.models.stand_in import standing_in
 from hrm_agent.store import RunStore
+from hrm_agent.tools.foreign import record_foreign_tools
 from hrm_agent.trajectory import (
     Recording,
     RunStatus,
@@ -41,11 +43,13 @@ from hrm_agent.trajectory import (
     recording,
 )
 
-__all__ = ["Episode", "EpisodeRunner", "OnUpdate"]
+__all__ = ["NO_ANSWER", "Episode", "EpisodeRunner", "OnUpdate", "run_context"]
 
 OnUpdate = Callable[[tuple[str, ...], dict[str, Any]], None]
 """Called with each node's update as it happens: the names of the enclosing subgraphs' nodes, and `{node: update}`."""
 
+NO_ANSWER: Any = object()
+"""None may be an answer."""
 _INPUTS = ("problem", "question", "task", "input")
 _OUTPUTS = ("answer", "output", "result")
 _TRUNCATED = {
@@ -94,22 +98,28 @@ class EpisodeRunner:
     stand_in: bool = False
     """The policy answers for chat models that the graph holds itself (`hrm_agent.models.stand_in`)."""
 
-    async def run(self, episode: Episode, on_update: OnUpdate | None = None) -> Trajectory:
+    async def run(self, episode: Episode, on_update: OnUpdate | None = None, *, answer: Any = NO_ANSWER) -> Trajectory:
         """Run, resume or read back an episode; returns its trajectory with all calls.
+
+        `answer`: what an `interrupt()` that waits is answered with (by interrupt id, where several wait); None passes
+        a breakpoint. The run goes on from there.
 
         What the graph raises ends up in the trajectory (`failed`), a context window that is full is a limit like any
         other (`truncated`). An `HrmError` is what a person can mend (no room on the disk, no sandbox, a provider that
         does not answer): it is raised, and the episode can be gone on with.
         """
         graph = load_graph(episode.graph)
-        context, given = _context(graph, episode), _input(graph, episode.task.prompt)
+        context, given = run_context(graph, episode), _input(graph, episode)
         known = self.store.journal.find_trajectory(episode.trajectory_id)
-        if known is not None and known.status is not RunStatus.RUNNING:
+        if answer is NO_ANSWER and known is not None and known.status is not RunStatus.RUNNING:
             return known
         active = Recording(self.store.journal, episode.seed)
-        with _one_at_a_time(str(self.store.path), episode.thread_id), self._in_force(active):
+        with self.store.lease(episode.thread_id), self._in_force(active):
+            drive = _Drive(graph, self._config(episode), context, given, resumed=known is not None)
+            if answer is not NO_ANSWER:
+                drive = await drive.answering(self.store, known, answer)
+                known = self._reopen(known)
             begun = known or self._begin(episode)
-            drive = _Drive(graph, self._config(episode, active), context, given, resumed=known is not None)
             try:
                 ended = await drive.to_the_end(self.store, on_update)
             except ContextLengthError:
@@ -127,6 +137,8 @@ class EpisodeRunner:
     @contextmanager
     def _in_force(self, active: Recording) -> Generator[None]:
         """Recording, policy and sandbox for everything that runs inside the block."""
+        record_foreign_models()
+        record_foreign_tools()
         with ExitStack() as stack:
             stack.enter_context(recording(active))
             stack.enter_context(using_policy(self.backend, self.sampling))
@@ -135,11 +147,10 @@ class EpisodeRunner:
                 stack.enter_context(standing_in())
             yield
 
-    def _config(self, episode: Episode, active: Recording) -> RunnableConfig:
+    def _config(self, episode: Episode) -> RunnableConfig:
         return {
             "configurable": {"thread_id": episode.thread_id},
             "recursion_limit": self.recursion_limit,
-            "callbacks": [JournalHandler(active)],
         }
 
     def _begin(self, episode: Episode) -> Trajectory:
@@ -157,6 +168,15 @@ class EpisodeRunner:
         )
         self.store.journal.write_trajectory(begun)
         return begun
+
+    def _reopen(self, known: Trajectory | None) -> Trajectory | None:
+        """A run that had stopped at a question is under way again."""
+        if known is None or known.status is RunStatus.RUNNING:
+            return known
+        again: dict[str, Any] = {"status": RunStatus.RUNNING, "stop_reason": None, "answer": None, "ended_at": None}
+        reopened = known.model_copy(update=again | {"rewards": {}})
+        self.store.journal.write_trajectory(reopened)
+        return reopened
 
     def _end(self, begun: Trajectory, episode: Episode, ended: dict[str, Any]) -> Trajectory:
         rewards: dict[str, float] = {}
@@ -177,14 +197,23 @@ class _Drive:
     graph: Pregel[Any, Any, Any, Any]
     config: RunnableConfig
     context: Any
-    given: dict[str, Any]
-    """The input of a thread that has no checkpoint yet."""
+    given: dict[str, Any] | Command[Any] | None
+    """The input of a thread that has no checkpoint yet, or what answers its question."""
     resumed: bool
+
+    async def answering(self, store: RunStore, known: Trajectory | None, answer: Any) -> _Drive:
+        """The same, going on with `answer`. Raises `RunError` where nothing waits for it."""
+        if known is None or (known.status is not RunStatus.RUNNING and known.stop_reason is not StopReason.INTERRUPT):
+            stands = f"it is {known.status.value}" if known else "it was never run"
+            raise RunError(f"The thread waits for no answer: {stands}.", "Leave the answer out.")
+        graph = self.graph.copy(update={"checkpointer": store.checkpointer.allowing(self.graph)})
+        waiting = (await graph.aget_state(self.config)).interrupts
+        return replace(self, given=_command(waiting, answer), resumed=False)
 
     async def to_the_end(self, store: RunStore, on_update: OnUpdate | None) -> dict[str, Any]:
         """Status, stop reason and answer, as fields of a trajectory."""
         graph = self.graph.copy(update={"checkpointer": store.checkpointer.allowing(self.graph)})
-        given: dict[str, Any] | None = self.given
+        given = self.given
         if self.resumed:
             snapshot = await graph.aget_state(self.config)
             if snapshot.values and not snapshot.tasks:
@@ -224,6 +253,20 @@ class _Drive:
         return next((str(output[name]) for name in _OUTPUTS if output.get(name) is not None), None)
 
 
+def _command(waiting: Sequence[Interrupt], answer: Any) -> Command[Any] | None:
+    """None goes on past a breakpoint. Where one question waits, or a fork will ask it anew, it need not be named."""
+    if not waiting:
+        return None if answer is None else Command(resume=answer)
+    by_id: Mapping[str, Any] = cast("Mapping[str, Any]", answer) if isinstance(answer, Mapping) else {}
+    if by_id and by_id.keys() <= {question.id for question in waiting}:
+        return Command(resume=dict(by_id))
+    if len(waiting) > 1:
+        asked = "; ".join(f"{question.id}: {question.value}" for question in waiting)
+        raise RunError(f"{len(waiting)} questions wait: {asked}.", "Give the answers by id, as a JSON object.")
+    # An empty mapping by itself would answer no question; so would one whose keys look like ids.
+    return Command(resume={waiting[0].id: answer} if isinstance(answer, Mapping) else answer)
+
+
 def _ended(status: RunStatus, reason: StopReason, answer: str | None = None) -> dict[str, Any]:
     return {"status": status, "stop_reason": reason, "answer": answer}
 
@@ -238,27 +281,12 @@ def _checked(reward: float) -> float:
     return float(reward)
 
 
-_running: set[tuple[str, str]] = set()
-
-
-@contextmanager
-def _one_at_a_time(store: str, thread_id: str) -> Generator[None]:
-    """LangGraph would fork a thread that is run twice at once, without a word."""
-    key = (store, thread_id)
-    if key in _running:
-        raise RunError(f"Thread {thread_id!r} is being run already.", "Wait for it, or use a thread of its own.")
-    _running.add(key)
-    try:
-        yield
-    finally:
-        _running.discard(key)
-
-
-def _input(graph: Pregel[Any, Any, Any, Any], prompt: str) -> dict[str, Any]:
+def _input(graph: Pregel[Any, Any, Any, Any], episode: Episode) -> dict[str, Any]:
     """The task in the form that the graph's input has a place for."""
+    prompt = episode.task.prompt
     places = _input_fields(graph)
     if "messages" in places:
-        return {"messages": [HumanMessage(prompt)]}
+        return {"messages": [HumanMessage(prompt, id=content_hash("input", episode.thread_id))]}
     name = next((name for name in _INPUTS if name in places), None)
     if name is None:
         raise ConfigError(
@@ -275,7 +303,7 @@ def _input_fields(graph: Pregel[Any, Any, Any, Any]) -> tuple[str, ...]:
     return _fields_of(schema) if schema is not None else tuple(graph.channels)
 
 
-def _context(graph: Pregel[Any, Any, Any, Any], episode: Episode) -> Any:
+def run_context(graph: Pregel[Any, Any, Any, Any], episode: Episode) -> Any:
     """The run context as the graph declares it; an option that it does not know is an error."""
     schema = graph.context_schema
     known = _fields_of(schema) if schema is not None else ()

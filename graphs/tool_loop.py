@@ -3,12 +3,12 @@
     START -> reason -> tools -> reason -> ... -> END
 
 The loop ends when the policy answers without a tool call, or when a budget is used up; `stop_reason` says which. The
-system turn is not part of the state: it belongs to the role, not to the conversation.
+system turn is not part of the state: it belongs to the role, not to the conversation. No node reads a clock: how long
+a run took stands in its answers, so that a replay decides as the run did.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NotRequired
@@ -22,7 +22,7 @@ from langgraph.runtime import Runtime
 from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
 
 from graphs.prompts import TOOL_LOOP_PROMPT
-from hrm_agent.models import invalid_tool_calls, policy, was_cut
+from hrm_agent.models import invalid_tool_calls, policy, seconds_between, was_cut
 from hrm_agent.tools import python, run_tool_calls
 from hrm_agent.trajectory import StopReason
 
@@ -38,15 +38,13 @@ class Budget:
     max_tokens: int = 4096
     """Sampled tokens over all turns."""
     max_seconds: float = 600.0
-    """Wall-clock time from the first turn; checked between turns."""
+    """Wall-clock time from the first turn; checked between turns, by the times at which the answers were made."""
 
 
 class LoopState(TypedDict):
     """The conversation, and why it ended."""
 
     messages: Annotated[list[AnyMessage], add_messages]
-    started_at: NotRequired[float]
-    """Unix time in seconds of the first turn."""
     stop_reason: NotRequired[str | None]
     """A `StopReason` as plain text, which a checkpoint can hold; None while the loop goes on."""
 
@@ -56,11 +54,10 @@ def build_tool_loop(prompt: str) -> CompiledStateGraph[LoopState, Budget, LoopSt
 
     async def reason(state: LoopState, runtime: Runtime[Budget]) -> dict[str, Any]:
         budget = runtime.context or Budget()
-        started_at = state.get("started_at") or time.time()
         model = policy(max_tokens=budget.max_tokens - _sampled_tokens(state["messages"])).bind_tools([python])
         answer = await model.ainvoke([SystemMessage(prompt), *state["messages"]])
-        stop = _stop_reason([*state["messages"], answer], started_at, budget)
-        return {"messages": [answer], "started_at": started_at, "stop_reason": stop and stop.value}
+        stop = _stop_reason([*state["messages"], answer], budget)
+        return {"messages": [answer], "stop_reason": stop and stop.value}
 
     async def tools(state: LoopState, config: RunnableConfig) -> dict[str, Any]:
         return {"messages": await run_tool_calls(_last_answer(state["messages"]), [python], config)}
@@ -78,15 +75,16 @@ def _after_reason(state: LoopState) -> str:
     return END if state.get("stop_reason") else "tools"
 
 
-def _stop_reason(messages: Sequence[AnyMessage], started_at: float, budget: Budget) -> StopReason | None:
-    answer = _last_answer(messages)
+def _stop_reason(messages: Sequence[AnyMessage], budget: Budget) -> StopReason | None:
+    answers = [message for message in messages if isinstance(message, AIMessage)]
+    answer = answers[-1]
     if was_cut(answer) or _sampled_tokens(messages) >= budget.max_tokens:
         return StopReason.MAX_TOKENS
     if not (answer.tool_calls or invalid_tool_calls(answer)):
         return StopReason.ANSWER
-    if sum(isinstance(message, AIMessage) for message in messages) >= budget.max_turns:
+    if len(answers) >= budget.max_turns:
         return StopReason.MAX_TURNS
-    if time.time() - started_at >= budget.max_seconds:
+    if seconds_between(answers[0], answer) >= budget.max_seconds:
         return StopReason.MAX_SECONDS
     return None
 

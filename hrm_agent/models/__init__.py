@@ -4,7 +4,7 @@ from hrm_agent.models.active import ActivePolicy, Backend, active_policy, using_
 from hrm_agent.models.chat import PolicyModel, invalid_tool_calls, policy
 from hrm_agent.models.engine import Codec, Completion, Engine, GenerationRequest
 from hrm_agent.models.load import DEFAULT_POLICY, load_policy
-from hrm_agent.models.turns import was_cut
+from hrm_agent.models.turns import seconds_between, was_cut
 
 __all__ = [
     "DEFAULT_POLICY",
@@ -19,6 +19,7 @@ __all__ = [
     "invalid_tool_calls",
     "load_policy",
     "policy",
+    "seconds_between",
     "using_policy",
     "was_cut",
 ]

@@ -38,7 +38,7 @@ from hrm_agent.models.active import ActivePolicy, Backend, active_policy
 from hrm_agent.models.engine import Completion, Engine, GenerationRequest
 from hrm_agent.models.streaming import StreamDecoder
 from hrm_agent.models.turns import Prefix, Turn, close_text_turn, close_turn, find_prefix, open_turn
-from hrm_agent.trajectory import RECORDED, Call, GraphIdentity, Sampling, active_recording
+from hrm_agent.trajectory import Call, GraphIdentity, Sampling, active_recording
 from hrm_agent.trajectory.identity import graph_identity
 
 __all__ = ["PolicyModel", "invalid_tool_calls", "policy"]
@@ -60,7 +60,6 @@ class PolicyModel(BaseChatModel):
     seed: int | None = None
     cache: Any = Field(default=False, exclude=True)
     """Never LangChain's global cache: an answer from there would be on no record."""
-    metadata: dict[str, Any] | None = Field(default_factory=lambda: {RECORDED: True}, exclude=True)
 
     @property
     def _llm_type(self) -> str:
@@ -187,6 +186,7 @@ class _Job:
     def finish(self, answer: Completion | AIMessage) -> AIMessage:
         """Commit the record, then hand out the message."""
         if isinstance(answer, AIMessage):
+            answer = answer.model_copy(update={"id": None})  # providers may give one id twice
             call, _ = close_text_turn(self.turn, _model_name(self.backend), answer)
         else:
             engine: Engine = self.backend  # pyright: ignore[reportAssignmentType]

@@ -10,9 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
-from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage
+from pydantic import BaseModel
 
 from hrm_agent.models.engine import Codec, Completion, Engine, TemplateMismatch
 from hrm_agent.trajectory import (
@@ -27,6 +28,7 @@ from hrm_agent.trajectory import (
     call_id,
     content_hash,
 )
+from hrm_agent.trajectory.context import context_of
 
 __all__ = [
     "Prefix",
@@ -36,12 +38,16 @@ __all__ = [
     "context_of",
     "find_prefix",
     "open_turn",
+    "plain",
     "recorded_call_id",
+    "seconds_between",
     "was_cut",
 ]
 
 CALL_ID = "call_id"
 """Key in a message's `response_metadata` under which the id of its call stands."""
+STARTED_AT, ENDED_AT = "started_at", "ended_at"
+"""Keys there of the Unix times between which it was made. A node that reads them instead of a clock can be replayed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +90,7 @@ def open_turn(
 ) -> Turn | Call:
     """The recorded answer to this request, or a turn that is to be sampled."""
     request_hash = content_hash(context_of(messages), tools, sampling.model_dump())
-    claimed = recording.claim(identity, request_hash)
+    claimed = recording.claim(identity, request_hash, messages)
     if isinstance(claimed, Call):
         return claimed
     if sampling.seed is None:
@@ -151,12 +157,8 @@ def close_turn(turn: Turn, prefix: Prefix, engine: Engine, completion: Completio
 
 def close_text_turn(turn: Turn, model: str, message: AIMessage) -> tuple[Call, AIMessage]:
     """The record of a turn that a chat model without token ids answered."""
-    message = message.model_copy(
-        update={
-            "id": turn.call_id,
-            "response_metadata": {**message.response_metadata, CALL_ID: turn.call_id},
-        }
-    )
+    metadata = {**message.response_metadata, CALL_ID: turn.call_id, **_times(turn)}
+    message = message.model_copy(update={"id": message.id or turn.call_id, "response_metadata": metadata})
     cut = was_cut(message)
     call = Call(
         **_common(turn, message, turn.sampling.model_copy(update={"seed": None})),
@@ -179,9 +181,13 @@ def _common(turn: Turn, message: AIMessage, sampling: Sampling) -> dict[str, Any
         "tools_hash": content_hash(turn.tools),
         "sampling": sampling,
         "response": message.model_dump(mode="json"),
-        "started_at": turn.started_at,
-        "ended_at": max(time.time(), turn.started_at),
+        "started_at": message.response_metadata[STARTED_AT],
+        "ended_at": message.response_metadata[ENDED_AT],
     }
+
+
+def _times(turn: Turn) -> dict[str, float]:
+    return {STARTED_AT: turn.started_at, ENDED_AT: max(time.time(), turn.started_at)}
 
 
 def _message(turn: Turn, engine: Engine, prefix: Prefix, completion: Completion) -> AIMessage:
@@ -203,9 +209,16 @@ def _message(turn: Turn, engine: Engine, prefix: Prefix, completion: Completion)
             "model_name": engine.name,
             "finish_reason": completion.finish_reason.value,
             "policy_version": completion.policy_version,
+            **_times(turn),
         },
         usage_metadata={"input_tokens": prompt, "output_tokens": answer, "total_tokens": prompt + answer},
     )
+
+
+def seconds_between(first: AIMessage, last: AIMessage) -> float:
+    """From the start of one answer to the end of another, as they were made; 0 where they do not say."""
+    started, ended = first.response_metadata.get(STARTED_AT), last.response_metadata.get(ENDED_AT)
+    return ended - started if started is not None and ended is not None else 0.0
 
 
 def was_cut(message: AIMessage) -> bool:
@@ -220,18 +233,15 @@ def recorded_call_id(message: BaseMessage) -> str | None:
     return found.get(CALL_ID)
 
 
-def context_of(messages: Sequence[BaseMessage]) -> list[Any]:
-    """What of a conversation a model can see: by this two conversations are the same or not.
-
-    The ids of tool calls contain the time, by way of LangGraph's task ids. What counts is which call a result answers.
-    """
-    ordinals: dict[str, int] = {}
-    context: list[Any] = []
-    for message in messages:
-        calls = message.tool_calls if isinstance(message, AIMessage) else []
-        for call in calls:
-            ordinals.setdefault(str(call["id"]), len(ordinals))
-        content = message.content.strip() if isinstance(message.content, str) else message.content
-        answered = ordinals.get(message.tool_call_id) if isinstance(message, ToolMessage) else None
-        context.append([message.type, content, message.name, [[c["name"], c["args"]] for c in calls], answered])
-    return context
+def plain(value: Any) -> Any:
+    """`value` as JSON knows it; of what JSON has no form for, the type. No memory addresses: it is hashed."""
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        items = cast("Sequence[Any]", value)
+        return [plain(item) for item in items]
+    if isinstance(value, BaseModel):
+        return plain(value.model_dump(mode="json", warnings=False, fallback=lambda other: type(other).__qualname__))
+    return type(value).__qualname__

@@ -6,12 +6,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hrm_agent.tools.idempotency import idempotency_key, idempotent
     from hrm_agent.tools.python_tool import python
     from hrm_agent.tools.run import run_tool_calls
 
-__all__ = ["python", "run_tool_calls"]
+__all__ = ["idempotency_key", "idempotent", "python", "run_tool_calls"]
 
-_HOMES = {"python": "hrm_agent.tools.python_tool", "run_tool_calls": "hrm_agent.tools.run"}
+_HOMES = {
+    "idempotency_key": "hrm_agent.tools.idempotency",
+    "idempotent": "hrm_agent.tools.idempotency",
+    "python": "hrm_agent.tools.python_tool",
+    "run_tool_calls": "hrm_agent.tools.run",
+}
 
 
 def __getattr__(name: str) -> Any:

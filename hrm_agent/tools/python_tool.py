@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field
 
 from hrm_agent.environment import ExecutionResult, active_environment
 from hrm_agent.tools.recorded import ToolOutcome, as_message, record_tool_call
-from hrm_agent.trajectory import RECORDED, ToolStatus
+from hrm_agent.trajectory import ToolStatus
 
 __all__ = ["PythonTool", "python", "tool_content"]
 
@@ -55,7 +55,6 @@ class PythonTool(BaseTool):
     description: str = "Run Python code in a fresh interpreter; returns what it prints and its last expression's value."
     args_schema: Any = PythonArguments
     response_format: Any = "content_and_artifact"
-    metadata: dict[str, Any] | None = Field(default_factory=lambda: {RECORDED: True})
 
     async def _arun(self, code: str, tool_call_id: str, config: RunnableConfig) -> tuple[ToolMessage, dict[str, Any]]:
         async def execute() -> ToolOutcome:

@@ -3,12 +3,17 @@
 A node that runs again after a crash asks for the same tool calls. One that had finished gives its recorded answer; one
 that was under way runs again under the same record. So a tool runs at least once, and a finished call never again;
 `status` None in a stored record means that the process died (or was cancelled) in the middle of it.
+
+Where a call has an idempotency key, its effect is wanted once in the thread, whichever task or branch asks for it: a
+call under a key that has ended well before is answered from that record, and two at once wait for each other.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +22,23 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphBubbleUp
 
 from hrm_agent.errors import HrmError
-from hrm_agent.trajectory import ToolCall, ToolStatus, active_recording, tool_record_id
+from hrm_agent.tools.idempotency import under_way
+from hrm_agent.trajectory import GraphIdentity, Recording, ToolCall, ToolStatus, active_recording, tool_record_id
 from hrm_agent.trajectory.identity import graph_identity
 
-__all__ = ["ToolOutcome", "as_message", "record_tool_call"]
+__all__ = [
+    "ToolOutcome",
+    "as_message",
+    "begin_tool_call",
+    "finish_tool_call",
+    "held",
+    "hold",
+    "new_tool_call",
+    "record_tool_call",
+]
+
+SECONDS_BETWEEN_LOOKS = 0.01
+"""How often a call looks whether another one under its key has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +53,8 @@ class ToolOutcome:
     value: str | None = None
     duration_seconds: float | None = None
     """As the enforcing side measured it; None: by the clock around the call."""
+    output: dict[str, Any] | None = None
+    """`ToolCall.output`."""
 
 
 async def record_tool_call(
@@ -44,31 +64,32 @@ async def record_tool_call(
     arguments: dict[str, Any] | str,
     config: RunnableConfig,
     execute: Callable[[], Awaitable[ToolOutcome]],
+    key: str | None = None,
 ) -> ToolCall:
     """Run `execute` under a record, or give back the record of the same call if it has finished before.
 
     Of the exceptions of `execute`, cancellation, LangGraph's control flow and errors that a person can mend pass
     through and leave the record unfinished. Any other is a fault of the infrastructure and recorded as such.
     """
-    started = _started(tool_call_id, name, arguments, config)
-    journal = active_recording().journal
-    earlier = journal.find_tool_call(started.id)
-    if earlier is not None and earlier.status is not None and _same_call(earlier, started):
-        return earlier
-    repeated = journal.find_repeat(started.identity.thread_id, name, arguments)
-    started = started.model_copy(update={"repeated_of": None if repeated == started.id else repeated})
-    journal.write_tool_call(started)
-    clock = time.perf_counter()
-    outcome = await _shielded(execute)
-    finished = _finished(started, outcome, time.perf_counter() - clock)
-    journal.write_tool_call(finished)
-    return finished
+    identity = graph_identity(config.get("metadata"), run_id=tool_call_id)
+    started, recording = new_tool_call(identity, tool_call_id, name, arguments, key), active_recording()
+    while not hold(recording, started):
+        await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+    with held(recording, started):
+        begun = begin_tool_call(recording, started)
+        if begun.status is not None:
+            return begun
+        clock = time.perf_counter()
+        with under_way(begun):
+            outcome = await _shielded(execute)
+        return finish_tool_call(recording, begun, outcome, time.perf_counter() - clock)
 
 
 def as_message(record: ToolCall) -> ToolMessage:
     """The message that answers a finished call."""
     return ToolMessage(
         record.content,
+        id=record.id,
         name=record.name,
         tool_call_id=record.tool_call_id,
         status="success" if record.status is ToolStatus.OK else "error",
@@ -76,21 +97,70 @@ def as_message(record: ToolCall) -> ToolMessage:
     )
 
 
-def _started(tool_call_id: str, name: str, arguments: dict[str, Any] | str, config: RunnableConfig) -> ToolCall:
-    identity = graph_identity(config.get("metadata"), run_id=tool_call_id)
+def new_tool_call(
+    identity: GraphIdentity, tool_call_id: str, name: str, arguments: dict[str, Any] | str, key: str | None
+) -> ToolCall:
+    """A call that has not begun."""
     return ToolCall(
         id=tool_record_id(identity.thread_id, identity.task_id, tool_call_id),
         identity=identity,
         tool_call_id=tool_call_id,
         name=name,
         arguments=arguments,
+        idempotency_key=key,
         started_at=time.time(),
     )
 
 
-def _same_call(earlier: ToolCall, now: ToolCall) -> bool:
-    """Outside a graph nothing but the call's id tells calls apart, and some models number theirs from 0 each time."""
-    return (earlier.name, earlier.arguments) == (now.name, now.arguments)
+def hold(recording: Recording, started: ToolCall) -> bool:
+    """Take the idempotency key of a call, if it has one; False while another call is under way with it."""
+    key = started.idempotency_key
+    return key is None or recording.hold_key(started.identity.thread_id, key)
+
+
+@contextmanager
+def held(recording: Recording, started: ToolCall) -> Generator[None]:
+    """Give the key back at the end."""
+    try:
+        yield
+    finally:
+        if started.idempotency_key is not None:
+            recording.drop_key(started.identity.thread_id, started.idempotency_key)
+
+
+def begin_tool_call(recording: Recording, started: ToolCall) -> ToolCall:
+    """A finished record, where one answers this call; else the call, written as under way."""
+    earlier = recording.claim_tool_call(started)
+    if earlier is not None:
+        return earlier
+    journal, thread = recording.journal, started.identity.thread_id
+    repeated = journal.find_repeat(thread, started.name, started.arguments)
+    started = started.model_copy(update={"repeated_of": None if repeated == started.id else repeated})
+    key = started.idempotency_key
+    done = journal.find_by_key(thread, key) if key is not None else None
+    if done is not None and done.status is ToolStatus.OK:
+        answer = done.model_dump(include={"status", "content", "stdout", "stderr", "value", "output"})
+        started = started.model_copy(update={**answer, "repeated_of": done.id})
+    journal.write_tool_call(started)
+    return started
+
+
+def finish_tool_call(recording: Recording, begun: ToolCall, outcome: ToolOutcome, elapsed: float) -> ToolCall:
+    """Write what a call came to."""
+    duration = elapsed if outcome.duration_seconds is None else outcome.duration_seconds
+    finished = begun.model_copy(
+        update={
+            "status": outcome.status,
+            "content": outcome.content,
+            "stdout": outcome.stdout,
+            "stderr": outcome.stderr,
+            "value": outcome.value,
+            "output": outcome.output,
+            "duration_seconds": duration,
+        }
+    )
+    recording.journal.write_tool_call(finished)
+    return finished
 
 
 async def _shielded(execute: Callable[[], Awaitable[ToolOutcome]]) -> ToolOutcome:
@@ -101,17 +171,3 @@ async def _shielded(execute: Callable[[], Awaitable[ToolOutcome]]) -> ToolOutcom
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         return ToolOutcome(ToolStatus.INFRASTRUCTURE, "The tool could not be run.", stderr=reason)
-
-
-def _finished(started: ToolCall, outcome: ToolOutcome, elapsed: float) -> ToolCall:
-    duration = elapsed if outcome.duration_seconds is None else outcome.duration_seconds
-    return started.model_copy(
-        update={
-            "status": outcome.status,
-            "content": outcome.content,
-            "stdout": outcome.stdout,
-            "stderr": outcome.stderr,
-            "value": outcome.value,
-            "duration_seconds": duration,
-        }
-    )

@@ -18,8 +18,10 @@ from pydantic import BaseModel, ValidationError
 
 from hrm_agent.errors import GraphError, HrmError
 from hrm_agent.models.chat import invalid_tool_calls
+from hrm_agent.tools.foreign import recorded_by_caller
+from hrm_agent.tools.idempotency import key_of
 from hrm_agent.tools.recorded import ToolOutcome, as_message, record_tool_call
-from hrm_agent.trajectory import RECORDED, ToolStatus
+from hrm_agent.trajectory import ToolStatus
 
 __all__ = ["run_tool_calls"]
 
@@ -54,10 +56,15 @@ async def _answer(call: ToolCall, index: int, tools: dict[str, BaseTool], config
         return await _refuse(call_id, name, arguments, f"Invalid arguments for {name}: {problem}", config)
     if getattr(tool, "records_itself", False):
         return await _invoke(tool, call, config)
-    execute = _foreign(tool, call, config)
-    return as_message(
-        await record_tool_call(tool_call_id=call_id, name=name, arguments=arguments, config=config, execute=execute)
+    record = await record_tool_call(
+        tool_call_id=call_id,
+        name=name,
+        arguments=arguments,
+        config=config,
+        execute=_foreign(tool, call, config),
+        key=key_of(tool, arguments),
     )
+    return as_message(record)
 
 
 async def _refuse(
@@ -85,12 +92,11 @@ def _schema_problem(tool: BaseTool, arguments: dict[str, Any]) -> str:
 
 def _foreign(tool: BaseTool, call: ToolCall, config: RunnableConfig) -> Callable[[], Awaitable[ToolOutcome]]:
     """Running a tool that knows nothing of records. Its exceptions are its outcome."""
-    # A copy, because the mark must not reach what the tool itself calls: the watching callback records that.
-    marked = tool.model_copy(update={"metadata": {**(tool.metadata or {}), RECORDED: True}})
 
     async def execute() -> ToolOutcome:
         try:
-            message = await _invoke(marked, call, config)
+            with recorded_by_caller(str(call["id"])):
+                message = await _invoke(tool, call, config)
         except (GraphBubbleUp, HrmError):
             raise
         except Exception as error:

@@ -1,7 +1,14 @@
 """The record: what a graph run leaves behind, and the identities that tie it to LangGraph."""
 
 from hrm_agent.trajectory.ids import call_id, content_hash, derive_seed, tool_record_id
-from hrm_agent.trajectory.recording import RECORDED, Journal, MemoryJournal, Recording, active_recording, recording
+from hrm_agent.trajectory.recording import (
+    Journal,
+    MemoryJournal,
+    Recording,
+    active_recording,
+    open_recording,
+    recording,
+)
 from hrm_agent.trajectory.schema import (
     SCHEMA_VERSION,
     BranchReason,
@@ -22,7 +29,6 @@ from hrm_agent.trajectory.schema import (
 )
 
 __all__ = [
-    "RECORDED",
     "SCHEMA_VERSION",
     "BranchReason",
     "Call",
@@ -46,6 +52,7 @@ __all__ = [
     "call_id",
     "content_hash",
     "derive_seed",
+    "open_recording",
     "recording",
     "tool_record_id",
 ]

@@ -13,7 +13,7 @@ from langgraph.config import get_config
 
 from hrm_agent.trajectory.schema import GraphIdentity
 
-__all__ = ["graph_identity"]
+__all__ = ["graph_identity", "in_graph"]
 
 
 def graph_identity(metadata: Mapping[str, Any] | None, run_id: str) -> GraphIdentity:
@@ -33,6 +33,11 @@ def graph_identity(metadata: Mapping[str, Any] | None, run_id: str) -> GraphIden
         path=_stable_path(metadata, namespace),
         attempt=attempt,
     )
+
+
+def in_graph(metadata: Mapping[str, Any] | None) -> bool:
+    """True for what a task of a LangGraph run calls."""
+    return bool((metadata or {}).get("langgraph_checkpoint_ns"))
 
 
 def _checkpoint() -> tuple[str, str, int]:

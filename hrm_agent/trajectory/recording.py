@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,13 +23,9 @@ from typing import Any, Protocol
 
 from hrm_agent.errors import StoreError
 from hrm_agent.trajectory.ids import derive_seed
-from hrm_agent.trajectory.schema import Call, GraphIdentity, ToolCall
+from hrm_agent.trajectory.schema import Call, GraphIdentity, ToolCall, ToolStatus
 
-__all__ = ["RECORDED", "Journal", "MemoryJournal", "Recording", "active_recording", "recording"]
-
-
-RECORDED = "hrm_agent_recorded"
-"""Metadata key of LangChain runs that are recorded where they are made; a watching callback leaves them alone."""
+__all__ = ["Journal", "MemoryJournal", "Recording", "active_recording", "open_recording", "recording"]
 
 
 _REMEMBERED = 1024
@@ -61,6 +57,10 @@ class Journal(Protocol):
 
     def find_repeat(self, thread_id: str, name: str, arguments: dict[str, Any] | str) -> str | None:
         """Id of the first tool call of the thread with this name and these arguments."""
+        ...
+
+    def find_by_key(self, thread_id: str, key: str) -> ToolCall | None:
+        """The call of the thread under this idempotency key: of several one that ended well, if there is one."""
         ...
 
     def write_tool_call(self, tool_call: ToolCall) -> None:
@@ -121,6 +121,11 @@ class MemoryJournal:
                     return tool_call.id
         return None
 
+    def find_by_key(self, thread_id: str, key: str) -> ToolCall | None:
+        with self._lock:
+            under_key = (c for c in self._tool_calls.values() if c.idempotency_key == key)
+            return next((c for c in under_key if c.identity.thread_id == thread_id and c.status is ToolStatus.OK), None)
+
     def write_tool_call(self, tool_call: ToolCall) -> None:
         with self._lock:
             self._tool_calls[tool_call.id] = tool_call
@@ -139,6 +144,9 @@ class _Task:
 class Recording:
     """One run's open record: hands out call indices, seeds and recorded answers."""
 
+    replaying: bool = False
+    """True where nothing may be asked or run, not even what failed: `graphs.replay`."""
+
     def __init__(self, journal: Journal, seed: int | None = None) -> None:
         self.journal = journal
         self.seed = seed
@@ -148,11 +156,13 @@ class Recording:
         self._lock = threading.Lock()
         self._tasks: OrderedDict[tuple[str, str], _Task] = OrderedDict()
         self._seeds: OrderedDict[str, set[int]] = OrderedDict()
+        self._keys: set[tuple[str, str]] = set()
+        self._asked: Counter[tuple[str, str, int, str]] = Counter()
 
-    def claim(self, identity: GraphIdentity, request_hash: str) -> Call | int:
+    def claim(self, identity: GraphIdentity, request_hash: str, messages: Sequence[Any] = ()) -> Call | int:
         """The recorded answer to this request, or the index under which a new call is to be written.
 
-        An answer on record belongs to the attempt that it was given in: a node that a retry policy runs again asks
+        `messages` are the request in words, for a recording that has to say what it does not know. An answer on record belongs to the attempt that it was given in: a node that a retry policy runs again asks
         anew, and on resume gets each attempt's own answer.
         """
         with self._lock:
@@ -173,6 +183,32 @@ class Recording:
         """Give back the index of a call that came to nothing."""
         with self._lock:
             self._task(identity).claimed.discard(index)
+
+    def claim_tool_call(self, started: ToolCall) -> ToolCall | None:
+        """The finished record of this very call; None if it is to be run."""
+        earlier = self.journal.find_tool_call(started.id)
+        if earlier is None or earlier.status is None:
+            return None
+        # Outside a graph nothing but the call's id tells calls apart, and some models number theirs from 0 each time.
+        return earlier if (earlier.name, earlier.arguments) == (started.name, started.arguments) else None
+
+    def ordinal(self, identity: GraphIdentity, what: str) -> int:
+        """How often `what` was asked before in this attempt of a task: names calls that have no id of their own."""
+        with self._lock:
+            key = (identity.thread_id, identity.task_id, identity.attempt, what)
+            self._asked[key] += 1
+            return self._asked[key] - 1
+
+    def hold_key(self, thread_id: str, key: str) -> bool:
+        """Take an idempotency key for the time of a call; False while another call has it."""
+        with self._lock:
+            taken = (thread_id, key) in self._keys
+            self._keys.add((thread_id, key))
+            return not taken
+
+    def drop_key(self, thread_id: str, key: str) -> None:
+        with self._lock:
+            self._keys.discard((thread_id, key))
 
     def write_call(self, call: Call) -> Call:
         """Write a finished call; returns the one that is on record, which is another where two were first."""
@@ -226,6 +262,11 @@ _unrecorded = Recording(MemoryJournal())
 def active_recording() -> Recording:
     """The recording around the current graph run, or one that keeps a bounded memory only."""
     return _active.get() or _unrecorded
+
+
+def open_recording() -> Recording | None:
+    """The recording around the current graph run; None outside of one."""
+    return _active.get()
 
 
 @contextmanager

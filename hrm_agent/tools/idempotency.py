@@ -1,0 +1,73 @@
+"""Idempotency keys: a tool with an effect outside says what makes two calls the same effect.
+
+    @idempotent("order_id")
+    @tool
+    def pay(order_id: str, amount: float) -> str:
+        return httpx.post(URL, headers={"Idempotency-Key": idempotency_key()}, ...).text
+
+A call whose key has ended well in the same thread is answered from that record, from whichever task or branch it is
+asked again. What no record can know is whether a call that was cut short had its effect: it is run again, under the
+same key, and a backend that is given the key can tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from langchain_core.tools import BaseTool
+
+from hrm_agent.errors import ConfigError, nearest
+from hrm_agent.trajectory import ToolCall
+
+__all__ = ["idempotency_key", "idempotent", "key_of", "under_way"]
+
+_Tool = TypeVar("_Tool", bound=BaseTool)
+_KEY = "hrm_agent_idempotency_key"
+"""Where a tool's metadata holds the name of an argument, or a function of the arguments."""
+_under_way: ContextVar[str | None] = ContextVar("hrm_agent_tool_call", default=None)
+
+
+def idempotent(key: str | Callable[[Mapping[str, Any]], str]) -> Callable[[_Tool], _Tool]:
+    """Declare the key of a tool's calls: the name of an argument, or a function of the arguments."""
+
+    def declare(tool: _Tool) -> _Tool:
+        if isinstance(key, str) and key not in tool.args:
+            raise ConfigError(
+                f"The tool {tool.name!r} has no argument {key!r}. {nearest(key, tool.args)}".strip(),
+                f"Its arguments: {', '.join(tool.args) or 'none'}.",
+            )
+        tool.metadata = {**(tool.metadata or {}), _KEY: key}
+        return tool
+
+    return declare
+
+
+def idempotency_key() -> str:
+    """The key of the call under way, the same on every attempt; of a tool that declares none, the call's own id."""
+    key = _under_way.get()
+    if key is None:
+        raise ConfigError("No recorded tool call is under way.", "Call the tool from a graph, in a recorded run.")
+    return key
+
+
+def key_of(tool: BaseTool, arguments: Mapping[str, Any] | str) -> str | None:
+    """The key of a call of `tool`; None if it declares none. Tools do not share keys."""
+    declared: Any = (tool.metadata or {}).get(_KEY)
+    if declared is None or isinstance(arguments, str):
+        return None
+    if callable(declared):
+        return f"{tool.name}:{declared(arguments)}"
+    return f"{tool.name}:{arguments[declared]}" if declared in arguments else None
+
+
+@contextmanager
+def under_way(call: ToolCall) -> Generator[None]:
+    """`idempotency_key` is that of `call` inside the block."""
+    token = _under_way.set(call.idempotency_key or call.id)
+    try:
+        yield
+    finally:
+        _under_way.reset(token)
