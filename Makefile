@@ -13,7 +13,7 @@ PYTEST_ARGS ?=
 BENCHMARKS := training_step engine sandbox demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow lint format policy bench docs clean
+.PHONY: help setup demo server test slow lint format policy bench docs clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -29,10 +29,13 @@ $(STAMP): pyproject.toml
 demo: $(STAMP) ## train the small policy with sandboxed tools and show what became of it
 	$(BIN)/hrm-agent demo
 
-test: lint ## lint, types, and the default tests
+server: # before minutes are spent on the set-up
+	@$(PYTHON) -m tests.postgres
+
+test: server lint ## lint, types, and the default tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-slow: $(STAMP) ## the tests that take minutes
+slow: server $(STAMP) ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, formatting, pyright
@@ -47,7 +50,7 @@ format: $(STAMP) ## rewrite the sources in the common format
 policy: $(STAMP) ## rebuild the two policies that are shipped, from nothing
 	$(BIN)/python -m training.small_policy
 
-bench: $(STAMP) ## every benchmark, some minutes each; the numbers go to benchmarks/results
+bench: server $(STAMP) ## every benchmark, some minutes each; the numbers go to benchmarks/results
 	mkdir -p benchmarks/results
 	for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json; done
 

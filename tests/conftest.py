@@ -1,15 +1,19 @@
-"""What all tests share: where the data sets are, and that nothing waits for a terminal or a network.
+"""What all tests share: the data sets, a PostgreSQL server, and that nothing waits for a terminal or a network.
 
 Tests that read the shared data sets are marked `shared_data`. Without the data they are deselected, and one line says
-so; where `CI=true` they are demanded.
+so; where `CI=true` they are demanded. Tests on PostgreSQL are never left out: without a server the session ends before
+its first test, with the command that installs one.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.postgres import MISSING, PostgresServer, find_server
 
 PROJECT = Path(__file__).resolve().parent.parent
 
@@ -30,6 +34,38 @@ def shared_data() -> Path:
     folder = shared_data_folder()
     assert folder is not None, "the data sets are demanded (CI=true): set HRM_SHARED_DATA to their folder"
     return folder
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """The PostgreSQL server of this session."""
+    try:
+        server = PostgresServer()
+    except RuntimeError as error:
+        pytest.fail(str(error), pytrace=False)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres_url(postgres: PostgresServer) -> str:
+    """The URL of the server's own database."""
+    return postgres.url()
+
+
+@pytest.fixture
+def fresh_database(postgres: PostgresServer) -> Iterator[str]:
+    """The URL of a database that only this test uses."""
+    url = postgres.create_database()
+    yield url
+    postgres.drop_database(url)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if find_server() is not None or session.config.option.collectonly or hasattr(session.config, "workerinput"):
+        return
+    if any("postgres" in getattr(item, "fixturenames", ()) for item in session.items):
+        raise pytest.UsageError(MISSING)
 
 
 @pytest.hookimpl(trylast=True)
