@@ -208,15 +208,26 @@ async def _leads_on(
     return names == sorted(then) and all(edited.values.get(name) == value for name, value in values.items())
 
 
+class _Memory(InMemorySaver):
+    """Numbers versions as the store does: what a checkpoint brings along has to compare with them."""
+
+    def __init__(self, store: BaseCheckpointSaver[Any]) -> None:
+        super().__init__()
+        self._store = store
+
+    def get_next_version(self, current: Any, channel: None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self._store.get_next_version(current, channel)
+
+
 async def _tried(
     graph: Graph, start: CheckpointTuple, steps: list[StateUpdate], runtime: dict[str, Any]
 ) -> StateSnapshot:
-    memory = graph.copy(update={"checkpointer": InMemorySaver()})
+    memory = _Memory(cast("BaseCheckpointSaver[Any]", graph.checkpointer))
     config: RunnableConfig = {"configurable": {"thread_id": "tried", "checkpoint_ns": ""}}
-    versions = start.checkpoint["channel_versions"]
-    cast("InMemorySaver", memory.checkpointer).put(config, start.checkpoint, start.metadata, versions)
-    written = await memory.abulk_update_state({"configurable": {"thread_id": "tried", **runtime}}, [steps])
-    return await memory.aget_state(written)
+    memory.put(config, start.checkpoint, start.metadata, start.checkpoint["channel_versions"])
+    tried = graph.copy(update={"checkpointer": memory})
+    written = await tried.abulk_update_state({"configurable": {"thread_id": "tried", **runtime}}, [steps])
+    return await tried.aget_state(written)
 
 
 def _put_beside(saver: BaseCheckpointSaver[Any], start: CheckpointTuple, values: Mapping[str, Any]) -> None:

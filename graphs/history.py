@@ -43,10 +43,10 @@ def history(store: RunStore, thread: str, *, graph: Graph | None = None, branche
             graph = load_graph(trajectory.graph)
     moments = tuple(_Reader(store, thread_id, trajectory, graph).moments())
     if not moments:
-        known = [found.thread_id for found in store.journal.trajectories()]
+        known = [found.thread_id for found in store.threads()]
         raise RunError(
-            f"There is no checkpoint of thread {thread!r} in {store.path}. {nearest(thread, known)}".strip(),
-            f"`hrm-agent history --store {store.path}` lists what there is.",
+            f"There is no checkpoint of thread {thread!r} in {store.url}. {nearest(thread, known)}".strip(),
+            f"`hrm-agent history --store {store.url}` lists what there is.",
         )
     return History(thread_id, trajectory, moments, tuple(_branches(store, thread_id)) if branches else ())
 
@@ -57,11 +57,9 @@ def trajectory_id_of(thread_id: str) -> str:
 
 
 def _branches(store: RunStore, thread_id: str) -> Iterator[Branch]:
-    ours = trajectory_id_of(thread_id)
-    for other in list(store.journal.trajectories()):
-        if other.forked_from is not None and other.forked_from.trajectory_id == ours:
-            with suppress(RunError):  # its checkpoints were deleted
-                yield Branch(other.forked_from.checkpoint_id, history(store, other.thread_id))
+    for other in store.journal.forks_of(trajectory_id_of(thread_id)):
+        with suppress(RunError):  # its checkpoints were deleted
+            yield Branch(other.forked_from.checkpoint_id if other.forked_from else "", history(store, other.thread_id))
 
 
 class _Reader:
@@ -175,7 +173,7 @@ def _triggered(channels: Mapping[str, Any]) -> tuple[str, ...]:
     """Nodes that the channels of a checkpoint trigger, as a `StateGraph` names them."""
     names = [_START] if _START in channels else []
     names += [str(sent.node) for sent in channels.get(_SENT) or ()]
-    names += [name.removeprefix("branch:to:") for name in channels if name.startswith("branch:to:")]
+    names += sorted(name.removeprefix("branch:to:") for name in channels if name.startswith("branch:to:"))
     for name, seen in channels.items():
         kind, _, rest = name.partition(":")
         sources, _, target = rest.rpartition(":")

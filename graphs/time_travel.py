@@ -158,14 +158,14 @@ def _of_the_graph(found: History, at: Selector) -> Moment:
 
 
 def _free_name(store: RunStore, thread_id: str) -> str:
-    taken = {trajectory.group_id for trajectory in store.journal.trajectories()}
+    taken = {known.group_id for known in store.threads()} | {known.thread_id for known in store.threads()}
     return next(name for number in numbers(1) if (name := f"{thread_id}/fork-{number}") not in taken)
 
 
 def _refuse_known(store: RunStore, episodes: Sequence[Episode]) -> None:
+    known = {thread.thread_id for thread in store.threads()}
     for episode in episodes:
-        config: Any = {"configurable": {"thread_id": episode.thread_id}}
-        if store.journal.find_trajectory(episode.thread_id) or store.checkpointer.get_tuple(config):
+        if episode.thread_id in known:
             raise RunError(f"Thread {episode.thread_id!r} is there already.", "Give the fork another name.")
 
 
