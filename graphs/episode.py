@@ -113,7 +113,7 @@ class EpisodeRunner:
         known = self.store.journal.find_trajectory(episode.trajectory_id)
         if answer is NO_ANSWER and known is not None and known.status is not RunStatus.RUNNING:
             return known
-        active = Recording(self.store.journal, episode.seed)
+        active = Recording(self.store.journal, episode.seed, _inherited(known))
         with self.store.lease(episode.thread_id), self._in_force(active):
             drive = _Drive(graph, self._config(episode), context, given, resumed=known is not None)
             if answer is not NO_ANSWER:
@@ -251,6 +251,11 @@ class _Drive:
             if isinstance(message, AIMessage):
                 return message.text
         return next((str(output[name]) for name in _OUTPUTS if output.get(name) is not None), None)
+
+
+def _inherited(known: Trajectory | None) -> set[str]:
+    """Ids of the calls that a fork was begun with."""
+    return {call.id for call in known.calls if call.identity.thread_id != known.thread_id} if known else set()
 
 
 def _command(waiting: Sequence[Interrupt], answer: Any) -> Command[Any] | None:

@@ -178,7 +178,7 @@ class _Job:
         if isinstance(self.backend, BaseChatModel):
             self._future = _ask_in_thread(self.backend, turn, self.options)
         else:
-            self._prefix = find_prefix(self.recording.journal, self.backend, turn)
+            self._prefix = find_prefix(self.recording, self.backend, turn)
             request = GenerationRequest(self._prefix.prompt_ids, turn.sampling, turn.messages, on_token)
             self._future = self.backend.submit(request)
         return self._future

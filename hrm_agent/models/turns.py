@@ -21,7 +21,6 @@ from hrm_agent.trajectory import (
     Call,
     FinishReason,
     GraphIdentity,
-    Journal,
     LogprobKind,
     Recording,
     Sampling,
@@ -90,7 +89,7 @@ def open_turn(
 ) -> Turn | Call:
     """The recorded answer to this request, or a turn that is to be sampled."""
     request_hash = content_hash(context_of(messages), tools, sampling.model_dump())
-    claimed = recording.claim(identity, request_hash, messages)
+    claimed = recording.claim(identity, request_hash, messages, tools)
     if isinstance(claimed, Call):
         return claimed
     if sampling.seed is None:
@@ -98,11 +97,12 @@ def open_turn(
     return Turn(identity, claimed, request_hash, messages, tools, sampling)
 
 
-def find_prefix(journal: Journal, engine: Engine, turn: Turn) -> Prefix:
+def find_prefix(recording: Recording, engine: Engine, turn: Turn) -> Prefix:
     """Extend the newest recorded call of the conversation token by token; where that is impossible, say why."""
+    journal = recording.journal
     answered = next((i for i in reversed(range(len(turn.messages))) if recorded_call_id(turn.messages[i])), None)
     parent = journal.find_call(recorded_call_id(turn.messages[answered]) or "") if answered is not None else None
-    if answered is None or parent is None or parent.identity.thread_id != turn.identity.thread_id:
+    if answered is None or parent is None or not _of_this_run(parent, turn, recording):
         return _root(engine.codec, turn, BranchReason.ROOT)
     reason = _mismatch(parent, engine, turn, answered)
     if reason is not None:
@@ -116,6 +116,11 @@ def find_prefix(journal: Journal, engine: Engine, turn: Turn) -> Prefix:
     except KeyError:  # a journal in memory has forgotten the beginning
         return _root(engine.codec, turn, BranchReason.ROOT)
     return Prefix(inserted, (*path, *inserted), parent.id)
+
+
+def _of_this_run(parent: Call, turn: Turn, recording: Recording) -> bool:
+    """A message may have been brought along from another thread, whose tokens are no part of this one's record."""
+    return parent.identity.thread_id == turn.identity.thread_id or parent.id in recording.inherited
 
 
 def _mismatch(parent: Call, engine: Engine, turn: Turn, answered: int) -> BranchReason | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -147,10 +147,12 @@ class Recording:
     replaying: bool = False
     """True where nothing may be asked or run, not even what failed: `graphs.replay`."""
 
-    def __init__(self, journal: Journal, seed: int | None = None) -> None:
+    def __init__(self, journal: Journal, seed: int | None = None, inherited: Iterable[str] = ()) -> None:
         self.journal = journal
         self.seed = seed
         """Base of the seeds of all calls; None draws each from the system."""
+        self.inherited = frozenset(inherited)
+        """Ids of the calls that a fork was begun with: other threads', and extended like its own."""
         self.broken: StoreError | None = None
         """Set when a call could not be written: from then on nothing may be asked, whatever the graph swallows."""
         self._lock = threading.Lock()
@@ -159,11 +161,14 @@ class Recording:
         self._keys: set[tuple[str, str]] = set()
         self._asked: Counter[tuple[str, str, int, str]] = Counter()
 
-    def claim(self, identity: GraphIdentity, request_hash: str, messages: Sequence[Any] = ()) -> Call | int:
+    def claim(
+        self, identity: GraphIdentity, request_hash: str, messages: Sequence[Any] = (), tools: Sequence[Any] = ()
+    ) -> Call | int:
         """The recorded answer to this request, or the index under which a new call is to be written.
 
-        `messages` are the request in words, for a recording that has to say what it does not know. An answer on record belongs to the attempt that it was given in: a node that a retry policy runs again asks
-        anew, and on resume gets each attempt's own answer.
+        An answer on record belongs to the attempt that it was given in: a node that a retry policy runs again asks
+        anew, and on resume gets each attempt's own answer. `messages` and `tools` are the request itself, for a
+        recording that has to say what it does not know.
         """
         with self._lock:
             if self.broken is not None:

@@ -17,6 +17,7 @@ from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, Trajectory, content_hash
+from hrm_agent.trajectory.lint import lint
 from tests.graphs.scripts import TASK_PROMPT, Roles, boxed, multiplier
 
 TASK = TaskRef(id="1", family="test", prompt=TASK_PROMPT)
@@ -141,6 +142,9 @@ async def test_siblings_are_one_group_with_seeds_of_their_own(store: RunStore, e
     own = [[call for call in t.calls if call.identity.thread_id == t.thread_id] for t in group]
     assert [len(calls) for calls in own] == [1, 1, 1]
     assert len({calls[0].sampling.seed for calls in own}) == 3
+    assert {calls[0].parent for calls in own} == {original.calls[0].id}, "the shared prefix goes on token by token"
+    assert [t.sampled_tokens for t in group] == [calls[0].sampled_tokens for calls in own]
+    assert [lint(t) for t in (original, *group)] == [[], [], [], []]
     assert store.journal.trajectory("thread") == original, "the original is as it was"
     (again,) = await travel(store, environment, multiplier, "before:tools")
     assert again.thread_id == again.group_id == "thread/fork-2"
@@ -162,6 +166,7 @@ async def test_a_message_is_edited(store: RunStore, environment: LocalEnvironmen
     edit = Edit(messages={0: "What is 6 * 8?"})
     (trajectory,) = await travel(store, environment, multiplier, "before:reason", edit=edit)
     assert trajectory.answer is not None and "48" in trajectory.answer
+    assert lint(trajectory) == []
     found = history(store, trajectory.thread_id)
     assert told(found)[1:4] == [
         ("1", "loop", ("__start__",), ("reason",)),
@@ -183,6 +188,7 @@ async def test_a_tool_result_is_edited(store: RunStore, environment: LocalEnviro
     ]
     assert found.changes[0].lines[-2:] == ("-42", "+41")
     assert [len(side.calls) for side in (found.a, found.b)] == [1, 1]
+    assert lint(trajectory) == []
 
 
 async def test_an_edit_that_cannot_be_made_leaves_nothing(store: RunStore, environment: LocalEnvironment) -> None:
