@@ -114,7 +114,8 @@ def tokenize(conversation: Conversation, codec: Codec) -> list[Example]:
             inserted = codec.encode(conversation.messages[:i], conversation.tools)
         answer = codec.encode_answer(answer_text(message))
         ids += [*inserted, *answer]
-        mask += [False] * len(inserted) + [True] * len(answer)
+        learned = message.additional_kwargs.get("weight", 1) != 0
+        mask += [False] * len(inserted) + [learned] * len(answer)
         answered = i
     return [*examples, Example(tuple(ids), tuple(mask))] if ids else examples
 
@@ -135,8 +136,11 @@ def answer_text(message: AIMessage) -> str:
 
 
 def read_chats(path: Path) -> list[Conversation]:
-    """Conversations of a JSONL file: rows `{"messages": [...], "tools": [...]}` in OpenAI's form; tools optional."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    """Conversations of a JSONL file: rows `{"messages": [...], "tools": [...]}` in OpenAI's form; tools optional.
+
+    An assistant message with `"weight": 0` is context: `export --format chat` marks what another row teaches.
+    """
+    lines = path.read_text(encoding="utf-8").split("\n")  # splitlines() would cut at U+2028, which JSON may hold
     return [_read_chat(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()]
 
 

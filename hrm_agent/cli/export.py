@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hrm_agent.cli.arguments import Parser
 from hrm_agent.cli.output import Output
-from hrm_agent.cli.source import stored_trajectories
+from hrm_agent.cli.source import existing_store, is_file, stored_trajectories
 from hrm_agent.errors import ConfigError
-from hrm_agent.trajectory.export import write_jsonl, write_parquet
+from hrm_agent.trajectory import Trajectory
+from hrm_agent.trajectory.formats import FORMATS, Known, Report, export_to, format_of
 
 __all__ = ["run"]
 
-_WRITERS = {"jsonl": write_jsonl, "parquet": write_parquet}
+_MESSAGES = ("chat", "verifiers", "verifiers-rollouts")
+"""Formats that hold messages."""
 
 
 def run(words: list[str]) -> int:
-    parser = Parser("export", "Write trajectories to JSON lines or Parquet; docs/trajectory-format.md explains both.")
-    parser.add_argument("store", nargs="?", help="a store, a run's folder, or a file exported before")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the file to write; its suffix names the format")
-    parser.add_argument("--format", choices=sorted(_WRITERS), help="the format, where the suffix does not say it")
-    parser.add_argument("--run", metavar="RUN", help="only the trajectories of this run")
-    parser.add_argument("--schema", action="store_true", help="print the JSON Schema of a JSONL line and stop")
-    arguments = parser.read(words)
+    arguments = _parser().read(words)
     if arguments.schema:
         from hrm_agent.trajectory.json_schema import trajectory_schema
 
@@ -31,11 +30,54 @@ def run(words: list[str]) -> int:
         return 0
     if arguments.store is None or arguments.out is None:
         raise ConfigError("export needs a store and a file.", "Write `hrm-agent export STORE --out FILE.jsonl`.")
-    name = arguments.format or arguments.out.suffix.removeprefix(".")
-    if name not in _WRITERS:
-        raise ConfigError(f"{arguments.out} names no format.", f"Add --format {' or '.join(sorted(_WRITERS))}.")
-    count = _WRITERS[name](stored_trajectories(arguments.store, arguments.run), arguments.out)
-    output = Output(as_json=arguments.json)
-    output.result({"file": str(arguments.out), "format": name, "trajectories": count})
-    output.say(f"{count} trajectories in {arguments.out}")
+    name = format_of(arguments.out, arguments.format)
+    if arguments.reward is not None and name != "chat":
+        raise ConfigError(f"--reward chooses conversations; {name} holds every run.", "Add --format chat.")
+    with _source(arguments, name) as (trajectories, known):
+        report = export_to(arguments.out, trajectories, name, known, arguments.reward)
+    _say(Output(as_json=arguments.json), arguments.out, name, report)
     return 0
+
+
+def _parser() -> Parser:
+    parser = Parser("export", "Write trajectories to a file; docs/trajectory-format.md explains the formats.")
+    parser.add_argument("store", nargs="?", help="a store, a run's folder, or a file exported before")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the file to write; its suffix may name the format")
+    parser.add_argument("--format", metavar="NAME", help=f"one of {', '.join(FORMATS)}")
+    parser.add_argument("--run", metavar="RUN", help="only the trajectories of this run")
+    parser.add_argument("--reward", type=float, metavar="LEAST", help="chat: only runs with at least this reward")
+    parser.add_argument(
+        "--system", type=Path, metavar="FILE", help="a system turn that the graph puts before its state"
+    )
+    parser.add_argument("--tools", type=Path, metavar="FILE", help="JSON list of the tools that the graph offers")
+    parser.add_argument("--schema", action="store_true", help="print the JSON Schema of a JSONL line and stop")
+    return parser
+
+
+@contextmanager
+def _source(arguments: Namespace, name: str) -> Generator[tuple[Iterator[Trajectory], Known]]:
+    """The trajectories, and what is known of their messages, where the format asks for it."""
+    if name not in _MESSAGES:
+        yield stored_trajectories(arguments.store, arguments.run), Known()
+        return
+    from hrm_agent.cli.known import known_from, states_of
+
+    if is_file(arguments.store):
+        yield stored_trajectories(arguments.store, arguments.run), known_from(arguments.system, arguments.tools)
+        return
+    with existing_store(arguments.store) as store:
+        known = known_from(arguments.system, arguments.tools, states_of(store.checkpointer))
+        yield store.journal.trajectories(run_id=arguments.run), known
+
+
+def _say(output: Output, path: Path, name: str, report: Report) -> None:
+    rows = {} if name in ("jsonl", "parquet") else {"rows": report.rows, "left_out": dict(report.left_out)}
+    output.result({"file": str(path), "format": name, "trajectories": report.trajectories, **rows})
+    if not rows:
+        output.say(f"{report.trajectories} trajectories in {path}")
+        return
+    output.say(f"{report.rows} rows of {report.trajectories} trajectories in {path}")
+    for reason, count in report.left_out.most_common():
+        output.say(f"{count} left out: {reason}")
+    if any("not known" in reason or "not on record" in reason for reason in report.left_out):
+        output.say("--tools and --system name what the graph offered, and what it put before its messages.")

@@ -16,6 +16,7 @@ import sqlite3
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from keyword import iskeyword
 
 from hrm_agent import __version__
 from hrm_agent.errors import ConfigError, HrmError, StoreFullError, nearest
@@ -32,9 +33,10 @@ COMMANDS = {
     "history": "list the runs of a store, or the checkpoints of one thread",
     "show": "one trajectory: messages, tool calls, tokens, verdicts",
     "lint": "prove that stored trajectories can be trained on",
-    "export": "write trajectories to JSON lines or Parquet",
+    "export": "write trajectories to a file: our own formats, chat, TRL, verifiers",
+    "import": "read trajectories of a file into a store",
 }
-"""Command -> what it does; the module of the same name holds it."""
+"""Command -> what it does; the module of the same name holds it, with an underscore after a word that Python keeps."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -70,7 +72,8 @@ def _dispatch(words: list[str]) -> int:
             f"There is no command {words[0]!r}.",
             nearest(words[0], COMMANDS) or "`hrm-agent --help` lists the commands.",
         )
-    run: Callable[[list[str]], int] = import_module(f"hrm_agent.cli.{words[0]}").run
+    module = f"{words[0]}_" if iskeyword(words[0]) else words[0]
+    run: Callable[[list[str]], int] = import_module(f"hrm_agent.cli.{module}").run
     return run(words[1:])
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.trajectory import Trajectory
-from hrm_agent.trajectory.export import read_jsonl, read_parquet
+from hrm_agent.trajectory.formats import read_jsonl, read_parquet
 
-__all__ = ["DEFAULT_STORE", "existing_store", "run_folder", "stored_trajectories"]
+__all__ = ["DEFAULT_STORE", "existing_store", "is_file", "run_folder", "stored_trajectories"]
 
 DEFAULT_STORE = "runs/store.db"
 """Where `hrm-agent run` records, and where `show` and `history` look."""
@@ -34,6 +34,11 @@ def stored_trajectories(where: str, run_id: str | None = None) -> Iterator[Traje
         return
     with existing_store(where) as store:
         yield from store.journal.trajectories(run_id=run_id)
+
+
+def is_file(where: str) -> bool:
+    """True for a file of whole trajectories, which has no checkpoints."""
+    return Path(where).suffix in _READERS
 
 
 def run_folder(given: Path | None, command: str) -> Path:

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from hrm_agent.trajectory import schema
-from hrm_agent.trajectory.export import COLUMNS
+from hrm_agent.trajectory.formats import COLUMNS
 from hrm_agent.trajectory.lint import INVARIANTS
 
 __all__ = ["format_page", "overlay_schema", "trajectory_schema"]

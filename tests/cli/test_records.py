@@ -13,7 +13,7 @@ import pytest
 
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import Overlay, Trajectory, Verdict
-from hrm_agent.trajectory.export import read_jsonl, read_parquet
+from hrm_agent.trajectory.formats import read_jsonl, read_parquet
 from tests.cli.conftest import Command
 from tests.trajectory.samples import make_call, make_trajectory
 

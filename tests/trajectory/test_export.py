@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hrm_agent.errors import StoreError, StoreVersionError
 from hrm_agent.trajectory import Trajectory
-from hrm_agent.trajectory.export import COLUMNS, read_jsonl, read_parquet, write_jsonl, write_parquet
+from hrm_agent.trajectory.formats import COLUMNS, read_jsonl, read_parquet, write_jsonl, write_parquet
 from tests.trajectory.samples import make_call, make_trajectory
 
 Write = Callable[[Iterable[Trajectory], Path], int]

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from hrm_agent.trajectory import Overlay, Verdict
-from hrm_agent.trajectory.export import write_jsonl
+from hrm_agent.trajectory.formats import write_jsonl
 from hrm_agent.trajectory.json_schema import format_page, overlay_schema, trajectory_schema
 from tests.trajectory.samples import make_trajectory
 

@@ -1,0 +1,130 @@
+"""The messages that a call was sent, found on record and proved to be those.
+
+A call of a token model keeps the tokens that it was sent, not the messages: those are a graph's business, and a system
+turn that a node puts before its state stands nowhere else. But each call keeps the hash of its whole conversation
+(`Call.context_hash`) and of the tools offered (`Call.tools_hash`). So messages may come from anywhere, if their hash is
+that of the record: then they are what the model saw, up to white space around a message and to the ids of tool calls.
+
+Looked at in this order:
+
+1. `Call.request`: the messages themselves, or, of a call that extends another, those that came after it;
+2. the `messages` channel of the checkpoint that the call's step started from, where the store is at hand;
+3. the record: the task as the user's turn, then each earlier answer of the conversation with its tools' results.
+
+For 2 and 3, each known system turn is tried before the messages, and none. What cannot be proved is not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from pydantic import TypeAdapter, ValidationError
+
+from hrm_agent.trajectory.context import context_of
+from hrm_agent.trajectory.ids import content_hash
+from hrm_agent.trajectory.schema import Call, ToolCall, Trajectory
+
+__all__ = ["Conversation", "Known", "answer_of", "context_hash", "conversation_of"]
+
+Messages = tuple[BaseMessage, ...]
+_ANY: TypeAdapter[Any] = TypeAdapter(AnyMessage)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What may have been sent beside what is on record."""
+
+    systems: tuple[str, ...] = ()
+    """System turns that a graph's nodes may have put before its messages."""
+    tools: tuple[tuple[dict[str, Any], ...], ...] = ()
+    """Lists of tools in OpenAI's form that may have been offered. No tools at all is always tried."""
+    state: Callable[[Call], Sequence[BaseMessage]] | None = None
+    """The `messages` of the state that a call's step started from; empty if there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What one call saw, and its answer as the last message."""
+
+    messages: Messages
+    tools: tuple[dict[str, Any], ...]
+    """In OpenAI's form."""
+
+
+def conversation_of(call: Call, trajectory: Trajectory, known: Known) -> Conversation | str:
+    """The proved conversation of a call, or what is missing for it, in words."""
+    tools = next((offer for offer in ((), *known.tools) if content_hash(offer) == call.tools_hash), None)
+    if tools is None and call.tools_hash:
+        return "the tools that were offered are not known"
+    answer = answer_of(call)
+    for sent in _candidates(call, trajectory, known):
+        messages = (*sent, answer)
+        if context_hash(messages) == call.context_hash:
+            return Conversation(messages, tools or ())
+    return "the messages that were sent are not on record"
+
+
+def answer_of(call: Call) -> AIMessage:
+    """The stored answer as a message."""
+    return AIMessage.model_validate(call.response)
+
+
+def context_hash(messages: Sequence[BaseMessage]) -> str:
+    """What `Call.context_hash` is for a conversation that ends with the call's answer."""
+    return content_hash(context_of(messages))
+
+
+def _candidates(call: Call, trajectory: Trajectory, known: Known) -> Iterator[Messages]:
+    by_id = {other.id: other for other in trajectory.calls}
+    if call.request is not None:
+        yield from _requested(call, by_id)
+    if known.state is not None and (state := tuple(known.state(call))):
+        yield from _with_systems(state, known.systems)
+    yield from _with_systems(_remembered(call, trajectory, by_id), known.systems)
+
+
+def _requested(call: Call, by_id: dict[str, Call]) -> Iterator[Messages]:
+    """The request as the whole of what was sent, then as what came after the call that this one extends."""
+    try:
+        added: Messages = tuple(_ANY.validate_python(message) for message in call.request or ())
+    except ValidationError:
+        return
+    yield added
+    parent = by_id.get(call.parent or "")
+    if parent is not None and parent.request is not None:
+        yield from ((*before, answer_of(parent), *added) for before in _requested(parent, by_id))
+
+
+def _with_systems(messages: Messages, systems: Iterable[str]) -> Iterator[Messages]:
+    yield messages
+    yield from ((SystemMessage(system), *messages) for system in systems)
+
+
+def _remembered(call: Call, trajectory: Trajectory, by_id: dict[str, Call]) -> Messages:
+    """The task, and after it each earlier answer with its tools' results."""
+    earlier: list[Call] = []
+    step = by_id.get(call.parent or call.branch_of or "")
+    while step is not None and len(earlier) < len(by_id):
+        earlier.append(step)
+        step = by_id.get(step.parent or step.branch_of or "")
+    messages: list[BaseMessage] = [HumanMessage(trajectory.task.prompt)]
+    for one in reversed(earlier):
+        answer = answer_of(one)
+        messages += [answer, *_results(answer, trajectory.tool_calls)]
+    return tuple(messages)
+
+
+def _results(answer: AIMessage, tool_calls: Sequence[ToolCall]) -> Iterator[ToolMessage]:
+    """The results of an answer's calls, in the order of the calls: decoded ones first."""
+    asked = [call.get("id") for call in (*answer.tool_calls, *answer.invalid_tool_calls)]
+    by_id = {record.tool_call_id: record for record in tool_calls}
+    yield from (_result(by_id[id_]) for id_ in asked if id_ in by_id)
+
+
+def _result(record: ToolCall) -> ToolMessage:
+    if record.output is not None:
+        return ToolMessage.model_validate(record.output)
+    return ToolMessage(record.content, name=record.name, tool_call_id=record.tool_call_id)

@@ -1,0 +1,90 @@
+"""Formats of one JSON object a line: what they share in writing and in reading.
+
+A format is a function from a trajectory to its rows. Where something cannot be told in the format it yields `LeftOut`
+instead of a row, so that a file never holds a guess, and whoever exports is told what is missing and why.
+
+Trajectories are taken one at a time, so that a store of any size is exported in the memory of its largest run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hrm_agent.errors import StoreError
+from hrm_agent.files import replacing, to_json
+from hrm_agent.trajectory.schema import Trajectory
+
+__all__ = ["LeftOut", "Report", "Row", "RowMaker", "open_lines", "read_rows", "write_rows"]
+
+Row = dict[str, Any]
+
+
+class LeftOut(NamedTuple):
+    """Stands where a row would, had everything been on record."""
+
+    reason: str
+    """In words, without ids: equal reasons are counted together."""
+
+
+RowMaker = Callable[[Trajectory], Iterable[Row | LeftOut]]
+
+
+@dataclass(slots=True)
+class Report:
+    """What an export came to."""
+
+    trajectories: int = 0
+    """Read, whether or not they gave a row."""
+    rows: int = 0
+    left_out: Counter[str] = field(default_factory=Counter[str])
+    """Reason -> how many rows."""
+
+
+def write_rows(trajectories: Iterable[Trajectory], path: Path, make: RowMaker) -> Report:
+    """The rows of all trajectories, one a line."""
+    report = Report()
+    # A lone surrogate, which UTF-8 cannot hold, becomes its JSON escape.
+    with replacing(path) as part, part.open("w", encoding="utf-8", errors="backslashreplace") as file:
+        for trajectory in trajectories:
+            report.trajectories += 1
+            for row in make(trajectory):
+                if isinstance(row, LeftOut):
+                    report.left_out[row.reason] += 1
+                else:
+                    file.write(to_json(row) + "\n")
+                    report.rows += 1
+    return report
+
+
+def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    """Each row with its place, for messages. Raises `StoreError` naming a line that is no JSON object."""
+    with open_lines(path) as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield f"{path}:{number}", _object(line, f"{path}:{number}")
+
+
+def _object(line: str, place: str) -> Row:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise StoreError(f"{place} is no JSON: {error}.", "Export it again, or mend the line.") from error
+    if not isinstance(row, dict):
+        raise StoreError(f"{place} is no JSON object.", "Each line is to be one object: {...}.")
+    return row
+
+
+@contextmanager
+def open_lines(path: Path) -> Generator[Iterable[str]]:
+    """The lines of a text file. Raises `StoreError` if it cannot be read."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            yield file
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"{path} cannot be read: {error}.", "Name a file that `hrm-agent export` wrote.") from error

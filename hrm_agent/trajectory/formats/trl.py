@@ -1,0 +1,126 @@
+"""TRL's rollouts: the rows of what a `rollout_func` of `GRPOTrainer` returns.
+
+`prompt_ids` is what a conversation began with, `completion_ids` everything after it, and `env_mask` is 1 on the tokens
+that the policy sampled and is to learn; `logprobs` is aligned with the completion. Every other key is handed to TRL's
+reward functions. One row for each path of the message forest that has something to learn, cut after the last such
+token: a trajectory of several paths gives several rows with one `trajectory_id`, and each token is learned in one of
+them. Calls that a fork inherited, and untrainable ones, are context.
+
+    rollouts = rollout_columns(Path("rollouts.jsonl"))
+    GRPOTrainer(..., rollout_func=lambda prompts, trainer: rollouts, reward_funcs=lambda reward, **_: reward)
+
+Read back, the tokens, masks and log-probs are a trajectory that can be trained on; what the run was besides (messages,
+tool calls, times) stands in no rollout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from hrm_agent.errors import StoreError
+from hrm_agent.trajectory.forest import path_mask, path_tokens, paths
+from hrm_agent.trajectory.formats.foreign import Assembly, Origin, checked
+from hrm_agent.trajectory.formats.rows import LeftOut, Row, read_rows
+from hrm_agent.trajectory.ids import content_hash
+from hrm_agent.trajectory.schema import Call, LogprobKind, RunStatus, StopReason, TaskRef, Trajectory
+
+__all__ = ["read_trl", "rollout_columns", "trl_rows"]
+
+_NEEDED = ("prompt_ids", "completion_ids")
+
+
+def trl_rows(trajectory: Trajectory) -> Iterator[Row | LeftOut]:
+    """The rollouts of one trajectory."""
+    trained: set[str] = set()
+    own = {call.id for call in trajectory.own_calls if call.trainable}
+    if not own:
+        yield LeftOut(_why_not(trajectory))
+        return
+    for path in _paths(trajectory):
+        fresh = {call.id for call in path} & own - trained
+        while path and path[-1].id not in fresh:
+            path = path[:-1]
+        if path:
+            trained |= fresh
+            yield _row(trajectory, path, fresh)
+
+
+def _paths(trajectory: Trajectory) -> list[tuple[Call, ...]]:
+    try:
+        return paths(trajectory.calls)
+    except ValueError as error:
+        raise StoreError(f"Trajectory {trajectory.id}: {error}.", "`hrm-agent lint` says what is wrong.") from error
+
+
+def _why_not(trajectory: Trajectory) -> str:
+    return next((call.untrainable for call in trajectory.own_calls if call.untrainable), "the policy was never asked")
+
+
+def _row(trajectory: Trajectory, path: tuple[Call, ...], fresh: set[str]) -> Row:
+    begin = path_mask(path).index(True)
+    tokens = path_tokens(path)
+    logprobs = [value for call in path for value in call.logprobs]
+    mask = [int(sampled and call.id in fresh) for call in path for sampled in call.mask]
+    return {
+        "prompt_ids": list(tokens[:begin]),
+        "completion_ids": list(tokens[begin:]),
+        "logprobs": logprobs[begin:],
+        "env_mask": mask[begin:],
+        "reward": trajectory.rewards.get("correct"),
+        "trajectory_id": trajectory.id,
+        "group_id": trajectory.group_id,
+        "task_id": trajectory.task.id,
+        "task_prompt": trajectory.task.prompt,
+        "policy": trajectory.policy,
+        "status": trajectory.status.value,
+        "stop_reason": trajectory.stop_reason.value if trajectory.stop_reason else None,
+        "logprob_kind": LogprobKind.RAW.value,
+    }
+
+
+def rollout_columns(path: Path) -> dict[str, list[Any]]:
+    """The rows of a file as the dict of lists that a `rollout_func` returns."""
+    rows = [row for _, row in read_rows(path)]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def read_trl(path: Path, origin: Origin) -> Iterator[Trajectory]:
+    """The trajectories of a file of rollouts; adjoining rows with one `trajectory_id` are one."""
+    placed = ((place, checked(row, _NEEDED, place)) for place, row in read_rows(path))
+    for id_, group in groupby(placed, key=lambda item: _id(item[1])):
+        yield _trajectory(id_, list(group), origin)
+
+
+def _id(row: Row) -> str:
+    """Of a row that names no trajectory, its content: read twice, it is the same one."""
+    return str(row.get("trajectory_id") or content_hash("trl", row))
+
+
+def _trajectory(id_: str, rows: list[tuple[str, Row]], origin: Origin) -> Trajectory:
+    place, first = rows[0]
+    assembly = Assembly(id_, origin, place, model=first.get("policy"))
+    for at, row in rows:
+        prompt, completion = row["prompt_ids"], row["completion_ids"]
+        mask = row.get("env_mask") or [1] * len(completion)
+        logprobs = row.get("logprobs")
+        if len(mask) != len(completion) or (logprobs is not None and len(logprobs) != len(completion)):
+            problem = f"{at}: completion_ids, env_mask and logprobs are not equally long."
+            raise StoreError(problem, "Give one entry for each token of the completion.")
+        kind = LogprobKind(row.get("logprob_kind") or LogprobKind.SAMPLED)
+        end = assembly.add(None, (), [*prompt], [0] * len(prompt), None, kind=kind)
+        assembly.add(*end, [*completion], mask, logprobs, kind=kind)
+    return assembly.finish(
+        task=TaskRef(
+            id=str(first.get("task_id") or content_hash(first["prompt_ids"])),
+            family="trl",
+            prompt=str(first.get("task_prompt") or ""),
+        ),
+        group_id=str(first.get("group_id") or content_hash(first["prompt_ids"])),
+        status=RunStatus(first.get("status") or RunStatus.COMPLETED),
+        stop_reason=StopReason(first.get("stop_reason") or StopReason.ANSWER),
+        rewards={} if first.get("reward") is None else {"correct": float(first["reward"])},
+    )

@@ -1,0 +1,303 @@
+"""The traces of the `verifiers` library (version 1 of its trace schema): one run a line, as a graph of messages.
+
+A trace is close to a message forest: its nodes are messages, each with the tokens that it adds to its parent. What one
+of our calls adds stands on the node of its answer, inserted tokens before sampled ones, and the nodes of the messages
+between two answers carry none: the record does not tell where one of them ends, and along a path the tokens are the
+same. Messages that cannot be proved (see `messages`) have no node.
+
+Tokens, masks, log-probs, rewards and times survive a round trip; tool outcomes, graph identities and seeds do not, as a
+trace has no place for them. `mask` is on where this run's own trainable calls sampled, so that a fork trains nothing of
+the run that it left.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage
+
+from hrm_agent.errors import StoreError
+from hrm_agent.trajectory.formats.chat import chat_message
+from hrm_agent.trajectory.formats.foreign import Assembly, End, Origin, checked
+from hrm_agent.trajectory.formats.messages import Conversation, Known, answer_of, conversation_of
+from hrm_agent.trajectory.formats.rows import Row, RowMaker, read_rows
+from hrm_agent.trajectory.ids import content_hash
+from hrm_agent.trajectory.schema import (
+    Call,
+    FinishReason,
+    LogprobKind,
+    RunStatus,
+    Sampling,
+    StopReason,
+    TaskRef,
+    Trajectory,
+)
+
+__all__ = ["ai_message", "ending", "flat_message", "read_verifiers", "used_calls", "verifiers_rows"]
+
+TRACE_VERSION = 1
+_OURS = "hrm_agent"
+"""Key of `info` under which stands what a trace has no field for."""
+
+
+def verifiers_rows(known: Known) -> RowMaker:
+    """One trace a trajectory."""
+
+    def rows(trajectory: Trajectory) -> Iterator[Row]:
+        nodes, calls, tools = _graph(trajectory, known)
+        first = next(iter(trajectory.own_calls), None)
+        yield {
+            "version": TRACE_VERSION,
+            "id": trajectory.id,
+            "task": _task(trajectory),
+            "agent": {"config": {"model": trajectory.policy, "sampling": first and _sampling(first)}},
+            "tools": [_tool(tool) for tool in tools],
+            "nodes": nodes,
+            "calls": calls,
+            "rewards": {
+                name: {"score": value, "weight": float(name == "correct")} for name, value in trajectory.rewards.items()
+            },
+            "info": {_OURS: _info(trajectory)},
+            "is_completed": trajectory.status is not RunStatus.RUNNING,
+            "ok": trajectory.status is RunStatus.COMPLETED,
+            "stop_condition": trajectory.stop_reason.value if trajectory.stop_reason else None,
+            "errors": [{"type": "Error", "message": trajectory.error}] if trajectory.error else [],
+            "timing": {
+                "start": trajectory.started_at,
+                "agent": {"start": trajectory.started_at, "end": trajectory.ended_at or 0.0},
+            },
+        }
+
+    return rows
+
+
+def used_calls(trajectory: Trajectory) -> list[Call]:
+    """The run's own calls, and the inherited ones that they extend."""
+    by_id = {call.id: call for call in trajectory.calls}
+    used: set[str] = set()
+    for call in trajectory.own_calls:
+        step: Call | None = call
+        while step is not None and step.id not in used:
+            used.add(step.id)
+            step = by_id.get(step.parent or "")
+    return [call for call in trajectory.calls if call.id in used]
+
+
+def _task(trajectory: Trajectory) -> Row:
+    task = trajectory.task
+    data = {"name": task.id, "prompt": task.prompt, "answer": task.answer, "metadata": task.metadata}
+    return {"type": task.family, "data": data, "key": f"{task.family}:{task.id}"}
+
+
+def _info(trajectory: Trajectory) -> Row:
+    return {
+        "run_id": trajectory.run_id,
+        "group_id": trajectory.group_id,
+        "graph": trajectory.graph,
+        "status": trajectory.status.value,
+        "logprobs": LogprobKind.RAW.value,
+    }
+
+
+def _tool(tool: dict[str, Any]) -> Row:
+    function = tool.get("function", tool)
+    return {name: function.get(name) or default for name, default in (("name", ""), ("description", ""))} | {
+        "parameters": function.get("parameters") or {}
+    }
+
+
+def _graph(trajectory: Trajectory, known: Known) -> tuple[list[Row], list[Row], tuple[dict[str, Any], ...]]:
+    """Nodes, each after its parent; model calls; and the longest list of tools that was offered."""
+    nodes: list[Row] = []
+    calls: list[Row] = []
+    tools: tuple[dict[str, Any], ...] = ()
+    answered: dict[str, tuple[int, tuple[BaseMessage, ...]]] = {}
+    own = {call.id for call in trajectory.own_calls}
+    for call in used_calls(trajectory):
+        at, before = answered.get(call.parent or "", (None, ()))
+        found = conversation_of(call, trajectory, known)
+        messages = found.messages if isinstance(found, Conversation) else ()
+        tools = max(tools, found.tools, key=len) if isinstance(found, Conversation) else tools
+        begin = len(before) if before or call.parent is None else len(messages)
+        for message in messages[begin:-1]:
+            nodes.append({"parent": at, "message": flat_message(message), "timestamp": call.started_at})
+            at = len(nodes) - 1
+        nodes.append(_answer(call, at, trained=call.id in own and call.trainable))
+        answered[call.id] = len(nodes) - 1, messages
+        calls.append(_model_call(call, len(nodes) - 1))
+    return nodes, calls, tools
+
+
+def _answer(call: Call, parent: int | None, *, trained: bool) -> Row:
+    mask = [sampled and trained for sampled in call.mask]
+    return {
+        "parent": parent,
+        "message": flat_message(answer_of(call)),
+        "sampled": True,
+        "timestamp": call.ended_at,
+        "token_ids": list(call.token_ids),
+        "mask": mask,
+        "logprobs": [value for value, sampled in zip(call.logprobs, mask, strict=True) if sampled],
+    }
+
+
+def _model_call(call: Call, node: int) -> Row:
+    cut = call.finish_reason is FinishReason.LENGTH
+    return {
+        "node": node,
+        "model": call.model,
+        "sampling": _sampling(call),
+        "finish_reason": "length" if cut else "tool_calls" if call.response.get("tool_calls") else "stop",
+        "time": {"start": call.started_at, "end": call.ended_at},
+    }
+
+
+def _sampling(call: Call) -> Row:
+    return {name: getattr(call.sampling, name) for name in ("temperature", "top_p", "max_tokens")}
+
+
+def flat_message(message: BaseMessage) -> Row:
+    """A message with its calls as verifiers has them: flat, with their arguments as JSON text."""
+    row = chat_message(message)
+    if isinstance(message, AIMessage):
+        asked = [
+            {"id": call["id"] or "", "name": call["name"], "arguments": json.dumps(call["args"], ensure_ascii=False)}
+            for call in message.tool_calls
+        ]
+        asked += [
+            {"id": call["id"] or "", "name": call["name"] or "", "arguments": call["args"] or ""}
+            for call in message.invalid_tool_calls
+        ]
+        row["tool_calls"] = asked or None
+    return row
+
+
+def read_verifiers(path: Path, origin: Origin) -> Iterator[Trajectory]:
+    """The trajectories of a file of traces."""
+    for place, row in read_rows(path):
+        checked(row, ("id", "task", "nodes"), place)
+        if row.get("version", TRACE_VERSION) != TRACE_VERSION:
+            raise StoreError(
+                f"{place} is a trace of version {row['version']}; this program reads version {TRACE_VERSION}.",
+                "Update with `pip install --upgrade hrm-agent`.",
+            )
+        try:
+            yield _trajectory(row, place, origin)
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+            raise StoreError(f"{place} is no trace: {type(error).__name__}: {error}.", "Export it again.") from error
+
+
+def _trajectory(row: Row, place: str, origin: Origin) -> Trajectory:
+    config = (row.get("agent") or {}).get("config") or {}
+    span = (row.get("timing") or {}).get("agent") or {}
+    began = float((row.get("timing") or {}).get("start") or 0.0)
+    assembly = Assembly(str(row["id"]), origin, place, config.get("model"), began, float(span.get("end") or 0.0))
+    ours = (row.get("info") or {}).get(_OURS) or {}
+    calls = {call["node"]: call for call in row.get("calls") or () if call.get("node") is not None}
+    ends: list[End] = []
+    for index, node in enumerate(row["nodes"]):
+        end: End = (None, ()) if node.get("parent") is None else ends[node["parent"]]
+        ends.append(_add(assembly, end, node, calls.get(index, {}), config, ours))
+    scores = {name: reward for name, reward in (row.get("rewards") or {}).items() if reward is not None}
+    task, data = row["task"], row["task"]["data"]
+    prompt = data.get("prompt") or ""
+    key = str(data.get("name") or row["task"].get("key") or content_hash(data))
+    return assembly.finish(
+        task=TaskRef(
+            id=key,
+            family=str(task.get("type") or "verifiers"),
+            prompt=prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False),
+            answer=data.get("answer") if isinstance(data.get("answer"), str) else None,
+            metadata=data.get("metadata") or {},
+        ),
+        run_id=str(ours.get("run_id") or ""),
+        group_id=str(ours.get("group_id") or key),
+        rewards=_rewards(scores),
+        **ending(row, ours.get("status")),
+    )
+
+
+def _rewards(scores: dict[str, Any]) -> dict[str, float]:
+    """Each score, and under `correct` the weighted sum that verifiers trains on."""
+    if not scores:
+        return {}
+    total = sum(reward["score"] * reward.get("weight", 1.0) for reward in scores.values())
+    return {**{name: float(reward["score"]) for name, reward in scores.items()}, "correct": float(total)}
+
+
+def _add(assembly: Assembly, end: End, node: Row, call: Row, config: Row, ours: Row) -> End:
+    mask, given = node.get("mask") or [], node.get("logprobs") or []
+    spread = iter(given)
+    complete = len(given) == sum(map(bool, mask))
+    said = {**(config.get("sampling") or {}), **(call.get("sampling") or {})}
+    sampling = {n: said[n] for n in ("temperature", "top_p", "max_tokens") if said.get(n) is not None}
+    plain = said.get("temperature") == 1 and said.get("top_p") in (None, 1)
+    span = call.get("time") or {}
+    moment = float(node.get("timestamp") or assembly.started_at)
+    return assembly.add(
+        *end,
+        node.get("token_ids") or [],
+        mask,
+        [next(spread) if sampled else 0.0 for sampled in mask] if complete else None,
+        kind=LogprobKind.RAW if plain or ours.get("logprobs") == LogprobKind.RAW else LogprobKind.SAMPLED,
+        sampling=Sampling.model_validate(sampling),
+        response=ai_message(node["message"]).model_dump(mode="json"),
+        finish_reason=FinishReason.LENGTH if call.get("finish_reason") == "length" else FinishReason.STOP,
+        started_at=float(span.get("start") or moment),
+        ended_at=max(float(span.get("end") or moment), float(span.get("start") or moment)),
+    )
+
+
+def ai_message(message: Row) -> AIMessage:
+    """The answer with its calls; the text of one whose arguments are no JSON object is kept as undecodable."""
+    answer = AIMessage(message.get("content") or "")
+    for call in message.get("tool_calls") or ():
+        try:
+            arguments = json.loads(call["arguments"])
+        except ValueError:
+            arguments = None
+        if isinstance(arguments, dict):
+            answer.tool_calls.append({"type": "tool_call", "id": call["id"], "name": call["name"], "args": arguments})
+        else:
+            answer.invalid_tool_calls.append(
+                {
+                    "type": "invalid_tool_call",
+                    "id": call["id"],
+                    "name": call["name"] or None,
+                    "args": call["arguments"],
+                    "error": "the arguments are no JSON object",
+                }
+            )
+    return answer
+
+
+def ending(row: Row, status: str | None = None) -> dict[str, Any]:
+    """How a run ended, in our words. Limits are what verifiers calls `max_...`."""
+    said = str(row.get("stop_condition") or "")
+    errors = row.get("errors") or ([row["error"]] if row.get("error") else [])
+    if status == RunStatus.RUNNING or (status is None and not row.get("is_completed", True)):
+        return {"status": RunStatus.RUNNING}
+    if status == RunStatus.ABORTED:
+        return {"status": RunStatus.ABORTED, "stop_reason": StopReason.ABORTED}
+    if errors or status == RunStatus.FAILED:
+        last: Any = errors[-1] if errors else said or "unknown"
+        text = str(last.get("message") or last.get("error")) if isinstance(last, dict) else str(last)
+        return {"status": RunStatus.FAILED, "stop_reason": StopReason.ERROR, "error": text or "unknown"}
+    reason = _stop_of(said, truncated=bool(row.get("is_truncated")))
+    done = reason is StopReason.ANSWER
+    return {"status": RunStatus.COMPLETED if done else RunStatus.TRUNCATED, "stop_reason": reason}
+
+
+def _stop_of(said: str, *, truncated: bool = False) -> StopReason:
+    """A stop condition's nearest stop reason; a limit is one."""
+    limits = {StopReason.RECURSION_LIMIT, StopReason.INTERRUPT, StopReason.MAX_TURNS, StopReason.MAX_SECONDS}
+    if said in limits:
+        return StopReason(said)
+    if "timeout" in said:
+        return StopReason.MAX_SECONDS
+    if said.startswith("max_") or said == "context_length" or truncated:
+        return StopReason.MAX_TOKENS
+    return StopReason.ANSWER
