@@ -9,19 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hrm_agent.store.cipher import Cipher
-from hrm_agent.store.database import Cursor, Database, placeholders
+from hrm_agent.store.database import Cursor, Database, Work, placeholders
 from hrm_agent.store.serializer import StrictSerializer
 from hrm_agent.store.values import Blob, Known, ValueReader, ValueWriter
 
-__all__ = ["EPOCH", "Blobs"]
+__all__ = ["Blobs"]
 
 E = TypeVar("E")
 T = TypeVar("T")
 
-EPOCH = "epoch"
 _AT_ONCE = 500
 """Hashes in one query."""
 
@@ -39,17 +38,35 @@ class Blobs:
         serializer: StrictSerializer,
         encode: Callable[[ValueWriter], E],
         insert: Callable[[Cursor, E], T],
-        *,
-        lazy: bool = False,
     ) -> Future[T]:
         """Store what `encode` refers to, and the rows that `insert` makes of it, in one transaction."""
+        work, stored = self._work(serializer, encode, insert)
+        future = self._database.submit(work)
+        future.add_done_callback(lambda done: None if done.exception() else self._known.add(stored))
+        return future
+
+    def write_later(
+        self,
+        serializer: StrictSerializer,
+        encode: Callable[[ValueWriter], E],
+        insert: Callable[[Cursor, E], Any],
+    ) -> None:
+        """The same with the next commit. Whoever refers to these blobs before then hands them in once more."""
+        self._database.later(self._work(serializer, encode, insert)[0])
+
+    def _work(
+        self,
+        serializer: StrictSerializer,
+        encode: Callable[[ValueWriter], E],
+        insert: Callable[[Cursor, E], T],
+    ) -> tuple[Work[T], list[bytes]]:
+        """A transaction's work, and the hashes that are known to be stored when it is committed."""
         known, stored = self._known, list[bytes]()
         first = ValueWriter(serializer, known, self.cipher.hash_key)
         encoded = encode(first)
 
         def work(cursor: Cursor) -> T:
-            epoch = str(cursor.execute("SELECT value FROM meta WHERE key = ?", (EPOCH,)).fetchone()[0])
-            writer, found = first, encoded
+            epoch, writer, found = self._database.epoch, first, encoded
             if epoch != known.epoch:
                 known.forget(epoch)
                 writer = ValueWriter(serializer, known, self.cipher.hash_key, trusting=False)
@@ -59,9 +76,7 @@ class Blobs:
             stored.extend(writer.new)
             return result
 
-        future = self._database.submit(work, lazy=lazy)
-        future.add_done_callback(lambda done: None if done.exception() else known.add(stored))
-        return future
+        return work, stored
 
     def _insert(self, cursor: Cursor, new: Iterable[Blob]) -> None:
         rows = [(blob.hash, blob.kind, self.cipher.seal(blob.data, "blob", blob.hash)) for blob in new]

@@ -4,28 +4,34 @@ A write is a function of a cursor. It is committed as a whole before its future 
 idempotent: where the answer to a commit was lost (a server that restarts), the same work is done again. How durable a
 commit is, is the body's affair (`SqliteDatabase`, `PostgresDatabase`).
 
+A task's ordinary writes are done `later`: with the next commit, which is that of the checkpoint that follows them, so
+that a step of a graph is one transaction. Where none follows, they are committed on their own some milliseconds later.
+A run that dies in between does the task again, with the recorded answers of its calls.
+
 Where a commit has to wait for a disk, one thread commits for all: what arrives during one wait shares the next
-(`Committer`). A checkpoint's pending writes come `lazy`: they wait a moment for the checkpoint that follows them, so
-that a step of a graph is one transaction.
+(`Committer`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
-__all__ = ["Committer", "Cursor", "Database", "Work", "placeholders", "settled"]
+from hrm_agent.errors import StoreError
+
+__all__ = ["Committer", "Cursor", "Database", "Work", "epoch_of", "placeholders", "settled"]
 
 T = TypeVar("T")
-_LAZY_SECONDS = 0.002
-"""How long a checkpoint's writes wait for company: less than the fsync that they save."""
+_LATER_SECONDS = 0.005
 _IN_ONE_COMMIT = 512
 
 
@@ -54,13 +60,18 @@ class Database(ABC):
     """A write waits for a disk or a server: worth leaving the event loop for."""
     level: str
     """What a commit survives: `process` or `power`."""
+    epoch: str = ""
+    """As it stands in the transaction under way; it changes whenever blobs are collected."""
+
+    def __init__(self) -> None:
+        self._later: list[Work[Any]] = []
+        self._later_lock = threading.Lock()
+        self._given = threading.Event()
+        self._closed = False
+        self._flusher: threading.Thread | None = None
 
     @abstractmethod
-    def read(self) -> AbstractContextManager[Cursor]:
-        """A cursor that sees one moment: everything whose future was done before."""
-
-    @abstractmethod
-    def submit(self, work: Work[T], *, lazy: bool = False) -> Future[T]:
+    def submit(self, work: Work[T]) -> Future[T]:
         """Do `work` in a transaction; the future is done when it is committed. Raises `StoreError` through it."""
 
     @abstractmethod
@@ -80,11 +91,60 @@ class Database(ABC):
         """What the database itself finds wrong with its files, in words."""
 
     @abstractmethod
-    def close(self) -> None: ...
+    def _read(self) -> AbstractContextManager[Cursor]: ...
+
+    @abstractmethod
+    def _transact(self, works: Sequence[Work[Any]]) -> list[Any]:
+        """Do all of `works` in one transaction, or none; their results in order."""
 
     def write(self, work: Work[T]) -> T:
         """Do `work` in a transaction and wait for it."""
         return self.submit(work).result()
+
+    def read(self) -> AbstractContextManager[Cursor]:
+        """A cursor that sees one moment: everything that was handed in before."""
+        self.flush()
+        return self._read()
+
+    def later(self, work: Work[Any]) -> None:
+        """Do `work` with the next commit, at the latest some milliseconds from now."""
+        with self._later_lock:
+            self._later.append(work)
+            if self._flusher is None:
+                self._flusher = threading.Thread(target=self._flush_on_time, name="store-flush", daemon=True)
+                self._flusher.start()
+        self._given.set()
+
+    def flush(self) -> None:
+        """Commit what was to be done later."""
+        if self._later:
+            self.write(lambda _: None)
+
+    def _commit(self, works: Sequence[Work[Any]]) -> list[Any]:
+        """What was to be done later, and `works`. If the commit fails, what was to be done later still is."""
+        with self._later_lock:
+            before, self._later = self._later, []
+        try:
+            return self._transact([*before, *works])[len(before) :]
+        except BaseException:
+            with self._later_lock:
+                self._later = [*before, *self._later]
+            raise
+
+    def _flush_on_time(self) -> None:
+        while not self._closed:
+            self._given.wait()
+            self._given.clear()
+            time.sleep(_LATER_SECONDS)
+            with suppress(StoreError):  # whoever writes next is told
+                self.flush()
+
+    def close(self) -> None:
+        """Commit what is left."""
+        with suppress(StoreError):  # a full disk: what is lost is done again on resume
+            self.flush()
+        self._closed = True
+        self._given.set()
 
 
 async def settled(future: Future[T]) -> T:
@@ -101,7 +161,12 @@ def placeholders(count: int) -> str:
 class _Job:
     work: Work[Any]
     future: Future[Any]
-    lazy: bool
+
+
+def epoch_of(cursor: Cursor) -> str:
+    """The epoch of a store; empty in one that is being made."""
+    row = cursor.execute("SELECT value FROM meta WHERE key = 'epoch'").fetchone()
+    return str(row[0]) if row else ""
 
 
 class Committer:
@@ -109,61 +174,44 @@ class Committer:
 
     def __init__(self, commit: Callable[[Sequence[Work[Any]]], list[Any]]) -> None:
         self._commit = commit
-        """Does all of the works in one transaction, or none; their results in order."""
-        self._jobs: list[_Job] = []
-        self._changed = threading.Condition()
-        self._closed = False
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="store-commits", daemon=True)
         self._thread.start()
 
-    def submit(self, work: Work[T], *, lazy: bool = False) -> Future[T]:
+    def submit(self, work: Work[T]) -> Future[T]:
         future: Future[T] = Future()
-        with self._changed:
-            if self._closed:
-                raise RuntimeError("the store is closed")
-            self._jobs.append(_Job(work, future, lazy))
-            self._changed.notify()
+        self._jobs.put(_Job(work, future))
         return future
 
-    def drain(self) -> None:
-        """Wait until everything that was submitted so far is committed, or has failed."""
-        self.submit(lambda _: None).result()
-
     def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
+        self._jobs.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        while jobs := self._next():
-            try:
-                results = self._commit([job.work for job in jobs])
-            except BaseException as error:
-                self._one_by_one(jobs, error)
-            else:
-                for job, result in zip(jobs, results, strict=True):
-                    job.future.set_result(result)
+        while (job := self._jobs.get()) is not None:
+            jobs = [job]
+            closing = False
+            while not closing and len(jobs) < _IN_ONE_COMMIT:
+                try:
+                    more = self._jobs.get_nowait()
+                except queue.Empty:
+                    break
+                closing = more is None
+                jobs += [more] if more is not None else []
+            self._finish(jobs)
+            if closing:
+                return
 
-    def _next(self) -> list[_Job]:
-        """The jobs of the next transaction; none when closed and done."""
-        with self._changed:
-            while not self._jobs and not self._closed:
-                self._changed.wait()
-            if not self._closed and all(job.lazy for job in self._jobs):
-                self._changed.wait_for(
-                    lambda: self._closed or not all(job.lazy for job in self._jobs), timeout=_LAZY_SECONDS
-                )
-            jobs, self._jobs = self._jobs[:_IN_ONE_COMMIT], self._jobs[_IN_ONE_COMMIT:]
-        return jobs
-
-    def _one_by_one(self, jobs: Sequence[_Job], error: BaseException) -> None:
-        """One job's failure is not another's."""
-        if len(jobs) == 1:
-            jobs[0].future.set_exception(error)
+    def _finish(self, jobs: Sequence[_Job]) -> None:
+        """One job's failure is not another's: where all together fail, each is tried alone."""
+        try:
+            results = self._commit([job.work for job in jobs])
+        except BaseException as error:
+            if len(jobs) == 1:
+                jobs[0].future.set_exception(error)
+                return
+            for job in jobs:
+                self._finish([job])
             return
-        for job in jobs:
-            try:
-                job.future.set_result(self._commit([job.work])[0])
-            except BaseException as own:
-                job.future.set_exception(own)
+        for job, result in zip(jobs, results, strict=True):
+            job.future.set_result(result)

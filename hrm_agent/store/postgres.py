@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from hrm_agent.errors import StoreError, StoreFullError, StoreVersionError
-from hrm_agent.store.database import Committer, Cursor, Database, Work
+from hrm_agent.store.database import Committer, Cursor, Database, Work, epoch_of
 from hrm_agent.store.tables import STORE_VERSION, schema
 
 try:
@@ -41,6 +41,7 @@ _TYPES = {
     "integer": "BIGINT",
     "real": "DOUBLE PRECISION",
     "binary": 'COLLATE "C"',
+    "clustered": "",
 }
 _LOCK = 0x68726D  # "hrm": shared by writers, taken alone by whoever collects
 _READERS = 4
@@ -81,6 +82,7 @@ class PostgresDatabase(Database):
     level = "power"
 
     def __init__(self, url: str, *, create: bool = True) -> None:
+        super().__init__()
         self._conninfo = url
         self.url, self.folder = _without_password(url), Path("runs")
         try:
@@ -118,10 +120,10 @@ class PostgresDatabase(Database):
                 "Nothing was changed. Update with `pip install --upgrade hrm-agent`, or name another store.",
             )
 
-    def submit(self, work: Work[T], *, lazy: bool = False) -> Future[T]:
-        return self._committer.submit(work, lazy=lazy)
+    def submit(self, work: Work[T]) -> Future[T]:
+        return self._committer.submit(work)
 
-    def _commit(self, works: Sequence[Work[Any]]) -> list[Any]:
+    def _transact(self, works: Sequence[Work[Any]]) -> list[Any]:
         def transaction() -> list[Any]:
             if self._broken:
                 with suppress(psycopg.Error):
@@ -129,6 +131,7 @@ class PostgresDatabase(Database):
                 self._writer, self._broken = self._connect(), False
             with self._writer.pipeline(), self._writer.transaction(), self._writer.cursor() as cursor:
                 cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", (_LOCK,))
+                self.epoch = epoch_of(_Cursor(cursor))
                 return [work(_Cursor(cursor)) for work in works]
 
         return self._patiently(transaction, self._mark_broken)
@@ -151,7 +154,7 @@ class PostgresDatabase(Database):
                 raise self._store_error(error) from error
 
     def exclusive(self, work: Work[T]) -> T:
-        self._committer.drain()
+        self.flush()
         with self._exclusive, psycopg.connect(self._conninfo) as connection:
             try:
                 with connection.transaction(), connection.cursor() as cursor:
@@ -161,7 +164,7 @@ class PostgresDatabase(Database):
                 raise self._store_error(error) from error
 
     @contextmanager
-    def read(self) -> Generator[Cursor]:
+    def _read(self) -> Generator[Cursor]:
         connection = self._patiently(self._sound_connection, lambda: None)
         try:
             with connection.cursor() as cursor:
@@ -191,7 +194,7 @@ class PostgresDatabase(Database):
         return int(found[0])
 
     def vacuum(self) -> None:
-        self._committer.drain()
+        self.flush()
         try:
             with psycopg.connect(self._conninfo, autocommit=True) as connection:
                 for statement in schema(**_TYPES):
@@ -204,6 +207,7 @@ class PostgresDatabase(Database):
         return []  # PostgreSQL checks its pages itself (data_checksums, pg_amcheck)
 
     def close(self) -> None:
+        super().close()
         self._committer.close()
         self._pool.close()
         self._writer.close()

@@ -6,7 +6,6 @@ allowed, bytes that are not what their name says) is refused with the thread and
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -78,7 +77,7 @@ class Reading:
         return CheckpointTuple(row.place.config(row.id), checkpoint, metadata, parent, pending)
 
     def metadata(self, row: Row) -> dict[str, Any]:
-        return json.loads(self._cipher.open(row.metadata, *row[1:4], "metadata"))
+        return ormsgpack.unpackb(self._cipher.open(row.metadata, *row[1:4], "metadata"))
 
     def _writes(self, rows: Sequence[Row]) -> dict[tuple[str, str, str], Sequence[tuple[str, str, Any]]]:
         """Task, channel and reference of the pending writes of each checkpoint, in LangGraph's order."""

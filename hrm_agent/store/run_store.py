@@ -13,7 +13,7 @@ from typing import Self
 from urllib.parse import parse_qsl
 
 from hrm_agent.errors import ConfigError, StoreError
-from hrm_agent.store.blobs import EPOCH, Blobs
+from hrm_agent.store.blobs import Blobs
 from hrm_agent.store.cipher import Cipher, cipher_of
 from hrm_agent.store.database import Cursor, Database
 from hrm_agent.store.journal import StoreJournal
@@ -164,7 +164,7 @@ def _check_key(database: Database, cipher: Cipher) -> None:
 
     def check(cursor: Cursor) -> str | None:
         query = "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO NOTHING"
-        cursor.execute(query, (EPOCH, secrets.token_hex(8)))
+        cursor.execute(query, ("epoch", secrets.token_hex(8)))
         cursor.execute(query, ("cipher", f"{cipher.name}:{cipher.seal(_SEALED, 'key').hex()}"))
         return str(cursor.execute("SELECT value FROM meta WHERE key = 'cipher'").fetchone()[0])
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import json
 import time
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -20,6 +19,7 @@ import ormsgpack
 from langchain_core.runnables import RunnableConfig
 from langgraph._internal._serde import build_serde_allowlist  # pyright: ignore[reportPrivateImportUsage]
 from langgraph.checkpoint.base import (
+    WRITES_IDX_MAP,
     BaseCheckpointSaver,
     ChannelVersions,
     Checkpoint,
@@ -66,6 +66,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         """Threads and checkpoints that were asked for by id: a run may branch off there."""
         self._new: dict[str, None] = {}
         """Threads that were found empty: whoever asked is about to begin them."""
+        self._touched: dict[str, float] = {}
 
     def allowing(self, graph: Pregel[Any, Any, Any, Any]) -> StoreSaver:
         """The same checkpointer, reading besides LangGraph's own types those that the state of `graph` declares.
@@ -115,7 +116,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         facts = public_metadata(config, metadata)
         here = (place.thread_id, place.ns, checkpoint["id"])
         parent = self._parents.get((place.thread_id, place.ns, place.checkpoint_id or ""), {})
-        sealed = cipher.seal(json.dumps(facts, default=str).encode(), *here, "metadata")
+        sealed = cipher.seal(ormsgpack.packb(facts, default=str), *here, "metadata")
         self._may_follow(place, facts)
 
         def encode(writer: ValueWriter) -> tuple[bytes, Channels]:
@@ -136,7 +137,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
                     sealed,
                 ),
             )
-            _touch(cursor, place.thread_id)
+            self._touch(cursor, place.thread_id)
             self._remember(here, channels)
             return place.config(checkpoint["id"])
 
@@ -145,19 +146,36 @@ class StoreSaver(BaseCheckpointSaver[Any]):
     def _remember(self, here: tuple[str, str, str], channels: Channels) -> None:
         _note(self._parents, here, channels)
 
+    def _touch(self, cursor: Cursor, thread_id: str) -> None:
+        """Note when a thread was last written to, to the second."""
+        now = time.time()
+        if now - self._touched.get(thread_id, 0.0) < 1.0:
+            return
+        _note(self._touched, thread_id, now)
+        cursor.execute(
+            "INSERT INTO threads (id, created_at, updated_at) VALUES (?, ?, ?) "
+            "ON CONFLICT (id) DO UPDATE SET updated_at = excluded.updated_at",
+            (thread_id, now, now),
+        )
+
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        self._put_writes(config, writes, task_id, task_path).result()
+        future = self._put_writes(config, writes, task_id, task_path)
+        if future is not None:
+            future.result()
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        await settled(self._put_writes(config, writes, task_id, task_path))
+        future = self._put_writes(config, writes, task_id, task_path)
+        if future is not None:
+            await settled(future)
 
     def _put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
-    ) -> Future[None]:
+    ) -> Future[None] | None:
+        """Ordinary writes go with the checkpoint that follows them. After an error or an interrupt none may follow."""
         place = place_of(config)
         key = (place.thread_id, place.ns, place.checkpoint_id or "", task_id)
 
@@ -168,7 +186,10 @@ class StoreSaver(BaseCheckpointSaver[Any]):
             for slot, given in slots.items():
                 self._insert_slot(cursor, (*key, slot), task_path, given)
 
-        return self._blobs.write(self._serializer, encode, insert, lazy=True)
+        if any(channel in WRITES_IDX_MAP for channel, _ in writes):
+            return self._blobs.write(self._serializer, encode, insert)
+        self._blobs.write_later(self._serializer, encode, insert)
+        return None
 
     def _insert_slot(
         self, cursor: Cursor, key: tuple[str, str, str, str, int], task_path: str, given: list[list[Any]]
@@ -274,6 +295,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete the checkpoints of a thread. Its trajectory stays; `RunStore.delete` takes both."""
+        self._touched.pop(str(thread_id), None)
         self._database.write(lambda cursor: delete_threads(cursor, [str(thread_id)]))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
@@ -293,7 +315,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
 
         def copy_all(cursor: Cursor) -> None:
             copy_rows(cursor, self._blobs.cipher, str(source_thread_id), str(target_thread_id))
-            _touch(cursor, str(target_thread_id))
+            self._touch(cursor, str(target_thread_id))
 
         self._database.write(copy_all)
 
@@ -328,15 +350,6 @@ def _note(remembered: dict[K, V], key: K, value: V) -> None:
     remembered[key] = value
     while len(remembered) > _REMEMBERED:
         remembered.pop(next(iter(remembered)), None)
-
-
-def _touch(cursor: Cursor, thread_id: str) -> None:
-    now = time.time()
-    cursor.execute(
-        "INSERT INTO threads (id, created_at, updated_at) VALUES (?, ?, ?) "
-        "ON CONFLICT (id) DO UPDATE SET updated_at = excluded.updated_at",
-        (thread_id, now, now),
-    )
 
 
 def _conditions(config: RunnableConfig | None, before: RunnableConfig | None) -> tuple[str, list[Any]]:

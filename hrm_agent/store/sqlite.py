@@ -25,14 +25,21 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hrm_agent.errors import ConfigError, StoreError, StoreFullError, StoreVersionError
-from hrm_agent.store.database import Committer, Cursor, Database, Work
+from hrm_agent.store.database import Committer, Cursor, Database, Work, epoch_of
 from hrm_agent.store.tables import FIRST_TABLE, STORE_VERSION, schema
 
 __all__ = ["SqliteDatabase"]
 
 T = TypeVar("T")
 _LEVELS = {"process": "NORMAL", "power": "FULL"}
-_TYPES = {"serial": "INTEGER PRIMARY KEY", "bytes": "BLOB", "integer": "INTEGER", "real": "REAL", "binary": ""}
+_TYPES = {
+    "serial": "INTEGER PRIMARY KEY",
+    "bytes": "BLOB",
+    "integer": "INTEGER",
+    "real": "REAL",
+    "binary": "",
+    "clustered": "WITHOUT ROWID",
+}
 _BUSY_SECONDS = 60.0
 
 
@@ -48,6 +55,7 @@ class SqliteDatabase(Database):
         self.folder, self.level = path.parent, level
         self.url = f"sqlite:///{path}" + ("" if level == "process" else f"?level={level}")
         self.waits = level == "power"
+        super().__init__()
         self._writing, self._reading = threading.RLock(), threading.RLock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,13 +129,14 @@ class SqliteDatabase(Database):
         with suppress(sqlite3.Error):  # on a full disk SQLite may have rolled back by itself
             self._writer.execute("ROLLBACK")
 
-    def _commit(self, works: Sequence[Work[Any]]) -> list[Any]:
+    def _transact(self, works: Sequence[Work[Any]]) -> list[Any]:
         with self._transaction() as cursor:
+            self.epoch = epoch_of(cursor)
             return [work(cursor) for work in works]
 
-    def submit(self, work: Work[T], *, lazy: bool = False) -> Future[T]:
+    def submit(self, work: Work[T]) -> Future[T]:
         if self._committer is not None:
-            return self._committer.submit(work, lazy=lazy)
+            return self._committer.submit(work)
         future: Future[T] = Future()
         try:
             future.set_result(self._commit([work])[0])
@@ -139,7 +148,7 @@ class SqliteDatabase(Database):
         return self.write(work)
 
     @contextmanager
-    def read(self) -> Generator[Cursor]:
+    def _read(self) -> Generator[Cursor]:
         with self._reading, closing(self._reader.cursor()) as cursor:
             try:
                 cursor.execute("BEGIN")  # all that is read is of one moment
@@ -168,6 +177,7 @@ class SqliteDatabase(Database):
         return [] if found == ["ok"] else found
 
     def close(self) -> None:
+        super().close()
         if self._committer is not None:
             self._committer.close()
         with self._writing, self._reading:

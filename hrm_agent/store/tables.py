@@ -35,10 +35,10 @@ CREATE TABLE IF NOT EXISTS checkpoints (
 );
 CREATE INDEX IF NOT EXISTS checkpoints_run ON checkpoints (run_id) WHERE run_id IS NOT NULL;
 CREATE TABLE IF NOT EXISTS writes (
-    seq {serial}, thread_id TEXT NOT NULL, ns TEXT NOT NULL, checkpoint_id TEXT NOT NULL, task_id TEXT NOT NULL,
+    thread_id TEXT NOT NULL, ns TEXT NOT NULL, checkpoint_id TEXT NOT NULL, task_id TEXT NOT NULL,
     slot {integer} NOT NULL, task_path TEXT NOT NULL, data {bytes} NOT NULL,
-    UNIQUE (thread_id, ns, checkpoint_id, task_id, slot)
-);
+    PRIMARY KEY (thread_id, ns, checkpoint_id, task_id, slot)
+) {clustered};
 CREATE TABLE IF NOT EXISTS calls (
     seq {serial}, id TEXT NOT NULL UNIQUE, thread_id TEXT NOT NULL, task_id TEXT NOT NULL, checkpoint_id TEXT NOT NULL,
     parent TEXT, seed {integer}, record {bytes} NOT NULL
@@ -64,5 +64,6 @@ CREATE TABLE IF NOT EXISTS leases (
 
 
 def schema(**types: str) -> list[str]:
-    """The statements that make the tables. `types`: `serial`, `bytes`, `integer`, `real`, and `binary`, a collation."""
+    """The statements that make the tables. `types`: `serial`, `bytes`, `integer`, `real`, `binary`, a collation,
+    and `clustered`, for a table that is its own index."""
     return [statement.strip() for statement in _TABLES.format(**types).split(";") if statement.strip()]

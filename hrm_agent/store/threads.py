@@ -61,7 +61,7 @@ def copy_rows(
                     _moved(cipher, metadata, (source, ns, id_, "metadata"), (target, ns, id_, "metadata")),
                 ),
             )
-    query = "SELECT ns, checkpoint_id, task_id, slot, task_path, data FROM writes WHERE thread_id = ? ORDER BY seq"
+    query = "SELECT ns, checkpoint_id, task_id, slot, task_path, data FROM writes WHERE thread_id = ?"
     for ns, id_, task, slot, task_path, data in cursor.execute(query, (source,)).fetchall():
         if (kept is None or (ns, id_) in kept) and (ns, id_) not in silent:
             place = (ns, id_, task, str(slot))
