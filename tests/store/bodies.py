@@ -1,0 +1,47 @@
+"""Both bodies of the store from behind: statements and bytes past the store itself, as an intruder has them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+__all__ = ["execute", "is_file", "stored_bytes"]
+
+
+def is_file(url: str) -> bool:
+    return url.startswith("sqlite:")
+
+
+def execute(url: str, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    """Run one statement (placeholders `?`) in the database of a store that may be open; its rows."""
+    if is_file(url):
+        with closing(sqlite3.connect(_path(url), timeout=30, isolation_level=None)) as connection:
+            return connection.execute(statement, values).fetchall()
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        cursor = connection.execute(statement.replace("?", "%s").encode(), values)
+        return [tuple(map(_plain, row)) for row in cursor.fetchall()] if cursor.description else []
+
+
+def stored_bytes(url: str) -> bytes:
+    """All that a store keeps: every field of every table, and the bytes of a file and of the files beside it."""
+    tables = "SELECT name FROM sqlite_master WHERE type = 'table'"
+    if not is_file(url):
+        tables = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
+    rows = [row for (table,) in execute(url, tables) for row in execute(url, f'SELECT * FROM "{table}"')]
+    fields = [field if isinstance(field, bytes) else str(field).encode() for row in rows for field in row]
+    folder, name = (_path(url).parent, _path(url).name) if is_file(url) else (Path(), "")
+    files = [path.read_bytes() for path in folder.glob(f"{name}*")] if name else []
+    return b"\x00".join([*fields, *files])
+
+
+def _path(url: str) -> Path:
+    return Path(url.removeprefix("sqlite:///").partition("?")[0])
+
+
+def _plain(field: Any) -> Any:
+    return bytes(field) if isinstance(field, memoryview) else field
