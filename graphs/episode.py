@@ -11,6 +11,7 @@ A graph needs nothing special. It is given the task as a human message in `messa
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,6 +34,7 @@ from hrm_agent.models.stand_in import standing_in
 from hrm_agent.store import RunStore
 from hrm_agent.tools.foreign import record_foreign_tools
 from hrm_agent.trajectory import (
+    Journal,
     Recording,
     RunStatus,
     Sampling,
@@ -43,11 +45,13 @@ from hrm_agent.trajectory import (
     recording,
 )
 
-__all__ = ["NO_ANSWER", "Episode", "EpisodeRunner", "OnUpdate", "run_context"]
+__all__ = ["CONTEXT", "NO_ANSWER", "Episode", "EpisodeRunner", "OnUpdate", "run_context"]
 
 OnUpdate = Callable[[tuple[str, ...], dict[str, Any]], None]
 """Called with each node's update as it happens: the names of the enclosing subgraphs' nodes, and `{node: update}`."""
 
+CONTEXT = "hrm_agent_context"
+"""Key in the metadata of checkpoints: the run context as JSON, since LangGraph stores none and a replay needs it."""
 NO_ANSWER: Any = object()
 """None may be an answer."""
 _INPUTS = ("problem", "question", "task", "input")
@@ -97,6 +101,8 @@ class EpisodeRunner:
     """LangGraph's steps; the graph's own budgets should end it long before."""
     stand_in: bool = False
     """The policy answers for chat models that the graph holds itself (`hrm_agent.models.stand_in`)."""
+    record: Callable[[Journal, int | None], Recording] = Recording
+    """Opens the recording of an episode, over the journal and with the base of its seeds."""
 
     async def run(self, episode: Episode, on_update: OnUpdate | None = None, *, answer: Any = NO_ANSWER) -> Trajectory:
         """Run, resume or read back an episode; returns its trajectory with all calls.
@@ -148,8 +154,10 @@ class EpisodeRunner:
             yield
 
     def _config(self, episode: Episode) -> RunnableConfig:
+        context = {CONTEXT: json.dumps(dict(episode.context), default=str)} if episode.context else {}
         return {
             "configurable": {"thread_id": episode.thread_id},
+            "metadata": context,
             "recursion_limit": self.recursion_limit,
         }
 

@@ -62,11 +62,12 @@ class _Question:
         identity = graph_identity(metadata, str(uuid4()))
         asked = plain({name: value for name, value in options.items() if name not in _TRACED and value is not None})
         request_hash = content_hash(context_of(messages), asked, self._model)
-        claimed = recording.claim(identity, request_hash, messages)
+        tools: Sequence[Any] = asked.get("tools") or ()
+        claimed = recording.claim(identity, request_hash, messages, tools)
         self.recorded = AIMessage.model_validate(claimed.response) if isinstance(claimed, Call) else None
         if isinstance(claimed, int):
             sampling = _sampling(model, options)
-            self._turn = Turn(identity, claimed, request_hash, messages, asked.get("tools") or (), sampling)
+            self._turn = Turn(identity, claimed, request_hash, messages, tools, sampling)
 
     def close(self, answer: BaseMessage) -> AIMessage:
         """Commit the record; the answer as it will be given back."""
@@ -128,7 +129,14 @@ def _answering_async(entry: Any) -> Any:
 
 def _streaming(entry: Any) -> Any:
     @functools.wraps(entry)
-    def stream(self: Any, input: Any, config: Any = None, *, stop: Any = None, **options: Any) -> Iterator[Any]:
+    def stream(
+        self: Any,
+        input: Any,  # noqa: A002  # its name is part of the interface
+        config: Any = None,
+        *,
+        stop: Any = None,
+        **options: Any,
+    ) -> Iterator[Any]:
         question = None
         if self._should_stream(async_api=False, **{**options, "stream": True}):  # else it is answered as a whole
             messages = self._convert_input(input).to_messages()
@@ -151,7 +159,12 @@ def _streaming(entry: Any) -> Any:
 def _streaming_async(entry: Any) -> Any:
     @functools.wraps(entry)
     async def stream(
-        self: Any, input: Any, config: Any = None, *, stop: Any = None, **options: Any
+        self: Any,
+        input: Any,  # noqa: A002  # its name is part of the interface
+        config: Any = None,
+        *,
+        stop: Any = None,
+        **options: Any,
     ) -> AsyncIterator[Any]:
         question = None
         if self._should_stream(async_api=True, **{**options, "stream": True}):
@@ -212,7 +225,8 @@ def _as_chunk(message: AIMessage) -> AIMessageChunk:
     calls = [tool_call_chunk(name=c["name"], args=json.dumps(c["args"]), id=c["id"]) for c in message.tool_calls]
     broken = [tool_call_chunk(name=c["name"], args=c["args"], id=c["id"]) for c in message.invalid_tool_calls]
     kept = message.model_dump(exclude={"type", "tool_calls", "invalid_tool_calls"})
-    chunks = [{**chunk, "index": index} for index, chunk in enumerate([*calls, *broken])]
+    for index, chunk in enumerate(chunks := [*calls, *broken]):
+        chunk["index"] = index
     return AIMessageChunk(**kept, tool_call_chunks=chunks, chunk_position="last")
 
 

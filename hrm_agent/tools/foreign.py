@@ -16,6 +16,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
@@ -86,7 +87,7 @@ def _running_async(entry: Any) -> Any:
         recording, call = _call(self, tool_input, options)
         if recording is None or call is None:
             return await entry(self, tool_input, *args, **options)
-        while not hold(recording, call):
+        while not hold(recording, call):  # noqa: ASYNC110  # the other call may be another event loop's
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
         with held(recording, call):
             run = _Run(recording, call)
@@ -144,7 +145,9 @@ class _Run:
     def __enter__(self) -> None:
         self._clock = time.perf_counter()
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error is None:
             output = self.output
             failed = isinstance(output, ToolMessage) and output.status == "error"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import sys
+from contextlib import suppress
 from typing import Any
 
 from langchain_core.messages import ToolMessage
@@ -27,11 +28,10 @@ def pack(value: Any) -> dict[str, Any]:
             return {"message": dumped}
     try:
         kind, data = _serializer.dumps_typed(value)
-        if _same(_serializer.loads_typed((kind, data)), value):
-            return {"packed": [kind, base64.b64encode(data).decode("ascii")]}
+        kept = _same(_serializer.loads_typed((kind, data)), value)
     except Exception:  # whatever a foreign object does when it is serialised
-        pass
-    return {"lost": type(value).__qualname__}
+        return {"lost": type(value).__qualname__}
+    return {"packed": [kind, base64.b64encode(data).decode("ascii")]} if kept else {"lost": type(value).__qualname__}
 
 
 def pack_error(error: Exception) -> dict[str, Any]:
@@ -58,10 +58,8 @@ def raised(output: dict[str, Any]) -> Exception:
     said = output["raised"]
     kind: Any = getattr(sys.modules.get(said["module"]), said["type"], None)
     if isinstance(kind, type) and issubclass(kind, Exception):
-        try:
+        with suppress(Exception):  # its constructor wants more than a message
             return kind(said["message"])
-        except Exception:  # its constructor wants more than a message
-            pass
     return RuntimeError(f"{said['type']}: {said['message']}")
 
 

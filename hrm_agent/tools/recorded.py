@@ -73,7 +73,7 @@ async def record_tool_call(
     """
     identity = graph_identity(config.get("metadata"), run_id=tool_call_id)
     started, recording = new_tool_call(identity, tool_call_id, name, arguments, key), active_recording()
-    while not hold(recording, started):
+    while not hold(recording, started):  # noqa: ASYNC110  # the other call may be another event loop's
         await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
     with held(recording, started):
         begun = begin_tool_call(recording, started)

@@ -1,0 +1,119 @@
+"""Where in a run a task stood, without the ids that LangGraph draws anew in each run.
+
+A task's id is a hash of the checkpoint that its step started from, of its namespace and step, and of what made it: the
+number of a `Send`, or the triggers of a node. LangGraph finds the writes of stored threads by these ids, so that they
+cannot change from one version of it to the next; hashing the candidates again tells which one a task was. The
+checkpoints of the graphs around a subgraph stand in the metadata of its own. So two runs of one graph agree on the
+place of each task, at every depth, even where parallel branches ask the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import xxhash
+from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
+from langgraph.pregel import Pregel
+
+from hrm_agent.trajectory import GraphIdentity
+
+__all__ = ["Level", "Place", "Places", "bare"]
+
+_SENDS = "__pregel_tasks"
+_PUSH, _PULL = "__pregel_push", "__pregel_pull"
+
+
+class Level(NamedTuple):
+    """A task within its own graph."""
+
+    step: int
+    node: str
+    index: str
+    """Number of the `Send` that made it; empty for a node that its edges trigger."""
+
+
+Place = tuple[Level, ...]
+"""A task, the outermost graph's first."""
+
+
+def bare(place: Place) -> tuple[tuple[str, str], ...]:
+    """A place without its steps: it stays the same when a node is added before it."""
+    return tuple((level.node, level.index) for level in place)
+
+
+class Places:
+    """The places of the tasks of one thread."""
+
+    def __init__(self, saver: BaseCheckpointSaver[Any], thread_id: str, graph: Pregel[Any, Any, Any, Any]) -> None:
+        self._saver, self._thread_id = saver, thread_id
+        subgraphs = [graph, *(found for _, found in graph.get_subgraphs(recurse=True) if isinstance(found, Pregel))]
+        self._triggers = {
+            (name, tuple(sorted(node.triggers))) for found in subgraphs for name, node in found.nodes.items()
+        }
+        self._checkpoints: dict[tuple[str, str], CheckpointTuple | None] = {}
+
+    def of(self, identity: GraphIdentity) -> Place:
+        """Where a call was made."""
+        namespace, _, own = identity.checkpoint_ns.rpartition("|")
+        step, _, rest = identity.path.partition("/")
+        way = rest.partition("/")[2]
+        index = way.removeprefix(f"{_PUSH}/").removesuffix("/False") if way.startswith(_PUSH) else ""
+        around = self._around(namespace, identity.checkpoint_id, identity.root_checkpoint_id)
+        return (*around, Level(int(step or 0), own.partition(":")[0], index))
+
+    def of_write(self, namespace: str, checkpoint_id: str, task_id: str) -> Place:
+        """Where the task stands that wrote to a checkpoint."""
+        step = self._step(namespace, checkpoint_id)
+        node, index = self._made_by(namespace, checkpoint_id, task_id, "")
+        return (*self._around(namespace, checkpoint_id, ""), Level(step, node, index))
+
+    def _around(self, namespace: str, checkpoint_id: str, root: str) -> Iterator[Level]:
+        """The tasks around a graph, from its namespace `node:task|node:task`; a bare number counts repeated runs."""
+        found = self._checkpoint(namespace, checkpoint_id)
+        parents: Mapping[str, str] = found.metadata.get("parents", {}) if found else {}
+        parts = namespace.split("|") if namespace else []
+        for depth, part in enumerate(parts):
+            outer = "|".join(parts[:depth])
+            started = parents.get(outer) or (root if not outer else "")
+            node, colon, task_id = part.partition(":")
+            if not colon:
+                yield Level(0, node, "")
+            else:
+                index = self._made_by(outer, started, task_id, node)[1]
+                yield Level(self._step(outer, started), node, index)
+
+    def _made_by(self, namespace: str, checkpoint_id: str, task_id: str, node: str) -> tuple[str, str]:
+        """Node and `Send` of a task; `node` is the name where it is known. Unknown parts stay empty."""
+        found = self._checkpoint(namespace, checkpoint_id)
+        if found is None:
+            return node, ""
+        step = self._step(namespace, checkpoint_id)
+        sends: Any = found.checkpoint["channel_values"].get(_SENDS) or ()
+        for index, send in enumerate(sends):
+            if _task_id(checkpoint_id, namespace, step, send.node, _PUSH, str(index)) == task_id:
+                return send.node, str(index)
+        for name, triggers in self._triggers if not node else ():
+            if _task_id(checkpoint_id, namespace, step, name, _PULL, *triggers) == task_id:
+                return name, ""
+        return node, ""
+
+    def _step(self, namespace: str, checkpoint_id: str) -> int:
+        """Number of the step that starts from a checkpoint."""
+        found = self._checkpoint(namespace, checkpoint_id)
+        return found.metadata.get("step", -1) + 1 if found else 0
+
+    def _checkpoint(self, namespace: str, checkpoint_id: str) -> CheckpointTuple | None:
+        key = (namespace, checkpoint_id)
+        if checkpoint_id and self._checkpoints.get(key) is None:
+            where = {"thread_id": self._thread_id, "checkpoint_ns": namespace, "checkpoint_id": checkpoint_id}
+            self._checkpoints[key] = self._saver.get_tuple({"configurable": where})
+        return self._checkpoints.get(key)
+
+
+def _task_id(checkpoint_id: str, namespace: str, step: int, node: str, *made_by: str) -> str:
+    """LangGraph's id of a task."""
+    own = f"{namespace}|{node}" if namespace else node
+    parts = "".join((own, str(step), node, *made_by))
+    digest = xxhash.xxh3_128_hexdigest(bytes.fromhex(checkpoint_id.replace("-", "")) + parts.encode())
+    return f"{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:]}"

@@ -1,0 +1,78 @@
+"""The memory that a replay runs on: a checkpointer that begins with one stored checkpoint, and stops where it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata, CheckpointTuple
+from langgraph.checkpoint.memory import InMemorySaver
+from langchain_core.runnables import RunnableConfig
+from langgraph.types import Interrupt
+
+from hrm_agent.store import StoreSaver
+
+__all__ = ["Reached", "Scratch"]
+
+_RESUME, _INTERRUPT = "__resume__", "__interrupt__"
+
+
+class Reached(Exception):  # noqa: N818  # no error: the end of what was to be played
+    """The graph has come to the step that it was to stop after."""
+
+
+class Scratch(InMemorySaver):
+    """Holds a thread from a stored checkpoint on. Numbers versions as the store does: old and new are compared."""
+
+    def __init__(self, store: StoreSaver, start: CheckpointTuple, stop_at: int | None) -> None:
+        super().__init__(serde=store.serde)
+        self._store, self._stop_at = store, None
+        self._thread = {"thread_id": str(start.config["configurable"]["thread_id"]), "checkpoint_ns": ""}  # pyright: ignore[reportTypedDictNotRequiredAccess]
+        self.put({"configurable": self._thread}, start.checkpoint, start.metadata, start.checkpoint["channel_versions"])
+        self._stop_at = stop_at
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        saved = super().put(config, checkpoint, metadata, new_versions)
+        outermost = not config.get("configurable", {}).get("checkpoint_ns")
+        if outermost and self._stop_at is not None and metadata.get("step", -1) >= self._stop_at:
+            raise Reached
+        return saved
+
+    def get_next_version(self, current: Any, channel: None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self._store.get_next_version(current, channel)
+
+    @property
+    def head(self) -> CheckpointTuple:
+        """The newest checkpoint of the outermost graph."""
+        found = self.get_tuple({"configurable": self._thread})
+        assert found is not None, "it begins with one"
+        return found
+
+    def at(self, step: int) -> CheckpointTuple | None:
+        """The newest checkpoint of the outermost graph that a step led to."""
+        return next((found for found in self.list({"configurable": self._thread}, filter={"step": step})), None)
+
+    def questions(self) -> Iterator[tuple[str, str, str, Interrupt, int]]:
+        """Namespace, checkpoint and task of each `interrupt()` that waits, and how many that task had answered.
+
+        A subgraph's question stands on every level around it too; it is answered where it was asked.
+        """
+        innermost: dict[str, tuple[str, str, str, Interrupt, int]] = {}
+        for namespace in self.storage[self._thread["thread_id"]]:
+            newest = self.get_tuple({"configurable": {**self._thread, "checkpoint_ns": namespace}})
+            writes = (newest.pending_writes or ()) if newest is not None else ()
+            for task, channel, asked in writes:
+                if newest is None or channel != _INTERRUPT:
+                    continue
+                answered = next((value for t, c, value in writes if (t, c) == (task, _RESUME)), [])
+                for question in asked:
+                    known = innermost.get(question.id)
+                    if known is None or len(known[0]) < len(namespace):
+                        innermost[question.id] = (namespace, newest.checkpoint["id"], task, question, len(answered))
+        yield from innermost.values()
