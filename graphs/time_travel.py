@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count as numbers
 from typing import Any
 
-from graphs.difference import Difference, difference
+from graphs.difference import Change, Difference, Side, difference
 from graphs.edits import Edit, edited_channels, write_edit
 from graphs.episode import Episode, EpisodeRunner, run_context
 from graphs.history import Graph, history, trajectory_id_of
@@ -34,12 +34,14 @@ from hrm_agent.trajectory import ForkRef, TaskRef, Trajectory, derive_seed
 
 __all__ = [
     "Branch",
+    "Change",
     "Difference",
     "Edit",
     "History",
     "Moment",
     "Question",
     "Selector",
+    "Side",
     "Step",
     "Subgraph",
     "difference",

@@ -132,9 +132,11 @@ def _toml_value(text: str) -> Any:
         return text
 
 
-def config_from(arguments: Arguments, model: type[Config], command: str) -> Config:
-    """The configuration of a command: its defaults, then the file, then the flags."""
-    values = read_config_file(arguments.config, command) if arguments.config else {}
+def config_from(
+    arguments: Arguments, model: type[Config], command: str, base: Mapping[str, Any] | None = None
+) -> Config:
+    """The configuration of a command: its defaults (and `base`), then the file, then the flags."""
+    values = {**(base or {}), **(read_config_file(arguments.config, command) if arguments.config else {})}
     build_config(model, values, str(arguments.config))  # a mistake in the file is told as one of the file
     given: dict[str, Any] = {}
     for dest, value in vars(arguments).items():

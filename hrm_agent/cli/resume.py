@@ -1,12 +1,17 @@
-"""`hrm-agent resume`: goes on with a run folder, or with one thread of a store, as it was started."""
+"""`hrm-agent resume`: goes on with a run folder, or with one thread of a store, as it was started.
+
+A thread that waits with a question is given its answer; --at goes on from an earlier moment, on a thread of its own.
+"""
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from graphs.episode import NO_ANSWER
 from hrm_agent.cli.arguments import Parser
 from hrm_agent.cli.output import Output
 from hrm_agent.cli.source import DEFAULT_STORE, existing_store, run_folder
@@ -22,11 +27,33 @@ def run(words: list[str]) -> int:
     parser = Parser("resume", "Go on with an interrupted run as it was started; what is on record is not run again.")
     parser.add_argument("run", help="a run folder, or the id of a thread of --store")
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"store of the thread [{DEFAULT_STORE}]")
+    parser.add_argument("--at", metavar="MOMENT", help="from an earlier moment of the thread, on a new one (a fork)")
+    parser.add_argument(
+        "--answer",
+        nargs="?",
+        const=None,
+        default=NO_ANSWER,
+        metavar="VALUE",
+        help="what a question that waits is answered with, as JSON or text; without a value: pass a breakpoint",
+    )
     arguments = parser.read(words)
     output, folder = Output(as_json=arguments.json), run_folder(Path(arguments.run), "")
-    if folder.is_dir():
+    answer = _value(arguments.answer)
+    if arguments.at is not None:
+        return _from_moment(arguments.run, arguments.at, arguments.store, output, answer)
+    if folder.is_dir() and answer is NO_ANSWER:
         return _COMMANDS[_command(folder)](folder, output)
-    return _thread(arguments.run, arguments.store, output)
+    return _thread(arguments.run, arguments.store, output, answer)
+
+
+def _value(text: Any) -> Any:
+    """JSON where it is JSON, else the text itself."""
+    if not isinstance(text, str):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _command(folder: Path) -> str:
@@ -79,16 +106,30 @@ def _demo(folder: Path, output: Output) -> int:
 _COMMANDS: dict[str, Resume] = {"demo": _demo, "collect": _collect, "eval": _eval, "train rl": _train_rl}
 
 
-def _thread(thread: str, where: str, output: Output) -> int:
-    from hrm_agent.cli.run import RunConfig, config_folder, run_task
+def _thread(thread: str, where: str, output: Output, answer: Any) -> int:
+    from hrm_agent.cli.run import RunConfig, config_folder, known_config, run_task
 
     with existing_store(where) as store:
         trajectory = store.journal.trajectory(thread)
-        folder = config_folder(store, trajectory.id)
-    if not (folder / CONFIG_FILE).exists():
+        kept = (config_folder(store, trajectory.id) / CONFIG_FILE).exists()
+        values = known_config(store, trajectory)
+    if not kept and answer is NO_ANSWER:
         raise RunError(
             f"Thread {thread!r} belongs to the run {trajectory.run_id!r}, which `hrm-agent run` did not start.",
             f"Resume the whole run: `hrm-agent resume {Path(where).parent if Path(where).is_file() else where}`.",
         )
-    config = build_config(RunConfig, _values(folder, "run"), str(folder / CONFIG_FILE))
-    return run_task(config, trajectory.task.prompt, trajectory.thread_id, where, output)
+    config = build_config(RunConfig, values, f"of thread {thread!r}")
+    return run_task(config, trajectory.task.prompt, trajectory.thread_id, where, output, answer=answer)
+
+
+def _from_moment(thread: str, at: str, where: str, output: Output, answer: Any) -> int:
+    from graphs.time_travel import Edit
+    from hrm_agent.cli.fork import fork_thread, run_forks
+    from hrm_agent.cli.run import RunConfig, conclude, known_config
+
+    with existing_store(where) as store:
+        known = store.journal.trajectory(thread)
+        config = build_config(RunConfig, known_config(store, known), f"of thread {thread!r}")
+        episodes = fork_thread(store, thread, at, config, edit=Edit())
+        (trajectory,) = run_forks(store, config, episodes, output, answer)
+    return conclude(output, trajectory, where)

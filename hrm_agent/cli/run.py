@@ -10,27 +10,30 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from pydantic import BaseModel, ConfigDict, Field
 
-from graphs.episode import Episode, EpisodeRunner
+from graphs.episode import NO_ANSWER, Episode, EpisodeRunner
 from hrm_agent.cli.arguments import Parser, add_config, config_from, print_config
 from hrm_agent.cli.output import Output
 from hrm_agent.cli.rendering import code_of
 from hrm_agent.cli.source import DEFAULT_STORE
-from hrm_agent.config import compare_on_resume, save_config
+from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, compare_on_resume, read_config_file, save_config
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.errors import RunError
 from hrm_agent.files import alone_in
 from hrm_agent.models import DEFAULT_POLICY, Backend, invalid_tool_calls, load_policy
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.trajectory import RunStatus, Sampling, TaskRef, Trajectory
+from hrm_agent.trajectory import RunStatus, Sampling, StopReason, TaskRef, Trajectory
+from training.tasks import verifier_of
 
-__all__ = ["Printer", "RunConfig", "config_folder", "run", "run_task"]
+__all__ = ["Printer", "RunConfig", "conclude", "config_folder", "known_config", "run", "run_task", "runner_for"]
 
 
 class RunConfig(BaseModel):
@@ -81,26 +84,29 @@ def config_folder(store: RunStore, trajectory_id: str) -> Path:
     return store.folder / "threads" / trajectory_id
 
 
-def run_task(config: RunConfig, text: str, thread: str, where: str, output: Output) -> int:
-    """Start or go on with `thread`."""
-    task = TaskRef(id=thread, family="command", prompt=text)
-    episode = Episode(task, thread, graph=config.graph, seed=config.seed, context=config.context)
+def run_task(config: RunConfig, text: str, thread: str, where: str, output: Output, *, answer: Any = NO_ANSWER) -> int:
+    """Start or go on with `thread`; `answer` is for the question that it waits with."""
     with open_store(where) as store:
-        _refuse_another_task(store, episode)
+        known = store.journal.find_trajectory(thread)
+        task = known.task if known else TaskRef(id=thread, family="command", prompt=text)
+        _refuse_another_task(thread, task, text)
+        verify = verifier_of(task)
+        episode = Episode(task, thread, graph=config.graph, seed=config.seed, context=config.context, verify=verify)
         folder = config_folder(store, episode.trajectory_id)
         compare_on_resume(config, "run", folder, free=frozenset({"weak_isolation"}))
         backend = load_policy(config.policy)
-        with alone_in(folder):
+        with alone_in(folder), runner_for(config, store, backend) as runner:
             save_config(config, "run", folder)
-            trajectory = _run(config, episode, store, backend, output)
-    _conclude(output, trajectory, where)
-    return 1 if trajectory.status is RunStatus.FAILED else 0
+            trajectory = asyncio.run(runner.run(episode, Printer(output).update, answer=answer))
+    return conclude(output, trajectory, where)
 
 
-def _run(config: RunConfig, episode: Episode, store: RunStore, backend: Backend, output: Output) -> Trajectory:
+@contextmanager
+def runner_for(config: RunConfig, store: RunStore, backend: Backend) -> Generator[EpisodeRunner]:
+    """What runs an episode as `config` says, with a sandbox of its own."""
     environment = LocalEnvironment(allow_weak_isolation=config.weak_isolation)
     try:
-        runner = EpisodeRunner(
+        yield EpisodeRunner(
             store,
             backend,
             config.policy,
@@ -109,16 +115,30 @@ def _run(config: RunConfig, episode: Episode, store: RunStore, backend: Backend,
             recursion_limit=config.recursion_limit,
             stand_in=config.stand_in,
         )
-        return asyncio.run(runner.run(episode, Printer(output).update))
     finally:
         environment.shutdown()
 
 
-def _refuse_another_task(store: RunStore, episode: Episode) -> None:
-    known = store.journal.find_trajectory(episode.trajectory_id)
-    if known is not None and known.task.prompt != episode.task.prompt:
+def known_config(store: RunStore, trajectory: Trajectory | None) -> dict[str, Any]:
+    """Options that a thread was run with: its own, those of the run in whose folder it lies, or as its record says."""
+    if trajectory is None:
+        return {}
+    own = config_folder(store, trajectory.id) / CONFIG_FILE
+    if own.exists():
+        return read_config_file(own, "run")
+    said = {"graph": trajectory.graph, "policy": trajectory.policy}
+    of_run = store.folder / CONFIG_FILE
+    if trajectory.run_id and of_run.exists():
+        command = str(tomllib.loads(of_run.read_text(encoding="utf-8")).get(COMMAND_KEY))
+        values = read_config_file(of_run, command)
+        said |= {key: value for key, value in values.items() if key in RunConfig.model_fields and key != "policy"}
+    return said
+
+
+def _refuse_another_task(thread: str, known: TaskRef, text: str) -> None:
+    if known.prompt != text:
         raise RunError(
-            f"Thread {episode.thread_id!r} is on record with another task: {known.task.prompt!r}.",
+            f"Thread {thread!r} is on record with another task: {known.prompt!r}.",
             "Leave out --thread for a new one.",
         )
 
@@ -182,11 +202,15 @@ def _indented(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.strip().splitlines())
 
 
-def _conclude(output: Output, trajectory: Trajectory, where: str) -> None:
+def conclude(output: Output, trajectory: Trajectory, where: str) -> int:
+    """Say how a run ended; the exit code."""
     output.result({"event": "end", **trajectory.model_dump(mode="json", exclude={"calls", "tool_calls"})})
     reason = trajectory.stop_reason.value if trajectory.stop_reason else ""
     output.say(f"\n{trajectory.status.value} ({reason})", style="bold")
     output.say(trajectory.error or trajectory.answer or "no answer")
     output.say(f"\nthread {trajectory.thread_id}, {trajectory.sampled_tokens} tokens sampled. Next:")
+    if trajectory.stop_reason is StopReason.INTERRUPT:
+        output.say(f"  hrm-agent resume {trajectory.thread_id} --answer VALUE --store {where}")
     output.say(f"  hrm-agent show {trajectory.id} --store {where}")
     output.say(f"  hrm-agent history {trajectory.thread_id} --store {where}")
+    return 1 if trajectory.status is RunStatus.FAILED else 0

@@ -25,12 +25,11 @@ def test_a_run_shows_each_step_and_is_on_record(scripted: str, hrm: Command, tmp
     assert places == sorted(places)
     assert "completed (answer)" in done.out
     assert (tmp_path / "runs" / "store.db").exists()
-    shown = hrm("history", "t1").out
-    assert "Thread t1, newest checkpoint first" in shown
-    rows = hrm("history", "t1", "--json").json
+    assert "Thread t1, newest moment first" in hrm("history", "t1", "--flat").out
+    rows = hrm("history", "t1", "--flat", "--json").json
     assert [row["step"] for row in rows] == [3, 2, 1, 0, -1]
-    assert [row["model calls"] for row in rows] == [0, 1, 0, 1, 0]
-    assert [row["tool calls"] for row in rows] == [0, 0, 1, 0, 0]
+    assert [row["model calls"] for row in rows] == [1, 0, 1, 0, 0]
+    assert [row["tool calls"] for row in rows] == [0, 1, 0, 0, 0]
     assert all(earlier["checkpoint"] == later["parent"] for later, earlier in pairwise(rows))
     assert hrm("lint", "runs").code == 0
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from hrm_agent.errors import TaskError, nearest
-from training.tasks.base import Task
+from hrm_agent.errors import HrmError, TaskError, nearest
+from hrm_agent.trajectory import TaskRef
+from training.tasks.base import Task, Verifier
 from training.tasks.jsonl import load_jsonl
 from training.tasks.reasoning_gym import load_reasoning_gym
+from training.tasks.verify import exact_verifier
 
-__all__ = ["FAMILIES", "load_tasks"]
+__all__ = ["FAMILIES", "load_tasks", "verifier_of"]
 
 _WORD_PROBLEM_SPLITS: dict[str, Literal["train", "eval"]] = {"train": "train", "eval": "eval"}
 
@@ -52,3 +54,21 @@ def load_tasks(spec: str, *, split: str, seed: int, count: int | None = None) ->
     if count is not None and count < 0:
         raise TaskError(f"{count} tasks were asked for.", "Ask for 0 or more.")
     return family(rest, split=split, seed=seed, count=count)
+
+
+def verifier_of(task: TaskRef) -> Verifier | None:
+    """The verifier of a task on record; None where its family has none, or can no longer be asked for it."""
+    name = task.family.partition(":")[0]
+    if name == "reasoning_gym":
+        return _from_its_generator(task)
+    return exact_verifier(task.answer) if name in FAMILIES and task.answer is not None else None
+
+
+def _from_its_generator(task: TaskRef) -> Verifier | None:
+    """reasoning-gym scores an answer with what it generated: it is generated again."""
+    _, split, seed, index = task.id.rsplit(":", 3)
+    try:
+        tasks = load_tasks(task.family, split=split, seed=int(seed), count=int(index) + 1)
+    except HrmError:
+        return None
+    return tasks[-1].verify if tasks[-1].prompt == task.prompt else None
