@@ -22,7 +22,7 @@ from hrm_agent.store.database import Cursor, placeholders
 from hrm_agent.store.rows import read_manifest
 from hrm_agent.store.run_store import RunStore
 from hrm_agent.store.threads import delete_threads
-from hrm_agent.store.values import hash_of, references
+from hrm_agent.store.values import LIST, hash_of, references
 from hrm_agent.trajectory import RunStatus, Trajectory
 from hrm_agent.trajectory.lint import lint
 
@@ -307,7 +307,7 @@ def _children(store: RunStore, cursor: Cursor, hashes: set[bytes]) -> set[bytes]
     listed = sorted(hashes)
     for start in range(0, len(listed), _AT_ONCE):
         some = listed[start : start + _AT_ONCE]
-        query = f"SELECT hash, kind, data FROM blobs WHERE kind >= 4 AND hash IN ({placeholders(len(some))})"
+        query = f"SELECT hash, kind, data FROM blobs WHERE kind >= {LIST} AND hash IN ({placeholders(len(some))})"
         for hash_, kind, data in cursor.execute(query, some).fetchall():
             found.update(references(int(kind), store.blobs.cipher.open(data, "blob", bytes(hash_))))
     return found

@@ -131,22 +131,25 @@ class StoreJournal:
         return max(found, key=lambda call: call.status is ToolStatus.OK, default=None)
 
     def write_tool_call(self, tool_call: ToolCall) -> None:
+        self._database.write(lambda cursor: self.insert_tool_call(cursor, tool_call))
+
+    def insert_tool_call(self, cursor: Cursor, tool_call: ToolCall) -> None:
+        """The same as part of another transaction."""
         identity, key = tool_call.identity, tool_call.idempotency_key
-        row = (
-            tool_call.id,
-            identity.thread_id,
-            identity.root_checkpoint_id or identity.checkpoint_id,
-            self._hash(tool_call.name, tool_call.arguments),
-            None if key is None else self._hash("key", key),
-            self._cipher.seal(tool_call.model_dump_json().encode(), "tool", tool_call.id),
+        cursor.execute(
+            "INSERT INTO tool_calls (id, thread_id, checkpoint_id, arguments_hash, key_hash, record) "
+            "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET record = excluded.record",
+            (
+                *(tool_call.id, identity.thread_id, identity.root_checkpoint_id or identity.checkpoint_id),
+                self._hash(tool_call.name, tool_call.arguments),
+                None if key is None else self._hash("key", key),
+                self._cipher.seal(tool_call.model_dump_json().encode(), "tool", tool_call.id),
+            ),
         )
-        self._database.write(
-            lambda cursor: cursor.execute(
-                "INSERT INTO tool_calls (id, thread_id, checkpoint_id, arguments_hash, key_hash, record) "
-                "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET record = excluded.record",
-                row,
-            )
-        )
+
+    def tool_calls(self) -> list[ToolCall]:
+        """All tool calls of the store, in the order in which they were started."""
+        return self._tool_calls("1 = 1", ())
 
     def _hash(self, *parts: Any) -> str:
         """Of what is looked up by its content. In an encrypted store it betrays nothing."""

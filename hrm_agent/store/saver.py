@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import lru_cache
 from typing import Any, TypeVar, cast
@@ -207,6 +207,20 @@ class StoreSaver(BaseCheckpointSaver[Any]):
             stored = cursor.execute(f"SELECT data FROM writes WHERE {where}", key).fetchone()[0]
             merged = merged_writes(cipher.open(stored, *place), given)
             cursor.execute(f"UPDATE writes SET data = ? WHERE {where}", (cipher.seal(merged, *place), *key))
+
+    def adopt(self, found: CheckpointTuple, task_paths: Mapping[str, str]) -> None:
+        """Store a checkpoint of another saver with its pending writes, on whichever branch of its thread it lies."""
+        place = place_of(found.config)
+        parent = place_of(found.parent_config).checkpoint_id if found.parent_config else None
+        if parent is not None:
+            self._choose(place.thread_id, parent)
+        before: RunnableConfig = {"configurable": {**found.config.get("configurable", {}), "checkpoint_id": parent}}
+        self.put(before, found.checkpoint, found.metadata, found.checkpoint["channel_versions"])
+        by_task: dict[str, list[tuple[str, Any]]] = {}
+        for task_id, channel, value in found.pending_writes or ():
+            by_task.setdefault(task_id, []).append((channel, value))
+        for task_id, writes in by_task.items():
+            self.put_writes(found.config, writes, task_id, task_paths.get(task_id, ""))
 
     # one run on a thread
 

@@ -150,14 +150,17 @@ class SqliteDatabase(Database):
     @contextmanager
     def _read(self) -> Generator[Cursor]:
         with self._reading, closing(self._reader.cursor()) as cursor:
+            within = self._reader.in_transaction  # a read inside a read is of the same moment
             try:
-                cursor.execute("BEGIN")  # all that is read is of one moment
+                if not within:
+                    cursor.execute("BEGIN")
                 yield cursor
             except sqlite3.Error as error:
                 raise self._store_error(error) from error
             finally:
-                with suppress(sqlite3.Error):
-                    cursor.execute("COMMIT")
+                if not within:
+                    with suppress(sqlite3.Error):
+                        cursor.execute("COMMIT")
 
     def size(self) -> int:
         files = (Path(f"{self._file}{suffix}") for suffix in ("", "-wal"))

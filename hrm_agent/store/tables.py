@@ -64,6 +64,8 @@ CREATE TABLE IF NOT EXISTS leases (
 
 
 def schema(**types: str) -> list[str]:
-    """The statements that make the tables. `types`: `serial`, `bytes`, `integer`, `real`, `binary`, a collation,
-    and `clustered`, for a table that is its own index."""
+    """The statements that make the tables.
+
+    `types`: `serial`, `bytes`, `integer`, `real`; `binary`, a collation; `clustered`, for a table that is its index.
+    """
     return [statement.strip() for statement in _TABLES.format(**types).split(";") if statement.strip()]

@@ -1,0 +1,166 @@
+"""Into a store of this version: from version 1, and from the databases of LangGraph's own savers.
+
+The source is read, never written to; LangGraph's tables are read by LangGraph's savers, which have to be installed for
+that. Deserialisation is as strict as ever: a type of one's own in a state has to be allowed by name.
+
+What LangGraph's savers did not keep is not invented: a thread of theirs has checkpoints and writes, and no trajectory.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from array import array
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
+
+from hrm_agent.errors import StoreError
+from hrm_agent.store.run_store import RunStore
+from hrm_agent.store.serializer import RefusedValue, StrictSerializer, allowed_types
+from hrm_agent.trajectory import Call, Overlay, ToolCall, Trajectory
+
+__all__ = ["Migrated", "migrate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Migrated:
+    """What was taken over."""
+
+    threads: int
+    checkpoints: int
+    trajectories: int
+
+
+def migrate(source: str, target: RunStore, allow: Sequence[str] = ()) -> Migrated:
+    """Copy `source` (a SQLite file or a PostgreSQL URL) into `target`, whose threads it must not have.
+
+    Doing it again after a break goes on where it was left. Raises `StoreError` naming what cannot be read.
+    """
+    serializer = StrictSerializer(allowed_types(allow))
+    if source.startswith(("postgresql://", "postgres://")):
+        with _postgres(source, serializer) as stock:
+            return Migrated(*_checkpoints(stock, target), 0)
+    path = Path(source.removeprefix("sqlite:///"))
+    with _sqlite(path, serializer) as stock:
+        threads, checkpoints = _checkpoints(stock, target)
+        journal = bool(stock.query("SELECT 1 FROM sqlite_master WHERE name = 'trajectories'", ()))
+        return Migrated(threads, checkpoints, _journal(stock.query, target) if journal else 0)
+
+
+Query = Callable[[str, Sequence[Any]], list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stock:
+    """An opened database of one of LangGraph's savers."""
+
+    saver: BaseCheckpointSaver[Any]
+    query: Query
+    writes: str
+    """Its table of pending writes."""
+
+
+@contextmanager
+def _sqlite(path: Path, serializer: StrictSerializer) -> Generator[_Stock]:
+    try:
+        from langgraph.checkpoint.sqlite import SqliteSaver
+    except ImportError as error:
+        hint = "Run `pip install langgraph-checkpoint-sqlite`."
+        raise StoreError("Reading a SqliteSaver's database needs LangGraph's SqliteSaver.", hint) from error
+    if not path.is_file():
+        raise StoreError(f"There is no file {path}.", "Name a SQLite file or a PostgreSQL URL.")
+    try:
+        uri = f"{path.absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True, check_same_thread=False)) as connection:
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            if "checkpoints" not in tables or ("meta" in tables and version > 1):
+                raise StoreError(f"{path} has nothing to migrate.", "It is of this version, or another program's.")
+            saver = SqliteSaver(connection, serde=serializer)
+            saver.is_setup = True  # what its set-up changes, a reader does not need
+
+            def query(text: str, values: Sequence[Any]) -> list[Any]:
+                return connection.execute(text, values).fetchall()
+
+            yield _Stock(saver, query, "writes")
+    except sqlite3.Error as error:
+        raise StoreError(
+            f"{path} cannot be read: {error}.", "Name a SQLite file that a saver or a store wrote."
+        ) from error
+
+
+@contextmanager
+def _postgres(url: str, serializer: StrictSerializer) -> Generator[_Stock]:
+    try:
+        import psycopg
+        from langgraph.checkpoint.postgres import PostgresSaver
+        from psycopg.rows import dict_row
+    except ImportError as error:
+        hint = "Run `pip install langgraph-checkpoint-postgres 'psycopg[binary]'`."
+        raise StoreError("Reading a PostgresSaver's database needs LangGraph's PostgresSaver.", hint) from error
+    try:
+        rows: Any = dict_row
+        with (
+            psycopg.connect(url, autocommit=True, row_factory=rows) as opened,
+            psycopg.connect(url, autocommit=True) as plain,
+        ):
+            connection: Any = opened
+
+            def query(text: str, values: Sequence[Any]) -> list[Any]:
+                return plain.execute(text.replace("?", "%s").encode(), values).fetchall()
+
+            yield _Stock(PostgresSaver(connection, serde=serializer), query, "checkpoint_writes")
+    except psycopg.Error as error:
+        text = " ".join(str(error).split())
+        raise StoreError(f"The database cannot be read: {text}.", "See to the server and to the URL.") from error
+
+
+def _checkpoints(stock: _Stock, target: RunStore) -> tuple[int, int]:
+    """Threads and checkpoints that were taken over."""
+    count = 0
+    threads = [str(row[0]) for row in stock.query("SELECT DISTINCT thread_id FROM checkpoints ORDER BY 1", ())]
+    for thread_id in threads:
+        # Where each task stood in its step: LangGraph orders what parallel tasks wrote by it.
+        query = f"SELECT task_id, task_path FROM {stock.writes} WHERE thread_id = ?"
+        paths = dict(stock.query(query, (thread_id,)))
+        found = sorted(_read(stock.saver, thread_id), key=lambda c: c.checkpoint["id"])
+        for checkpoint in found:
+            target.checkpointer.adopt(checkpoint, paths)
+        count += len(found)
+    return len(threads), count
+
+
+def _read(saver: BaseCheckpointSaver[Any], thread_id: str) -> Iterable[CheckpointTuple]:
+    try:
+        return list(saver.list({"configurable": {"thread_id": thread_id}}))
+    except (RefusedValue, ValueError, TypeError, KeyError) as error:
+        raise StoreError(
+            f"Thread {thread_id!r} cannot be read: {error}.",
+            "A type of one's own in a state is allowed by name: --allow package.module:Class.",
+        ) from error
+
+
+def _journal(query: Query, target: RunStore) -> int:
+    """The journal of a version 1 store."""
+    journal = target.journal
+    for (record,) in query("SELECT record FROM trajectories ORDER BY rowid", ()):
+        header: dict[str, Any] = json.loads(record)
+        journal.write_trajectory(Trajectory.model_validate({**header, "schema_version": 2}))
+    columns = "c.record, t.token_ids, t.mask, t.logprobs FROM calls c JOIN tokens t ON t.call_id = c.id"
+    for record, token_ids, mask, logprobs in query(f"SELECT {columns} ORDER BY c.seq", ()):
+        tokens = {
+            "token_ids": tuple(array("i", token_ids)),
+            "mask": tuple(flag == 1 for flag in mask),
+            "logprobs": tuple(array("f", logprobs)),
+        }
+        journal.write_call(Call.model_validate_json(record).model_copy(update=tokens))
+    for (record,) in query("SELECT record FROM tool_calls ORDER BY seq", ()):
+        journal.write_tool_call(ToolCall.model_validate_json(record))
+    overlays = [Overlay.model_validate_json(record) for (record,) in query("SELECT record FROM overlays", ())]
+    journal.write_overlays(overlays)
+    return len(query("SELECT 1 FROM trajectories", ()))
