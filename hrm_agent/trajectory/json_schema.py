@@ -13,12 +13,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pydantic import BaseModel
 
 from hrm_agent.trajectory import schema
-from hrm_agent.trajectory.formats import COLUMNS
+from hrm_agent.trajectory.formats import COLUMNS, FORMATS, chat, messages, rollouts, trl, verifiers
 from hrm_agent.trajectory.lint import INVARIANTS
 
 __all__ = ["format_page", "overlay_schema", "trajectory_schema"]
@@ -42,6 +43,13 @@ _ENUMS: tuple[type[StrEnum], ...] = (
     schema.BranchReason,
     schema.Verdict,
 )
+_FORMAT_MODULES: dict[str, ModuleType] = {
+    "chat": chat,
+    "Messages": messages,
+    "trl": trl,
+    "verifiers": verifiers,
+    "verifiers-rollouts": rollouts,
+}
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -57,7 +65,7 @@ def overlay_schema() -> dict[str, Any]:
 
 def format_page() -> str:
     """docs/trajectory-format.md."""
-    return "\n".join([*_head(), *_records(), *_values(), *_invariants(), *_parquet()]) + "\n"
+    return "\n".join([*_head(), *_records(), *_values(), *_invariants(), *_files(), *_parquet()]) + "\n"
 
 
 def _head() -> Iterator[str]:
@@ -154,6 +162,25 @@ def _invariants() -> Iterator[str]:
     yield "|---|---|"
     yield from (f"| `{name}` | {_cell(inspect.getdoc(check) or '')} |" for name, check in INVARIANTS.items())
     yield ""
+
+
+def _files() -> Iterator[str]:
+    yield "## Files"
+    yield ""
+    yield (
+        "`hrm-agent export STORE --out FILE --format NAME` writes them, `hrm-agent import FILE --store STORE` reads "
+        "them back. What cannot be told in a format is left out, and counted with its reason."
+    )
+    yield ""
+    yield "| format | a row | what is read back |"
+    yield "|---|---|---|"
+    yield from (f"| `{name}` | {_cell(one.holds)} | {_cell(one.back)} |" for name, one in FORMATS.items())
+    yield ""
+    for name, module in _FORMAT_MODULES.items():
+        yield f"### {name}"
+        yield ""
+        yield _prose(inspect.getdoc(module) or "")
+        yield ""
 
 
 def _parquet() -> Iterator[str]:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from hrm_agent.trajectory.formats.messages import Conversation, Known, context_hash, conversation_of
 from hrm_agent.trajectory.formats.rows import LeftOut, Row, RowMaker
@@ -60,7 +61,10 @@ def _row(conversation: Conversation, fresh: set[str]) -> Row:
     for i in _answers(conversation.messages):
         if context_hash(conversation.messages[: i + 1]) not in fresh:
             messages[i]["weight"] = 0
-    return {"messages": messages, **({"tools": list(conversation.tools)} if conversation.tools else {})}
+    return {
+        "messages": messages,
+        **({"tools": [convert_to_openai_tool(tool) for tool in conversation.tools]} if conversation.tools else {}),
+    }
 
 
 def _answers(messages: Sequence[BaseMessage]) -> list[int]:

@@ -40,7 +40,7 @@ class Known:
     systems: tuple[str, ...] = ()
     """System turns that a graph's nodes may have put before its messages."""
     tools: tuple[tuple[dict[str, Any], ...], ...] = ()
-    """Lists of tools in OpenAI's form that may have been offered. No tools at all is always tried."""
+    """Lists of tools that may have been offered, as the model was given them. No tools at all is always tried."""
     state: Callable[[Call], Sequence[BaseMessage]] | None = None
     """The `messages` of the state that a call's step started from; empty if there are none."""
 
@@ -51,7 +51,7 @@ class Conversation:
 
     messages: Messages
     tools: tuple[dict[str, Any], ...]
-    """In OpenAI's form."""
+    """As the model was given them: in OpenAI's form, but for models of other providers."""
 
 
 def conversation_of(call: Call, trajectory: Trajectory, known: Known) -> Conversation | str:

@@ -6,6 +6,8 @@ reward functions. One row for each path of the message forest that has something
 token: a trajectory of several paths gives several rows with one `trajectory_id`, and each token is learned in one of
 them. Calls that a fork inherited, and untrainable ones, are context.
 
+    from hrm_agent.trajectory.formats.trl import rollout_columns
+
     rollouts = rollout_columns(Path("rollouts.jsonl"))
     GRPOTrainer(..., rollout_func=lambda prompts, trainer: rollouts, reward_funcs=lambda reward, **_: reward)
 

@@ -1,0 +1,180 @@
+"""`export` of real runs, and `import` of what was exported."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from hrm_agent.models.byte_codec import ByteCodec
+from hrm_agent.store import open_store
+from hrm_agent.trajectory import Trajectory
+from hrm_agent.trajectory.forest import path_mask, path_tokens, paths
+from hrm_agent.trajectory.formats import write_jsonl
+from tests.cli.conftest import Command
+from tests.graphs.own_agent import multiply
+from tests.trajectory.forests import learned
+from tests.trajectory.samples import make_call, make_tool_call, make_trajectory
+from training.sft import read_chats, tokenize
+
+TASK = "What is 6 * 7?"
+READ_BACK = ("jsonl", "parquet", "trl", "verifiers", "verifiers-rollouts")
+
+
+def stored(store: str | Path) -> list[Trajectory]:
+    with open_store(store, create=False) as opened:
+        return list(opened.journal.trajectories())
+
+
+@pytest.fixture
+def ran(scripted: str, hrm: Command, tmp_path: Path) -> Path:
+    """A store with one run of the tool loop, recorded as it happened."""
+    assert hrm("run", TASK, "--policy", scripted).code == 0
+    return tmp_path / "runs" / "store.db"
+
+
+def test_a_conversation_is_the_tokens_that_the_policy_saw(ran: Path, hrm: Command, tmp_path: Path) -> None:
+    done = hrm("export", ran, "--out", "x.jsonl", "--format", "chat", "--json")
+    assert done.json == {"file": "x.jsonl", "format": "chat", "trajectories": 1, "rows": 1, "left_out": {}}
+    (conversation,) = read_chats(tmp_path / "x.jsonl")
+    (example,) = tokenize(conversation, ByteCodec())
+    (path,) = paths(stored(ran)[0].calls)
+    assert example.token_ids == path_tokens(path)
+    assert example.mask == path_mask(path)
+
+
+def test_an_answer_of_no_weight_is_not_learned(ran: Path, hrm: Command, tmp_path: Path) -> None:
+    hrm("export", ran, "--out", "x.chat")
+    row = json.loads((tmp_path / "x.chat").read_text())
+    assistant = next(message for message in row["messages"] if message["role"] == "assistant")
+    assistant["weight"] = 0
+    (tmp_path / "x.chat").write_text(json.dumps(row))
+    (example,) = tokenize(read_chats(tmp_path / "x.chat")[0], ByteCodec())
+    first, second = stored(ran)[0].calls
+    assert example.token_ids == (*first.token_ids, *second.token_ids)
+    assert example.mask == ((False,) * len(first.mask) + second.mask)
+
+
+def test_a_graph_of_ones_own(scripted: str, hrm: Command, tmp_path: Path) -> None:
+    """Its model reports no tokens, and its tools are nowhere but in the graph."""
+    hrm("run", TASK, "--policy", scripted, "--graph", "tests.graphs.own_agent:graph")
+    done = hrm("export", "runs", "--out", "x.chat")
+    assert "0 rows of 1 trajectories" in done.out
+    assert "2 left out: the tools that were offered are not known" in done.out
+    assert "--tools" in done.out
+    assert multiply.args_schema is not None
+    offered = [{"name": "multiply", "input_schema": multiply.args_schema.model_json_schema()}]
+    (tmp_path / "tools.json").write_text(json.dumps(offered))
+    assert "1 rows" in hrm("export", "runs", "--out", "x.chat", "--tools", "tools.json").out
+    row = json.loads((tmp_path / "x.chat").read_text())
+    assert row["tools"][0]["function"]["name"] == "multiply"
+    assert row["messages"][-1] == {"role": "assistant", "content": "It is 42."}
+
+
+def test_a_trace_has_the_messages_and_the_tools(ran: Path, hrm: Command, tmp_path: Path) -> None:
+    hrm("export", ran, "--out", "x.verifiers")
+    trace = json.loads((tmp_path / "x.verifiers").read_text())
+    roles = [node["message"]["role"] for node in trace["nodes"]]
+    assert roles == ["system", "user", "assistant", "tool", "assistant"]
+    assert [node["parent"] for node in trace["nodes"]] == [None, 0, 1, 2, 3]
+    assert [tool["name"] for tool in trace["tools"]] == ["python"]
+    assert trace["nodes"][2]["message"]["tool_calls"][0]["arguments"] == '{"code": "6 * 7"}'
+
+
+@pytest.mark.parametrize("name", READ_BACK)
+def test_out_and_in_again(name: str, ran: Path, hrm: Command) -> None:
+    hrm("export", ran, "--out", "x", "--format", name)
+    done = hrm("import", "x", "--store", "new.db", "--format", name, "--json")
+    assert done.json == {"store": "new.db", "imported": 1, "present": 0, "without_lineage": 0, "untrainable": 0}
+    (original,), (found,) = stored(ran), stored("new.db")
+    assert learned(found) == learned(original)
+    assert hrm("lint", "new.db").code == 0
+    if name in ("jsonl", "parquet"):
+        assert found == original
+    again = hrm("import", "x", "--store", "new.db", "--format", name, "--json").json
+    assert (again["imported"], again["present"]) == (0, 1)
+    assert stored("new.db") == [found]
+
+
+def test_the_format_is_seen_from_the_file(ran: Path, hrm: Command) -> None:
+    for name in READ_BACK:
+        file = "x.parquet" if name == "parquet" else "x.jsonl"
+        hrm("export", ran, "--out", file, "--format", name)
+        assert hrm("import", file, "--store", f"{name}.db").code == 0
+        assert len(stored(f"{name}.db")) == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "where"),
+    [
+        ({"answer": "other"}, "answer"),
+        ({"id": "trajectory-2"}, "id"),
+        ({"calls": (make_call("task-a"),)}, "calls"),
+        ({"tool_calls": (make_tool_call(content="43"),)}, "tool_calls"),
+    ],
+)
+def test_another_by_the_same_name_is_refused(
+    changed: dict, where: str, store: str, hrm: Command, tmp_path: Path
+) -> None:
+    """Nothing of the file is written, not even what stands before it."""
+    first = make_trajectory(id="new", thread_id="new", calls=(), tool_calls=())
+    write_jsonl([first, make_trajectory(**changed)], tmp_path / "x.jsonl")
+    done = hrm("import", "x.jsonl", "--store", store)
+    assert done.code == 2
+    assert f"it differs in {where}" in done.err
+    assert stored(store) == [make_trajectory()]
+
+
+def test_a_bad_line_at_the_end_keeps_the_store_as_it_was(store: str, hrm: Command, tmp_path: Path) -> None:
+    new = make_trajectory(id="new", thread_id="new", calls=(), tool_calls=())
+    (tmp_path / "x.jsonl").write_text(new.model_dump_json() + "\n{}\n")
+    assert "x.jsonl:2 holds no trajectory" in hrm("import", "x.jsonl", "--store", store).err
+    assert stored(store) == [make_trajectory()]
+
+
+def test_an_import_that_was_cut_short_is_gone_on_with(hrm: Command, tmp_path: Path) -> None:
+    """Calls come before the trajectory's own fields, so that half of one is none."""
+    whole = make_trajectory()
+    write_jsonl([whole], tmp_path / "x.jsonl")
+    with open_store("half.db") as half:
+        half.journal.write_call(whole.calls[0])
+    assert stored("half.db") == []
+    assert hrm("import", "x.jsonl", "--store", "half.db").code == 0
+    assert stored("half.db") == [whole]
+
+
+def test_a_call_on_record_that_differs_is_refused(hrm: Command, tmp_path: Path) -> None:
+    whole = make_trajectory()
+    write_jsonl([whole], tmp_path / "x.jsonl")
+    with open_store("half.db") as half:
+        half.journal.write_call(whole.calls[0].model_copy(update={"model": "another"}))
+    done = hrm("import", "x.jsonl", "--store", "half.db")
+    assert done.code == 2
+    assert f"it differs in call {whole.calls[0].id}" in done.err
+    assert stored("half.db") == []
+
+
+def test_what_import_says_of_mistakes(ran: Path, hrm: Command, tmp_path: Path) -> None:
+    assert "parquet" in hrm("import", "x", "--format", "parquets").err
+    assert "cannot be read" in hrm("import", "absent.jsonl").err
+    hrm("export", ran, "--out", "x.chat")
+    done = hrm("import", "x.chat")
+    assert done.code == 2
+    assert "hrm-agent train sft x.chat" in done.err
+
+
+def test_what_export_says_of_mistakes(ran: Path, hrm: Command, tmp_path: Path) -> None:
+    assert "--reward chooses conversations" in hrm("export", ran, "--out", "x.jsonl", "--reward", "1").err
+    assert "verifiers" in hrm("export", ran, "--out", "x", "--format", "verifier").err
+    (tmp_path / "tools.json").write_text("{}")
+    assert "is no list of tools" in hrm("export", ran, "--out", "x.chat", "--tools", "tools.json").err
+    assert "cannot be read" in hrm("export", ran, "--out", "x.chat", "--system", "absent").err
+
+
+def test_parquet_without_pyarrow(ran: Path, hrm: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    done = hrm("export", ran, "--out", "x.parquet")
+    assert done.code == 2
+    assert "pip install 'hrm-agent[train]'" in done.err
