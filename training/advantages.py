@@ -49,5 +49,5 @@ def group_advantages(overlays: Iterable[Overlay], eps: float = 1e-6) -> list[Ove
 
 
 def whole_trajectory(trajectory: Trajectory, advantage: float) -> dict[str, float]:
-    """Every call gets the trajectory's advantage."""
-    return {call.id: advantage for call in trajectory.calls}
+    """Every call gets the trajectory's advantage; what a fork inherited is the business of the run that made it."""
+    return {call.id: advantage for call in trajectory.own_calls}

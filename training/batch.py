@@ -2,9 +2,10 @@
 
 A trajectory is a forest of calls (`hrm_agent.trajectory.forest`); what a model computes is sequences. So each path from
 a root to a leaf becomes one *row*. Where paths share a prefix, its tokens stand in each of their rows, as context, but
-the loss mask is on in the first row only: counted twice they would weigh twice. The repeated prefix costs compute, not
-correctness, and the graphs here fork little; a tree-attention mask would save it and would need every architecture to
-accept one.
+the loss mask is on in the first row only: counted twice they would weigh twice. For the same reason the calls that a
+forked run inherited are context in its rows: they are trained where they were made. The repeated prefix costs compute,
+not correctness, and the graphs here fork little; a tree-attention mask would save it and would need every architecture
+to accept one.
 
 Rows are sorted by length and cut into micro-batches under a budget of *padded* tokens, padded on the right. There is no
 attention mask and there are no position ids: in a causal model no token sees the padding to its right, and positions
@@ -110,11 +111,15 @@ def kept_rows(
 
 
 def linearise(trajectory: Trajectory, advantage_by_call: Mapping[str, float]) -> list[Row]:
-    """One row for each path that has tokens to train; calls without an advantage, or untrainable, are context only."""
+    """One row for each path that has tokens to train.
+
+    Calls without an advantage, untrainable ones, and those that a fork inherited are context only.
+    """
+    own = {call.id for call in trajectory.own_calls if call.trainable and call.id in advantage_by_call}
     trained: set[str] = set()
     rows: list[Row] = []
     for path in paths(trajectory.calls):
-        fresh = [c.id for c in path if c.id not in trained and c.trainable and c.id in advantage_by_call]
+        fresh = [c.id for c in path if c.id in own and c.id not in trained]
         # A path stops at its last call with something to train: what follows is nobody's context.
         while path and path[-1].id not in fresh:
             path = path[:-1]
@@ -145,7 +150,7 @@ def _row(path: Sequence[Call], fresh: Mapping[str, float]) -> Row:
 
 
 def _why_untrainable(trajectory: Trajectory) -> str:
-    reasons = [call.untrainable for call in trajectory.calls if call.untrainable]
+    reasons = [call.untrainable for call in trajectory.own_calls if call.untrainable]
     return reasons[0] if reasons else "no call sampled a token"
 
 

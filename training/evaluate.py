@@ -64,7 +64,7 @@ def evaluate(trajectories: Iterable[Trajectory], *, seed: int = 0, resamples: in
         interval=wilson_interval(sum(share_P), len(share_P)) if single else _bootstrap(share_P, seed, resamples),
         correct_with_tool_error=_mean([float(_has_tool_error(t)) for t in ended if _correct(t)]),
         mean_sampled_tokens=_mean([t.sampled_tokens for t in ended]),
-        mean_tool_calls=_mean([len(t.tool_calls) for t in ended]),
+        mean_tool_calls=_mean([len(t.own_tool_calls) for t in ended]),
         statuses=dict(sorted(Counter(t.status.value for t in everything).items())),
     )
 
@@ -86,7 +86,7 @@ def group_metrics(rollouts: Sequence[Trajectory], overlays: Iterable[Overlay]) -
         "rollout/count": float(len(rollouts)),
         "rollout/correct_with_tool_error": _tool_error_share(rollouts),
         "rollout/sampled_tokens": _mean([t.sampled_tokens for t in rollouts]),
-        "rollout/tool_calls": _mean([len(t.tool_calls) for t in rollouts]),
+        "rollout/tool_calls": _mean([len(t.own_tool_calls) for t in rollouts]),
         "select/kept": float(len(kept)),
         "select/correct": _mean([float(_correct(t)) for t in trained]),
         "select/correct_with_tool_error": _tool_error_share(trained),
@@ -117,7 +117,7 @@ def _correct(trajectory: Trajectory) -> bool:
 
 
 def _has_tool_error(trajectory: Trajectory) -> bool:
-    return any(call.status is not None and call.status.is_policy_failure for call in trajectory.tool_calls)
+    return any(call.status is not None and call.status.is_policy_failure for call in trajectory.own_tool_calls)
 
 
 def _tool_error_share(trajectories: Iterable[Trajectory]) -> float:

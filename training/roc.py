@@ -217,7 +217,7 @@ _SELECTIONS: Mapping[str, Callable[[Sequence[Candidate], int, random.Random, flo
 
 
 def _candidate(trajectory: Trajectory) -> Candidate:
-    error, form = penalty_error(trajectory.tool_calls), penalty_format(trajectory.calls)
+    error, form = penalty_error(trajectory.own_tool_calls), penalty_format(trajectory.own_calls)
     return Candidate(trajectory, outcome_reward(trajectory), error, form)
 
 
@@ -285,8 +285,8 @@ def _judge(trajectory: Trajectory, kept: Reasons, rejection: str | None, run_id:
         reward=outcome_reward(trajectory),
         verdict=verdict,
         reason=reason,
-        penalty_error=penalty_error(trajectory.tool_calls),
-        penalty_format=penalty_format(trajectory.calls),
+        penalty_error=penalty_error(trajectory.own_tool_calls),
+        penalty_format=penalty_format(trajectory.own_calls),
     )
 
 

@@ -22,8 +22,8 @@ def summary_row(trajectory: Trajectory) -> tuple[object, ...]:
         trajectory.policy,
         trajectory.stop_reason.value if trajectory.stop_reason else trajectory.status.value,
         trajectory.rewards.get("correct"),
-        len(trajectory.calls),
-        len(trajectory.tool_calls),
+        len(trajectory.own_calls),
+        len(trajectory.own_tool_calls),
         trajectory.sampled_tokens,
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(trajectory.started_at)),
     )

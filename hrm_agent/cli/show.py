@@ -59,7 +59,9 @@ def _header(trajectory: Trajectory) -> Iterator[tuple[str, object]]:
         yield "error", trajectory.error
     yield "answer", trajectory.answer
     yield "rewards", ", ".join(f"{name} {value:g}" for name, value in trajectory.rewards.items()) or "not verified"
-    yield "calls", f"{len(trajectory.calls)} model, {len(trajectory.tool_calls)} tool"
+    inherited = len(trajectory.calls) - len(trajectory.own_calls)
+    before = f", after {inherited} model of the run that it left" if inherited else ""
+    yield "calls", f"{len(trajectory.own_calls)} model, {len(trajectory.own_tool_calls)} tool{before}"
     yield "sampled tokens", trajectory.sampled_tokens
     if trajectory.forked_from:
         yield "forked from", f"{trajectory.forked_from.trajectory_id} at {trajectory.forked_from.checkpoint_id}"

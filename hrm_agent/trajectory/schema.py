@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 2
-"""Version 1 lacked `root_checkpoint_id`, `output` and `idempotency_key`; a record of version 1 reads with their defaults."""
+"""Version 1 lacked `root_checkpoint_id`, `output` and `idempotency_key`; its records read with their defaults."""
 
 
 class ToolStatus(StrEnum):
@@ -156,7 +156,7 @@ class GraphIdentity(_Record):
     checkpoint_id: str = ""
     """The checkpoint that the step started from; empty if the graph runs without a checkpointer."""
     root_checkpoint_id: str = ""
-    """That of the outermost graph: equal to `checkpoint_id` outside subgraphs. Places the call in the tree of a thread."""
+    """That of the outermost graph, equal to `checkpoint_id` outside subgraphs: places the call in a thread's tree."""
     checkpoint_ns: str = ""
     """`node:task_id`, joined by `|` over nested subgraphs."""
     task_id: str
@@ -316,8 +316,17 @@ class Trajectory(_Record):
 
     @property
     def own_calls(self) -> tuple[Call, ...]:
-        """The calls of this run's own thread: what is counted and trained. Inherited ones are another's, and context here."""
+        """What is counted and trained: the calls of this run's thread. Those that a fork inherited are context here."""
+        if self.forked_from is None:
+            return self.calls
         return tuple(call for call in self.calls if call.identity.thread_id == self.thread_id)
+
+    @property
+    def own_tool_calls(self) -> tuple[ToolCall, ...]:
+        """Those of this run's own thread: what the policy is judged by."""
+        if self.forked_from is None:
+            return self.tool_calls
+        return tuple(call for call in self.tool_calls if call.identity.thread_id == self.thread_id)
 
     @property
     def sampled_tokens(self) -> int:
