@@ -29,7 +29,7 @@ class Level(NamedTuple):
 
     step: int
     node: str
-    index: str
+    number: str
     """Number of the `Send` that made it; empty for a node that its edges trigger."""
 
 
@@ -39,7 +39,7 @@ Place = tuple[Level, ...]
 
 def bare(place: Place) -> tuple[tuple[str, str], ...]:
     """A place without its steps: it stays the same when a node is added before it."""
-    return tuple((level.node, level.index) for level in place)
+    return tuple((level.node, level.number) for level in place)
 
 
 class Places:

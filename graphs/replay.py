@@ -20,7 +20,6 @@ from enum import StrEnum
 from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatResult
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple
@@ -32,7 +31,7 @@ from graphs.loading import load_graph
 from graphs.places import Place, Places
 from graphs.replayed import Answers, Asked, Continuing, Replaying, Unanswered, recorded_answers
 from graphs.scratch import Reached, Scratch
-from graphs.states import Change, changes
+from graphs.states import Change, changes, goes_on_alike
 from graphs.time_travel import fork
 from hrm_agent.errors import GraphError, HrmError, RunError
 from hrm_agent.models import using_policy
@@ -185,7 +184,6 @@ class _Player:
         self._resumed = self._recorded_resumes()
         self._standing = self._line[0]
         """The newest recorded checkpoint that the replay came to unchanged."""
-        self._left: Answers = Answers([], [])
 
     async def play(self) -> Replay:
         """All stretches, up to the first that does not end as it did."""
@@ -265,7 +263,8 @@ class _Player:
         if stop_at == _step(stretch.start):
             return Replay(self._trajectory, "", ReplayVerdict.EQUAL, checkpoints=1)
         scratch = Scratch(self._saver, stretch.start, stop_at)
-        answers = self._left = self._answers({found.checkpoint["id"] for found in stretch.checkpoints})
+        played = stretch.checkpoints if stop_at is None else stretch.checkpoints[:-1]
+        answers = self._answers({found.checkpoint["id"] for found in played})
         places = Places(scratch, self._trajectory.thread_id, self._graph)
         error, asked = await self._run(stretch, scratch, answers, places)
         if asked is not None and self._record_ends_at(stretch, asked, answers):
@@ -345,28 +344,40 @@ class _Player:
     def _judge(
         self, stretch: _Stretch, scratch: Scratch, answers: Answers, error: Exception | None, asked: Asked | None
     ) -> Replay:
-        compared, first = 0, None
         ids = dict[str, str]()
-        found: tuple[Change, ...] = ()
+        compared, step = self._compare_steps(stretch, scratch, ids)
+        at_end = scratch.head if stretch.finished else scratch.at(_step(stretch.end)) or scratch.head
+        found = changes(self._saver.serde, stretch.end, at_end, ids)
+        ended = "" if asked is not None else self._ended_otherwise(stretch, error)
+        verdict, divergence = ReplayVerdict.DIFFERS if found or ended else ReplayVerdict.EQUAL, None
+        if asked is not None:
+            verdict = ReplayVerdict.ASKS
+            divergence = Divergence(asked, answers.nearest(asked), asked.place[0].step)
+        return Replay(
+            self._trajectory,
+            "",
+            verdict,
+            checkpoints=compared,
+            random_ids=len(ids),
+            unused=len(answers.calls) + len(answers.tool_calls),
+            divergence=divergence,
+            step=step if verdict is ReplayVerdict.DIFFERS else None,
+            changes=found,
+            ended=ended,
+        )
+
+    def _compare_steps(self, stretch: _Stretch, scratch: Scratch, ids: dict[str, str]) -> tuple[int, int | None]:
+        """How many checkpoints could be compared, and the first step whose state differs."""
+        compared, first = 1, None
         for recorded in stretch.checkpoints[1:]:
             now = scratch.at(_step(recorded))
             if now is None:
                 break
-            found, compared = changes(self._saver.serde, recorded, now, ids), compared + 1
-            if found and first is None:
-                first = _step(recorded)
-            if first is None:
+            differs, compared = changes(self._saver.serde, recorded, now, ids), compared + 1
+            first = _step(recorded) if differs and first is None else first
+            if first is None and goes_on_alike(self._saver.serde, recorded, now, ids):
                 self._standing = recorded
-        at_end = scratch.head if stretch.finished else scratch.at(_step(stretch.end)) or scratch.head
-        found = changes(self._saver.serde, stretch.end, at_end, ids)
-        ended = "" if asked is not None else self._ended_otherwise(stretch, error)
-        verdict = ReplayVerdict.DIFFERS if found or ended else ReplayVerdict.EQUAL
-        divergence = None
-        if asked is not None:
-            verdict, step = ReplayVerdict.ASKS, asked.place[0].step
-            divergence = Divergence(asked, answers.nearest(asked), step)
-        unused = len(answers.calls) + len(answers.tool_calls)
-        return Replay(self._trajectory, "", verdict, compared + 1, len(ids), unused, divergence, first, found, ended)
+        return compared, first
 
     def _ended_otherwise(self, stretch: _Stretch, error: Exception | None) -> str:
         """How the graph ended, if not as it did; empty if it did."""

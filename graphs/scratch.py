@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata, CheckpointTuple
 from langgraph.checkpoint.memory import InMemorySaver
-from langchain_core.runnables import RunnableConfig
 from langgraph.types import Interrupt
 
 from hrm_agent.store import StoreSaver
@@ -17,7 +17,7 @@ __all__ = ["Reached", "Scratch"]
 _RESUME, _INTERRUPT = "__resume__", "__interrupt__"
 
 
-class Reached(Exception):  # noqa: N818  # no error: the end of what was to be played
+class Reached(Exception):  # no error: the end of what was to be played
     """The graph has come to the step that it was to stop after."""
 
 

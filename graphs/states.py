@@ -19,7 +19,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from graphs.difference import Change
 from hrm_agent.models.turns import plain
 
-__all__ = ["Change", "changes"]
+__all__ = ["Change", "changes", "goes_on_alike"]
 
 _RANDOM = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 """A UUID of version 4."""
@@ -40,9 +40,17 @@ def changes(
     )
 
 
-def _state(found: CheckpointTuple) -> dict[str, Any]:
+def goes_on_alike(
+    serializer: SerializerProtocol, recorded: CheckpointTuple, now: CheckpointTuple, ids: Mapping[str, str]
+) -> bool:
+    """True if the same nodes come next, with the same arguments."""
+    old, new = _state(recorded, internal=True), _state(now, internal=True)
+    return old.keys() == new.keys() and all(_equal(serializer, old[name], new[name], ids) for name in old)
+
+
+def _state(found: CheckpointTuple, *, internal: bool = False) -> dict[str, Any]:
     values = found.checkpoint["channel_values"]
-    return {name: values[name] for name in sorted(values) if not _INTERNAL.match(name)}
+    return {name: values[name] for name in sorted(values) if bool(_INTERNAL.match(name)) is internal}
 
 
 def _equal(serializer: SerializerProtocol, old: Any, new: Any, ids: Mapping[str, str]) -> bool:
@@ -66,5 +74,5 @@ def _message_ids(value: Any) -> Iterator[str]:
 
 
 def _diff(old: Any, new: Any) -> tuple[str, ...]:
-    lines = [json.dumps(plain(value), indent=1, ensure_ascii=False).splitlines() for value in (old, new)]
-    return tuple(difflib.unified_diff(*lines, lineterm="", n=2))[2:]
+    then, now = (json.dumps(plain(value), indent=1, ensure_ascii=False).splitlines() for value in (old, new))
+    return tuple(difflib.unified_diff(then, now, lineterm="", n=2))[2:]

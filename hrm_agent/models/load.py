@@ -18,8 +18,9 @@ from pathlib import Path
 
 from hrm_agent.errors import ModelError, nearest
 from hrm_agent.models.active import Backend
+from hrm_agent.models.engine import Codec
 
-__all__ = ["BUILTIN_POLICIES", "DEFAULT_POLICY", "load_policy", "model_folder"]
+__all__ = ["BUILTIN_POLICIES", "DEFAULT_POLICY", "load_codec", "load_policy", "model_folder"]
 
 DEFAULT_POLICY = "builtin:trained"
 BUILTIN_POLICIES = ("cold-start", "trained")
@@ -35,6 +36,25 @@ def load_policy(name: str) -> Backend:
     if scheme in ("builtin", "hf") or Path(name).is_dir() or not rest:
         return _local(name)
     return _hosted(name)
+
+
+def load_codec(name: str) -> Codec:
+    """The codec of a local policy, without its weights: what its tokens say. Raises `ModelError`."""
+    if name.partition(":")[0] == "scripted":
+        from hrm_agent.models.byte_codec import ByteCodec
+
+        return ByteCodec()
+    folder = model_folder(name)
+    if find_spec("transformers") is None:
+        raise ModelError(f"The tokenizer of {name!r} needs transformers.", "Run `pip install 'hrm-agent[train]'`.")
+    from transformers import AutoTokenizer
+
+    from hrm_agent.models.codec import ChatTemplateCodec
+
+    try:
+        return ChatTemplateCodec(AutoTokenizer.from_pretrained(folder))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"The tokenizer of {name!r} cannot be loaded: {error}.") from error
 
 
 def model_folder(name: str) -> str:

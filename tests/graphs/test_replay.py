@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from langgraph.types import Command
 
+from graphs.asked import asked_lines
 from graphs.episode import Episode, EpisodeRunner
+from graphs.loading import load_graph
 from graphs.replay import Replay, ReplayVerdict, replay_async
 from hrm_agent.environment import LocalEnvironment
+from hrm_agent.models import using_policy
+from hrm_agent.models.foreign import record_foreign_models
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.store import RunStore
-from hrm_agent.trajectory import StopReason, TaskRef, Trajectory
+from hrm_agent.tools.foreign import record_foreign_tools
+from hrm_agent.trajectory import Recording, StopReason, TaskRef, Trajectory, recording
+from hrm_agent.trajectory.lint import lint
+from tests.graphs.replayed_agents import effects
 from tests.graphs.scripts import TASK_PROMPT, Roles, call, multiplier
 
 TASK = TaskRef(id="1", family="test", prompt=TASK_PROMPT, answer="42")
@@ -92,3 +101,115 @@ async def test_a_graph_with_a_model_and_tools_of_its_own(
     found = await check(store)
     assert found.equal and found.unused == 0
     assert found.random_ids == 1, "ToolNode gives its message no id"
+
+
+# graphs of users: several turns, questions to a person, edits, failures
+
+
+def named(name: str) -> str:
+    return f"tests.graphs.replayed_agents:{name}"
+
+
+async def go_on(store: RunStore, name: str, given: Any, thread: str = "thread") -> Any:
+    """A further turn on a thread, as a user's own program makes it."""
+    graph = load_graph(named(name))
+    graph = graph.copy(update={"checkpointer": store.checkpointer.allowing(graph)})
+    record_foreign_models()
+    record_foreign_tools()
+    engine = ScriptedEngine(lambda messages: f"{len(messages)} messages")
+    with engine, using_policy(engine), recording(Recording(store.journal, 2)):
+        return await graph.ainvoke(given, {"configurable": {"thread_id": thread}}, durability="sync")
+
+
+async def begin(store: RunStore, environment: LocalEnvironment, name: str, **options: Any) -> Trajectory:
+    return await record(store, environment, lambda messages: f"{len(messages)} messages", graph=named(name), **options)
+
+
+async def test_several_turns(store: RunStore, environment: LocalEnvironment) -> None:
+    await begin(store, environment, "chat")
+    for text in ("and then?", "and then?"):
+        await go_on(store, "chat", {"messages": [("human", text)]})
+    found = await check(store)
+    assert found.equal and found.unused == 0
+    assert found.checkpoints == 9, "three turns of an input, a start and an answer"
+
+
+@pytest.mark.parametrize("name", ["asks_twice", "asks_inside", "asks_side_by_side"])
+async def test_questions_are_answered_as_they_were(name: str, store: RunStore, environment: LocalEnvironment) -> None:
+    trajectory = await begin(store, environment, name)
+    assert trajectory.stop_reason is StopReason.INTERRUPT
+    assert (await check(store)).equal, "a question that nobody has answered yet"
+    given: Any = {"__interrupt__": True}
+    answers = iter(range(10, 20))
+    while "__interrupt__" in given:
+        graph = load_graph(named(name)).copy(update={"checkpointer": store.checkpointer})
+        waiting = (await graph.aget_state({"configurable": {"thread_id": "thread"}})).interrupts
+        given = await go_on(store, name, Command(resume={waiting[-1].id: next(answers)}))
+    assert [int(x) for x in re.findall(r"1\d", given["messages"][-1].text)] != []
+    found = await check(store)
+    assert found.equal and found.unused == 0
+
+
+async def test_an_edit(store: RunStore, environment: LocalEnvironment) -> None:
+    await begin(store, environment, "chat")
+    graph = load_graph(named("chat")).copy(update={"checkpointer": store.checkpointer})
+    config: Any = {"configurable": {"thread_id": "thread"}}
+    early = [s async for s in graph.aget_state_history(config) if s.next == ("answer",)][-1]
+    edited = await graph.aupdate_state(early.config, {"messages": [("human", "no, this")]}, as_node="__start__")
+    assert edited
+    await go_on(store, "chat", None)
+    found = await check(store)
+    assert found.equal and found.unused == 0
+
+
+async def test_what_it_raised_it_raises(store: RunStore, environment: LocalEnvironment) -> None:
+    trajectory = await begin(store, environment, "fails")
+    assert trajectory.error == "ValueError: 1 messages"
+    assert (await check(store)).equal
+    found = await check(store, graph=named("chat"))
+    assert found.verdict is ReplayVerdict.DIFFERS and "did not raise ValueError" in found.ended
+
+
+async def test_a_tool_that_raises_and_one_that_steers(store: RunStore, environment: LocalEnvironment) -> None:
+    effects.clear()
+    await begin(store, environment, "handy")
+    assert effects == ["broken", "steers", "plain"]
+    found = await check(store)
+    assert found.equal and found.unused == 0
+    assert effects == ["broken", "steers", "plain"], "a replay runs no tool"
+
+
+# code that has changed
+
+
+async def test_a_node_that_asks_nothing_changes_the_state_only(store: RunStore, environment: LocalEnvironment) -> None:
+    await begin(store, environment, "chat")
+    assert (await check(store, graph=named("chat_with_a_log"))).verdict is ReplayVerdict.DIFFERS
+    found = await check(store, graph=named("chat_with_a_log"))
+    assert [change.channel for change in found.changes] == ["log"]
+    assert any("seen" in line for line in found.changes[0].lines)
+
+
+async def test_another_prompt_is_shown_beside_the_recorded_one(store: RunStore, environment: LocalEnvironment) -> None:
+    await begin(store, environment, "chat")
+    found = await check(store, graph=named("chat_with_a_prompt"))
+    assert found.verdict is ReplayVerdict.ASKS and found.divergence is not None
+    assert (found.divergence.node, found.divergence.step) == ("answer", 1)
+    lines = asked_lines(store, found.divergence.asked, found.divergence.nearest)
+    assert any(line.startswith("+") and "Be brief." in line for line in lines)
+    assert not any(line.startswith("-") and TASK_PROMPT in line for line in lines)
+
+
+async def test_it_goes_on_live_from_there(store: RunStore, environment: LocalEnvironment) -> None:
+    recorded = await record(store, environment, multiplier)
+    with ScriptedEngine(["<answer>\\boxed{7}</answer>"]) as engine:
+        runner = EpisodeRunner(store, engine, "scripted", environment)
+        graph = "tests.graphs.replayed_agents:hinted_loop"
+        found = await replay_async(store, "thread", graph=graph, live_after=runner, thread="hinted")
+        assert engine.calls == 1, "the first answer is the recorded one"
+    assert found.verdict is ReplayVerdict.ASKS and found.live is not None
+    assert (found.live.thread_id, found.live.answer) == ("hinted", "<answer>\\boxed{7}</answer>")
+    assert found.live.forked_from is not None and found.live.forked_from.trajectory_id == recorded.id
+    assert len(found.live.calls) == 2 and lint(found.live) == []
+    assert (await check(store, "hinted", graph=graph)).equal
+    assert store.journal.trajectory("thread") == recorded

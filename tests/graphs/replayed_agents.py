@@ -1,0 +1,172 @@
+"""Users' graphs for the replay tests: as they were when they were recorded, and as they are after a change."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from langchain_core.messages import AIMessage, AnyMessage, SystemMessage, ToolMessage
+from langchain_core.tools import InjectedToolCallId, tool
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
+from langgraph.types import Command, Send, interrupt
+
+from graphs.prompts import TOOL_LOOP_PROMPT
+from graphs.tool_loop import Budget, LoopState, build_tool_loop
+from hrm_agent.models import policy
+
+effects: list[str] = []
+"""What tools did outside."""
+
+
+class Logged(MessagesState):
+    log: Annotated[list[str], operator.add]
+
+
+async def answer(state: MessagesState) -> dict[str, Any]:
+    return {"messages": [await policy().ainvoke(state["messages"])]}
+
+
+async def answer_briefly(state: MessagesState) -> dict[str, Any]:
+    return {"messages": [await policy().ainvoke([SystemMessage("Be brief."), *state["messages"]])]}
+
+
+def note(state: Logged) -> dict[str, Any]:
+    return {"log": ["seen"]}
+
+
+chat = StateGraph(MessagesState).add_node("answer", answer).add_edge(START, "answer").compile()
+chat_with_a_prompt = StateGraph(MessagesState).add_node("answer", answer_briefly).add_edge(START, "answer").compile()
+chat_with_a_log = (
+    StateGraph(Logged)
+    .add_node("note", note)
+    .add_node("answer", answer)
+    .add_edge(START, "note")
+    .add_edge("note", "answer")
+    .compile()
+)
+
+
+async def ask_twice(state: MessagesState) -> dict[str, Any]:
+    before = await policy().ainvoke(state["messages"])
+    first, second = interrupt("first?"), interrupt("second?")
+    return {"messages": [AIMessage(f"{before.text} {first} {second}")]}
+
+
+async def look(state: MessagesState) -> dict[str, Any]:
+    return {"messages": [await policy().ainvoke(state["messages"])]}
+
+
+asks_twice = StateGraph(MessagesState).add_node("ask", ask_twice).add_edge(START, "ask").compile()
+asks_inside = (
+    StateGraph(MessagesState)
+    .add_node("look", look)
+    .add_node(
+        "inside",
+        StateGraph(MessagesState)
+        .add_node("look", look)
+        .add_node("ask", ask_twice)
+        .add_edge(START, "look")
+        .add_edge("look", "ask")
+        .compile(),
+    )
+    .add_edge(START, "look")
+    .add_edge("look", "inside")
+    .compile()
+)
+
+
+def fan_out(state: MessagesState) -> Sequence[Send]:
+    return [Send("inside", state), Send("inside", state)]
+
+
+asks_side_by_side = (
+    StateGraph(MessagesState)
+    .add_node(
+        "inside",
+        StateGraph(MessagesState)
+        .add_node("look", look)
+        .add_node("ask", ask_twice)
+        .add_edge(START, "look")
+        .add_edge("look", "ask")
+        .compile(),
+    )
+    .add_conditional_edges(START, fan_out, ["inside"])
+    .compile()
+)
+
+
+async def fail(state: MessagesState) -> dict[str, Any]:
+    raise ValueError((await policy().ainvoke(state["messages"])).text)
+
+
+fails = StateGraph(MessagesState).add_node("answer", fail).add_edge(START, "answer").compile()
+
+
+@tool
+def broken(x: int) -> str:
+    """Raises."""
+    effects.append("broken")
+    raise KeyError(f"no {x}")
+
+
+@tool
+def steers(x: int, tool_call_id: Annotated[str, InjectedToolCallId]) -> Command[Any]:
+    """Goes elsewhere."""
+    effects.append("steers")
+    return Command(update={"messages": [ToolMessage(f"went {x}", tool_call_id=tool_call_id)]})
+
+
+@tool(response_format="content_and_artifact")
+def plain(x: int) -> tuple[str, dict[str, Any]]:
+    """Has an artifact."""
+    effects.append("plain")
+    return f"{x}", {"rows": [x, x]}
+
+
+def call_tools(state: MessagesState) -> dict[str, Any]:
+    calls = [{"name": name, "args": {"x": i}, "id": f"c{i}"} for i, name in enumerate(["broken"])]
+    return {"messages": [AIMessage("", tool_calls=calls)]}
+
+
+def call_more(state: MessagesState) -> dict[str, Any]:
+    calls = [{"name": name, "args": {"x": i}, "id": f"d{i}"} for i, name in enumerate(["steers"])]
+    return {"messages": [AIMessage("", tool_calls=calls)]}
+
+
+def by_hand(state: MessagesState) -> dict[str, Any]:
+    return {"messages": [AIMessage(plain.invoke({"x": 3}))]}
+
+
+handy = (
+    StateGraph(MessagesState)
+    .add_sequence(
+        [
+            ("call", call_tools),
+            ("run", ToolNode([broken], handle_tool_errors=lambda error: f"sorry: {type(error).__name__}")),
+            ("more", call_more),
+            ("steer", ToolNode([steers])),
+            ("hand", by_hand),
+        ]
+    )
+    .add_edge(START, "call")
+    .compile()
+)
+
+
+def _hinted() -> Any:
+    """The tool loop with a hint after the first result."""
+    loop = build_tool_loop(TOOL_LOOP_PROMPT)
+
+    async def hint(state: LoopState) -> dict[str, Any]:
+        last: AnyMessage = state["messages"][-1]
+        return {"messages": [SystemMessage("Check it.", id="hint")]} if last.type == "tool" else {}
+
+    builder = loop.builder.__class__(LoopState, context_schema=Budget)
+    builder.nodes, builder.branches = dict(loop.builder.nodes), loop.builder.branches
+    builder.edges = {edge for edge in loop.builder.edges if edge != ("tools", "reason")}
+    return builder.add_node("hint", hint).add_edge("tools", "hint").add_edge("hint", "reason").compile()
+
+
+hinted_loop = _hinted()
