@@ -138,7 +138,7 @@ def _conclude(output: Output, trajectories: list[Trajectory], where: str) -> Non
     group = trajectories[0].group_id
     output.result({"group": group, "trajectories": [_summary(trajectory) for trajectory in trajectories]})
     output.table(
-        _COLUMNS, [tuple(_summary(trajectory).values()) for trajectory in trajectories], title=f"\nGroup {group}"
+        _COLUMNS, [tuple(_summary(trajectory).values()) for trajectory in trajectories], title=f"Group {group}"
     )
     first = trajectories[0].thread_id
     origin = trajectories[0].forked_from
