@@ -50,8 +50,7 @@ class Leases:
         finally:
             with self._lock:
                 self._held.discard(thread_id)
-            with suppress(StoreError):  # a full disk: the lease runs out by itself
-                self._database.write(lambda cursor: self._release(cursor, thread_id))
+            self._database.later(lambda cursor: self._release(cursor, thread_id))
 
     def _acquire(self, cursor: Cursor, thread_id: str) -> None:
         row = cursor.execute(
