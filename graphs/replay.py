@@ -16,7 +16,6 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
@@ -31,72 +30,21 @@ from graphs.loading import load_graph
 from graphs.places import Place, Places
 from graphs.replayed import Answers, Asked, Continuing, Replaying, Unanswered, recorded_answers
 from graphs.scratch import Reached, Scratch
-from graphs.states import Change, changes, goes_on_alike
+from graphs.states import changes, goes_on_alike
 from graphs.time_travel import fork
+from graphs.verdict import Divergence, Replay, ReplayVerdict
 from hrm_agent.errors import GraphError, HrmError, RunError
 from hrm_agent.models import using_policy
 from hrm_agent.models.foreign import record_foreign_models
 from hrm_agent.store import RunStore, StoreSaver
 from hrm_agent.tools.foreign import record_foreign_tools
-from hrm_agent.trajectory import Call, RunStatus, StopReason, ToolCall, Trajectory, recording
+from hrm_agent.trajectory import RunStatus, StopReason, Trajectory, recording
 
 __all__ = ["Divergence", "Replay", "ReplayVerdict", "replay", "replay_async"]
 
 Graph = Pregel[Any, Any, Any, Any]
 _NULL_TASK = "00000000-0000-0000-0000-000000000000"
 _RESUME, _INTERRUPT, _ERROR = "__resume__", "__interrupt__", "__error__"
-
-
-class ReplayVerdict(StrEnum):
-    """What a replay came to."""
-
-    EQUAL = "equal"
-    ASKS = "asks"
-    """The graph asks a model or a tool something that is not on record."""
-    DIFFERS = "differs"
-    """It asks nothing new, and ends otherwise."""
-
-
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """The first thing that is not on record, and what was asked at that place then."""
-
-    asked: Asked
-    nearest: Call | ToolCall | None
-    """None where the node never asked anything of the kind."""
-    step: int
-
-    @property
-    def node(self) -> str:
-        return self.asked.identity.node
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """A replay and its verdict."""
-
-    trajectory: Trajectory
-    graph: str
-    verdict: ReplayVerdict
-    checkpoints: int = 0
-    """Compared."""
-    random_ids: int = 0
-    """Message ids that LangGraph drew at random, and that therefore differ."""
-    unused: int = 0
-    """Recorded answers that were not asked for."""
-    divergence: Divergence | None = None
-    step: int | None = None
-    """The first step whose state differs; None if none does."""
-    changes: tuple[Change, ...] = ()
-    """How the last compared states differ: the recorded one, then the replayed one."""
-    ended: str = ""
-    """How it ended, where that differs: what it raised, or what was expected of it."""
-    live: Trajectory | None = None
-    """The run that went on from here with a policy."""
-
-    @property
-    def equal(self) -> bool:
-        return self.verdict is ReplayVerdict.EQUAL
 
 
 def replay(

@@ -140,7 +140,7 @@ def begin_tool_call(recording: Recording, started: ToolCall) -> ToolCall:
     done = journal.find_by_key(thread, key) if key is not None else None
     if done is not None and done.status is ToolStatus.OK:
         answer = done.model_dump(include={"status", "content", "stdout", "stderr", "value", "output"})
-        started = started.model_copy(update={**answer, "repeated_of": done.id})
+        started = started.model_copy(update=answer)
     journal.write_tool_call(started)
     return started
 
