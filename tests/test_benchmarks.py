@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).parents[1]
-BENCHMARKS = sorted(path.stem for path in (PROJECT / "benchmarks").glob("*.py"))
+FOLDER = PROJECT / "benchmarks"
+BENCHMARKS = sorted(
+    [path.stem for path in FOLDER.glob("*.py")] + [path.parent.name for path in FOLDER.glob("*/__main__.py")]
+)
 
 
 def test_make_bench_leaves_none_out() -> None:

@@ -1,0 +1,149 @@
+"""What the run store costs, against LangGraph's own savers and against bare inserts of the same rows.
+
+    python -m benchmarks.store [--repeats 3] [--folder DIR] [--only replays loops] [--json FILE]
+
+Needs a PostgreSQL on the machine; a server of its own is started for the run. The contestants take turns within each
+repeat, and the best repeat counts, so that a noisy neighbour disturbs all of them. CPU seconds are of the process and
+the server together.
+
+Compared are commits of one promise: what survives a power failure (`power`) with its like, what survives the death of
+the process (`process`) with its like. A goal is a ratio within one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sqlite3
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.store import workloads
+from benchmarks.store.measure import Row
+from benchmarks.store.ways import Places
+from tests.postgres import PostgresServer
+
+STEPS, MESSAGES, THREADS = 200, 50, 10_000
+Found = dict[str, list[Row]]
+
+
+def measured(places: Places, repeats: int, only: list[str]) -> Found:
+    tables: dict[str, Callable[[], list[Row]]] = {
+        "replays": lambda: workloads.replays(places, STEPS, MESSAGES, repeats),
+        "loops": lambda: workloads.loops(places, STEPS, repeats),
+        "conversations": lambda: workloads.conversations(places, (50, 300)),
+        "tokens": lambda: workloads.tokens(places),
+        "rollouts": lambda: workloads.rollouts(places),
+        "listing": lambda: workloads.listing(places, THREADS),
+        "growth": lambda: workloads.growth(places, (50, 100, 200, 400)),
+    }
+    found: Found = {}
+    for name in only or tables:
+        started = time.perf_counter()
+        found[name] = tables[name]()
+        show(f"{name} ({time.perf_counter() - started:.0f} s)", found[name])
+    return found
+
+
+def goals(found: Found) -> list[Row]:
+    """Name, value, bound, and whether it holds; of the tables that were measured."""
+    rows: list[Row] = []
+
+    def goal(name: str, value: float, bound: float, *, least: bool) -> None:
+        rows.append({"goal": name, "value": value, "bound": bound, "met": value >= bound if least else value <= bound})
+
+    for kind in ("loop", "chat") if "replays" in found else ():
+        of = {row["way"]: row for row in found["replays"] if row["sequence"] == kind}
+        for ours, peer, floor in PEERS:
+            goal(f"{kind}: steps/s of {ours} by {peer}", of[ours]["steps_s"] / of[peer]["steps_s"], 4, least=True)
+            goal(f"{kind}: steps/s of {floor} by {ours}", of[floor]["steps_s"] / of[ours]["steps_s"], 2, least=False)
+    if "conversations" in found:
+        of = {row["way"]: row for row in found["conversations"] if row["messages"] == 300}
+        for ours, peer in (("ours", "SqliteSaver"), ("ours, PostgreSQL", "PostgresSaver")):
+            goal(
+                f"300 messages: bytes of {peer} by {ours}",
+                of[peer]["stored_mb"] / of[ours]["stored_mb"],
+                20,
+                least=True,
+            )
+            goal(
+                f"300 messages: history of {peer} by {ours}",
+                of[peer]["history_s"] / of[ours]["history_s"],
+                20,
+                least=True,
+            )
+    for row in found.get("listing", ()):
+        if row["way"].startswith("ours"):
+            goal(f"{row['way']}: ms to list {row['threads']:,} threads", row["ms"], 100, least=False)
+    if "growth" in found:
+        short, long = (row["ours, kB a message"] for row in (found["growth"][1], found["growth"][-1]))
+        goal("size a message at 400 messages by 100", long / short, 1.2, least=False)
+    return rows
+
+
+PEERS = (
+    ("ours", "SqliteSaver NORMAL", "bare inserts"),
+    ("ours, power", "SqliteSaver", "bare inserts, power"),
+    ("ours, PostgreSQL", "PostgresSaver", "bare inserts, PostgreSQL"),
+)
+"""Ours, stock and floor of one promise."""
+
+
+def flush_ms(folder: Path) -> float:
+    """What this disk takes to flush a page: half of what the promise `power` costs."""
+    seconds: list[float] = []
+    with (folder / "page").open("wb") as file:
+        for _ in range(100):
+            file.write(bytes(4096))
+            file.flush()
+            started = time.perf_counter()
+            os.fdatasync(file.fileno())
+            seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds) * 1e3
+
+
+def show(title: str, rows: list[Row]) -> None:
+    table = Table(*rows[0], title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*(f"{value:,.3f}" if isinstance(value, float) else str(value) for value in row.values()))
+    Console().print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Cost of the run store")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--folder", type=Path, help="where the files are written (default: the temporary folder)")
+    parser.add_argument("--only", nargs="+", default=[], help="tables to measure")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
+    arguments = parser.parse_args()
+    server = PostgresServer()
+    try:
+        with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
+            disk = flush_ms(Path(name))
+            print(f"a flush of a page to this disk takes {disk:.2f} ms")
+            found = measured(Places(Path(name), server), arguments.repeats, arguments.only)
+    finally:
+        server.stop()
+    reached = goals(found)
+    if reached:
+        show("goals", reached)
+    if arguments.json:
+        settings = {
+            "cores": os.cpu_count(),
+            "sqlite": sqlite3.sqlite_version,
+            "flush_ms": disk,
+            "steps": STEPS,
+            "messages": MESSAGES,
+        }
+        arguments.json.write_text(json.dumps({"settings": settings, **found, "goals": reached}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
