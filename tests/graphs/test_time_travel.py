@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -15,13 +17,22 @@ from graphs.time_travel import Edit, History, difference, fork, history, sibling
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.models.scripted import ScriptedEngine
-from hrm_agent.store import RunStore
+from hrm_agent.store import RunStore, open_store
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, Trajectory, content_hash
 from hrm_agent.trajectory.lint import lint
 from tests.graphs.scripts import TASK_PROMPT, Roles, boxed, multiplier
 
 TASK = TaskRef(id="1", family="test", prompt=TASK_PROMPT)
 HERE = "tests.graphs.test_time_travel"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunStore]:
+    """Both bodies of the store."""
+    monkeypatch.chdir(tmp_path)
+    where = request.getfixturevalue("fresh_database") if request.param == "postgresql" else tmp_path / "store.db"
+    with open_store(where) as opened:
+        yield opened
 
 
 async def run(
