@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from langgraph.types import Command
 from graphs.asked import asked_lines
 from graphs.episode import Episode, EpisodeRunner
 from graphs.loading import load_graph
+from graphs.prompts import SOLVER_PROMPT
 from graphs.replay import Replay, ReplayVerdict, replay_async
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.models import using_policy
@@ -29,7 +31,7 @@ TASK = TaskRef(id="1", family="test", prompt=TASK_PROMPT, answer="42")
 async def record(
     store: RunStore, environment: LocalEnvironment, script: Any, thread: str = "thread", **options: Any
 ) -> Trajectory:
-    with ScriptedEngine(script) as engine:
+    with ScriptedEngine(script, delay=options.pop("delay", 0)) as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment, stand_in=options.pop("stand_in", False))
         return await runner.run(Episode(TASK, thread, seed=1, **options))
 
@@ -85,8 +87,14 @@ class Twins(Roles):
 
 
 async def test_parallel_subgraphs_that_ask_the_same(store: RunStore, environment: LocalEnvironment) -> None:
-    for number in range(4):
-        await record(store, environment, Twins(), f"thread {number}", graph="reasoning")
+    """Whichever is answered first: the record lists the calls in the order in which they ended."""
+    for number, delays in enumerate(([0.0, 0.2], [0.2, 0.0])):
+        solvers = iter(delays)
+
+        def delay(messages: Any, solvers: Iterator[float] = solvers) -> float:
+            return next(solvers) if messages[0].text == SOLVER_PROMPT else 0.0
+
+        await record(store, environment, Twins(), f"thread {number}", graph="reasoning", delay=delay)
         found = await check(store, f"thread {number}")
         assert found.equal and found.unused == 0
 
