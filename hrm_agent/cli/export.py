@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from hrm_agent.cli.arguments import Parser
@@ -14,6 +14,7 @@ from hrm_agent.cli.source import existing_store, is_file, stored_trajectories
 from hrm_agent.errors import ConfigError
 from hrm_agent.trajectory import Trajectory
 from hrm_agent.trajectory.formats import FORMATS, Known, Report, export_to, format_of
+from hrm_agent.trajectory.formats.messages import NO_MESSAGES, NO_TOOLS
 
 __all__ = ["run"]
 
@@ -62,12 +63,11 @@ def _source(arguments: Namespace, name: str) -> Generator[tuple[Iterator[Traject
         return
     from hrm_agent.cli.known import known_from, states_of
 
-    if is_file(arguments.store):
-        yield stored_trajectories(arguments.store, arguments.run), known_from(arguments.system, arguments.tools)
-        return
-    with existing_store(arguments.store) as store:
-        known = known_from(arguments.system, arguments.tools, states_of(store.checkpointer))
-        yield store.journal.trajectories(run_id=arguments.run), known
+    with ExitStack() as stack:
+        state = None
+        if not is_file(arguments.store):
+            state = states_of(stack.enter_context(existing_store(arguments.store)).checkpointer)
+        yield stored_trajectories(arguments.store, arguments.run), known_from(arguments.system, arguments.tools, state)
 
 
 def _say(output: Output, path: Path, name: str, report: Report) -> None:
@@ -79,5 +79,5 @@ def _say(output: Output, path: Path, name: str, report: Report) -> None:
     output.say(f"{report.rows} rows of {report.trajectories} trajectories in {path}")
     for reason, count in report.left_out.most_common():
         output.say(f"{count} left out: {reason}")
-    if any("not known" in reason or "not on record" in reason for reason in report.left_out):
+    if any(reason in (NO_TOOLS, NO_MESSAGES) for reason in report.left_out):
         output.say("--tools and --system name what the graph offered, and what it put before its messages.")

@@ -21,7 +21,7 @@ from keyword import iskeyword
 from hrm_agent import __version__
 from hrm_agent.errors import ConfigError, HrmError, StoreFullError, nearest
 
-__all__ = ["COMMANDS", "main"]
+__all__ = ["COMMANDS", "main", "module_of"]
 
 COMMANDS = {
     "demo": "train the small policy on sandboxed tools, and show what became of it",
@@ -40,7 +40,7 @@ COMMANDS = {
     "export": "write trajectories to a file: our own formats, chat, TRL, verifiers",
     "import": "read trajectories of a file into a store",
 }
-"""Command -> what it does; the module of the same name holds it, with an underscore after a word that Python keeps."""
+"""Command -> what it does; `module_of` says which module holds it."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -76,9 +76,13 @@ def _dispatch(words: list[str]) -> int:
             f"There is no command {words[0]!r}.",
             nearest(words[0], COMMANDS) or "`hrm-agent --help` lists the commands.",
         )
-    module = f"{words[0]}_" if iskeyword(words[0]) else words[0]
-    run: Callable[[list[str]], int] = import_module(f"hrm_agent.cli.{module}").run
+    run: Callable[[list[str]], int] = import_module(f"hrm_agent.cli.{module_of(words[0])}").run
     return run(words[1:])
+
+
+def module_of(command: str) -> str:
+    """Name of the module that holds a command; one that is a word of Python's has an underscore after it."""
+    return f"{command}_" if iskeyword(command) else command
 
 
 def _help() -> str:

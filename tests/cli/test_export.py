@@ -12,8 +12,8 @@ from hrm_agent.models.byte_codec import ByteCodec
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import Trajectory
 from hrm_agent.trajectory.forest import path_mask, path_tokens, paths
-from hrm_agent.trajectory.formats import write_jsonl
-from tests.cli.conftest import Command
+from hrm_agent.trajectory.formats import import_from, write_jsonl
+from tests.cli.conftest import SCRIPT, Command
 from tests.graphs.own_agent import multiply
 from tests.trajectory.forests import learned
 from tests.trajectory.samples import make_call, make_tool_call, make_trajectory
@@ -81,6 +81,38 @@ def test_a_trace_has_the_messages_and_the_tools(ran: Path, hrm: Command, tmp_pat
     assert [node["parent"] for node in trace["nodes"]] == [None, 0, 1, 2, 3]
     assert [tool["name"] for tool in trace["tools"]] == ["python"]
     assert trace["nodes"][2]["message"]["tool_calls"][0]["arguments"] == '{"code": "6 * 7"}'
+
+
+@pytest.fixture
+def forked(hrm: Command, tmp_path: Path) -> Path:
+    """A store with a run, and another way on from after its tool call."""
+    answers = (*SCRIPT, r"<reason>forked</reason><answer>\boxed{42}</answer>")
+    (tmp_path / "forked.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in answers))
+    assert hrm("run", TASK, "--policy", f"scripted:{tmp_path / 'forked.jsonl'}", "--thread", "t1").code == 0
+    assert hrm("fork", "t1", "--at", "after:tools", "--run").code == 0
+    return tmp_path / "runs" / "store.db"
+
+
+def test_a_fork_teaches_what_it_added(forked: Path, hrm: Command, tmp_path: Path) -> None:
+    first, fork = stored(forked)
+    assert len(fork.calls) == 2
+    assert len(fork.own_calls) == 1
+    hrm("export", forked, "--out", "x.chat")
+    rows = [json.loads(line) for line in (tmp_path / "x.chat").read_text().splitlines()]
+    weights = [[m.get("weight") for m in row["messages"] if m["role"] == "assistant"] for row in rows]
+    assert weights == [[None, None], [0, None]]
+    for name in ("trl", "verifiers", "verifiers-rollouts"):
+        hrm("export", forked, "--out", "x", "--format", name)
+        found = list(import_from(tmp_path / "x"))
+        assert [learned(one) for one in found] == [learned(first), learned(fork)]
+
+
+def test_a_fork_is_read_back_once(forked: Path, hrm: Command) -> None:
+    hrm("export", forked, "--out", "x.jsonl")
+    assert hrm("import", "x.jsonl", "--store", "new.db", "--json").json["imported"] == 2
+    assert hrm("import", "x.jsonl", "--store", "new.db", "--json").json["present"] == 2
+    assert [one.own_calls for one in stored("new.db")] == [one.own_calls for one in stored(forked)]
+    assert hrm("lint", "new.db").code == 0
 
 
 @pytest.mark.parametrize("name", READ_BACK)

@@ -14,7 +14,7 @@ import pytest
 
 from hrm_agent import __version__
 from hrm_agent.cli import lint as lint_command
-from hrm_agent.cli.main import COMMANDS, main
+from hrm_agent.cli.main import COMMANDS, main, module_of
 from hrm_agent.errors import StoreError
 from tests.cli.conftest import Command
 
@@ -26,7 +26,7 @@ def test_help_names_every_command_and_every_command_exists(hrm: Command) -> None
     assert shown.code == 0
     for name in COMMANDS:
         assert f"  {name} " in shown.out
-        assert (CLI / f"{name}.py").exists()
+        assert (CLI / f"{module_of(name)}.py").exists()
     assert hrm().out == shown.out
 
 

@@ -75,6 +75,14 @@ def test_a_trajectory_without_tokens_is_counted_with_its_reason(tmp_path: Path) 
     assert report.left_out == {"the model reports no token ids": 1}
 
 
+@of_tokens
+def test_a_call_without_its_beginning_is_not_told_as_if_it_had_none(name: str, tmp_path: Path) -> None:
+    broken = make_trajectory(calls=(make_call("b", parent="elsewhere"),))
+    report = export_to(tmp_path / "x", [broken, make_trajectory(id="two")], name)
+    assert report.left_out == {"its calls extend calls that are not on record": 1}
+    assert [trajectory.id for trajectory in import_from(tmp_path / "x")] == ["two"]
+
+
 def write(path: Path, *rows: Any) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path

@@ -27,7 +27,10 @@ from hrm_agent.trajectory.context import context_of
 from hrm_agent.trajectory.ids import content_hash
 from hrm_agent.trajectory.schema import Call, ToolCall, Trajectory
 
-__all__ = ["Conversation", "Known", "answer_of", "context_hash", "conversation_of"]
+__all__ = ["NO_MESSAGES", "NO_TOOLS", "Conversation", "Known", "answer_of", "context_hash", "conversation_of"]
+
+NO_TOOLS = "the tools that were offered are not known"
+NO_MESSAGES = "the messages that were sent are not on record"
 
 Messages = tuple[BaseMessage, ...]
 _ANY: TypeAdapter[Any] = TypeAdapter(AnyMessage)
@@ -58,13 +61,13 @@ def conversation_of(call: Call, trajectory: Trajectory, known: Known) -> Convers
     """The proved conversation of a call, or what is missing for it, in words."""
     tools = next((offer for offer in ((), *known.tools) if content_hash(offer) == call.tools_hash), None)
     if tools is None and call.tools_hash:
-        return "the tools that were offered are not known"
+        return NO_TOOLS
     answer = answer_of(call)
     for sent in _candidates(call, trajectory, known):
         messages = (*sent, answer)
         if context_hash(messages) == call.context_hash:
             return Conversation(messages, tools or ())
-    return "the messages that were sent are not on record"
+    return NO_MESSAGES
 
 
 def answer_of(call: Call) -> AIMessage:

@@ -17,7 +17,7 @@ from hrm_agent.errors import StoreError
 from hrm_agent.trajectory.forest import path_to, path_tokens
 from hrm_agent.trajectory.formats.foreign import Assembly, Origin, checked
 from hrm_agent.trajectory.formats.messages import Conversation, Known, answer_of, conversation_of
-from hrm_agent.trajectory.formats.rows import LeftOut, Row, RowMaker, read_rows
+from hrm_agent.trajectory.formats.rows import LeftOut, Row, RowMaker, incomplete, read_rows
 from hrm_agent.trajectory.formats.verifiers import ai_message, ending, flat_message, used_calls
 from hrm_agent.trajectory.ids import content_hash
 from hrm_agent.trajectory.schema import Call, FinishReason, LogprobKind, RunStatus, TaskRef, Trajectory
@@ -32,6 +32,9 @@ def rollout_rows(known: Known) -> RowMaker:
     """One rollout a trajectory."""
 
     def rows(trajectory: Trajectory) -> Iterator[Row | LeftOut]:
+        if (gap := incomplete(trajectory)) is not None:
+            yield gap
+            return
         steps = [_step(call, trajectory, known) for call in used_calls(trajectory)]
         if not steps:
             yield LeftOut("the policy was never asked")

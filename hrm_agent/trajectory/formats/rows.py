@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 
 from hrm_agent.errors import StoreError
 from hrm_agent.files import replacing, to_json
+from hrm_agent.trajectory.forest import paths
 from hrm_agent.trajectory.schema import Trajectory
 
-__all__ = ["LeftOut", "Report", "Row", "RowMaker", "open_lines", "read_rows", "write_rows"]
+__all__ = ["LeftOut", "Report", "Row", "RowMaker", "incomplete", "open_lines", "read_rows", "write_rows"]
 
 Row = dict[str, Any]
 
@@ -44,6 +45,15 @@ class Report:
     rows: int = 0
     left_out: Counter[str] = field(default_factory=Counter[str])
     """Reason -> how many rows."""
+
+
+def incomplete(trajectory: Trajectory) -> LeftOut | None:
+    """Where the tokens of a call's beginning are missing: a fork, say, whose lineage is in another store."""
+    try:
+        paths(trajectory.calls)
+    except ValueError:
+        return LeftOut("its calls extend calls that are not on record")
+    return None
 
 
 def write_rows(trajectories: Iterable[Trajectory], path: Path, make: RowMaker) -> Report:

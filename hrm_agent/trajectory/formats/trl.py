@@ -25,7 +25,7 @@ from typing import Any
 from hrm_agent.errors import StoreError
 from hrm_agent.trajectory.forest import path_mask, path_tokens, paths
 from hrm_agent.trajectory.formats.foreign import Assembly, Origin, checked
-from hrm_agent.trajectory.formats.rows import LeftOut, Row, read_rows
+from hrm_agent.trajectory.formats.rows import LeftOut, Row, incomplete, read_rows
 from hrm_agent.trajectory.ids import content_hash
 from hrm_agent.trajectory.schema import Call, LogprobKind, RunStatus, StopReason, TaskRef, Trajectory
 
@@ -36,25 +36,21 @@ _NEEDED = ("prompt_ids", "completion_ids")
 
 def trl_rows(trajectory: Trajectory) -> Iterator[Row | LeftOut]:
     """The rollouts of one trajectory."""
+    if (gap := incomplete(trajectory)) is not None:
+        yield gap
+        return
     trained: set[str] = set()
     own = {call.id for call in trajectory.own_calls if call.trainable}
     if not own:
         yield LeftOut(_why_not(trajectory))
         return
-    for path in _paths(trajectory):
+    for path in paths(trajectory.calls):
         fresh = {call.id for call in path} & own - trained
         while path and path[-1].id not in fresh:
             path = path[:-1]
         if path:
             trained |= fresh
             yield _row(trajectory, path, fresh)
-
-
-def _paths(trajectory: Trajectory) -> list[tuple[Call, ...]]:
-    try:
-        return paths(trajectory.calls)
-    except ValueError as error:
-        raise StoreError(f"Trajectory {trajectory.id}: {error}.", "`hrm-agent lint` says what is wrong.") from error
 
 
 def _why_not(trajectory: Trajectory) -> str:

@@ -23,7 +23,7 @@ from hrm_agent.errors import StoreError
 from hrm_agent.trajectory.formats.chat import chat_message
 from hrm_agent.trajectory.formats.foreign import Assembly, End, Origin, checked
 from hrm_agent.trajectory.formats.messages import Conversation, Known, answer_of, conversation_of
-from hrm_agent.trajectory.formats.rows import Row, RowMaker, read_rows
+from hrm_agent.trajectory.formats.rows import LeftOut, Row, RowMaker, incomplete, read_rows
 from hrm_agent.trajectory.ids import content_hash
 from hrm_agent.trajectory.schema import (
     Call,
@@ -46,7 +46,10 @@ _OURS = "hrm_agent"
 def verifiers_rows(known: Known) -> RowMaker:
     """One trace a trajectory."""
 
-    def rows(trajectory: Trajectory) -> Iterator[Row]:
+    def rows(trajectory: Trajectory) -> Iterator[Row | LeftOut]:
+        if (gap := incomplete(trajectory)) is not None:
+            yield gap
+            return
         nodes, calls, tools = _graph(trajectory, known)
         first = next(iter(trajectory.own_calls), None)
         yield {
