@@ -145,19 +145,19 @@ class History:
 
     def children(self, moment: Moment | None) -> list[Moment]:
         """Moments of this thread that follow on `moment`; on None, its roots."""
+        if moment is not None:
+            return [found for found in self.moments if found.parent == moment.checkpoint_id]
         known = {found.checkpoint_id for found in self.moments}
-        if moment is None:
-            return [found for found in self.moments if found.parent not in known]
-        return [found for found in self.moments if found.parent == moment.checkpoint_id]
+        return [found for found in self.moments if found.parent not in known]
 
     def lineage(self, moment: Moment | None = None) -> list[Moment]:
         """From the root to `moment`, that one included; to the newest one if None is given."""
         by_id = {found.checkpoint_id: found for found in self.moments}
-        here, line = moment or self.last, list[Moment]()
-        while here is not None and here not in line:
-            line.append(here)
+        here, line = moment or self.last, dict[str, Moment]()
+        while here is not None and here.checkpoint_id not in line:
+            line[here.checkpoint_id] = here
             here = by_id.get(here.parent or "")
-        return line[::-1]
+        return list(line.values())[::-1]
 
     def walk(self) -> Iterator[Moment]:
         """Every moment, those of subgraphs after the one that their step led to."""
@@ -204,8 +204,9 @@ class History:
 
     def _in_order(self) -> list[Moment]:
         """First the way to the newest moment, then what lies aside of it."""
-        line = [moment for moment in self.lineage() if moment in self.moments]
-        return [*_walk(line), *_walk([moment for moment in self.moments if moment not in line])]
+        line = self.lineage()
+        known = {moment.checkpoint_id for moment in line}
+        return [*_walk(line), *_walk(moment for moment in self.moments if moment.checkpoint_id not in known)]
 
     def _nothing(self, what: str, name: str) -> NoReturn:
         names = list(dict.fromkeys(name for moment in self.walk() for name in moment.names))

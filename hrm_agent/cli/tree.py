@@ -21,8 +21,9 @@ def tree_lines(found: History) -> Iterator[Line]:
     if found.trajectory is not None and found.trajectory.forked_from is not None:
         origin = found.trajectory.forked_from
         yield f"forked from trajectory {origin.trajectory_id} at {origin.checkpoint_id}", "dim"
+    line = _line(found)
     for root in found.children(None):
-        yield from _way(found, root, "")
+        yield from _way(found, root, line, "")
 
 
 def outcome_of(found: History) -> str:
@@ -36,17 +37,22 @@ def outcome_of(found: History) -> str:
     return f"{trajectory.status.value}{reason}{reward}{': ' + said[-1] if said else ''}"
 
 
-def _way(found: History, here: Moment, bars: str) -> Iterator[Line]:
+def _line(found: History) -> frozenset[str]:
+    """Ids of the moments that lead to the newest one."""
+    return frozenset(moment.checkpoint_id for moment in found.lineage())
+
+
+def _way(found: History, here: Moment, line: frozenset[str], bars: str) -> Iterator[Line]:
     """From one moment down to the end of its way, with what parts from it on its side."""
     shown = _id_length(found)
     while True:
         yield bars + _text(here, shown), ""
         yield from _beneath(here.ran, bars, shown)
         yield from _waiting(here, bars, shown)
-        main, aside = _parting(found, here)
+        main, aside = _parting(found, here, line)
         for other in aside:
             yield f"{bars}  ├─ another way", "cyan"
-            yield from _way(found, other, f"{bars}  │  ")
+            yield from _way(found, other, line, f"{bars}  │  ")
         for branch in found.branches:
             if branch.at == here.checkpoint_id:
                 yield from _fork(branch, bars)
@@ -55,12 +61,11 @@ def _way(found: History, here: Moment, bars: str) -> Iterator[Line]:
         here = main
 
 
-def _parting(found: History, moment: Moment) -> tuple[Moment | None, list[Moment]]:
+def _parting(found: History, moment: Moment, line: frozenset[str]) -> tuple[Moment | None, list[Moment]]:
     """The child that leads to the newest moment (else the newest child), and the others."""
     children = found.children(moment)
     if not children:
         return None, []
-    line = {earlier.checkpoint_id for earlier in found.lineage()}
     main = next((child for child in children if child.checkpoint_id in line), children[-1])
     return main, [child for child in children if child is not main]
 
@@ -69,7 +74,7 @@ def _fork(branch: Branch, bars: str) -> Iterator[Line]:
     found = branch.history
     yield f"{bars}  ├─ {found.thread_id}: {outcome_of(found)}", "cyan"
     for start in _own_starts(branch):
-        yield from _way(found, start, f"{bars}  │  ")
+        yield from _way(found, start, _line(found), f"{bars}  │  ")
 
 
 def _own_starts(branch: Branch) -> list[Moment]:

@@ -15,7 +15,8 @@ from graphs.episode import Episode, EpisodeRunner
 from graphs.loading import load_graph
 from graphs.time_travel import Edit, History, difference, fork, history, siblings
 from hrm_agent.environment import LocalEnvironment
-from hrm_agent.errors import ConfigError, RunError
+from hrm_agent.errors import ConfigError, ModelError, RunError
+from hrm_agent.models import policy
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, Trajectory, content_hash
@@ -320,6 +321,26 @@ async def test_questions_are_answered_one_after_the_other(store: RunStore, envir
     assert all(moment.questions == () for moment in history(store, "thread").moments)
     with pytest.raises(RunError, match="waits for no answer: it is completed"):
         await run(store, environment, [], graph, answer=6)
+
+
+async def ask_then_think(state: MessagesState) -> dict[str, Any]:
+    said = interrupt("what?")
+    return {"messages": [await policy().ainvoke([*state["messages"], HumanMessage(said)])]}
+
+
+think_graph = StateGraph(MessagesState).add_node("think", ask_then_think).add_edge(START, "think").compile()
+
+
+async def test_an_answer_is_kept_when_the_run_stops_after_it(store: RunStore, environment: LocalEnvironment) -> None:
+    graph = f"{HERE}:think_graph"
+    await run(store, environment, [], graph)
+    with pytest.raises(ModelError, match="one more was asked for"):
+        await run(store, environment, [], graph, answer="a plum")
+    assert store.journal.trajectory("thread").status is RunStatus.RUNNING
+    assert history(store, "thread").last.next == ("think",)
+    trajectory = await run(store, environment, lambda messages: f"{messages[-1].text}, then", graph)
+    assert (trajectory.status, trajectory.answer) == (RunStatus.COMPLETED, "a plum, then")
+    assert lint(trajectory) == []
 
 
 def ask_each(state: Walk) -> dict[str, Any]:
