@@ -1,0 +1,161 @@
+"""Tools that know nothing of records: run once, their whole output given back; and effects wanted once by a key."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.tools import tool
+from langgraph.types import Command
+
+from hrm_agent.errors import ConfigError
+from hrm_agent.tools import idempotency_key, idempotent, run_tool_calls
+from hrm_agent.tools.foreign import record_foreign_tools
+from hrm_agent.tools.outputs import pack, unpack
+from hrm_agent.trajectory import MemoryJournal, Recording, ToolStatus, recording
+
+runs: list[Any] = []
+
+
+def config(task: str = "1", thread: str = "t") -> Any:
+    facts = {"langgraph_checkpoint_ns": f"tools:{task}", "langgraph_node": "tools", "langgraph_step": 1}
+    return {"metadata": {"thread_id": thread, **facts}}
+
+
+def call(name: str, call_id: str = "c", **arguments: Any) -> Any:
+    return {"type": "tool_call", "name": name, "args": arguments, "id": call_id}
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add."""
+    runs.append((a, b))
+    return a + b
+
+
+@tool(response_format="content_and_artifact")
+def fetch(x: int) -> tuple[str, Any]:
+    """Has an artifact of a type that JSON does not know."""
+    runs.append(x)
+    return "rows", {x: {x}}
+
+
+@tool
+def strange(x: int) -> Any:
+    """Returns what cannot be stored."""
+    runs.append(x)
+    return Command(update={"lock": object()})
+
+
+@tool
+def broken(x: int) -> str:
+    """Raises."""
+    runs.append(x)
+    raise KeyError("no such row")
+
+
+@pytest.fixture
+def journal() -> MemoryJournal:
+    record_foreign_tools()
+    runs.clear()
+    return MemoryJournal()
+
+
+async def test_it_is_run_once_and_its_whole_output_is_given_back(journal: MemoryJournal) -> None:
+    outputs: list[Any] = []
+    for _ in range(2):
+        with recording(Recording(journal)):
+            outputs.append(
+                [add.invoke(call("add", a=1, b=2), config()), await fetch.ainvoke(call("fetch", "d", x=3), config())]
+            )
+            outputs[-1] += [add.invoke({"a": 1, "b": 2}, config()), add.invoke({"a": 1, "b": 2}, config())]
+    assert runs == [(1, 2), 3, (1, 2), (1, 2)], "calls without an id are told apart by their number"
+    assert outputs[0] == outputs[1] and outputs[0][2:] == [3, 3]
+    assert outputs[1][1].artifact == {3: {3}}
+
+
+@pytest.mark.parametrize("unknown", [strange, broken])
+async def test_what_is_no_answer_is_run_again(unknown: Any, journal: MemoryJournal) -> None:
+    for _ in range(2):
+        with recording(Recording(journal)):
+            try:
+                unknown.invoke(call(unknown.name, x=1), config())
+            except KeyError:
+                assert unknown is broken
+    assert runs == [1, 1]
+    (record,) = journal._tool_calls.values()  # pyright: ignore[reportPrivateUsage]
+    assert record.status is (ToolStatus.ERROR if unknown is broken else ToolStatus.OK)
+    assert record.output is not None and ("lost" in record.output or "raised" in record.output)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [1, "x", None, [1, 2.5], {"a": {1}}, ToolMessage("x", tool_call_id="c", artifact={"a": [1]}), b"\x00"],
+)
+def test_outputs_come_back_as_they_were(value: Any) -> None:
+    back = unpack(pack(value))
+    assert back == value and type(back) is type(value)
+
+
+@pytest.mark.parametrize("value", [object(), (1, 2), [1, (2, 3)], lambda: 1, Command(update={"lock": object()})])
+def test_what_would_come_back_changed_is_not_given_back(value: Any) -> None:
+    assert pack(value) == {"lost": type(value).__qualname__}
+
+
+# idempotency keys
+
+paid: list[tuple[str, str]] = []
+
+
+@idempotent("order")
+@tool
+async def pay(order: str, amount: int) -> str:
+    """Pay."""
+    paid.append((order, idempotency_key()))
+    await asyncio.sleep(0.02)
+    if amount < 0:
+        raise ValueError("less than nothing")
+    return f"paid {amount}"
+
+
+@pytest.mark.parametrize("through", ["tool", "run_tool_calls"])
+async def test_one_effect_for_one_key_whichever_task_asks(through: str, journal: MemoryJournal) -> None:
+    paid.clear()
+
+    async def ask(call_id: str, task: str, order: str = "o-1", amount: int = 5, thread: str = "t") -> ToolMessage:
+        asked, where = call("pay", call_id, order=order, amount=amount), config(task, thread)
+        if through == "tool":
+            return await pay.ainvoke(asked, where)
+        return (await run_tool_calls(AIMessage("", tool_calls=[asked]), [pay], where))[0]
+
+    with recording(Recording(journal)):
+        first, second = await asyncio.gather(ask("a", "1"), ask("b", "1"))
+        third = await ask("c", "2", amount=7)
+        await ask("d", "2", order="o-2")
+        await ask("e", "1", thread="another")
+    assert paid == [("o-1", "pay:o-1"), ("o-2", "pay:o-2"), ("o-1", "pay:o-1")]
+    assert [m.text for m in (first, second, third)] == ["paid 5"] * 3
+    assert [m.tool_call_id for m in (first, second, third)] == ["a", "b", "c"]
+    assert len({m.id for m in (first, second, third)} - {None}) in (0, 3), "messages of their own"
+
+
+async def test_a_key_whose_call_failed_is_free(journal: MemoryJournal) -> None:
+    paid.clear()
+    with recording(Recording(journal)):
+        with pytest.raises(ValueError, match="less than nothing"):
+            await pay.ainvoke(call("pay", "a", order="o-1", amount=-1), config())
+        assert (await pay.ainvoke(call("pay", "b", order="o-1", amount=1), config())).text == "paid 1"
+    assert len(paid) == 2
+
+
+def test_a_key_is_declared_by_an_argument_or_a_function(journal: MemoryJournal) -> None:
+    with pytest.raises(ConfigError, match="Its arguments: a, b"):
+        idempotent("c")(add.model_copy())
+    with pytest.raises(ConfigError, match="No recorded tool call"):
+        idempotency_key()
+    summing = idempotent(lambda arguments: f"{arguments['a'] + arguments['b']}")(add.model_copy())
+    with recording(Recording(journal)):
+        assert [summing.invoke({"a": a, "b": 3 - a}, config()) for a in (1, 2, 0)] == [3, 3, 3]
+    assert runs == [(1, 2)]
