@@ -102,11 +102,12 @@ def fork(
     at_work = run_context(compiled, episodes[0]) if compiled is not None else None
     changes = {"policy": policy or origin.policy}
     changes |= {"policy_version": origin.policy_version if policy_version is None else policy_version}
+    left = ForkRef(trajectory_id=_owner(store, found, moment), checkpoint_id=moment.checkpoint_id)
     for episode in episodes:
         store.fork_thread(found.thread_id, episode.thread_id, moment.checkpoint_id)
         if compiled is not None:
             write_edit(compiled, episode.thread_id, found, moment, values, wanted.as_node, at_work)
-        store.journal.write_trajectory(_begun(episode, origin, moment).model_copy(update=changes))
+        store.journal.write_trajectory(_begun(episode, origin, left).model_copy(update=changes))
     return episodes
 
 
@@ -114,6 +115,7 @@ async def siblings(
     runner: EpisodeRunner, thread: str, at: Selector = "last", *, concurrency: int = 64, **options: Any
 ) -> list[Trajectory]:
     """Fork as `fork` does, and run the forks side by side; their trajectories, in order of `sample_index`."""
+    _compiled(runner.store, options.get("graph") or _graph_of(runner.store, thread))
     version = getattr(runner.backend, "policy_version", 0)
     episodes = fork(runner.store, thread, at, policy=runner.policy, policy_version=version, **options)
     return await run_group(runner, episodes, concurrency=concurrency)
@@ -143,7 +145,7 @@ def _graph_of(store: RunStore, thread: str) -> str:
 def _compiled(store: RunStore, name: str) -> Graph:
     """The graph, over the store's checkpoints: an edit goes through its channels and its edges."""
     if not name:
-        raise RunError("Which graph made this thread is not on record.", "Name it: an edit goes through its edges.")
+        raise RunError("Which graph made this thread is not on record.", "Name it, to edit or to run a fork of it.")
     graph = load_graph(name)
     return graph.copy(update={"checkpointer": store.checkpointer.allowing(graph)})
 
@@ -185,7 +187,19 @@ def _unrecorded(found: History, moment: Moment) -> Trajectory:
     )
 
 
-def _begun(episode: Episode, origin: Trajectory, moment: Moment) -> Trajectory:
+def _owner(store: RunStore, found: History, moment: Moment) -> str:
+    """Id of the trajectory that made a moment: a fork's earlier moments are those of the thread that it left."""
+    owner, owner_id = found.trajectory, trajectory_id_of(found.thread_id)
+    while owner is not None and owner.forked_from is not None:
+        shared = next((m for m in found.moments if m.checkpoint_id == owner.forked_from.checkpoint_id), None)
+        if shared is None or moment.checkpoint_id not in {m.checkpoint_id for m in found.lineage(shared)}:
+            return owner.id
+        owner_id = owner.forked_from.trajectory_id
+        owner = store.journal.find_trajectory(owner_id)
+    return owner.id if owner is not None else owner_id
+
+
+def _begun(episode: Episode, origin: Trajectory, left: ForkRef) -> Trajectory:
     return Trajectory(
         id=episode.trajectory_id,
         thread_id=episode.thread_id,
@@ -194,6 +208,6 @@ def _begun(episode: Episode, origin: Trajectory, moment: Moment) -> Trajectory:
         task=episode.task,
         graph=episode.graph,
         policy=origin.policy,
-        forked_from=ForkRef(trajectory_id=origin.id, checkpoint_id=moment.checkpoint_id),
+        forked_from=left,
         started_at=time.time(),
     )

@@ -18,7 +18,7 @@ from hrm_agent.cli.output import Output
 from hrm_agent.cli.run import Printer, RunConfig, config_folder, known_config, runner_for
 from hrm_agent.cli.source import DEFAULT_STORE, existing_store
 from hrm_agent.config import save_config
-from hrm_agent.errors import ConfigError
+from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.files import alone_in
 from hrm_agent.models import load_policy
 from hrm_agent.store import RunStore
@@ -64,6 +64,10 @@ def run(words: list[str]) -> int:
             return 0
         if known is None and not (vars(arguments)["config:graph"] or arguments.config):
             config = config.model_copy(update={"graph": ""})
+        if arguments.run and not config.graph:
+            raise RunError(
+                "Which graph made this thread is not on record.", "Name it: --graph package.module:attribute."
+            )
         options = {"edit": edit, "count": arguments.count, "name": arguments.name}
         episodes = fork_thread(store, arguments.thread, arguments.at, config, **options)
         if not arguments.run:

@@ -173,6 +173,25 @@ async def test_forks_hang_on_the_moment_they_left(store: RunStore, environment: 
     assert told(found.branches[0].history) == told(found)
 
 
+async def test_a_fork_of_a_fork_hangs_on_whoever_made_the_moment(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
+    original = await run(store, environment, multiplier)
+    (first,) = await travel(store, environment, multiplier, "before:tools")
+    with ScriptedEngine(multiplier) as engine:
+        runner = EpisodeRunner(store, engine, "scripted", environment)
+        (early,) = await siblings(runner, first.thread_id, "before:tools", name="early")
+        (late,) = await siblings(runner, first.thread_id, "after:tools", name="late")
+    origins = [t.forked_from.trajectory_id for t in (early, late) if t.forked_from]
+    assert origins == [original.id, first.id]
+    assert [len(t.calls) for t in (early, late)] == [2, 2] and [lint(early), lint(late)] == [[], []]
+    found = history(store, "thread")
+    assert [branch.history.thread_id for branch in found.branches] == [first.thread_id, "early"]
+    assert [branch.history.thread_id for branch in found.branches[0].history.branches] == ["late"]
+    parted = difference(store, "early", "late")
+    assert parted.common is not None and parted.common.index == "2"
+
+
 async def test_a_message_is_edited(store: RunStore, environment: LocalEnvironment) -> None:
     await run(store, environment, multiplier)
     edit = Edit(messages={0: "What is 6 * 8?"})
@@ -341,6 +360,27 @@ async def test_an_answer_is_kept_when_the_run_stops_after_it(store: RunStore, en
     trajectory = await run(store, environment, lambda messages: f"{messages[-1].text}, then", graph)
     assert (trajectory.status, trajectory.answer) == (RunStatus.COMPLETED, "a plum, then")
     assert lint(trajectory) == []
+
+
+def outer(state: MessagesState) -> dict[str, Any]:
+    return {"messages": [AIMessage("after")]}
+
+
+outer_builder = StateGraph(MessagesState).add_node("inner", twice_graph).add_node("outer", outer)
+outer_graph = outer_builder.add_edge(START, "inner").add_edge("inner", "outer").compile()
+
+
+async def test_a_question_inside_a_subgraph(store: RunStore, environment: LocalEnvironment) -> None:
+    graph = f"{HERE}:outer_graph"
+    await run(store, environment, [], graph)
+    waiting = history(store, "thread").last
+    assert [(q.value, q.node) for q in waiting.questions] == [("how many?", "inner")]
+    assert waiting.under_way is not None and [part.node for part in waiting.under_way.inside] == ["inner"]
+    await run(store, environment, [], graph, answer=1)
+    assert (await run(store, environment, [], graph, answer=2)).answer == "after"
+    (trajectory,) = await travel(store, environment, [], "before:inner", edit={"messages": [("user", "other")]})
+    assert trajectory.stop_reason is StopReason.INTERRUPT
+    assert [m.text for m in history(store, trajectory.thread_id).last.values["messages"]] == ["other"]
 
 
 def ask_each(state: Walk) -> dict[str, Any]:
