@@ -42,7 +42,7 @@ class Blobs:
         """Store what `encode` refers to, and the rows that `insert` makes of it, in one transaction."""
         work, stored = self._work(serializer, encode, insert)
         future = self._database.submit(work)
-        future.add_done_callback(lambda done: None if done.exception() else self._known.add(stored))
+        future.add_done_callback(lambda done: None if done.exception() else self._known.add(*stored[-1]))
         return future
 
     def write_later(
@@ -59,21 +59,22 @@ class Blobs:
         serializer: StrictSerializer,
         encode: Callable[[ValueWriter], E],
         insert: Callable[[Cursor, E], T],
-    ) -> tuple[Work[T], list[bytes]]:
-        """A transaction's work, and the hashes that are known to be stored when it is committed."""
-        known, stored = self._known, list[bytes]()
+    ) -> tuple[Work[T], list[tuple[str, list[bytes]]]]:
+        """A transaction's work, and of each time it was done the epoch and what is stored if that was committed."""
+        known, stored = self._known, list[tuple[str, list[bytes]]]()
+        began = known.epoch
         first = ValueWriter(serializer, known, self.cipher.hash_key)
         encoded = encode(first)
 
         def work(cursor: Cursor) -> T:
             epoch, writer, found = self._database.epoch, first, encoded
-            if epoch != known.epoch:
+            if epoch != began:  # not what is known now: another write may have noticed since
                 known.forget(epoch)
                 writer = ValueWriter(serializer, known, self.cipher.hash_key, trusting=False)
                 found = encode(writer)
             self._insert(cursor, writer.new.values())
             result = insert(cursor, found)
-            stored.extend(writer.new)
+            stored.append((epoch, list(writer.new)))
             return result
 
         return work, stored

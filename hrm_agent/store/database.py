@@ -15,6 +15,7 @@ Where a commit has to wait for a disk, one thread commits for all: what arrives 
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import threading
 import time
@@ -66,13 +67,17 @@ class Database(ABC):
     def __init__(self) -> None:
         self._later: list[Work[Any]] = []
         self._later_lock = threading.Lock()
+        self._committing = threading.RLock()
         self._given = threading.Event()
         self._closed = False
         self._flusher: threading.Thread | None = None
+        self._process = os.getpid()
 
     @abstractmethod
-    def submit(self, work: Work[T]) -> Future[T]:
-        """Do `work` in a transaction; the future is done when it is committed. Raises `StoreError` through it."""
+    def _submit(self, work: Work[T]) -> Future[T]: ...
+
+    @abstractmethod
+    def _close(self) -> None: ...
 
     @abstractmethod
     def exclusive(self, work: Work[T]) -> T:
@@ -97,17 +102,29 @@ class Database(ABC):
     def _transact(self, works: Sequence[Work[Any]]) -> list[Any]:
         """Do all of `works` in one transaction, or none; their results in order."""
 
+    def submit(self, work: Work[T]) -> Future[T]:
+        """Do `work` in a transaction; the future is done when it is committed. Raises `StoreError` through it."""
+        self._refuse_fork()
+        return self._submit(work)
+
     def write(self, work: Work[T]) -> T:
         """Do `work` in a transaction and wait for it."""
         return self.submit(work).result()
 
     def read(self) -> AbstractContextManager[Cursor]:
         """A cursor that sees one moment: everything that was handed in before."""
+        self._refuse_fork()
         self.flush()
         return self._read()
 
+    def look(self, reading: Callable[[Cursor], T]) -> T:
+        """What `reading` finds in one moment. It is done again where the server was lost in the middle."""
+        with self.read() as cursor:
+            return reading(cursor)
+
     def later(self, work: Work[Any]) -> None:
         """Do `work` with the next commit, at the latest some milliseconds from now."""
+        self._refuse_fork()
         with self._later_lock:
             self._later.append(work)
             if self._flusher is None:
@@ -121,15 +138,18 @@ class Database(ABC):
             self.write(lambda _: None)
 
     def _commit(self, works: Sequence[Work[Any]]) -> list[Any]:
-        """What was to be done later, and `works`. If the commit fails, what was to be done later still is."""
-        with self._later_lock:
-            before, self._later = self._later, []
-        try:
-            return self._transact([*before, *works])[len(before) :]
-        except BaseException:
+        """What was to be done later, and `works`. If the commit fails, what was to be done later still is.
+
+        One at a time: no checkpoint may be committed before the writes that led to it, which another thread has taken
+        up. They stay in the list until they are committed, so that whoever reads meanwhile waits for them.
+        """
+        with self._committing:
             with self._later_lock:
-                self._later = [*before, *self._later]
-            raise
+                before = list(self._later)
+            results = self._transact([*before, *works])[len(before) :]
+            with self._later_lock:
+                del self._later[: len(before)]
+            return results
 
     def _flush_on_time(self) -> None:
         while not self._closed:
@@ -140,11 +160,22 @@ class Database(ABC):
                 self.flush()
 
     def close(self) -> None:
-        """Commit what is left."""
+        """Commit what is left. In a forked process nothing: the connections are its parent's."""
+        if self._process != os.getpid():
+            return
         with suppress(StoreError):  # a full disk: what is lost is done again on resume
             self.flush()
         self._closed = True
         self._given.set()
+        self._close()
+
+    def _refuse_fork(self) -> None:
+        """Connections and locks do not survive `os.fork`, and the threads that commit are not there."""
+        if self._process != os.getpid():
+            raise StoreError(
+                f"The store {self.url} was opened by process {self._process}, and this is a fork of it.",
+                "Call open_store in each process.",
+            )
 
 
 async def settled(future: Future[T]) -> T:
@@ -180,6 +211,7 @@ class Committer:
 
     def submit(self, work: Work[T]) -> Future[T]:
         future: Future[T] = Future()
+        future.set_running_or_notify_cancel()  # whoever waits may be cancelled; what was handed in is committed
         self._jobs.put(_Job(work, future))
         return future
 

@@ -47,6 +47,8 @@ _LOCK = 0x68726D  # "hrm": shared by writers, taken alone by whoever collects
 _READERS = 4
 _PATIENCE_SECONDS = 60.0
 """How long a server that is gone is waited for."""
+_ANSWER_SECONDS = 10.0
+"""How long one attempt to reach it may take."""
 
 
 class _Cursor:
@@ -75,6 +77,30 @@ def _translated(query: str) -> Any:
     return query.replace("?", "%s").encode()
 
 
+class _Reading:
+    """A transaction that begins with its first statement: until that is answered, any connection will do."""
+
+    def __init__(self, begin: Callable[[bytes, Sequence[Any]], psycopg.Cursor[Any]]) -> None:
+        self._begin = begin
+        self.cursor: psycopg.Cursor[Any] | None = None
+
+    def execute(self, query: str, values: Sequence[Any] = (), /) -> Self:
+        if self.cursor is None:
+            self.cursor = self._begin(_translated(query), values)
+        else:
+            self.cursor.execute(_translated(query), values)
+        return self
+
+    def executemany(self, query: str, values: Iterable[Sequence[Any]], /) -> Self:
+        raise NotImplementedError("a reader writes nothing")
+
+    def fetchone(self) -> Any:
+        return self.cursor.fetchone() if self.cursor else None
+
+    def fetchall(self) -> list[Any]:
+        return self.cursor.fetchall() if self.cursor else []
+
+
 class PostgresDatabase(Database):
     """A PostgreSQL database with this project's tables in its search path."""
 
@@ -89,16 +115,16 @@ class PostgresDatabase(Database):
             self._writer = self._connect()
         except psycopg.Error as error:
             raise self._store_error(error) from error
-        self._broken = False
+        self._broken = self._given_up = False
         self._prepare(create)
         self._pool: ConnectionPool[psycopg.Connection[Any]] = ConnectionPool(
-            url, min_size=1, max_size=_READERS, kwargs={"autocommit": True}, timeout=_PATIENCE_SECONDS, open=True
+            url, min_size=1, max_size=_READERS, kwargs={"autocommit": True}, open=True
         )
         self._exclusive = threading.Lock()
         self._committer = Committer(self._commit)
 
     def _connect(self) -> psycopg.Connection[Any]:
-        return psycopg.connect(self._conninfo, connect_timeout=10)
+        return psycopg.connect(self._conninfo, connect_timeout=int(_ANSWER_SECONDS))
 
     def _prepare(self, create: bool) -> None:
         """Make the tables in a new database; refuse one of another version. Two processes may do so at once."""
@@ -120,7 +146,7 @@ class PostgresDatabase(Database):
                 "Nothing was changed. Update with `pip install --upgrade hrm-agent`, or name another store.",
             )
 
-    def submit(self, work: Work[T]) -> Future[T]:
+    def _submit(self, work: Work[T]) -> Future[T]:
         return self._committer.submit(work)
 
     def _transact(self, works: Sequence[Work[Any]]) -> list[Any]:
@@ -140,15 +166,24 @@ class PostgresDatabase(Database):
         self._broken = True
 
     def _patiently(self, attempt: Callable[[], T], on_loss: Callable[[], None]) -> T:
-        """The result of `attempt`, made again while the server is away. Raises `StoreError` after a minute."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        """The result of `attempt`, made again while the server is away. Raises `StoreError` after a minute.
+
+        Whoever comes after that minute finds out at once whether the server is back: a run that ends for want of its
+        store has much to close.
+        """
+        deadline = time.monotonic() + (0 if self._given_up else _PATIENCE_SECONDS)
         while True:
             try:
-                return attempt()
+                result = attempt()
+                self._given_up = False
+                return result
             except (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout) as error:
                 on_loss()
-                if _is_final(error) or time.monotonic() > deadline:
+                if _is_final(error):
                     raise self._store_error(error) from error
+                if time.monotonic() > deadline:
+                    self._given_up = True
+                    raise self._gone(error) from error
                 time.sleep(0.1)
             except psycopg.Error as error:
                 raise self._store_error(error) from error
@@ -163,28 +198,44 @@ class PostgresDatabase(Database):
             except psycopg.Error as error:
                 raise self._store_error(error) from error
 
+    def look(self, reading: Callable[[Cursor], T]) -> T:
+        self._refuse_fork()
+        self.flush()
+
+        def attempt() -> T:
+            with self._begun() as cursor:
+                return reading(cursor)
+
+        return self._patiently(attempt, lambda: None)
+
     @contextmanager
     def _read(self) -> Generator[Cursor]:
-        connection = self._patiently(self._sound_connection, lambda: None)
         try:
-            with connection.cursor() as cursor:
-                yield _Cursor(cursor)
+            with self._begun() as cursor:
+                yield cursor
         except psycopg.Error as error:
             raise self._store_error(error) from error
-        finally:
-            with suppress(psycopg.Error):
-                connection.execute("ROLLBACK")
-            self._pool.putconn(connection)
 
-    def _sound_connection(self) -> psycopg.Connection[Any]:
-        """A connection of the pool that answers, in a transaction that sees one moment."""
-        connection = self._pool.getconn()
+    @contextmanager
+    def _begun(self) -> Generator[Cursor]:
+        reading = _Reading(lambda query, values: self._patiently(lambda: self._begin(query, values), lambda: None))
+        try:
+            yield reading
+        finally:
+            if reading.cursor is not None:
+                with suppress(psycopg.Error):
+                    reading.cursor.connection.execute("ROLLBACK")
+                self._pool.putconn(reading.cursor.connection)
+
+    def _begin(self, query: bytes, values: Sequence[Any]) -> psycopg.Cursor[Any]:
+        """The first statement of a transaction that sees one moment, on a connection of the pool."""
+        connection = self._pool.getconn(timeout=_ANSWER_SECONDS)
         try:
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        except psycopg.Error:
+            return connection.cursor().execute(query, values)
+        except BaseException:
             self._pool.putconn(connection)
             raise
-        return connection
 
     def size(self) -> int:
         query = "SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class WHERE relkind = 'r' AND relname IN "
@@ -206,22 +257,31 @@ class PostgresDatabase(Database):
     def problems(self) -> list[str]:
         return []  # PostgreSQL checks its pages itself (data_checksums, pg_amcheck)
 
-    def close(self) -> None:
-        super().close()
+    def _close(self) -> None:
         self._committer.close()
         self._pool.close()
         self._writer.close()
 
+    def _gone(self, error: Exception) -> StoreError:
+        return StoreError(
+            f"The server of {self.url} has been away for more than {_PATIENCE_SECONDS:.0f} seconds: {_words(error)}.",
+            "What was committed is intact: start the server, then `hrm-agent resume` the run.",
+        )
+
     def _store_error(self, error: Exception) -> StoreError:
-        text = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, psycopg.errors.DiskFull):
             return StoreFullError(
                 f"The disk of the server of {self.url} is full.",
                 "What was committed is intact: free some space, then `hrm-agent resume` the run.",
             )
         return StoreError(
-            f"The store {self.url} cannot be used: {text}.", "See that the server runs and that the URL is right."
+            f"The store {self.url} cannot be used: {_words(error)}.",
+            "See that the server runs and that the URL is right.",
         )
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 def _is_final(error: Exception) -> bool:

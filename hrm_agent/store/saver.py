@@ -255,12 +255,15 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         values = (place.thread_id, place.ns, place.checkpoint_id)[: 3 if place.checkpoint_id else 2]
         if place.checkpoint_id and not place.ns:
             self._choose(place.thread_id, place.checkpoint_id)
-        with self._database.read() as cursor:
+
+        def read(cursor: Cursor) -> CheckpointTuple | None:
             row = cursor.execute(f"SELECT {ROW} FROM checkpoints WHERE {given}{newest}", values).fetchone()
-            if row:
-                return self._reading(cursor, shared=False).tuples([Row(*row)])[0]
-        _note(self._new, place.thread_id, None)
-        return None
+            return self._reading(cursor, shared=False).tuples([Row(*row)])[0] if row else None
+
+        found = self._database.look(read)
+        if found is None:
+            _note(self._new, place.thread_id, None)
+        return found
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         return await asyncio.to_thread(self.get_tuple, config) if self._database.waits else self.get_tuple(config)

@@ -134,7 +134,7 @@ class SqliteDatabase(Database):
             self.epoch = epoch_of(cursor)
             return [work(cursor) for work in works]
 
-    def submit(self, work: Work[T]) -> Future[T]:
+    def _submit(self, work: Work[T]) -> Future[T]:
         if self._committer is not None:
             return self._committer.submit(work)
         future: Future[T] = Future()
@@ -179,8 +179,7 @@ class SqliteDatabase(Database):
             found = [str(row[0]) for row in cursor.execute("PRAGMA integrity_check").fetchall()]
         return [] if found == ["ok"] else found
 
-    def close(self) -> None:
-        super().close()
+    def _close(self) -> None:
         if self._committer is not None:
             self._committer.close()
         with self._writing, self._reading:

@@ -73,8 +73,11 @@ class Known:
     """id -> the message itself (so that its id stays taken), a copy of its fields, and its stored form."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def add(self, hashes: Iterable[bytes]) -> None:
+    def add(self, epoch: str, hashes: Iterable[bytes]) -> None:
+        """Note what was stored in an epoch; what was stored in an earlier one may have been collected since."""
         with self.lock:
+            if epoch != self.epoch:
+                return
             if len(self.stored) > 64 * _REMEMBERED:
                 self.stored.clear()
             self.stored.update(hashes)
