@@ -43,6 +43,12 @@ async def collect(
     sampling = Sampling(temperature=config.temperature, top_p=config.top_p, max_tokens=config.max_tokens)
     policy = backend or load_policy(config.policy)
     async with open_runner(
-        folder, policy, config.policy, sampling, stand_in=config.stand_in, weak_isolation=config.weak_isolation
+        folder,
+        policy,
+        config.policy,
+        sampling,
+        store=config.store,
+        stand_in=config.stand_in,
+        weak_isolation=config.weak_isolation,
     ) as runner:
         return await rollout(runner, episodes, concurrency=config.concurrency, on_done=on_rollout)

@@ -6,9 +6,12 @@ reinforcement learning are the demo's; the paper's values (rStar2-Agent, arXiv 2
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from hrm_agent.errors import ConfigError
 
 __all__ = ["CollectConfig", "DemoConfig", "GrpoConfig", "SftConfig"]
 
@@ -16,6 +19,18 @@ TANK = (
     "A tank holds 1200 L. It leaks 2% per hour for 3 hours, then is refilled by 150 L. "
     "Return exactly: 'Answer: <liters>'."
 )
+
+
+def _without_password(url: str) -> str:
+    if re.match(r"\w+://[^/@]*:[^/@]*@", url):
+        raise ConfigError(
+            "The URL of the store has a password in it, which would be saved beside the run.",
+            "Put it into PGPASSWORD or ~/.pgpass.",
+        )
+    return url
+
+
+StoreUrl = Annotated[str, AfterValidator(_without_password)]
 
 
 class CollectConfig(BaseModel):
@@ -43,6 +58,8 @@ class CollectConfig(BaseModel):
     """Sampled tokens of one answer, where the graph sets no budget of its own."""
     concurrency: int = Field(default=256, ge=1)
     """Rollouts open at a time."""
+    store: StoreUrl | None = None
+    """Where to record, as a path or URL; several runs may share one. None: `store.db` in the run's folder."""
     weak_isolation: bool = False
     """Run model-written code even where this machine offers no namespaces: resource limits only."""
     seed: int = 0
@@ -106,6 +123,8 @@ class GrpoConfig(BaseModel):
     """Most tokens, padding included, of one forward pass."""
     concurrency: int = Field(default=256, ge=1)
     """Rollouts open at a time."""
+    store: StoreUrl | None = None
+    """Where to record, as a path or URL; several runs may share one. None: `store.db` in the run's folder."""
     weak_isolation: bool = False
     """Run model-written code even where this machine offers no namespaces: resource limits only."""
     seed: int = 0

@@ -106,6 +106,7 @@ async def _evaluate(
         max_tokens=config.train.max_tokens,
         weak_isolation=config.train.weak_isolation,
         temperature=config.train.temperature,
+        store=config.train.store,
         seed=config.train.seed,
     )
     return evaluate(await collect(asked, folder, stage=f"eval-{stage}", on_rollout=on_rollout))
@@ -114,7 +115,12 @@ async def _evaluate(
 async def _solve(policy: str, config: DemoConfig, folder: Path, on_update: OnUpdate | None) -> Trajectory:
     task = TaskRef(id="demo", family="demo", prompt=config.problem)
     async with open_runner(
-        folder, load_policy(policy), policy, Sampling(temperature=0.0), weak_isolation=config.train.weak_isolation
+        folder,
+        load_policy(policy),
+        policy,
+        Sampling(temperature=0.0),
+        store=config.train.store,
+        weak_isolation=config.train.weak_isolation,
     ) as runner:
         return await runner.run(Episode(task, f"{run_id_of(folder)}/solve", graph="reasoning"), on_update)
 

@@ -52,7 +52,13 @@ async def train(
     pool = load_tasks(config.tasks, split="train", seed=config.seed, count=config.steps * config.prompts_per_step)
     sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
     async with open_runner(
-        folder, policy.engine, policy.name, sampling, stand_in=True, weak_isolation=config.weak_isolation
+        folder,
+        policy.engine,
+        policy.name,
+        sampling,
+        store=config.store,
+        stand_in=True,
+        weak_isolation=config.weak_isolation,
     ) as runner:
         for step in range(policy.version, config.steps):
             phases = Phases()

@@ -21,7 +21,7 @@ from graphs.episode import Episode, EpisodeRunner
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.files import alone_in
 from hrm_agent.models import Backend
-from hrm_agent.store import open_store
+from hrm_agent.store import STORE_POINTER, open_store
 from hrm_agent.trajectory import Sampling, Trajectory, derive_seed
 from training.tasks.base import Task
 
@@ -35,15 +35,18 @@ async def open_runner(
     policy: str,
     sampling: Sampling,
     *,
+    store: str | None = None,
     stand_in: bool = False,
     weak_isolation: bool = False,
 ) -> AsyncGenerator[EpisodeRunner]:
-    """Everything that the episodes of the run in `folder` share: its `store.db`, a sandbox, and the policy."""
+    """Everything that the episodes of the run in `folder` share: its store, a sandbox, and the policy."""
     with alone_in(folder):
         environment = LocalEnvironment(allow_weak_isolation=weak_isolation)
         try:
-            with open_store(folder / "store.db") as store:
-                yield EpisodeRunner(store, backend, policy, environment, sampling, stand_in=stand_in)
+            with open_store(store or folder / "store.db") as opened:
+                if store is not None:
+                    (folder / STORE_POINTER).write_text(opened.url, encoding="utf-8")
+                yield EpisodeRunner(opened, backend, policy, environment, sampling, stand_in=stand_in)
         finally:
             await environment.close()
 

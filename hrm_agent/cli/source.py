@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hrm_agent.store import RunStore, open_store
+from hrm_agent.store import STORE_POINTER, RunStore, open_store
 from hrm_agent.trajectory import Trajectory
 from hrm_agent.trajectory.formats import read_jsonl, read_parquet
 
@@ -32,8 +32,10 @@ def stored_trajectories(where: str, run_id: str | None = None) -> Iterator[Traje
     if reader is not None:
         yield from (t for t in reader(Path(where)) if run_id is None or t.run_id == run_id)
         return
+    shared = Path(where) / STORE_POINTER  # of a store that others record in too, a folder means its own run
+    own = (Path(where) / "run_id").read_text(encoding="utf-8") if shared.is_file() else None
     with existing_store(where) as store:
-        yield from store.journal.trajectories(run_id=run_id)
+        yield from store.journal.trajectories(run_id=run_id or own)
 
 
 def is_file(where: str) -> bool:

@@ -23,7 +23,10 @@ from hrm_agent.store.serializer import allowed_types
 from hrm_agent.store.sqlite import SqliteDatabase
 from hrm_agent.store.threads import copy_rows, lineage
 
-__all__ = ["RunStore", "ThreadInfo", "open_store"]
+__all__ = ["STORE_POINTER", "RunStore", "ThreadInfo", "open_store"]
+
+STORE_POINTER = "store.url"
+"""File in a run's folder that names its store, where that lies elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,7 @@ class RunStore:
 def open_store(
     where: str | Path, *, create: bool = True, key: str | bytes | None = None, allow: Sequence[str] = ()
 ) -> RunStore:
-    """Open a store by path or URL; a folder means its `store.db`.
+    """Open a store by path or URL; a folder means its `store.db`, or the one that its `store.url` names.
 
     `runs/x.db`, `sqlite:///runs/x.db`, `sqlite:///runs/x.db?level=power` (see `hrm_agent.store.sqlite`),
     `postgresql://user@host/database`. `key` (base64 of 32 bytes, or the variable `HRM_AGENT_STORE_KEY`) opens an
@@ -151,6 +154,8 @@ def _open_database(where: str, *, create: bool) -> Database:
         )
     text, _, options = rest[1:].partition("?") if separator else (where, "", "")
     path, given = Path(text), dict(parse_qsl(options))
+    if (pointer := path / STORE_POINTER).is_file():
+        return _open_database(pointer.read_text(encoding="utf-8").strip(), create=create)
     if unknown := given.keys() - {"level"}:
         raise ConfigError(f"A SQLite store has no option {min(unknown)!r}.", "Its options: level=process|power.")
     return SqliteDatabase(path / "store.db" if path.is_dir() else path, create=create, **given)
