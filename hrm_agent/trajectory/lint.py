@@ -302,9 +302,9 @@ def _trainable_kind(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("policy-version")
 def _policy_version(trajectory: Trajectory) -> Iterator[Problem]:
-    """Versions count from 0; the policy's calls have no earlier version than the run and than their parent."""
-    versions = {call.id: call.policy_version for call in trajectory.calls if call.model == trajectory.policy}
-    for call in trajectory.calls:
+    """Versions count from 0; the policy's own calls have no earlier version than the run and than their parent."""
+    versions = {call.id: call.policy_version for call in trajectory.own_calls if call.model == trajectory.policy}
+    for call in trajectory.own_calls:
         earliest = versions.get(call.parent or "", trajectory.policy_version) if call.id in versions else 0
         if call.policy_version < earliest:
             yield call.id, f"policy version {call.policy_version} after {earliest}"

@@ -14,6 +14,7 @@ from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import Overlay, TaskRef, Trajectory, Verdict
 from hrm_agent.trajectory.forest import path_to, path_tokens
+from hrm_agent.trajectory.lint import lint
 from tests.graphs.scripts import boxed, call
 from training.advantages import group_advantages
 from training.batch import build_batches, kept_rows
@@ -83,6 +84,19 @@ async def test_a_sibling_is_judged_by_what_it_did_itself(tmp_path: Path) -> None
     assert judged.penalty_error == 0.5, "one of two failed"
     assert [(o.penalty_error, o.group_id) for o in select(group, 2, "grpo", seed=0)] == [(0.5, "thread/fork-1")] * 2
     assert [o.penalty_format for o in select(group, 2, "grpo", seed=0)] == [0.0, 0.0]
+
+
+async def test_a_later_policy_may_go_on_from_what_an_earlier_one_did(tmp_path: Path) -> None:
+    _, sibling, _ = await forked(tmp_path)
+    (own,) = sibling.own_calls
+    inherited = [call for call in sibling.calls if call.id != own.id]
+
+    def by(version: int) -> Trajectory:
+        calls = (*inherited, own.model_copy(update={"policy_version": version}))
+        return sibling.model_copy(update={"policy": own.model, "policy_version": 3, "calls": calls})
+
+    assert lint(by(3)) == []
+    assert [finding.name for finding in lint(by(2))] == ["policy-version"]
 
 
 @pytest.mark.parametrize("text", ["What is 40 + 2?"])
