@@ -1,0 +1,181 @@
+"""Several real processes on one store: nothing is lost, nobody meets a locked database, a thread has one run."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hrm_agent.errors import RunError
+from hrm_agent.store import RunStore, open_store
+from hrm_agent.store.care import verify
+from hrm_agent.trajectory import RunStatus
+from tests.postgres import PostgresServer
+from tests.store.bodies import execute
+from tests.store.writer import STEPS, THREADS, call, hold, main, run, write
+
+NAMES = ("first", "second", "third")
+
+
+@pytest.fixture(params=["sqlite", "sqlite power", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path, postgres: PostgresServer) -> Iterator[str]:
+    if request.param == "postgresql":
+        database = postgres.create_database()
+        yield database
+        postgres.drop_database(database)
+    else:
+        yield f"sqlite:///{tmp_path}/store.db" + ("?level=power" if "power" in request.param else "")
+
+
+@dataclass
+class Writer:
+    """Another process, and the line to it."""
+
+    process: BaseProcess
+    line: Connection
+
+    def begin(self) -> None:
+        self.line.send("go")
+
+    def says(self) -> str:
+        assert self.line.poll(120), "no word for two minutes"
+        return self.line.recv()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+@contextmanager
+def writers(url: str, work: Any, *names: str) -> Iterator[list[Writer]]:
+    """Processes that are ready to begin; killed at the end of the block if they have not ended."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.store.writer"])  # so that a process costs a fork, not LangGraph's import
+    started: list[Writer] = []
+    try:
+        for name in names:
+            here, there = context.Pipe()
+            process = context.Process(target=main, args=(there, work, url, name))
+            process.start()
+            there.close()
+            started.append(Writer(process, here))
+        yield started
+    finally:
+        for writer in started:
+            writer.kill()
+
+
+def test_processes_write_side_by_side(url: str) -> None:
+    """They make the store at the same moment, too; and somebody reads all the while."""
+    with writers(url, write, *NAMES) as processes:
+        for process in processes:
+            process.begin()
+        with open_store(url) as store:
+            while not all(process.line.poll(0) for process in processes):
+                assert all(found.checkpoint["channel_values"] for found in store.checkpointer.list(None, limit=20))
+                assert len(store.threads()) <= len(NAMES) * THREADS
+        assert [process.says() for process in processes] == ["done"] * len(NAMES)
+    with open_store(url) as store:
+        assert Counter(info.status for info in store.threads()) == {RunStatus.COMPLETED: len(NAMES) * THREADS}
+        for thread in (f"{name} {i}" for name in NAMES for i in range(THREADS)):
+            check_thread(store, thread)
+        assert list(verify(store)) == []
+
+
+def check_thread(store: RunStore, thread: str) -> None:
+    found = [*store.checkpointer.list({"configurable": {"thread_id": thread}})]
+    assert [step.checkpoint["channel_values"].get("n") for step in found] == [*range(STEPS, -1, -1), None]
+    assert [len(step.pending_writes or ()) for step in found[1:]] == [2] + [3] * STEPS
+    assert store.journal.trajectory(f"id of {thread}").calls == tuple(call(thread, i) for i in range(STEPS))
+
+
+def test_a_thread_has_one_run(url: str) -> None:
+    """Without a lease: whoever finds that the thread went on without it writes nothing more."""
+    with writers(url, run, "t", "t") as processes:
+        for process in processes:
+            process.begin()
+        words = sorted(process.says() for process in processes)
+    assert words[1] == "done"
+    assert words[0].startswith("RunError: Thread 't' was taken on by another run")
+    with open_store(url) as store:
+        steps = [*store.checkpointer.list({"configurable": {"thread_id": "t"}})]
+    assert max(Counter(str(step.parent_config) for step in steps).values()) == 1, "the thread was forked"
+    assert steps[0].checkpoint["channel_values"]["n"] == STEPS
+
+
+@contextmanager
+def holder(url: str) -> Iterator[Writer]:
+    """A process that holds the lease of the thread `t`."""
+    with writers(url, hold, "t") as (process,):
+        process.begin()
+        assert process.says() == "held"
+        yield process
+
+
+def test_a_thread_that_is_held_is_refused(url: str) -> None:
+    with open_store(url) as store, holder(url) as process:
+        with pytest.raises(RunError, match=f"'t' is being run already, by process {process.process.pid} on .*fork"):
+            take(store)
+        with writers(url, hold, "t") as (second,):
+            second.begin()
+            assert second.says().startswith("RunError: Thread 't' is being run already")
+        with store.lease("another"):
+            pass
+        process.line.send("enough")
+        assert process.says() == "done"
+        take(store)
+
+
+def take(store: RunStore) -> None:
+    with store.lease("t"):
+        pass
+
+
+def test_a_thread_whose_owner_was_killed_is_free_at_once(url: str) -> None:
+    with open_store(url) as store, holder(url) as process:
+        os.kill(process.process.pid or 0, signal.SIGSTOP)  # it hangs, and may go on at any moment
+        with pytest.raises(RunError, match="is being run already"):
+            take(store)
+        process.kill()
+        started = time.monotonic()
+        take(store)
+        assert time.monotonic() - started < 2
+
+
+def test_an_owner_on_another_machine_is_waited_for(url: str) -> None:
+    with open_store(url) as store, holder(url) as process:
+        process.kill()
+        elsewhere = ("elsewhere/1/1", time.time() + 60)
+        execute(url, "UPDATE leases SET process = ?, expires_at = ?", elsewhere)
+        with pytest.raises(RunError, match="by process 1 on elsewhere"):
+            take(store)
+        execute(url, "UPDATE leases SET expires_at = ?", (time.time() - 1,))
+        take(store)
+
+
+def test_a_number_that_was_given_to_another_process_is_no_owner(url: str) -> None:
+    with open_store(url) as store, holder(url) as process:
+        process.kill()
+        ((owner,),) = execute(url, "SELECT process FROM leases")
+        host, _, _ = owner.partition("/")
+        execute(url, "UPDATE leases SET process = ?", (f"{host}/{os.getppid()}/1",))
+        take(store)
+
+
+def test_a_lease_is_one_in_its_own_process_too(url: str) -> None:
+    with open_store(url) as store, store.lease("t"):
+        with pytest.raises(RunError, match="by this process"):
+            take(store)
+        with open_store(url) as other, pytest.raises(RunError, match=f"by process {os.getpid()}"):
+            take(other)
