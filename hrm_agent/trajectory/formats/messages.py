@@ -62,6 +62,8 @@ def conversation_of(call: Call, trajectory: Trajectory, known: Known) -> Convers
     tools = next((offer for offer in ((), *known.tools) if content_hash(offer) == call.tools_hash), None)
     if tools is None and call.tools_hash:
         return NO_TOOLS
+    if not call.context_hash:
+        return NO_MESSAGES
     answer = answer_of(call)
     for sent in _candidates(call, trajectory, known):
         messages = (*sent, answer)

@@ -67,9 +67,17 @@ def write_rows(trajectories: Iterable[Trajectory], path: Path, make: RowMaker) -
                 if isinstance(row, LeftOut):
                     report.left_out[row.reason] += 1
                 else:
-                    file.write(to_json(row) + "\n")
+                    file.write(_line(row) + "\n")
                     report.rows += 1
     return report
+
+
+def _line(row: Row) -> str:
+    """Strict JSON. Looking for what is not finite takes longer than writing, and there is seldom any."""
+    try:
+        return json.dumps(row, ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError):
+        return to_json(row)
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
