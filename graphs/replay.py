@@ -215,7 +215,7 @@ class _Player:
         answers = self._answers({found.checkpoint["id"] for found in played})
         places = Places(scratch, self._trajectory.thread_id, self._graph)
         error, asked = await self._run(stretch, scratch, answers, places)
-        if asked is not None and self._record_ends_at(stretch, asked, answers):
+        if asked is not None and self._record_ends_at(stretch, scratch, asked, answers):
             asked, error = None, None
         return self._judge(stretch, scratch, answers, error, asked)
 
@@ -281,11 +281,14 @@ class _Player:
         scratch.put_writes(head.config, writes, _NULL_TASK)
         return True
 
-    def _record_ends_at(self, stretch: _Stretch, asked: Asked, answers: Answers) -> bool:
+    def _record_ends_at(self, stretch: _Stretch, scratch: Scratch, asked: Asked, answers: Answers) -> bool:
         """True if the recorded run was cut short before this was answered, and all that it had is used."""
-        if stretch.finished or not stretch.last:
+        step = _step(stretch.end)
+        if stretch.finished or not stretch.last or asked.place[0].step != step + 1:
             return False
-        return asked.place[0].step > _step(stretch.end) and not answers.left_at(asked.place)
+        now = scratch.at(step)
+        alike = now is not None and goes_on_alike(self._saver.serde, stretch.end, now, {})
+        return alike and not answers.left_at(asked.place)
 
     # judging
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import base64
 import sys
 from contextlib import suppress
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 from langchain_core.messages import ToolMessage
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.types import Command
 
 __all__ = ["is_answer", "pack", "pack_error", "raised", "unpack"]
 
@@ -72,6 +74,8 @@ def _dump(message: ToolMessage) -> dict[str, Any] | None:
 
 def _same(loaded: Any, value: Any) -> bool:
     """Equal, and of one type: a tuple that comes back as a list is not the same."""
+    if isinstance(value, Command) and isinstance(value.goto, tuple):
+        value = replace(cast("Command[Any]", value), goto=[*value.goto])  # LangGraph takes either
     try:
         return type(loaded) is type(value) and bool(loaded == value)
     except Exception:  # arrays, say, of which nobody can say whether they are equal

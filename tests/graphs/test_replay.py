@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from langchain_core.messages import HumanMessage
 from langgraph.types import Command
 
 from graphs.asked import asked_lines
@@ -15,7 +17,8 @@ from graphs.loading import load_graph
 from graphs.prompts import SOLVER_PROMPT
 from graphs.replay import Replay, ReplayVerdict, replay_async
 from hrm_agent.environment import LocalEnvironment
-from hrm_agent.models import using_policy
+from hrm_agent.errors import ContextLengthError
+from hrm_agent.models import Completion, GenerationRequest, using_policy
 from hrm_agent.models.foreign import record_foreign_models
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.store import RunStore
@@ -221,3 +224,36 @@ async def test_it_goes_on_live_from_there(store: RunStore, environment: LocalEnv
     assert len(found.live.calls) == 2 and lint(found.live) == []
     assert (await check(store, "hinted", graph=graph)).equal
     assert store.journal.trajectory("thread") == recorded
+
+
+async def test_a_command_that_updates_and_goes_elsewhere(store: RunStore, environment: LocalEnvironment) -> None:
+    await begin(store, environment, "chat")
+    for given in (
+        Command(update={"messages": [HumanMessage("by command", id="m")]}, goto="answer"),
+        Command(goto="answer"),
+    ):
+        await go_on(store, "chat", given)
+    found = await check(store)
+    assert found.equal and found.unused == 0
+    assert found.checkpoints == 5, "an input, its start and three answers"
+
+
+class Narrow(ScriptedEngine):
+    """Has room for one turn."""
+
+    def submit(self, request: GenerationRequest) -> Future[Completion]:
+        if self.calls == 1:
+            raise ContextLengthError("The prompt has 134 tokens; the model takes 110.")
+        return super().submit(request)
+
+
+@pytest.mark.parametrize("limit", [200, 2])
+async def test_a_run_that_came_to_a_limit(limit: int, store: RunStore, environment: LocalEnvironment) -> None:
+    with Narrow(lambda _: call("1")) as engine:
+        runner = EpisodeRunner(store, engine, "scripted", environment, recursion_limit=limit)
+        trajectory = await runner.run(Episode(TASK, "thread"))
+    assert trajectory.stop_reason is (StopReason.MAX_TOKENS if limit == 200 else StopReason.RECURSION_LIMIT)
+    found = await check(store)
+    assert found.equal and found.unused == 0
+    changed = await check(store, graph=named("hinted_loop"))
+    assert changed.verdict is (ReplayVerdict.ASKS if limit == 200 else ReplayVerdict.EQUAL)

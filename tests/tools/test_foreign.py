@@ -17,6 +17,7 @@ from hrm_agent.tools.outputs import pack, unpack
 from hrm_agent.trajectory import MemoryJournal, Recording, ToolStatus, recording
 
 runs: list[Any] = []
+STEERING = Command(goto=["x"], update={"messages": [ToolMessage("gone", tool_call_id="c")]})
 
 
 def config(task: str = "1", thread: str = "t") -> Any:
@@ -92,7 +93,7 @@ async def test_what_is_no_answer_is_run_again(unknown: Any, journal: MemoryJourn
 
 @pytest.mark.parametrize(
     "value",
-    [1, "x", None, [1, 2.5], {"a": {1}}, ToolMessage("x", tool_call_id="c", artifact={"a": [1]}), b"\x00"],
+    [1, "x", None, [1, 2.5], {"a": {1}}, ToolMessage("x", tool_call_id="c", artifact={"a": [1]}), b"\x00", STEERING],
 )
 def test_outputs_come_back_as_they_were(value: Any) -> None:
     back = unpack(pack(value))
