@@ -27,7 +27,9 @@ def run(words: list[str]) -> int:
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
     if arguments.record is not None:
-        _report(output, evaluate(stored_trajectories(arguments.record)), arguments.record)
+        # A fork begins in the middle, at a moment that somebody chose: it is no sample of what the policy does.
+        whole = (found for found in stored_trajectories(arguments.record) if found.forked_from is None)
+        _report(output, evaluate(whole), arguments.record)
         return 0
     config = config_from(arguments, CollectConfig, "eval")
     if arguments.dry_run:

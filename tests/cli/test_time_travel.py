@@ -91,6 +91,23 @@ def read_config(hrm: Command, thread: str, key: str) -> str:
     return next(line.partition(" = ")[2] for line in text.splitlines() if line.startswith(f"{key} = "))
 
 
+def test_forks_of_a_collected_run_are_verified_and_no_part_of_its_score(
+    answers: str, hrm: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"question": TASK, "answer": "41"}))
+    words = ("--tasks", f"jsonl:{tmp_path / 'tasks.jsonl'}", "--count", "none", "--policy", answers, "--out", "runs/c")
+    assert hrm("collect", *words).code == 0
+    score = hrm("eval", "runs/c", "--json").json
+    fork = ("fork", "c/collect/0/0", "--at", "before:reason", "--store", "runs/c", "--count", "2")
+    group = hrm(*fork, "--run", "--json").json
+    assert [row["reward"] for row in group["trajectories"]] == [1.0, 1.0]
+    assert hrm(*fork).code == 0
+    assert hrm("resume", "c/collect/0/0/fork-2/1", "--store", "runs/c", "--json").lines[-1]["rewards"] == {
+        "correct": 1.0
+    }
+    assert hrm("eval", "runs/c", "--json").json == score
+
+
 def test_an_edit_then_resume_then_the_difference(thread: str, answers: str, hrm: Command) -> None:
     call = hrm("show", thread, "--json").json["tool_calls"][0]["tool_call_id"]
     done = hrm("fork", thread, "--at", "after:tools", "--tool", f"{call}=41", "--policy", answers, "--name", "other")
