@@ -95,7 +95,7 @@ def _prune(words: list[str]) -> int:
     with existing_store(arguments.store) as store:
         pruned = prune(
             store,
-            older_than_seconds=_seconds(arguments.older_than) if arguments.older_than else None,
+            older_than_seconds=_seconds(arguments.older_than) if arguments.older_than is not None else None,
             status=[_status(name) for name in arguments.status],
             keep_trained=not arguments.trained,
             dry_run=arguments.dry_run,

@@ -19,8 +19,10 @@ from pydantic import ValidationError
 
 from hrm_agent.errors import HrmError, StoreError
 from hrm_agent.store.database import Cursor, placeholders
+from hrm_agent.store.leases import leased
 from hrm_agent.store.rows import read_manifest
 from hrm_agent.store.run_store import RunStore
+from hrm_agent.store.serializer import RefusedValue
 from hrm_agent.store.threads import delete_threads
 from hrm_agent.store.values import LIST, hash_of, references
 from hrm_agent.trajectory import RunStatus, Trajectory
@@ -29,6 +31,8 @@ from hrm_agent.trajectory.lint import lint
 __all__ = ["Pruned", "Stats", "collect_values", "delete_runs", "prune", "stats", "verify"]
 
 _AT_ONCE = 500
+_UNREADABLE = (HrmError, RefusedValue, ValueError, TypeError, LookupError)
+"""What reading a damaged row comes to."""
 _BYTES = {
     "values": ("blobs", ("data",)),
     "checkpoints": ("checkpoints", ("manifest", "metadata")),
@@ -95,7 +99,9 @@ def verify(store: RunStore) -> Iterator[str]:
     with store.database.read() as cursor:
         yield from _values(store, cursor, known)
         for where, found in _references(store, cursor):
-            if lost := [hash_ for hash_ in found if hash_ not in known]:
+            if found is None:
+                yield where
+            elif lost := [hash_ for hash_ in found if hash_ not in known]:
                 yield f"{where}: names the value {lost[0].hex()}, which is not in the store"
         yield from _dangling(cursor)
     yield from _trajectories(store)
@@ -109,7 +115,7 @@ def _values(store: RunStore, cursor: Cursor, known: set[bytes]) -> Iterator[str]
         try:
             opened = store.blobs.cipher.open(data, "blob", name)
             held = references(int(kind), opened)
-        except (HrmError, ValueError) as error:
+        except _UNREADABLE as error:
             yield f"value {name.hex()}: {error}"
             continue
         if hash_of(int(kind), opened, store.blobs.cipher.hash_key) != name:
@@ -128,24 +134,24 @@ def _rows(cursor: Cursor, query: str) -> Iterator[Sequence[Any]]:
         yield from (row[1:] for row in found)
 
 
-def _references(store: RunStore, cursor: Cursor) -> Iterator[tuple[str, list[bytes]]]:
-    """Where values are named: of each checkpoint and each task's writes, the hashes."""
+def _references(store: RunStore, cursor: Cursor) -> Iterator[tuple[str, list[bytes] | None]]:
+    """Where values are named: of each checkpoint and each task's writes, the hashes; None if it cannot be read."""
     cipher = store.blobs.cipher
     for thread, ns, id_, manifest in _rows(cursor, "SELECT seq, thread_id, ns, id, manifest FROM checkpoints"):
         where = f"thread {thread!r}, checkpoint {id_}"
         try:
             _, channels = read_manifest(cipher.open(manifest, thread, ns, id_))
             yield where, [hash_ for _, ref in channels.values() if ref is not None for hash_ in _named(ref)]
-        except (HrmError, ValueError, TypeError) as error:
-            yield f"{where}: cannot be read ({error})", [b""]
+        except _UNREADABLE as error:
+            yield f"{where}: cannot be read ({error})", None
     query = "SELECT thread_id, ns, checkpoint_id, task_id, slot, data FROM writes"
     for *place, slot, data in cursor.execute(query).fetchall():
         where = f"thread {place[0]!r}, checkpoint {place[2]}, writes of task {place[3]}"
         try:
             held = ormsgpack.unpackb(cipher.open(data, *place, str(slot)))
             yield where, [hash_ for _, _, ref in held for hash_ in _named(ref)]
-        except (HrmError, ValueError, TypeError) as error:
-            yield f"{where}: cannot be read ({error})", [b""]
+        except _UNREADABLE as error:
+            yield f"{where}: cannot be read ({error})", None
 
 
 def _named(reference: Any) -> list[bytes]:
@@ -204,6 +210,9 @@ def prune(
         judged = _judged(store)
         kept["judged by a training run"] = sum(h.id in judged for h in due)
         due = [h for h in due if h.id not in judged]
+    running = store.database.look(leased)
+    kept["being run"] = sum(h.thread_id in running for h in due)
+    due = [h for h in due if h.thread_id not in running]
     leaving = {h.id for h in due}
     needed = _origins((h for h in headers if h.id not in leaving), {h.id: h for h in headers})
     kept["a run that stays was forked from them"] = sum(h.id in needed for h in due)
@@ -243,7 +252,8 @@ def _origins(headers: Iterable[Trajectory], by_id: dict[str, Trajectory]) -> set
 def delete_runs(store: RunStore, thread_ids: Sequence[str]) -> int:
     """Delete threads with all that is on record of them, judgements included; returns how many values were freed.
 
-    Raises `StoreError` for a thread that is not there, and for one that a fork which stays begins with.
+    Raises `StoreError` for a thread that is not there, for one that is being run, and for one that a fork which stays
+    begins with.
     """
     headers = store.journal.headers()
     by_id = {h.id: h for h in headers}
@@ -263,6 +273,9 @@ def delete_runs(store: RunStore, thread_ids: Sequence[str]) -> int:
             "Delete the forks too.",
         )
     bare = [thread_id for thread_id in thread_ids if thread_id in threads]
+    running = store.database.look(leased) & {*bare, *(h.thread_id for h in due.values())}
+    if running:
+        raise StoreError(f"Thread {min(running)!r} is being run.", "Wait for it, or end it.")
     store.database.write(lambda cursor: delete_threads(cursor, bare))
     _delete(store, list(due.values()))
     return collect_values(store)
@@ -282,11 +295,16 @@ def _delete(store: RunStore, headers: Sequence[Trajectory]) -> None:
 
 
 def collect_values(store: RunStore) -> int:
-    """Delete the values that no checkpoint and no write names; returns how many."""
+    """Delete the values that no checkpoint and no write names; returns how many.
+
+    Raises `StoreError` where something is damaged that may name values: they might be all that is left of it.
+    """
 
     def collect(cursor: Cursor) -> int:
         marked: set[bytes] = set()
-        fresh = {hash_ for _, found in _references(store, cursor) for hash_ in found if hash_}
+        fresh: set[bytes] = set()
+        for where, found in _references(store, cursor):
+            fresh.update(_sound(where, found))
         while fresh:
             marked |= fresh
             fresh = _children(store, cursor, fresh) - marked
@@ -302,6 +320,14 @@ def collect_values(store: RunStore) -> int:
     return store.database.exclusive(collect)
 
 
+def _sound(where: str, found: list[bytes] | None) -> list[bytes]:
+    if found is None:
+        raise StoreError(
+            f"{where}. No values were collected.", "`hrm-agent store verify` lists what is damaged: delete those threads."
+        )
+    return found
+
+
 def _children(store: RunStore, cursor: Cursor, hashes: set[bytes]) -> set[bytes]:
     found: set[bytes] = set()
     listed = sorted(hashes)
@@ -309,5 +335,12 @@ def _children(store: RunStore, cursor: Cursor, hashes: set[bytes]) -> set[bytes]
         some = listed[start : start + _AT_ONCE]
         query = f"SELECT hash, kind, data FROM blobs WHERE kind >= {LIST} AND hash IN ({placeholders(len(some))})"
         for hash_, kind, data in cursor.execute(query, some).fetchall():
-            found.update(references(int(kind), store.blobs.cipher.open(data, "blob", bytes(hash_))))
+            found.update(_held(store, bytes(hash_), int(kind), data))
     return found
+
+
+def _held(store: RunStore, hash_: bytes, kind: int, data: bytes) -> list[bytes]:
+    try:
+        return references(kind, store.blobs.cipher.open(data, "blob", hash_))
+    except _UNREADABLE as error:
+        return _sound(f"value {hash_.hex()}: cannot be read ({error})", None)

@@ -32,7 +32,7 @@ _SEALED = {
     ),
     "calls": ("id, thread_id, task_id, checkpoint_id, parent, seed, record", {"record": ("call", "id")}),
     "overlays": ("run_id, step, trajectory_id, record", {"record": ("overlay", "run_id", "trajectory_id")}),
-    "threads": ("id, created_at, updated_at", {}),
+    "threads": ("id, trajectory_id, run_id, group_id, status, created_at, updated_at", {}),
 }
 """Table -> its columns; of each sealed one, what it is bound to: a word, then the columns that say where it stands."""
 
@@ -45,7 +45,8 @@ def copy_store(source: RunStore, target: RunStore) -> dict[str, int]:
     with source.database.read() as cursor:
 
         def work(into: Cursor) -> dict[str, int]:
-            if into.execute("SELECT 1 FROM trajectories UNION ALL SELECT 1 FROM checkpoints LIMIT 1").fetchone():
+            held = " UNION ALL ".join(f"SELECT 1 FROM {table}" for table in (*_SEALED, "tool_calls", "checkpoints"))
+            if into.execute(f"{held} LIMIT 1").fetchone():
                 raise StoreError(f"{target.url} is not empty.", "Copy into a new store.")
             return _Copy(cursor, source.blobs.cipher, into, target.blobs.cipher).all(source, target)
 
@@ -152,6 +153,11 @@ class _Copy:
         if reference is None:
             return None
         if isinstance(reference, bytes):
+            if reference not in self._names:
+                raise StoreError(
+                    f"The value {reference.hex()} is lost. Nothing was copied.",
+                    "`hrm-agent store verify` lists what is damaged: delete those threads first.",
+                )
             return self._names[reference]
         return [reference[0], self._node(int(reference[0]), reference[1])]
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from hrm_agent.errors import RunError, StoreError
 from hrm_agent.store.database import Cursor, Database
 
-__all__ = ["Leases"]
+__all__ = ["Leases", "leased"]
 
 _SECONDS = 30.0
 _HEARTBEAT_SECONDS = 5.0
@@ -91,6 +91,12 @@ class Leases:
         self._stop.set()
         if self._heart is not None:
             self._heart.join()
+
+
+def leased(cursor: Cursor) -> set[str]:
+    """The threads that a live process, this one included, is running."""
+    found = cursor.execute("SELECT thread_id, process FROM leases WHERE expires_at > ?", (time.time(),)).fetchall()
+    return {str(thread_id) for thread_id, process in found if not _is_gone(str(process))}
 
 
 def _taken(thread_id: str, by: str) -> RunError:
