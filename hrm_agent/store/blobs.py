@@ -32,6 +32,13 @@ class Blobs:
         self._database = database
         self.cipher = cipher
         self._known = Known()
+        self._transaction = -1
+        self._inserted: set[bytes] = set()
+
+    @property
+    def epoch(self) -> str:
+        """The newest that this process has met."""
+        return self._known.epoch
 
     def write(
         self,
@@ -63,24 +70,29 @@ class Blobs:
         """A transaction's work, and of each time it was done the epoch and what is stored if that was committed."""
         known, stored = self._known, list[tuple[str, list[bytes]]]()
         began = known.epoch
-        first = ValueWriter(serializer, known, self.cipher.hash_key)
+        first = ValueWriter(serializer, known, self.cipher.hash_key, epoch=began)
         encoded = encode(first)
 
         def work(cursor: Cursor) -> T:
             epoch, writer, found = self._database.epoch, first, encoded
             if epoch != began:  # not what is known now: another write may have noticed since
                 known.forget(epoch)
-                writer = ValueWriter(serializer, known, self.cipher.hash_key, trusting=False)
+                writer = ValueWriter(serializer, known, self.cipher.hash_key, epoch=epoch)
                 found = encode(writer)
-            self._insert(cursor, writer.new.values())
+            self._insert(cursor, writer.new)
             result = insert(cursor, found)
             stored.append((epoch, list(writer.new)))
             return result
 
         return work, stored
 
-    def _insert(self, cursor: Cursor, new: Iterable[Blob]) -> None:
-        rows = [(blob.hash, blob.kind, self.cipher.seal(blob.data, "blob", blob.hash)) for blob in new]
+    def _insert(self, cursor: Cursor, new: dict[bytes, Blob]) -> None:
+        """Insert what this transaction has not inserted yet: a checkpoint repeats the writes that led to it."""
+        if self._transaction != self._database.transaction:
+            self._transaction, self._inserted = self._database.transaction, set()
+        missing = [blob for hash_, blob in new.items() if hash_ not in self._inserted]
+        self._inserted.update(new)
+        rows = [(blob.hash, blob.kind, self.cipher.seal(blob.data, "blob", blob.hash)) for blob in missing]
         if rows:
             query = "INSERT INTO blobs (hash, kind, data) VALUES (?, ?, ?) ON CONFLICT (hash) DO NOTHING"
             cursor.executemany(query, rows)

@@ -323,7 +323,8 @@ def collect_values(store: RunStore) -> int:
 def _sound(where: str, found: list[bytes] | None) -> list[bytes]:
     if found is None:
         raise StoreError(
-            f"{where}. No values were collected.", "`hrm-agent store verify` lists what is damaged: delete those threads."
+            f"{where}. No values were collected.",
+            "`hrm-agent store verify` lists what is damaged: delete those threads.",
         )
     return found
 

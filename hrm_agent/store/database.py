@@ -63,6 +63,8 @@ class Database(ABC):
     """What a commit survives: `process` or `power`."""
     epoch: str = ""
     """As it stands in the transaction under way; it changes whenever blobs are collected."""
+    transaction: int = 0
+    """Number of the transaction under way."""
 
     def __init__(self) -> None:
         self._later: list[Work[Any]] = []
@@ -72,6 +74,8 @@ class Database(ABC):
         self._closed = False
         self._flusher: threading.Thread | None = None
         self._process = os.getpid()
+        self.heads: dict[str, str] = {}
+        """Newest checkpoint of threads, as of the transaction under way: forgotten when others may have written."""
 
     @abstractmethod
     def _submit(self, work: Work[T]) -> Future[T]: ...
@@ -108,8 +112,13 @@ class Database(ABC):
         return self._submit(work)
 
     def write(self, work: Work[T]) -> T:
-        """Do `work` in a transaction and wait for it."""
-        return self.submit(work).result()
+        """Do `work` in a transaction and wait for it. It may delete what it likes."""
+
+        def forgetting(cursor: Cursor) -> T:
+            self.heads = {}
+            return work(cursor)
+
+        return self.submit(forgetting).result()
 
     def read(self) -> AbstractContextManager[Cursor]:
         """A cursor that sees one moment: everything that was handed in before."""

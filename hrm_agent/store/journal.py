@@ -13,6 +13,7 @@ from typing import Any
 from hrm_agent.errors import StoreError
 from hrm_agent.store.cipher import Cipher
 from hrm_agent.store.database import Cursor, Database
+from hrm_agent.store.threads import describe_thread
 from hrm_agent.store.values import hash_of
 from hrm_agent.trajectory import Call, GraphIdentity, Overlay, RunStatus, ToolCall, ToolStatus, Trajectory, content_hash
 
@@ -171,14 +172,17 @@ class StoreJournal:
             *(trajectory.started_at, trajectory.forked_from.trajectory_id if trajectory.forked_from else None),
             self._cipher.seal(header, "trajectory", trajectory.id),
         )
-        self._database.write(
-            lambda cursor: cursor.execute(
+
+        def write(cursor: Cursor) -> None:
+            cursor.execute(
                 "INSERT INTO trajectories (id, run_id, group_id, thread_id, status, started_at, origin, record) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?) "
                 "ON CONFLICT (id) DO UPDATE SET status = excluded.status, record = excluded.record",
                 row,
             )
-        )
+            describe_thread(cursor, trajectory)
+
+        self._database.write(write)
 
     def find_trajectory(self, trajectory_id: str) -> Trajectory | None:
         """A trajectory with its calls, by its id or by its thread's."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from hrm_agent.errors import StoreError, StoreFullError, StoreVersionError
-from hrm_agent.store.database import Committer, Cursor, Database, Work, epoch_of
+from hrm_agent.store.database import Committer, Cursor, Database, Work
 from hrm_agent.store.tables import STORE_VERSION, schema
 
 try:
@@ -44,6 +44,7 @@ _TYPES = {
     "clustered": "",
 }
 _LOCK = 0x68726D  # "hrm": shared by writers, taken alone by whoever collects
+_BEGIN = "SELECT pg_advisory_xact_lock_shared(%s), (SELECT value FROM meta WHERE key = 'epoch')"
 _READERS = 4
 _PATIENCE_SECONDS = 60.0
 """How long a server that is gone is waited for."""
@@ -156,8 +157,10 @@ class PostgresDatabase(Database):
                     self._writer.close()
                 self._writer, self._broken = self._connect(), False
             with self._writer.pipeline(), self._writer.transaction(), self._writer.cursor() as cursor:
-                cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", (_LOCK,))
-                self.epoch = epoch_of(_Cursor(cursor))
+                self.transaction += 1
+                self.heads = {}
+                cursor.execute(_BEGIN, (_LOCK,))
+                self.epoch = str((cursor.fetchone() or ("", ""))[1])
                 return [work(_Cursor(cursor)) for work in works]
 
         return self._patiently(transaction, self._mark_broken)

@@ -14,7 +14,7 @@ import ormsgpack
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import EXCLUDED_METADATA_KEYS, WRITES_IDX_MAP, ChannelVersions, Checkpoint
 
-from hrm_agent.store.values import Reference, ValueReader, ValueWriter
+from hrm_agent.store.values import CHANNEL_BYTES, Reference, ValueReader, ValueWriter
 
 __all__ = [
     "Channels",
@@ -83,10 +83,10 @@ def manifest_of(
         version, before = versions.get(name), parent.get(name)
         if name not in values:
             channels[name] = (version, None)
-        elif writer.trusting and before and before[0] == version and before[1] and name not in new_versions:
+        elif before and before[0] == version and before[1] and name not in new_versions:
             channels[name] = (version, before[1])
         else:
-            channels[name] = (version, writer.reference(values[name]))
+            channels[name] = (version, writer.reference(values[name], CHANNEL_BYTES))
     rest = {name: value for name, value in checkpoint.items() if name not in ("channel_values", "channel_versions")}
     packed = ormsgpack.packb([rest, [[name, *entry] for name, entry in channels.items()]])
     return packed, channels
@@ -113,7 +113,7 @@ def slots_of(writes: Sequence[tuple[str, Any]], writer: ValueWriter) -> dict[int
     slots: dict[int, list[list[Any]]] = {}
     for position, (channel, value) in enumerate(writes):
         index = WRITES_IDX_MAP.get(channel, position)
-        slots.setdefault(min(index, REGULAR), []).append([index, channel, writer.reference(value)])
+        slots.setdefault(min(index, REGULAR), []).append([index, channel, writer.reference(value, CHANNEL_BYTES)])
     return slots
 
 

@@ -21,7 +21,7 @@ from hrm_agent.store.leases import Leases
 from hrm_agent.store.saver import StoreSaver
 from hrm_agent.store.serializer import allowed_types
 from hrm_agent.store.sqlite import SqliteDatabase
-from hrm_agent.store.threads import copy_rows, lineage
+from hrm_agent.store.threads import copy_rows, lineage, touch_thread
 
 __all__ = ["STORE_POINTER", "RunStore", "ThreadInfo", "open_store"]
 
@@ -86,8 +86,7 @@ class RunStore:
             line = set(lineage(cursor, source, checkpoint_id))
             wanted = {("", id_) for id_ in line} | _nested(cursor, source, line - {checkpoint_id})
             copy_rows(cursor, self.blobs.cipher, source, target, wanted, without_writes={("", checkpoint_id)})
-            now = time.time()
-            cursor.execute("INSERT INTO threads (id, created_at, updated_at) VALUES (?, ?, ?)", (target, now, now))
+            touch_thread(cursor, target, time.time())
 
         self.database.write(fork)
 
@@ -97,16 +96,10 @@ class RunStore:
         """The threads of the store, newest first, without reading a single record."""
         given = {name: value for name, value in (("run_id", run_id), ("status", status)) if value is not None}
         where = " AND ".join(f"{name} = ?" for name in given) or "1 = 1"
-        query = (
-            "SELECT thread_id, id, run_id, group_id, status, at FROM ("
-            "SELECT r.thread_id, r.id, r.run_id, r.group_id, r.status, coalesce(t.updated_at, r.started_at) AS at "
-            "FROM trajectories r LEFT JOIN threads t ON t.id = r.thread_id UNION ALL "
-            "SELECT t.id, NULL, '', '', '', t.updated_at FROM threads t WHERE NOT EXISTS "
-            f"(SELECT 1 FROM trajectories r WHERE r.thread_id = t.id)) AS every WHERE {where} ORDER BY at DESC"
-        )
+        query = f"SELECT id, trajectory_id, run_id, group_id, status, updated_at FROM threads WHERE {where}"
+        query += " ORDER BY updated_at DESC" + (f" LIMIT {int(limit)}" if limit is not None else "")
         with self.database.read() as cursor:
-            bound = f"{query} LIMIT {int(limit)}" if limit is not None else query
-            return [ThreadInfo(*row) for row in cursor.execute(bound, list(given.values())).fetchall()]
+            return [ThreadInfo(*row) for row in cursor.execute(query, list(given.values())).fetchall()]
 
     def close(self) -> None:
         self._leases.close()

@@ -12,12 +12,10 @@ import copy
 import time
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 import ormsgpack
 from langchain_core.runnables import RunnableConfig
-from langgraph._internal._serde import build_serde_allowlist  # pyright: ignore[reportPrivateImportUsage]
 from langgraph.checkpoint.base import (
     WRITES_IDX_MAP,
     BaseCheckpointSaver,
@@ -42,8 +40,8 @@ from hrm_agent.store.rows import (
     public_metadata,
     slots_of,
 )
-from hrm_agent.store.serializer import StrictSerializer
-from hrm_agent.store.threads import copy_rows, delete_threads, keep_newest
+from hrm_agent.store.serializer import StrictSerializer, declared_types
+from hrm_agent.store.threads import copy_rows, delete_threads, keep_newest, touch_thread
 from hrm_agent.store.values import ValueWriter
 
 __all__ = ["StoreSaver"]
@@ -60,8 +58,9 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         serializer = StrictSerializer(allow)
         super().__init__(serde=serializer)
         self._database, self._blobs = database, blobs
-        self._parents: dict[tuple[str, str, str], Channels] = {}
-        """Channels of the newest checkpoints that this process wrote or read, by thread, namespace and id."""
+        self._parents: dict[tuple[str, str, str], tuple[str, Channels]] = {}
+        """Of the newest checkpoints that this process wrote or read, by thread, namespace and id: in which epoch, and
+        their channels. In another epoch their values may have been collected."""
         self._chosen: dict[tuple[str, str], None] = {}
         """Threads and checkpoints that were asked for by id: a run may branch off there."""
         self._new: dict[str, None] = {}
@@ -74,7 +73,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         LangGraph collects them itself, but only under an environment variable that is read at its import, and a copied
         graph loses them.
         """
-        return self.with_allowlist(_declared_types(graph))
+        return self.with_allowlist(declared_types(graph))
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> StoreSaver:
         clone = copy.copy(self)
@@ -115,12 +114,14 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         place, cipher = place_of(config), self._blobs.cipher
         facts = public_metadata(config, metadata)
         here = (place.thread_id, place.ns, checkpoint["id"])
-        parent = self._parents.get((place.thread_id, place.ns, place.checkpoint_id or ""), {})
+        parent = self._parents.get((place.thread_id, place.ns, place.checkpoint_id or ""), ("", {}))
         sealed = cipher.seal(ormsgpack.packb(facts, default=str), *here, "metadata")
         self._may_follow(place, facts)
+        now, written = time.time(), list[tuple[str, Channels]]()
+        touching = place.checkpoint_id is None or now - self._touched.get(place.thread_id, 0.0) >= 1.0
 
         def encode(writer: ValueWriter) -> tuple[bytes, Channels]:
-            return manifest_of(checkpoint, writer, new_versions, parent)
+            return manifest_of(checkpoint, writer, new_versions, parent[1] if parent[0] == writer.epoch else {})
 
         def insert(cursor: Cursor, encoded: tuple[bytes, Channels]) -> RunnableConfig:
             self._refuse_second_run(cursor, place, checkpoint["id"])
@@ -137,26 +138,22 @@ class StoreSaver(BaseCheckpointSaver[Any]):
                     sealed,
                 ),
             )
-            self._touch(cursor, place.thread_id)
-            self._remember(here, channels)
+            if touching:
+                touch_thread(cursor, place.thread_id, now)
+            written.append((self._database.epoch, channels))
+            if not place.ns and (head := self._database.heads.get(place.thread_id)) is not None:
+                self._database.heads[place.thread_id] = max(head, checkpoint["id"])
             return place.config(checkpoint["id"])
 
-        return self._blobs.write(self._serializer, encode, insert)
+        def committed(done: Future[RunnableConfig]) -> None:
+            if done.exception() is None:
+                _note(self._parents, here, written[-1])
+                if touching:
+                    _note(self._touched, place.thread_id, now)
 
-    def _remember(self, here: tuple[str, str, str], channels: Channels) -> None:
-        _note(self._parents, here, channels)
-
-    def _touch(self, cursor: Cursor, thread_id: str) -> None:
-        """Note when a thread was last written to, to the second."""
-        now = time.time()
-        if now - self._touched.get(thread_id, 0.0) < 1.0:
-            return
-        _note(self._touched, thread_id, now)
-        cursor.execute(
-            "INSERT INTO threads (id, created_at, updated_at) VALUES (?, ?, ?) "
-            "ON CONFLICT (id) DO UPDATE SET updated_at = excluded.updated_at",
-            (thread_id, now, now),
-        )
+        future = self._blobs.write(self._serializer, encode, insert)
+        future.add_done_callback(committed)
+        return future
 
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
@@ -235,10 +232,12 @@ class StoreSaver(BaseCheckpointSaver[Any]):
     def _refuse_second_run(self, cursor: Cursor, place: Place, new: str) -> None:
         if place.ns or (place.checkpoint_id is None and place.thread_id not in self._new):
             return
-        head: str | None = cursor.execute(
-            "SELECT max(id) FROM checkpoints WHERE thread_id = ? AND ns = ''", (place.thread_id,)
-        ).fetchone()[0]
-        if head in (None, new, place.checkpoint_id) or (place.thread_id, place.checkpoint_id) in self._chosen:
+        heads = self._database.heads
+        if place.thread_id not in heads:
+            query = "SELECT max(id) FROM checkpoints WHERE thread_id = ? AND ns = ''"
+            heads[place.thread_id] = cursor.execute(query, (place.thread_id,)).fetchone()[0] or ""
+        head = heads[place.thread_id]
+        if head in ("", new, place.checkpoint_id) or (place.thread_id, place.checkpoint_id) in self._chosen:
             return
         raise RunError(
             f"Thread {place.thread_id!r} was taken on by another run: its newest checkpoint is {head}, "
@@ -256,9 +255,11 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         if place.checkpoint_id and not place.ns:
             self._choose(place.thread_id, place.checkpoint_id)
 
+        epoch = self._blobs.epoch
+
         def read(cursor: Cursor) -> CheckpointTuple | None:
             row = cursor.execute(f"SELECT {ROW} FROM checkpoints WHERE {given}{newest}", values).fetchone()
-            return self._reading(cursor, shared=False).tuples([Row(*row)])[0] if row else None
+            return self._reading(cursor, epoch, shared=False).tuples([Row(*row)])[0] if row else None
 
         found = self._database.look(read)
         if found is None:
@@ -282,17 +283,21 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         """
         given, values = _conditions(config, before)
         query = f"SELECT {ROW} FROM checkpoints WHERE {given} ORDER BY id DESC, seq DESC"
+        epoch = self._blobs.epoch
         with self._database.read() as cursor:
-            reading = self._reading(cursor, shared=True)
+            reading = self._reading(cursor, epoch, shared=True)
             rows = [Row(*row) for row in cursor.execute(query, values).fetchall()]
             if filter:
                 rows = [row for row in rows if _matches(reading.metadata(row), filter)]
             found = reading.tuples(rows[:limit])
         yield from found
 
-    def _reading(self, cursor: Cursor, *, shared: bool) -> Reading:
+    def _reading(self, cursor: Cursor, epoch: str, *, shared: bool) -> Reading:
+        def remember(here: tuple[str, str, str], channels: Channels) -> None:
+            _note(self._parents, here, (epoch, channels))
+
         reader = self._blobs.reader(cursor, self._serializer, shared=shared)
-        return Reading(cursor, reader, self._blobs.cipher, self._remember)
+        return Reading(cursor, reader, self._blobs.cipher, remember)
 
     async def alist(
         self,
@@ -332,7 +337,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
 
         def copy_all(cursor: Cursor) -> None:
             copy_rows(cursor, self._blobs.cipher, str(source_thread_id), str(target_thread_id))
-            self._touch(cursor, str(target_thread_id))
+            touch_thread(cursor, str(target_thread_id), time.time())
 
         self._database.write(copy_all)
 
@@ -384,10 +389,3 @@ def _conditions(config: RunnableConfig | None, before: RunnableConfig | None) ->
 
 def _matches(metadata: dict[str, Any], wanted: dict[str, Any]) -> bool:
     return all(name in metadata and metadata[name] == value for name, value in wanted.items())
-
-
-@lru_cache(maxsize=32)
-def _declared_types(graph: Pregel[Any, Any, Any, Any]) -> frozenset[tuple[str, ...]]:
-    """(module, name) of the types in the state of a graph and of its subgraphs."""
-    subgraphs = [subgraph for _, subgraph in graph.get_subgraphs(recurse=True) if isinstance(subgraph, Pregel)]
-    return frozenset().union(*(build_serde_allowlist(channels=dict(g.channels)) for g in (graph, *subgraphs)))

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
+from langgraph._internal._serde import build_serde_allowlist  # pyright: ignore[reportPrivateImportUsage]
 from langgraph.checkpoint.serde.event_hooks import SerdeEvent, register_serde_event_listener
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.pregel import Pregel
 
-__all__ = ["RefusedValue", "StrictSerializer", "allowed_types"]
+__all__ = ["RefusedValue", "StrictSerializer", "allowed_types", "declared_types"]
 
 _KINDS = frozenset({"null", "bytes", "bytearray", "msgpack"})
 _blocked = threading.local()
@@ -48,6 +51,13 @@ class StrictSerializer(JsonPlusSerializer):
 def allowed_types(names: Sequence[str]) -> list[tuple[str, ...]]:
     """`package.module:Class` as LangGraph's allow-list has it."""
     return [(module, name) for module, _, name in (text.partition(":") for text in names)]
+
+
+@lru_cache(maxsize=32)
+def declared_types(graph: Pregel[Any, Any, Any, Any]) -> frozenset[tuple[str, ...]]:
+    """(module, name) of the types in the state of a graph and of its subgraphs."""
+    subgraphs = [subgraph for _, subgraph in graph.get_subgraphs(recurse=True) if isinstance(subgraph, Pregel)]
+    return frozenset().union(*(build_serde_allowlist(channels=dict(g.channels)) for g in (graph, *subgraphs)))
 
 
 def _note(event: SerdeEvent) -> None:

@@ -41,6 +41,9 @@ _TYPES = {
     "clustered": "WITHOUT ROWID",
 }
 _BUSY_SECONDS = 60.0
+_WAL_PAGES = 4000
+"""Pages after which the log is written back: 16 MB, since each time costs an fsync."""
+_CACHE_KILOBYTES = 16_000
 
 
 class SqliteDatabase(Database):
@@ -61,9 +64,9 @@ class SqliteDatabase(Database):
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists():
                 self._look(create)
-            else:
-                _create_private(path)
+            _make_private(path)
             self._writer = self._connect()
+            self._data_version: int | None = None
             self._prepare()
             self._reader = self._connect()
         except (sqlite3.Error, OSError) as error:
@@ -101,6 +104,8 @@ class SqliteDatabase(Database):
         )
         _into_wal(connection)
         connection.execute(f"PRAGMA synchronous={_LEVELS[self.level]}")
+        connection.execute(f"PRAGMA wal_autocheckpoint={_WAL_PAGES}")
+        connection.execute(f"PRAGMA cache_size=-{_CACHE_KILOBYTES}")
         return connection
 
     def _prepare(self) -> None:
@@ -131,8 +136,15 @@ class SqliteDatabase(Database):
 
     def _transact(self, works: Sequence[Work[Any]]) -> list[Any]:
         with self._transaction() as cursor:
-            self.epoch = epoch_of(cursor)
-            return [work(cursor) for work in works]
+            self.transaction += 1
+            version = cursor.execute("PRAGMA data_version").fetchone()[0]  # another connection's commits change it
+            if version != self._data_version:
+                self._data_version, self.epoch, self.heads = version, epoch_of(cursor), {}
+            try:
+                return [work(cursor) for work in works]
+            except BaseException:
+                self._data_version = None
+                raise
 
     def _submit(self, work: Work[T]) -> Future[T]:
         if self._committer is not None:
@@ -145,7 +157,10 @@ class SqliteDatabase(Database):
         return future
 
     def exclusive(self, work: Work[T]) -> T:
-        return self.write(work)
+        try:
+            return self.write(work)
+        finally:
+            self._data_version = None
 
     @contextmanager
     def _read(self) -> Generator[Cursor]:
@@ -218,10 +233,12 @@ def _into_wal(connection: sqlite3.Connection) -> None:
             time.sleep(0.01)
 
 
-def _create_private(path: Path) -> None:
-    """An empty file that only its owner reads, whatever the umask. SQLite gives the files beside it the same mode."""
-    with suppress(FileExistsError):  # another process was first
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+def _make_private(path: Path) -> None:
+    """A file that only its owner reads, whatever the umask. SQLite gives the files that it makes beside it its mode."""
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    for suffix in ("", "-wal", "-shm"):
+        with suppress(FileNotFoundError, PermissionError):  # somebody else's file, which we were let into
+            Path(f"{path}{suffix}").chmod(0o600)
 
 
 def _version(connection: sqlite3.Connection) -> int:

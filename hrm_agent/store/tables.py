@@ -26,8 +26,10 @@ CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS blobs (
     seq {serial}, hash {bytes} NOT NULL UNIQUE, kind {integer} NOT NULL, data {bytes} NOT NULL
 );
-CREATE TABLE IF NOT EXISTS threads (id TEXT PRIMARY KEY, created_at {real} NOT NULL, updated_at {real} NOT NULL);
-CREATE INDEX IF NOT EXISTS threads_newest ON threads (updated_at);
+CREATE TABLE IF NOT EXISTS threads (
+    id TEXT PRIMARY KEY, trajectory_id TEXT, run_id TEXT NOT NULL, group_id TEXT NOT NULL, status TEXT NOT NULL,
+    created_at {real} NOT NULL, updated_at {real} NOT NULL
+);
 CREATE TABLE IF NOT EXISTS checkpoints (
     seq {serial}, thread_id TEXT NOT NULL, ns TEXT NOT NULL, id TEXT {binary} NOT NULL,
     parent_id TEXT {binary}, run_id TEXT,

@@ -12,8 +12,9 @@ from typing import Any
 from hrm_agent.errors import StoreError
 from hrm_agent.store.cipher import Cipher
 from hrm_agent.store.database import Cursor
+from hrm_agent.trajectory import Trajectory
 
-__all__ = ["copy_rows", "delete_threads", "keep_newest", "lineage"]
+__all__ = ["copy_rows", "delete_threads", "describe_thread", "keep_newest", "lineage", "touch_thread"]
 
 _LINEAGE = """
 WITH RECURSIVE line (id, parent_id) AS (
@@ -74,6 +75,29 @@ def copy_rows(
 
 def _moved(cipher: Cipher, data: bytes, from_: Sequence[str], to: Sequence[str]) -> bytes:
     return cipher.seal(cipher.open(data, *from_), *to)
+
+
+def touch_thread(cursor: Cursor, thread_id: str, now: float) -> None:
+    """Note that a thread was written to."""
+    cursor.execute(
+        "INSERT INTO threads (id, run_id, group_id, status, created_at, updated_at) VALUES (?, '', '', '', ?, ?) "
+        "ON CONFLICT (id) DO UPDATE SET updated_at = excluded.updated_at",
+        (thread_id, now, now),
+    )
+
+
+def describe_thread(cursor: Cursor, trajectory: Trajectory) -> None:
+    """Note what a listing says of a thread that has a trajectory."""
+    at = trajectory.ended_at or trajectory.started_at
+    cursor.execute(
+        "INSERT INTO threads (id, trajectory_id, run_id, group_id, status, created_at, updated_at) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET trajectory_id = excluded.trajectory_id, "
+        "run_id = excluded.run_id, group_id = excluded.group_id, status = excluded.status",
+        (
+            *(trajectory.thread_id, trajectory.id, trajectory.run_id, trajectory.group_id, trajectory.status.value),
+            *(trajectory.started_at, at),
+        ),
+    )
 
 
 def delete_threads(cursor: Cursor, thread_ids: Sequence[str]) -> None:

@@ -27,10 +27,12 @@ from langchain_core.messages import BaseMessage
 
 from hrm_agent.store.serializer import RefusedValue, StrictSerializer
 
-__all__ = ["FANOUT", "Blob", "Known", "ValueReader", "ValueWriter", "hash_of", "references"]
+__all__ = ["CHANNEL_BYTES", "FANOUT", "Blob", "Known", "ValueReader", "ValueWriter", "hash_of", "references"]
 
 FANOUT = 32
 HASH_BYTES = 20
+CHANNEL_BYTES = 256
+"""A channel's own value is kept in place up to here. What lists hold is not: their chunks are written often."""
 _INLINE_BYTES = 64
 _SPLIT_DICT_BYTES = 512
 _REMEMBERED = 8192
@@ -99,14 +101,14 @@ class Known:
 class ValueWriter:
     """Turns the values of one transaction into references and the blobs that are not known to be stored."""
 
-    def __init__(self, serializer: StrictSerializer, known: Known, key: bytes = b"", *, trusting: bool = True) -> None:
+    def __init__(self, serializer: StrictSerializer, known: Known, key: bytes = b"", *, epoch: str = "") -> None:
         self._serializer, self._known, self._key = serializer, known, key
-        self.trusting = trusting
-        """What an earlier checkpoint refers to may be taken for stored; not when blobs were collected since."""
+        self.epoch = epoch
+        """What a checkpoint refers to that was read or written in this epoch may be taken for stored."""
         self.new: dict[bytes, Blob] = {}
 
-    def reference(self, value: Any) -> Reference:
-        """The reference of `value`; its blobs are added to `new`."""
+    def reference(self, value: Any, inline: int = _INLINE_BYTES) -> Reference:
+        """The reference of `value`, in place up to `inline` bytes; its blobs are added to `new`."""
         if isinstance(value, BaseMessage):
             return self._message(value)
         if type(value) is list:
@@ -119,14 +121,11 @@ class ValueWriter:
             if all(type(name) is str for name in entries):
                 packed = [[name, self.reference(item)] for name, item in entries.items()]
                 return self._node(DICT, ormsgpack.packb(packed))
-        return self._leaf(kind, data)
+        return [kind, data] if len(data) <= inline else self._node(kind, data)
 
     def _dump(self, value: Any) -> tuple[int, bytes]:
         name, data = self._serializer.dumps_typed(value)
         return _KINDS[name], data
-
-    def _leaf(self, kind: int, data: bytes) -> Reference:
-        return [kind, data] if len(data) <= _INLINE_BYTES else self._node(kind, data)
 
     def _list(self, references: list[Reference]) -> Reference:
         """A tree over `references`, whose shape depends on their number alone: equal lists have equal hashes."""
