@@ -65,7 +65,8 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         """Threads and checkpoints that were asked for by id: a run may branch off there."""
         self._new: dict[str, None] = {}
         """Threads that were found empty: whoever asked is about to begin them."""
-        self._touched: dict[str, float] = {}
+        self._touched: dict[str, tuple[str, float]] = {}
+        """Of each thread the epoch and the time in which it was last noted to be written to."""
 
     def allowing(self, graph: Pregel[Any, Any, Any, Any]) -> StoreSaver:
         """The same checkpointer, reading besides LangGraph's own types those that the state of `graph` declares.
@@ -117,8 +118,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         parent = self._parents.get((place.thread_id, place.ns, place.checkpoint_id or ""), ("", {}))
         sealed = cipher.seal(ormsgpack.packb(facts, default=str), *here, "metadata")
         self._may_follow(place, facts)
-        now, written = time.time(), list[tuple[str, Channels]]()
-        touching = place.checkpoint_id is None or now - self._touched.get(place.thread_id, 0.0) >= 1.0
+        now, written, touched = time.time(), list[tuple[str, Channels]](), list[tuple[str, float]]()
 
         def encode(writer: ValueWriter) -> tuple[bytes, Channels]:
             return manifest_of(checkpoint, writer, new_versions, parent[1] if parent[0] == writer.epoch else {})
@@ -138,8 +138,9 @@ class StoreSaver(BaseCheckpointSaver[Any]):
                     sealed,
                 ),
             )
-            if touching:
+            if self._is_due(place, now):
                 touch_thread(cursor, place.thread_id, now)
+                touched.append((self._database.epoch, now))
             written.append((self._database.epoch, channels))
             if not place.ns and (head := self._database.heads.get(place.thread_id)) is not None:
                 self._database.heads[place.thread_id] = max(head, checkpoint["id"])
@@ -148,12 +149,17 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         def committed(done: Future[RunnableConfig]) -> None:
             if done.exception() is None:
                 _note(self._parents, here, written[-1])
-                if touching:
-                    _note(self._touched, place.thread_id, now)
+                if touched:
+                    _note(self._touched, place.thread_id, touched[-1])
 
         future = self._blobs.write(self._serializer, encode, insert)
         future.add_done_callback(committed)
         return future
+
+    def _is_due(self, place: Place, now: float) -> bool:
+        """Threads are noted to the second. One may have been deleted since, with all that is known of it."""
+        epoch, before = self._touched.get(place.thread_id, ("", 0.0))
+        return place.checkpoint_id is None or epoch != self._database.epoch or now - before >= 1.0
 
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
