@@ -91,7 +91,10 @@ class PolicyModel(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         with self._open(messages, stop, run_manager, kwargs) as job:
-            return _result(job.recorded or job.finish(await asyncio.wrap_future(job.submit())))
+            if job.recorded is None:
+                await job.recording.apart(job.finish, await asyncio.wrap_future(job.submit()))
+            assert job.recorded is not None
+            return _result(job.recorded)
 
     def _stream(
         self,
@@ -132,7 +135,7 @@ class PolicyModel(BaseChatModel):
                 while (token := await tokens.get()) is not None:
                     for chunk in text.add(token):
                         yield chunk
-                job.finish(await asyncio.wrap_future(future))
+                await job.recording.apart(job.finish, await asyncio.wrap_future(future))
             yield text.last()
 
     def _open(

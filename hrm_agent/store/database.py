@@ -33,6 +33,7 @@ __all__ = ["Committer", "Cursor", "Database", "Work", "epoch_of", "placeholders"
 
 T = TypeVar("T")
 _LATER_SECONDS = 0.005
+_JOIN_SECONDS = 5.0
 _IN_ONE_COMMIT = 512
 
 
@@ -165,8 +166,9 @@ class Database(ABC):
             self._given.wait()
             self._given.clear()
             time.sleep(_LATER_SECONDS)
-            with suppress(StoreError):  # whoever writes next is told
-                self.flush()
+            if not self._closed:
+                with suppress(StoreError):  # whoever writes next is told
+                    self.flush()
 
     def close(self) -> None:
         """Commit what is left. In a forked process nothing: the connections are its parent's."""
@@ -176,6 +178,8 @@ class Database(ABC):
             self.flush()
         self._closed = True
         self._given.set()
+        if self._flusher is not None:
+            self._flusher.join(timeout=_JOIN_SECONDS)
         self._close()
 
     def _refuse_fork(self) -> None:

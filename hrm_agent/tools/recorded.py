@@ -76,13 +76,13 @@ async def record_tool_call(
     while not hold(recording, started):  # noqa: ASYNC110  # the other call may be another event loop's
         await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
     with held(recording, started):
-        begun = begin_tool_call(recording, started)
+        begun = await recording.apart(begin_tool_call, recording, started)
         if begun.status is not None:
             return begun
         clock = time.perf_counter()
         with under_way(begun):
             outcome = await _shielded(execute)
-        return finish_tool_call(recording, begun, outcome, time.perf_counter() - clock)
+        return await recording.apart(finish_tool_call, recording, begun, outcome, time.perf_counter() - clock)
 
 
 def as_message(record: ToolCall) -> ToolMessage:

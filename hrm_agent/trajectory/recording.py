@@ -11,15 +11,16 @@ once.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from hrm_agent.errors import StoreError
 from hrm_agent.trajectory.ids import derive_seed
@@ -28,12 +29,18 @@ from hrm_agent.trajectory.schema import Call, GraphIdentity, ToolCall, ToolStatu
 __all__ = ["Journal", "MemoryJournal", "Recording", "active_recording", "open_recording", "recording"]
 
 
+R = TypeVar("R")
 _REMEMBERED = 1024
 """Tasks and threads whose claims a recording keeps in memory."""
 
 
 class Journal(Protocol):
     """Where calls are written before their node returns. Thread-safe; each write is durable when it returns."""
+
+    @property
+    def waits(self) -> bool:
+        """A write has to wait for a disk or a server: too long for an event loop."""
+        ...
 
     def calls_of_task(self, thread_id: str, task_id: str) -> Sequence[Call]:
         """Finished model calls of one LangGraph task, by call index."""
@@ -70,6 +77,8 @@ class Journal(Protocol):
 
 class MemoryJournal:
     """A journal without a store: the newest `capacity` calls, in memory."""
+
+    waits = False
 
     def __init__(self, capacity: int = 4096) -> None:
         self._calls: OrderedDict[str, Call] = OrderedDict()
@@ -222,6 +231,10 @@ class Recording:
         except StoreError as error:
             self.broken = error
             raise
+
+    async def apart(self, write: Callable[..., R], *values: Any) -> R:
+        """Do `write`, off the event loop where the journal has to wait for a disk or a server."""
+        return await asyncio.to_thread(write, *values) if self.journal.waits else write(*values)
 
     def draw_seed(self, identity: GraphIdentity, request_hash: str) -> int:
         """The seed of a new call: a function of the base seed, the call's place in its graph, and its request.
