@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -53,39 +54,39 @@ def measured(places: Places, repeats: int, only: list[str]) -> Found:
 
 
 def goals(found: Found) -> list[Row]:
-    """Name, value, bound, and whether it holds; of the tables that were measured."""
+    """Ratios within this run and their bounds, of the tables that were measured."""
     rows: list[Row] = []
-
-    def goal(name: str, value: float, bound: float, *, least: bool) -> None:
-        rows.append({"goal": name, "value": value, "bound": bound, "met": value >= bound if least else value <= bound})
-
     for kind in ("loop", "chat") if "replays" in found else ():
         of = {row["way"]: row for row in found["replays"] if row["sequence"] == kind}
-        for ours, peer, floor in PEERS:
-            goal(f"{kind}: steps/s of {ours} by {peer}", of[ours]["steps_s"] / of[peer]["steps_s"], 4, least=True)
-            goal(f"{kind}: steps/s of {floor} by {ours}", of[floor]["steps_s"] / of[ours]["steps_s"], 2, least=False)
-    if "conversations" in found:
-        of = {row["way"]: row for row in found["conversations"] if row["messages"] == 300}
-        for ours, peer in (("ours", "SqliteSaver"), ("ours, PostgreSQL", "PostgresSaver")):
-            goal(
-                f"300 messages: bytes of {peer} by {ours}",
-                of[peer]["stored_mb"] / of[ours]["stored_mb"],
-                20,
-                least=True,
-            )
-            goal(
-                f"300 messages: history of {peer} by {ours}",
-                of[peer]["history_s"] / of[ours]["history_s"],
-                20,
-                least=True,
-            )
-    for row in found.get("listing", ()):
-        if row["way"].startswith("ours"):
-            goal(f"{row['way']}: ms to list {row['threads']:,} threads", row["ms"], 100, least=False)
+        for own, peer, floor in PEERS:
+            rows.append(_faster(f"{kind}: steps/s of {own} / {peer}", of[own], of[peer], 4))
+            rows.append(_faster(f"{kind}: steps/s of {own} / {floor}", of[own], of[floor], 0.5))
+    of = {row["way"]: row for row in found.get("conversations", ()) if row["messages"] == 300}
+    for ours, peer in (("ours", "SqliteSaver"), ("ours, PostgreSQL", "PostgresSaver")) if of else ():
+        rows.append(
+            _at_least(f"300 messages: bytes of {peer} / {ours}", of[peer]["stored_mb"] / of[ours]["stored_mb"], 20)
+        )
+        rows.append(
+            _at_least(f"300 messages: history of {peer} / {ours}", of[peer]["history_s"] / of[ours]["history_s"], 20)
+        )
+    ours = [row for row in found.get("listing", ()) if row["way"].startswith("ours")]
+    rows += [_at_most(f"{row['way']}: ms to list {row['threads']:,} threads", row["ms"], 100) for row in ours]
     if "growth" in found:
         short, long = (row["ours, kB a message"] for row in (found["growth"][1], found["growth"][-1]))
-        goal("size a message at 400 messages by 100", long / short, 1.2, least=False)
+        rows.append(_at_most("bytes of a message at 400 messages / at 100", long / short, 1.2))
     return rows
+
+
+def _faster(name: str, ours: Row, other: Row, bound: float) -> Row:
+    return _at_least(name, ours["steps_s"] / other["steps_s"], bound, other["ms_cpu"] / ours["ms_cpu"])
+
+
+def _at_least(name: str, value: float, bound: float, by_cpu: float | None = None) -> Row:
+    return {"goal": name, "value": value, "at least": bound, "at most": None, "by CPU": by_cpu, "met": value >= bound}
+
+
+def _at_most(name: str, value: float, bound: float) -> Row:
+    return {"goal": name, "value": value, "at least": None, "at most": bound, "by CPU": None, "met": value <= bound}
 
 
 PEERS = (
@@ -112,8 +113,12 @@ def flush_ms(folder: Path) -> float:
 def show(title: str, rows: list[Row]) -> None:
     table = Table(*rows[0], title=title, title_justify="left")
     for row in rows:
-        table.add_row(*(f"{value:,.3f}" if isinstance(value, float) else str(value) for value in row.values()))
-    Console().print(table)
+        table.add_row(*(_text(value) for value in row.values()))
+    Console(width=max(120, Console().width)).print(table)
+
+
+def _text(value: Any) -> str:
+    return f"{value:,.3f}" if isinstance(value, float) else "" if value is None else str(value)
 
 
 def main() -> None:

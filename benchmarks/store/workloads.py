@@ -30,6 +30,8 @@ MESSAGE = 2000
 """Characters of a message."""
 ROLLOUTS, TURNS = 32, 12
 TOKENS, CALLS = 1000, 25
+STOCK_UP_TO = 200
+"""Messages; beyond it only takes time."""
 
 
 def loops(places: Places, steps: int, repeats: int) -> list[Row]:
@@ -116,7 +118,8 @@ def _tables(place: str) -> dict[str, list[Any]]:
     """All rows that a store of ours keeps for its checkpoints."""
     with open_store(place) as store, store.database.read() as cursor:
         names = ("blobs", "checkpoints", "writes")
-        return {name: [tuple(row) for row in cursor.execute(f"SELECT * FROM {name}").fetchall()] for name in names}
+        tables = {name: cursor.execute(f"SELECT * FROM {name}").fetchall() for name in names}
+    return {name: [tuple(row) for row in rows] for name, rows in tables.items() if rows}
 
 
 def _floor(floor: Floor, places: Places, kind: str, tables: dict[str, list[Any]], commits: int) -> Row:
@@ -290,8 +293,8 @@ def growth(places: Places, lengths: Sequence[int]) -> list[Row]:
     """Size against the length of a conversation. Stock stores each message again in every checkpoint after it."""
     rows: list[Row] = []
     for length in lengths:
-        row: Row = {"messages": length}
-        for name in ("ours", "SqliteSaver NORMAL"):
+        row: Row = {"messages": length, "ours, kB a message": None, "SqliteSaver NORMAL, kB a message": None}
+        for name in ("ours", "SqliteSaver NORMAL") if length <= STOCK_UP_TO else ("ours",):
             way = WAYS[name]
             assert way.opened is not None
             place = places.new(way.body)
