@@ -1,41 +1,87 @@
-"""A run that a test kills: rollouts of both built-in graphs, with every engine and tool call logged outside the
-process.
+"""A run that a test kills: rollouts of three graphs, with every engine and tool call logged outside the process.
 
-    python -m tests.graphs.kill_driver FOLDER
+    python -m tests.graphs.kill_driver '{"folder": ...}'      one run, with the real sandbox
+    python -m tests.graphs.kill_driver                        a run for each line of stdin, in a fork of this process
 
-A line of the log is written when the engine is asked or the sandbox called: `model SEED` or `tool CODE`. The seed
-names a model call, because it is a function of its place in the run; the code names a tool call, because each task
-has numbers of its own.
+A line of the log is written when the engine is asked, the sandbox called, or a node of the graph with subgraphs begun:
+`model SEED`, `tool CODE`, `node THREAD PLACE STEP`. The seed names a model call, because it is a function of its place
+in the run; the code names a tool call, because each task has numbers of its own.
+
+A fork costs no imports, so that a test can afford hundreds. Its process number is printed, and after an empty line on
+stdin its exit code.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import random
 import sys
 import time
+import traceback
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from graphs.episode import EpisodeRunner
+from langchain_core.messages import HumanMessage
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+
+from graphs.episode import Episode, EpisodeRunner
+from graphs.loading import load_graph
 from graphs.prompts import TOOL_LOOP_PROMPT
-from hrm_agent.environment import ExecutionResult, LocalEnvironment
+from hrm_agent.environment import ExecutionResult, LocalEnvironment, using_environment
+from hrm_agent.models import using_policy
 from hrm_agent.models.scripted import ScriptedEngine
-from hrm_agent.store import open_store
-from hrm_agent.trajectory import Trajectory
+from hrm_agent.store import RunStore, open_store, postgres
+from hrm_agent.trajectory import Recording, ToolStatus, Trajectory, recording
+from tests.graphs.killed_team import Log, nodes
 from tests.graphs.scripts import Roles, multiplier
 from training.rollout import group_episodes, rollout
 from training.tasks import Task
 
-TASKS = 12
+TEAM = "tests.graphs.killed_team:team"
+GRAPHS = ("tool_loop", "reasoning", TEAM)
+CALLS = {"tool_loop": (2, 1), "reasoning": (9, 3), TEAM: (5, 2)}
+"""Model calls and tool calls of one task."""
 
 
-class Log:
-    def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+@dataclass(frozen=True)
+class Plan:
+    """What one process runs."""
 
-    def write(self, line: str) -> None:
-        os.write(self._file, f"{line}\n".encode())
+    folder: str
+    """Of the log, and of the store unless `url` names one."""
+    url: str = ""
+    graphs: tuple[str, ...] = GRAPHS
+    tasks: int = 12
+    """Of each graph."""
+    sandbox: bool = True
+    """The real one; else arithmetic in this process."""
+    patience: float = 60.0
+    """Seconds that a PostgreSQL server is waited for."""
+    stock: bool = False
+    """Checkpoints go to LangGraph's own SqliteSaver, and only the journal to the store."""
+
+    @property
+    def threads(self) -> list[str]:
+        return [f"run/{graph}/{place}/0" for graph in self.graphs for place in range(self.tasks)]
+
+    @property
+    def store(self) -> str:
+        return self.url or f"{self.folder}/store.db"
+
+    @property
+    def log(self) -> Path:
+        return Path(self.folder, "log.txt")
+
+    @property
+    def answers(self) -> Path:
+        """The final states of a run on a stock saver."""
+        return Path(self.folder, "answers.json")
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
 
 
 def tool_line(code: str) -> str:
@@ -50,7 +96,7 @@ class LoggedEngine(ScriptedEngine):
         return super().submit(request)
 
 
-class LoggedEnvironment(LocalEnvironment):
+class LoggedSandbox(LocalEnvironment):
     log: Log
 
     async def execute(self, code: str, **options: Any) -> ExecutionResult:
@@ -58,8 +104,30 @@ class LoggedEnvironment(LocalEnvironment):
         return await super().execute(code, **options)
 
 
+class Arithmetic:
+    """The last line of a snippet as a value, without a sandbox: the snippets are this file's."""
+
+    log: Log
+
+    async def execute(self, code: str, **options: Any) -> ExecutionResult:
+        self.log.write(tool_line(code))
+        await asyncio.sleep(0.002)
+        *before, last = code.splitlines()
+        names: dict[str, Any] = {}
+        exec("\n".join(before), names)
+        return ExecutionResult(ToolStatus.OK, value=repr(eval(last, names)), duration_seconds=0.002)
+
+    async def end_session(self, session: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
 def answer(messages: Any) -> str:
     time.sleep(0.005)
+    if messages[0].text == "add":
+        return f"Answer: {messages[1].text}"
+    if messages[0].text in (TOOL_LOOP_PROMPT, "work"):
+        return multiplier(messages)
     roles = Roles()
     number = messages[1].text.partition("Sort ")[2].partition(":")[0]
     roles.plan = {
@@ -69,32 +137,81 @@ def answer(messages: Any) -> str:
             {"name": "total", "goal": "apples + pears", "needs": ["apples", "pears"]},
         ]
     }
-    return multiplier(messages) if messages[0].text == TOOL_LOOP_PROMPT else roles(messages)
+    return roles(messages)
 
 
-def tasks(graph: str) -> list[Task]:
-    prompts = [f"What is {i + 11} * 7?" if graph == "tool_loop" else f"Sort {i + 11}: fruit" for i in range(TASKS)]
+PROMPTS = {"tool_loop": "What is {} * 7?", "reasoning": "Sort {}: fruit", TEAM: "Team {}"}
+
+
+def tasks(graph: str, number: int) -> list[Task]:
+    prompts = [PROMPTS[graph].format(i + 11) for i in range(number)]
     return [
         Task(str(i), "test", prompt, lambda text: float("Answer" in text or "boxed" in text))
         for i, prompt in enumerate(prompts)
     ]
 
 
-async def main(folder: Path) -> list[Trajectory]:
-    log = Log(folder / "log.txt")
-    engine, environment = LoggedEngine(answer), LoggedEnvironment()
+async def main(plan: Plan) -> list[Trajectory]:
+    """Begin the run of a plan, or go on with it."""
+    log = Log(plan.log)
+    nodes.append(log)
+    engine, environment = LoggedEngine(answer), LoggedSandbox() if plan.sandbox else Arithmetic()
     engine.log = environment.log = log
     episodes = [
         episode
-        for graph in ("tool_loop", "reasoning")
-        for episode in group_episodes(tasks(graph), 1, run_id="run", stage=graph, seed=7, graph=graph)
+        for graph in plan.graphs
+        for episode in group_episodes(tasks(graph, plan.tasks), 1, run_id="run", stage=graph, seed=7, graph=graph)
     ]
-    with open_store(folder / "store.db") as store, engine:
+    with open_store(plan.store) as store, engine:
+        if plan.stock:
+            return await on_stock_saver(plan, store, engine, environment, episodes)
         done = await rollout(EpisodeRunner(store, engine, "scripted", environment), episodes, concurrency=8)
     await environment.close()
     return done
 
 
+async def on_stock_saver(plan: Plan, store: RunStore, engine: Any, environment: Any, episodes: Any) -> list[Trajectory]:
+    """What users do who keep their checkpointer: their own `graph.ainvoke`, inside a recording."""
+
+    async def invoke(episode: Episode) -> list[Any]:
+        graph = load_graph(episode.graph).copy(update={"checkpointer": saver})
+        config: Any = {"configurable": {"thread_id": episode.thread_id}}
+        begun = (await graph.aget_state(config)).values
+        given = None if begun else {"messages": [HumanMessage(episode.task.prompt)]}
+        state = await graph.ainvoke(given, config, durability="sync")
+        return [[message.type, message.text] for message in state["messages"]]
+
+    async with AsyncSqliteSaver.from_conn_string(f"{plan.folder}/own.db") as saver:
+        with recording(Recording(store.journal, 7)), using_policy(engine), using_environment(environment):
+            states = await asyncio.gather(*map(invoke, episodes))
+    plan.answers.write_text(json.dumps(states))
+    return []
+
+
+def run(given: str) -> int:
+    """The run of a plan as JSON, to its end; the exit code of its process."""
+    plan = Plan(**{name: tuple(value) if name == "graphs" else value for name, value in json.loads(given).items()})
+    postgres._PATIENCE_SECONDS = plan.patience
+    try:
+        asyncio.run(main(plan))
+        return 0
+    except BaseException:
+        Path(plan.folder, "error.txt").write_text(traceback.format_exc())
+        return 1
+
+
+def serve() -> None:
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            random.seed()
+            os._exit(run(line))
+        print(child, flush=True)
+        sys.stdin.readline()  # until it is asked for, nobody else can be given its number
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1])))
-    print("complete")
+    if len(sys.argv) > 1:
+        sys.exit(run(sys.argv[1]))
+    serve()
