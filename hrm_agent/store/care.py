@@ -159,14 +159,19 @@ def _named(reference: Any) -> list[bytes]:
 
 
 def _dangling(cursor: Cursor) -> Iterator[str]:
-    """Rows that refer to rows that are not there."""
+    """Rows that refer to rows that are not there.
+
+    A run does not wait for a checkpoint to be stored before it goes on: where it is killed or refused, its tasks may
+    have written to one that never was. Lost is one that another names as its parent.
+    """
     checks = {
         "model call {}: has no tokens": "SELECT id FROM calls WHERE id NOT IN (SELECT call_id FROM tokens)",
         "tokens of {}: have no model call": "SELECT call_id FROM tokens WHERE call_id NOT IN (SELECT id FROM calls)",
         "model call {}: its parent is lost": "SELECT id FROM calls WHERE parent NOT IN (SELECT id FROM calls)",
         "writes of thread {}: their checkpoint is lost": (
             "SELECT DISTINCT w.thread_id FROM writes w LEFT JOIN checkpoints c ON c.thread_id = w.thread_id "
-            "AND c.ns = w.ns AND c.id = w.checkpoint_id WHERE c.id IS NULL"
+            "AND c.ns = w.ns AND c.id = w.checkpoint_id WHERE c.id IS NULL AND EXISTS (SELECT 1 FROM checkpoints n "
+            "WHERE n.thread_id = w.thread_id AND n.ns = w.ns AND n.parent_id = w.checkpoint_id)"
         ),
     }
     for words, query in checks.items():

@@ -56,15 +56,18 @@ class Leases:
         row = cursor.execute(
             "SELECT owner, process, expires_at FROM leases WHERE thread_id = ?", (thread_id,)
         ).fetchone()
-        if row is not None:
-            owner, process, expires_at = str(row[0]), str(row[1]), float(row[2])
-            if owner != self._owner and expires_at > time.time() and not _is_gone(process):
-                raise _taken(thread_id, f"process {_readable(process)}")
+        owner, process, expires_at = (str(row[0]), str(row[1]), float(row[2])) if row else (self._owner, "", 0.0)
+        if owner != self._owner and expires_at > time.time() and not _is_gone(process):
+            raise _taken(thread_id, f"process {_readable(process)}")
+        # On a server another transaction may have taken it since it was looked at: only what was seen is taken over.
         cursor.execute(
             "INSERT INTO leases (thread_id, owner, process, expires_at) VALUES (?, ?, ?, ?) ON CONFLICT (thread_id) "
-            "DO UPDATE SET owner = excluded.owner, process = excluded.process, expires_at = excluded.expires_at",
-            (thread_id, self._owner, _this_process(), time.time() + _SECONDS),
+            "DO UPDATE SET owner = excluded.owner, process = excluded.process, expires_at = excluded.expires_at "
+            "WHERE leases.owner = ? RETURNING 1",
+            (thread_id, self._owner, _this_process(), time.time() + _SECONDS, owner),
         )
+        if cursor.fetchone() is None:
+            raise _taken(thread_id, "another process")
 
     def _release(self, cursor: Cursor, thread_id: str) -> None:
         cursor.execute("DELETE FROM leases WHERE thread_id = ? AND owner = ?", (thread_id, self._owner))

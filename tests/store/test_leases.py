@@ -1,0 +1,331 @@
+"""One run at a time on a thread: leases of live and of dead processes, and graphs that were given the bare saver."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import StateUpdate
+
+from hrm_agent.errors import RunError
+from hrm_agent.store import RunStore, leases, open_store
+from hrm_agent.store.care import verify
+from tests.postgres import PostgresServer
+from tests.store.bodies import execute
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path, postgres: PostgresServer) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/store.db"
+        return
+    database = postgres.create_database()
+    yield database
+    postgres.drop_database(database)
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[RunStore]:
+    with open_store(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "_SECONDS", 0.6)
+    monkeypatch.setattr(leases, "_HEARTBEAT_SECONDS", 0.1)
+
+
+def held(store: RunStore) -> list[str]:
+    with store.database.read() as cursor:
+        return [str(row[0]) for row in cursor.execute("SELECT thread_id FROM leases").fetchall()]
+
+
+# leases
+
+
+def test_a_lease_is_held_once_and_given_back(url: str, store: RunStore) -> None:
+    with open_store(url) as other:  # another owner, though of this process
+        with store.lease("t"), store.lease("u"):
+            for refused in (store, other):
+                with (
+                    pytest.raises(RunError, match=r"Thread 't' is being run already, by .*process"),
+                    refused.lease("t"),
+                ):
+                    pytest.fail("two runs on one thread")
+            with other.lease("v"):
+                assert sorted(held(other)) == ["t", "u", "v"]
+        other.database.flush()
+        assert held(store) == []
+        with other.lease("t"):
+            assert held(other) == ["t"]
+
+
+def test_an_error_gives_a_lease_back(url: str, store: RunStore) -> None:
+    with pytest.raises(ZeroDivisionError), store.lease("t"):
+        raise ZeroDivisionError
+    assert held(store) == []
+    with open_store(url) as other, other.lease("t"), pytest.raises(RunError), store.lease("t"):
+        pytest.fail("two runs on one thread")
+    with store.lease("t"):
+        assert held(store) == ["t"]
+
+
+def test_a_lease_is_given_back_when_the_store_is_closed(url: str) -> None:
+    with open_store(url) as store:
+        holding = store.lease("t")
+        with holding:
+            assert held(store) == ["t"]
+    assert execute(url, "SELECT * FROM leases") == []
+
+
+@pytest.mark.usefixtures("short")
+def test_the_heart_keeps_a_lease_alive(url: str, store: RunStore) -> None:
+    with open_store(url) as other, store.lease("t"):
+        time.sleep(1.2)
+        with pytest.raises(RunError), other.lease("t"):
+            pytest.fail("a lease that is kept alive ran out")
+
+
+def test_a_lease_that_ran_out_is_taken_over(url: str, store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner, which was away for so long, does not take it back nor give away the other's."""
+    monkeypatch.setattr(leases, "_SECONDS", 0.05)
+    with open_store(url) as other:
+        with store.lease("t"):
+            time.sleep(0.1)
+            monkeypatch.setattr(leases, "_SECONDS", 30.0)
+            with other.lease("t"):
+                ((owner, *_),) = execute(url, "SELECT owner FROM leases")
+        store.database.flush()
+        with other.lease("u"):
+            assert execute(url, "SELECT owner FROM leases") == [(owner,)]
+
+
+def lease_of(url: str, process: str, expires_at: float) -> None:
+    execute(url, "DELETE FROM leases")
+    values = ("t", "somebody", process, expires_at)
+    execute(url, "INSERT INTO leases (thread_id, owner, process, expires_at) VALUES (?, ?, ?, ?)", values)
+
+
+def test_another_machine_is_waited_for(url: str, store: RunStore) -> None:
+    """Whether its process lives is not ours to see, whatever has its number here."""
+    lease_of(url, "elsewhere/1/1", time.time() + 30)
+    with pytest.raises(RunError, match="by process 1 on elsewhere"), store.lease("t"):
+        pytest.fail("two runs on one thread")
+    lease_of(url, "elsewhere/1/1", time.time() - 1)
+    with store.lease("t"):
+        assert held(store) == ["t"]
+
+
+def test_the_number_of_a_dead_process_given_to_another_is_not_that_process(url: str, store: RunStore) -> None:
+    lease_of(url, f"{socket.gethostname()}/1/12345", time.time() + 30)
+    with store.lease("t"):
+        assert held(store) == ["t"]
+
+
+HOLD = """
+import sys, time
+from hrm_agent.store import open_store
+with open_store(sys.argv[1]) as store, store.lease("t"):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_dead_process_is_not_waited_for(url: str, store: RunStore) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLD, url], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        with pytest.raises(RunError, match=f"by process {holder.pid} on "), store.lease("t"):
+            pytest.fail("two runs on one thread")
+        holder.kill()
+        holder.wait()
+        began = time.monotonic()
+        with store.lease("t"):
+            assert time.monotonic() - began < 5
+
+
+def test_many_that_want_one_lease(url: str, store: RunStore) -> None:
+    """Of threads and stores that race for it, one holds it at any time."""
+    holding, most, done = 0, 0, 0
+    lock = threading.Lock()
+
+    def race(opened: RunStore) -> None:
+        nonlocal holding, most, done
+        for _ in range(10):
+            try:
+                with opened.lease("t"):
+                    with lock:
+                        holding += 1
+                        most, done = max(most, holding), done + 1
+                    time.sleep(0.001)
+                    with lock:
+                        holding -= 1
+            except RunError:
+                time.sleep(0.001)
+
+    with open_store(url) as other, ThreadPoolExecutor(4) as pool:
+        list(pool.map(race, (store, other, store, other)))
+    assert most == 1 and done > 0
+
+
+# the bare saver
+
+
+class Gate:
+    """A node that waits in its step until it may go on."""
+
+    def __init__(self) -> None:
+        self.entered, self.open = threading.Semaphore(0), threading.Event()
+
+    def __call__(self, state: MessagesState) -> dict[str, Any]:
+        if state["messages"][-1].content == "wait":
+            self.entered.release()
+            assert self.open.wait(60)
+        return {"messages": [AIMessage(f"after {state['messages'][-1].content}")]}
+
+
+def on(thread: str, **named: Any) -> Any:
+    return {"configurable": {"thread_id": thread, **named}}
+
+
+def say(*words: str) -> Any:
+    return {"messages": [HumanMessage(word) for word in words]}
+
+
+def compiled(store: RunStore, node: Any) -> Any:
+    graph = StateGraph(MessagesState).add_node("node", node).add_edge(START, "node")
+    return graph.compile(checkpointer=store.checkpointer)
+
+
+def said(graph: Any, thread: str = "t") -> list[str]:
+    return [message.content for message in graph.get_state(on(thread)).values["messages"]]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("durability", ["sync", "async"])
+def test_a_second_run_on_a_thread_is_refused(durability: str, begun: bool, url: str, store: RunStore) -> None:
+    """While the first is in its step, a second comes, on a store of its own, and is in its step when the first ends."""
+    gate, late = Gate(), Gate()
+    with open_store(url) as other, ThreadPoolExecutor(2) as pool:
+        graph, second = compiled(store, gate), compiled(other, late)
+        before = []
+        if begun:
+            graph.invoke(say("hello"), on("t"))
+            before = ["hello", "after hello"]
+        runs = [pool.submit(graph.invoke, say("wait"), on("t"), durability=durability)]
+        assert gate.entered.acquire(timeout=60)
+        # a run that has read the thread before the first wrote to it: its input comes from where the first's came from
+        first_input = next(
+            found for found in store.checkpointer.list(on("t")) if found.metadata.get("source") == "input"
+        )
+        stale = on("t", checkpoint_ns="")
+        if first_input.parent_config is not None:
+            stale = first_input.parent_config
+        else:
+            other.checkpointer._new["t"] = None
+        new = {**first_input.checkpoint, "id": f"f{first_input.checkpoint['id'][1:]}"}
+        with pytest.raises(RunError, match=r"Thread 't' was taken on by another run: .*Nothing was written"):
+            other.checkpointer.put(stale, new, {"source": "input", "step": 9, "parents": {}}, {})
+        runs.append(pool.submit(second.invoke, None, on("t"), durability=durability))
+        assert late.entered.acquire(timeout=60)
+        gate.open.set()
+        first = runs[0].result(60)
+        late.open.set()
+        with pytest.raises(RunError, match="Run one at a time on a thread"):
+            runs[1].result(60)
+        expected = [*before, "wait", "after wait"]
+        assert [m.content for m in first["messages"]] == expected
+        assert said(graph) == said(second) == expected
+        graph.invoke(say("on"), on("t"))
+        assert said(graph) == [*expected, "on", "after on"]
+    assert list(verify(store)) == []
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("durability", ["sync", "async"])
+async def test_so_is_a_second_asynchronous_run(durability: Any, begun: bool, store: RunStore) -> None:
+    """Both begin at the same moment, as two requests of one user do."""
+
+    async def node(state: MessagesState) -> dict[str, Any]:
+        await asyncio.sleep(0.01)
+        return {"messages": [AIMessage(f"after {state['messages'][-1].content}")]}
+
+    graph = compiled(store, node)
+    if begun:
+        await graph.ainvoke(say("hello"), on("t"))
+    runs = [graph.ainvoke(say(word), on("t"), durability=durability) for word in ("one", "two")]
+    outcomes = await asyncio.gather(*runs, return_exceptions=True)
+    refused = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    (ended,) = [outcome for outcome in outcomes if isinstance(outcome, dict)]
+    assert len(refused) == 1 and isinstance(refused[0], RunError)
+    state = await graph.aget_state(on("t"))
+    assert [m.content for m in state.values["messages"]] == [m.content for m in ended["messages"]]
+    assert len(ended["messages"]) == (4 if begun else 2)
+    assert list(verify(store)) == []
+
+
+def test_time_travel_is_no_second_run(store: RunStore) -> None:
+    graph = compiled(store, Gate())
+    for word in ("one", "two", "three"):
+        graph.invoke(say(word), on("t"))
+    moments = list(graph.get_state_history(on("t")))
+    early = next(m for m in moments if m.next == ("node",) and len(m.values["messages"]) == 1)
+    again = graph.invoke(None, early.config)
+    assert [m.content for m in again["messages"]] == ["one", "after one"]
+    edited = graph.update_state(early.config, say("edited"))
+    assert [m.content for m in graph.invoke(None, edited)["messages"]] == ["one", "edited", "after edited"]
+    bulk = graph.bulk_update_state(
+        early.config, [[StateUpdate(say("first"), as_node="node")], [StateUpdate(say("second"), as_node="node")]]
+    )
+    assert [m.content for m in graph.get_state(bulk).values["messages"]] == ["one", "first", "second"]
+    assert [m.content for m in graph.invoke(say("more"), bulk)["messages"]][-2:] == ["more", "after more"]
+    assert [m.content for m in graph.invoke(say("last"), on("t"))["messages"]][-4:] == [
+        "more",
+        "after more",
+        "last",
+        "after last",
+    ]
+    assert list(verify(store)) == []
+
+
+async def test_asynchronous_time_travel_is_none_either(url: str, store: RunStore) -> None:
+    """By another process's saver, which has not seen the thread."""
+    graph = compiled(store, Gate())
+    for word in ("one", "two"):
+        await graph.ainvoke(say(word), on("t"))
+    early = [m async for m in graph.aget_state_history(on("t"))][-2]
+    with open_store(url) as other:
+        second = compiled(other, Gate())
+        await second.ainvoke(None, early.config)
+        edited = await second.aupdate_state(early.config, say("edited"))
+        ended = await second.ainvoke(None, edited)
+    assert [m.content for m in ended["messages"]] == ["one", "edited", "after edited"]
+    assert said(graph) == ["one", "edited", "after edited"]
+
+
+def test_runs_after_each_other_from_many_places(url: str, store: RunStore) -> None:
+    """Each store sees what the others added: nothing of that is a second run."""
+    with open_store(url) as second, open_store(url) as third:
+        graphs = [compiled(opened, Gate()) for opened in (store, second, third)]
+        for number in range(9):
+            graphs[number % 3].invoke(say(str(number)), on("t"))
+        assert said(graphs[0])[::2] == [str(number) for number in range(9)]
+
+
+def test_a_thread_is_begun_again_after_it_was_deleted(store: RunStore) -> None:
+    graph = compiled(store, Gate())
+    for _ in range(3):
+        graph.invoke(say("hello"), on("t"))
+        assert said(graph) == ["hello", "after hello"]
+        store.checkpointer.delete_thread("t")
