@@ -6,10 +6,9 @@ import secrets
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 from urllib.parse import parse_qsl
 
 from hrm_agent.errors import ConfigError, StoreError
@@ -29,8 +28,7 @@ STORE_POINTER = "store.url"
 """File in a run's folder that names its store, where that lies elsewhere."""
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadInfo:
+class ThreadInfo(NamedTuple):
     """One line of a store's contents."""
 
     thread_id: str
@@ -99,7 +97,7 @@ class RunStore:
         query = f"SELECT id, trajectory_id, run_id, group_id, status, updated_at FROM threads WHERE {where}"
         query += " ORDER BY updated_at DESC" + (f" LIMIT {int(limit)}" if limit is not None else "")
         with self.database.read() as cursor:
-            return [ThreadInfo(*row) for row in cursor.execute(query, list(given.values())).fetchall()]
+            return [ThreadInfo._make(row) for row in cursor.execute(query, list(given.values())).fetchall()]
 
     def close(self) -> None:
         self._leases.close()
