@@ -209,7 +209,7 @@ class PostgresDatabase(Database):
             with self._begun() as cursor:
                 return reading(cursor)
 
-        return self._patiently(attempt, lambda: None)
+        return self._patiently(attempt, self._discard_broken)
 
     @contextmanager
     def _read(self) -> Generator[Cursor]:
@@ -221,7 +221,9 @@ class PostgresDatabase(Database):
 
     @contextmanager
     def _begun(self) -> Generator[Cursor]:
-        reading = _Reading(lambda query, values: self._patiently(lambda: self._begin(query, values), lambda: None))
+        reading = _Reading(
+            lambda query, values: self._patiently(lambda: self._begin(query, values), self._discard_broken)
+        )
         try:
             yield reading
         finally:
@@ -239,6 +241,11 @@ class PostgresDatabase(Database):
         except BaseException:
             self._pool.putconn(connection)
             raise
+
+    def _discard_broken(self) -> None:
+        """Where one connection of the pool was lost, all may be."""
+        with suppress(psycopg.Error):
+            self._pool.check()
 
     def size(self) -> int:
         query = "SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class WHERE relkind = 'r' AND relname IN "

@@ -128,12 +128,12 @@ def test_a_server_that_stays_away_ends_the_run_and_it_goes_on_later(
 
 
 def test_lost_answers_to_commits_double_nothing(driver: Driver, fresh_database: str, tmp_path: Path) -> None:
-    """Every 25th commit is done, and its answer does not arrive: the connection breaks instead."""
+    """Every tenth commit is done, and its answer does not arrive: the connection breaks instead."""
     plan = plan_in(tmp_path / "lost", fresh_database, tasks=2, sandbox=False)
     untouched = untouched_record(driver, plan, tmp_path / "alone")
-    with Deaf(fresh_database, every=25) as proxy:
+    with Deaf(fresh_database, every=10) as proxy:
         assert driver.start(replace(plan, url=proxy.url)).result() == 0, (tmp_path / "lost/error.txt").read_text()
-        assert proxy.lost >= 3
+        assert proxy.lost >= 5
     assert record_of(plan) == untouched
     check_log(log_of(plan), plan, 0)
 
@@ -196,6 +196,8 @@ class Deaf:
             while True:
                 client = self._listener.accept()[0]
                 server = socket.create_connection(self._server)
+                for end in (client, server):
+                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 threading.Thread(target=self._pass, args=(client, server, False), daemon=True).start()
                 threading.Thread(target=self._pass, args=(server, client, True), daemon=True).start()
 
