@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import parse_qsl
+
+import ormsgpack
 
 from hrm_agent.errors import ConfigError, StoreError
 from hrm_agent.store.blobs import Blobs
@@ -82,7 +84,7 @@ class RunStore:
 
         def fork(cursor: Cursor) -> None:
             line = set(lineage(cursor, source, checkpoint_id))
-            wanted = {("", id_) for id_ in line} | _nested(cursor, source, line - {checkpoint_id})
+            wanted = {("", id_) for id_ in line} | _nested(cursor, self.blobs.cipher, source, line - {checkpoint_id})
             copy_rows(cursor, self.blobs.cipher, source, target, wanted, without_writes={("", checkpoint_id)})
             touch_thread(cursor, target, time.time())
 
@@ -182,12 +184,16 @@ def _check_key(database: Database, cipher: Cipher) -> None:
         raise StoreError(f"The key does not fit the store {database.url}.", "See to HRM_AGENT_STORE_KEY.") from error
 
 
-def _nested(cursor: Cursor, thread_id: str, steps: set[str]) -> set[tuple[str, str]]:
+def _nested(cursor: Cursor, cipher: Cipher, thread_id: str, steps: set[str]) -> set[tuple[str, str]]:
     """Namespace and id of the subgraphs' checkpoints that belong to steps of a thread.
 
-    A subgraph's namespace begins with the task that runs it, and a step's tasks stand in its writes.
+    Each names the outermost checkpoint that it was made under. Its namespace would not do: that of a subgraph which
+    remembers (`checkpointer=True`) is the same in every step.
     """
-    query = "SELECT checkpoint_id, task_id FROM writes WHERE thread_id = ? AND ns = ''"
-    tasks = {str(task) for id_, task in cursor.execute(query, (thread_id,)).fetchall() if id_ in steps}
-    found = cursor.execute("SELECT ns, id FROM checkpoints WHERE thread_id = ? AND ns <> ''", (thread_id,)).fetchall()
-    return {(ns, id_) for ns, id_ in found if ns.partition("|")[0].rpartition(":")[2] in tasks}
+    query = "SELECT ns, id, metadata FROM checkpoints WHERE thread_id = ? AND ns <> ''"
+    found: set[tuple[str, str]] = set()
+    for ns, id_, metadata in cursor.execute(query, (thread_id,)).fetchall():
+        facts: dict[str, Any] = ormsgpack.unpackb(cipher.open(metadata, thread_id, ns, id_, "metadata"))
+        if (facts.get("parents") or {}).get("") in steps:
+            found.add((ns, id_))
+    return found

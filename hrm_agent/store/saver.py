@@ -386,8 +386,8 @@ def _conditions(config: RunnableConfig | None, before: RunnableConfig | None) ->
     columns = {"thread_id": "thread_id", "checkpoint_ns": "ns", "checkpoint_id": "id"}
     given = {column: str(named[name]) for name, column in columns.items() if named.get(name) is not None}
     clauses, values = [f"{column} = ?" for column in given], list(given.values())
-    earlier = place_of(before).checkpoint_id if before else None
-    if earlier is not None:
+    earlier = (before or {}).get("configurable", {}).get("checkpoint_id")  # LangGraph's replay names nothing else
+    if earlier:
         clauses.append("id < ?")
         values.append(earlier)
     return " AND ".join(clauses) or "1 = 1", values
