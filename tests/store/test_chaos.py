@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import shutil
 import socket
 import sqlite3
@@ -22,14 +23,20 @@ from typing import Any, Self
 
 import psycopg
 import pytest
+from langchain_core.messages import HumanMessage
 
+from graphs.loading import load_graph
+from hrm_agent.environment import using_environment
 from hrm_agent.errors import StoreError
+from hrm_agent.models import using_policy
 from hrm_agent.store import open_store
 from hrm_agent.store.care import collect_values, verify
 from hrm_agent.store.database import Cursor, settled
 from hrm_agent.store.serializer import StrictSerializer
 from hrm_agent.store.values import ValueWriter
-from tests.graphs.kill_driver import Plan
+from hrm_agent.trajectory import Recording, recording
+from tests.graphs.kill_driver import TEAM, Arithmetic, LoggedEngine, Plan, answer
+from tests.graphs.killed_team import Log, nodes
 from tests.graphs.kills import (
     COMMAND,
     Driver,
@@ -268,6 +275,45 @@ async def test_a_cancelled_waiter_loses_nothing(tmp_path: Path) -> None:
         await asyncio.wait_for(asyncio.to_thread(written.result), 5)
         with store.database.read() as cursor:
             assert cursor.execute("SELECT number FROM noted ORDER BY number").fetchall() == [(1,), (2,)]
+
+
+@pytest.mark.parametrize("durability", ["sync", "async"])
+@pytest.mark.parametrize("level", ["process", "power"])
+async def test_a_run_that_is_cancelled_again_and_again_goes_on(level: str, durability: Any, tmp_path: Path) -> None:
+    """In one process and on one open store, and never taken for a second run on its thread."""
+    plan = plan_in(tmp_path / "run", f"sqlite:///{tmp_path}/store.db?level={level}", graphs=(TEAM,), tasks=6)
+    nodes.append(Log(plan.log))
+    engine, environment, moments = LoggedEngine(answer), Arithmetic(), random.Random(level + durability)
+    engine.log = environment.log = nodes[-1]
+    cancelled = 0
+    with open_store(plan.store) as store, engine, using_policy(engine), using_environment(environment):
+        graph = load_graph(TEAM)
+        graph = graph.copy(update={"checkpointer": store.checkpointer.allowing(graph)})
+        for number, thread_id in enumerate(plan.threads, start=11):
+            config: Any = {"configurable": {"thread_id": thread_id}}
+            state: dict[str, Any] = {}
+            while not state:
+                begun = (await graph.aget_state(config)).values
+                given = None if begun else {"messages": [HumanMessage(f"Team {number}")]}
+                before, logged = done_in(plan), len(log_of(plan))
+                with recording(Recording(store.journal, 7)):
+                    running = asyncio.create_task(graph.ainvoke(given, config, durability=durability))
+                await asyncio.wait([running], timeout=moments.random() * 0.06)
+                running.cancel()
+                with suppress(asyncio.CancelledError):
+                    state = await running
+                cancelled += not state
+                check_asked(before, log_of(plan)[logged:])
+            assert state["messages"][-1].text == "Answer: " + sum_of_team(number)
+        assert list(verify(store)) == []
+    nodes.pop()
+    assert cancelled >= 6
+    check_log(log_of(plan), plan, cancelled)
+
+
+def sum_of_team(number: int) -> str:
+    parts = (f"<reason>done</reason><answer>\\boxed{{{number * factor}}}</answer>" for factor in (13, 17))
+    return f"Add {number}: {' and '.join(parts)}"
 
 
 @pytest.mark.parametrize("level", ["process", "power"])
