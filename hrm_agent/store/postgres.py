@@ -125,7 +125,7 @@ class PostgresDatabase(Database):
         self._committer = Committer(self._commit)
 
     def _connect(self) -> psycopg.Connection[Any]:
-        return psycopg.connect(self._conninfo, connect_timeout=int(_ANSWER_SECONDS))
+        return psycopg.connect(self._conninfo, connect_timeout=int(_ANSWER_SECONDS), autocommit=True)
 
     def _prepare(self, create: bool) -> None:
         """Make the tables in a new database; refuse one of another version. Two processes may do so at once."""
@@ -156,12 +156,20 @@ class PostgresDatabase(Database):
                 with suppress(psycopg.Error):
                     self._writer.close()
                 self._writer, self._broken = self._connect(), False
-            with self._writer.pipeline(), self._writer.transaction(), self._writer.cursor() as cursor:
-                self.transaction += 1
-                self.heads = {}
-                cursor.execute(_BEGIN, (_LOCK,))
-                self.epoch = str((cursor.fetchone() or ("", ""))[1])
-                return [work(_Cursor(cursor)) for work in works]
+            try:
+                with self._writer.pipeline(), self._writer.cursor() as cursor:
+                    self.transaction += 1
+                    self.heads = {}
+                    cursor.execute("BEGIN")
+                    cursor.execute(_BEGIN, (_LOCK,))
+                    self.epoch = str((cursor.fetchone() or ("", ""))[1])
+                    results = [work(_Cursor(cursor)) for work in works]
+                    cursor.execute("COMMIT")
+            except BaseException:
+                with suppress(psycopg.Error):
+                    self._writer.rollback()
+                raise
+            return results
 
         return self._patiently(transaction, self._mark_broken)
 
