@@ -15,7 +15,7 @@ from hrm_agent.errors import ConfigError, nearest
 from hrm_agent.store import open_store
 from hrm_agent.store.care import delete_runs, prune, stats, verify
 from hrm_agent.store.copying import copy_store
-from hrm_agent.store.migrate import migrate
+from hrm_agent.store.migrate import check_source, migrate
 from hrm_agent.trajectory import RunStatus
 
 __all__ = ["ACTIONS", "run"]
@@ -151,9 +151,12 @@ def _key(arguments: Arguments) -> str | None:
     if arguments.key_file is None:
         return None
     try:
-        return Path(arguments.key_file).read_text(encoding="ascii").strip()
+        key = Path(arguments.key_file).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"The key file cannot be read: {error}.", "`openssl rand -base64 32` makes a key.") from error
+    if not key:  # which elsewhere means: not encrypted
+        raise ConfigError(f"The key file {arguments.key_file} is empty.", "`openssl rand -base64 32` makes a key.")
+    return key
 
 
 def _migrate(words: list[str]) -> int:
@@ -161,6 +164,7 @@ def _migrate(words: list[str]) -> int:
     parser.add_argument("--allow", nargs="+", default=[], metavar="MODULE:CLASS", help="types of one's own in states")
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
+    check_source(arguments.source)
     with open_store(arguments.target, allow=arguments.allow) as target:
         taken = migrate(arguments.source, target, arguments.allow)
     output.result(asdict(taken))

@@ -294,6 +294,7 @@ def _delete(store: RunStore, headers: Sequence[Trajectory]) -> None:
             cursor.execute("DELETE FROM tokens WHERE call_id IN (SELECT id FROM calls WHERE thread_id = ?)", thread)
             for table in ("calls", "tool_calls", "leases", "trajectories"):
                 cursor.execute(f"DELETE FROM {table} WHERE thread_id = ?", thread)
+            cursor.execute("DELETE FROM threads WHERE id = ?", thread)
             cursor.execute("DELETE FROM overlays WHERE trajectory_id = ?", (header.id,))
 
     store.database.write(delete)

@@ -12,7 +12,7 @@ import json
 import sqlite3
 from array import array
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from hrm_agent.store.run_store import RunStore
 from hrm_agent.store.serializer import RefusedValue, StrictSerializer, allowed_types
 from hrm_agent.trajectory import Call, Overlay, ToolCall, Trajectory
 
-__all__ = ["Migrated", "migrate"]
+__all__ = ["Migrated", "check_source", "migrate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +41,21 @@ def migrate(source: str, target: RunStore, allow: Sequence[str] = ()) -> Migrate
 
     Doing it again after a break goes on where it was left. Raises `StoreError` naming what cannot be read.
     """
-    serializer = StrictSerializer(allowed_types(allow))
-    if source.startswith(("postgresql://", "postgres://")):
-        with _postgres(source, serializer) as stock:
-            return Migrated(*_checkpoints(stock, target), 0)
-    path = Path(source.removeprefix("sqlite:///"))
-    with _sqlite(path, serializer) as stock:
+    with _opened(source, StrictSerializer(allowed_types(allow))) as stock:
         threads, checkpoints = _checkpoints(stock, target)
-        journal = bool(stock.query("SELECT 1 FROM sqlite_master WHERE name = 'trajectories'", ()))
-        return Migrated(threads, checkpoints, _journal(stock.query, target) if journal else 0)
+        return Migrated(threads, checkpoints, _journal(stock.query, target) if stock.journal else 0)
+
+
+def check_source(source: str) -> None:
+    """Raises `StoreError` for what cannot be migrated, before there is a target."""
+    with _opened(source, StrictSerializer()):
+        pass
+
+
+def _opened(source: str, serializer: StrictSerializer) -> AbstractContextManager[_Stock]:
+    if source.startswith(("postgresql://", "postgres://")):
+        return _postgres(source, serializer)
+    return _sqlite(Path(source.removeprefix("sqlite:///")), serializer)
 
 
 Query = Callable[[str, Sequence[Any]], list[Any]]
@@ -63,6 +69,8 @@ class _Stock:
     query: Query
     writes: str
     """Its table of pending writes."""
+    journal: bool = False
+    """A store of version 1, which has a journal besides."""
 
 
 @contextmanager
@@ -87,7 +95,7 @@ def _sqlite(path: Path, serializer: StrictSerializer) -> Generator[_Stock]:
             def query(text: str, values: Sequence[Any]) -> list[Any]:
                 return connection.execute(text, values).fetchall()
 
-            yield _Stock(saver, query, "writes")
+            yield _Stock(saver, query, "writes", "trajectories" in tables)
     except sqlite3.Error as error:
         raise StoreError(
             f"{path} cannot be read: {error}.", "Name a SQLite file that a saver or a store wrote."

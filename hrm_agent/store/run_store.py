@@ -97,7 +97,7 @@ class RunStore:
         given = {name: value for name, value in (("run_id", run_id), ("status", status)) if value is not None}
         where = " AND ".join(f"{name} = ?" for name in given) or "1 = 1"
         query = f"SELECT id, trajectory_id, run_id, group_id, status, updated_at FROM threads WHERE {where}"
-        query += " ORDER BY updated_at DESC" + (f" LIMIT {int(limit)}" if limit is not None else "")
+        query += " ORDER BY updated_at DESC, id" + (f" LIMIT {int(limit)}" if limit is not None else "")
         with self.database.read() as cursor:
             return [ThreadInfo._make(row) for row in cursor.execute(query, list(given.values())).fetchall()]
 

@@ -101,12 +101,15 @@ def describe_thread(cursor: Cursor, trajectory: Trajectory) -> None:
 
 
 def delete_threads(cursor: Cursor, thread_ids: Sequence[str]) -> None:
-    """Delete checkpoints and writes of threads. Values that nothing names any more go when the store is collected."""
+    """Delete checkpoints and writes of threads. Values that nothing names any more go when the store is collected.
+
+    A thread with a trajectory is still a thread.
+    """
     each: list[tuple[Any, ...]] = [(thread_id,) for thread_id in thread_ids]
     for thread in each:
         cursor.execute("DELETE FROM writes WHERE thread_id = ?", thread)
         cursor.execute("DELETE FROM checkpoints WHERE thread_id = ?", thread)
-        cursor.execute("DELETE FROM threads WHERE id = ?", thread)
+        cursor.execute("DELETE FROM threads WHERE id = ? AND trajectory_id IS NULL", thread)
 
 
 def keep_newest(cursor: Cursor, thread_ids: Sequence[str]) -> None:

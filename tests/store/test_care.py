@@ -304,6 +304,15 @@ def test_deleting(file: RunStore) -> None:
     assert set(stats(file).rows.values()) == {0}
 
 
+def test_a_trajectory_outlives_its_checkpoints(store: RunStore) -> None:
+    made = run(store, "t")
+    store.checkpointer.delete_thread("t")
+    assert messages(store, "t") == [] and store.journal.trajectory("t") == made
+    assert threads(store) == {"t"} and sound(store)
+    delete_runs(store, ["t"])
+    assert threads(store) == set() and set(stats(store).rows.values()) == {0}
+
+
 def test_the_numbers_of_stats(store: RunStore) -> None:
     empty = stats(store)
     assert set(empty.rows.values()) == set(empty.bytes.values()) == {0} and empty.threads == 0 and empty.size > 0

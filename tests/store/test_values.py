@@ -6,7 +6,7 @@ gives back.
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import threading
 import uuid
 from collections import deque
@@ -124,7 +124,7 @@ PLAIN = st.one_of(
     TEXT,
     st.binary(max_size=200),
     st.uuids(),
-    st.datetimes(timezones=st.just(datetime.UTC)),
+    st.datetimes(timezones=st.just(dt.UTC)),
     st.sets(st.integers(-5, 300), max_size=1),
     st.just(Colour.RED),
     st.decimals(allow_nan=False),
@@ -210,7 +210,7 @@ AS_STOCK: list[Any] = [
     bytearray(b"x" * 100),
     Decimal("1.10"),
     uuid.UUID(int=7),
-    datetime.timedelta(seconds=1.5),
+    dt.timedelta(seconds=1.5),
     Path("/tmp/x"),
     OwnModel(name="x", held=[1, {"a": None}]),
     Own(1, [Own(2)]),
