@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -194,8 +195,6 @@ def test_mistakes_are_told(mistake: str, kept: str, hrm: Command, tmp_path: Path
 
 
 def test_a_mistake_as_json(hrm: Command) -> None:
-    import json
-
     done = hrm("store", "stats", "absent.db", "--json")
     assert done.code == 2 and set(json.loads(done.err)) == {"error", "hint"}
 
