@@ -135,16 +135,16 @@ class SqliteDatabase(Database):
             self._writer.execute("ROLLBACK")
 
     def _transact(self, works: Sequence[Work[Any]]) -> list[Any]:
-        with self._transaction() as cursor:
-            self.transaction += 1
-            version = cursor.execute("PRAGMA data_version").fetchone()[0]  # another connection's commits change it
-            if version != self._data_version:
-                self._data_version, self.epoch, self.heads = version, epoch_of(cursor), {}
-            try:
+        try:
+            with self._transaction() as cursor:
+                self.transaction += 1
+                version = cursor.execute("PRAGMA data_version").fetchone()[0]  # another connection's commits change it
+                if version != self._data_version:
+                    self._data_version, self.epoch, self.heads = version, epoch_of(cursor), {}
                 return [work(cursor) for work in works]
-            except BaseException:
-                self._data_version = None
-                raise
+        except BaseException:  # a commit that failed included: nothing of it is remembered
+            self._data_version = None
+            raise
 
     def _submit(self, work: Work[T]) -> Future[T]:
         if self._committer is not None:
@@ -157,10 +157,14 @@ class SqliteDatabase(Database):
         return future
 
     def exclusive(self, work: Work[T]) -> T:
-        try:
-            return self.write(work)
-        finally:
-            self._data_version = None
+        def alone(cursor: Cursor) -> T:
+            result = work(cursor)
+            # What shares the commit comes after it, and is to know.
+            self.transaction += 1
+            self.epoch, self._data_version = epoch_of(cursor), None
+            return result
+
+        return self.write(alone)
 
     @contextmanager
     def _read(self) -> Generator[Cursor]:

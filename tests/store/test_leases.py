@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import StateUpdate
 
-from hrm_agent.errors import RunError
+from hrm_agent.errors import RunError, StoreError
 from hrm_agent.store import RunStore, leases, open_store
 from hrm_agent.store.care import verify
 from tests.postgres import PostgresServer
@@ -212,8 +213,7 @@ def said(graph: Any, thread: str = "t") -> list[str]:
     return [message.content for message in graph.get_state(on(thread)).values["messages"]]
 
 
-@pytest.mark.parametrize("begun", [False, True])
-@pytest.mark.parametrize("durability", ["sync", "async"])
+@pytest.mark.parametrize(("durability", "begun"), [("sync", False), ("async", True)])
 def test_a_second_run_on_a_thread_is_refused(durability: str, begun: bool, url: str, store: RunStore) -> None:
     """While the first is in its step, a second comes, on a store of its own, and is in its step when the first ends."""
     gate, late = Gate(), Gate()
@@ -252,8 +252,7 @@ def test_a_second_run_on_a_thread_is_refused(durability: str, begun: bool, url: 
     assert list(verify(store)) == []
 
 
-@pytest.mark.parametrize("begun", [False, True])
-@pytest.mark.parametrize("durability", ["sync", "async"])
+@pytest.mark.parametrize(("durability", "begun"), [("sync", False), ("async", True)])
 async def test_so_is_a_second_asynchronous_run(durability: Any, begun: bool, store: RunStore) -> None:
     """Both begin at the same moment, as two requests of one user do."""
 
@@ -321,6 +320,25 @@ def test_runs_after_each_other_from_many_places(url: str, store: RunStore) -> No
         for number in range(9):
             graphs[number % 3].invoke(say(str(number)), on("t"))
         assert said(graphs[0])[::2] == [str(number) for number in range(9)]
+
+
+def test_a_commit_that_failed_was_no_run(tmp_path: Path) -> None:
+    """What it would have written is not what the thread is taken to have."""
+
+    def deny(action: int, argument: str | None, *_: Any) -> int:
+        return sqlite3.SQLITE_DENY if (action, argument) == (22, "COMMIT") else sqlite3.SQLITE_OK  # 22: a transaction
+
+    with open_store(tmp_path / "store.db") as store:
+        graph = compiled(store, Gate())
+        graph.invoke(say("one"), on("t"))
+        database: Any = store.database
+        database.flush()
+        database._writer.set_authorizer(deny)
+        with pytest.raises(StoreError, match="not authorized"):
+            graph.invoke(say("two"), on("t"))
+        database._writer.set_authorizer(None)
+        graph.invoke(say("three"), on("t"))
+        assert said(graph)[-2:] == ["three", "after three"] and list(verify(store)) == []
 
 
 def test_a_thread_is_begun_again_after_it_was_deleted(store: RunStore) -> None:
