@@ -10,6 +10,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import socket
 import sqlite3
 import threading
@@ -338,6 +339,7 @@ def test_a_fork_opens_a_store_of_its_own(level: str, tmp_path: Path) -> None:
     with open_store(f"sqlite:///{tmp_path}/store.db?level={level}") as store:
         child = os.fork()
         if child == 0:
+            signal.alarm(20)  # the end of a fork that waits for a thread which it does not have
             os._exit(said_in_fork(store))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         store.database.write(lambda cursor: cursor.execute(TABLE))
