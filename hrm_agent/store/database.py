@@ -18,7 +18,6 @@ import asyncio
 import os
 import queue
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -34,6 +33,7 @@ __all__ = ["Committer", "Cursor", "Database", "Work", "epoch_of", "placeholders"
 T = TypeVar("T")
 _LATER_SECONDS = 0.005
 _JOIN_SECONDS = 5.0
+_DRIVERS = ("sqlite3", "psycopg")
 _IN_ONE_COMMIT = 512
 
 
@@ -72,7 +72,7 @@ class Database(ABC):
         self._later_lock = threading.Lock()
         self._committing = threading.RLock()
         self._given = threading.Event()
-        self._closed = False
+        self._closed = threading.Event()
         self._flusher: threading.Thread | None = None
         self._process = os.getpid()
         self.heads: dict[str, str] = {}
@@ -150,23 +150,30 @@ class Database(ABC):
     def _commit(self, works: Sequence[Work[Any]]) -> list[Any]:
         """What was to be done later, and `works`. If the commit fails, what was to be done later still is.
 
+        Except what fails by itself, and would each time (a damaged row that it has to add to): that is given up, and
+        the commit under way is told why it failed.
+
         One at a time: no checkpoint may be committed before the writes that led to it, which another thread has taken
         up. They stay in the list until they are committed, so that whoever reads meanwhile waits for them.
         """
         with self._committing:
             with self._later_lock:
                 before = list(self._later)
-            results = self._transact([*before, *works])[len(before) :]
+            try:
+                results = self._transact([*(_guarded(work) for work in before), *works])[len(before) :]
+            except _LaterFailed as error:
+                with self._later_lock:
+                    self._later.remove(error.work)
+                raise error.reason from error
             with self._later_lock:
                 del self._later[: len(before)]
             return results
 
     def _flush_on_time(self) -> None:
-        while not self._closed:
+        while not self._closed.is_set():
             self._given.wait()
             self._given.clear()
-            time.sleep(_LATER_SECONDS)
-            if not self._closed:
+            if not self._closed.wait(_LATER_SECONDS):
                 with suppress(StoreError):  # whoever writes next is told
                     self.flush()
 
@@ -176,7 +183,7 @@ class Database(ABC):
             return
         with suppress(StoreError):  # a full disk: what is lost is done again on resume
             self.flush()
-        self._closed = True
+        self._closed.set()
         self._given.set()
         if self._flusher is not None:
             self._flusher.join(timeout=_JOIN_SECONDS)
@@ -189,6 +196,28 @@ class Database(ABC):
                 f"The store {self.url} was opened by process {self._process}, and this is a fork of it.",
                 "Call open_store in each process.",
             )
+
+
+class _LaterFailed(Exception):
+    """Work that was to be done later, and cannot be."""
+
+    def __init__(self, work: Work[Any], reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.work, self.reason = work, reason
+
+
+def _guarded(work: Work[Any]) -> Work[Any]:
+    """The same, whose own failure can be told from the database's."""
+
+    def guarded(cursor: Cursor) -> Any:
+        try:
+            return work(cursor)
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] in _DRIVERS:
+                raise
+            raise _LaterFailed(work, error) from error
+
+    return guarded
 
 
 async def settled(future: Future[T]) -> T:

@@ -292,7 +292,8 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         epoch = self._blobs.epoch
         with self._database.read() as cursor:
             reading = self._reading(cursor, epoch, shared=True)
-            rows = [Row(*row) for row in cursor.execute(query, values).fetchall()]
+            bound = query if filter or limit is None else f"{query} LIMIT {int(limit)}"
+            rows = [Row(*row) for row in cursor.execute(bound, values).fetchall()]
             if filter:
                 rows = [row for row in rows if _matches(reading.metadata(row), filter)]
             found = reading.tuples(rows[:limit])

@@ -288,3 +288,21 @@ def test_a_full_disk_is_said_and_loses_nothing(tmp_path: Path) -> None:
         assert len(store.journal.calls_of_task("thread", "task")) == said["written"] > 10
     with sqlite3.connect(kept / "store.db") as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_work_that_fails_each_time_does_not_stop_those_after_it(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hrm_agent.store.database._LATER_SECONDS", 60.0)
+
+    def broken(_: object) -> None:
+        raise StoreError("a damaged row", "")
+
+    store.database.later(broken)
+    store.database.later(lambda cursor: cursor.execute("INSERT INTO meta VALUES ('after', '1')"))
+    with pytest.raises(StoreError, match="a damaged row"):
+        store.journal.write_call(a_call(0))
+    store.journal.write_call(a_call(1))
+    with store.database.read() as cursor:
+        assert cursor.execute("SELECT value FROM meta WHERE key = 'after'").fetchone() == ("1",)
+    assert [call.call_index for call in store.journal.calls_of_task("thread", "task")] == [1]
