@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
+import secrets
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -120,6 +121,18 @@ class Database(ABC):
             return work(cursor)
 
         return self.submit(forgetting).result()
+
+    def write_once(self, work: Work[None]) -> None:
+        """The same for work that cannot be done twice: its mark tells when the answer to its commit was lost."""
+        mark = f"done:{secrets.token_hex(8)}"
+
+        def once(cursor: Cursor) -> None:
+            if cursor.execute("SELECT 1 FROM meta WHERE key = ?", (mark,)).fetchone() is None:
+                work(cursor)
+                cursor.execute("INSERT INTO meta (key, value) VALUES (?, '')", (mark,))
+
+        self.write(once)
+        self.later(lambda cursor: cursor.execute("DELETE FROM meta WHERE key = ?", (mark,)))
 
     def read(self) -> AbstractContextManager[Cursor]:
         """A cursor that sees one moment: everything that was handed in before."""

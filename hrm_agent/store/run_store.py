@@ -88,7 +88,7 @@ class RunStore:
             copy_rows(cursor, self.blobs.cipher, source, target, wanted, without_writes={("", checkpoint_id)})
             touch_thread(cursor, target, time.time())
 
-        self.database.write(fork)
+        self.database.write_once(fork)
 
     def threads(
         self, *, run_id: str | None = None, status: str | None = None, limit: int | None = None

@@ -346,7 +346,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
             copy_rows(cursor, self._blobs.cipher, str(source_thread_id), str(target_thread_id))
             touch_thread(cursor, str(target_thread_id), time.time())
 
-        self._database.write(copy_all)
+        self._database.write_once(copy_all)
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """LangGraph's pruning: `keep_latest` checkpoint of each namespace, or `delete` all of the threads."""

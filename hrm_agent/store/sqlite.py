@@ -41,8 +41,6 @@ _TYPES = {
     "clustered": "WITHOUT ROWID",
 }
 _BUSY_SECONDS = 60.0
-_WAL_PAGES = 4000
-"""Pages after which the log is written back: 16 MB, since each time costs an fsync."""
 _CACHE_KILOBYTES = 16_000
 
 
@@ -104,7 +102,6 @@ class SqliteDatabase(Database):
         )
         _into_wal(connection)
         connection.execute(f"PRAGMA synchronous={_LEVELS[self.level]}")
-        connection.execute(f"PRAGMA wal_autocheckpoint={_WAL_PAGES}")
         connection.execute(f"PRAGMA cache_size=-{_CACHE_KILOBYTES}")
         return connection
 

@@ -20,11 +20,12 @@ from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 import psycopg
 import pytest
 from langchain_core.messages import HumanMessage
+from langgraph.graph import START, StateGraph
 
 from graphs.loading import load_graph
 from hrm_agent.environment import using_environment
@@ -144,6 +145,22 @@ def test_lost_answers_to_commits_double_nothing(driver: Driver, fresh_database: 
         assert proxy.lost >= 5
     assert record_of(plan) == untouched
     check_log(log_of(plan), plan, 0)
+
+
+class Sum(TypedDict):
+    value: int
+
+
+def test_a_fork_whose_commit_was_not_confirmed_is_one_fork(fresh_database: str) -> None:
+    with Deaf(fresh_database, every=2) as proxy, open_store(proxy.url) as store:
+        graph = StateGraph(Sum).add_node("n", lambda state: state).add_edge(START, "n").compile(store.checkpointer)
+        graph.invoke({"value": 1}, {"configurable": {"thread_id": "origin"}})
+        newest = next(store.checkpointer.list({"configurable": {"thread_id": "origin"}}))
+        for number in range(4):
+            store.fork_thread("origin", f"fork {number}", newest.checkpoint["id"])
+            store.checkpointer.copy_thread("origin", f"copy {number}")
+        assert proxy.lost >= 4
+        assert len(store.threads()) == 9
 
 
 def test_connections_that_break_at_any_moment_double_nothing(
