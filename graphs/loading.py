@@ -66,12 +66,21 @@ def _import(module_name: str, name: str, folder: str) -> ModuleType:
 
 
 def _import_file(path: Path) -> ModuleType:
-    """A file as a module under a name of its own, so that `graphs.py` of a user does not take the place of ours."""
+    """A file as a module under a name of its own, so that `graphs.py` of a user does not take the place of ours.
+
+    It is run once, as any module: two graphs of one file share its classes, by which their states are read back.
+    """
     module_name = f"user_graph_{path.stem}_{content_hash(str(path.resolve()))[:8]}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None or not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise
     return module

@@ -52,6 +52,20 @@ async def test_the_policy_stands_in_for_it_and_it_is_trainable(store: RunStore, 
     assert lint(trajectory) == []
 
 
+def test_two_graphs_of_one_file_share_its_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "from tests.graphs.replayed_agents import drafting\nfrom pydantic import BaseModel\n"
+    text += "class State(BaseModel):\n    messages: list = []\none, two = drafting(State), drafting(State)\n"
+    Path("pair.py").write_text(text)
+    one, two = (load_graph(f"./pair.py:{name}") for name in ("one", "two"))
+    assert one is not two and one.builder.state_schema is two.builder.state_schema
+    Path("half.py").write_text("raise ValueError('not yet')\n")
+    with pytest.raises(GraphError, match="not yet"):
+        load_graph("./half.py:graph")
+    Path("half.py").write_text(text)
+    assert load_graph("./half.py:one").name == one.name
+
+
 def test_a_graph_that_is_no_graph_says_what_it_is() -> None:
     cases: list[tuple[str, str]] = [
         ("tool_lop", "Did you mean 'tool_loop'?"),
