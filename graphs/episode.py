@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal, cast, get_type_hints
+from typing import Any, Literal, TypeGuard, cast, get_type_hints
 
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
@@ -101,8 +101,8 @@ class EpisodeRunner:
     """LangGraph's steps; the graph's own budgets should end it long before."""
     stand_in: bool = False
     """The policy answers for chat models that the graph holds itself (`hrm_agent.models.stand_in`)."""
-    record: Callable[[Journal, int | None], Recording] = Recording
-    """Opens the recording of an episode, over the journal and with the base of its seeds."""
+    record: Callable[[Journal, int | None, Collection[str]], Recording] = Recording
+    """Opens the recording of an episode: journal, base of its seeds, ids of the calls that a fork was begun with."""
 
     async def run(self, episode: Episode, on_update: OnUpdate | None = None, *, answer: Any = NO_ANSWER) -> Trajectory:
         """Run, resume or read back an episode; returns its trajectory with all calls.
@@ -117,10 +117,15 @@ class EpisodeRunner:
         graph = load_graph(episode.graph)
         context, given = run_context(graph, episode), _input(graph, episode)
         known = self.store.journal.find_trajectory(episode.trajectory_id)
-        if answer is NO_ANSWER and known is not None and known.status is not RunStatus.RUNNING:
+        if answer is NO_ANSWER and _is_over(known):
             return known
-        active = Recording(self.store.journal, episode.seed, _inherited(known))
-        with self.store.lease(episode.thread_id), self._in_force(active):
+        with ExitStack() as stack:
+            stack.enter_context(self.store.lease(episode.thread_id))
+            known = self.store.journal.find_trajectory(episode.trajectory_id)
+            if answer is NO_ANSWER and _is_over(known):  # another process has run it before the lease was ours
+                return known
+            active = self.record(self.store.journal, episode.seed, _inherited(known))
+            stack.enter_context(self._in_force(active))
             drive = _Drive(graph, self._config(episode), context, given, resumed=known is not None)
             if answer is not NO_ANSWER:
                 drive = await drive.answering(self.store, known, answer)
@@ -259,6 +264,10 @@ class _Drive:
             if isinstance(message, AIMessage):
                 return message.text
         return next((str(output[name]) for name in _OUTPUTS if output.get(name) is not None), None)
+
+
+def _is_over(known: Trajectory | None) -> TypeGuard[Trajectory]:
+    return known is not None and known.status is not RunStatus.RUNNING
 
 
 def _inherited(known: Trajectory | None) -> set[str]:

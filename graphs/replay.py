@@ -16,6 +16,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
@@ -134,21 +135,32 @@ class _Player:
         """The newest recorded checkpoint that the replay came to unchanged."""
 
     async def play(self) -> Replay:
-        """All stretches, up to the first that does not end as it did."""
+        """What all stretches came to."""
         record_foreign_models()
         record_foreign_tools()
-        total = Replay(self._trajectory, "", ReplayVerdict.EQUAL)
         with using_policy(_Silent()):
-            for stretch in await self._stretches():
-                found = await self._play(stretch)
-                total = replace(
-                    found,
-                    checkpoints=total.checkpoints + found.checkpoints,
-                    random_ids=total.random_ids + found.random_ids,
-                    unused=total.unused + found.unused,
-                )
-                if not total.equal:
-                    break
+            try:
+                stretches = await self._stretches()
+            except HrmError:
+                raise
+            except Exception as error:  # the graph's own: it declares another state now
+                ended = f"it does not take the recorded state: {type(error).__name__}: {error}"
+                return Replay(self._trajectory, "", ReplayVerdict.DIFFERS, ended=ended)
+            return await self._through(stretches)
+
+    async def _through(self, stretches: Sequence[_Stretch]) -> Replay:
+        """Up to the first that does not end as it did."""
+        total = Replay(self._trajectory, "", ReplayVerdict.EQUAL)
+        for stretch in stretches:
+            found = await self._play(stretch)
+            total = replace(
+                found,
+                checkpoints=total.checkpoints + found.checkpoints,
+                random_ids=total.random_ids + found.random_ids,
+                unused=total.unused + found.unused,
+            )
+            if not total.equal:
+                break
         return total
 
     async def go_on(self, runner: EpisodeRunner, graph: str, thread: str | None) -> Trajectory:
@@ -165,7 +177,7 @@ class _Player:
         steps = {found.checkpoint["id"] for found in self._line}
         answers = self._answers(steps - self._before_standing())
         places = Places(self._saver, episode.thread_id, self._graph)
-        own = replace(runner, record=lambda journal, seed: Continuing(journal, seed, answers, places))
+        own = replace(runner, record=partial(Continuing, answers=answers, places=places))
         return await own.run(episode)
 
     def _before_standing(self) -> set[str]:

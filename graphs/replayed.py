@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -178,8 +178,10 @@ class Replaying(Recording):
 class Continuing(Recording):
     """Answers from another thread's record what fits, under this thread's own identity, and asks for all else."""
 
-    def __init__(self, journal: Journal, seed: int | None, answers: Answers, places: Places) -> None:
-        super().__init__(journal, seed)
+    def __init__(
+        self, journal: Journal, seed: int | None, inherited: Collection[str], *, answers: Answers, places: Places
+    ) -> None:
+        super().__init__(journal, seed, inherited)
         self._answers, self._places = answers, places
         self._own: dict[str, str] = {}
 

@@ -6,11 +6,13 @@ import operator
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from langchain_core.messages import AIMessage, AnyMessage, SystemMessage, ToolMessage
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import InjectedToolCallId, tool
-from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.graph.message import add_messages
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, Send, interrupt
+from pydantic import BaseModel
 
 from graphs.prompts import TOOL_LOOP_PROMPT
 from graphs.tool_loop import Budget, LoopState, build_tool_loop
@@ -54,10 +56,53 @@ async def ask_twice(state: MessagesState) -> dict[str, Any]:
     return {"messages": [AIMessage(f"{before.text} {first} {second}")]}
 
 
+async def check_twice(state: MessagesState, check: str = "Is it right?") -> dict[str, Any]:
+    said = await policy().ainvoke(state["messages"])
+    return {"messages": [said, await policy().ainvoke([*state["messages"], said, HumanMessage(check)])]}
+
+
+async def check_otherwise(state: MessagesState) -> dict[str, Any]:
+    return await check_twice(state, "Is it wrong?")
+
+
 async def look(state: MessagesState) -> dict[str, Any]:
     return {"messages": [await policy().ainvoke(state["messages"])]}
 
 
+checks = StateGraph(MessagesState).add_node("check", check_twice).add_edge(START, "check").compile()
+checks_otherwise = StateGraph(MessagesState).add_node("check", check_otherwise).add_edge(START, "check").compile()
+
+
+class Draft(BaseModel):
+    title: str = ""
+
+
+class Drafting(BaseModel):
+    messages: Annotated[list[AnyMessage], add_messages] = []
+    draft: Draft | None = None
+
+
+class DraftingOtherwise(BaseModel):
+    messages: Annotated[list[AnyMessage], add_messages] = []
+    draft: int | None = None
+    kept: Draft | None = None
+
+
+def draft(state: Any) -> dict[str, Any]:
+    return {"draft": Draft(title="first")}
+
+
+async def write(state: Any) -> dict[str, Any]:
+    return {"messages": [await policy().ainvoke(state.messages)]}
+
+
+def drafting(state: type[Any]) -> Any:
+    builder = StateGraph(state).add_node("draft", draft).add_node("write", write).add_edge(START, "draft")
+    builder.add_conditional_edges("draft", lambda state: END if state.draft.title == "done" else "write")
+    return builder.compile()
+
+
+drafts, drafts_of_another_form = drafting(Drafting), drafting(DraftingOtherwise)
 asks_twice = StateGraph(MessagesState).add_node("ask", ask_twice).add_edge(START, "ask").compile()
 asks_inside = (
     StateGraph(MessagesState)

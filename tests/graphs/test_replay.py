@@ -226,6 +226,31 @@ async def test_it_goes_on_live_from_there(store: RunStore, environment: LocalEnv
     assert store.journal.trajectory("thread") == recorded
 
 
+async def test_within_a_step_it_asks_only_what_is_new(store: RunStore, environment: LocalEnvironment) -> None:
+    agents = "tests.graphs.replayed_agents"
+    recorded = await record(store, environment, ["one", "yes"], graph=f"{agents}:checks")
+    with ScriptedEngine(["no"]) as engine:
+        runner = EpisodeRunner(store, engine, "scripted", environment)
+        graph = f"{agents}:checks_otherwise"
+        found = await replay_async(store, "thread", graph=graph, live_after=runner, thread="otherwise")
+        assert engine.calls == 1
+    assert found.live is not None and found.live.answer == "no" and lint(found.live) == []
+    first, second = found.live.own_calls
+    assert (first.token_ids, first.logprobs) == (recorded.calls[0].token_ids, recorded.calls[0].logprobs)
+    assert second.parent == first.id and first.id != recorded.calls[0].id
+
+
+async def test_a_state_that_the_graph_does_not_take_any_more(store: RunStore, environment: LocalEnvironment) -> None:
+    agents = "tests.graphs.replayed_agents"
+    with ScriptedEngine(["one"]) as engine:
+        runner = EpisodeRunner(store, engine, "scripted", environment, recursion_limit=1)
+        trajectory = await runner.run(Episode(TASK, "thread", graph=f"{agents}:drafts"))
+    assert trajectory.stop_reason is StopReason.RECURSION_LIMIT
+    assert (await replay_async(store, "thread")).equal
+    found = await replay_async(store, "thread", graph=f"{agents}:drafts_of_another_form")
+    assert found.verdict is ReplayVerdict.DIFFERS and "does not take the recorded state" in found.ended
+
+
 async def test_a_command_that_updates_and_goes_elsewhere(store: RunStore, environment: LocalEnvironment) -> None:
     await begin(store, environment, "chat")
     for given in (
