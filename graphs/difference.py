@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, cast
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from pydantic import BaseModel
 
 from graphs.history import history
 from graphs.moments import History, Moment
@@ -127,24 +128,34 @@ def _text_lines(message: Any) -> list[str]:
     head = [f"result of {message.tool_call_id}:"] if isinstance(message, ToolMessage) else []
     calls = message.tool_calls if isinstance(message, AIMessage) else []
     asked = [f"> {call['name']}({json.dumps(call['args'], ensure_ascii=False, default=str)})" for call in calls]
-    return [*head, *message.text.splitlines(), *asked]
+    return [*head, *message.text.splitlines(), *asked] or [""]  # an empty message is not the same as none
 
 
 def _json_lines(moment: Moment, channel: str) -> list[str]:
     if channel not in moment.values:
         return []
-    text = json.dumps(moment.values[channel], indent=2, ensure_ascii=False, sort_keys=True, default=_plain)
+    text = json.dumps(_plain(moment.values[channel]), indent=2, ensure_ascii=False, sort_keys=True)
     return text.splitlines()
 
 
 def _plain(value: Any) -> Any:
-    dump = getattr(value, "model_dump", None)
-    return dump(mode="json") if dump is not None else str(value)
+    """`value` as JSON, so that equal values look equal: the order of a set, or of keys, is no difference."""
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    if isinstance(value, BaseModel):
+        return _plain(value.model_dump())
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted((_plain(item) for item in cast("set[Any]", value)), key=str)
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in cast("list[Any]", value)]
+    return str(value)
 
 
 def _diff(old: list[str], new: list[str]) -> tuple[str, ...]:
-    lines = difflib.unified_diff(old, new, lineterm="", n=1)
-    return tuple(line for line in lines if not line.startswith(("---", "+++", "@@")))
+    lines = tuple(difflib.unified_diff(old, new, lineterm="", n=1))[2:]  # a line of the text may look like the header
+    return tuple(line for line in lines if not line.startswith("@@"))
 
 
 def _has_messages(value: Any) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
 from uuid import uuid4
@@ -22,13 +22,15 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.channels import BinaryOperatorAggregate
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, copy_checkpoint
 from langgraph.checkpoint.base.id import uuid6
-from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.runtime import Runtime
 from langgraph.types import Overwrite, StateSnapshot, StateUpdate
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from graphs.history import Graph
 from graphs.moments import History, Moment
+from graphs.scratch import Scratch
 from hrm_agent.errors import ConfigError, RunError, nearest
+from hrm_agent.store import StoreSaver
 
 __all__ = ["Edit", "edited_channels", "write_edit"]
 
@@ -55,7 +57,7 @@ class Edit:
 
 
 def edited_channels(edit: Edit, moment: Moment, graph: Graph) -> dict[str, Any]:
-    """Channel -> its value after `edit`. Raises `ConfigError` for what is not there."""
+    """Channel -> its value after `edit`. Raises `ConfigError` for what is not there, or does not fit."""
     if "__start__" in moment.next:
         raise ConfigError(
             f"At moment {moment.index} the graph has not read its input: there is no state to edit yet.",
@@ -73,7 +75,7 @@ def edited_channels(edit: Edit, moment: Moment, graph: Graph) -> dict[str, Any]:
             raise ConfigError(
                 f"The state has no channel {name!r}. {nearest(name, known)}".strip(), f"It has {', '.join(known)}."
             )
-        changed[name] = _as_before(value, moment.values.get(name))
+        changed[name] = _as_before(name, value, moment.values.get(name))
     for key, text in edit.messages.items():
         channel, place = _find_message(moment, key)
         _replace(changed, moment, channel, place, {"content": text})
@@ -83,8 +85,15 @@ def edited_channels(edit: Edit, moment: Moment, graph: Graph) -> dict[str, Any]:
     return changed
 
 
-def _as_before(value: Any, old: Any) -> Any:
-    """JSON as what the channel held: messages are written as `{"role": ..., "content": ...}`."""
+def _as_before(name: str, value: Any, old: Any) -> Any:
+    """JSON as what the channel held: a message is `{"role": ..., "content": ...}`, an object the table of its fields."""
+    if isinstance(value, Mapping) and (isinstance(old, BaseModel) or is_dataclass(old)):
+        try:
+            return TypeAdapter(type(old)).validate_python(value)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join([name, *map(str, first["loc"])])
+            raise ConfigError(f"{where}: {first['msg']}.", f"The channel holds a {type(old).__name__}.") from error
     if _is_messages(old) and isinstance(value, list):
         messages = convert_to_messages(cast("list[Any]", value))
         return [m if m.id else m.model_copy(update={"id": str(uuid4())}) for m in messages]
@@ -208,25 +217,13 @@ async def _leads_on(
     return names == sorted(then) and all(edited.values.get(name) == value for name, value in values.items())
 
 
-class _Memory(InMemorySaver):
-    """Numbers versions as the store does: what a checkpoint brings along has to compare with them."""
-
-    def __init__(self, store: BaseCheckpointSaver[Any]) -> None:
-        super().__init__()
-        self._store = store
-
-    def get_next_version(self, current: Any, channel: None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self._store.get_next_version(current, channel)
-
-
 async def _tried(
     graph: Graph, start: CheckpointTuple, steps: list[StateUpdate], runtime: dict[str, Any]
 ) -> StateSnapshot:
-    memory = _Memory(cast("BaseCheckpointSaver[Any]", graph.checkpointer))
-    config: RunnableConfig = {"configurable": {"thread_id": "tried", "checkpoint_ns": ""}}
-    memory.put(config, start.checkpoint, start.metadata, start.checkpoint["channel_versions"])
+    memory = Scratch(cast("StoreSaver", graph.checkpointer), start, None)
     tried = graph.copy(update={"checkpointer": memory})
-    written = await tried.abulk_update_state({"configurable": {"thread_id": "tried", **runtime}}, [steps])
+    thread: Any = start.config.get("configurable", {})["thread_id"]
+    written = await tried.abulk_update_state({"configurable": {"thread_id": thread, **runtime}}, [steps])
     return await tried.aget_state(written)
 
 

@@ -1,4 +1,7 @@
-"""The memory that a replay runs on: a checkpointer that begins with one stored checkpoint, and stops where it ends."""
+"""The memory that a replay runs on, and an edit is tried in: it begins with one stored checkpoint.
+
+A replay is stopped where it ends.
+"""
 
 from __future__ import annotations
 

@@ -78,6 +78,8 @@ def fork(
     if count < 1:
         raise ConfigError(f"{count} forks were asked for.", "Ask for 1 or more.")
     wanted = edit if isinstance(edit, Edit) else Edit(values=edit or {})
+    if wanted.as_node is not None and not wanted:
+        raise ConfigError(f"Nothing is edited that {wanted.as_node!r} could have written.", "Name an edit beside it.")
     graph_name = graph or _graph_of(store, thread)
     compiled = _compiled(store, graph_name) if wanted else None
     found = history(store, thread, graph=compiled, branches=False)

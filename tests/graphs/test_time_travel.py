@@ -21,9 +21,17 @@ from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, Trajectory, content_hash
 from hrm_agent.trajectory.lint import lint
+from tests.graphs.replayed_agents import Draft
 from tests.graphs.scripts import TASK_PROMPT, Roles, boxed, multiplier
 
 TASK = TaskRef(id="1", family="test", prompt=TASK_PROMPT)
+
+
+class Keyed(MessagesState):
+    table: dict[Any, Any]
+    tags: set[str]
+
+
 HERE = "tests.graphs.test_time_travel"
 
 
@@ -238,6 +246,37 @@ async def test_an_edit_that_cannot_be_made_leaves_nothing(store: RunStore, envir
     with pytest.raises(RunError, match="is there already"):
         fork(store, "thread", name="thread")
     assert [t.thread_id for t in store.journal.trajectories()] == ["thread"]
+
+
+async def test_a_state_of_classes_is_edited(store: RunStore, environment: LocalEnvironment) -> None:
+    await run(store, environment, ["one"], "tests.graphs.replayed_agents:drafts")
+    for title, then in (("second", ("write",)), ("done", ())):
+        (episode,) = fork(store, "thread", "before:write", edit={"draft": {"title": title}})
+        found = history(store, episode.thread_id).last
+        assert (found.source, found.next, found.values["draft"]) == ("update", then, Draft(title=title))
+    with pytest.raises(ConfigError, match=r"draft.title: Input should be a valid string"):
+        fork(store, "thread", "before:write", edit={"draft": {"title": 3}})
+
+
+async def test_a_writer_of_no_edit(store: RunStore, environment: LocalEnvironment) -> None:
+    await run(store, environment, multiplier)
+    with pytest.raises(ConfigError, match="Nothing is edited that 'reason' could have written"):
+        fork(store, "thread", "before:tools", edit=Edit(as_node="reason"))
+
+
+def test_what_looks_like_a_header_of_a_difference(store: RunStore) -> None:
+    def begin(thread: str, *messages: str) -> None:
+        builder = StateGraph(Keyed).add_node(
+            "n", lambda state: {"table": {("a", 1): len(thread), 3: "x"}, "tags": {*thread}}
+        )
+        graph = builder.add_edge(START, "n").compile(checkpointer=store.checkpointer)
+        texts = [AIMessage(text, id=str(i)) for i, text in enumerate(messages)]
+        graph.invoke({"messages": texts}, {"configurable": {"thread_id": thread}})
+
+    begin("ab", "one\n---\n-- two", "")
+    begin("ba", "one\n++ two")
+    changes = {change.channel + change.part: change.lines for change in difference(store, "ab", "ba").changes}
+    assert changes == {"messages[0] ai": (" one", "----", "--- two", "+++ two"), "messages[1] ai": ("-",)}
 
 
 async def test_an_edited_plan_is_what_the_solvers_are_sent(store: RunStore, environment: LocalEnvironment) -> None:
