@@ -32,7 +32,7 @@ def replacing(path: Path) -> Generator[Path]:
 
 
 def to_json(value: Any) -> str:
-    """One line of strict JSON. JSON has no nan: a mean over nothing is null."""
+    """One line of strict JSON. JSON has no nan: a mean over nothing is null. What it has no form for becomes text."""
     return json.dumps(_finite(value), ensure_ascii=False, default=str, allow_nan=False)
 
 
@@ -40,7 +40,8 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in cast("dict[Any, Any]", value).items()}
+        items = cast("dict[Any, Any]", value).items()
+        return {key if isinstance(key, (str, int)) else str(key): _finite(item) for key, item in items}
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in cast("list[Any]", value)]
     return value

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from graphs.episode import NO_ANSWER, Episode
-from graphs.time_travel import Edit, fork, run_group
+from graphs.time_travel import Edit, fork, history, run_group
 from hrm_agent.cli.arguments import Parser, add_config, config_from, print_config
 from hrm_agent.cli.output import Output
 from hrm_agent.cli.run import Printer, RunConfig, config_folder, known_config, runner_for
@@ -64,7 +64,8 @@ def run(words: list[str]) -> int:
             return 0
         if known is None and not (vars(arguments)["config:graph"] or arguments.config):
             config = config.model_copy(update={"graph": ""})
-        if arguments.run and not config.graph:
+        if not config.graph:  # nobody could go on with it: `resume` takes the options of the fork
+            history(store, arguments.thread, branches=False)  # a thread that is not there is told first
             raise RunError(
                 "Which graph made this thread is not on record.", "Name it: --graph package.module:attribute."
             )
@@ -74,7 +75,7 @@ def run(words: list[str]) -> int:
             _say_what_next(output, episodes, arguments.store)
             return 0
         trajectories = run_forks(store, config, episodes, output)
-    _conclude(output, trajectories, arguments.store)
+    _conclude(output, trajectories, arguments.thread, arguments.store)
     return 1 if all(trajectory.status is RunStatus.FAILED for trajectory in trajectories) else 0
 
 
@@ -138,15 +139,13 @@ def _say_what_next(output: Output, episodes: list[Episode], where: str) -> None:
     output.say(f"  hrm-agent resume {threads[0]} --store {where}")
 
 
-def _conclude(output: Output, trajectories: list[Trajectory], where: str) -> None:
+def _conclude(output: Output, trajectories: list[Trajectory], thread: str, where: str) -> None:
     group = trajectories[0].group_id
     output.result({"group": group, "trajectories": [_summary(trajectory) for trajectory in trajectories]})
     output.table(
         _COLUMNS, [tuple(_summary(trajectory).values()) for trajectory in trajectories], title=f"Group {group}"
     )
-    first = trajectories[0].thread_id
-    origin = trajectories[0].forked_from
-    output.say(f"\nNext:\n  hrm-agent history {origin.trajectory_id if origin else first} --store {where}")
+    output.say(f"\nNext:\n  hrm-agent history {thread} --store {where}")
 
 
 def _summary(trajectory: Trajectory) -> dict[str, Any]:

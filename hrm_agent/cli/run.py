@@ -7,7 +7,6 @@ the options it was started with, since a recorded answer only fits the request t
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import time
 import tomllib
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langgraph.types import Interrupt
 from pydantic import BaseModel, ConfigDict, Field
 
 from graphs.episode import NO_ANSWER, Episode, EpisodeRunner
@@ -27,13 +27,17 @@ from hrm_agent.cli.source import DEFAULT_STORE
 from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, compare_on_resume, read_config_file, save_config
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.errors import RunError
-from hrm_agent.files import alone_in
+from hrm_agent.files import alone_in, to_json
 from hrm_agent.models import DEFAULT_POLICY, Backend, invalid_tool_calls, load_policy
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.trajectory import RunStatus, Sampling, StopReason, TaskRef, Trajectory
 from training.tasks import verifier_of
 
 __all__ = ["Printer", "RunConfig", "conclude", "config_folder", "known_config", "run", "run_task", "runner_for"]
+
+
+_INTERRUPT = "__interrupt__"
+"""What LangGraph names as the node where questions wait."""
 
 
 class RunConfig(BaseModel):
@@ -154,6 +158,8 @@ class Printer:
         """One update of one or more nodes, `{node: values}`."""
         for node, values in data.items():
             name = "/".join([*namespace, node])
+            if node == _INTERRUPT:
+                self._questions(values)
             changes = cast("dict[str, Any]", values) if isinstance(values, dict) else {}
             for message in self._new(changes.get("messages", ())):
                 self._message(name, message)
@@ -161,6 +167,13 @@ class Printer:
                 if key not in ("messages", "started_at") and value not in (None, "", {}, []):
                     self._output.result({"event": "state", "node": name, "key": key, "value": value})
                     self._output.say(f"{name}  {key}: {_shown(value)}", style="dim")
+
+    def _questions(self, asked: Iterable[Interrupt]) -> None:
+        for question in asked:  # a subgraph's is told by every graph around it
+            if question.id not in self._seen:
+                self._seen.add(question.id)
+                self._output.result({"event": "question", "id": question.id, "value": question.value})
+                self._output.say(f"asks: {_shown(question.value)}  (id {question.id})", style="yellow")
 
     def _new(self, messages: BaseMessage | Iterable[BaseMessage]) -> list[BaseMessage]:
         listed = [messages] if isinstance(messages, BaseMessage) else list(messages)
@@ -195,7 +208,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, list):
         items = cast("list[Any]", value)
         return "\n" + "\n".join(f"    {_shown(item)}" for item in items)
-    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+    return value if isinstance(value, str) else to_json(value)
 
 
 def _indented(text: str) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 from graphs.time_travel import Branch, History, Moment, Question, Step
+from hrm_agent.files import to_json
 
 __all__ = ["facts_of", "moment_data", "outcome_of", "tree_data", "tree_lines"]
 
@@ -33,8 +33,9 @@ def outcome_of(found: History) -> str:
         return "not recorded, its checkpoints only"
     reason = f" ({trajectory.stop_reason.value})" if trajectory.stop_reason else ""
     reward = "".join(f", {name} {value:g}" for name, value in trajectory.rewards.items())
-    said = (trajectory.error or trajectory.answer or "").strip().splitlines()
-    return f"{trajectory.status.value}{reason}{reward}{': ' + said[-1] if said else ''}"
+    error, answer = (text.strip().splitlines() for text in (trajectory.error or "", trajectory.answer or ""))
+    said = error[:1] or answer[-1:]
+    return f"{trajectory.status.value}{reason}{reward}{': ' + said[0] if said else ''}"
 
 
 def _line(found: History) -> frozenset[str]:
@@ -126,7 +127,7 @@ def _waiting(moment: Moment, bars: str, shown: int) -> Iterator[Line]:
 
 
 def _said(question: Question) -> str:
-    value = question.value if isinstance(question.value, str) else json.dumps(question.value, default=str)
+    value = question.value if isinstance(question.value, str) else to_json(question.value)
     return f"{value}  (id {question.id})"
 
 

@@ -86,6 +86,20 @@ def test_a_run_that_fails_says_so(broken: tuple[str, ...], hrm: Command) -> None
     assert "Traceback" not in done.out + done.err
 
 
+def test_what_is_no_json_is_shown_all_the_same(hrm: Command, tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(
+        "from typing import TypedDict\n"
+        "from langgraph.graph import START, StateGraph\n"
+        "class State(TypedDict):\n    question: str\n    table: dict\n"
+        "def node(state):\n    return {'table': {('a', 1): {2}, 3: 'x'}}\n"
+        "graph = StateGraph(State).add_node('n', node).add_edge(START, 'n').compile()\n"
+    )
+    (tmp_path / "one.jsonl").write_text('"x"\n')
+    words = ("run", TASK, "--policy", "scripted:one.jsonl", "--graph", "./odd.py:graph")
+    assert 'n  table: {"(\'a\', 1)": "{2}", "3": "x"}' in hrm(*words).out
+    assert hrm(*words, "--json").lines[0]["value"] == {"('a', 1)": "{2}", "3": "x"}
+
+
 def test_a_limit_is_no_failure(scripted: str, hrm: Command) -> None:
     done = hrm("run", TASK, "--policy", scripted, "--context", "max_turns=1", "--json")
     assert done.code == 0

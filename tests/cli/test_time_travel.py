@@ -161,7 +161,8 @@ def test_mistakes_are_told(words: tuple[str, ...], message: str, thread: str, hr
 def test_a_question_is_answered(asking: tuple[str, ...], hrm: Command) -> None:
     done = hrm(*asking, "./asking.py:graph")
     assert "truncated (interrupt)" in done.out and "hrm-agent resume t1 --answer VALUE" in done.out
-    assert "asks: which fruit?" in hrm("history", "t1").out
+    assert "asks: which fruit?  (id " in done.out and "asks: which fruit?" in hrm("history", "t1").out
+    assert hrm("fork", "t1", "--name", "u", "--run", "--json").lines[0]["value"] == "which fruit?"
     assert hrm("history", "t1", "--json").json["moments"][-1]["interrupts"][0]["value"] == "which fruit?"
     ended = hrm("resume", "t1", "--answer", "plum", "--json").lines[-1]
     assert (ended["status"], ended["answer"]) == ("completed", "plum!")
@@ -197,9 +198,11 @@ def test_a_thread_of_a_program_of_ones_own(asking: tuple[str, ...], hrm: Command
     assert "1 threads with checkpoints only: mine" in hrm("history").out
     words = ("fork", "mine", "--at", "before:ask", "--message", "0=goodbye")
     assert "Name it" in hrm(*words).err
+    assert "Name it: --graph" in hrm("fork", "mine").err
     assert "Name it: --graph" in hrm("fork", "mine", "--run").err
     policy = ("--policy", "scripted:none.jsonl", "--graph", "./asking.py:stops")
     (row,) = hrm(*words, *policy, "--run", "--json").lines[-1]["trajectories"]
     assert (row["status"], row["answer"]) == ("completed (answer)", "done")
+    assert "hrm-agent history mine --store" in hrm(*words, *policy, "--run").out
     assert hrm("diff", "mine", "mine/fork-1", "--json").json["changes"][0]["lines"] == ["-hello", "+goodbye"]
-    assert [b["thread"] for b in hrm("history", "mine", "--json").json["branches"]] == ["mine/fork-1"]
+    assert [b["thread"] for b in hrm("history", "mine", "--json").json["branches"]] == ["mine/fork-1", "mine/fork-2"]
