@@ -16,7 +16,7 @@ from graphs.replay import Replay, ReplayVerdict, replay
 from hrm_agent.cli.arguments import Parser
 from hrm_agent.cli.output import Output
 from hrm_agent.cli.source import DEFAULT_STORE, existing_store
-from hrm_agent.errors import ConfigError, HrmError
+from hrm_agent.errors import ConfigError, HrmError, RunError
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus, Sampling, Trajectory
 
@@ -41,6 +41,7 @@ def run(words: list[str]) -> int:
     output = Output(as_json=arguments.json)
     if (arguments.trajectory is None) is (arguments.check is None):
         raise ConfigError("Which run?", "`hrm-agent replay TRAJECTORY`, or `hrm-agent replay --check STORE` for all.")
+    _refuse_idle(arguments)
     if arguments.check is not None:
         return _check(arguments.check, arguments.run, arguments.graph, output)
     with existing_store(arguments.store) as store:
@@ -49,6 +50,17 @@ def run(words: list[str]) -> int:
         found = replay(store, arguments.trajectory, graph=arguments.graph)
         _show(store, found, output)
     return 0 if found.equal else 1
+
+
+def _refuse_idle(arguments: Any) -> None:
+    """A flag that would change nothing is a mistake: a replay that somebody thinks was live, or of one run."""
+    live = {"policy": arguments.policy, "thread": arguments.thread, "weak-isolation": arguments.weak_isolation}
+    idle = [] if arguments.live_after else [(name, "--live-after") for name, given in live.items() if given]
+    idle += [("run", "--check")] if arguments.run and arguments.check is None else []
+    if idle:
+        raise ConfigError(f"--{idle[0][0]} means nothing without {idle[0][1]}.", f"Add {idle[0][1]}, or leave it out.")
+    if arguments.check is not None and arguments.live_after:
+        raise ConfigError("--check goes on with no run.", "Name one run to go on with: `hrm-agent replay RUN`.")
 
 
 # one run
@@ -155,6 +167,11 @@ def _check(where: str, run_id: str | None, graph: str | None, output: Output) ->
             if row["verdict"] != ReplayVerdict.EQUAL:
                 rows.append(row)
                 output.say(f"{header.id}  {header.thread_id}  {row['words']}")
+        if not checked:  # a test of nothing is not passed
+            of_run = f" of the run {run_id!r}" if run_id else ""
+            raise RunError(
+                f"{store.url} has no trajectory{of_run} that has ended.", f"`hrm-agent history --store {store.url}`"
+            )
     output.result({"replayed": checked, "equal": checked - len(rows), "differ": rows})
     output.say(f"{checked} runs replayed, {checked - len(rows)} equal, {len(rows)} not")
     return 1 if rows else 0

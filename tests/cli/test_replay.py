@@ -32,7 +32,8 @@ def test_a_store_is_checked_run_by_run(hrm: Command, tmp_path: Path) -> None:
     done = hrm("replay", "--check", "runs", "--graph", "reasoning", "--json")
     assert done.code == 1
     assert [(row["thread"], row["verdict"]) for row in done.json["differ"]] == [("a", "asks"), ("b", "asks")]
-    assert hrm("replay", "--check", "runs", "--run", "other", "--json").json["replayed"] == 0
+    nothing = hrm("replay", "--check", "runs", "--run", "other")
+    assert nothing.code == 2 and "no trajectory of the run 'other' that has ended" in nothing.err
 
 
 def test_what_it_asks_now_is_shown_and_gone_on_with(hrm: Command, scripted: str, tmp_path: Path) -> None:
@@ -53,6 +54,9 @@ def test_which_run(hrm: Command) -> None:
     assert "hrm-agent replay TRAJECTORY" in hrm("replay").err
     assert hrm("replay", "t", "--check", "runs").code == 2
     assert "There is no store" in hrm("replay", "t").err
+    assert "--policy means nothing without --live-after" in hrm("replay", "t", "--policy", "x").err
+    assert "--run means nothing without --check" in hrm("replay", "t", "--run", "x").err
+    assert "--check goes on with no run" in hrm("replay", "--check", "runs", "--live-after").err
 
 
 def test_no_model_is_loaded(hrm: Command, scripted: str, tmp_path: Path) -> None:
