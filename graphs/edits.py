@@ -86,7 +86,7 @@ def edited_channels(edit: Edit, moment: Moment, graph: Graph) -> dict[str, Any]:
 
 
 def _as_before(name: str, value: Any, old: Any) -> Any:
-    """JSON as what the channel held: a message is `{"role": ..., "content": ...}`, an object the table of its fields."""
+    """JSON as what the channel held: a message is `{"role": ..., "content": ...}`, an object its fields."""
     if isinstance(value, Mapping) and (isinstance(old, BaseModel) or is_dataclass(old)):
         try:
             return TypeAdapter(type(old)).validate_python(value)
