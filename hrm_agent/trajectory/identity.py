@@ -41,7 +41,7 @@ def in_graph(metadata: Mapping[str, Any] | None) -> bool:
 
 
 def _checkpoint() -> tuple[str, str, int]:
-    """Checkpoint ids (the graph's own, the outermost graph's) and attempt of the running task, or what they are outside."""
+    """Checkpoint ids (the graph's own, the outermost graph's) and attempt of the running task, if there is one."""
     try:
         configurable: Mapping[str, Any] = get_config().get("configurable", {})
     except RuntimeError:
