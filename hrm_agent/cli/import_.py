@@ -26,6 +26,7 @@ __all__ = ["run"]
 def run(words: list[str]) -> int:
     arguments = _parser().read(words)
     origin = Origin(arguments.policy, arguments.raw_logprobs)
+    next(import_from(arguments.file, arguments.format, origin), None)  # a file that is none makes no store
     with open_store(arguments.store) as store:
         for trajectory in import_from(arguments.file, arguments.format, origin):
             _is_on_record(store, trajectory)

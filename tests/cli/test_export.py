@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from hrm_agent.models.byte_codec import ByteCodec
 from hrm_agent.store import open_store
@@ -71,6 +72,21 @@ def test_a_graph_of_ones_own(scripted: str, hrm: Command, tmp_path: Path) -> Non
     row = json.loads((tmp_path / "x.chat").read_text())
     assert row["tools"][0]["function"]["name"] == "multiply"
     assert row["messages"][-1] == {"role": "assistant", "content": "It is 42."}
+
+
+def test_results_of_tools_of_ones_own_are_proved_without_the_store(hrm: Command, tmp_path: Path) -> None:
+    asked = '<tool_call>{"name": "multiply", "arguments": {"a": 6, "b": 7}}</tool_call>'
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in (asked, "It is 42.")))
+    words = ("--policy", "scripted:own.jsonl", "--graph", "tests.graphs.own_agent:graph", "--stand-in")
+    assert hrm("run", TASK, *words).code == 0
+    assert multiply.args_schema is not None
+    offered = {"name": "multiply", "input_schema": multiply.args_schema.model_json_schema()}
+    (tmp_path / "tools.json").write_text(json.dumps([convert_to_openai_tool(offered)]))
+    assert hrm("export", "runs", "--out", "x.jsonl").code == 0
+    done = hrm("export", "x.jsonl", "--out", "x.chat", "--tools", "tools.json")
+    assert "1 rows of 1 trajectories" in done.out, done.err
+    row = json.loads((tmp_path / "x.chat").read_text())
+    assert [message["role"] for message in row["messages"]] == ["user", "assistant", "tool", "assistant"]
 
 
 def test_a_trace_has_the_messages_and_the_tools(ran: Path, hrm: Command, tmp_path: Path) -> None:
@@ -190,7 +206,8 @@ def test_a_call_on_record_that_differs_is_refused(hrm: Command, tmp_path: Path) 
 
 def test_what_import_says_of_mistakes(ran: Path, hrm: Command, tmp_path: Path) -> None:
     assert "parquet" in hrm("import", "x", "--format", "parquets").err
-    assert "cannot be read" in hrm("import", "absent.jsonl").err
+    assert "cannot be read" in hrm("import", "absent.jsonl", "--store", "new.db").err
+    assert not (tmp_path / "new.db").exists()
     hrm("export", ran, "--out", "x.chat")
     done = hrm("import", "x.chat")
     assert done.code == 2

@@ -130,6 +130,7 @@ def _results(answer: AIMessage, tool_calls: Sequence[ToolCall]) -> Iterator[Tool
 
 
 def _result(record: ToolCall) -> ToolMessage:
-    if record.output is not None:
-        return ToolMessage.model_validate(record.output)
+    message = (record.output or {}).get("message")  # `hrm_agent.tools.outputs` packs a whole one so
+    if message is not None:
+        return ToolMessage.model_validate(message)
     return ToolMessage(record.content, name=record.name, tool_call_id=record.tool_call_id)
