@@ -66,13 +66,15 @@ def fork(
     verify: Callable[[str], float] | None = None,
     policy: str | None = None,
     policy_version: int | None = None,
+    keep: Callable[[Episode], object] | None = None,
 ) -> list[Episode]:
     """`count` threads that stand at a moment of `thread`, as one group, on record and not run yet.
 
     `edit`: an `Edit`, or new values by channel. `name`: of the group, and with `count` 1 of its thread; else its
     threads are `name/0`, `name/1` and so on. None: `THREAD/fork-1`, or the next number that is free. `seed`: base of
     the siblings' seeds; None draws them from the system. `graph`, `context`, `verify`, `policy`: as for an episode;
-    a graph has to be named where the thread was made without a runner and is to be edited or run. Raises `RunError` and
+    a graph has to be named where the thread was made without a runner and is to be edited or run. `keep`: called with
+    each episode before it is on record, so that none is there whose options are not. Raises `RunError` and
     `ConfigError`, before anything is written.
     """
     if count < 1:
@@ -106,6 +108,8 @@ def fork(
     changes |= {"policy_version": origin.policy_version if policy_version is None else policy_version}
     left = ForkRef(trajectory_id=_owner(store, found, moment), checkpoint_id=moment.checkpoint_id)
     for episode in episodes:
+        if keep is not None:
+            keep(episode)
         store.fork_thread(found.thread_id, episode.thread_id, moment.checkpoint_id)
         if compiled is not None:
             write_edit(compiled, episode.thread_id, found, moment, values, wanted.as_node, at_work)

@@ -82,7 +82,12 @@ def run(words: list[str]) -> int:
 def fork_thread(store: RunStore, thread: str, at: str, config: RunConfig, **options: Any) -> list[Episode]:
     """Fork under the options of `config`, and keep them beside each fork."""
     known = store.journal.find_trajectory(thread)
-    episodes = fork(
+
+    def keep(episode: Episode) -> None:
+        own = config.model_copy(update={"seed": episode.seed})
+        save_config(own, "run", config_folder(store, episode.trajectory_id))
+
+    return fork(
         store,
         thread,
         at,
@@ -91,12 +96,9 @@ def fork_thread(store: RunStore, thread: str, at: str, config: RunConfig, **opti
         context=config.context,
         verify=verifier_of(known.task) if known is not None else None,
         policy=config.policy,
+        keep=keep,
         **options,
     )
-    for episode in episodes:
-        own = config.model_copy(update={"seed": episode.seed})
-        save_config(own, "run", config_folder(store, episode.trajectory_id))
-    return episodes
 
 
 def run_forks(

@@ -113,6 +113,11 @@ def _thread(thread: str, where: str, output: Output, answer: Any) -> int:
         trajectory = store.journal.trajectory(thread)
         kept = (config_folder(store, trajectory.id) / CONFIG_FILE).exists()
         values = known_config(store, trajectory)
+    if not kept and not trajectory.run_id:
+        raise RunError(
+            f"The options of thread {thread!r} are not on record: no command of this program made it.",
+            f"Fork it, and say them: `hrm-agent fork {thread} --run`, with --graph, --policy and so on.",
+        )
     if not kept and answer is NO_ANSWER:
         raise RunError(
             f"Thread {thread!r} belongs to the run {trajectory.run_id!r}, which `hrm-agent run` did not start.",

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from graphs.time_travel import fork
 from hrm_agent.store import open_store
+from hrm_agent.store.journal import StoreJournal
+from hrm_agent.trajectory import RunStatus, Trajectory
 from tests.cli.conftest import SCRIPT, Command
 
 TASK = "What is 6 * 7?"
@@ -184,6 +187,33 @@ def test_questions_are_answered_by_id(asking: tuple[str, ...], hrm: Command) -> 
 def test_a_breakpoint_is_passed(asking: tuple[str, ...], hrm: Command) -> None:
     assert hrm(*asking, "./asking.py:stops", "--json").lines[-1]["stop_reason"] == "interrupt"
     assert hrm("resume", "t1", "--answer", "--json").lines[-1]["answer"] == "done"
+
+
+def test_a_fork_that_is_cut_short_has_its_options(
+    thread: str, answers: str, hrm: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is on record of a fork can be gone on with, whenever the command that made it died."""
+    written = StoreJournal.write_trajectory
+
+    def dies(journal: StoreJournal, trajectory: Trajectory) -> None:
+        written(journal, trajectory)
+        if trajectory.forked_from is not None and trajectory.status is RunStatus.RUNNING:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StoreJournal, "write_trajectory", dies)
+        assert (
+            hrm("fork", thread, "--at", "before:tools", "--count", "3", "--name", "g", "--policy", answers).code == 130
+        )
+    assert hrm("resume", "g/0", "--json").lines[-1]["policy"] == answers
+
+
+def test_a_fork_of_another_program(thread: str, hrm: Command) -> None:
+    with open_store("runs/store.db") as store:
+        fork(store, thread, "before:tools", name="mine")
+    done = hrm("resume", "mine")
+    assert done.code == 2 and "hrm-agent fork mine --run" in done.err
+    assert hrm("fork", "mine", "--run", "--policy", "builtin:cold-start").code == 0
 
 
 def test_a_thread_of_a_program_of_ones_own(asking: tuple[str, ...], hrm: Command, tmp_path: Path) -> None:
