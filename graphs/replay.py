@@ -144,7 +144,10 @@ class _Player:
             except HrmError:
                 raise
             except Exception as error:  # the graph's own: it declares another state now
-                ended = f"it does not take the recorded state: {type(error).__name__}: {error}"
+                said = f"{type(error).__name__}: {error}"
+                if said == self._trajectory.error:  # so the recorded run had ended
+                    return Replay(self._trajectory, "", ReplayVerdict.EQUAL)
+                ended = f"it does not take the recorded state: {said}"
                 return Replay(self._trajectory, "", ReplayVerdict.DIFFERS, ended=ended)
             return await self._through(stretches)
 
