@@ -6,7 +6,8 @@ its parent's has its parent's reference: neither is the value serialised again n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,6 +15,8 @@ import ormsgpack
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import EXCLUDED_METADATA_KEYS, WRITES_IDX_MAP, ChannelVersions, Checkpoint
 
+from hrm_agent.errors import StoreError
+from hrm_agent.store.serializer import RefusedValue
 from hrm_agent.store.values import CHANNEL_BYTES, Reference, ValueReader, ValueWriter
 
 __all__ = [
@@ -25,6 +28,7 @@ __all__ = [
     "public_metadata",
     "read_checkpoint",
     "read_manifest",
+    "refusing",
     "slots_of",
 ]
 
@@ -70,6 +74,19 @@ def public_metadata(config: RunnableConfig, metadata: Mapping[str, Any]) -> dict
         if name not in private and not name.startswith("__") and isinstance(value, (str, int, float, bool))
     }
     return {**kept, **{name: value for name, value in metadata.items() if name != "writes"}}
+
+
+@contextmanager
+def refusing(place: Place) -> Generator[None]:
+    """Raises `StoreError` for a value that could be written, and not be read back."""
+    try:
+        yield
+    except RefusedValue as error:
+        raise StoreError(
+            f"Thread {place.thread_id!r} holds {error}. Nothing was written.",
+            "Declare the type in the graph's state, or name it: open_store(..., allow=['package.module:Class']). "
+            "A graph that was compiled before its store was opened takes store.checkpointer.allowing(graph).",
+        ) from error
 
 
 def manifest_of(

@@ -38,9 +38,10 @@ from hrm_agent.store.rows import (
     merged_writes,
     place_of,
     public_metadata,
+    refusing,
     slots_of,
 )
-from hrm_agent.store.serializer import StrictSerializer, declared_types
+from hrm_agent.store.serializer import StrictSerializer, collect_declared_types, declared_types
 from hrm_agent.store.threads import copy_rows, delete_threads, keep_newest, touch_thread
 from hrm_agent.store.values import ValueWriter
 
@@ -57,6 +58,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
     def __init__(self, database: Database, blobs: Blobs, allow: Iterable[tuple[str, ...]] = ()) -> None:
         serializer = StrictSerializer(allow)
         super().__init__(serde=serializer)
+        collect_declared_types()
         self._database, self._blobs = database, blobs
         self._parents: dict[tuple[str, str, str], tuple[str, Channels]] = {}
         """Of the newest checkpoints that this process wrote or read, by thread, namespace and id: in which epoch, and
@@ -71,8 +73,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
     def allowing(self, graph: Pregel[Any, Any, Any, Any]) -> StoreSaver:
         """The same checkpointer, reading besides LangGraph's own types those that the state of `graph` declares.
 
-        LangGraph collects them itself, but only under an environment variable that is read at its import, and a copied
-        graph loses them.
+        A graph that is compiled with this checkpointer does that by itself; one that it is put into later does not.
         """
         return self.with_allowlist(declared_types(graph))
 
@@ -121,7 +122,8 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         now, written, touched = time.time(), list[tuple[str, Channels]](), list[tuple[str, float]]()
 
         def encode(writer: ValueWriter) -> tuple[bytes, Channels]:
-            return manifest_of(checkpoint, writer, new_versions, parent[1] if parent[0] == writer.epoch else {})
+            with refusing(place):
+                return manifest_of(checkpoint, writer, new_versions, parent[1] if parent[0] == writer.epoch else {})
 
         def insert(cursor: Cursor, encoded: tuple[bytes, Channels]) -> RunnableConfig:
             self._refuse_second_run(cursor, place, checkpoint["id"])
@@ -164,15 +166,13 @@ class StoreSaver(BaseCheckpointSaver[Any]):
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        future = self._put_writes(config, writes, task_id, task_path)
-        if future is not None:
+        if (future := self._put_writes(config, writes, task_id, task_path)) is not None:
             future.result()
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        future = self._put_writes(config, writes, task_id, task_path)
-        if future is not None:
+        if (future := self._put_writes(config, writes, task_id, task_path)) is not None:
             await settled(future)
 
     def _put_writes(
@@ -183,7 +183,8 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         key = (place.thread_id, place.ns, place.checkpoint_id or "", task_id)
 
         def encode(writer: ValueWriter) -> dict[int, list[list[Any]]]:
-            return slots_of(writes, writer)
+            with refusing(place):
+                return slots_of(writes, writer)
 
         def insert(cursor: Cursor, slots: dict[int, list[list[Any]]]) -> None:
             for slot, given in slots.items():

@@ -3,7 +3,8 @@
 LangGraph's own strict mode hands out the raw arguments of a refused type and logs a line. A state that silently becomes
 another is no better than an error here, so whatever it blocks is raised as `RefusedValue`. Allowed are LangGraph's own
 list of plain and LangChain types, the types that a graph's state declares (`StoreSaver.allowing`), and those that
-`open_store(allow=...)` names.
+`open_store(allow=...)` names. What could not be read back is refused when it is written: a thread that nobody can open
+would be found when it is needed.
 """
 
 from __future__ import annotations
@@ -13,15 +14,34 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from langgraph._internal._serde import build_serde_allowlist  # pyright: ignore[reportPrivateImportUsage]
+import ormsgpack
+from langgraph._internal import _serde  # pyright: ignore[reportPrivateUsage]
 from langgraph.checkpoint.serde.event_hooks import SerdeEvent, register_serde_event_listener
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.pregel import Pregel
 
-__all__ = ["RefusedValue", "StrictSerializer", "allowed_types", "declared_types"]
+__all__ = [
+    "PLAIN",
+    "RefusedValue",
+    "StrictSerializer",
+    "allowed_types",
+    "collect_declared_types",
+    "declared_types",
+    "is_plain",
+]
 
 _KINDS = frozenset({"null", "bytes", "bytearray", "msgpack"})
 _blocked = threading.local()
+PLAIN = (
+    ormsgpack.OPT_NON_STR_KEYS
+    | ormsgpack.OPT_PASSTHROUGH_DATACLASS
+    | ormsgpack.OPT_PASSTHROUGH_DATETIME
+    | ormsgpack.OPT_PASSTHROUGH_ENUM
+    | ormsgpack.OPT_PASSTHROUGH_SUBCLASS
+    | ormsgpack.OPT_PASSTHROUGH_UUID
+    | ormsgpack.OPT_REPLACE_SURROGATES
+)
+"""Refuses whatever is not of a plain type itself."""
 
 
 class RefusedValue(Exception):
@@ -33,6 +53,16 @@ class StrictSerializer(JsonPlusSerializer):
 
     def __init__(self, allow: Iterable[tuple[str, ...]] = ()) -> None:
         super().__init__(allowed_msgpack_modules=tuple(allow) or None)
+
+    def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
+        kind, data = super().dumps_typed(obj)
+        if kind == "msgpack" and not is_plain(obj):
+            self.loads_typed((kind, data))
+        return kind, data
+
+    def dumps_allowed(self, obj: Any) -> tuple[str, bytes]:
+        """The same for what is known to be of allowed types."""
+        return super().dumps_typed(obj)
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
         kind, _ = data
@@ -48,16 +78,34 @@ class StrictSerializer(JsonPlusSerializer):
         return value
 
 
+def is_plain(value: Any) -> bool:
+    """True for what msgpack holds by itself, at any depth."""
+    try:
+        ormsgpack.packb(value, option=PLAIN)
+    except ormsgpack.MsgpackEncodeError:
+        return False
+    return True
+
+
 def allowed_types(names: Sequence[str]) -> list[tuple[str, ...]]:
     """`package.module:Class` as LangGraph's allow-list has it."""
     return [(module, name) for module, _, name in (text.partition(":") for text in names)]
+
+
+def collect_declared_types() -> None:
+    """Have LangGraph tell a checkpointer, from now on, which types the graphs that it is compiled into declare.
+
+    It does so under an environment variable that it reads at its import, which would make other checkpointers strict
+    too. For those the list changes nothing.
+    """
+    _serde.STRICT_MSGPACK_ENABLED = True
 
 
 @lru_cache(maxsize=32)
 def declared_types(graph: Pregel[Any, Any, Any, Any]) -> frozenset[tuple[str, ...]]:
     """(module, name) of the types in the state of a graph and of its subgraphs."""
     subgraphs = [subgraph for _, subgraph in graph.get_subgraphs(recurse=True) if isinstance(subgraph, Pregel)]
-    return frozenset().union(*(build_serde_allowlist(channels=dict(g.channels)) for g in (graph, *subgraphs)))
+    return frozenset().union(*(_serde.build_serde_allowlist(channels=dict(g.channels)) for g in (graph, *subgraphs)))
 
 
 def _note(event: SerdeEvent) -> None:

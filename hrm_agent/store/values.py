@@ -25,7 +25,7 @@ from typing import Any, cast
 import ormsgpack
 from langchain_core.messages import BaseMessage
 
-from hrm_agent.store.serializer import RefusedValue, StrictSerializer
+from hrm_agent.store.serializer import PLAIN, RefusedValue, StrictSerializer
 
 __all__ = ["CHANNEL_BYTES", "FANOUT", "Blob", "Known", "ValueReader", "ValueWriter", "hash_of", "references"]
 
@@ -36,16 +36,6 @@ CHANNEL_BYTES = 256
 _INLINE_BYTES = 64
 _SPLIT_DICT_BYTES = 512
 _REMEMBERED = 8192
-_PLAIN = (
-    ormsgpack.OPT_NON_STR_KEYS
-    | ormsgpack.OPT_PASSTHROUGH_DATACLASS
-    | ormsgpack.OPT_PASSTHROUGH_DATETIME
-    | ormsgpack.OPT_PASSTHROUGH_ENUM
-    | ormsgpack.OPT_PASSTHROUGH_SUBCLASS
-    | ormsgpack.OPT_PASSTHROUGH_UUID
-    | ormsgpack.OPT_REPLACE_SURROGATES
-)
-"""Refuses whatever is not of a plain type itself."""
 
 NULL, BYTES, BYTEARRAY, MSGPACK, LIST, TREE, DICT = range(7)
 _KINDS = {"null": NULL, "bytes": BYTES, "bytearray": BYTEARRAY, "msgpack": MSGPACK}
@@ -155,7 +145,8 @@ class ValueWriter:
         seen, fields = self._known.messages.get(id(message)), _packed_fields(message)
         if seen is not None and seen[0] is message and seen[1] == fields:
             return self._keep(seen[2])
-        kind, data = self._dump(message)
+        name, data = (self._serializer.dumps_typed if fields is None else self._serializer.dumps_allowed)(message)
+        kind = _KINDS[name]
         blob = Blob(hash_of(kind, data, self._key), kind, data)
         if fields is None:
             return self._keep(blob)
@@ -171,7 +162,7 @@ def _packed_fields(message: BaseMessage) -> bytes | None:
     """All that is serialised of a message; None where it holds more than plain values."""
     fields: dict[str, Any] = vars(message)
     try:
-        return ormsgpack.packb([fields, message.__pydantic_extra__], option=_PLAIN)
+        return ormsgpack.packb([fields, message.__pydantic_extra__], option=PLAIN)
     except TypeError:
         return None
 

@@ -242,6 +242,25 @@ def test_a_forged_checkpoint_does_not_run(store: RunStore, tmp_path: Path) -> No
     assert not witness.exists(), "the forged constructor was called"
 
 
+def test_types_that_a_graph_declares_are_known_to_the_checkpointer_it_is_compiled_with(store: RunStore) -> None:
+    graph = StateGraph(Typed).add_node("n", lambda state: state).add_edge(START, "n").compile(store.checkpointer)
+    config: Any = {"configurable": {"thread_id": "t"}}
+    graph.invoke({"value": Own(3)}, config)
+    assert graph.get_state(config).values["value"] == Own(3)
+
+
+def test_what_could_not_be_read_back_is_not_written(store: RunStore) -> None:
+    graph = StateGraph(Plain).add_node("n", lambda _: {"value": [Own(3)]}).add_edge(START, "n")
+    config: Any = {"configurable": {"thread_id": "t"}}
+    with pytest.raises(StoreError, match=r"Thread 't' holds a value of the type .*Own, which is not allowed"):
+        graph.compile(store.checkpointer).invoke({"value": 1}, config)
+    name = f"{Own.__module__}:{Own.__qualname__}"
+    with open_store(store.path, allow=[name]) as allowing:
+        again = graph.compile(allowing.checkpointer)
+        again.invoke(None, config)
+        assert again.get_state(config).values["value"] == [Own(3)]
+
+
 def test_types_that_the_graph_declares_are_read_back(store: RunStore) -> None:
     graph = StateGraph(Typed).add_node("n", lambda state: state).add_edge(START, "n").compile()
     graph = graph.copy(update={"checkpointer": store.checkpointer.allowing(graph)})

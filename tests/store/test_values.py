@@ -457,12 +457,13 @@ def test_runs_side_by_side(store: RunStore) -> None:
 
 
 def test_a_value_of_a_type_that_nobody_allowed_is_named(tmp_path: Path) -> None:
-    with open_store(tmp_path / "store.db") as store:
+    with open_store(tmp_path / "store.db", allow=[f"{Own.__module__}:{Own.__qualname__}"]) as store:
         config = put(store, fresh(), value=[{"deep": Own(1, "x" * 100)}])
-        with pytest.raises(
-            StoreError, match=rf"checkpoint {config['configurable']['checkpoint_id']}.*test_values\.Own"
-        ):
-            read(store, config)
+    with (
+        open_store(tmp_path / "store.db") as store,
+        pytest.raises(StoreError, match=rf"checkpoint {config['configurable']['checkpoint_id']}.*test_values\.Own"),
+    ):
+        read(store, config)
 
 
 def test_a_value_that_is_lost_is_named(tmp_path: Path) -> None:
