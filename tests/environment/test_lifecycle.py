@@ -147,7 +147,7 @@ def test_nothing_outlives_a_killed_host(sign: signal.Signals) -> None:
     host, pids = start_host()
     assert len(pids) >= 4
     host.send_signal(sign)
-    host.wait(timeout=10)
+    host.wait(timeout=30)
     assert host.stdout is not None
     host.stdout.close()
     assert all_gone(pids)
