@@ -134,8 +134,13 @@ def start_host() -> tuple[subprocess.Popen[str], set[int]]:
             await asyncio.gather(*endless)
         asyncio.run(main())
     """
+    # A shell starts what it puts into the background with SIGINT ignored, and a test run may be such a thing.
     host = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)], cwd=PROJECT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=PROJECT,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
     assert host.stdout is not None
     assert host.stdout.readline() == "running\n"
