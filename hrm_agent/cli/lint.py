@@ -8,6 +8,7 @@ from hrm_agent.cli.arguments import Parser
 from hrm_agent.cli.main import main
 from hrm_agent.cli.output import Output
 from hrm_agent.cli.source import stored_trajectories
+from hrm_agent.errors import RunError
 from hrm_agent.trajectory.lint import INVARIANTS, Finding, lint
 
 __all__ = ["run"]
@@ -23,6 +24,11 @@ def run(words: list[str]) -> int:
     for trajectory in stored_trajectories(arguments.store, arguments.run):
         checked += 1
         findings += [(trajectory.id, finding) for finding in lint(trajectory)]
+    if arguments.run is not None and not checked:
+        raise RunError(
+            f"There is no run {arguments.run!r} in {arguments.store}.",
+            f"`hrm-agent history --store {arguments.store}` lists what there is.",
+        )
     _report(Output(as_json=arguments.json), checked, findings)
     return 1 if findings else 0
 

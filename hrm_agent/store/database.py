@@ -101,6 +101,9 @@ class Database(ABC):
     def problems(self) -> list[str]:
         """What the database itself finds wrong with its files, in words."""
 
+    def alone(self, cursor: Cursor, thread_id: str) -> None:  # noqa: B027  where one writes at a time, nothing is due
+        """Until the transaction ends, no other does work on this thread that asked to be alone on it."""
+
     @abstractmethod
     def _read(self) -> AbstractContextManager[Cursor]: ...
 

@@ -199,6 +199,9 @@ class PostgresDatabase(Database):
             except psycopg.Error as error:
                 raise self._store_error(error) from error
 
+    def alone(self, cursor: Cursor, thread_id: str) -> None:
+        cursor.execute("SELECT pg_advisory_xact_lock(?, hashtext(?))", (_LOCK, thread_id))
+
     def exclusive(self, work: Work[T]) -> T:
         self.flush()
         with self._exclusive, psycopg.connect(self._conninfo) as connection:

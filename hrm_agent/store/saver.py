@@ -241,6 +241,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
             return
         heads = self._database.heads
         if place.thread_id not in heads:
+            self._database.alone(cursor, place.thread_id)  # what is newest now still is when this commits
             query = "SELECT max(id) FROM checkpoints WHERE thread_id = ? AND ns = ''"
             heads[place.thread_id] = cursor.execute(query, (place.thread_id,)).fetchone()[0] or ""
         head = heads[place.thread_id]

@@ -35,6 +35,11 @@ def corrupt(store: str) -> str:
     return bad.id
 
 
+def test_lint_of_a_run_that_is_not_there_is_not_passed(store: str, hrm: Command) -> None:
+    done = hrm("lint", store, "--run", "typo")
+    assert done.code == 2 and "There is no run 'typo'" in done.err
+
+
 def test_lint_names_what_it_finds_and_fails(store: str, hrm: Command) -> None:
     bad = corrupt(store)
     done = hrm("lint", store)

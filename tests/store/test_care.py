@@ -21,27 +21,10 @@ from hrm_agent.store import RunStore, open_store
 from hrm_agent.store.care import collect_values, delete_runs, prune, stats, verify
 from hrm_agent.store.values import LIST, MSGPACK
 from hrm_agent.trajectory import ForkRef, Overlay, RunStatus, StopReason, Trajectory, Verdict
-from tests.postgres import PostgresServer
 from tests.store.bodies import execute
 from tests.trajectory.samples import make_call, make_tool_call, make_trajectory
 
 DAY = 86400.0
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path, postgres: PostgresServer) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/store.db"
-        return
-    database = postgres.create_database()
-    yield database
-    postgres.drop_database(database)
-
-
-@pytest.fixture
-def store(url: str) -> Iterator[RunStore]:
-    with open_store(url) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -9,37 +9,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import StateUpdate
 
 from hrm_agent.errors import RunError, StoreError
 from hrm_agent.store import RunStore, leases, open_store
 from hrm_agent.store.care import verify
-from tests.postgres import PostgresServer
+from hrm_agent.store.saver import StoreSaver
 from tests.store.bodies import execute
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path, postgres: PostgresServer) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/store.db"
-        return
-    database = postgres.create_database()
-    yield database
-    postgres.drop_database(database)
-
-
-@pytest.fixture
-def store(url: str) -> Iterator[RunStore]:
-    with open_store(url) as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -311,6 +295,30 @@ async def test_asynchronous_time_travel_is_none_either(url: str, store: RunStore
         ended = await second.ainvoke(None, edited)
     assert [m.content for m in ended["messages"]] == ["one", "edited", "after edited"]
     assert said(graph) == ["one", "edited", "after edited"]
+
+
+def test_of_two_that_write_at_the_same_moment_one_is_refused(url: str, store: RunStore) -> None:
+    """Both read the thread as it was; whether it is new, or was begun, makes no difference."""
+    graph = compiled(store, Gate())
+    with open_store(url) as other, ThreadPoolExecutor(2) as pool:
+        for thread in map(str, range(30)):
+            if int(thread) % 2:
+                graph.invoke(say("begun"), on(thread))
+            begins = threading.Barrier(2)
+
+            def write(saver: StoreSaver, thread: str = thread, begins: threading.Barrier = begins) -> str:
+                newest = saver.get_tuple(on(thread))
+                parent = on(thread, checkpoint_ns="", checkpoint_id=newest.checkpoint["id"] if newest else None)
+                saver._chosen.clear()
+                begins.wait(10)
+                try:
+                    saver.put(parent, empty_checkpoint(), {"source": "input", "step": 9, "parents": {}}, {})
+                except RunError as error:
+                    return str(error)
+                return "written"
+
+            words = sorted(pool.map(write, [store.checkpointer, other.checkpointer]))
+            assert words[1] == "written" and "was taken on by another run" in words[0]
 
 
 def test_runs_after_each_other_from_many_places(url: str, store: RunStore) -> None:

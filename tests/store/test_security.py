@@ -6,7 +6,7 @@ import base64
 import os
 import pickle
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.store.values import MSGPACK, hash_of
 from hrm_agent.trajectory import RunStatus, TaskRef, Trajectory
-from tests.postgres import PostgresServer
 from tests.store.bodies import execute, stored_bytes
 
 KEY, OTHER_KEY = (base64.b64encode(bytes([n]) * 32).decode() for n in (1, 2))
@@ -28,16 +27,6 @@ SECRET = "sk-hunter2-0123456789abcdef"
 WORDS = "the quick brown fox that nobody else may read"
 PICKLE = 9
 """A kind of value that no version of the store has written."""
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path, postgres: PostgresServer) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/store.db"
-        return
-    database = postgres.create_database()
-    yield database
-    postgres.drop_database(database)
 
 
 def conversation(store: RunStore) -> Any:
