@@ -1,13 +1,21 @@
-"""What running a snippet comes to, and the limits it runs under."""
+"""What is asked of an environment, and what running a snippet comes to.
+
+One interface for every way of running code: in this process (`LocalEnvironment`), on a server (`RemoteEnvironment`), on
+the nodes of a Ray cluster (`RayEnvironment`). A contract suite runs against each.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+import asyncio
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 
 from hrm_agent.trajectory import ToolStatus
 
-__all__ = ["Environment", "ExecutionResult", "Limits"]
+__all__ = ["Cell", "Environment", "ExecutionResult", "Limits", "SessionState", "Submission"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,10 +23,55 @@ class Limits:
     """What one snippet may use. Enforced from outside the snippet's process."""
 
     wall_seconds: float = 5.0
+    """From the moment it begins; the time in the queue is not the snippet's."""
     cpu_seconds: float = 5.0
     memory_bytes: int = 512 * 1024 * 1024
+    """Beyond the warm interpreter, of the whole tree of processes. Of a session: fixed by its first call."""
     output_bytes: int = 16 * 1024
     """Of stdout and of stderr each; what is above is cut from the middle, and its size told."""
+
+
+class SessionState(StrEnum):
+    """What a call of a session found of the session's earlier calls."""
+
+    NEW = "new"
+    """It is the first."""
+    KEPT = "kept"
+    """The process that ran them."""
+    REPLAYED = "replayed"
+    """A new process that ran them again: the old one was gone, or had gone on from here on another branch."""
+    LOST = "lost"
+    """A new process in which they could not be run again, or came to something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """An earlier call of a session."""
+
+    code: str
+    digest: str = ""
+    """`ExecutionResult.digest` of what it came to; empty if that is not known, or does not matter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """One call."""
+
+    code: str
+    session: str | None = None
+    """Names calls that share their variables; None runs in a fresh process."""
+    history: tuple[Cell, ...] | None = None
+    """The session's earlier calls, in order: where its process does not stand exactly there, they are run again in a
+    new one. None: those that the environment remembers."""
+    limits: Limits = field(default_factory=Limits)
+    id: str | None = None
+    """Submitted again under its id, a call is not run again: it is given the first answer."""
+    run: str = ""
+    """On whose behalf: among runs, slots are shared out evenly."""
+    priority: int = 0
+    """Higher goes first."""
+    deadline_seconds: float | None = None
+    """From now; a call that has not begun by then comes to `infrastructure`. None waits as long as it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +83,68 @@ class ExecutionResult:
     stderr: str = ""
     value: str | None = None
     """repr of the last expression, else of the variable `RESULT`; None if there is neither."""
+    value_json: str | None = None
+    """The same as JSON; None where it has none."""
     duration_seconds: float = 0.0
+    """Wall clock, from the beginning to the end of the snippet."""
+    cpu_seconds: float = 0.0
+    """Of the whole tree of processes."""
+    peak_memory_bytes: int = 0
+    """Largest resident memory, the warm interpreter's included; of a session, since it began."""
+    stdout_bytes: int = 0
+    """Written, before the middle was cut."""
+    stderr_bytes: int = 0
     isolation: str = ""
-    """Which layers were in force, for example `L2`."""
+    """The level in force: `L3` to `L0`."""
+    session: SessionState | None = None
+    """None outside sessions."""
+    queued_seconds: float = 0.0
+    """Before it began."""
+    attempt: int = 1
+    """2 where the infrastructure lost the first."""
+
+    @property
+    def digest(self) -> str:
+        """Equal for runs that came to the same: status, output and value, not time and memory."""
+        parts = (self.status, self.stdout, self.value or "")
+        return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-class Environment(Protocol):
+class Environment(ABC):
     """Runs model-written Python."""
 
-    async def execute(self, code: str, *, session: str | None = None, limits: Limits | None = None) -> ExecutionResult:
-        """Run `code` and return its outcome; never raises for what the snippet does.
+    @property
+    @abstractmethod
+    def isolation(self) -> str:
+        """The level in force: `L3` to `L0`."""
 
-        `session` names calls that share their variables; None runs in a fresh process.
+    @abstractmethod
+    async def run(self, submission: Submission) -> ExecutionResult:
+        """Run one call; never raises for what the snippet does. Cancelling kills it, and frees its slot at once.
+
+        Raises HrmError where the environment is closed or out of reach.
         """
-        ...
 
+    async def run_batch(self, submissions: Sequence[Submission]) -> list[ExecutionResult]:
+        """Run calls side by side; their outcomes in the order given."""
+        return list(await asyncio.gather(*map(self.run, submissions)))
+
+    async def execute(self, code: str, *, session: str | None = None, limits: Limits | None = None) -> ExecutionResult:
+        """`run` for most uses."""
+        return await self.run(Submission(code, session=session, limits=limits or Limits()))
+
+    @abstractmethod
+    async def fork_session(self, source: str, target: str) -> None:
+        """Make `target` a copy of the session `source` as it is now. Raises HrmError if there is no such session."""
+
+    @abstractmethod
     async def end_session(self, session: str) -> None:
         """Forget a session; an unknown one is no error."""
-        ...
 
+    @abstractmethod
+    async def metrics(self) -> str:
+        """Counts and times so far, in Prometheus' text format."""
+
+    @abstractmethod
     async def close(self) -> None:
-        """Kill whatever still runs."""
-        ...
+        """Kill whatever still runs; open calls come to `infrastructure`."""
