@@ -11,9 +11,8 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
-from hrm_agent.trajectory import ToolStatus
+from hrm_agent.trajectory import SessionState, ToolStatus
 
 __all__ = ["Cell", "Environment", "ExecutionResult", "Limits", "SessionState", "Submission"]
 
@@ -29,19 +28,6 @@ class Limits:
     """Beyond the warm interpreter, of the whole tree of processes. Of a session: fixed by its first call."""
     output_bytes: int = 16 * 1024
     """Of stdout and of stderr each; what is above is cut from the middle, and its size told."""
-
-
-class SessionState(StrEnum):
-    """What a call of a session found of the session's earlier calls."""
-
-    NEW = "new"
-    """It is the first."""
-    KEPT = "kept"
-    """The process that ran them."""
-    REPLAYED = "replayed"
-    """A new process that ran them again: the old one was gone, or had gone on from here on another branch."""
-    LOST = "lost"
-    """A new process in which they could not be run again, or came to something else."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ _ENUMS: tuple[type[StrEnum], ...] = (
     schema.StopReason,
     schema.FinishReason,
     schema.ToolStatus,
+    schema.SessionState,
     schema.LogprobKind,
     schema.BranchReason,
     schema.Verdict,

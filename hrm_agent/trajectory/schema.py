@@ -31,6 +31,7 @@ __all__ = [
     "Overlay",
     "RunStatus",
     "Sampling",
+    "SessionState",
     "StopReason",
     "TaskRef",
     "ToolCall",
@@ -40,7 +41,8 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 2
-"""Version 1 lacked `root_checkpoint_id`, `output` and `idempotency_key`; its records read with their defaults."""
+"""Version 1 lacked `root_checkpoint_id`, `output` and `idempotency_key`; its records read with their defaults. So do
+those of version 2 that are older than a field with a default."""
 
 
 class ToolStatus(StrEnum):
@@ -59,6 +61,19 @@ class ToolStatus(StrEnum):
     def is_policy_failure(self) -> bool:
         """True if the policy is to blame; a fault of the infrastructure never is."""
         return self not in (ToolStatus.OK, ToolStatus.INFRASTRUCTURE)
+
+
+class SessionState(StrEnum):
+    """What a call of a session found of the session's earlier calls."""
+
+    NEW = "new"
+    """It is the first."""
+    KEPT = "kept"
+    """The process that ran them."""
+    REPLAYED = "replayed"
+    """A new process that ran them again: the old one was gone, or had gone on from here on another branch."""
+    LOST = "lost"
+    """A new process in which they could not be run again, or came to something else."""
 
 
 class RunStatus(StrEnum):
@@ -254,6 +269,18 @@ class ToolCall(_Record):
     duration_seconds: float = 0.0
     started_at: float = 0.0
     """Unix time in seconds."""
+    isolation: str = ""
+    """The level that its code ran under, `L3` to `L0`; empty for a call that ran no code, and in older records."""
+    session: SessionState | None = None
+    """None outside sessions."""
+    cpu_seconds: float | None = Field(default=None, ge=0)
+    """Of the whole tree of its processes; None where nobody measured it, here and below."""
+    peak_memory_bytes: int | None = Field(default=None, ge=0)
+    """Largest resident memory; of a session, since it began."""
+    queued_seconds: float = Field(default=0.0, ge=0)
+    """Before it began; no part of the duration."""
+    attempt: int = Field(default=1, ge=1)
+    """2 where the infrastructure lost the first."""
     repeated_of: str | None = None
     """An earlier call of this thread with the same name and arguments: what a padded transcript is recognised by."""
 

@@ -11,6 +11,7 @@ from hrm_agent.trajectory import (
     LogprobKind,
     RunStatus,
     Sampling,
+    SessionState,
     StopReason,
     TaskRef,
     ToolCall,
@@ -67,6 +68,12 @@ def make_tool_call(tool_call_id: str = "tc-0", **changes: Any) -> ToolCall:
         "value": "42",
         "duration_seconds": 0.01,
         "started_at": 101.6,
+        "isolation": "L2",
+        "session": SessionState.KEPT,
+        "cpu_seconds": 0.008,
+        "peak_memory_bytes": 31_000_000,
+        "queued_seconds": 0.25,
+        "attempt": 2,
     }
     return ToolCall(**{**facts, **changes})
 
