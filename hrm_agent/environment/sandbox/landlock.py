@@ -21,7 +21,7 @@ __all__ = ["abi", "restrict"]
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 """System calls; the same numbers on every architecture."""
-_VERSION = 1
+_ASK_VERSION = 1
 _PATH_BENEATH = 1
 _PR_SET_NO_NEW_PRIVS = 38
 
@@ -47,7 +47,7 @@ _libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 def abi() -> int:
     """The kernel's version of Landlock; 0 where it has none, or has it switched off."""
     try:
-        return _call("abi", _CREATE_RULESET, None, 0, _VERSION)
+        return _version()
     except OSError:
         return 0
 
@@ -59,7 +59,7 @@ def restrict(readable: Iterable[str | int], writable: Iterable[str | int], *, sc
     Given are paths, of which those that do not exist are left out, or descriptors opened with O_PATH. Without `scoped`,
     signals and abstract sockets reach outside. Raises OSError where there is no Landlock.
     """
-    version = _call("landlock", _CREATE_RULESET, None, 0, _VERSION)
+    version = _version()
     rights = _rights(version)
     rules = _call("landlock_create_ruleset", _CREATE_RULESET, *_ruleset(version, rights, scoped=scoped), 0)
     try:
@@ -72,6 +72,10 @@ def restrict(readable: Iterable[str | int], writable: Iterable[str | int], *, sc
     finally:
         os.close(rules)
     return version
+
+
+def _version() -> int:
+    return _call("landlock", _CREATE_RULESET, None, 0, _ASK_VERSION)
 
 
 def _rights(version: int) -> int:
