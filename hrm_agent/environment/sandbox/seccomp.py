@@ -20,7 +20,7 @@ import os
 import struct
 from functools import cache
 
-__all__ = ["filter_program", "install"]
+__all__ = ["filter_program", "install", "number_of"]
 
 _ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 """The kernel's name for it, and its column below."""
@@ -129,7 +129,6 @@ _LOOKED_AT = {
     "prctl": (157, 167),
     "personality": (135, 92),
 }
-_SECCOMP = (317, 277)
 _FIRST_UNKNOWN = 457
 _X32_BIT = 0x40000000
 
@@ -167,12 +166,10 @@ def install(*, no_network: bool = False) -> None:
 
     `no_network` leaves Unix sockets only: for machines without network namespaces. Raises OSError.
     """
-    machine = os.uname().machine
-    program = filter_program(machine, no_network=no_network)
+    program = filter_program(os.uname().machine, no_network=no_network)
     header = struct.pack("HP", len(program) // 8, ctypes.cast(ctypes.c_char_p(program), ctypes.c_void_p).value)
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
-    number = _SECCOMP[_ARCHITECTURES[machine][1]]
-    arguments = map(ctypes.c_long, (number, _SET_MODE_FILTER, _ALL_THREADS))
+    arguments = map(ctypes.c_long, (number_of("seccomp"), _SET_MODE_FILTER, _ALL_THREADS))
     _check(_libc.syscall(*arguments, header), "seccomp")
 
 
@@ -182,9 +179,7 @@ def filter_program(machine: str, *, no_network: bool = False) -> bytes:
 
     Raises OSError for a machine that is not known here.
     """
-    if machine not in _ARCHITECTURES:
-        raise OSError(errno.ENOSYS, f"no filter of system calls is written for {machine}")
-    architecture, column = _ARCHITECTURES[machine]
+    architecture, column = _architecture(machine)
     program = _Program()
     program.add(_LOAD, _ARCHITECTURE)
     program.add(_IF_EQUAL, architecture, no="kill")
@@ -197,6 +192,21 @@ def filter_program(machine: str, *, no_network: bool = False) -> bytes:
         program.mark(label)
         program.add(_RETURN, verdict)
     return program.assemble()
+
+
+def number_of(name: str) -> int:
+    """Of a call that the filter names, on this machine. Raises OSError for a machine that is not known here."""
+    column = _architecture(os.uname().machine)[1]
+    number = (_REFUSED | _UNKNOWN | _LOOKED_AT)[name][column]
+    if number is None:
+        raise OSError(errno.ENOSYS, f"{name}: {os.strerror(errno.ENOSYS)}")
+    return number
+
+
+def _architecture(machine: str) -> tuple[int, int]:
+    if machine not in _ARCHITECTURES:
+        raise OSError(errno.ENOSYS, f"no filter of system calls is written for {machine}")
+    return _ARCHITECTURES[machine]
 
 
 class _Program:

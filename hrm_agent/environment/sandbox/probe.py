@@ -1,0 +1,210 @@
+"""What this machine gives, and what it costs: each layer put on in a child of this process, again and again.
+
+Printed is one JSON object, layer -> `Found`. Runs as the sandbox's other processes do, in a bare interpreter without
+threads, so that what is measured is a small process's fork. Nothing is left behind, and no cgroup is touched.
+"""
+
+from __future__ import annotations
+
+# The package is loaded under another name (see __init__), and pathlib would make the measured process larger.
+# ruff: noqa: PTH118, PTH123, TID252
+import ctypes
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypedDict
+
+from . import landlock, seccomp
+
+__all__ = ["main"]
+
+REPEATS = 25
+_CLONE_NEWPID = 0x20000000
+_NAMESPACES = 0x00020000 | 0x04000000 | 0x08000000 | 0x10000000 | _CLONE_NEWPID | 0x40000000
+"""mount, uts, ipc, user, pid, network."""
+_SIGCHLD = 17
+_MS_REC_PRIVATE, _MS_NOSUID_NODEV = 0x44000, 0x6
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_python_libc = ctypes.PyDLL(None, use_errno=True)
+"""Keeps the interpreter's lock, which a child would otherwise lack."""
+
+
+class Found(TypedDict):
+    """Of one layer."""
+
+    missing: str
+    """Empty if it can be had, else what stands in the way."""
+    slot_us: float | None
+    """Microseconds, once per slot; None if it costs nothing there."""
+    call_us: float | None
+    """Microseconds, per call or per look."""
+    detail: str
+
+
+def main() -> None:
+    """Print what was found."""
+    print(json.dumps(found()))  # noqa: T201 -- this is the whole of its protocol
+
+
+def found() -> dict[str, Found]:
+    """By the names of `hrm_agent.environment.isolation.Layer`."""
+    with suppress(OSError):
+        seccomp.filter_program(os.uname().machine, no_network=False)  # made once for all slots
+    layers = {"namespaces": _namespaces(), "seccomp": _of_slot(seccomp.install), "landlock": _of_slot(_restrict)}
+    layers["landlock"]["detail"] = f"ABI {landlock.abi()}"
+    return {**layers, "rlimits": _rlimits(), "memory sampling": _sampling(), "cgroup": _cgroup()}
+
+
+def _of_slot(step: Callable[[], object]) -> Found:
+    missing, microseconds = _measure(step)
+    return Found(missing=missing, slot_us=microseconds, call_us=None, detail="")
+
+
+def _namespaces() -> Found:
+    """Those of a slot, and within them the new process ids of a call."""
+    of_slot = _of_slot(_enter)
+    if not of_slot["missing"]:
+        of_slot["call_us"] = _within(_enter, lambda: _measure(lambda: None, fork=_fork_as_first)[1])
+    return of_slot
+
+
+def _rlimits() -> Found:
+    missing, microseconds = _measure(_limit)
+    return Found(missing=missing, slot_us=None, call_us=microseconds, detail="")
+
+
+def _sampling() -> Found:
+    try:
+        started = time.perf_counter()
+        for _ in range(REPEATS):
+            _resident_bytes(os.getppid())
+        return Found(missing="", slot_us=None, call_us=_microseconds(started) / REPEATS, detail="a look, every 50 ms")
+    except OSError as error:
+        return Found(missing=f"the memory of a process is not told: {error}", slot_us=None, call_us=None, detail="")
+
+
+def _cgroup() -> Found:
+    return Found(missing=_no_cgroup(), slot_us=None, call_us=None, detail="")
+
+
+def _enter() -> None:
+    """The namespaces of a slot, and one mount in them: some systems give a namespace without any rights in it."""
+    uid = os.getuid()
+    _check(_libc.unshare(_NAMESPACES), "unshare")
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+    _check(_libc.mount(None, b"/", None, ctypes.c_ulong(_MS_REC_PRIVATE), None), "mount")
+    _check(_libc.mount(b"tmpfs", b"/tmp", b"tmpfs", ctypes.c_ulong(_MS_NOSUID_NODEV), None), "mount of tmpfs")
+
+
+def _restrict() -> None:
+    landlock.restrict([sys.base_prefix, "/usr", "/lib", "/lib64"], ["/dev/null"])
+
+
+def _limit() -> None:
+    for kind in (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE):
+        resource.setrlimit(kind, resource.getrlimit(kind))
+    resource.setrlimit(resource.RLIMIT_NPROC, resource.getrlimit(resource.RLIMIT_NPROC))
+
+
+def _resident_bytes(pid: int) -> int:
+    with open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def _no_cgroup() -> str:
+    """Why no memory cgroup is ours to divide; empty if one is."""
+    try:
+        with open("/proc/self/mounts") as file:
+            mounts = [line.split()[1] for line in file if line.split()[2] == "cgroup2"]
+        with open("/proc/self/cgroup") as file:
+            own = next((line.strip()[3:] for line in file if line.startswith("0::")), None)
+        if not mounts or own is None:
+            return "no unified cgroups (version 2) are mounted"
+        folder = mounts[0] + own.rstrip("/")
+        with open(os.path.join(folder, "cgroup.subtree_control")) as file:
+            if "memory" not in file.read().split():
+                return "the memory of this process's cgroup is not handed on to cgroups below it"
+        return "" if os.access(folder, os.W_OK) else "the cgroup of this process is not ours to divide"
+    except OSError as error:
+        return str(error)
+
+
+# measuring
+
+
+def _measure(step: Callable[[], object], fork: Callable[[], int] = os.fork) -> tuple[str, float | None]:
+    """What stands in the way of `step`, and by how many microseconds a child that takes it costs more than one that
+    does not: medians of children taken in turns, since a machine's speed drifts.
+    """
+    bare, full = list[float](), list[float]()
+    for _ in range(REPEATS):
+        bare.append(_child(lambda: None)[1])
+        missing, microseconds = _child(step, fork)
+        if missing:
+            return missing, None
+        full.append(microseconds)
+    return "", max(0.0, sorted(full)[REPEATS // 2] - sorted(bare)[REPEATS // 2])
+
+
+def _child(step: Callable[[], object], fork: Callable[[], int] = os.fork) -> tuple[str, float]:
+    """The error of a child that takes `step`, and the microseconds from its fork to its end."""
+    ours, theirs = os.pipe()
+    started = time.perf_counter()
+    pid = fork()
+    if pid == 0:
+        os._exit(_take(step, theirs))
+    os.waitpid(pid, 0)
+    microseconds = _microseconds(started)
+    os.close(theirs)
+    with open(ours) as file:
+        return file.read(), microseconds
+
+
+def _take(step: Callable[[], object], theirs: int) -> int:
+    try:
+        step()
+    except (OSError, ValueError, AttributeError) as error:  # AttributeError: a C library without the function
+        text = error.strerror if isinstance(error, OSError) else str(error)
+        os.write(theirs, f"{text or error}".encode())
+    return 0
+
+
+def _within(enter: Callable[[], None], measure: Callable[[], float | None]) -> float | None:
+    """What `measure` finds inside the namespaces that `enter` makes: in a child, for there is no way back."""
+    ours, theirs = os.pipe()
+    if (pid := os.fork()) == 0:
+        enter()
+        if os.fork() == 0:  # the first process of the namespace has to live for as long as it is used
+            os.write(theirs, json.dumps(measure()).encode())
+            os._exit(0)
+        os.wait()
+        os._exit(0)
+    os.close(theirs)
+    os.waitpid(pid, 0)
+    with open(ours) as file:
+        return json.loads(file.read() or "null")
+
+
+def _fork_as_first() -> int:
+    """A fork whose child is the first process of a new namespace. It has to be quiet: Python is not told of it."""
+    number = ctypes.c_long(seccomp.number_of("clone"))
+    pid = int(_python_libc.syscall(number, ctypes.c_long(_CLONE_NEWPID | _SIGCHLD), None, None, None, None))
+    _check(pid, "clone")
+    return pid
+
+
+def _microseconds(started: float) -> float:
+    return (time.perf_counter() - started) * 1e6
+
+
+def _check(result: int, what: str) -> None:
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{what}: {os.strerror(error)}")
