@@ -19,6 +19,7 @@ from typing import Any
 
 from graphs.episode import Episode, EpisodeRunner
 from hrm_agent.environment import LocalEnvironment
+from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation
 from hrm_agent.files import alone_in
 from hrm_agent.models import Backend
 from hrm_agent.store import STORE_POINTER, open_store
@@ -41,7 +42,7 @@ async def open_runner(
 ) -> AsyncGenerator[EpisodeRunner]:
     """Everything that the episodes of the run in `folder` share: its store, a sandbox, and the policy."""
     with alone_in(folder):
-        environment = LocalEnvironment(allow_weak_isolation=weak_isolation)
+        environment = LocalEnvironment(isolation=Isolation.L0 if weak_isolation else DEFAULT_ISOLATION)
         try:
             with open_store(store or folder / "store.db") as opened:
                 if store is not None:

@@ -80,6 +80,7 @@ def _live(store: RunStore, arguments: Any, output: Output) -> int:
 def _runner(store: RunStore, trajectory: Trajectory, policy: str | None, weak: bool) -> Generator[EpisodeRunner]:
     """What a run goes on with: the recorded policy and sampling, where nothing else is asked for."""
     from hrm_agent.environment import LocalEnvironment
+    from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation
     from hrm_agent.models import load_policy
 
     name = policy or trajectory.policy
@@ -88,7 +89,7 @@ def _runner(store: RunStore, trajectory: Trajectory, policy: str | None, weak: b
     if used:
         most = max(one.max_tokens for one in used)
         sampling = Sampling(temperature=used[-1].temperature, top_p=used[-1].top_p, max_tokens=most)
-    environment = LocalEnvironment(allow_weak_isolation=weak)
+    environment = LocalEnvironment(isolation=Isolation.L0 if weak else DEFAULT_ISOLATION)
     try:
         yield EpisodeRunner(store, load_policy(name), name, environment, sampling)
     finally:

@@ -26,6 +26,7 @@ from hrm_agent.cli.rendering import code_of
 from hrm_agent.cli.source import DEFAULT_STORE
 from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, compare_on_resume, read_config_file, save_config
 from hrm_agent.environment import LocalEnvironment
+from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation
 from hrm_agent.errors import RunError
 from hrm_agent.files import alone_in, to_json
 from hrm_agent.models import DEFAULT_POLICY, Backend, invalid_tool_calls, load_policy
@@ -108,7 +109,7 @@ def run_task(config: RunConfig, text: str, thread: str, where: str, output: Outp
 @contextmanager
 def runner_for(config: RunConfig, store: RunStore, backend: Backend) -> Generator[EpisodeRunner]:
     """What runs an episode as `config` says, with a sandbox of its own."""
-    environment = LocalEnvironment(allow_weak_isolation=config.weak_isolation)
+    environment = LocalEnvironment(isolation=Isolation.L0 if config.weak_isolation else DEFAULT_ISOLATION)
     try:
         yield EpisodeRunner(
             store,

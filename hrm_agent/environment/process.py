@@ -1,43 +1,74 @@
-"""Starts the zygote and speaks its protocol: the host's end of the control socket."""
+"""Starts zygotes: the host's end of their control sockets."""
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 
-from hrm_agent.environment.sandbox.protocol import HANDSHAKE_BYTES, REPLY, REQUEST, Reply, Request
-from hrm_agent.errors import HrmError
+from hrm_agent.environment.sandbox.protocol import NEW_SLOT, READY_BYTES
+from hrm_agent.errors import ConfigError
 
-__all__ = ["NAMESPACES", "WEAK", "ZygoteProcess", "start_zygote"]
-
-NAMESPACES = "namespaces+rlimits"
-WEAK = "rlimits"
+__all__ = ["Place", "ZygoteProcess", "locate"]
 
 _BOOT = "import sys; sys.path.insert(0, {!r}); from sandbox.zygote import main; del sys.path[0]; main()"
-_HINT = (
-    "Allow unprivileged user namespaces (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns;"
-    " in a container: --security-opt seccomp=unconfined), or accept with --weak-isolation (in Python"
-    " allow_weak_isolation=True) that model-written code can reach the network and read your files."
-)
+_ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""A process that has threads cannot be forked; and a snippet has one core at best."""
+
+
+class Place:
+    """What zygotes of one environment share: the packages that snippets may import, and a folder of this process."""
+
+    def __init__(self, packages: Sequence[str], *, isolated: bool) -> None:
+        self.packages = locate(packages)
+        """Path -> name."""
+        self.isolated = isolated
+        """In namespaces; else with what holds without them."""
+        self._folder = None if isolated else tempfile.TemporaryDirectory(prefix="snippets-")
+        if self._folder is not None:
+            Path(self.folder).chmod(0o711)
+            site = Path(self.site)
+            site.mkdir()
+            for path, name in self.packages.items():
+                (site / name).symlink_to(path)
+
+    @property
+    def folder(self) -> str:
+        """Where working folders are made; empty in namespaces, where each has a /tmp."""
+        return self._folder.name if self._folder is not None else ""
+
+    @property
+    def site(self) -> str:
+        """From where packages are imported, outside namespaces."""
+        return f"{self.folder}/site"
+
+    def remove(self) -> None:
+        """Once no zygote is left."""
+        if self._folder is not None:
+            with suppress(OSError):
+                self._folder.cleanup()
 
 
 class ZygoteProcess:
-    """A running fork server. `send` and `receive` may be used from two threads; `send` by one at a time."""
+    """A running fork server. Requests may be sent before it is ready: they wait in its socket."""
 
-    def __init__(self, isolation: str) -> None:
-        self.isolation = isolation
-        self._control, theirs = socket.socketpair()
+    def __init__(self, place: Place, imports: Sequence[str]) -> None:
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the process
         boot = _BOOT.format(str(Path(__file__).parent))
-        mode = "namespaces" if isolation == NAMESPACES else "weak"
+        given = {"isolated": place.isolated, "packages": place.packages, "imports": [*imports]}
+        given |= {"folder": place.folder, "site": place.site}
         # A fixed hash seed, because the order of a set would otherwise change a snippet's output from run to run.
         self._process = subprocess.Popen(
-            [_interpreter(), "-s", "-S", "-P", "-B", "-X", "utf8", "-c", boot, str(theirs.fileno()), mode],
-            env={"PYTHONHASHSEED": "0"},
+            [_interpreter(), "-s", "-S", "-P", "-B", "-X", "utf8", "-c", boot, str(theirs.fileno()), json.dumps(given)],
+            env={"PYTHONHASHSEED": "0", **_ONE_THREAD},
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -53,11 +84,12 @@ class ZygoteProcess:
         return self._process.pid
 
     def handshake(self) -> str:
-        """Empty, or what stands in the way of this isolation."""
-        message = self._receive(HANDSHAKE_BYTES)
-        if message is None:
-            return f"the sandbox process did not start ({self.last_words() or 'no message'})"
-        return message.rstrip(b"\0").decode()
+        """Wait until it is ready. Empty, or what stands in the way."""
+        with suppress(OSError):
+            message = self.control.recv(READY_BYTES)
+            if message:
+                return message.decode("utf-8", "replace").strip()
+        return f"the sandbox process did not start ({self.last_words() or 'no message'})"
 
     def last_words(self) -> str:
         """The last line that the zygote wrote to stderr, for its own errors only: children never hold that file."""
@@ -65,50 +97,52 @@ class ZygoteProcess:
         lines = self._errors.read().decode("utf-8", "replace").split("\n")
         return next((line for line in reversed(lines) if line.strip()), "")
 
-    def send(self, request: Request, descriptors: list[int]) -> None:
-        """Raises OSError if the zygote is gone."""
-        socket.send_fds(self._control, [REQUEST.pack(*request)], descriptors)
+    def new_slot(self, number: int, descriptors: Sequence[int]) -> None:
+        """Have a slot forked with these descriptors. Raises OSError if the zygote is gone."""
+        socket.send_fds(self.control, [NEW_SLOT.pack(number)], descriptors)
 
-    def receive(self) -> Reply | None:
-        """The next reply; None when the zygote is gone."""
-        message = self._receive(REPLY.size)
-        return None if message is None else Reply(*REPLY.unpack(message))
-
-    def hang_up(self) -> None:
-        """End the zygote: it exits when its socket closes, and takes its children with it."""
+    def end(self) -> None:
+        """It exits when its socket closes, and takes its slots with it. Waits until it is gone."""
         with suppress(OSError):
-            self._control.shutdown(socket.SHUT_RDWR)
-
-    def wait(self) -> None:
-        """Until the zygote is gone."""
-        self.hang_up()
+            self.control.shutdown(socket.SHUT_RDWR)
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._control.close()
+        self.control.close()
+        self._errors.close()
 
-    def _receive(self, size: int) -> bytes | None:
+
+def locate(packages: Sequence[str]) -> dict[str, str]:
+    """Files and folders of installed distributions and of what they need: path -> name. Raises ConfigError."""
+    found: dict[str, str] = {}
+    waiting, seen = list(packages), set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
         try:
-            message = self._control.recv(size, socket.MSG_WAITALL)
-        except OSError:
-            return None
-        return message if len(message) == size else None
+            distribution = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            if name in packages:
+                hint = f"`pip install {name}`, or leave it out of the packages that snippets may import."
+                raise ConfigError(f"The package {name!r} is not installed.", hint) from None
+            continue
+        waiting += [_name_of(needed) for needed in distribution.requires or () if "extra ==" not in needed]
+        for file in distribution.files or ():
+            top = file.parts[0]
+            if top not in ("..", "__pycache__") and not top.endswith(".pth"):
+                found[str(Path(str(distribution.locate_file(top))).resolve())] = top
+    return {path: name for path, name in found.items() if os.path.exists(path)}  # noqa: PTH110
 
 
-def start_zygote(*, allow_weak_isolation: bool) -> ZygoteProcess:
-    """The strongest isolation that can be had. Raises HrmError where that is not enough."""
-    if sys.platform != "linux":
-        raise HrmError(f"LocalEnvironment isolates by Linux namespaces; this is {sys.platform}.", "Run it on Linux.")
-    missing = ""
-    for isolation in (NAMESPACES, WEAK) if allow_weak_isolation else (NAMESPACES,):
-        zygote = ZygoteProcess(isolation)
-        missing = zygote.handshake()
-        if not missing:
-            return zygote
-        zygote.wait()
-    raise HrmError(f"Model-written code cannot be isolated on this machine: {missing}.", _HINT)
+def _name_of(requirement: str) -> str:
+    for index, letter in enumerate(requirement):
+        if not (letter.isalnum() or letter in "-_."):
+            return requirement[:index]
+    return requirement
 
 
 def _interpreter() -> str:

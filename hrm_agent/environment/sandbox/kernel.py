@@ -1,50 +1,57 @@
-"""The few Linux calls that Python 3.11 has no function for, and the two steps of isolation made of them.
+"""The few Linux calls that Python 3.11 has no function for, and the steps of isolation made of them.
 
-`enter_namespaces` and `build_root` run once, in the zygote: a network namespace without any interface, a root of
-read-only binds (the interpreter and the shared libraries, nothing else of the machine), and a user without privileges.
-`enter_cell` runs in each child, after a clone into new user, pid, mount and ipc namespaces: a private /tmp, resource
-limits, no capabilities. The user namespace per call is what makes RLIMIT_NPROC count the processes of this call only;
-the pid namespace is what makes the death of the child the death of everything that it started.
+`enter_namespaces` and `build_root` run once, in the zygote: mounts and process ids of its own, and a root of read-only
+binds (the interpreter, the system's libraries and programs, the packages that snippets may import). `enter_slot` runs
+once in each slot: an empty network, ipc and host name of its own, a /tmp in memory, a user id of its own, and a user
+namespace last of all, so that whatever a child might gain there counts for none of the others. What is left for each
+call is `clone` into a new process-id namespace, where the death of the child is the death of everything it started.
 """
 
 from __future__ import annotations
 
-# pathlib would cost the zygote memory that every child pays for; /tmp is the cell's own.
+# pathlib would cost the zygote memory that every child pays for; /tmp is the slot's own.
 # ruff: noqa: PTH102, PTH103, PTH110, PTH112, PTH114, PTH115, PTH120, PTH211, S108
 import ctypes
 import os
+import platform
 import resource
 import socket
 import sys
-from ctypes import pythonapi
 
 __all__ = [
+    "SLOT_ID",
+    "as_subreaper",
     "build_root",
     "clone",
     "die_with_parent",
-    "drop_root",
-    "enter_cell",
+    "drop_capabilities",
     "enter_namespaces",
+    "enter_slot",
+    "give_up_root",
+    "limit_child",
+    "limit_slot",
     "prefer_as_victim",
-    "set_limits",
+    "seal",
 ]
 
-UNPRIVILEGED_ID = 65533
-"""User and group of snippets when the host is root: an id that no account owns."""
+SLOT_ID = 0x70000000
+"""User and group of slot n is this plus n, when the host is root: ids that no account owns."""
 INSIDE_ID = 1000
 MAX_PROCESSES = 32
-TMP_OPTIONS = b"size=64m,nr_inodes=4096,mode=0700"
+MAX_DESCRIPTORS = 256
+TMP_OPTIONS = b"size=64m,nr_inodes=4096,mode=1777"
+DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 
-CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
-CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET, CLONE_PIDFD = 0x10000000, 0x20000000, 0x40000000, 0x00001000
-CELL_NAMESPACES = CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC
-ZYGOTE_NAMESPACES = CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
-MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x1000, 0x4000, 0x40000
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER = 0x00020000, 0x04000000, 0x08000000, 0x10000000
+CLONE_NEWPID, CLONE_NEWNET, CLONE_PIDFD = 0x20000000, 0x40000000, 0x00001000
+CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID = 0x00200000, 0x01000000
+SLOT_NAMESPACES = CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x8, 0x1000, 0x4000, 0x40000
 MNT_DETACH = 2
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID = 0x1, 0x2
 AT_FDCWD, AT_RECURSIVE = -100, 0x8000
-SYS_CLONE3, SYS_MOUNT_SETATTR = 435, 442
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
+SYS_CLONE, SYS_MOUNT_SETATTR = (220 if platform.machine() == "aarch64" else 56), 442
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_GET_TID_ADDRESS = 1, 4, 36, 38, 40
 SIGKILL, SIGCHLD = 9, 17
 CAPABILITY_VERSION_3 = 0x20080522
 
@@ -53,53 +60,54 @@ _libc = ctypes.PyDLL(None, use_errno=True)
 _libc.syscall.argtypes = [ctypes.c_long] * 6
 _libc.syscall.restype = ctypes.c_long
 _libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
-
-
-class _CloneArgs(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_uint64)
-        for name in ("flags", "pidfd", "child_tid", "parent_tid", "exit_signal", "stack", "stack_size", "tls")
-    ]
+_NO_CAPABILITIES = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
+_pidfd = ctypes.c_int(-1)
+_tid = ctypes.c_void_p(0)
 
 
 def clone(*, isolated: bool) -> tuple[int, int]:
-    """Fork into a cell's namespaces: (pid, pidfd) in the parent, (0, -1) in the child."""
-    if not isolated:
-        pid = os.fork()
-        return (pid, os.pidfd_open(pid)) if pid else (0, -1)
-    pidfd = ctypes.c_int(-1)
-    arguments = _CloneArgs(flags=CELL_NAMESPACES | CLONE_PIDFD, pidfd=ctypes.addressof(pidfd), exit_signal=SIGCHLD)
-    pythonapi.PyOS_BeforeFork()
-    pid = int(_libc.syscall(SYS_CLONE3, ctypes.addressof(arguments), ctypes.sizeof(arguments), 0, 0, 0))
+    """Fork, into a process-id namespace if isolated: (pid, pidfd) in the parent, (0, -1) in the child.
+
+    Not `os.fork`, whose hooks would touch many pages of memory that the processes share. A slot has one thread, and
+    the one thing that libc's fork does for such a process is done here: its thread id is where libc looks for it.
+    """
+    flags = SIGCHLD | CLONE_PIDFD | (CLONE_NEWPID if isolated else 0)
+    if not _tid.value:
+        _libc.prctl(PR_GET_TID_ADDRESS, ctypes.addressof(_tid), 0, 0, 0)
+    tid = _tid.value or 0
+    if tid:
+        flags |= CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID
+    last = (0, tid) if platform.machine() == "aarch64" else (tid, 0)
+    pid = int(_libc.syscall(SYS_CLONE, flags, 0, ctypes.addressof(_pidfd), *last))
     if pid == 0:
-        pythonapi.PyOS_AfterFork_Child()
         return 0, -1
-    error = ctypes.get_errno()
-    pythonapi.PyOS_AfterFork_Parent()
-    if pid < 0:
-        raise OSError(error, f"clone3: {os.strerror(error)}")
-    return pid, pidfd.value
+    _check(pid, "clone")
+    return pid, _pidfd.value
 
 
 def enter_namespaces() -> None:
-    """Leave the host's mounts, network, ipc, host name and, for the next fork, process ids."""
+    """Leave the host's mounts and, for the next fork, its process ids; as an ordinary user also its user ids."""
     uid, gid = os.getuid(), os.getgid()
     if uid == 0:
-        _check(_libc.unshare(ZYGOTE_NAMESPACES), "unshare")
+        _check(_libc.unshare(CLONE_NEWPID | CLONE_NEWNS), "unshare")
     else:
-        _check(_libc.unshare(ZYGOTE_NAMESPACES | CLONE_NEWUSER), "unshare (user namespaces)")
+        _check(_libc.unshare(CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWUSER), "unshare (user namespaces)")
         _map_ids("/proc/self", None, (INSIDE_ID, uid), (INSIDE_ID, gid))
-    socket.sethostname("sandbox")
 
 
-def build_root() -> int:
-    """Replace / by read-only binds of what the interpreter needs. Returns a descriptor of /proc, which is not there."""
-    proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
+def build_root(packages: dict[str, str]) -> tuple[int, bool]:
+    """Replace / by read-only binds. `packages`: path -> name under /site.
+
+    Returns a descriptor of /proc, which is not there, and whether it shows the new process-id namespace.
+    """
     _mount(None, "/", None, MS_REC | MS_PRIVATE)
+    proc, fresh = _open_proc()
     root = "/proc"  # any folder that surely exists and that nothing is bound from
     _mount("tmpfs", root, "tmpfs", MS_NOSUID, b"mode=0755")
-    for path in ("/usr", "/lib", "/lib64", "/bin", sys.base_prefix, "/dev/null", "/dev/urandom"):
-        _bind(path, root)
+    for path in ("/usr", "/lib", "/lib64", "/bin", sys.base_prefix, *DEVICES):
+        _bind(path, root + path)
+    for path, name in packages.items():
+        _bind(path, f"{root}/site/{name}")
     os.mkdir(f"{root}/tmp")
     attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID, 0, 0, 0)
     path = ctypes.c_char_p(root.encode())
@@ -110,11 +118,23 @@ def build_root() -> int:
     _check(_libc.pivot_root(b".", b"."), "pivot_root")
     _check(_libc.umount2(b".", MNT_DETACH), "umount2")
     os.chdir("/")
-    return proc
+    return proc, fresh
 
 
-def _bind(path: str, root: str) -> None:
-    target = root + path
+def _open_proc() -> tuple[int, bool]:
+    """A /proc of the new process-id namespace; where that is not to be had (a masked one in a container), the old."""
+    fresh = True
+    try:
+        _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    except OSError:
+        fresh = False
+    proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
+    if fresh:
+        _check(_libc.umount2(b"/proc", MNT_DETACH), "umount2 /proc")
+    return proc, fresh
+
+
+def _bind(path: str, target: str) -> None:
     if os.path.islink(path):
         os.symlink(os.readlink(path), target)
     elif os.path.isdir(path) and not os.path.exists(target):
@@ -126,13 +146,37 @@ def _bind(path: str, root: str) -> None:
         _mount(path, target, None, MS_BIND)
 
 
-def drop_root() -> None:
-    """Become a user without privileges, if root. Stays dumpable, so that children can write their own id maps."""
+def enter_slot(proc: int, number: int) -> None:
+    """Once per slot: own network, ipc, host name, mounts, /tmp, user, and at last a user namespace without others."""
+    _check(_libc.unshare(SLOT_NAMESPACES), "unshare")
+    socket.sethostname("sandbox")
+    _mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, TMP_OPTIONS)
+    os.chdir("/tmp")
+    give_up_root(number)
+    ids = os.getuid(), os.getgid()
+    _check(_libc.unshare(CLONE_NEWUSER), "unshare (user namespaces)")
+    _map_ids("self", proc, (INSIDE_ID, ids[0]), (INSIDE_ID, ids[1]))
+    _write("sys/user/max_user_namespaces", proc, "0")
+
+
+def give_up_root(number: int) -> None:
+    """Become the user of slot `number`, if root. Stays dumpable, so that it can write its own id map."""
     if os.getuid() == 0:
+        own = SLOT_ID + number
         os.setgroups([])
-        os.setresgid(UNPRIVILEGED_ID, UNPRIVILEGED_ID, UNPRIVILEGED_ID)
-        os.setresuid(UNPRIVILEGED_ID, UNPRIVILEGED_ID, UNPRIVILEGED_ID)
+        os.setresgid(own, own, own)
+        os.setresuid(own, own, own)
         _libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+
+
+def seal() -> None:
+    """No program that is started from here on gives privileges."""
+    _check(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+
+
+def drop_capabilities() -> None:
+    """Of a user namespace, in which the slot has them all."""
+    _check(_libc.capset(*_NO_CAPABILITIES), "capset")
 
 
 def prefer_as_victim() -> None:
@@ -145,36 +189,32 @@ def die_with_parent() -> None:
     _libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
 
 
-def enter_cell(proc: int, outside: tuple[int, int]) -> None:
-    """In a fresh child: own ids, no user namespaces of its own, a private /tmp, no capabilities.
-
-    `outside` is the zygote's uid and gid; `proc` a descriptor of /proc.
-    """
-    _map_ids("self", proc, (INSIDE_ID, outside[0]), (INSIDE_ID, outside[1]))
-    _write("sys/user/max_user_namespaces", proc, "0")
-    _mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, TMP_OPTIONS)
-    os.chdir("/tmp")
-    _check(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
-    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
-    _check(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+def as_subreaper() -> None:
+    """Orphans below this process become its children: where there is no process-id namespace to end them."""
+    _check(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "subreaper")
 
 
-def set_limits(memory_bytes: int, cpu_seconds: float, file_bytes: int, *, isolated: bool) -> None:
-    """Hard limits: this process cannot raise them again."""
-    seconds = int(cpu_seconds) + 1  # the zygote kills at the exact time; this holds if the zygote is late
-    limits = {
-        resource.RLIMIT_AS: memory_bytes,
-        resource.RLIMIT_CPU: seconds,
-        resource.RLIMIT_FSIZE: file_bytes,
-        resource.RLIMIT_NOFILE: 256,
-        resource.RLIMIT_CORE: 0,
-    }
-    if isolated:  # otherwise it would count every process of this user
-        limits[resource.RLIMIT_NPROC] = MAX_PROCESSES
+def limit_slot(*, count_processes: bool) -> None:
+    """Hard limits that are the same for every call. `count_processes`: the user is the slot's own."""
+    limits = {resource.RLIMIT_NOFILE: MAX_DESCRIPTORS, resource.RLIMIT_CORE: 0}
+    if count_processes:
+        limits[resource.RLIMIT_NPROC] = MAX_PROCESSES + 1
     for kind, limit in limits.items():
-        hard = resource.getrlimit(kind)[1]
-        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-        resource.setrlimit(kind, (limit, limit))
+        _set_limit(kind, limit)
+
+
+def limit_child(memory_bytes: int, file_bytes: int, cpu_seconds: float | None) -> None:
+    """Hard limits of one call: the process cannot raise them again. The slot keeps time more exactly."""
+    _set_limit(resource.RLIMIT_AS, memory_bytes)
+    _set_limit(resource.RLIMIT_FSIZE, file_bytes)
+    if cpu_seconds is not None:
+        _set_limit(resource.RLIMIT_CPU, int(cpu_seconds) + 1)
+
+
+def _set_limit(kind: int, limit: int) -> None:
+    hard = resource.getrlimit(kind)[1]
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(kind, (limit, limit))
 
 
 def _map_ids(folder: str, proc: int | None, uid: tuple[int, int], gid: tuple[int, int]) -> None:

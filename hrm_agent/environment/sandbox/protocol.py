@@ -1,8 +1,8 @@
-"""Messages between the host and the zygote: fixed-size structs over one stream socket, descriptors beside them.
+"""Messages between the host and a slot: fixed-size structs, one per packet of a socket of their own.
 
 Nothing of variable length and nothing that a snippet wrote passes here: code, output and value travel in memory files
-whose descriptors go straight from the host to the child. So the zygote, whose memory every child inherits, never holds
-anything of one call that another could read, and there is no format that a snippet could forge.
+that host and slot share. So zygote and slots, whose memory every child inherits, never hold anything of one call that
+another could read, and there is no format that a snippet could forge.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from enum import IntEnum
 from typing import NamedTuple
 
 __all__ = [
-    "HANDSHAKE_BYTES",
+    "NEW_SLOT",
     "OUT_OF_MEMORY_EXIT",
+    "READY_BYTES",
     "REPLY",
     "REQUEST",
     "SNIPPET",
@@ -23,10 +24,12 @@ __all__ = [
     "Request",
 ]
 
-REQUEST = struct.Struct("=BQQddqqq")
-REPLY = struct.Struct("=QBidd")
-HANDSHAKE_BYTES = 512
-"""The zygote's first message: empty if all layers are in force, else what is missing; padded with zeros."""
+NEW_SLOT = struct.Struct("=I")
+"""Host to zygote: the number of a slot. Five descriptors come with it: its socket, code, stdout, stderr, value."""
+REQUEST = struct.Struct("=BQ?ddqqqQ")
+REPLY = struct.Struct("=QBiddq?")
+READY_BYTES = 2048
+"""A slot's first packet is JSON, {layer: why it is missing}, padded with spaces to this size. So is the zygote's."""
 SNIPPET = "<snippet>"
 """File name of model-written code in tracebacks."""
 OUT_OF_MEMORY_EXIT = 91
@@ -37,27 +40,29 @@ class Operation(IntEnum):
     """What the host asks for."""
 
     RUN = 1
-    KILL_CALL = 2
+    KILL = 2
+    """The call of that number, if it is still under way."""
     END_SESSION = 3
 
 
 class Request(NamedTuple):
-    """Four descriptors come with RUN: code, stdout, stderr, value."""
+    """To a slot."""
 
     operation: int
     call: int
-    session: int = 0
-    """0: a process of its own for this call."""
+    session: bool = False
+    """Run in the slot's living process, made with the first such call; else in one of the call's own."""
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
     memory_bytes: int = 0
     file_bytes: int = 0
     """Largest file, stdout and stderr among them."""
     value_bytes: int = 0
+    seed: int = 0
 
 
 class Ended(IntEnum):
-    """How the zygote saw a call end."""
+    """How the slot saw a call end."""
 
     EXITED = 1
     """The process is gone; `status` is what wait4 gave."""
@@ -67,15 +72,25 @@ class Ended(IntEnum):
     """Killed because the host asked."""
     ANSWERED = 4
     """A session's process finished the call and lives on; `status` is what an exit would have given."""
+    OUT_OF_MEMORY = 5
+    """Killed because its tree of processes held too much."""
+    BROKEN = 6
+    """A session's process spoke without being asked, and was killed."""
+    NOT_STARTED = 7
+    """No process could be made."""
 
 
 class Reply(NamedTuple):
-    """One per RUN."""
+    """One per RUN; one with call 0 when the process of an idle session is gone."""
 
     call: int
     ended: int
-    status: int
-    duration_seconds: float
-    """By the zygote's clock, from fork to death."""
-    cpu_seconds: float
-    """Of the process, by the kernel's account; 0 where the process lives on."""
+    status: int = 0
+    duration_seconds: float = 0.0
+    """By the slot's clock, from clone to death."""
+    cpu_seconds: float = 0.0
+    """By the kernel's account."""
+    peak_bytes: int = 0
+    """Largest resident memory."""
+    last: bool = False
+    """The slot ends here: it could not be made clean."""

@@ -12,33 +12,58 @@ from __future__ import annotations
 import ast
 import errno
 import io
+import json
 import linecache
 import os
 import sys
 import traceback
+from contextlib import suppress
 from types import CodeType, ModuleType
 from typing import Any
 
 from .protocol import OUT_OF_MEMORY_EXIT, SNIPPET
 
-__all__ = ["VALUE_DESCRIPTOR", "new_module", "open_streams", "read_code", "run"]
+__all__ = ["VALUE_DESCRIPTOR", "new_module", "open_streams", "read_code", "reseed", "run"]
 
 VALUE_DESCRIPTOR = 3
+_PLAIN = (bool, int, float, str, list, tuple, dict)
+"""Types of which JSON is tried."""
+_opened: dict[str, io.TextIOWrapper] = {}
 
 
 def read_code(descriptor: int) -> str:
-    """The whole code, and the descriptor closed: the host sees by its offset that the snippet was reached."""
-    with open(descriptor, "rb", buffering=0) as file:
-        return file.read().decode()
+    """The whole code: the host sees by the file's offset that the snippet was reached."""
+    parts: list[bytes] = []
+    while part := os.read(descriptor, 1 << 16):
+        parts.append(part)
+    return b"".join(parts).decode()
 
 
 def open_streams() -> None:
-    """Text streams over descriptors 0 to 2, by the line, so that nothing printed is lost when the process is killed."""
-    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-    for name, descriptor in (("stdout", 1), ("stderr", 2)):
-        raw = io.BufferedWriter(io.FileIO(descriptor, "w", closefd=False))
-        setattr(sys, name, io.TextIOWrapper(raw, "utf-8", errors="backslashreplace", line_buffering=True))
-    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+    """Text streams over descriptors 0 to 2, by the line, so that nothing printed is lost when the process is killed.
+
+    Opened once, in the slot; a session's snippet may have put others in their place, or closed them.
+    """
+    for name, descriptor in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
+        if _opened.get(name) is None or _opened[name].closed:
+            _opened[name] = _stream(descriptor)
+        setattr(sys, name, _opened[name])
+        setattr(sys, f"__{name}__", _opened[name])
+
+
+def _stream(descriptor: int) -> io.TextIOWrapper:
+    if descriptor == 0:
+        return open(0, encoding="utf-8", closefd=False)
+    raw = io.BufferedWriter(io.FileIO(descriptor, "w", closefd=False))
+    return io.TextIOWrapper(raw, "utf-8", errors="backslashreplace", line_buffering=True)
+
+
+def reseed(seed: int) -> None:
+    """Random generators that were imported before the fork: every call would draw the same numbers."""
+    if (random := sys.modules.get("random")) is not None:
+        random.seed(seed)
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed(seed & 0xFFFFFFFF)
 
 
 def new_module() -> ModuleType:
@@ -53,7 +78,7 @@ def run(source: str, module: ModuleType, value_bytes: int) -> int:
     try:
         value = _evaluate(source, module.__dict__)
         if value is not None:
-            os.write(VALUE_DESCRIPTOR, _cut(repr(value).encode("utf-8", "backslashreplace"), value_bytes))
+            _write_value(value, value_bytes)
         code = 0
     except SystemExit as stop:
         code = 0 if stop.code in (None, 0) else _report(stop)
@@ -72,6 +97,16 @@ def _evaluate(source: str, names: dict[str, Any]) -> object:
     value = eval(last, names) if last is not None else None
     result = names.get("RESULT")
     return result if value is None and result is not earlier else value
+
+
+def _write_value(value: object, limit: int) -> None:
+    """The length of the repr on a line, so many bytes of it, and JSON where there is one that is not too long."""
+    shown = _cut(repr(value).encode("utf-8", "backslashreplace"), limit)
+    encoded = b""
+    if type(value) in _PLAIN:
+        with suppress(ValueError, TypeError, RecursionError):
+            encoded = json.dumps(value, allow_nan=False).encode()
+    os.write(VALUE_DESCRIPTOR, b"%d\n" % len(shown) + shown + (encoded if len(encoded) <= limit else b""))
 
 
 def _compile(source: str) -> tuple[CodeType, CodeType | None]:

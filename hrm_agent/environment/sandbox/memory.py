@@ -1,0 +1,104 @@
+"""The tree of processes below one, as /proc shows it: what it holds, and how it is stopped and ended as a whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+
+__all__ = ["Tree"]
+
+_KIB = 1024
+
+
+class Tree:
+    """A process and its descendants. Where there is no /proc to see them in, the process alone."""
+
+    __slots__ = ("_pid", "_proc", "_status", "peak")
+
+    def __init__(self, proc: int | None, pid: int) -> None:
+        self._proc, self._pid = proc, pid
+        self._status: int | None = None
+        self.peak = 0
+        """Bytes, the most that was seen."""
+
+    def members(self) -> list[int]:
+        """Process ids, the oldest first."""
+        found, index = [self._pid], 0
+        while index < len(found):
+            found += [pid for pid in self._children_of(found[index]) if pid not in found]
+            index += 1
+        return found
+
+    def children(self) -> list[int]:
+        """Of the first process."""
+        return list(self._children_of(self._pid))
+
+    def held_bytes(self) -> int:
+        """Memory of a tree of several: what they share counts once. A single process is held by its own limit: 0."""
+        members = self.members()
+        if len(members) < 2:
+            return 0
+        held = sum(map(self._proportional_bytes, members))
+        self.peak = max(self.peak, held)
+        return held
+
+    def peak_bytes(self) -> int:
+        """Largest resident memory of the first process so far, or of the tree where that was seen to be more."""
+        if self._proc is None:
+            return self.peak
+        if self._status is None:
+            with suppress(OSError):
+                self._status = os.open(f"{self._pid}/status", os.O_RDONLY, dir_fd=self._proc)
+        if self._status is not None:
+            with suppress(OSError):
+                self.peak = max(self.peak, _kib_after(os.pread(self._status, 4096, 0), b"VmHWM:"))
+        return self.peak
+
+    def signal(self, number: int, *, itself: bool = True) -> None:
+        """To every process of the tree, and to those that were made meanwhile."""
+        told: set[int] = set() if itself else {self._pid}
+        while new := [pid for pid in self.members() if pid not in told]:
+            for pid in new:
+                with suppress(OSError):
+                    os.kill(pid, number)
+            told.update(new)
+
+    def close(self) -> None:
+        """Harmless a second time."""
+        if self._status is not None:
+            os.close(self._status)
+            self._status = None
+
+    def _children_of(self, pid: int) -> Iterator[int]:
+        if self._proc is None:
+            return
+        for thread in self._threads(pid):
+            yield from map(int, self._read(f"{pid}/task/{thread}/children").split())
+
+    def _threads(self, pid: int) -> list[str]:
+        with suppress(OSError):
+            folder = os.open(f"{pid}/task", os.O_RDONLY, dir_fd=self._proc)
+            try:
+                return os.listdir(folder)  # noqa: PTH208  a descriptor
+            finally:
+                os.close(folder)
+        return []
+
+    def _proportional_bytes(self, pid: int) -> int:
+        return _kib_after(self._read(f"{pid}/smaps_rollup"), b"Pss:")
+
+    def _read(self, path: str) -> bytes:
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY, dir_fd=self._proc)
+            try:
+                return os.read(descriptor, 1 << 16)
+            finally:
+                os.close(descriptor)
+        return b""
+
+
+def _kib_after(text: bytes, name: bytes) -> int:
+    """`Pss:  12 kB` -> 12,288."""
+    words = text.partition(name)[2].split(maxsplit=1)
+    return int(words[0]) * _KIB if words else 0
