@@ -46,7 +46,7 @@ async def test_success_gives_output_and_value(
             "json.decoder.JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
         ),
         ("raise SystemExit(3)", "SystemExit: 3"),
-        ("import numpy", "ModuleNotFoundError: No module named 'numpy'"),
+        ("import pydantic", "ModuleNotFoundError: No module named 'pydantic'"),
         ("a\0b", ": source code string cannot contain null bytes"),
         ("class B(BaseException):\n    def __str__(self): raise B\nraise B", "<exception str() failed>"),
         ("import ctypes\nctypes.string_at(0)", "Process ended by SIGSEGV"),
