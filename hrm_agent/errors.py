@@ -6,6 +6,7 @@
     ├── TaskError              a task family is unknown, or a task file is malformed
     ├── ModelError             a model cannot be found, loaded or asked for what is needed
     │   └── ContextLengthError a conversation no longer fits into the model's context window
+    ├── QueueFullError         an environment has as many calls waiting as it takes
     ├── RunError               a run directory is missing, incomplete or belongs to another configuration
     └── StoreError             the run store cannot be opened, read or written
         ├── StoreVersionError  the store was written by a newer schema version
@@ -26,6 +27,7 @@ __all__ = [
     "GraphError",
     "HrmError",
     "ModelError",
+    "QueueFullError",
     "RunError",
     "StoreError",
     "StoreFullError",
@@ -65,6 +67,10 @@ class ModelError(HrmError):
 
 class ContextLengthError(ModelError):
     """A conversation no longer fits into the model's context window: a limit reached, not a fault."""
+
+
+class QueueFullError(HrmError):
+    """An environment has as many calls waiting as it takes: come back later."""
 
 
 class RunError(HrmError):

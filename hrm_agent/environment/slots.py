@@ -97,6 +97,7 @@ class LocalWorkers:
         self._numbers, self._slot_numbers = count(1), count(1)
         self._on_death: Callable[[int], None] = lambda session: None
         self._down = ""
+        self.slot_deaths = 0
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll = select.epoll()
         self._poll.register(self._wake, select.EPOLLIN)
@@ -113,7 +114,9 @@ class LocalWorkers:
                 self._tell(work, self._failure(self._down), lost=False)
                 return
             slot = self._sessions.get(work.session)
-            if slot is None:
+            if slot is None and work.session and not work.fresh:
+                self._tell(work, self._failure("the session's process is gone"), lost=True)
+            elif slot is None:
                 self._place(work)
             elif not self._send_work(slot, work):
                 self._bury(slot)
@@ -330,7 +333,7 @@ class LocalWorkers:
                 self._bury(slot)
             elif not slot.session and slot.work is None and slot not in slot.flavour.idle:
                 self._set_idle(slot)
-        if not reply.call and session:
+        if session and (not reply.call or reply.ended != Ended.ANSWERED):
             self._on_death(session)
 
     def _result(self, slot: _Slot, work: Work, reply: Reply) -> tuple[ExecutionResult, bool]:
@@ -341,6 +344,7 @@ class LocalWorkers:
     def _lose(self, slot: _Slot) -> None:
         """A slot is gone. Nothing that a snippet may do ends it: what it ran may be run again."""
         with self._lock:
+            self.slot_deaths += 1
             session = slot.session if slot.work is None else 0
             if slot.work is not None:
                 self._finished.append((slot.work, self._failure("the slot died"), not slot.killed))

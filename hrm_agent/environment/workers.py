@@ -21,7 +21,9 @@ class Work:
     """Called once, from any thread, with the outcome and whether it was lost: true if the infrastructure failed before
     the code had begun to act. `queued_seconds`, `attempt` and `session` of the outcome are the caller's to fill in."""
     session: int = 0
-    """Number of the session whose process runs it, made with its first call; 0: a process of this call's own."""
+    """Number of the session whose process runs it; 0: a process of this call's own."""
+    fresh: bool = False
+    """Of a session: its process is made with this call. Else a session whose process is gone has lost the call."""
     seed: int = 0
     """Of the snippet's random generators; of a session, its first call's counts."""
 
@@ -33,6 +35,8 @@ class Workers(Protocol):
     """The level in force."""
     slots: int
     """Works that may run at once; the caller keeps to it. Idle sessions do not count."""
+    slot_deaths: int
+    """Slots that died so far, and were replaced."""
 
     def start(self, work: Work) -> None:
         """Begin `work`; one at a time per session."""
@@ -47,7 +51,7 @@ class Workers(Protocol):
         ...
 
     def on_session_death(self, callback: Callable[[int], None]) -> None:
-        """`callback(session)` whenever the process of a session that stood idle is gone."""
+        """`callback(session)` whenever the process of a session is gone; before `done`, if a call ended it."""
         ...
 
     def close(self) -> None:

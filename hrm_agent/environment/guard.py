@@ -1,0 +1,84 @@
+"""One lock, and what follows from a change made under it.
+
+Everything that a front knows is plain data under one lock. What a change decides (start this, kill that, tell a caller)
+is done after the lock is let go, on the same thread and in the order decided. So a slow start delays nobody else,
+whoever is called may call back at once, and no two locks are ever held together.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from hrm_agent.errors import HrmError
+
+__all__ = ["Guard", "cannot_run"]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class Guard:
+    """`change` and `wait` are called without the lock, `later` with it."""
+
+    def __init__(self, settle: Callable[[], None]) -> None:
+        """`settle` is called at the end of each change."""
+        self._settle = settle
+        self._owner = os.getpid()
+        self._condition = threading.Condition(threading.Lock())
+        self._todo: list[Callable[[], object]] = []
+        self._thread = threading.local()
+
+    @property
+    def is_ours(self) -> bool:
+        """False in a fork of the process that made it, where the lock may be held for ever."""
+        return self._owner == os.getpid()
+
+    def change(self, function: Callable[_P, _T], *args: _P.args, **options: _P.kwargs) -> _T:
+        """Call `function` with the lock held, then do what it left for later. Raises HrmError in a forked process."""
+        if not self.is_ours:
+            raise cannot_run("it belongs to the process that this one was forked from")
+        with self._condition:
+            answer = function(*args, **options)
+            self._settle()
+            todo, self._todo = self._todo, []
+        if todo:
+            self._do(todo)
+        return answer
+
+    def later(self, function: Callable[_P, object], *args: _P.args, **options: _P.kwargs) -> None:
+        """Have `function` called when the lock is let go."""
+        self._todo.append(partial(function, *args, **options))
+
+    def wait(self, until: Callable[[], bool], seconds: float) -> bool:
+        """Wait for `until`, which is looked at after each `wake`; False if it does not hold after `seconds`."""
+        with self._condition:
+            return self._condition.wait_for(until, seconds)
+
+    def wake(self) -> None:
+        self._condition.notify_all()
+
+    def _do(self, todo: list[Callable[[], object]]) -> None:
+        """What is decided by something done here comes after it, rather than on top of its stack."""
+        under_way: deque[Callable[[], object]] | None = getattr(self._thread, "todo", None)
+        if under_way is not None:
+            under_way.extend(todo)
+            return
+        self._thread.todo = under_way = deque(todo)
+        errors: list[BaseException] = []
+        while under_way:
+            try:
+                under_way.popleft()()
+            except BaseException as error:  # nobody else's call may hang for it
+                errors.append(error)
+        self._thread.todo = None
+        if errors:
+            raise errors[0]
+
+
+def cannot_run(why: str) -> HrmError:
+    return HrmError(f"The environment cannot run code: {why}.", "Make a new LocalEnvironment.")

@@ -1,0 +1,153 @@
+"""Workers for tests of the front: threads instead of processes, honest about what the interface promises.
+
+The code of a call is a few words of a language of its own, so that a test says what is to happen:
+`sleep 0.1`, `wait` (until killed), `value 5`, `set 5`, `get` (the session's variable), `clock` (another value each
+time), `fail` (status error), `die` (the process ends, with an error), `timeout`, `lose`, `lose once`, `break` (an
+infrastructure failure after the code had begun). What is wrong with the calls that come in is noted in `broken`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from hrm_agent.environment.result import ExecutionResult
+from hrm_agent.environment.workers import Work
+from hrm_agent.trajectory import ToolStatus
+
+
+@dataclass(eq=False)
+class Process:
+    variable: str = "nothing"
+    busy: bool = False
+
+
+@dataclass
+class ThreadWorkers:
+    slots: int = 2
+    isolation: str = "L0"
+    slot_deaths: int = 0
+    began: list[str] = field(default_factory=list)
+    """Codes, in the order in which they were started."""
+    works: list[Work] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    ended_sessions: list[int] = field(default_factory=list)
+    processes: dict[int, Process] = field(default_factory=dict)
+    most_running: int = 0
+    most_processes: int = 0
+
+    def __post_init__(self) -> None:
+        self._pool = ThreadPoolExecutor(self.slots + 8)
+        self._lock = threading.Lock()
+        self._running: dict[Work, threading.Event] = {}
+        self._lost: set[str] = set()
+        self._clock = itertools.count()
+        self._on_death: Callable[[int], None] = lambda session: None
+
+    def start(self, work: Work) -> None:
+        with self._lock:
+            self.began.append(work.code)
+            self.works.append(work)
+            known = work.session in self.processes
+            if work.session and not known and not work.fresh:
+                self._pool.submit(work.done, failed("its process is gone"), True)
+                return
+            if work.session and known and work.fresh:
+                self.broken.append(f"session {work.session} was made twice")
+            process = self.processes.setdefault(work.session, Process()) if work.session else Process()
+            if process.busy:
+                self.broken.append(f"two calls of session {work.session} at once")
+            process.busy = True
+            self._running[work] = threading.Event()
+            self.most_running = max(self.most_running, len(self._running))
+            self.most_processes = max(self.most_processes, len(self.processes))
+            if len(self._running) > self.slots:
+                self.broken.append("more calls than slots")
+        self._pool.submit(self._run, work, process)
+
+    def kill(self, work: Work) -> None:
+        with self._lock:
+            if work in self._running:
+                self._running[work].set()
+            elif work not in self.works:
+                self.broken.append("killed before it was started")
+
+    def end_session(self, session: int) -> None:
+        with self._lock:
+            self.ended_sessions.append(session)
+            process = self.processes.pop(session, None)
+            if process is not None and process.busy:
+                self.broken.append(f"session {session} was ended while it was busy")
+
+    def on_session_death(self, callback: Callable[[int], None]) -> None:
+        self._on_death = callback
+
+    def close(self) -> None:
+        with self._lock:
+            for killed in self._running.values():
+                killed.set()
+        self._pool.shutdown(wait=True)
+
+    def kill_idle(self, session: int) -> None:
+        """As the kernel might: what the workers then say."""
+        with self._lock:
+            del self.processes[session]
+        self._on_death(session)
+
+    def _run(self, work: Work, process: Process) -> None:
+        killed = self._running[work]
+        result, lost, dies = self._result(work, process, killed)
+        with self._lock:
+            del self._running[work]
+            process.busy = False
+            if killed.is_set():
+                result, lost, dies = failed("killed"), False, True
+            dies = bool(work.session and dies)
+            if dies:
+                self.processes.pop(work.session, None)
+        if dies:
+            self._on_death(work.session)
+        work.done(result, lost)
+
+    def _result(self, work: Work, process: Process, killed: threading.Event) -> tuple[ExecutionResult, bool, bool]:
+        """Outcome, whether it was lost, and whether it ended its process."""
+        word, _, rest = work.code.partition(" ")
+        result, lost, dies = ExecutionResult(ToolStatus.OK, value=rest), False, False
+        if word == "sleep":
+            killed.wait(float(rest))
+        elif word == "wait":
+            killed.wait(30)
+        elif word == "set":
+            process.variable = rest
+        elif word == "get":
+            result = ExecutionResult(ToolStatus.OK, value=process.variable)
+        elif word == "clock":
+            result = ExecutionResult(ToolStatus.OK, value=str(next(self._clock)))
+        elif word == "fail":
+            result = ExecutionResult(ToolStatus.ERROR)
+        elif word == "die":
+            result, dies = ExecutionResult(ToolStatus.ERROR, stdout="last words"), True
+        elif word == "timeout":
+            result, dies = ExecutionResult(ToolStatus.TIMEOUT), True
+        elif word == "break":
+            result, dies = failed("broken"), True
+        elif word == "lose" and (rest != "once" or work.code not in self._lost):
+            self._lost.add(work.code)
+            result, lost, dies = failed("lost"), True, True
+        return result, lost, dies
+
+
+def failed(why: str) -> ExecutionResult:
+    return ExecutionResult(ToolStatus.INFRASTRUCTURE, stderr=why)
+
+
+def until(condition: Callable[[], bool], within: float = 5.0) -> None:
+    """Wait for it. Fails if it does not come."""
+    end = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.001)
