@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, TypeGuard, cast, get_type_hints
@@ -33,6 +33,7 @@ from hrm_agent.models.foreign import record_foreign_models
 from hrm_agent.models.stand_in import standing_in
 from hrm_agent.store import RunStore
 from hrm_agent.tools.foreign import record_foreign_tools
+from hrm_agent.tools.sessions import end_sessions
 from hrm_agent.trajectory import (
     Journal,
     Recording,
@@ -119,13 +120,14 @@ class EpisodeRunner:
         known = self.store.journal.find_trajectory(episode.trajectory_id)
         if answer is NO_ANSWER and _is_over(known):
             return known
-        with ExitStack() as stack:
+        async with AsyncExitStack() as stack:
             stack.enter_context(self.store.lease(episode.thread_id))
             known = self.store.journal.find_trajectory(episode.trajectory_id)
             if answer is NO_ANSWER and _is_over(known):  # another process has run it before the lease was ours
                 return known
             active = self.record(self.store.journal, episode.seed, _inherited(known))
-            stack.enter_context(self._in_force(active))
+            active.run_id = episode.run_id or episode.thread_id
+            await stack.enter_async_context(self._in_force(active))
             drive = _Drive(graph, self._config(episode), context, given, resumed=known is not None)
             if answer is not NO_ANSWER:
                 drive = await drive.answering(self.store, known, answer)
@@ -145,9 +147,9 @@ class EpisodeRunner:
                 raise active.broken
             return self._end(begun, episode, ended)
 
-    @contextmanager
-    def _in_force(self, active: Recording) -> Generator[None]:
-        """Recording, policy and sandbox for everything that runs inside the block."""
+    @asynccontextmanager
+    async def _in_force(self, active: Recording) -> AsyncGenerator[None]:
+        """Recording, policy and sandbox for everything that runs inside the block; its sessions end with it."""
         record_foreign_models()
         record_foreign_tools()
         with ExitStack() as stack:
@@ -156,7 +158,10 @@ class EpisodeRunner:
             stack.enter_context(using_environment(self.environment))
             if self.stand_in:
                 stack.enter_context(standing_in())
-            yield
+            try:
+                yield
+            finally:
+                await end_sessions(active, self.environment)
 
     def _config(self, episode: Episode) -> RunnableConfig:
         context = {CONTEXT: json.dumps(dict(episode.context), default=str)} if episode.context else {}

@@ -15,7 +15,7 @@ from hrm_agent.store.cipher import Cipher
 from hrm_agent.store.database import Cursor, Database
 from hrm_agent.store.threads import describe_thread
 from hrm_agent.store.values import hash_of
-from hrm_agent.trajectory import Call, GraphIdentity, Overlay, RunStatus, ToolCall, ToolStatus, Trajectory, content_hash
+from hrm_agent.trajectory import Call, Line, Overlay, RunStatus, ToolCall, ToolStatus, Trajectory, content_hash
 
 __all__ = ["StoreJournal"]
 
@@ -29,13 +29,13 @@ WITH RECURSIVE path (id, parent, depth) AS (
 )
 SELECT path.id, t.token_ids FROM path JOIN tokens t ON t.call_id = path.id ORDER BY path.depth DESC
 """
-_ANCESTORS = """
-WITH RECURSIVE line (id, parent_id) AS (
-    SELECT id, parent_id FROM checkpoints WHERE thread_id = ? AND ns = '' AND id = ?
-    UNION SELECT c.id, c.parent_id FROM checkpoints c JOIN line ON c.id = line.parent_id
-    WHERE c.thread_id = ? AND c.ns = ''
+_LINE = """
+WITH RECURSIVE line (id, parent_id, depth) AS (
+    SELECT id, parent_id, 0 FROM checkpoints WHERE thread_id = ? AND ns = ? AND id = ?
+    UNION ALL SELECT c.id, c.parent_id, l.depth + 1 FROM checkpoints c JOIN line l ON c.id = l.parent_id
+    WHERE c.thread_id = ? AND c.ns = ?
 )
-SELECT id FROM line
+SELECT id, parent_id FROM line ORDER BY depth DESC
 """
 
 
@@ -79,7 +79,7 @@ class StoreJournal:
                 "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING RETURNING 1",
                 (
                     *(call.id, identity.thread_id, identity.task_id),
-                    *(identity.root_checkpoint_id or identity.checkpoint_id, call.parent, call.sampling.seed),
+                    *(identity.step, call.parent, call.sampling.seed),
                     record,
                 ),
             )
@@ -141,7 +141,7 @@ class StoreJournal:
             "INSERT INTO tool_calls (id, thread_id, checkpoint_id, arguments_hash, key_hash, record) "
             "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET record = excluded.record",
             (
-                *(tool_call.id, identity.thread_id, identity.root_checkpoint_id or identity.checkpoint_id),
+                *(tool_call.id, identity.thread_id, identity.step),
                 self._hash(tool_call.name, tool_call.arguments),
                 None if key is None else self._hash("key", key),
                 self._cipher.seal(tool_call.model_dump_json().encode(), "tool", tool_call.id),
@@ -230,27 +230,44 @@ class StoreJournal:
         """The calls of the lineage that a fork left, oldest first: those of the steps before the checkpoint it took."""
         calls: list[Call] = []
         tool_calls: list[ToolCall] = []
+        for thread, steps in self._left(header):
+            calls += [call for call in self._calls("c.thread_id = ?", (thread,)) if call.identity.step in steps]
+            tools = self._tool_calls("thread_id = ?", (thread,))
+            tool_calls += [tool for tool in tools if tool.identity.step in steps]
+        return calls, tool_calls
+
+    def _left(self, header: Trajectory) -> list[tuple[str, set[str]]]:
+        """The threads that a fork has behind it, the oldest first, with the steps that it shares with each."""
+        left: list[tuple[str, set[str]]] = []
         steps: set[str] | None = None
         fork: Trajectory | None = header
         while fork is not None and fork.forked_from is not None:
-            before = self._ancestors(fork.thread_id, fork.forked_from.checkpoint_id)
+            taken = fork.forked_from.checkpoint_id
+            before = self.line(fork.thread_id, "", taken).places.keys() - {taken}
             steps = before if steps is None else steps & before
-            origin = next(iter(self.headers("id = ?", (fork.forked_from.trajectory_id,))), None)
-            thread = origin.thread_id if origin is not None else None
-            if thread is None:
-                break
-            own = self._calls("c.thread_id = ?", (thread,))
-            calls = [call for call in own if _step(call.identity) in steps] + calls
-            tools = self._tool_calls("thread_id = ?", (thread,))
-            tool_calls = [tool for tool in tools if _step(tool.identity) in steps] + tool_calls
-            fork = origin
-        return calls, tool_calls
+            fork = next(iter(self.headers("id = ?", (fork.forked_from.trajectory_id,))), None)
+            if fork is not None:
+                left.append((fork.thread_id, steps))
+        return left[::-1]
 
-    def _ancestors(self, thread_id: str, checkpoint_id: str) -> set[str]:
-        """The checkpoints before one, by their ids."""
+    def line(self, thread_id: str, namespace: str, checkpoint_id: str) -> Line:
+        where = thread_id, namespace
         with self._database.read() as cursor:
-            rows = cursor.execute(_ANCESTORS, (thread_id, checkpoint_id, thread_id)).fetchall()
-        return {str(id_) for (id_,) in rows} - {checkpoint_id}
+            rows = cursor.execute(_LINE, (*where, checkpoint_id, *where)).fetchall()
+        places = {str(id_): number for number, (id_, _) in enumerate(rows)}
+        return Line(places, rows[0][1] if rows else checkpoint_id)
+
+    def steps_of_tool_calls(self, thread_id: str) -> list[tuple[str, str]]:
+        header = next(iter(self.headers("thread_id = ? AND origin IS NOT NULL", (thread_id,))), None)
+        found: list[tuple[str, str]] = []
+        for thread, steps in self._left(header) if header is not None else ():
+            found += [(id_, step) for id_, step in self._steps(thread) if step in steps]
+        return found + self._steps(thread_id)
+
+    def _steps(self, thread_id: str) -> list[tuple[str, str]]:
+        with self._database.read() as cursor:
+            query = "SELECT id, checkpoint_id FROM tool_calls WHERE thread_id = ? ORDER BY seq"
+            return [(str(id_), str(step)) for id_, step in cursor.execute(query, (thread_id,)).fetchall()]
 
     # overlays
 
@@ -277,8 +294,3 @@ class StoreJournal:
             Overlay.model_validate_json(self._cipher.open(record, "overlay", run_id, trajectory_id))
             for trajectory_id, record in rows
         ]
-
-
-def _step(identity: GraphIdentity) -> str:
-    """The checkpoint of the outermost graph that a call's step started from."""
-    return identity.root_checkpoint_id or identity.checkpoint_id

@@ -1,8 +1,13 @@
-"""The Python tool: model-written code, run in the active environment, its call recorded.
+"""The Python tools: model-written code, run in the active environment, its calls recorded.
 
-One LangChain tool for both ways of calling it: `run_tool_calls` in our own loop, and LangGraph's prebuilt ToolNode in
-a user's graph that knows nothing of records. What the model reads is kept short and regular, because a small policy has
-to learn from it: the output as a notebook shows it, or the end of the traceback, whose last line names the error.
+`python` is a session: what an agent's calls define lives on between them (`hrm_agent.tools.sessions`). So it is for
+whatever has a thread, in a graph or by `{"configurable": {"thread_id": ...}}`. Without one there is nothing that two
+calls could belong to, and each is run as by `python_stateless`, in a fresh interpreter.
+
+Each is one LangChain tool for both ways of calling it: `run_tool_calls` in our own loop, and LangGraph's prebuilt
+ToolNode in a user's graph that knows nothing of records. What the model reads is kept short and regular, because a
+small policy has to learn from it: the output as a notebook shows it, or the end of the traceback, whose last line names
+the error.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from contextvars import copy_context
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -19,17 +25,22 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, InjectedToolCallId
 from pydantic import BaseModel, Field
 
-from hrm_agent.environment import ExecutionResult, active_environment
+from hrm_agent.environment import ExecutionResult, Limits, active_environment
+from hrm_agent.environment.result import Cell, Submission
 from hrm_agent.tools.recorded import ToolOutcome, as_message, record_tool_call
-from hrm_agent.trajectory import ToolStatus
+from hrm_agent.tools.sessions import scope_of, sessions_of
+from hrm_agent.tools.turns import calls_before
+from hrm_agent.trajectory import SessionState, ToolStatus, active_recording, tool_record_id
+from hrm_agent.trajectory.identity import graph_identity
 
-__all__ = ["PythonTool", "python", "tool_content"]
+__all__ = ["PythonTool", "python", "python_stateless", "tool_content"]
 
 MAX_CONTENT = 4000
 """Characters that the model is shown of one call."""
 TRACEBACK_LINES = 3
 """The failing line's place, the line itself, and the error."""
 NO_OUTPUT = "(no output)"
+LOST = "Note: the session was lost; earlier variables may be gone or changed."
 _Result = TypeVar("_Result")
 _FAILURES = {
     ToolStatus.TIMEOUT: "TimeoutError: the code ran longer than its time limit",
@@ -52,22 +63,84 @@ class PythonTool(BaseTool):
     records_itself: ClassVar[bool] = True
 
     name: str = "python"
-    description: str = "Run Python code in a fresh interpreter; returns what it prints and its last expression's value."
+    description: str = (
+        "Run Python code in a session whose variables live on between calls; "
+        "returns what it prints and its last expression's value."
+    )
     args_schema: Any = PythonArguments
     response_format: Any = "content_and_artifact"
+    stateless: bool = False
+    """Each call is given a fresh interpreter."""
+    limits: Limits = Limits()
+    """Of each call; its memory is, of a session, that of the first."""
 
     async def _arun(self, code: str, tool_call_id: str, config: RunnableConfig) -> tuple[ToolMessage, dict[str, Any]]:
-        async def execute() -> ToolOutcome:
-            return _outcome(await active_environment().execute(code))
-
-        record = await record_tool_call(
-            tool_call_id=tool_call_id, name=self.name, arguments={"code": code}, config=config, execute=execute
-        )
+        config = _with_thread(config)
+        async with AsyncExitStack() as stack:
+            call = _Call(self, code, tool_call_id, config)
+            if not self.stateless and config.get("metadata", {}).get("thread_id"):
+                await stack.enter_async_context(call.turn())
+                execute = call.in_session
+            else:
+                execute = call.by_itself
+            record = await record_tool_call(
+                tool_call_id=tool_call_id, name=self.name, arguments={"code": code}, config=config, execute=execute
+            )
         message = as_message(record)  # as a message, because a failed call's carries status="error"
         return message, message.artifact
 
     def _run(self, code: str, tool_call_id: str, config: RunnableConfig) -> tuple[ToolMessage, dict[str, Any]]:
         return _run_sync(self._arun(code, tool_call_id, config))
+
+
+class _Call:
+    """One call, and where it belongs."""
+
+    def __init__(self, tool: PythonTool, code: str, tool_call_id: str, config: RunnableConfig) -> None:
+        self._tool, self._code, self._id, self._config = tool, code, tool_call_id, config
+        self._recording, self._identity = active_recording(), graph_identity(config.get("metadata"), tool_call_id)
+        self._sessions = sessions_of(self._recording)
+
+    def turn(self) -> AbstractAsyncContextManager[None]:
+        """The session is this call's inside the block."""
+        identity = self._identity
+        replaying = self._recording.replaying
+        return self._sessions.turns.turn(
+            (identity.thread_id, scope_of(identity)),
+            (identity.checkpoint_id, str(identity.attempt)),
+            self._id,
+            () if replaying else calls_before(self._id, self._tool.name, self._config),
+        )
+
+    async def in_session(self) -> ToolOutcome:
+        place = await self._sessions.place(self._recording, self._identity, self._record_id)
+        return await self._run(place.name, place.history)
+
+    async def by_itself(self) -> ToolOutcome:
+        return await self._run()
+
+    async def _run(self, session: str | None = None, history: tuple[Cell, ...] | None = None) -> ToolOutcome:
+        """Its id lets a service that outlived this process give the first answer again: LangGraph's ids are unique."""
+        asked = Submission(
+            self._code,
+            session=session,
+            history=history,
+            limits=self._tool.limits,
+            id=self._record_id if self._identity.checkpoint_ns else None,
+            run=self._recording.run_id,
+        )
+        return _outcome(await active_environment().run(asked))
+
+    @property
+    def _record_id(self) -> str:
+        return tool_record_id(self._identity.thread_id, self._identity.task_id, self._id)
+
+
+def _with_thread(config: RunnableConfig) -> RunnableConfig:
+    """Outside of graphs nobody copies the thread's id to where a graph's tasks find it."""
+    configurable: Any = config.get("configurable", {})
+    known = {"thread_id": configurable["thread_id"]} if configurable.get("thread_id") else {}
+    return {**config, "metadata": known | config.get("metadata", {})}
 
 
 def tool_content(result: ExecutionResult) -> str:
@@ -91,8 +164,20 @@ def _end_of_traceback(stderr: str) -> str:
 
 
 def _outcome(result: ExecutionResult) -> ToolOutcome:
+    shown = tool_content(result)
     return ToolOutcome(
-        result.status, tool_content(result), result.stdout, result.stderr, result.value, result.duration_seconds
+        result.status,
+        f"{LOST}\n{shown}" if result.session is SessionState.LOST else shown,
+        result.stdout,
+        result.stderr,
+        result.value,
+        result.duration_seconds,
+        isolation=result.isolation,
+        session=result.session,
+        cpu_seconds=result.cpu_seconds,
+        peak_memory_bytes=result.peak_memory_bytes,
+        queued_seconds=result.queued_seconds,
+        attempt=result.attempt,
     )
 
 
@@ -119,3 +204,8 @@ def _run_sync(work: Coroutine[Any, Any, _Result]) -> _Result:
 
 
 python = PythonTool()
+python_stateless = PythonTool(
+    name="python_stateless",
+    description="Run Python code in a fresh interpreter; returns what it prints and its last expression's value.",
+    stateless=True,
+)

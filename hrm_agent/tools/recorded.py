@@ -14,7 +14,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from langchain_core.messages import ToolMessage
@@ -23,7 +23,15 @@ from langgraph.errors import GraphBubbleUp
 
 from hrm_agent.errors import HrmError
 from hrm_agent.tools.idempotency import under_way
-from hrm_agent.trajectory import GraphIdentity, Recording, ToolCall, ToolStatus, active_recording, tool_record_id
+from hrm_agent.trajectory import (
+    GraphIdentity,
+    Recording,
+    SessionState,
+    ToolCall,
+    ToolStatus,
+    active_recording,
+    tool_record_id,
+)
 from hrm_agent.trajectory.identity import graph_identity
 
 __all__ = [
@@ -54,7 +62,13 @@ class ToolOutcome:
     duration_seconds: float | None = None
     """As the enforcing side measured it; None: by the clock around the call."""
     output: dict[str, Any] | None = None
-    """`ToolCall.output`."""
+    """`ToolCall.output`, as all that follows is of the same name there."""
+    isolation: str = ""
+    session: SessionState | None = None
+    cpu_seconds: float | None = None
+    peak_memory_bytes: int | None = None
+    queued_seconds: float = 0.0
+    attempt: int = 1
 
 
 async def record_tool_call(
@@ -147,18 +161,10 @@ def begin_tool_call(recording: Recording, started: ToolCall) -> ToolCall:
 
 def finish_tool_call(recording: Recording, begun: ToolCall, outcome: ToolOutcome, elapsed: float) -> ToolCall:
     """Write what a call came to."""
-    duration = elapsed if outcome.duration_seconds is None else outcome.duration_seconds
-    finished = begun.model_copy(
-        update={
-            "status": outcome.status,
-            "content": outcome.content,
-            "stdout": outcome.stdout,
-            "stderr": outcome.stderr,
-            "value": outcome.value,
-            "output": outcome.output,
-            "duration_seconds": duration,
-        }
-    )
+    came_to = {each.name: getattr(outcome, each.name) for each in fields(outcome)}
+    if outcome.duration_seconds is None:
+        came_to["duration_seconds"] = elapsed
+    finished = begun.model_copy(update=came_to)
     recording.journal.write_tool_call(finished)
     return finished
 

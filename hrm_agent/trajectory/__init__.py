@@ -3,6 +3,7 @@
 from hrm_agent.trajectory.ids import call_id, content_hash, derive_seed, tool_record_id
 from hrm_agent.trajectory.recording import (
     Journal,
+    Line,
     MemoryJournal,
     Recording,
     active_recording,
@@ -37,6 +38,7 @@ __all__ = [
     "ForkRef",
     "GraphIdentity",
     "Journal",
+    "Line",
     "LogprobKind",
     "MemoryJournal",
     "Overlay",

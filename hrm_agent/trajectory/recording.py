@@ -15,7 +15,7 @@ import asyncio
 import secrets
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -26,12 +26,30 @@ from hrm_agent.errors import StoreError
 from hrm_agent.trajectory.ids import derive_seed
 from hrm_agent.trajectory.schema import Call, GraphIdentity, ToolCall, ToolStatus
 
-__all__ = ["Journal", "MemoryJournal", "Recording", "active_recording", "open_recording", "recording"]
+__all__ = ["Journal", "Line", "MemoryJournal", "Recording", "active_recording", "open_recording", "recording"]
 
 
 R = TypeVar("R")
 _REMEMBERED = 1024
 """Tasks and threads whose claims a recording keeps in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A checkpoint and those that led to it, as far back as they are known."""
+
+    places: Mapping[str, int]
+    """Id of a checkpoint -> its number, from the oldest one known."""
+    unknown: str | None
+    """The newest of them that is not known, which all that are no later than it count as part of. None: all are known.
+    """
+
+    def place(self, checkpoint_id: str) -> tuple[int, str] | None:
+        """What the checkpoints of the line are sorted by; None for one beside it. LangGraph's ids sort by time."""
+        if checkpoint_id in self.places:
+            return self.places[checkpoint_id], checkpoint_id
+        before = self.unknown is not None and checkpoint_id <= self.unknown
+        return (-1, checkpoint_id) if before else None
 
 
 class Journal(Protocol):
@@ -72,6 +90,17 @@ class Journal(Protocol):
 
     def write_tool_call(self, tool_call: ToolCall) -> None:
         """Write a started call, or replace it by its finished form."""
+        ...
+
+    def line(self, thread_id: str, namespace: str, checkpoint_id: str) -> Line:
+        """The checkpoints of one graph of a thread that led to one of them."""
+        ...
+
+    def steps_of_tool_calls(self, thread_id: str) -> Sequence[tuple[str, str]]:
+        """Of the tool calls of a thread: id, and the checkpoint of the outermost graph that its step started from.
+
+        A fork's begin with those of the lineage that it left. In the order in which they were first written.
+        """
         ...
 
 
@@ -141,6 +170,14 @@ class MemoryJournal:
             if len(self._tool_calls) > self._capacity:
                 self._tool_calls.popitem(last=False)
 
+    def line(self, thread_id: str, namespace: str, checkpoint_id: str) -> Line:
+        return Line({}, checkpoint_id)
+
+    def steps_of_tool_calls(self, thread_id: str) -> Sequence[tuple[str, str]]:
+        with self._lock:
+            calls = [call for call in self._tool_calls.values() if call.identity.thread_id == thread_id]
+        return [(call.id, call.identity.step) for call in calls]
+
 
 @dataclass(slots=True)
 class _Task:
@@ -162,6 +199,8 @@ class Recording:
         """Base of the seeds of all calls; None draws each from the system."""
         self.inherited = frozenset(inherited)
         """Ids of the calls that a fork was begun with: other threads', and extended like its own."""
+        self.run_id = ""
+        """On whose behalf the run asks for shared things, an environment's slots for one."""
         self.broken: StoreError | None = None
         """Set when a call could not be written: from then on nothing may be asked, whatever the graph swallows."""
         self._lock = threading.Lock()

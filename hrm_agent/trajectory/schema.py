@@ -182,6 +182,11 @@ class GraphIdentity(_Record):
     attempt: int = 1
     """Node attempt, from 1; more than 1 under a retry policy."""
 
+    @property
+    def step(self) -> str:
+        """The checkpoint of the outermost graph that the step started from."""
+        return self.root_checkpoint_id or self.checkpoint_id
+
 
 class Call(_Record):
     """One model call. `token_ids`, `mask` and `logprobs` have one entry per added token."""

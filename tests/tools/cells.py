@@ -1,0 +1,86 @@
+"""An environment of a few lines, in this process: what it is asked, and sessions as the interface says they are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+from typing import Any
+
+from hrm_agent.environment.result import Cell, Environment, ExecutionResult, Submission
+from hrm_agent.trajectory import SessionState, ToolStatus
+
+
+class Cells(Environment):
+    """Runs the tests' own harmless code. A snippet may name the status that it ends with: `raise SystemExit("timeout")`."""
+
+    def __init__(self, pause: float = 0.0) -> None:
+        self.asked: list[Submission] = []
+        self.ended: list[str] = []
+        self.living: dict[str, tuple[dict[str, Any], list[Cell]]] = {}
+        self.pause = pause
+        self.open = 0
+        self.most_open = 0
+
+    @property
+    def isolation(self) -> str:
+        return "L0"
+
+    async def run(self, submission: Submission) -> ExecutionResult:
+        self.asked.append(submission)
+        self.open += 1
+        self.most_open = max(self.open, self.most_open)
+        await asyncio.sleep(self.pause)
+        self.open -= 1
+        if submission.session is None:
+            return _run(submission.code, {}, None)
+        names, cells, found = self._visit(submission.session, submission.history)
+        result = _run(submission.code, names, found)
+        cells.append(Cell(submission.code, result.digest))
+        if result.status in (ToolStatus.OK, ToolStatus.ERROR):
+            self.living[submission.session] = names, cells
+        else:
+            self.living.pop(submission.session, None)
+        return result
+
+    def _visit(self, name: str, history: Any) -> tuple[dict[str, Any], list[Cell], SessionState]:
+        names, cells = self.living.get(name, ({}, []))
+        if history is None or cells == list(history):
+            return names, cells, SessionState.KEPT if cells else SessionState.NEW
+        names, found = {}, SessionState.REPLAYED if history else SessionState.NEW
+        for cell in history:
+            if _run(cell.code, names, None).digest != cell.digest:
+                found = SessionState.LOST
+        return names, list(history), found
+
+    async def fork_session(self, source: str, target: str) -> None:
+        raise NotImplementedError
+
+    async def end_session(self, session: str) -> None:
+        self.ended.append(session)
+        self.living.pop(session, None)
+
+    async def metrics(self) -> str:
+        return ""
+
+    async def close(self) -> None:
+        self.living.clear()
+
+
+def _run(code: str, names: dict[str, Any], session: SessionState | None) -> ExecutionResult:
+    *before, last = code.splitlines()
+    status, value, error, stdout = ToolStatus.OK, None, "", io.StringIO()
+    try:
+        with contextlib.redirect_stdout(stdout):
+            exec("\n".join(before), names)
+            try:
+                value = repr(eval(last, names))
+            except SyntaxError:
+                exec(last, names)
+    except SystemExit as end:
+        status = ToolStatus(str(end))
+    except Exception as failure:
+        status, error = ToolStatus.ERROR, f"{type(failure).__name__}: {failure}"
+    return ExecutionResult(
+        status, stdout.getvalue(), error, value, isolation="L0", session=session, cpu_seconds=0.5, peak_memory_bytes=9
+    )
