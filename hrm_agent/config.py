@@ -152,15 +152,15 @@ def save_config(config: BaseModel, command: str, folder: Path) -> Path:
 
 
 def compare_on_resume(config: BaseModel, command: str, folder: Path, free: frozenset[str] = frozenset()) -> None:
-    """Raise `RunError` where a run in `folder` was started with other values; the keys of `free` may differ.
+    """Raise `RunError` where a run in `folder` was started with other values; the keys of `free` (`outer.key` within a config class) may differ.
 
     A run of which half was made with one configuration and half with another is not what either of them says.
     """
     path = folder / CONFIG_FILE
     if not path.exists():
         return
-    before = build_config(type(config), read_config_file(path, command), str(path)).model_dump(mode="json")
-    now = config.model_dump(mode="json")
+    before = _leaves(build_config(type(config), read_config_file(path, command), str(path)))
+    now = _leaves(config)
     differing = [key for key in now if now[key] != before[key] and key not in free]
     if differing:
         changes = "; ".join(f"{key}: {before[key]!r} there, {now[key]!r} now" for key in differing)
@@ -168,3 +168,13 @@ def compare_on_resume(config: BaseModel, command: str, folder: Path, free: froze
             f"The run in {folder} was started with another configuration ({changes}).",
             f"Go on with it as it was by `hrm-agent resume {folder}`, or name another folder with --out.",
         )
+
+
+def _leaves(config: BaseModel, prefix: str = "") -> dict[str, Any]:
+    """The keys of `config` with their values; those of a config class within it as `outer.key`."""
+    leaves: dict[str, Any] = {}
+    for key, value in config.model_dump(mode="json").items():
+        inner = getattr(config, key)
+        within = isinstance(inner, BaseModel)
+        leaves |= _leaves(inner, f"{prefix}{key}.") if within else {f"{prefix}{key}": value}
+    return leaves

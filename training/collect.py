@@ -49,6 +49,7 @@ async def collect(
         sampling,
         store=config.store,
         stand_in=config.stand_in,
-        weak_isolation=config.weak_isolation,
+        isolation=config.isolation,
+        environment=config.environment,
     ) as runner:
         return await rollout(runner, episodes, concurrency=config.concurrency, on_done=on_rollout)

@@ -11,9 +11,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from hrm_agent.environment.isolation import DEFAULT_ISOLATION
+from hrm_agent.environment.opening import LeastIsolation, Where
 from hrm_agent.errors import ConfigError
 
-__all__ = ["CollectConfig", "DemoConfig", "GrpoConfig", "SftConfig"]
+__all__ = ["FREE_ON_RESUME", "CollectConfig", "DemoConfig", "GrpoConfig", "SftConfig"]
+
+FREE_ON_RESUME = frozenset({"concurrency", "isolation", "environment"})
+"""Keys that say how a run is carried out, not what it comes to: they may change before it is gone on with."""
 
 TANK = (
     "A tank holds 1200 L. It leaks 2% per hour for 3 hours, then is refilled by 150 L. "
@@ -60,8 +65,10 @@ class CollectConfig(BaseModel):
     """Rollouts open at a time."""
     store: StoreUrl | None = None
     """Where to record, as a path or URL; several runs may share one. None: `store.db` in the run's folder."""
-    weak_isolation: bool = False
-    """Run model-written code even where this machine offers no namespaces: resource limits only."""
+    isolation: LeastIsolation = DEFAULT_ISOLATION
+    """The least isolation of model-written code that is accepted: L3, L2, L1, L0."""
+    environment: Where | None = None
+    """Where model-written code runs: none for this machine, the URL of `hrm-agent environment serve`, ray[:ADDRESS]."""
     seed: int = 0
 
 
@@ -125,8 +132,10 @@ class GrpoConfig(BaseModel):
     """Rollouts open at a time."""
     store: StoreUrl | None = None
     """Where to record, as a path or URL; several runs may share one. None: `store.db` in the run's folder."""
-    weak_isolation: bool = False
-    """Run model-written code even where this machine offers no namespaces: resource limits only."""
+    isolation: LeastIsolation = DEFAULT_ISOLATION
+    """The least isolation of model-written code that is accepted: L3, L2, L1, L0."""
+    environment: Where | None = None
+    """Where model-written code runs: none for this machine, the URL of `hrm-agent environment serve`, ray[:ADDRESS]."""
     seed: int = 0
 
     @property

@@ -104,7 +104,8 @@ async def _evaluate(
         graph=config.train.graph,
         context=config.train.context,
         max_tokens=config.train.max_tokens,
-        weak_isolation=config.train.weak_isolation,
+        isolation=config.train.isolation,
+        environment=config.train.environment,
         temperature=config.train.temperature,
         store=config.train.store,
         seed=config.train.seed,
@@ -120,7 +121,8 @@ async def _solve(policy: str, config: DemoConfig, folder: Path, on_update: OnUpd
         policy,
         Sampling(temperature=0.0),
         store=config.train.store,
-        weak_isolation=config.train.weak_isolation,
+        isolation=config.train.isolation,
+        environment=config.train.environment,
     ) as runner:
         return await runner.run(Episode(task, f"{run_id_of(folder)}/solve", graph="reasoning"), on_update)
 

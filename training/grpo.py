@@ -58,7 +58,8 @@ async def train(
         sampling,
         store=config.store,
         stand_in=True,
-        weak_isolation=config.weak_isolation,
+        isolation=config.isolation,
+        environment=config.environment,
     ) as runner:
         for step in range(policy.version, config.steps):
             phases = Phases()

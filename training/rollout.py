@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from graphs.episode import Episode, EpisodeRunner
-from hrm_agent.environment import LocalEnvironment
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation
+from hrm_agent.environment.opening import opened_environment
 from hrm_agent.files import alone_in
 from hrm_agent.models import Backend
 from hrm_agent.store import STORE_POINTER, open_store
@@ -38,18 +38,16 @@ async def open_runner(
     *,
     store: str | None = None,
     stand_in: bool = False,
-    weak_isolation: bool = False,
+    isolation: Isolation = DEFAULT_ISOLATION,
+    environment: str | None = None,
 ) -> AsyncGenerator[EpisodeRunner]:
-    """Everything that the episodes of the run in `folder` share: its store, a sandbox, and the policy."""
+    """Everything that the episodes of the run in `folder` share: its store, an environment, and the policy."""
     with alone_in(folder):
-        environment = LocalEnvironment(isolation=Isolation.L0 if weak_isolation else DEFAULT_ISOLATION)
-        try:
+        async with opened_environment(environment, isolation=isolation) as sandbox:
             with open_store(store or folder / "store.db") as opened:
                 if store is not None:
                     (folder / STORE_POINTER).write_text(opened.url, encoding="utf-8")
-                yield EpisodeRunner(opened, backend, policy, environment, sampling, stand_in=stand_in)
-        finally:
-            await environment.close()
+                yield EpisodeRunner(opened, backend, policy, sandbox, sampling, stand_in=stand_in)
 
 
 def run_id_of(folder: Path) -> str:

@@ -12,6 +12,7 @@ import json
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
@@ -96,6 +97,8 @@ def _metavar(annotation: Any) -> str:
     origin, options = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return "|".join(str(option) for option in options)
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return "|".join(str(option.value) for option in annotation)
     if origin in (Union, types.UnionType):
         return "|".join("none" if option is types.NoneType else _metavar(option) for option in options)
     names = {int: "INT", float: "NUMBER", str: "TEXT", Path: "PATH"}

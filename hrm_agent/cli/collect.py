@@ -14,7 +14,7 @@ from hrm_agent.cli.source import run_folder
 from hrm_agent.config import compare_on_resume, save_config
 from hrm_agent.trajectory import RunStatus, Trajectory
 from training.collect import collect
-from training.configs import CollectConfig
+from training.configs import FREE_ON_RESUME, CollectConfig
 from training.tasks import load_tasks
 
 __all__ = ["collect_run", "collected", "exit_code", "run"]
@@ -56,7 +56,7 @@ def exit_code(trajectories: Sequence[Trajectory]) -> int:
 def collected(config: CollectConfig, command: str, folder: Path) -> list[Trajectory]:
     """The trajectories of the run in `folder`, those on record read back and the others run."""
     tasks = len(load_tasks(config.tasks, split=config.split, seed=config.seed, count=config.count))
-    compare_on_resume(config, command, folder, free=frozenset({"concurrency", "weak_isolation"}))
+    compare_on_resume(config, command, folder, free=FREE_ON_RESUME)
     save_config(config, command, folder)
     correct = 0
     with progress(command, tasks * config.samples) as advance:

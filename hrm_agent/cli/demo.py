@@ -12,7 +12,7 @@ from hrm_agent.cli.output import Advance, Output, progress
 from hrm_agent.cli.run import Printer
 from hrm_agent.cli.train import watched
 from hrm_agent.config import compare_on_resume, save_config
-from training.configs import DemoConfig
+from training.configs import FREE_ON_RESUME, DemoConfig
 from training.demo import DemoReport, Stage, demo
 
 __all__ = ["demo_run", "run"]
@@ -37,7 +37,7 @@ def run(words: list[str]) -> int:
 
 def demo_run(config: DemoConfig, folder: Path, output: Output) -> None:
     """Run, or go on with, the demo in `folder`."""
-    compare_on_resume(config, "demo", folder)
+    compare_on_resume(config, "demo", folder, free=frozenset(f"train.{key}" for key in FREE_ON_RESUME))
     save_config(config, "demo", folder)
     printer = Printer(Output(as_json=output.as_json))
     with _Stages() as stages:

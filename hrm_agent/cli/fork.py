@@ -106,13 +106,17 @@ def run_forks(
 ) -> list[Trajectory]:
     """Run the forks side by side; one alone is shown node by node."""
     backend = load_policy(config.policy)
+
+    async def go() -> list[Trajectory]:
+        async with runner_for(config, store, backend) as runner:
+            if len(episodes) == 1:
+                return [await runner.run(episodes[0], Printer(output).update, answer=answer)]
+            return await run_group(runner, episodes)
+
     with ExitStack() as stack:
         for episode in episodes:
             stack.enter_context(alone_in(config_folder(store, episode.trajectory_id)))
-        runner = stack.enter_context(runner_for(config, store, backend))
-        if len(episodes) == 1:
-            return [asyncio.run(runner.run(episodes[0], Printer(output).update, answer=answer))]
-        return asyncio.run(run_group(runner, episodes))
+        return asyncio.run(go())
 
 
 def _pairs(given: list[str], flag: str) -> list[tuple[str, str]]:

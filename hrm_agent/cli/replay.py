@@ -6,16 +6,19 @@ regression test of the graphs: every run of a store that has ended, and exit cod
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from graphs.asked import asked_lines
 from graphs.episode import EpisodeRunner
-from graphs.replay import Replay, ReplayVerdict, replay
+from graphs.replay import Replay, ReplayVerdict, replay, replay_async
 from hrm_agent.cli.arguments import Parser
 from hrm_agent.cli.output import Output
 from hrm_agent.cli.source import DEFAULT_STORE, existing_store
+from hrm_agent.environment.isolation import DEFAULT_ISOLATION, parse_isolation
+from hrm_agent.environment.opening import opened_environment
 from hrm_agent.errors import ConfigError, HrmError, RunError
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus, Sampling, Trajectory
@@ -36,7 +39,8 @@ def run(words: list[str]) -> int:
     )
     parser.add_argument("--policy", help="with --live-after: who answers [the recorded policy]")
     parser.add_argument("--thread", help="with --live-after: name of the new thread")
-    parser.add_argument("--weak-isolation", action="store_true", help="with --live-after: resource limits only")
+    parser.add_argument("--isolation", type=parse_isolation, help="with --live-after: the least that is accepted [L2]")
+    parser.add_argument("--environment", help="with --live-after: where model-written code runs [this machine]")
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
     if (arguments.trajectory is None) is (arguments.check is None):
@@ -54,7 +58,7 @@ def run(words: list[str]) -> int:
 
 def _refuse_idle(arguments: Any) -> None:
     """A flag that would change nothing is a mistake: a replay that somebody thinks was live, or of one run."""
-    live = {"policy": arguments.policy, "thread": arguments.thread, "weak-isolation": arguments.weak_isolation}
+    live = {name: getattr(arguments, name) for name in ("policy", "thread", "isolation", "environment")}
     idle = [] if arguments.live_after else [(name, "--live-after") for name, given in live.items() if given]
     idle += [("run", "--check")] if arguments.run and arguments.check is None else []
     if idle:
@@ -68,32 +72,33 @@ def _refuse_idle(arguments: Any) -> None:
 
 def _live(store: RunStore, arguments: Any, output: Output) -> int:
     trajectory = store.journal.trajectory(arguments.trajectory)
-    with _runner(store, trajectory, arguments.policy, arguments.weak_isolation) as runner:
-        found = replay(store, trajectory.id, graph=arguments.graph, live_after=runner, thread=arguments.thread)
+
+    async def go() -> Replay:
+        async with _runner(store, trajectory, arguments) as runner:
+            options = {"graph": arguments.graph, "thread": arguments.thread}
+            return await replay_async(store, trajectory.id, live_after=runner, **options)
+
+    found = asyncio.run(go())
     _show(store, found, output)
     if found.live is None:
         return 0 if found.equal else 1
     return 1 if found.live.status is RunStatus.FAILED else 0
 
 
-@contextmanager
-def _runner(store: RunStore, trajectory: Trajectory, policy: str | None, weak: bool) -> Generator[EpisodeRunner]:
+@asynccontextmanager
+async def _runner(store: RunStore, trajectory: Trajectory, arguments: Any) -> AsyncGenerator[EpisodeRunner]:
     """What a run goes on with: the recorded policy and sampling, where nothing else is asked for."""
-    from hrm_agent.environment import LocalEnvironment
-    from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation
     from hrm_agent.models import load_policy
 
-    name = policy or trajectory.policy
+    name = arguments.policy or trajectory.policy
     used = [call.sampling for call in trajectory.calls]
     sampling = Sampling()
     if used:
         most = max(one.max_tokens for one in used)
         sampling = Sampling(temperature=used[-1].temperature, top_p=used[-1].top_p, max_tokens=most)
-    environment = LocalEnvironment(isolation=Isolation.L0 if weak else DEFAULT_ISOLATION)
-    try:
+    least = arguments.isolation or DEFAULT_ISOLATION
+    async with opened_environment(arguments.environment, isolation=least) as environment:
         yield EpisodeRunner(store, load_policy(name), name, environment, sampling)
-    finally:
-        environment.shutdown()
 
 
 def _show(store: RunStore, found: Replay, output: Output) -> None:

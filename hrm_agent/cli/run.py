@@ -10,8 +10,8 @@ import asyncio
 import secrets
 import time
 import tomllib
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,13 +25,14 @@ from hrm_agent.cli.output import Output
 from hrm_agent.cli.rendering import code_of
 from hrm_agent.cli.source import DEFAULT_STORE
 from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, compare_on_resume, read_config_file, save_config
-from hrm_agent.environment import LocalEnvironment
-from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation
+from hrm_agent.environment.isolation import DEFAULT_ISOLATION
+from hrm_agent.environment.opening import LeastIsolation, Where, opened_environment
 from hrm_agent.errors import RunError
 from hrm_agent.files import alone_in, to_json
 from hrm_agent.models import DEFAULT_POLICY, Backend, invalid_tool_calls, load_policy
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.trajectory import RunStatus, Sampling, StopReason, TaskRef, Trajectory
+from training.configs import FREE_ON_RESUME
 from training.tasks import verifier_of
 
 __all__ = ["Printer", "RunConfig", "conclude", "config_folder", "known_config", "run", "run_task", "runner_for"]
@@ -64,8 +65,10 @@ class RunConfig(BaseModel):
     """With a seed the same command samples the same tokens."""
     recursion_limit: int = Field(default=200, ge=1)
     """LangGraph's steps."""
-    weak_isolation: bool = False
-    """Run model-written code even where this machine offers no namespaces: resource limits only."""
+    isolation: LeastIsolation = DEFAULT_ISOLATION
+    """The least isolation of model-written code that is accepted: L3, L2, L1, L0."""
+    environment: Where | None = None
+    """Where model-written code runs: none for this machine, the URL of `hrm-agent environment serve`, ray[:ADDRESS]."""
 
 
 def run(words: list[str]) -> int:
@@ -98,19 +101,23 @@ def run_task(config: RunConfig, text: str, thread: str, where: str, output: Outp
         verify = verifier_of(task)
         episode = Episode(task, thread, graph=config.graph, seed=config.seed, context=config.context, verify=verify)
         folder = config_folder(store, episode.trajectory_id)
-        compare_on_resume(config, "run", folder, free=frozenset({"weak_isolation"}))
+        compare_on_resume(config, "run", folder, free=FREE_ON_RESUME)
         backend = load_policy(config.policy)
-        with alone_in(folder), runner_for(config, store, backend) as runner:
-            save_config(config, "run", folder)
-            trajectory = asyncio.run(runner.run(episode, Printer(output).update, answer=answer))
+
+        async def go() -> Trajectory:
+            async with runner_for(config, store, backend) as runner:
+                save_config(config, "run", folder)
+                return await runner.run(episode, Printer(output).update, answer=answer)
+
+        with alone_in(folder):
+            trajectory = asyncio.run(go())
     return conclude(output, trajectory, where)
 
 
-@contextmanager
-def runner_for(config: RunConfig, store: RunStore, backend: Backend) -> Generator[EpisodeRunner]:
-    """What runs an episode as `config` says, with a sandbox of its own."""
-    environment = LocalEnvironment(isolation=Isolation.L0 if config.weak_isolation else DEFAULT_ISOLATION)
-    try:
+@asynccontextmanager
+async def runner_for(config: RunConfig, store: RunStore, backend: Backend) -> AsyncGenerator[EpisodeRunner]:
+    """What runs an episode as `config` says, with an environment opened for it."""
+    async with opened_environment(config.environment, isolation=config.isolation) as environment:
         yield EpisodeRunner(
             store,
             backend,
@@ -120,8 +127,6 @@ def runner_for(config: RunConfig, store: RunStore, backend: Backend) -> Generato
             recursion_limit=config.recursion_limit,
             stand_in=config.stand_in,
         )
-    finally:
-        environment.shutdown()
 
 
 def known_config(store: RunStore, trajectory: Trajectory | None) -> dict[str, Any]:

@@ -56,10 +56,11 @@ def _rl(words: list[str]) -> int:
 
 def reinforce(config: GrpoConfig, folder: Path, output: Output) -> None:
     """Train, or go on, in `folder`."""
+    from training.configs import FREE_ON_RESUME
     from training.grpo import train
     from training.metrics import read_metrics
 
-    compare_on_resume(config, "train rl", folder, free=frozenset({"concurrency", "weak_isolation"}))
+    compare_on_resume(config, "train rl", folder, free=FREE_ON_RESUME)
     save_config(config, "train rl", folder)
     with progress(config.algorithm, config.steps) as advance:
         model = asyncio.run(train(config, folder, on_step=lambda row: advance(watched(row), int(row["step"]) + 1)))

@@ -123,6 +123,10 @@ def test_a_run_is_not_gone_on_with_under_another_configuration(tmp_path: Path) -
         compare_on_resume(changed, "test", tmp_path)
     assert "hrm-agent resume" in raised.value.hint
     compare_on_resume(changed, "test", tmp_path, free=frozenset({"rate", "count"}))
+    deeper = Outer(inner=Inner(steps=8))
+    with pytest.raises(RunError, match=r"inner\.steps: 9 there, 8 now"):
+        compare_on_resume(deeper, "test", tmp_path, free=frozenset({"steps"}))
+    compare_on_resume(deeper, "test", tmp_path, free=frozenset({"inner.steps"}))
 
 
 def test_a_disk_that_is_full_leaves_the_saved_configuration_as_it_was(tmp_path: Path) -> None:

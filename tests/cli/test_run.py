@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hrm_agent.environment import process
+from hrm_agent.environment import LocalEnvironment, local
+from hrm_agent.environment.isolation import Isolation
+from hrm_agent.errors import HrmError
 from tests.cli.conftest import Command
 
 TASK = "What is 6 * 7?"
@@ -106,37 +108,64 @@ def test_a_limit_is_no_failure(scripted: str, hrm: Command) -> None:
     assert (done.lines[-1]["status"], done.lines[-1]["stop_reason"]) == ("truncated", "max_turns")
 
 
+class Lesser(LocalEnvironment):
+    """As on a machine without namespaces: underneath it is strong."""
+
+    def __init__(self, *, isolation: Isolation) -> None:
+        if not Isolation.L1.holds(isolation):
+            raise HrmError("This machine isolates by L1 only.", "Accept less with --isolation.")
+        super().__init__(isolation=isolation)
+        self.missing = {"namespaces": "denied"}
+
+    @property
+    def isolation(self) -> str:
+        return "L1"
+
+
 @pytest.mark.parametrize(
     "words",
     [
         ("run", TASK, "--policy", "scripted:parrot.jsonl", "--thread", "t1"),
         ("collect", "--count", "1", "--policy", "scripted:parrot.jsonl", "--out", "runs/c"),
+        ("eval", "--count", "1", "--policy", "scripted:parrot.jsonl", "--out", "runs/e"),
         ("train", "rl", "--steps", "1", "--prompts-per-step", "1", "--group-size", "2", "--out", "runs/t"),
     ],
     ids=lambda words: words[0],
 )
-def test_weak_isolation_has_to_be_asked_for(
+def test_less_isolation_has_to_be_asked_for_and_is_told(
     words: tuple[str, ...], parrot: str, hrm: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
-
-    class Denied(process.ZygoteProcess):
-        """Weak isolation is strong underneath: as another user this interpreter may be out of reach."""
-
-        def __init__(self, isolation: str) -> None:
-            super().__init__(process.NAMESPACES)
-            asked.append(isolation)
-
-        def handshake(self) -> str:
-            return super().handshake() or ("denied" if asked[-1] == process.NAMESPACES else "")
-
-    monkeypatch.setattr(process, "ZygoteProcess", Denied)
+    monkeypatch.setattr(local, "LocalEnvironment", Lesser)
     done = hrm(*words)
     assert done.code == 2
-    assert "--weak-isolation" in done.err
-    assert hrm(*words, "--weak-isolation").code == 0
-    assert asked == [process.NAMESPACES, process.NAMESPACES, process.WEAK]
+    assert "isolates by L1 only" in done.err
+    done = hrm(*words, "--isolation", "l1")
+    assert done.code == 0
+    assert "under isolation L1, less than L2. No namespaces: denied. `hrm-agent doctor" in done.err
+    assert hrm(*words, "--isolation", "L0").code == 0  # it may change when a run is gone on with
     assert hrm("resume", words[-1]).code == 0
+
+
+def test_the_default_isolation_is_not_spoken_of(parrot: str, hrm: Command) -> None:
+    done = hrm("run", TASK, "--policy", parrot)
+    assert (done.code, done.err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--isolation", "L9"), "'L9' is no level of isolation. L3, L2 (the default), L1 or L0."),
+        (("--environment", "example.org"), "'example.org' is no place where code can be run. Nothing for this machine"),
+        (("--environment", "unix:"), "'unix:' is no place"),
+    ],
+)
+@pytest.mark.parametrize("words", [("run", TASK), ("collect",), ("train", "rl")], ids=lambda words: words[0])
+def test_a_wrong_environment_is_told_before_anything_is_loaded(
+    words: tuple[str, ...], flags: tuple[str, str], message: str, hrm: Command
+) -> None:
+    done = hrm(*words, *flags, "--dry-run")
+    assert done.code == 2
+    assert message in done.err
 
 
 @pytest.fixture
