@@ -73,8 +73,12 @@ class Call:
 
 
 def seed_of(name: str | None) -> int:
-    """The same for the same name, in every process; random without one."""
+    """The same for the same name, in every process; random without one.
+
+    What follows a `~` does not count: a fork's session, which runs the cells of another one again, draws its numbers.
+    """
     if name is None:
         return _random.getrandbits(_SEED_BITS)
-    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=_SEED_BITS // 8).digest()
+    family = name.partition("~")[0]
+    digest = hashlib.blake2b(family.encode("utf-8", "surrogatepass"), digest_size=_SEED_BITS // 8).digest()
     return int.from_bytes(digest, "little")

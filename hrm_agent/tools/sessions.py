@@ -89,9 +89,10 @@ class Sessions:
             line = await self._line(recording, identity)
             ran = await recording.apart(self._before, recording, identity, line)
             # The id of the first call tells apart threads of one name, in two runs or stores: LangGraph's are unique.
+            # It decides the session's random numbers too, which a fork that runs its cells again is to draw again.
             first = ran[0][0] if ran else record_id
             name = content_hash("session", *own, "" if identity.checkpoint_ns else _this_process())
-            place = Place(f"{first}-{name[:16]}", tuple(call.cell for _, call in ran if call.cell is not None))
+            place = Place(f"{first}~{name[:16]}", tuple(call.cell for _, call in ran if call.cell is not None))
         self.names.add(place.name)
         return place
 

@@ -30,7 +30,8 @@ from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from graphs.episode import Episode, EpisodeRunner
 from graphs.loading import load_graph
 from graphs.prompts import TOOL_LOOP_PROMPT
-from hrm_agent.environment import ExecutionResult, LocalEnvironment, using_environment
+from hrm_agent.environment import Environment, ExecutionResult, LocalEnvironment, using_environment
+from hrm_agent.environment.result import Submission
 from hrm_agent.models import using_policy
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.store import RunStore, open_store, postgres
@@ -99,25 +100,31 @@ class LoggedEngine(ScriptedEngine):
 class LoggedSandbox(LocalEnvironment):
     log: Log
 
-    async def execute(self, code: str, **options: Any) -> ExecutionResult:
-        self.log.write(tool_line(code))
-        return await super().execute(code, **options)
+    async def run(self, submission: Submission) -> ExecutionResult:
+        self.log.write(tool_line(submission.code))
+        return await super().run(submission)
 
 
-class Arithmetic:
+class Arithmetic(Environment):
     """The last line of a snippet as a value, without a sandbox: the snippets are this file's."""
 
+    isolation = "L0"
     log: Log
 
-    async def execute(self, code: str, **options: Any) -> ExecutionResult:
-        self.log.write(tool_line(code))
+    async def run(self, submission: Submission) -> ExecutionResult:
+        self.log.write(tool_line(submission.code))
         await asyncio.sleep(0.002)
-        *before, last = code.splitlines()
+        *before, last = submission.code.splitlines()
         names: dict[str, Any] = {}
         exec("\n".join(before), names)
         return ExecutionResult(ToolStatus.OK, value=repr(eval(last, names)), duration_seconds=0.002)
 
+    async def fork_session(self, source: str, target: str) -> None: ...
+
     async def end_session(self, session: str) -> None: ...
+
+    async def metrics(self) -> str:
+        return ""
 
     async def close(self) -> None: ...
 

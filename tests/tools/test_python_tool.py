@@ -12,10 +12,11 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 
-from hrm_agent.environment import Environment, ExecutionResult, Limits, using_environment
+from hrm_agent.environment import ExecutionResult, using_environment
 from hrm_agent.tools import python
 from hrm_agent.tools.python_tool import MAX_CONTENT, tool_content
 from hrm_agent.trajectory import MemoryJournal, ToolStatus, tool_record_id
+from tests.tools.cells import Cells
 
 
 def call(code: str, call_id: str = "c") -> Any:
@@ -73,20 +74,6 @@ def test_content_is_bounded(result: ExecutionResult) -> None:
     assert len(tool_content(result)) < MAX_CONTENT + 150
 
 
-class Slow:
-    """An environment whose every call runs out of time, or fails for no fault of the code."""
-
-    def __init__(self, status: ToolStatus) -> None:
-        self.status = status
-
-    async def execute(self, code: str, *, session: str | None = None, limits: Limits | None = None) -> ExecutionResult:
-        return ExecutionResult(self.status, stdout="so far\n")
-
-    async def end_session(self, session: str) -> None: ...
-
-    async def close(self) -> None: ...
-
-
 @pytest.mark.parametrize(
     ("status", "content"),
     [
@@ -95,9 +82,8 @@ class Slow:
     ],
 )
 async def test_what_the_model_is_shown_of_the_rest(journal: MemoryJournal, status: ToolStatus, content: str) -> None:
-    environment: Environment = Slow(status)
-    with using_environment(environment):
-        message = await python.ainvoke(call("1"))
+    with using_environment(Cells()):
+        message = await python.ainvoke(call(f"print('so far')\nraise SystemExit({str(status)!r})"))
     assert (message.content, message.status, message.artifact["status"]) == (content, "error", str(status))
 
 
