@@ -8,7 +8,9 @@ from math import isfinite
 
 from hrm_agent.environment.result import Limits, Submission
 
-__all__ = ["Bounds", "refusal"]
+__all__ = ["QUEUE_LIMIT", "Bounds", "refusal"]
+
+QUEUE_LIMIT = 100_000
 
 _MEGABYTE = 1024 * 1024
 _MAX_UTF8 = 4
@@ -34,7 +36,7 @@ class Bounds:
     """Either side of 0."""
     limits: Limits = field(default_factory=_most)
     """The most that a call may ask for."""
-    queue: int = 100_000
+    queue: int = QUEUE_LIMIT
     """Calls that have not begun."""
     answers: int = 10_000
     """Outcomes kept for calls that are submitted again under their id."""

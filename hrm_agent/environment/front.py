@@ -51,6 +51,11 @@ class Front:
         """Why no call is taken any more."""
         self._closed = False
 
+    @property
+    def is_ours(self) -> bool:
+        """False in a fork of the process that made it, which can do nothing with it."""
+        return self._guard.is_ours
+
     def submit(self, submission: Submission) -> Future[ExecutionResult]:
         """Run one call; cancelling the future kills it, unless another waits for it too.
 
@@ -101,11 +106,10 @@ class Front:
         return self._guard.wait(lambda: not self._open, seconds)
 
     def close(self) -> None:
-        """Kill whatever runs; open calls come to `infrastructure`. Does nothing in a fork of the process."""
-        if self._guard.is_ours:
-            self._guard.change(self._close)
-            self._deadlines.close()
-            self._workers.close()
+        """Kill whatever runs; open calls come to `infrastructure`. Harmless a second time."""
+        self._guard.change(self._close)
+        self._deadlines.close()
+        self._workers.close()
 
     def _settle(self) -> None:
         """Calls into free slots, and into the room that this makes in the queue."""

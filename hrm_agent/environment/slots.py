@@ -193,6 +193,7 @@ class LocalWorkers:
             Operation.RUN,
             slot.call,
             session=work.session != 0,
+            fresh=work.fresh,
             wall_seconds=limits.wall_seconds,
             cpu_seconds=limits.cpu_seconds,
             memory_bytes=limits.memory_bytes,
@@ -330,6 +331,9 @@ class LocalWorkers:
                 self._sessions.pop(slot.session, None)
                 slot.session = 0
             if reply.last:
+                if slot.work is not None:  # it came when the session's process was dying
+                    self._finished.append((slot.work, self._failure("the session's process is gone"), not slot.killed))
+                    slot.work = None
                 self._bury(slot)
             elif not slot.session and slot.work is None and slot not in slot.flavour.idle:
                 self._set_idle(slot)

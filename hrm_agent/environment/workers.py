@@ -31,8 +31,11 @@ class Work:
 class Workers(Protocol):
     """Thread-safe. Never blocks for longer than starting a process takes."""
 
-    isolation: str
-    """The level in force."""
+    @property
+    def isolation(self) -> str:
+        """The level in force."""
+        ...
+
     slots: int
     """Works that may run at once; the caller keeps to it. Idle sessions do not count."""
     slot_deaths: int

@@ -26,7 +26,7 @@ __all__ = [
 
 NEW_SLOT = struct.Struct("=I")
 """Host to zygote: the number of a slot. Five descriptors come with it: its socket, code, stdout, stderr, value."""
-REQUEST = struct.Struct("=BQ?ddqqqQ")
+REQUEST = struct.Struct("=BQ??ddqqqQ")
 REPLY = struct.Struct("=QBiddq?")
 READY_BYTES = 2048
 """A slot's first packet is JSON, {layer: why it is missing}, padded with spaces to this size. So is the zygote's."""
@@ -51,7 +51,9 @@ class Request(NamedTuple):
     operation: int
     call: int
     session: bool = False
-    """Run in the slot's living process, made with the first such call; else in one of the call's own."""
+    """Run in a process that lives on; else in one of the call's own."""
+    fresh: bool = False
+    """Of a session: in a new process; else in the one that lives. Where that is gone, the call is not started."""
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
     memory_bytes: int = 0

@@ -116,6 +116,9 @@ class Slot:
         """False if the slot is to end."""
         started = time.monotonic()
         child = self._session
+        if child is None and request.session and not request.fresh:  # it died when the host had not heard of it yet
+            self._send(Reply(request.call, Ended.NOT_STARTED))
+            return True
         before = child.cpu_seconds() if child is not None else 0.0
         try:
             if child is None:
@@ -173,7 +176,7 @@ class Slot:
                     other = self._receive()
                     if other is None or (other.operation == Operation.KILL and other.call == request.call):
                         return Ended.KILLED
-                elif event & select.POLLIN:
+                elif event & select.POLLIN and _has_said(child):
                     return Ended.ANSWERED
                 else:
                     self._poll.unregister(CHANNEL)  # it has closed its end; its death follows, or the time limit
@@ -249,6 +252,13 @@ class Slot:
             code = code or 1
         finally:
             os._exit(code)
+
+
+def _has_said(child: Child) -> bool:
+    """False if there is nothing but the end of its channel."""
+    with suppress(ConnectionError):  # it ended without having read all that it was sent
+        return child.channel is not None and bool(child.channel.recv(1, socket.MSG_PEEK))
+    return False
 
 
 def _serve_session(channel: socket.socket, module: ModuleType) -> None:
