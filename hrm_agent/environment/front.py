@@ -100,6 +100,10 @@ class Front:
         """Counts and times so far, in Prometheus' text format."""
         return self._guard.change(self._render)
 
+    def settle(self) -> None:
+        """The workers have more slots than before: calls into them."""
+        self._guard.change(lambda: None)
+
     def drain(self, seconds: float) -> bool:
         """Take no more calls, and wait for the open ones; False if some are still open after `seconds`."""
         self._guard.change(self._refuse, "it is being shut down")
