@@ -152,9 +152,10 @@ def save_config(config: BaseModel, command: str, folder: Path) -> Path:
 
 
 def compare_on_resume(config: BaseModel, command: str, folder: Path, free: frozenset[str] = frozenset()) -> None:
-    """Raise `RunError` where a run in `folder` was started with other values; the keys of `free` (`outer.key` within a config class) may differ.
+    """Raise `RunError` where a run in `folder` was started with other values.
 
-    A run of which half was made with one configuration and half with another is not what either of them says.
+    The keys of `free` may differ; one within a config class is named `outer.key`. A run of which half was made with
+    one configuration and half with another is not what either of them says.
     """
     path = folder / CONFIG_FILE
     if not path.exists():

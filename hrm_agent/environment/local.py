@@ -8,7 +8,7 @@ given an event loop's face. How a slot is fenced off, and what that does not hol
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -50,6 +50,11 @@ class LocalEnvironment(Environment):
     @property
     def isolation(self) -> str:
         return str(self._workers.isolation)
+
+    @property
+    def missing(self) -> Mapping[str, str]:
+        """Layers of isolation that are not in force, and why."""
+        return self._workers.missing
 
     @property
     def pid(self) -> int:

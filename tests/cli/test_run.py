@@ -115,11 +115,14 @@ class Lesser(LocalEnvironment):
         if not Isolation.L1.holds(isolation):
             raise HrmError("This machine isolates by L1 only.", "Accept less with --isolation.")
         super().__init__(isolation=isolation)
-        self.missing = {"namespaces": "denied"}
 
     @property
     def isolation(self) -> str:
         return "L1"
+
+    @property
+    def missing(self) -> dict[str, str]:
+        return {"namespaces": "denied"}
 
 
 @pytest.mark.parametrize(
