@@ -34,6 +34,7 @@ COMMANDS = {
     "fork": "go on from a moment of a thread another way, once or as a group",
     "diff": "compare two threads, or two moments",
     "show": "one trajectory: messages, tool calls, tokens, verdicts",
+    "environment": "run model-written code for others: serve, status",
     "store": "care of a store: stats, verify, prune, delete, vacuum, copy, migrate",
     "replay": "play stored runs again from their recorded answers, with the graphs as they are now",
     "lint": "prove that stored trajectories can be trained on",

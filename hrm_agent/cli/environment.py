@@ -1,0 +1,227 @@
+"""`hrm-agent environment`: run model-written code for others, and ask how such a server stands."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hrm_agent.cli.arguments import Arguments, Parser
+from hrm_agent.cli.output import Output
+from hrm_agent.environment.address import TOKEN_VARIABLE, about_of, ask, parse_address, token_or_variable
+from hrm_agent.environment.bounds import QUEUE_LIMIT
+from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation, parse_isolation
+from hrm_agent.environment.listening import listen_tcp, listen_unix
+from hrm_agent.environment.local import LocalEnvironment
+from hrm_agent.errors import ConfigError, HrmError, nearest
+
+__all__ = ["ACTIONS", "run"]
+
+ACTIONS = {
+    "serve": "run model-written code for other processes, over HTTP",
+    "status": "what a server is, and its counts and times",
+}
+_HOST, _PORT = "127.0.0.1", 8742
+_TOKEN_BYTES = 32
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def run(words: list[str]) -> int:
+    if words and words[0] in _RUN:
+        return _RUN[words[0]](words[1:])
+    if words and not words[0].startswith("-"):
+        raise ConfigError(
+            f"`hrm-agent environment` has no action {words[0]!r}.",
+            nearest(words[0], ACTIONS) or f"Actions: {', '.join(ACTIONS)}.",
+        )
+    listed = "\n".join(f"  {name:8}{text}" for name, text in ACTIONS.items())
+    about = f"Where model-written code runs.\n\n{listed}\n\n`hrm-agent environment ACTION --help` lists its options."
+    Parser("environment ACTION", about).read(words or ["--help"])
+    return 0
+
+
+def _serve(words: list[str]) -> int:
+    parser = Parser("environment serve", ACTIONS["serve"].capitalize() + ".")
+    add = parser.add_argument
+    add("--host", default=_HOST, help=f"address to listen on [{_HOST}]")
+    add("--port", type=int, default=_PORT, help=f"0 takes any that is free [{_PORT}]")
+    add("--socket", metavar="PATH", help="listen on a unix socket instead, open to this user alone")
+    add("--allow-remote", action="store_true", help="allow a --host that other machines reach")
+    add("--token-file", type=Path, metavar="FILE", help=f"made if it is missing [{_default_file()}]")
+    add("--slots", type=int, help="calls that run at once [two per core]")
+    add(
+        "--isolation",
+        default=DEFAULT_ISOLATION.value,
+        metavar="LEVEL",
+        help=f"the least accepted [{DEFAULT_ISOLATION}]",
+    )
+    add("--packages", nargs="+", metavar="NAME", help="that snippets may import [numpy and sympy, where installed]")
+    add("--queue-limit", type=int, default=QUEUE_LIMIT, help=f"calls that wait; more wait outside [{QUEUE_LIMIT}]")
+    add("--max-sessions", type=int, default=64, help="processes of sessions; an idle one makes room [64]")
+    add("--drain-seconds", type=float, default=30.0, help="on SIGTERM, time for what runs to end [30]")
+    arguments = parser.read(words)
+    _check(arguments)
+    isolation = parse_isolation(arguments.isolation)
+    token = _token(arguments.token_file)
+    listener, url = _listener(arguments)
+    with listener:
+        environment = LocalEnvironment(
+            slots=arguments.slots,
+            max_sessions=arguments.max_sessions,
+            isolation=isolation,
+            packages=arguments.packages,
+            queue_limit=arguments.queue_limit,
+        )
+        asyncio.run(_until_stopped(arguments, environment, token, listener, url))
+    return 0
+
+
+def _check(arguments: Arguments) -> None:
+    for name in ("slots", "queue_limit", "max_sessions"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: at least 1 is needed.")
+    if not 0 <= arguments.port < 2**16:
+        raise ConfigError(f"--port {arguments.port}: there is no such port.", "From 1 to 65535, or 0 for any.")
+    if not 0 <= arguments.drain_seconds < float("inf"):
+        raise ConfigError(f"--drain-seconds {arguments.drain_seconds}: no time that one can wait.")
+
+
+def _listener(arguments: Arguments) -> tuple[socket.socket, str]:
+    if arguments.socket:
+        return listen_unix(arguments.socket), f"unix:{Path(arguments.socket).absolute()}"
+    listener = listen_tcp(arguments.host, arguments.port, allow_remote=arguments.allow_remote)
+    host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+    return listener, f"http://{host}:{listener.getsockname()[1]}"
+
+
+async def _until_stopped(
+    arguments: Arguments, environment: LocalEnvironment, token: _Token, listener: socket.socket, url: str
+) -> None:
+    from hrm_agent.environment.service import serving
+
+    only_here = not arguments.allow_remote and not arguments.socket
+    hosts = (arguments.host.lower(), "localhost", "127.0.0.1", "::1") if only_here else ()
+    try:
+        async with serving(
+            environment,
+            token.text,
+            listener,
+            hosts=hosts,
+            slots=environment.slots,
+            drain_seconds=arguments.drain_seconds,
+        ):
+            _announce(Output(as_json=arguments.json), environment, token, url)
+            await _signal()
+            if arguments.socket:
+                _remove(arguments.socket)
+    finally:
+        await environment.close()
+
+
+def _remove(path: str) -> None:
+    """While it is ours beyond doubt: when nobody listens, the next server may put its own there."""
+    Path(path).unlink(missing_ok=True)
+
+
+def _announce(output: Output, environment: LocalEnvironment, token: _Token, url: str) -> None:
+    made = {"token": token.text} if token.made else {}
+    place = {"url": url, "isolation": environment.isolation, "slots": environment.slots, "pid": os.getpid()}
+    output.result({**place, "token_from": token.origin, **made})
+    output.say(f"{url}: isolation {environment.isolation}, {environment.slots} slots")
+    if token.made:
+        output.say(f"token: {token.text}  (shown once, kept in {token.origin})")
+    else:
+        output.say(f"token: as in {token.origin}")
+
+
+async def _signal() -> None:
+    """Until SIGTERM or SIGINT; a second one ends the process at once."""
+    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, stopped.set)
+    await stopped.wait()
+    for number in signals:
+        loop.remove_signal_handler(number)
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    text: str
+    origin: str
+    """The variable or the file that it is in."""
+    made: bool = False
+
+
+def _default_file() -> Path:
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "hrm-agent" / "environment-token"
+
+
+def _token(file: Path | None) -> _Token:
+    """That of `file`, else of the variable, else of the default file; a file that is missing is made."""
+    if file is None and os.environ.get(TOKEN_VARIABLE):
+        return _Token(token_or_variable(None), TOKEN_VARIABLE)
+    path = file or _default_file()
+    with suppress(FileNotFoundError):
+        return _read(path)
+    text = secrets.token_urlsafe(_TOKEN_BYTES)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=stat.S_IRWXU)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, stat.S_IRUSR | stat.S_IWUSR)
+        with os.fdopen(descriptor, "w", encoding="ascii") as opened:
+            opened.write(text + "\n")
+    except OSError as error:
+        raise HrmError(f"The token cannot be kept in {path}: {error.strerror}.", "Name another --token-file.") from None
+    return _Token(text, str(path), made=True)
+
+
+def _read(path: Path) -> _Token:
+    """Raises FileNotFoundError, and HrmError for a file that others may read."""
+    try:
+        mode, text = path.stat().st_mode, path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise
+    except (OSError, UnicodeDecodeError) as error:
+        raise HrmError(f"The token file {path} cannot be read: {error}.", "Name another --token-file.") from None
+    if mode & _OTHERS:
+        raise HrmError(f"Others may read the token file {path}.", f"chmod 600 {path}, and put another token into it.")
+    if not text.strip():
+        raise HrmError(f"The token file {path} is empty.", "Remove it: a new token is made at the next start.")
+    return _Token(token_or_variable(text), str(path))
+
+
+def _status(words: list[str]) -> int:
+    parser = Parser("environment status", ACTIONS["status"].capitalize() + ".")
+    parser.add_argument("url", help="http://HOST:PORT, https://HOST:PORT or unix:PATH")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help=f"the server's [{_default_file()}]")
+    arguments = parser.read(words)
+    output = Output(as_json=arguments.json)
+    address, token = parse_address(arguments.url), _token_of_status(arguments.token_file)
+    about = about_of(ask(address, "/health", token), address, Isolation.L0)
+    metrics = ask(address, "/metrics", token)
+    output.result({"url": str(address), **asdict(about), "metrics": metrics})
+    output.say(
+        f"{address}: isolation {about.isolation}, {about.slots} slots, version {about.version}\n\n{metrics.rstrip()}"
+    )
+    return 0
+
+
+def _token_of_status(file: Path | None) -> str:
+    if file is None and os.environ.get(TOKEN_VARIABLE):
+        return token_or_variable(None)
+    path = file or _default_file()
+    try:
+        return _read(path).text
+    except FileNotFoundError:
+        raise HrmError(f"There is no token in {path}.", f"Name the --token-file, or set {TOKEN_VARIABLE}.") from None
+
+
+_RUN: dict[str, Callable[[list[str]], int]] = {"serve": _serve, "status": _status}

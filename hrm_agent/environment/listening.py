@@ -1,0 +1,76 @@
+"""Sockets to serve an environment on: loopback or a file, unless somebody asks for the network in so many words."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import stat
+from contextlib import suppress
+
+from hrm_agent.errors import ConfigError, HrmError
+
+__all__ = ["listen_tcp", "listen_unix"]
+
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+"""A client whose machine is gone is noticed within 25 s, and its calls are ended; Linux passes these on to what is
+accepted. The kernel answers for a client that is only busy."""
+_CONNECT_SECONDS = 2.0
+
+
+def listen_tcp(host: str, port: int, *, allow_remote: bool = False) -> socket.socket:
+    """A bound socket; port 0 is any that is free. Raises HrmError."""
+    try:
+        family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(
+            f"{host!r} is no address to listen on: {error}.", "127.0.0.1 is this machine alone."
+        ) from None
+    if not allow_remote and not ipaddress.ip_address(str(where[0]).partition("%")[0]).is_loopback:
+        raise ConfigError(
+            f"{host} can be reached from other machines, and the token crosses the network unencrypted.",
+            "Give --allow-remote if that is meant; on an open network put a proxy with TLS before it.",
+        )
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE:
+        listener.setsockopt(socket.IPPROTO_TCP, option, value)
+    return _bound(listener, where, f"{host}:{port}")
+
+
+def listen_unix(path: str) -> socket.socket:
+    """A socket in a file that is its owner's alone. One that a dead server left behind is replaced. Raises HrmError."""
+    _clear(path)
+    listener = _bound(socket.socket(socket.AF_UNIX), path, path)
+    os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)  # noqa: PTH101 - and nobody connects before it listens
+    return listener
+
+
+def _clear(path: str) -> None:
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise ConfigError(f"{path} is there already, and is no socket.", "Name another file.")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_CONNECT_SECONDS)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            with suppress(FileNotFoundError):
+                os.unlink(path)  # noqa: PTH108
+            return
+        except OSError as error:
+            raise ConfigError(f"{path} is taken: {error.strerror or error}.", "Name another file.") from None
+    raise ConfigError(f"A server listens at {path} already.", f"`hrm-agent environment status unix:{path}` asks it.")
+
+
+def _bound(listener: socket.socket, where: object, name: str) -> socket.socket:
+    try:
+        listener.bind(where)  # pyright: ignore[reportArgumentType] - as getaddrinfo gave it
+    except OSError as error:
+        listener.close()
+        raise HrmError(f"Nothing can listen at {name}: {error.strerror or error}.", "Name another.") from None
+    return listener
