@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from langchain_core.messages import BaseMessage
+from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from graphs import prompts
 from hrm_agent.errors import ConfigError
-from hrm_agent.tools import python
+from hrm_agent.tools import python, python_stateless
 from hrm_agent.trajectory import Call
 from hrm_agent.trajectory.formats import Known
 
@@ -31,8 +32,13 @@ def known_from(system: Path | None, tools: Path | None, state: State | None = No
     """Our own system turns and tools, with those of two files: the text of one system turn, and a list of tools."""
     ours = [str(value) for name, value in vars(prompts).items() if name.endswith("_PROMPT")]
     systems = [*([_text(system)] if system else []), *ours]
-    offers = [*([_tools(tools)] if tools else []), (convert_to_openai_tool(python),)]
+    offers = [*([_tools(tools)] if tools else []), *((convert_to_openai_tool(tool),) for tool in _ours())]
     return Known(tuple(systems), tuple(offers), state)
+
+
+def _ours() -> list[BaseTool]:
+    """Our tools, and `python` as older records know it: it was stateless."""
+    return [python, python_stateless, python.model_copy(update={"description": python_stateless.description})]
 
 
 def _text(path: Path) -> str:

@@ -6,15 +6,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hrm_agent.tools.failures import ToolFailure, limited
     from hrm_agent.tools.idempotency import idempotency_key, idempotent
     from hrm_agent.tools.python_tool import python, python_stateless
     from hrm_agent.tools.run import run_tool_calls
 
-__all__ = ["idempotency_key", "idempotent", "python", "python_stateless", "run_tool_calls"]
+__all__ = [
+    "ToolFailure",
+    "idempotency_key",
+    "idempotent",
+    "limited",
+    "python",
+    "python_stateless",
+    "run_tool_calls",
+]
 
 _HOMES = {
+    "ToolFailure": "hrm_agent.tools.failures",
     "idempotency_key": "hrm_agent.tools.idempotency",
     "idempotent": "hrm_agent.tools.idempotency",
+    "limited": "hrm_agent.tools.failures",
     "python": "hrm_agent.tools.python_tool",
     "python_stateless": "hrm_agent.tools.python_tool",
     "run_tool_calls": "hrm_agent.tools.run",

@@ -2,7 +2,8 @@
 
 LangGraph's prebuilt ToolNode, or a node by itself, runs a plain LangChain tool. Inside a recording the call is written
 before it runs and again with its whole output when it has ended; a node that runs again after a crash gets that output
-back. A call that raised, or whose output cannot be stored (`hrm_agent.tools.outputs`), is run again.
+back. A call that raised, or whose output cannot be stored (`hrm_agent.tools.outputs`), is run again; a typed failure
+(`hrm_agent.tools.failures`) is an output, which the model is shown.
 
 This wraps `BaseTool.run` and `arun`, once per process; outside of a recording, and for tools that record themselves or
 are recorded by `run_tool_calls`, the wrappers do nothing. What is no LangChain tool cannot be seen here.
@@ -27,6 +28,7 @@ from langgraph.errors import GraphBubbleUp
 
 from hrm_agent.errors import HrmError, ModelError
 from hrm_agent.models.turns import plain
+from hrm_agent.tools.failures import ToolFailure
 from hrm_agent.tools.idempotency import key_of, under_way
 from hrm_agent.tools.outputs import is_answer, pack, pack_error, raised, unpack
 from hrm_agent.tools.recorded import (
@@ -72,7 +74,7 @@ def _running(entry: Any) -> Any:
         while not hold(recording, call):
             time.sleep(SECONDS_BETWEEN_LOOKS)
         with held(recording, call):
-            run = _Run(recording, call)
+            run = _Run(recording, call, options.get("tool_call_id"))
             if not run.answered:
                 with run, under_way(call):
                     run.output = entry(self, tool_input, *args, **options)
@@ -90,7 +92,7 @@ def _running_async(entry: Any) -> Any:
         while not hold(recording, call):  # noqa: ASYNC110  # the other call may be another event loop's
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
         with held(recording, call):
-            run = _Run(recording, call)
+            run = _Run(recording, call, options.get("tool_call_id"))
             if not run.answered:
                 with run, under_way(call):
                     run.output = await entry(self, tool_input, *args, **options)
@@ -116,10 +118,13 @@ def _call(tool: BaseTool, given: Any, options: dict[str, Any]) -> tuple[Recordin
 
 
 class _Run:
-    """One call: its recorded output, or its record when it ends. What is not the tool's fault leaves it under way."""
+    """One call: its recorded output, or its record when it ends. What is not the tool's fault leaves it under way.
 
-    def __init__(self, recording: Recording, call: ToolCall) -> None:
-        self._recording = recording
+    A typed failure answers a model's call, which has an id. Where a node called the tool by itself, it is raised.
+    """
+
+    def __init__(self, recording: Recording, call: ToolCall, answers: str | None) -> None:
+        self._recording, self._answers = recording, answers
         self._begun = begin_tool_call(recording, call)
         self.answered = self._begun.status is not None and self._given_back(call)
         self._clock = time.perf_counter()
@@ -132,7 +137,10 @@ class _Run:
             self.output = _for_call(unpack(output), call)
             return True
         if self._recording.replaying and "raised" in output:
-            raise raised(output)
+            error = raised(output)
+            if isinstance(error, ToolFailure) and record.status is not None:
+                error.status = record.status
+            raise error
         if call.idempotency_key is not None and record.status is ToolStatus.OK:  # its text, rather than a second effect
             self.output = ToolMessage(record.content, name=call.name, tool_call_id=call.tool_call_id)
             return True
@@ -147,14 +155,33 @@ class _Run:
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    ) -> bool:
         if error is None:
             output = self.output
             failed = isinstance(output, ToolMessage) and output.status == "error"
             content = output.text if isinstance(output, ToolMessage) else str(output)
             self._end(ToolStatus.ERROR if failed else ToolStatus.OK, content, pack(output))
+        elif isinstance(error, ToolFailure):
+            return self._failed(error)
         elif isinstance(error, Exception) and not isinstance(error, (GraphBubbleUp, HrmError)):
             self._end(ToolStatus.ERROR, f"{type(error).__name__}: {error}", pack_error(error))
+        return False
+
+    def _failed(self, failure: ToolFailure) -> bool:
+        """True if the model is told."""
+        if self._answers is None:
+            self._end(failure.status, str(failure), pack_error(failure))
+            return False
+        artifact = {"status": str(failure.status), "record": self._begun.id}
+        self.output = ToolMessage(
+            str(failure),
+            name=self._begun.name,
+            tool_call_id=self._answers,
+            status="error",
+            artifact=artifact,
+        )
+        self._end(failure.status, str(failure), pack(self.output))
+        return True
 
     def _end(self, status: ToolStatus, content: str, output: dict[str, Any]) -> None:
         outcome = ToolOutcome(status, content, output=output)

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from hrm_agent.errors import GraphError, HrmError
 from hrm_agent.models.chat import invalid_tool_calls
+from hrm_agent.tools.failures import ToolFailure
 from hrm_agent.tools.foreign import recorded_by_caller
 from hrm_agent.tools.idempotency import key_of
 from hrm_agent.tools.recorded import ToolOutcome, as_message, record_tool_call
@@ -99,6 +100,8 @@ def _foreign(tool: BaseTool, call: ToolCall, config: RunnableConfig) -> Callable
                 message = await _invoke(tool, call, config)
         except (GraphBubbleUp, HrmError):
             raise
+        except ToolFailure as failure:
+            return ToolOutcome(failure.status, str(failure))
         except Exception as error:
             return ToolOutcome(ToolStatus.ERROR, f"{type(error).__name__}: {error}")
         return ToolOutcome(ToolStatus.ERROR if message.status == "error" else ToolStatus.OK, message.text)

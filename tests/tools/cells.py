@@ -12,7 +12,7 @@ from hrm_agent.trajectory import SessionState, ToolStatus
 
 
 class Cells(Environment):
-    """Runs the tests' own harmless code. A snippet may name the status that it ends with: `raise SystemExit("timeout")`."""
+    """Runs the tests' own harmless code. `raise SystemExit("timeout")` makes a snippet end with that status."""
 
     def __init__(self, pause: float = 0.0) -> None:
         self.asked: list[Submission] = []

@@ -1,0 +1,109 @@
+"""What a tool of one's own may say about its end: a typed failure, and a limit on its time.
+
+    @limited(seconds=5)
+    @tool
+    def look_up(name: str) -> str:
+        if name in SECRET:
+            raise ToolFailure("That name is not for you.", "denied")
+        return TABLE[name]
+
+A `ToolFailure` is an outcome, not a crash: in a recorded run, and always under `run_tool_calls`, the model is shown its
+message, and the record has its status. Elsewhere it is an exception like any other, which ToolNode's
+`handle_tool_errors` decides about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextvars import copy_context
+from typing import Any, TypeVar
+
+from langchain_core.tools import BaseTool, StructuredTool, Tool
+
+from hrm_agent.errors import ConfigError, nearest
+from hrm_agent.trajectory import ToolStatus
+
+__all__ = ["ToolFailure", "limited"]
+
+_Tool = TypeVar("_Tool", bound=BaseTool)
+_Result = TypeVar("_Result")
+
+
+class ToolFailure(Exception):
+    """Raised by a tool: its call ends with `status`, and the model is shown `message`."""
+
+    def __init__(self, message: str, status: ToolStatus | str = ToolStatus.ERROR) -> None:
+        super().__init__(message)
+        failures = [str(known) for known in ToolStatus if known is not ToolStatus.OK]
+        if status not in failures:
+            hint = f"{nearest(str(status), failures)} Known: {', '.join(failures)}.".strip()
+            raise ConfigError(f"No call fails as {str(status)!r}.", hint)
+        self.status = ToolStatus(status)
+
+
+def limited(*, seconds: float) -> Callable[[_Tool], _Tool]:
+    """Give each call of a tool so much time; after that it ends as `timeout`, whatever the tool is at.
+
+    An async tool is cancelled. A thread cannot be: what a sync tool still does then is dropped, and an effect that it
+    has then is on no record, so that such a tool should have a time limit of its own where it waits.
+    """
+
+    def declare(tool: _Tool) -> _Tool:
+        if not isinstance(tool, (StructuredTool, Tool)):
+            raise ConfigError(
+                f"The tool {tool.name!r} is a {type(tool).__name__}, whose call cannot be limited from outside.",
+                "Make it with @tool, or see to the time in its own _run and _arun.",
+            )
+        if tool.func is not None:
+            tool.func = _in_thread(tool.func, seconds)
+        if tool.coroutine is not None:
+            tool.coroutine = _in_task(tool.coroutine, seconds)
+        return tool
+
+    return declare
+
+
+def _in_task(function: Callable[..., Awaitable[_Result]], seconds: float) -> Callable[..., Awaitable[_Result]]:
+    @functools.wraps(function)
+    async def run(*args: Any, **options: Any) -> _Result:
+        limit = asyncio.timeout(seconds)
+        try:
+            async with limit:
+                return await function(*args, **options)
+        except TimeoutError as error:
+            if limit.expired():
+                raise _late(seconds) from error
+            raise
+
+    return run
+
+
+def _in_thread(function: Callable[..., _Result], seconds: float) -> Callable[..., _Result]:
+    @functools.wraps(function)
+    def run(*args: Any, **options: Any) -> _Result:
+        future: Future[_Result] = Future()
+
+        def target() -> None:
+            try:
+                future.set_result(function(*args, **options))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=copy_context().run, args=(target,), daemon=True).start()
+        try:
+            return future.result(seconds)
+        except FutureTimeoutError as error:
+            if future.done():  # the tool's own
+                raise
+            raise _late(seconds) from error
+
+    return run
+
+
+def _late(seconds: float) -> ToolFailure:
+    return ToolFailure(f"TimeoutError: no answer within {seconds:g} s", ToolStatus.TIMEOUT)
