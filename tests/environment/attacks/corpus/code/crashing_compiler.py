@@ -1,0 +1,6 @@
+# Code that exhausts the compiler's stack.
+# outcome: error out_of_memory timeout ok
+# wall: 8
+# cpu: 8
+compile("+".join(["1"] * 200_000), "x", "exec")
+exec("x = " + "-" * 200_000 + "1")

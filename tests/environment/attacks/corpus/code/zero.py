@@ -1,0 +1,3 @@
+# Code with a zero byte.
+# outcome: error
+print("a@NUL@b")

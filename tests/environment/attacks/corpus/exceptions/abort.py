@@ -1,0 +1,5 @@
+# Aborts.
+# outcome: error
+import os
+
+os.abort()

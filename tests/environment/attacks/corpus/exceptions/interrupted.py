@@ -1,0 +1,3 @@
+# Ends by exceptions that are meant for the runner.
+# outcome: error
+raise GeneratorExit(KeyboardInterrupt("\ud800\0"))

@@ -1,0 +1,12 @@
+# The same, with every folder closed behind it.
+# outcome: ok error
+# wall: 4
+import os
+
+os.chdir("/tmp")
+for _ in range(3500):
+    os.mkdir("d")
+    folder = os.open(".", os.O_PATH)
+    os.chdir("d")
+    os.chmod("../d", 0o300)
+    os.close(folder)

@@ -1,0 +1,10 @@
+# Leaves as many names as there may be.
+# outcome: ok error
+# wall: 4
+import os
+
+try:
+    for number in range(20_000):
+        os.mknod(f"/tmp/{number}")
+except OSError as error:
+    print(error.strerror)

@@ -1,0 +1,5 @@
+# Lets another program write.
+# outcome: output_limit
+import os
+
+os.system("yes; yes >&2")

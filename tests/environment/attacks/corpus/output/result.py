@@ -1,0 +1,5 @@
+# A result of many small things.
+# outcome: ok out_of_memory output_limit
+# wall: 8
+# cpu: 8
+RESULT = [{"a": [i, str(i)]} for i in range(200_000)]

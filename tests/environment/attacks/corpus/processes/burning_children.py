@@ -1,0 +1,11 @@
+# Burns the CPU in children, which count for it.
+# outcome: timeout
+# wall: 1.5
+# cpu: 0.5
+import os
+
+for _ in range(4):
+    if os.fork() == 0:
+        while True:
+            pass
+os.wait()

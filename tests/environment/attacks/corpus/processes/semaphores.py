@@ -1,0 +1,7 @@
+# Leaves a process pool behind, with its queues and semaphores.
+# outcome: ok error
+# wall: 3
+import multiprocessing
+
+pool = multiprocessing.get_context("fork").Pool(2)
+print(pool.map(abs, [-1, -2]))

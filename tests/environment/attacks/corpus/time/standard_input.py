@@ -1,0 +1,5 @@
+# Waits for input that never comes.
+# outcome: error
+# wall: 1
+# shows: EOF
+input()

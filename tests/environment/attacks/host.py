@@ -1,0 +1,237 @@
+"""The machine as an attack might want it: secrets, open ports, processes to kill. And whether it is as it was.
+
+While a `Host` is entered, this process has a secret in its environment, a home folder with a key in it, a working
+folder of its own, sockets that listen on loopback, and a child whose command line is secret. `complaints` says what has
+changed since `settle`: processes, files, descriptors, a connection that came in.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+__all__ = ["Host", "descendants", "is_running", "open_descriptors", "resident_bytes"]
+
+PROJECT = Path(__file__).resolve().parents[3]
+SHARED_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/", "/usr", "/usr/lib", "/usr/bin", "/etc", "/home", "/root", "/var")
+SHARED_MEMORY_KEY = 0x48524D
+PATIENCE_SECONDS = 4.0
+"""For what was killed to be gone, and for a slot that was given up to be replaced."""
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """State, parent, ... of a process, from after its name; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def is_running(pid: int) -> bool:
+    """True unless the process is gone, or only waited for."""
+    return _stat_fields(pid)[:1] not in ([], ["Z"], ["X"])
+
+
+def descendants(pid: int) -> set[int]:
+    """Processes below `pid`; one that has ended but was not waited for counts too."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        if fields := _stat_fields(int(entry.name)):
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found, open_ids = set[int](), [pid]
+    while open_ids:
+        below = children.get(open_ids.pop(), [])
+        found.update(below)
+        open_ids.extend(below)
+    return found
+
+
+def _orphans() -> set[int]:
+    """Processes of a process-id namespace that is not ours, whose parent is the first process of the machine."""
+    ours = Path("/proc/self/ns/pid").readlink()
+    found = set[int]()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if _stat_fields(int(entry.name))[1:2] == ["1"] and (entry / "ns/pid").readlink() != ours:
+                found.add(int(entry.name))
+    return found
+
+
+def open_descriptors(pid: int | str = "self") -> int:
+    """How many a process has open."""
+    try:
+        return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    except OSError:
+        return 0
+
+
+def resident_bytes(pid: int | str = "self") -> int:
+    """Of a process; what it shares with others counts in full."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+class Host:
+    """Lays out the machine on entering, and puts it back on leaving."""
+
+    def __init__(self) -> None:
+        self.secret = f"CANARY-{secrets.token_hex(8)}"
+        self.mark = f"hrm-mark-{secrets.token_hex(6)}"
+        self._stack = ExitStack()
+        self._listeners: dict[str, socket.socket] = {}
+        self._files: dict[str, tuple[object, ...]] = {}
+        self._processes = 0
+        self._descriptors = 0
+        self._orphans = set[int]()
+
+    def __enter__(self) -> Self:
+        # Not below a test's tmp_path: this must be where snippets could guess it, in the host's own /tmp.
+        self.scratch = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="hrm-attacks-")))
+        self.scratch.chmod(0o777)
+        for folder in ("home/.ssh", "work"):
+            (self.scratch / folder).mkdir(parents=True, mode=0o777)
+        for path in ("secret.txt", "home/.ssh/id_secret", "work/secret.txt"):
+            (self.scratch / path).write_text(self.secret)
+            (self.scratch / path).chmod(0o666)
+        self._variables()
+        self._listen()
+        sleep = f"import time; time.sleep(3600)  # {self.secret}"
+        self.victim = subprocess.Popen([sys.executable, "-S", "-c", sleep], cwd="/")
+        self._stack.callback(self.victim.wait)
+        self._stack.callback(self.victim.kill)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stack.close()
+
+    def _variables(self) -> None:
+        before, folder = {name: os.environ.get(name) for name in ("HOME", "HRM_ATTACK_SECRET")}, Path.cwd()
+
+        def restore() -> None:
+            os.chdir(folder)
+            for name, value in before.items():
+                os.environ.pop(name, None)
+                os.environ.update({} if value is None else {name: value})
+
+        self._stack.callback(restore)
+        os.environ.update(HOME=str(self.scratch / "home"), HRM_ATTACK_SECRET=self.secret)
+        os.chdir(self.scratch / "work")
+
+    def _listen(self) -> None:
+        """On loopback only, and nothing that anybody else uses."""
+        kinds = {
+            "tcp": (socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0)),
+            "udp": (socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", 0)),
+            "path": (socket.AF_UNIX, socket.SOCK_STREAM, str(self.scratch / "socket")),
+            "abstract": (socket.AF_UNIX, socket.SOCK_STREAM, f"\0{self.mark}-host"),
+        }
+        for name, (family, kind, address) in kinds.items():
+            listener = self._stack.enter_context(socket.socket(family, kind))
+            listener.bind(address)
+            listener.setblocking(False)
+            if kind is socket.SOCK_STREAM:
+                listener.listen()
+            self._listeners[name] = listener
+        (self.scratch / "socket").chmod(0o777)
+
+    def words(self) -> dict[str, str]:
+        """What stands for `@WORD@` in an attack."""
+        return {
+            "SCRATCH": str(self.scratch),
+            "HOME": str(self.scratch / "home"),
+            "PROJECT": str(PROJECT),
+            "SECRET_FILE": str(self.scratch / "secret.txt"),
+            "TCP_PORT": str(self._listeners["tcp"].getsockname()[1]),
+            "UDP_PORT": str(self._listeners["udp"].getsockname()[1]),
+            "UNIX_PATH": str(self.scratch / "socket"),
+            "ABSTRACT": f"{self.mark}-host",
+            "HOST_PID": str(os.getpid()),
+            "VICTIM_PID": str(self.victim.pid),
+            "MARK": self.mark,
+            "NUL": "\0",
+            "SURROGATE": "\ud800",
+        }
+
+    def settle(self) -> None:
+        """What there is now is what there is to be after each attack: call it once the environment is warm."""
+        self._files = dict(self._snapshot())
+        self._processes = len(descendants(os.getpid()))
+        self._descriptors = open_descriptors()
+        self._orphans = _orphans()
+
+    def complaints(self) -> list[str]:
+        """What is not as it was. Waits a little for what is on its way out."""
+        end = time.monotonic() + PATIENCE_SECONDS
+        while (found := self._complaints()) and time.monotonic() < end:
+            time.sleep(0.02)
+        return found
+
+    def _complaints(self) -> list[str]:
+        found = list[str]()
+        processes, descriptors = descendants(os.getpid()), open_descriptors()
+        if len(processes) > self._processes:
+            found.append(f"{len(processes)} processes, not {self._processes}: {_names(processes)}")
+        if left := _orphans() - self._orphans:
+            found.append(f"processes without a parent: {_names(left)}")
+        if descriptors > self._descriptors:
+            found.append(f"{descriptors} open descriptors, not {self._descriptors}")
+        if not is_running(self.victim.pid) or _stat_fields(self.victim.pid)[0] == "T":
+            found.append("a process of the host was killed or stopped")
+        found += [f"a connection to {name}" for name, listener in self._listeners.items() if _heard(listener)]
+        found += [f"changed: {path}" for path in self._changed()]
+        if _shared_memory_exists():
+            found.append("shared memory was left behind")
+        return found
+
+    def _changed(self) -> set[str]:
+        files = dict(self._snapshot())
+        changed = {path for path in files.keys() | self._files.keys() if files.get(path) != self._files.get(path)}
+        for folder in map(Path, SHARED_FOLDERS):
+            with suppress(OSError):
+                changed.update(map(str, folder.glob(f"{self.mark}*")))
+        return changed
+
+    def _snapshot(self) -> Iterator[tuple[str, tuple[object, ...]]]:
+        for folder, _, names in os.walk(self.scratch):
+            for path in (Path(folder), *(Path(folder) / name for name in names)):
+                what = path.lstat()
+                content = path.read_bytes() if stat.S_ISREG(what.st_mode) else b""
+                yield str(path), (what.st_mode, what.st_uid, what.st_nlink, what.st_mtime_ns, content)
+
+
+def _names(pids: set[int]) -> str:
+    lines = list[str]()
+    for pid in sorted(pids):
+        with suppress(OSError):
+            lines.append(f"{pid} {Path(f'/proc/{pid}/comm').read_text().strip()} {_stat_fields(pid)[0]}")
+    return ", ".join(lines)
+
+
+def _heard(listener: socket.socket) -> bool:
+    """True if something came in; it is taken out, so that the next attack is not blamed."""
+    try:
+        if listener.type is socket.SOCK_DGRAM:
+            listener.recv(1)
+        else:
+            listener.accept()[0].close()
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _shared_memory_exists() -> bool:
+    return ctypes.CDLL(None).shmget(SHARED_MEMORY_KEY, ctypes.c_size_t(0), 0) >= 0

@@ -1,0 +1,117 @@
+"""Reads attacks: files of Python whose comments say what is to come of them.
+
+The comments at the head of a file, and after each `# %%`, which begins another call:
+
+    # Any sentence: what it tries.
+    # outcome: ok error       statuses that count as contained; without it, any but `infrastructure`
+    # shows: REGEX            in stdout, stderr or `value=...`; may be repeated, as may `never`
+    # never: REGEX
+    # session: NAME           shares variables with the other calls of this name; without it, a process of its own
+    # wall: 0.5               limits: seconds, seconds, MiB, bytes
+    # cpu: 2
+    # memory: 64
+    # output: 4096
+    # seconds: 0.3 3          that the call must be said to have taken
+    # wait: 0.2               seconds before it begins
+    # copies: 3               side by side, so that they reach several slots
+    # differs: yes            the copies' stdout must not be the same
+
+`@WORD@` in the code is replaced by what `Host.words` knows: paths, ports and process ids of the host; `@NUL@` and
+`@SURROGATE@` by characters that a file cannot hold.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hrm_agent.environment import Limits
+from hrm_agent.trajectory import ToolStatus
+
+__all__ = ["CORPUS", "Call", "Snippet", "read_folder", "read_snippet"]
+
+CORPUS = Path(__file__).with_name("corpus")
+ANY = frozenset(ToolStatus) - {ToolStatus.INFRASTRUCTURE}
+DEFAULTS = {"wall": 2.0, "cpu": 4.0, "memory": 256.0, "output": 4096.0}
+KEYS = {"outcome", "shows", "never", "session", "seconds", "wait", "copies", "differs", *DEFAULTS}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of an attack, and what may come of it."""
+
+    code: str
+    outcomes: frozenset[ToolStatus] = ANY
+    stated: bool = False
+    """True if the file itself says the outcomes."""
+    shows: tuple[str, ...] = ()
+    never: tuple[str, ...] = ()
+    session: str | None = None
+    limits: Limits = field(default_factory=Limits)
+    seconds: tuple[float, float] | None = None
+    wait: float = 0.0
+    copies: int = 1
+    differs: bool = False
+
+    def filled(self, words: Mapping[str, str]) -> str:
+        """The code with what the host put into it."""
+        return re.sub(r"@([A-Z_0-9]+)@", lambda found: words.get(found[1], found[0]), self.code)
+
+
+@dataclass(frozen=True, slots=True)
+class Snippet:
+    """One attack."""
+
+    name: str
+    """`family/name`."""
+    tries: str
+    calls: tuple[Call, ...]
+
+
+def read_folder(folder: Path) -> list[Snippet]:
+    """All attacks below a folder, in the order of their names."""
+    return [read_snippet(path, folder) for path in sorted(folder.rglob("*.py"))]
+
+
+def read_snippet(path: Path, folder: Path) -> Snippet:
+    text = path.read_text("utf-8", "surrogateescape")
+    parts = re.split(r"^# %%.*\n", text, flags=re.MULTILINE)
+    heads = [list(_head(part)) for part in parts]
+    tries = " ".join(line for line in heads[0] if _directive(line) is None)
+    name = path.relative_to(folder).with_suffix("").as_posix()
+    return Snippet(name, tries, tuple(map(_call, parts, heads)))
+
+
+def _head(code: str) -> Iterator[str]:
+    for line in code.splitlines():
+        if not line.startswith("#"):
+            return
+        if not line.startswith(("#!", "# -*-")):
+            yield line.removeprefix("#").strip()
+
+
+def _directive(line: str) -> tuple[str, str] | None:
+    key, _, value = line.partition(":")
+    return (key, value.strip()) if key in KEYS else None
+
+
+def _call(code: str, head: list[str]) -> Call:
+    said = [found for line in head if (found := _directive(line)) is not None]
+    last = dict(said)
+    wall, cpu, memory, output = (float(last.get(key, default)) for key, default in DEFAULTS.items())
+    low_high = [float(number) for number in last.get("seconds", "").split()]
+    return Call(
+        code,
+        frozenset(map(ToolStatus, last["outcome"].split())) if "outcome" in last else ANY,
+        stated="outcome" in last,
+        shows=tuple(value for key, value in said if key == "shows"),
+        never=tuple(value for key, value in said if key == "never"),
+        session=last.get("session"),
+        limits=Limits(wall, cpu, int(memory * 2**20), int(output)),
+        seconds=(low_high[0], low_high[1]) if low_high else None,
+        wait=float(last.get("wait", 0)),
+        copies=int(last.get("copies", 1)),
+        differs="differs" in last,
+    )
