@@ -1,0 +1,176 @@
+"""Which nodes of a Ray cluster can be used: found by looking every few seconds, each given an actor.
+
+New nodes are found so, those that came back, and those whose actor died while they live. A node that isolates less than
+is accepted is left out, with a warning. A node without CPUs in Ray's eyes is left out silently: so one says that
+nothing is to run on the head node. An actor takes no CPUs from Ray's account.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from hrm_agent.environment.isolation import Isolation
+from hrm_agent.environment.ray_node import POLL_SECONDS, RayNode
+from hrm_agent.environment.workers import Work, Workers
+
+__all__ = ["Node", "RayCluster", "answer_of", "line_of"]
+
+_LOG = logging.getLogger(__name__)
+LOOK_SECONDS = 2.0
+"""Between two looks at the cluster's nodes."""
+START_SECONDS = 60.0
+"""A node's actor is given up when it has not answered by then."""
+_MOST_REST_SECONDS = 60.0
+"""Between two tries of a node whose actor does not start."""
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A node with an actor."""
+
+    id: str
+    name: str
+    actor: Any
+    isolation: str
+    slots: int
+    open: dict[int, Work] = field(default_factory=dict[int, Work])
+    """Works that it has or is about to be given, by number: its queue."""
+    unsent: deque[int] = field(default_factory=deque[int])
+    killed: list[int] = field(default_factory=list[int])
+    ended: list[int] = field(default_factory=list[int])
+    """Sessions to be ended."""
+    sessions: set[int] = field(default_factory=set[int])
+    tasks: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
+    something: asyncio.Event = field(default_factory=asyncio.Event)
+    """To be sent."""
+    works: int = 0
+    """Given so far."""
+    batches: int = 0
+    """Ray calls that they took."""
+    slot_deaths: int = 0
+
+    @property
+    def load(self) -> tuple[float, int, int]:
+        """The smaller, the sooner it gets the next work."""
+        return len(self.open) / self.slots, len(self.sessions), self.works
+
+
+class RayCluster:
+    """Its methods are called on one event loop."""
+
+    def __init__(self, ray: Any, make: Callable[[], Workers], least: Isolation) -> None:
+        self._ray, self._make, self._least = ray, make, least
+        self.joined: Callable[[Node], None] = lambda node: None
+        self.gone: Callable[[Node, object], None] = lambda node, why: None
+        self.nodes: dict[str, Node] = {}
+        """In use. Whoever gives one up takes it out."""
+        self.reasons: dict[str, str] = {}
+        """Node -> why it is left out, or could not be used the last time that it was tried."""
+        self._resting: dict[str, tuple[int, float]] = {}
+        """Node whose actor did not start -> how often, and when to try again."""
+        self._joining: dict[str, asyncio.Task[None]] = {}
+
+    async def look(self) -> None:
+        """Find nodes that are new, or gone."""
+        found = await asyncio.to_thread(self._ray.nodes)
+        alive = {each["NodeID"]: each["NodeManagerAddress"] for each in found if each["Alive"] and _has_cpus(each)}
+        for node in [node for node in self.nodes.values() if node.id not in alive]:
+            self.gone(node, "Ray counts it as dead")
+        for known in (self.reasons, self._resting):
+            for old in known.keys() - alive.keys():
+                del known[old]
+        for node in sorted(alive.keys() - self.nodes.keys() - self._joining.keys() - set(self._left_out())):
+            self._joining[node] = asyncio.get_running_loop().create_task(self._join(node, alive[node]))
+
+    async def settled(self) -> None:
+        """Every node that was found is in use, or is not to be."""
+        await asyncio.gather(*self._joining.values())
+
+    async def watch(self) -> None:
+        """Look for ever."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                await self.look()
+            except Exception as error:
+                _LOG.warning("Ray does not say which nodes there are: %s", line_of(error))
+
+    async def close(self) -> None:
+        """End every actor."""
+        joining, nodes = list(self._joining.values()), list(self.nodes.values())
+        self.nodes.clear()
+        for task in joining:
+            task.cancel()
+        await asyncio.gather(*joining, *(self.end(node.actor, POLL_SECONDS) for node in nodes), return_exceptions=True)
+
+    async def end(self, actor: Any, seconds: float = 0.0) -> None:
+        """End an actor, and give it some time to end what it runs."""
+        if seconds:
+            with suppress(Exception):
+                await answer_of(actor.close.remote(), seconds)
+        with suppress(Exception):
+            await asyncio.to_thread(self._ray.kill, actor)
+
+    def _left_out(self) -> Iterator[str]:
+        now = time.monotonic()
+        for node in self.reasons:
+            if node not in self._resting or self._resting[node][1] > now:
+                yield node
+
+    async def _join(self, node: str, address: str) -> None:
+        name, actor = f"{address}/{node[:8]}", self._new_actor(node)
+        try:
+            isolation, slots, refusal = await answer_of(actor.hello.remote(), START_SECONDS)
+            refusal = refusal or self._too_weak(isolation)
+            if not refusal:
+                self._use(Node(node, name, actor, isolation, slots))
+                return
+            self.reasons[node] = f"{name}: {refusal}"
+            _LOG.warning("The node %s is left out: %s", name, refusal)
+        except Exception as error:
+            times = self._resting.get(node, (0, 0.0))[0] + 1
+            self._resting[node] = times, time.monotonic() + min(_MOST_REST_SECONDS, 2.0**times)
+            self.reasons[node] = f"{name}: {line_of(error)}"
+            _LOG.warning("The node %s cannot be used: %s", name, line_of(error))
+        finally:
+            del self._joining[node]
+            if node not in self.nodes:
+                await self.end(actor)
+
+    def _use(self, node: Node) -> None:
+        self.reasons.pop(node.id, None)
+        self._resting.pop(node.id, None)
+        self.nodes[node.id] = node
+        self.joined(node)
+
+    def _new_actor(self, node: str) -> Any:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        return self._ray.remote(RayNode).options(num_cpus=0, scheduling_strategy=there).remote(self._make)
+
+    def _too_weak(self, isolation: str) -> str:
+        if Isolation(isolation).holds(self._least):
+            return ""
+        return f"it isolates at {isolation}, less than {self._least}, the least that is accepted"
+
+
+async def answer_of(reference: Any, seconds: float) -> Any:
+    """What a Ray call returned. Raises what it raised, or TimeoutError."""
+    return await asyncio.wait_for(asyncio.wrap_future(reference.future()), seconds)
+
+
+def line_of(error: object) -> str:
+    """The first line of what Ray says, of which there is much."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _has_cpus(node: dict[str, Any]) -> bool:
+    return node["Resources"].get("CPU", 0) > 0

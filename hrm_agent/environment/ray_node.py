@@ -1,0 +1,150 @@
+"""What stands on a node of a Ray cluster: the node's slots, and how works come to them and outcomes go back.
+
+The driver (`ray_workers`) speaks to it in plain tuples of numbers and texts. Ray pickles what it carries; that is so
+between two processes of ours, and what model-written code printed goes through as text, never as an object.
+
+`give` returns at once and `collect` is a long poll: it returns as soon as there is an outcome, with all that there are.
+So one slow work delays none that it was given with. While works wait for a slot here, outcomes are held back for a
+few milliseconds: no slot stands idle for that, and messages are fewer. A message that fails is not sent again: the
+driver then gives the node up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from hrm_agent.environment.outcome import infrastructure_failure
+from hrm_agent.environment.result import ExecutionResult, Limits
+from hrm_agent.environment.workers import Work, Workers
+from hrm_agent.errors import HrmError
+from hrm_agent.trajectory import ToolStatus
+
+__all__ = ["POLL_SECONDS", "Collected", "Event", "Given", "RayNode", "pack", "unpack"]
+
+POLL_SECONDS = 10.0
+"""A `collect` that finds nothing returns after so long: the node's sign of life."""
+HELD_SECONDS = 0.005
+Given = tuple[int, str, tuple[float, float, int, int], int, bool, int]
+"""Number, and of the work: code, limits, session, fresh, seed."""
+Event = tuple[int, int, tuple[Any, ...]]
+"""Number of a work that has ended, 1 if it was lost, its packed outcome; or 0, a session whose process is gone, ()."""
+Collected = tuple[list[Event], int]
+"""What happened, in order; and how many slots died so far."""
+
+
+def pack(result: ExecutionResult) -> tuple[Any, ...]:
+    """The outcome as numbers and texts. What the queue fills in is left out."""
+    return (
+        result.status.value,
+        result.stdout,
+        result.stderr,
+        result.value,
+        result.value_json,
+        result.duration_seconds,
+        result.cpu_seconds,
+        result.peak_memory_bytes,
+        result.stdout_bytes,
+        result.stderr_bytes,
+        result.isolation,
+    )
+
+
+def unpack(packed: tuple[Any, ...]) -> ExecutionResult:
+    """The outcome that `pack` was given."""
+    return ExecutionResult(ToolStatus(packed[0]), *packed[1:])
+
+
+class RayNode:
+    """The actor. Its methods run on one event loop; only `_done` and `_died` are called from other threads."""
+
+    def __init__(self, make: Callable[[], Workers]) -> None:
+        self._refusal = ""
+        self._works: dict[int, Work] = {}
+        self._waiting: deque[int] = deque()
+        self._running: set[int] = set()
+        self._events: list[Event] = []
+        self._something = asyncio.Event()
+        try:
+            self._workers = make()
+        except HrmError as error:  # raised, it would come out as the actor's death
+            self._refusal = str(error)
+        else:
+            self._workers.on_session_death(self._died)
+
+    async def hello(self) -> tuple[str, int, str]:
+        """Level of isolation, slots, and why there are none."""
+        self._loop = asyncio.get_running_loop()
+        return ("", 0, self._refusal) if self._refusal else (str(self._workers.isolation), self._workers.slots, "")
+
+    async def give(self, works: list[Given], killed: list[int], ended: list[int]) -> None:
+        """Take works; end some, and some sessions."""
+        for number in killed:
+            self._kill(number)
+        for session in ended:
+            self._workers.end_session(session)
+        for number, code, limits, session, fresh, seed in works:
+            self._works[number] = Work(code, Limits(*limits), self._done_with(number), session, fresh, seed)
+            self._waiting.append(number)
+        self._fill()
+
+    async def collect(self) -> Collected:
+        """What happened since the last time."""
+        if not self._events:
+            self._something.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._something.wait(), POLL_SECONDS)
+        if self._waiting:
+            await asyncio.sleep(HELD_SECONDS)
+        events, self._events = self._events, []
+        return events, self._workers.slot_deaths
+
+    async def close(self) -> None:
+        """Kill whatever runs."""
+        if not self._refusal:
+            await asyncio.to_thread(self._workers.close)
+
+    def _fill(self) -> None:
+        while self._waiting and len(self._running) < self._workers.slots:
+            number = self._waiting.popleft()
+            self._running.add(number)
+            try:
+                self._workers.start(self._works[number])
+            except Exception as error:  # whatever it is, the work is to have an outcome
+                self._answer(number, self._failure(f"The call could not be started: {error}"), lost=True)
+
+    def _kill(self, number: int) -> None:
+        if number in self._running:
+            self._workers.kill(self._works[number])
+        elif number in self._works:
+            self._waiting.remove(number)
+            self._answer(number, self._failure("killed before it began"), lost=False)
+
+    def _failure(self, reason: str) -> ExecutionResult:
+        return infrastructure_failure(reason, str(self._workers.isolation))
+
+    def _done_with(self, number: int) -> Callable[[ExecutionResult, bool], None]:
+        def done(result: ExecutionResult, lost: bool) -> None:
+            self._loop.call_soon_threadsafe(self._ended, number, result, lost)
+
+        return done
+
+    def _ended(self, number: int, result: ExecutionResult, lost: bool) -> None:
+        if number in self._works:
+            self._answer(number, result, lost=lost)
+            self._fill()
+
+    def _answer(self, number: int, result: ExecutionResult, *, lost: bool) -> None:
+        del self._works[number]
+        self._running.discard(number)
+        self._note((number, int(lost), pack(result)))
+
+    def _died(self, session: int) -> None:
+        self._loop.call_soon_threadsafe(self._note, (0, session, ()))
+
+    def _note(self, event: Event) -> None:
+        self._events.append(event)
+        self._something.set()

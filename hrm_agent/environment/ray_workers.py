@@ -1,0 +1,305 @@
+"""`Workers` that are the slots of all nodes of a Ray cluster.
+
+One actor a node, and never one Ray call a tool call, which would cost more than the call: what comes in while a batch
+is on its way shares the next (`RayNode.give`), and outcomes come back in batches as they are ready (`RayNode.collect`).
+A work goes to the node with the shortest queue for its slots. A node's queue is known exactly, and at once: all that it
+was given and has not answered, since it takes works from here only. A session's works go to the node that has it.
+
+Nodes are given more works than they have slots, by `OVERHANG`, or slots would stand idle for the time of a message;
+the rest wait here, where they can still go anywhere. So a work may stand on a node for a moment before it begins.
+
+A node that died, or does not answer, is given up, and its actor killed: no two processes go on with the same work. Its
+works are `lost`: whatever they did was done in processes of that node. The queue above runs them again once, and
+rebuilds sessions from their cells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
+from itertools import count
+from typing import Any, TypeVar
+
+from hrm_agent.environment.isolation import Isolation
+from hrm_agent.environment.outcome import infrastructure_failure
+from hrm_agent.environment.ray_cluster import Node, RayCluster, answer_of, line_of
+from hrm_agent.environment.ray_node import POLL_SECONDS, Collected, Event, Given, unpack
+from hrm_agent.environment.workers import Work, Workers
+from hrm_agent.errors import HrmError
+
+__all__ = ["BATCH", "RayWorkers"]
+
+_T = TypeVar("_T")
+_LOG = logging.getLogger(__name__)
+BATCH = 256
+"""Works in one Ray call, at most."""
+OVERHANG = 2
+"""Works that a node is given, per slot."""
+SILENCE_SECONDS = POLL_SECONDS + 30.0
+"""A node is given up when it has not answered for so long."""
+NOBODY_SECONDS = 60.0
+"""Without any node for so long, calls come to `infrastructure`; until then they wait for one."""
+
+
+class RayWorkers:
+    """See `Workers`. All that changes is changed on one event loop in a thread of its own."""
+
+    def __init__(self, ray: Any, make: Callable[[], Workers], least: Isolation) -> None:
+        """`make` makes a node's own workers, there. Raises HrmError where no node can be used."""
+        self.isolation = ""
+        """Of the weakest node. An outcome has its own node's."""
+        self.slots = self.slot_deaths = 0
+        self.grew: Callable[[], None] = lambda: None
+        """Is called when there are more slots than before."""
+        self._cluster = RayCluster(ray, make, least)
+        self._cluster.joined, self._cluster.gone = self._joined, self._lose
+        self._nodes = self._cluster.nodes
+        self._of_session: dict[int, Node] = {}
+        self._of_work: dict[Work, tuple[Node, int]] = {}
+        self._numbers = count(1)
+        self._on_death: Callable[[int], None] = lambda session: None
+        self._lost_nodes = 0
+        self._down = ""
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._woken = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="ray-environment", daemon=True)
+        self._thread.start()
+        try:
+            self._on_loop(self._open())
+        except BaseException:
+            self.close()
+            raise
+
+    # what the queue asks for
+
+    def start(self, work: Work) -> None:
+        self._post(lambda: self._place(work))
+
+    def kill(self, work: Work) -> None:
+        self._post(lambda: self._kill(work))
+
+    def end_session(self, session: int) -> None:
+        self._post(lambda: self._end_session(session))
+
+    def on_session_death(self, callback: Callable[[int], None]) -> None:
+        self._on_death = callback
+
+    def close(self) -> None:
+        if not self._loop.is_closed():
+            self._on_loop(self._close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def metrics(self) -> str:
+        """Counts by node, in Prometheus' text format."""
+        return self._on_loop(self._render())
+
+    # the loop
+
+    def _on_loop(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def _post(self, change: Callable[[], None]) -> None:
+        """Have it done on the loop, which is woken once for many."""
+        self._inbox.append(change)
+        if not self._woken:
+            self._woken = True
+            with suppress(RuntimeError):  # closed: every work has its outcome
+                self._loop.call_soon_threadsafe(self._take)
+
+    def _take(self) -> None:
+        self._woken = False
+        while self._inbox:
+            self._loop.call_soon(self._inbox.popleft())  # one that raises is logged, and keeps none of the others
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # works
+
+    def _place(self, work: Work) -> None:
+        node = self._of_session.get(work.session)
+        if node is None and (work.fresh or not work.session):
+            node = min(self._nodes.values(), key=lambda node: node.load, default=None)
+        if self._down or node is None:
+            why = self._down or ("its process is gone" if self._nodes else "no node of the Ray cluster can be used")
+            work.done(infrastructure_failure(why, self.isolation), not self._down)
+            return
+        number = next(self._numbers)
+        node.open[number] = work
+        node.unsent.append(number)
+        self._of_work[work] = node, number
+        if work.session:
+            node.sessions.add(work.session)
+            self._of_session[work.session] = node
+        node.something.set()
+
+    def _kill(self, work: Work) -> None:
+        node, number = self._of_work.get(work, (None, 0))
+        if node is None:
+            return
+        if number in node.unsent:
+            node.unsent.remove(number)
+            self._settle(node, number)
+            work.done(infrastructure_failure("killed before it began", node.isolation), False)
+        else:
+            node.killed.append(number)
+            node.something.set()
+
+    def _end_session(self, session: int) -> None:
+        node = self._of_session.pop(session, None)
+        if node is not None:
+            node.sessions.discard(session)
+            node.ended.append(session)
+            node.something.set()
+
+    def _settle(self, node: Node, number: int) -> Work | None:
+        work = node.open.pop(number, None)
+        if work is not None:
+            del self._of_work[work]
+        return work
+
+    def _session_died(self, node: Node, session: int) -> None:
+        node.sessions.discard(session)
+        if self._of_session.get(session) is node:
+            del self._of_session[session]
+        self._on_death(session)
+
+    # a node
+
+    async def _send(self, node: Node) -> None:
+        """What is to be sent to a node, a batch at a time."""
+        try:
+            while True:
+                await node.something.wait()
+                node.something.clear()
+                while node.unsent or node.killed or node.ended:
+                    batch = [_given(node, node.unsent.popleft()) for _ in range(min(BATCH, len(node.unsent)))]
+                    killed, node.killed, ended, node.ended = node.killed, [], node.ended, []
+                    node.batches += 1
+                    node.works += len(batch)
+                    await answer_of(node.actor.give.remote(batch, killed, ended), SILENCE_SECONDS)
+        except Exception as error:
+            self._lose(node, error)
+
+    async def _collect(self, node: Node) -> None:
+        """What happens on a node, as it happens."""
+        try:
+            while True:
+                collected: Collected = await answer_of(node.actor.collect.remote(), SILENCE_SECONDS)
+                events, slot_deaths = collected
+                self.slot_deaths += slot_deaths - node.slot_deaths
+                node.slot_deaths = slot_deaths
+                self._hear(node, events)
+        except Exception as error:
+            self._lose(node, error)
+
+    def _hear(self, node: Node, events: list[Event]) -> None:
+        for number, what, packed in events:
+            if not number:
+                self._session_died(node, what)
+                continue
+            work = self._settle(node, number)
+            if work is not None:
+                work.done(unpack(packed), bool(what))
+
+    def _lose(self, node: Node, why: object) -> None:
+        """Give a node up: its works are lost, but for those that were never sent, which go elsewhere."""
+        if self._nodes.get(node.id) is not node:
+            return
+        del self._nodes[node.id]
+        self._lost_nodes += 1
+        self._count_slots()
+        _LOG.warning("The node %s is lost, with %d calls under way: %s", node.name, len(node.open), line_of(why))
+        self._spawn(self._cluster.end(node.actor))
+        for task in node.tasks:
+            task.cancel()
+        for session in list(node.sessions):
+            self._session_died(node, session)
+        unsent = set(node.unsent)
+        for number, work in list(node.open.items()):
+            self._settle(node, number)
+            if number in unsent and not work.session and self._nodes:
+                self._place(work)
+            else:
+                work.done(infrastructure_failure(f"the node {node.name} was lost", node.isolation), True)
+
+    # the cluster
+
+    async def _open(self) -> None:
+        await self._cluster.look()
+        await self._cluster.settled()
+        if not self._nodes:
+            reasons = "; ".join(self._cluster.reasons.values()) or "none has CPUs"
+            raise HrmError(f"No node of the Ray cluster can run calls: {reasons}.", "`ray status` shows its nodes.")
+        self._spawn(self._cluster.watch())
+
+    def _joined(self, node: Node) -> None:
+        node.tasks = [self._spawn(self._send(node)), self._spawn(self._collect(node))]
+        self._count_slots()
+        self.grew()
+
+    def _count_slots(self) -> None:
+        nodes = self._nodes.values()
+        self.slots = sum(node.slots for node in nodes) * OVERHANG
+        self.isolation = min((node.isolation for node in nodes), default=self.isolation)
+        if not nodes:
+            self._loop.call_later(NOBODY_SECONDS, self._give_up, self._lost_nodes)
+
+    def _give_up(self, lost_nodes: int) -> None:
+        """There has been no node for long: what waits is taken out of the queue, and told so."""
+        if not self._nodes and lost_nodes == self._lost_nodes:
+            self.slots = 1
+            self.grew()
+
+    async def _close(self) -> None:
+        self._down = "the environment was closed"
+        self._take()
+        nodes = list(self._nodes.values())
+        for task in list(self._tasks):
+            task.cancel()
+        await self._cluster.close()
+        for node in nodes:
+            for number, work in list(node.open.items()):
+                self._settle(node, number)
+                work.done(infrastructure_failure(self._down, node.isolation), False)
+
+    async def _render(self) -> str:
+        nodes = list(self._nodes.values())
+        lines = [line for name in _BY_NODE for line in _metric(name, nodes)]
+        return "\n".join([*lines, f"# TYPE {_LOST} counter", f"{_LOST} {self._lost_nodes}", ""])
+
+
+def _given(node: Node, number: int) -> Given:
+    work = node.open[number]
+    limits = work.limits
+    bounds = limits.wall_seconds, limits.cpu_seconds, limits.memory_bytes, limits.output_bytes
+    return number, work.code, bounds, work.session, work.fresh, work.seed
+
+
+_LOST = "hrm_environment_nodes_lost_total"
+_BY_NODE: dict[str, tuple[str, str, Callable[[Node], int]]] = {
+    "slots": ("gauge", "Slots of a node.", lambda node: node.slots),
+    "open": ("gauge", "Calls on a node, or on their way to it.", lambda node: len(node.open)),
+    "sessions": ("gauge", "Sessions with a process on a node.", lambda node: len(node.sessions)),
+    "works_total": ("counter", "Calls and cells given to a node.", lambda node: node.works),
+    "batches_total": ("counter", "Ray calls that they took.", lambda node: node.batches),
+    "slot_deaths_total": ("counter", "Slots of a node that died.", lambda node: node.slot_deaths),
+}
+
+
+def _metric(name: str, nodes: list[Node]) -> Iterator[str]:
+    kind, text, value = _BY_NODE[name]
+    name = f"hrm_environment_node_{name}"
+    yield from (f"# HELP {name} {text}", f"# TYPE {name} {kind}")
+    yield from (f'{name}{{node="{node.name}"}} {value(node)}' for node in nodes)
