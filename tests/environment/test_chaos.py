@@ -1,0 +1,207 @@
+"""Slots and fork servers are killed while calls run: every call ends, none wrongly, none is lost, none is run twice for
+one id, and they begin in the order in which they came.
+
+What runs in a sandbox has no effect outside, so that a second run is seen by its answer: each call draws a random
+number, and all who submit it under its id have to be told the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from hrm_agent.environment import ExecutionResult, Limits, LocalEnvironment
+from hrm_agent.environment.result import Submission
+from hrm_agent.trajectory import ToolStatus
+from tests.environment.attacks.host import descendants
+
+PATIENT = Limits(wall_seconds=60, cpu_seconds=60)
+ZYGOTE_SHARE = 0.1
+
+
+class Killer:
+    """Kills a slot, or now and then a fork server with all its slots."""
+
+    def __init__(self, seconds: float, *, zygotes: bool = True) -> None:
+        self._seconds = seconds
+        self._zygotes = zygotes
+        self._chance = random.Random(7)
+        self._stop = threading.Event()
+        self.killed: Counter[str] = Counter()
+
+    def run(self) -> None:
+        while not self._stop.wait(self._chance.uniform(0.5, 1.5) * self._seconds):
+            zygote = self._zygotes and self._chance.random() < ZYGOTE_SHARE
+            victims = list(_at_depth(2 if zygote else 3))
+            if victims:
+                with suppress(ProcessLookupError):
+                    os.kill(self._chance.choice(victims), signal.SIGKILL)
+                    self.killed["zygote" if zygote else "slot"] += 1
+
+    def stop(self) -> None:
+        self._stop.set()
+
+
+def _at_depth(depth: int) -> Iterator[int]:
+    """Process ids that many steps below this one: 1 and 2 are a fork server, 3 its slots, 4 what they run."""
+    for pid in descendants(os.getpid()):
+        steps, parent = 0, pid
+        while parent not in (os.getpid(), 0):
+            steps, parent = steps + 1, _parent(parent)
+        if steps == depth:
+            yield pid
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+@contextmanager
+def killing(seconds: float, *, zygotes: bool = True) -> Iterator[Killer]:
+    killer = Killer(seconds, zygotes=zygotes)
+    thread = threading.Thread(target=killer.run)
+    thread.start()
+    try:
+        yield killer
+    finally:
+        killer.stop()
+        thread.join()
+
+
+def call(number: int, name: str = "") -> Submission:
+    code = f"import os\nprint({number})\n[{number} * 7, os.urandom(8).hex()]"
+    return Submission(code, limits=PATIENT, id=f"{name}{number}")
+
+
+def is_right(number: int, result: ExecutionResult) -> bool:
+    shown = result.value or ""
+    return result.status is ToolStatus.OK and result.stdout == f"{number}\n" and shown.startswith(f"[{number * 7}, ")
+
+
+def check(results: list[ExecutionResult], killer: Killer) -> None:
+    """Right, or lost by the infrastructure and said so; the latter rarely, since what is lost is run once more."""
+    assert killer.killed["slot"] > 0
+    lost = [result for result in results if result.status is ToolStatus.INFRASTRUCTURE]
+    wrong = [
+        result
+        for number, result in enumerate(results)
+        if result.status is not ToolStatus.INFRASTRUCTURE and not is_right(number, result)
+    ]
+    assert wrong == []
+    assert len(lost) <= 2 + sum(killer.killed.values()) // 4, lost[:3]
+    assert all(result.attempt == 2 for result in lost)
+    assert {result.attempt for result in results} <= {1, 2}
+
+
+async def storm(calls: int, clients: int, seconds: float) -> None:
+    """Each call is submitted twice at the same time, and once more when all is over."""
+    environment = LocalEnvironment(slots=4)
+    await environment.execute("import numpy")
+    numbers = iter(range(calls))
+    results: dict[int, ExecutionResult] = {}
+
+    async def client() -> None:
+        for number in numbers:
+            twins = await environment.run_batch([call(number), call(number)])
+            assert (twins[0].value, twins[0].status) == (twins[1].value, twins[1].status)
+            results[number] = twins[0]
+
+    with killing(seconds) as killer:
+        await asyncio.gather(*(client() for _ in range(clients)))
+    check([results[number] for number in range(calls)], killer)
+    for number in range(max(0, calls - 500), calls):  # answers are kept within bounds
+        again = await environment.run(call(number))
+        assert is_right(number, again)
+        assert results[number].status is ToolStatus.INFRASTRUCTURE or again == results[number]
+    await environment.close()
+
+
+async def test_slots_and_fork_servers_are_killed_during_calls() -> None:
+    await storm(300, clients=8, seconds=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_twenty_thousand_calls_are_answered_while_slots_and_fork_servers_are_killed() -> None:
+    await storm(20_000, clients=16, seconds=0.2)
+
+
+async def flood(calls: int, seconds: float) -> None:
+    """All at once: they begin in the order in which they came, whatever dies meanwhile."""
+    environment = LocalEnvironment(slots=4)
+    await environment.execute("1")
+    began: dict[int, float] = {}
+
+    async def one(number: int) -> ExecutionResult:
+        submitted = time.monotonic()
+        result = await environment.run(call(number))
+        began[number] = submitted + result.queued_seconds
+        return result
+
+    with killing(seconds, zygotes=False) as killer:
+        results = await asyncio.gather(*(one(number) for number in range(calls)))
+    check(results, killer)
+    first_tries = [began[number] for number, result in enumerate(results) if result.attempt == 1]
+    assert max(earlier - later for earlier, later in pairwise(first_tries)) < 0.05
+    await environment.close()
+
+
+async def test_calls_begin_in_the_order_in_which_they_came() -> None:
+    await flood(400, seconds=0.3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_thousands_submitted_at_once_are_all_answered_while_a_slot_is_killed_every_second() -> None:
+    await flood(5_000, seconds=1.0)
+
+
+async def sessions_in_a_storm(sessions: int, cells: int, seconds: float) -> None:
+    """A session's total is right, or the outcome says that what it rests on is gone: never a wrong number."""
+    environment = LocalEnvironment(slots=4)
+    await environment.execute("1")
+    lost = list[ExecutionResult]()
+
+    async def episode(name: str) -> None:
+        known = 0
+        """What the session holds if nothing was lost; after a loss it starts anew."""
+        for number in range(cells):
+            code = f"total = {number}\ntotal" if known == 0 else f"total += {number}\ntotal"
+            result = await environment.execute(code, session=name, limits=PATIENT)
+            if result.status is ToolStatus.INFRASTRUCTURE:
+                lost.append(result)
+                await environment.end_session(name)
+                known = 0
+            else:
+                known += number
+                assert (result.status, result.value) == (ToolStatus.OK, str(known)), result
+
+    with killing(seconds) as killer:
+        await asyncio.gather(*(episode(f"episode {number}") for number in range(sessions)))
+    assert killer.killed["slot"] > 0
+    assert len(lost) <= sum(killer.killed.values()) * environment.slots
+    await environment.close()
+
+
+async def test_sessions_never_go_on_from_a_wrong_state() -> None:
+    await sessions_in_a_storm(sessions=6, cells=100, seconds=0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_many_sessions_never_go_on_from_a_wrong_state() -> None:
+    await sessions_in_a_storm(sessions=16, cells=600, seconds=0.3)

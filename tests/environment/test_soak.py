@@ -1,0 +1,31 @@
+"""Thousands of mixed calls leave nothing behind, and each is answered rightly.
+
+A hundred thousand: `python -m tests.environment.soak`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.environment.soak import ROUNDS, Report, Sample, soak
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_twenty_thousand_calls_leave_nothing() -> None:
+    report = await soak(20_000)
+    assert sum(report.statuses.values()) == 20_000
+    assert report.wrong == []
+    assert report.leaks == []
+
+
+async def test_hundreds_of_calls_are_answered_rightly() -> None:
+    report = await soak(320)
+    assert sum(report.statuses.values()) == 320
+    assert report.wrong == []
+    assert max(report.growth.processes, report.growth.memory_files, report.growth.temporary_files) <= 0
+
+
+def test_a_leak_would_be_seen() -> None:
+    samples = [Sample(10, 50 + i, 8, 0, 3, 100.0 + i, 200.0) for i in range(ROUNDS)]
+    assert Report(samples=samples).leaks == ["descriptors: +12.0"]
