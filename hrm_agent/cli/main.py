@@ -35,6 +35,7 @@ COMMANDS = {
     "diff": "compare two threads, or two moments",
     "show": "one trajectory: messages, tool calls, tokens, verdicts",
     "environment": "run model-written code for others: serve, status",
+    "doctor": "what this machine can give: layers of isolation, in force or missing, and their cost",
     "store": "care of a store: stats, verify, prune, delete, vacuum, copy, migrate",
     "replay": "play stored runs again from their recorded answers, with the graphs as they are now",
     "lint": "prove that stored trajectories can be trained on",

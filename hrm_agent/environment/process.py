@@ -16,9 +16,9 @@ from pathlib import Path
 from hrm_agent.environment.sandbox.protocol import NEW_SLOT, READY_BYTES
 from hrm_agent.errors import ConfigError
 
-__all__ = ["Place", "ZygoteProcess", "locate"]
+__all__ = ["Place", "ZygoteProcess", "bare_python", "locate"]
 
-_BOOT = "import sys; sys.path.insert(0, {!r}); from sandbox.zygote import main; del sys.path[0]; main()"
+_BOOT = "import sys; sys.path.insert(0, {!r}); from sandbox.{} import main; del sys.path[0]; main()"
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """A process that has threads cannot be forked; and a snippet has one core at best."""
 
@@ -62,12 +62,11 @@ class ZygoteProcess:
     def __init__(self, place: Place, imports: Sequence[str]) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the process
-        boot = _BOOT.format(str(Path(__file__).parent))
         given = {"isolated": place.isolated, "packages": place.packages, "imports": [*imports]}
         given |= {"folder": place.folder, "site": place.site}
         # A fixed hash seed, because the order of a set would otherwise change a snippet's output from run to run.
         self._process = subprocess.Popen(
-            [_interpreter(), "-s", "-S", "-P", "-B", "-X", "utf8", "-c", boot, str(theirs.fileno()), json.dumps(given)],
+            bare_python("zygote", str(theirs.fileno()), json.dumps(given)),
             env={"PYTHONHASHSEED": "0", **_ONE_THREAD},
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
@@ -145,6 +144,11 @@ def _name_of(requirement: str) -> str:
     return requirement
 
 
-def _interpreter() -> str:
-    """The interpreter itself rather than a virtual environment's link to it."""
-    return str(getattr(sys, "_base_executable", None) or sys.executable)
+def bare_python(module: str, *words: str) -> list[str]:
+    """The command that runs `main` of a module of `sandbox/`, in an interpreter that has read nothing else.
+
+    The interpreter itself rather than a virtual environment's link to it.
+    """
+    interpreter = str(getattr(sys, "_base_executable", None) or sys.executable)
+    boot = _BOOT.format(str(Path(__file__).parent), module)
+    return [interpreter, "-s", "-S", "-P", "-B", "-X", "utf8", "-c", boot, *words]

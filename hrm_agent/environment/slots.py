@@ -261,10 +261,13 @@ class LocalWorkers:
                 f"Model-written code is isolated by Linux; this is {sys.platform}.",
                 "Run `hrm-agent environment serve` on a Linux machine, and name it here with --environment URL.",
             )
-        reason = ""
+        reason = first = ""
         for isolated in (True, False):
             self._place_of_zygotes = Place(self._packages, isolated=isolated)
-            reason = self._probe() or reason
+            reason = self._probe()
+            if first:  # why it is tried without
+                self.missing["namespaces"] = first
+            first = reason
             self.isolation = level_of(self.missing)
             if not reason and self.isolation.holds(least):
                 return

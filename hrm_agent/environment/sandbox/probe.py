@@ -141,7 +141,7 @@ def _no_cgroup() -> str:
 
 def _measure(step: Callable[[], object], fork: Callable[[], int] = os.fork) -> tuple[str, float | None]:
     """What stands in the way of `step`, and by how many microseconds a child that takes it costs more than one that
-    does not: medians of children taken in turns, since a machine's speed drifts.
+    does not: the least of each, taken in turns, since whatever else the machine does only adds.
     """
     bare, full = list[float](), list[float]()
     for _ in range(REPEATS):
@@ -150,7 +150,7 @@ def _measure(step: Callable[[], object], fork: Callable[[], int] = os.fork) -> t
         if missing:
             return missing, None
         full.append(microseconds)
-    return "", max(0.0, sorted(full)[REPEATS // 2] - sorted(bare)[REPEATS // 2])
+    return "", max(0.0, min(full) - min(bare))
 
 
 def _child(step: Callable[[], object], fork: Callable[[], int] = os.fork) -> tuple[str, float]:

@@ -1,0 +1,104 @@
+"""`doctor`: what the kernel gives is found by trying, here and where something is missing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from hrm_agent.cli import doctor
+from hrm_agent.environment.isolation import Isolation, Layer, level_of
+from tests.cli.conftest import Command
+
+WITHOUT_NAMESPACES = """
+import ctypes, os, sys
+uid = os.getuid()
+assert ctypes.CDLL(None).unshare(0x10000000) == 0
+for path, text in (("setgroups", "deny"), ("uid_map", f"1000 {uid} 1")):
+    with open(f"/proc/self/{path}", "w") as file: file.write(text)
+with open("/proc/sys/user/max_user_namespaces", "w") as file: file.write("0")
+os.execv(sys.executable, [sys.executable, "-m", "hrm_agent.cli.main", *sys.argv[1:]])
+"""
+"""Runs a command as an ordinary user who may make no user namespaces."""
+
+
+def layers(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["layer"]: row for row in record["layers"]}
+
+
+@pytest.mark.parametrize("words", [("doctor",), ("doctor", "environment")], ids=" ".join)
+def test_every_layer_is_told(words: tuple[str, ...], hrm: Command) -> None:
+    done = hrm(*words, "--json")
+    assert (done.code, done.err) == (0, "")
+    assert (done.json["level"], done.json["default"], done.json["reached"]) == ("L2", "L2", True)
+    found = layers(done.json)
+    assert list(found) == [str(layer) for layer in Layer]
+    needed = {"namespaces", "seccomp", "landlock", "rlimits", "memory sampling"}
+    for name in needed:
+        assert (found[name]["available"], found[name]["in_force"], found[name]["advice"]) == (True, True, "")
+    assert found["landlock"]["detail"].startswith("ABI ")
+    costs = [found[name]["slot_us"] for name in ("namespaces", "seccomp", "landlock")]
+    assert all(50 < cost < 100_000 for cost in costs)  # a step that does nothing takes less
+    assert 1 < found["memory sampling"]["call_us"] < 10_000
+    assert found["namespaces"]["call_us"] is not None
+
+
+def test_for_people(hrm: Command) -> None:
+    done = hrm("doctor", "environment")
+    assert done.code == 0
+    assert "us per slot" in done.out
+    assert "cgroup: for L3 only" in done.out
+    assert "isolated by L2; asked for is L2." in done.out
+
+
+def test_what_is_missing_is_told_with_its_reason_and_what_to_do() -> None:
+    command = [sys.executable, "-c", WITHOUT_NAMESPACES, "doctor", "environment"]
+    done = subprocess.run([*command, "--json"], check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "")
+    record = json.loads(done.stdout)
+    assert (record["level"], record["reached"]) == ("L1", False)
+    found = layers(record)
+    assert (found["namespaces"]["available"], found["namespaces"]["in_force"]) == (False, False)
+    assert "unshare: No space left on device" in found["namespaces"]["detail"]
+    assert "user.max_user_namespaces" in found["namespaces"]["advice"]
+    assert found["namespaces"]["slot_us"] is None
+    assert (found["landlock"]["in_force"], found["seccomp"]["in_force"]) == (True, True)
+    said = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert said.returncode == 1
+    assert "isolated by L1 only, less than L2" in said.stdout
+    assert "--isolation L1" in said.stdout
+
+
+def test_elsewhere_than_on_linux(hrm: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.sys, "platform", "darwin")
+    done = hrm("doctor", "--json")
+    assert (done.code, done.json["level"]) == (1, None)
+    assert not any(row["available"] or row["in_force"] for row in done.json["layers"])
+    assert "No model-written code can be run here: this is darwin, which has none of this" in hrm("doctor").out
+
+
+def test_an_unknown_part(hrm: Command) -> None:
+    done = hrm("doctor", "engine")
+    assert done.code == 2
+    assert "environment" in done.err
+
+
+@pytest.mark.parametrize(
+    ("missing", "level"),
+    [
+        ((), "L3"),
+        (("cgroup",), "L2"),
+        (("memory sampling",), "L3"),
+        (("cgroup", "memory sampling"), "L1"),
+        (("namespaces",), "L1"),
+        (("cgroup", "namespaces", "memory sampling"), "L1"),
+        (("cgroup", "seccomp"), "L0"),
+        (("cgroup", "landlock"), "L0"),
+        (("rlimits",), "L0"),
+    ],
+)
+def test_levels(missing: tuple[str, ...], level: str) -> None:
+    assert level_of(dict.fromkeys(missing, "why")) is Isolation(level)
