@@ -21,10 +21,12 @@ from pathlib import Path
 
 import pytest
 
-from hrm_agent.environment import ExecutionResult, Limits, LocalEnvironment
+from hrm_agent.environment import Environment, ExecutionResult, Limits, LocalEnvironment
+from hrm_agent.environment.client import RemoteEnvironment
 from hrm_agent.environment.result import Submission
 from hrm_agent.trajectory import ToolStatus
-from tests.environment.attacks.host import descendants
+from tests.environment.attacks.host import descendants, orphans
+from tests.environment.served import TOKEN, ServerProcess
 
 PATIENT = Limits(wall_seconds=60, cpu_seconds=60)
 ZYGOTE_SHARE = 0.1
@@ -170,30 +172,29 @@ async def test_thousands_submitted_at_once_are_all_answered_while_a_slot_is_kill
     await flood(5_000, seconds=1.0)
 
 
+async def episode(environment: Environment, name: str, cells: int) -> int:
+    """A session's total is right, or the outcome says that the cell was lost: never a wrong number. Counts the lost."""
+    known, lost = 0, 0
+    for number in range(1, cells + 1):
+        code = f"total = {number}\ntotal" if known == 0 else f"total += {number}\ntotal"
+        result = await environment.execute(code, session=name, limits=PATIENT)
+        if result.status is ToolStatus.INFRASTRUCTURE:
+            await environment.end_session(name)
+            known, lost = 0, lost + 1
+        else:
+            known += number
+            assert (result.status, result.value) == (ToolStatus.OK, str(known)), result
+    return lost
+
+
 async def sessions_in_a_storm(sessions: int, cells: int, seconds: float) -> None:
-    """A session's total is right, or the outcome says that what it rests on is gone: never a wrong number."""
     environment = LocalEnvironment(slots=4)
     await environment.execute("1")
-    lost = list[ExecutionResult]()
-
-    async def episode(name: str) -> None:
-        known = 0
-        """What the session holds if nothing was lost; after a loss it starts anew."""
-        for number in range(cells):
-            code = f"total = {number}\ntotal" if known == 0 else f"total += {number}\ntotal"
-            result = await environment.execute(code, session=name, limits=PATIENT)
-            if result.status is ToolStatus.INFRASTRUCTURE:
-                lost.append(result)
-                await environment.end_session(name)
-                known = 0
-            else:
-                known += number
-                assert (result.status, result.value) == (ToolStatus.OK, str(known)), result
-
     with killing(seconds) as killer:
-        await asyncio.gather(*(episode(f"episode {number}") for number in range(sessions)))
+        episodes = (episode(environment, f"episode {number}", cells) for number in range(sessions))
+        lost = await asyncio.gather(*episodes)
     assert killer.killed["slot"] > 0
-    assert len(lost) <= sum(killer.killed.values()) * environment.slots
+    assert sum(lost) <= sum(killer.killed.values()) * environment.slots
     await environment.close()
 
 
@@ -205,3 +206,60 @@ async def test_sessions_never_go_on_from_a_wrong_state() -> None:
 @pytest.mark.timeout(600)
 async def test_many_sessions_never_go_on_from_a_wrong_state() -> None:
     await sessions_in_a_storm(sessions=16, cells=600, seconds=0.3)
+
+
+@contextmanager
+def restarting(server: ServerProcess, seconds: float) -> Iterator[list[float]]:
+    """Kills the server again and again, and starts another one at its address."""
+    stop, killed = threading.Event(), list[float]()
+
+    def run() -> None:
+        while not stop.wait(random.uniform(0.5, 1.5) * seconds):
+            server.restart()
+            killed.append(time.monotonic())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        stop.set()
+        thread.join()
+
+
+async def served_storm(folder: Path, calls: int, sessions: int, cells: int, seconds: float) -> None:
+    before, server = orphans(), ServerProcess(folder)
+    server.start()
+    environment = RemoteEnvironment(server.url, token=TOKEN, patience_seconds=60)
+    numbers = iter(range(calls))
+    results: dict[int, ExecutionResult] = {}
+
+    async def client() -> None:
+        for number in numbers:
+            results[number] = await environment.run(call(number))
+
+    with restarting(server, seconds) as killed:
+        episodes = (episode(environment, f"episode {number}", cells) for number in range(sessions))
+        await asyncio.gather(*(client() for _ in range(8)), *episodes)
+    await environment.close()
+    server.kill()
+    assert killed
+    assert sorted(results) == list(range(calls))
+    lost = [number for number, result in results.items() if result.status is ToolStatus.INFRASTRUCTURE]
+    assert [number for number in results if number not in lost and not is_right(number, results[number])] == []
+    assert len(lost) <= 2 + calls // 100
+    for _ in range(100):
+        if orphans() <= before:
+            break
+        await asyncio.sleep(0.05)
+    assert orphans() <= before
+
+
+async def test_the_server_is_killed_during_calls(tmp_path: Path) -> None:
+    await served_storm(tmp_path, calls=200, sessions=2, cells=25, seconds=2.5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+async def test_the_server_is_killed_during_thousands_of_calls(tmp_path: Path) -> None:
+    await served_storm(tmp_path, calls=10_000, sessions=8, cells=300, seconds=5.0)

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Host", "descendants", "is_running", "open_descriptors", "resident_bytes"]
+__all__ = ["Host", "descendants", "is_running", "open_descriptors", "orphans", "resident_bytes"]
 
 PROJECT = Path(__file__).resolve().parents[3]
 SHARED_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/", "/usr", "/usr/lib", "/usr/bin", "/etc", "/home", "/root", "/var")
@@ -58,7 +58,7 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
-def _orphans() -> set[int]:
+def orphans() -> set[int]:
     """Processes of a process-id namespace that is not ours, whose parent is the first process of the machine."""
     ours = Path("/proc/self/ns/pid").readlink()
     found = set[int]()
@@ -171,7 +171,7 @@ class Host:
         self._files = dict(self._snapshot())
         self._processes = len(descendants(os.getpid()))
         self._descriptors = open_descriptors()
-        self._orphans = _orphans()
+        self._orphans = orphans()
 
     def complaints(self) -> list[str]:
         """What is not as it was. Waits a little for what is on its way out."""
@@ -185,7 +185,7 @@ class Host:
         processes, descriptors = descendants(os.getpid()), open_descriptors()
         if len(processes) > self._processes:
             found.append(f"{len(processes)} processes, not {self._processes}: {_names(processes)}")
-        if left := _orphans() - self._orphans:
+        if left := orphans() - self._orphans:
             found.append(f"processes without a parent: {_names(left)}")
         if descriptors > self._descriptors:
             found.append(f"{descriptors} open descriptors, not {self._descriptors}")
