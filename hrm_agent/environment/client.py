@@ -39,6 +39,7 @@ __all__ = ["RemoteEnvironment"]
 
 _QUEUE_SECONDS = 3600.0
 """The longest that a call without a deadline waits for its slot."""
+_MOST_SECONDS = 7 * 86400.0
 _SPARE_SECONDS = 60.0
 """On top of all that a call may take."""
 
@@ -154,4 +155,5 @@ def _most_seconds(submission: Submission) -> float:
     """All that a call may take on the server."""
     queue = _QUEUE_SECONDS if submission.deadline_seconds is None else submission.deadline_seconds
     cells = len(submission.history or ())
-    return queue + 2 * (1 + cells) * submission.limits.wall_seconds
+    seconds = queue + 2 * (1 + cells) * submission.limits.wall_seconds
+    return seconds if 0 <= seconds <= _MOST_SECONDS else _MOST_SECONDS  # whoever asks for nan is told so by the server

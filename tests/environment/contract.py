@@ -1,0 +1,299 @@
+"""What every `Environment` does alike: in this process, on a server, on a cluster.
+
+Subclass `EnvironmentContract` and give it a fixture `environment`: one of a body's own kind, with the standard library
+at least, `SLOTS` slots and no other user. It is not closed by these tests; `closing` gives one that may be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from hrm_agent.environment.result import Cell, Environment, ExecutionResult, Limits, SessionState, Submission
+from hrm_agent.errors import HrmError
+from hrm_agent.trajectory import ToolStatus
+
+__all__ = ["SLOTS", "EnvironmentContract", "until"]
+
+SLOTS = 2
+FOREVER = "while True: pass"
+SHORT = Limits(wall_seconds=0.3)
+
+
+async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 10.0) -> None:
+    """Waits for it; fails if it does not come."""
+    async with asyncio.timeout(seconds):
+        while not await condition():
+            await asyncio.sleep(0.02)
+
+
+async def gauge(environment: Environment, name: str) -> float:
+    lines = (await environment.metrics()).splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"hrm_environment_{name} "))
+
+
+async def all_slots_free(environment: Environment) -> None:
+    async def free() -> bool:
+        return await gauge(environment, "running") == 0
+
+    await until(free)
+
+
+async def occupied(environment: Environment) -> list[asyncio.Task[ExecutionResult]]:
+    """Every slot is taken by a call that goes on until it is cancelled."""
+    tasks = [asyncio.create_task(environment.execute(FOREVER, limits=Limits(60, 60))) for _ in range(SLOTS)]
+
+    async def full() -> bool:
+        return await gauge(environment, "running") == SLOTS
+
+    await until(full)
+    return tasks
+
+
+async def cancelled(*tasks: asyncio.Task[ExecutionResult]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class EnvironmentContract:
+    async def test_the_level_of_isolation_stands_in_every_outcome(self, environment: Environment) -> None:
+        assert environment.isolation in ("L0", "L1", "L2", "L3")
+        assert (await environment.execute("1")).isolation == environment.isolation
+
+    @pytest.mark.parametrize(
+        ("code", "limits", "status"),
+        [
+            ("6 * 7", Limits(), ToolStatus.OK),
+            ("1 / 0", Limits(), ToolStatus.ERROR),
+            ("1 +", Limits(), ToolStatus.ERROR),
+            ("import os\nos._exit(7)", Limits(), ToolStatus.ERROR),
+            (FOREVER, SHORT, ToolStatus.TIMEOUT),
+            ("import time\ntime.sleep(60)", SHORT, ToolStatus.TIMEOUT),
+            (FOREVER, Limits(wall_seconds=30, cpu_seconds=0.3), ToolStatus.TIMEOUT),
+            ("[0] * 10**10", Limits(), ToolStatus.OUT_OF_MEMORY),
+            ("while True: print('x' * 1_000_000)", Limits(), ToolStatus.OUTPUT_LIMIT),
+            ("1", Limits(wall_seconds=-1), ToolStatus.INVALID_CALL),
+            ("1", Limits(wall_seconds=float("nan")), ToolStatus.INVALID_CALL),
+            ("1", Limits(memory_bytes=10**30), ToolStatus.INVALID_CALL),
+            ("# " + "x" * 3_000_000, Limits(), ToolStatus.INVALID_CALL),
+        ],
+    )
+    async def test_each_way_of_ending_has_its_status(
+        self, environment: Environment, code: str, limits: Limits, status: ToolStatus
+    ) -> None:
+        result = await environment.execute(code, limits=limits)
+        assert result.status is status, result
+        assert result.isolation == environment.isolation
+        assert result.attempt == 1
+
+    async def test_what_is_measured(self, environment: Environment) -> None:
+        code = "import time\nx = b'x' * 50_000_000\nend = time.time() + 0.1\nwhile time.time() < end: pass"
+        result = await environment.execute(code)
+        assert 0.1 <= result.duration_seconds < 5
+        assert 0.02 <= result.cpu_seconds < 5
+        assert 50_000_000 <= result.peak_memory_bytes < 500_000_000
+        assert 0 <= result.queued_seconds < 5
+
+    @pytest.mark.parametrize(
+        ("code", "value", "as_json"),
+        [
+            ("{'a': [1, 2.5, None, True]}", "{'a': [1, 2.5, None, True]}", {"a": [1, 2.5, None, True]}),
+            ("RESULT = 'é中\\n'", "'é中\\n'", "é中\n"),
+            ("{1, 2}", "{1, 2}", None),
+            ("x = 1", None, None),
+        ],
+    )
+    async def test_a_value_and_its_json(self, environment: Environment, code: str, value: str, as_json: object) -> None:
+        result = await environment.execute(code)
+        assert result.value == value
+        assert (result.value_json and json.loads(result.value_json)) == as_json
+
+    async def test_output_is_cut_in_the_middle_and_its_size_told(self, environment: Environment) -> None:
+        code = "import sys\nprint('a' * 1000 + 'b' * 1000)\nprint('é' * 30, file=sys.stderr)"
+        result = await environment.execute(code, limits=Limits(output_bytes=100))
+        assert result.stdout.startswith("a" * 40) and result.stdout.endswith("b" * 40 + "\n")
+        assert "bytes cut" in result.stdout and len(result.stdout) < 200
+        assert (result.stdout_bytes, result.stderr, result.stderr_bytes) == (2001, "é" * 30 + "\n", 61)
+
+    async def test_text_of_every_kind_arrives_as_it_was(self, environment: Environment) -> None:
+        text = "\x00\x1b\u2028\U0001f600\x7f"
+        result = await environment.execute(f"print({text!a}, end='')\n{text!a}")
+        assert result.stdout == text
+        assert result.value == repr(text)
+
+    async def test_half_a_surrogate_pair_arrives_as_it_was(self, environment: Environment) -> None:
+        assert (await environment.execute("ord('\ud800')")).value == str(0xD800)
+
+    async def test_calls_share_nothing_without_a_session(self, environment: Environment) -> None:
+        await environment.execute("x = 1")
+        assert "NameError" in (await environment.execute("x")).stderr
+
+    async def test_calls_of_a_session_share_their_variables(self, environment: Environment) -> None:
+        first = await environment.execute("x = 1", session="share")
+        second = await environment.execute("x + 1", session="share")
+        assert (first.session, second.session, second.value) == (SessionState.NEW, SessionState.KEPT, "2")
+        assert "NameError" in (await environment.execute("x", session="share not")).stderr
+
+    async def test_a_session_whose_process_died_is_rebuilt_without_the_cell_that_killed_it(
+        self, environment: Environment
+    ) -> None:
+        await environment.execute("x = 5", session="dies")
+        assert (await environment.execute(FOREVER, session="dies", limits=SHORT)).status is ToolStatus.TIMEOUT
+        after = await environment.execute("x", session="dies")
+        assert (after.session, after.value) == (SessionState.REPLAYED, "5")
+
+    async def test_a_session_stands_where_its_history_says(self, environment: Environment) -> None:
+        first = await environment.execute("x = 1", session="history")
+        await environment.execute("x += 10", session="history")
+        cells = (Cell("x = 1", first.digest),)
+        branched = await environment.run(Submission("x", session="history", history=cells))
+        assert (branched.session, branched.value) == (SessionState.REPLAYED, "1")
+        kept = await environment.run(Submission("x", session="history", history=(*cells, Cell("x", branched.digest))))
+        assert (kept.session, kept.value) == (SessionState.KEPT, "1")
+
+    async def test_a_history_that_comes_to_something_else_is_lost(self, environment: Environment) -> None:
+        cells = (Cell("x = 1\nx", "0123456789abcdef"),)
+        result = await environment.run(Submission("x", session="lost", history=cells))
+        assert (result.session, result.value) == (SessionState.LOST, "1")
+
+    async def test_calls_of_a_session_run_in_the_order_of_their_submission(self, environment: Environment) -> None:
+        cells = [Submission("x = [0]", session="order")]
+        cells += [Submission(f"x.append({i})\nlen(x)", session="order") for i in range(1, 10)]
+        results = await environment.run_batch(cells)
+        assert [result.value for result in results] == [None, *(str(i + 1) for i in range(1, 10))]
+
+    async def test_a_fork_of_a_session_goes_its_own_way(self, environment: Environment) -> None:
+        await environment.execute("x = [1]", session="origin")
+        await environment.fork_session("origin", "copy")
+        await environment.execute("x.append(2)", session="copy")
+        assert (await environment.execute("x", session="origin")).value == "[1]"
+        assert (await environment.execute("x", session="copy")).value == "[1, 2]"
+
+    async def test_there_is_no_fork_of_what_is_not(self, environment: Environment) -> None:
+        with pytest.raises(HrmError, match="nobody"):
+            await environment.fork_session("nobody", "copy of nobody")
+
+    async def test_a_session_that_was_ended_is_forgotten(self, environment: Environment) -> None:
+        name = "ends / ? # .. é"
+        await environment.execute("x = 1", session=name)
+        await environment.end_session(name)
+        await environment.end_session("never was")
+        after = await environment.execute("x", session=name)
+        assert (after.session, after.status) == (SessionState.NEW, ToolStatus.ERROR)
+
+    async def test_a_session_of_another_run_is_denied(self, environment: Environment) -> None:
+        await environment.run(Submission("x = 1", session="mine", run="mine"))
+        denied = await environment.run(Submission("x", session="mine", run="yours"))
+        assert (denied.status, denied.value) == (ToolStatus.DENIED, None)
+
+    async def test_a_call_that_is_submitted_again_is_given_its_first_answer(self, environment: Environment) -> None:
+        call = Submission("import random\nrandom.random()", id="again")
+        other = Submission("import random\nrandom.random()", id="another")
+        first, again, different = [await environment.run(each) for each in (call, call, other)]
+        assert (first.value, first.value_json, first.cpu_seconds) == (again.value, again.value_json, again.cpu_seconds)
+        assert different.value != first.value
+
+    async def test_a_call_that_is_submitted_twice_at_once_runs_once(self, environment: Environment) -> None:
+        await environment.execute("x = 0", session="once")
+        call = Submission("import time\ntime.sleep(0.2)\nx += 1\nx", session="once", id="twice")
+        results = await environment.run_batch([call, call])
+        assert [result.value for result in results] == ["1", "1"]
+
+    async def test_an_id_belongs_to_its_code(self, environment: Environment) -> None:
+        await environment.run(Submission("1", id="taken"))
+        assert (await environment.run(Submission("2", id="taken"))).status is ToolStatus.INVALID_CALL
+
+    async def test_cancelling_frees_the_slot(self, environment: Environment) -> None:
+        await cancelled(*await occupied(environment))
+        await all_slots_free(environment)
+        assert (await environment.execute("1")).value == "1"
+
+    async def test_cancelling_what_waits_leaves_the_rest_alone(self, environment: Environment) -> None:
+        holders = await occupied(environment)
+        waiting = [asyncio.create_task(environment.execute(f"{i}")) for i in range(3)]
+        await asyncio.sleep(0.1)
+        await cancelled(waiting[1], *holders)
+        assert [(await waiting[i]).value for i in (0, 2)] == ["0", "2"]
+
+    async def test_a_timeout_around_a_call_ends_it(self, environment: Environment) -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await environment.execute(FOREVER, limits=Limits(60, 60))
+        await all_slots_free(environment)
+
+    async def test_a_call_that_has_not_begun_at_its_deadline_never_does(self, environment: Environment) -> None:
+        holders = await occupied(environment)
+        began = time.monotonic()
+        late = await environment.run(Submission("1", deadline_seconds=0.2))
+        assert 0.2 <= time.monotonic() - began < 3
+        assert (late.status, late.value) == (ToolStatus.INFRASTRUCTURE, None)
+        await cancelled(*holders)
+        assert (await environment.run(Submission("1", deadline_seconds=10))).value == "1"
+
+    async def test_outcomes_of_a_batch_stand_in_its_order(self, environment: Environment) -> None:
+        codes = [f"import time\ntime.sleep({0.2 if i == 0 else 0})\n{i}" for i in range(20)]
+        results = await environment.run_batch([Submission(code) for code in codes])
+        assert [result.value for result in results] == [str(i) for i in range(20)]
+        assert await environment.run_batch([]) == []
+
+    async def test_a_slow_call_delays_no_other(self, environment: Environment) -> None:
+        slow = asyncio.create_task(environment.execute("import time\ntime.sleep(3)"))
+        quick = [asyncio.create_task(environment.execute(f"{i}")) for i in range(10)]
+        assert [result.value for result in await asyncio.gather(*quick)] == [str(i) for i in range(10)]
+        assert not slow.done()
+        await cancelled(slow)
+
+    async def test_higher_priority_goes_first(self, environment: Environment) -> None:
+        holders = await occupied(environment)
+        ended: list[int] = []
+
+        async def call(priority: int) -> None:
+            await environment.run(Submission("import time\ntime.sleep(0.05)", priority=priority))
+            ended.append(priority)
+
+        calls = [asyncio.create_task(call(priority)) for priority in (0, 0, 0, 0, 5, 5)]
+        await asyncio.sleep(0.2)
+        await cancelled(*holders)
+        await asyncio.gather(*calls)
+        assert set(ended[:2]) == {5}
+
+    async def test_many_at_once_get_their_own_answers(self, environment: Environment) -> None:
+        results = await asyncio.gather(*(environment.execute(f"print({i})\n{i} ** 2") for i in range(200)))
+        assert [(result.stdout, result.value) for result in results] == [(f"{i}\n", str(i * i)) for i in range(200)]
+
+    def test_it_serves_one_event_loop_after_another(self, environment: Environment) -> None:
+        async def two() -> list[str | None]:
+            return [(await environment.execute(f"{i}")).value for i in range(2)]
+
+        assert [asyncio.run(two()) for _ in range(3)] == [["0", "1"]] * 3
+
+    async def test_it_serves_several_event_loops_at_once(self, environment: Environment) -> None:
+        async def ten(start: int) -> list[str | None]:
+            return [r.value for r in await asyncio.gather(*(environment.execute(f"{start + i}") for i in range(10)))]
+
+        threads = [asyncio.to_thread(asyncio.run, ten(100 * n)) for n in range(4)]
+        assert await asyncio.gather(*threads) == [[str(100 * n + i) for i in range(10)] for n in range(4)]
+
+    async def test_its_metrics_count_calls(self, environment: Environment) -> None:
+        async def ok() -> float:
+            return await gauge(environment, 'calls_total{status="ok"}')
+
+        before = await ok()
+        await environment.execute("1")
+        assert await ok() == before + 1
+
+    async def test_closing_gives_open_calls_an_outcome(self, closing: Environment) -> None:
+        call = asyncio.create_task(closing.execute(FOREVER, limits=Limits(60, 60)))
+        await asyncio.sleep(0.3)
+        began = time.monotonic()
+        await closing.close()
+        assert (await call).status is ToolStatus.INFRASTRUCTURE
+        assert time.monotonic() - began < 5
+        with pytest.raises(HrmError, match="closed"):
+            await closing.execute("1")
+        await closing.close()

@@ -1,0 +1,83 @@
+"""Servers for tests: in this process, on an event loop of its own; and as a process that can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hrm_agent.environment.address import TOKEN_VARIABLE
+from hrm_agent.environment.result import Environment
+from hrm_agent.environment.service import Service, serving
+
+__all__ = ["TOKEN", "ServerProcess", "served"]
+
+TOKEN = "a token for tests"
+
+
+@contextmanager
+def served(environment: Environment, listener: socket.socket, **options: Any) -> Iterator[Service]:
+    """Serve inside the block."""
+    loop, stop = asyncio.new_event_loop(), asyncio.Event()
+    started: list[Service] = []
+    up = threading.Event()
+
+    async def serve() -> None:
+        async with serving(environment, TOKEN, listener, **{"drain_seconds": 0.0, **options}) as service:
+            started.append(service)
+            up.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
+    thread.start()
+    assert up.wait(10), "the server does not start"
+    try:
+        yield started[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(30)
+        assert not thread.is_alive(), "the server does not stop"
+        loop.close()
+
+
+class ServerProcess:
+    """`hrm-agent environment serve`, on one address however often it is started."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.url = f"unix:{folder / 'server'}"
+        self._flags = ("--socket", str(folder / "server"), "--slots", "2", *flags)
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        command = (sys.executable, "-m", "hrm_agent.cli.main", "environment", "serve", "--json", *self._flags)
+        variables = os.environ | {TOKEN_VARIABLE: TOKEN}
+        self._process = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        assert json.loads(self._process.stdout.readline())["url"] == self.url
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def wait(self) -> int:
+        assert self._process is not None
+        return self._process.wait(30)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.wait()
+        assert self._process is not None and self._process.stdout is not None
+        self._process.stdout.close()
+
+    def restart(self) -> None:
+        self.kill()
+        self.start()
