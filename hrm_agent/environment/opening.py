@@ -20,9 +20,13 @@ _FORMS = "Nothing for this machine, http://HOST:PORT, https://HOST:PORT or unix:
 
 
 def parse_where(text: str) -> str:
-    """The same text, if an environment can be opened by it. Raises ConfigError."""
-    served = next((form for form in _SERVED if text.startswith(form)), None)
-    if text == "ray" or (text.startswith("ray:") and text != "ray:") or (served is not None and text != served):
+    """The same text, if it has a form that an environment can be opened by. Raises ConfigError."""
+    if text == "ray" or (text.startswith("ray:") and text != "ray:"):
+        return text
+    if text.startswith(_SERVED) and text not in _SERVED:
+        from hrm_agent.environment.address import parse_address
+
+        parse_address(text)
         return text
     raise ConfigError(f"{text!r} is no place where code can be run.", _FORMS)
 
