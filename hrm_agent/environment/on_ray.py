@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -30,6 +31,7 @@ from typing import Any
 from hrm_agent.environment.bounds import Bounds
 from hrm_agent.environment.front import Front
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation
+from hrm_agent.environment.ray_cluster import line_of
 from hrm_agent.environment.ray_workers import RayWorkers
 from hrm_agent.environment.result import Environment, ExecutionResult, Submission
 from hrm_agent.environment.slots import LocalWorkers
@@ -40,6 +42,9 @@ __all__ = ["RayEnvironment"]
 
 _REACH_SECONDS = 5.0
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+_lock = threading.Lock()
+_open = 0
+"""Environments that use a connection made here; the last one ends it."""
 _START = "Start one with `ray start --head`, or give no address: then one is started on this machine."
 
 
@@ -54,6 +59,7 @@ class RayEnvironment(Environment):
         max_sessions: int = 256,
         isolation: Isolation = DEFAULT_ISOLATION,
         packages: Sequence[str] | None = None,
+        overhang: int = 2,
         bounds: Bounds | None = None,
         factory: Callable[[], Workers] | None = None,
     ) -> None:
@@ -61,14 +67,16 @@ class RayEnvironment(Environment):
         None for RAY_ADDRESS, else a cluster of this machine alone, gone when the environment is closed. A Ray that this
         process has already is used whatever the address, and left as it is. `slots`, `packages`: of each node, see
         `LocalEnvironment`. `max_sessions`: living sessions of all nodes together. `isolation`: the least that is
-        accepted. `factory`: makes a node's workers, there, instead.
+        accepted. `overhang`: calls that a node is given at once, per slot; those beyond its slots count as running and
+        wait there, in order of arrival. 1: none does, and slots stand idle for the time of a message. `factory`: makes
+        a node's workers, there, instead.
 
         Raises HrmError where Ray is not installed or out of reach, or where no node isolates by `isolation`.
         """
         self._ray, self._ours = _connect(address)
         try:
             make = factory or partial(LocalWorkers, slots, isolation=isolation, packages=packages)
-            self._workers = RayWorkers(self._ray, make, isolation)
+            self._workers = RayWorkers(self._ray, make, isolation, overhang)
         except BaseException:
             self._disconnect()
             raise
@@ -110,7 +118,7 @@ class RayEnvironment(Environment):
     def _disconnect(self) -> None:
         if self._ours:
             self._ours = False
-            self._ray.shutdown()
+            _release(self._ray)
 
 
 def _answer(future: Future[ExecutionResult], result: ExecutionResult) -> None:
@@ -120,31 +128,50 @@ def _answer(future: Future[ExecutionResult], result: ExecutionResult) -> None:
 
 def _connect(address: str | None) -> tuple[Any, bool]:
     """Ray, and whether it was connected here."""
+    global _open
     address = address or os.environ.get("RAY_ADDRESS") or "local"
-    host, _, port = address.rpartition(":")
+    with _lock:
+        ray = _imported(address)
+        if not ray.is_initialized():
+            _init(ray, address)
+        elif not _open:
+            return ray, False
+        _open += 1
+        return ray, True
+
+
+def _release(ray: Any) -> None:
+    global _open
+    with _lock:
+        _open -= 1
+        if not _open:
+            ray.shutdown()
+
+
+def _imported(address: str) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if address == "local" or host in _LOOPBACK:
+    if address == "local" or address.rpartition(":")[0] in _LOOPBACK:
         # Else Ray puts the machine's outer address for loopback. The name is of where that is done without being asked.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     try:
-        ray: Any = import_module("ray")
+        return import_module("ray")
     except ImportError:
         raise HrmError("Ray is not installed.", "pip install 'hrm-agent[ray]'") from None
-    if ray.is_initialized():
-        return ray, False
+
+
+def _init(ray: Any, address: str) -> None:
     if address not in {"local", "auto"}:
-        _reach(address, host, port)
+        _reach(address)
+    here = {"_node_ip_address": "127.0.0.1"} if address == "local" else {}
     try:
-        here = {"_node_ip_address": "127.0.0.1"} if address == "local" else {}
         ray.init(address, include_dashboard=False, log_to_driver=False, logging_level="WARNING", **here)
     except Exception as error:  # of many kinds
-        why = str(error).strip().splitlines()[:1]
-        raise HrmError(f"No connection to Ray at {address}: {''.join(why) or type(error).__name__}", _START) from error
-    return ray, True
+        raise HrmError(f"No connection to Ray at {address}: {line_of(error)}", _START) from error
 
 
-def _reach(address: str, host: str, port: str) -> None:
+def _reach(address: str) -> None:
     """Raises HrmError where nobody listens, since Ray would wait for that for ever."""
+    host, _, port = address.rpartition(":")
     if "//" in host or not host or not port.isdigit():
         where = "The driver runs on a node of the cluster, and names its head by HOST:PORT, or by `auto`."
         raise HrmError(f"{address!r} is no address of a Ray cluster.", where)

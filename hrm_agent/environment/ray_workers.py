@@ -5,8 +5,8 @@ is on its way shares the next (`RayNode.give`), and outcomes come back in batche
 A work goes to the node with the shortest queue for its slots. A node's queue is known exactly, and at once: all that it
 was given and has not answered, since it takes works from here only. A session's works go to the node that has it.
 
-Nodes are given more works than they have slots, by `OVERHANG`, or slots would stand idle for the time of a message;
-the rest wait here, where they can still go anywhere. So a work may stand on a node for a moment before it begins.
+Nodes are given more works than they have slots (`overhang`), or slots would stand idle for the time of a message; the
+rest wait here, where they can still go anywhere. So a work may stand on a node for a while before it begins.
 
 A node that died, or does not answer, is given up, and its actor killed: no two processes go on with the same work. Its
 works are `lost`: whatever they did was done in processes of that node. The queue above runs them again once, and
@@ -37,8 +37,6 @@ _T = TypeVar("_T")
 _LOG = logging.getLogger(__name__)
 BATCH = 256
 """Works in one Ray call, at most."""
-OVERHANG = 2
-"""Works that a node is given, per slot."""
 SILENCE_SECONDS = POLL_SECONDS + 30.0
 """A node is given up when it has not answered for so long."""
 NOBODY_SECONDS = 60.0
@@ -48,8 +46,12 @@ NOBODY_SECONDS = 60.0
 class RayWorkers:
     """See `Workers`. All that changes is changed on one event loop in a thread of its own."""
 
-    def __init__(self, ray: Any, make: Callable[[], Workers], least: Isolation) -> None:
-        """`make` makes a node's own workers, there. Raises HrmError where no node can be used."""
+    def __init__(self, ray: Any, make: Callable[[], Workers], least: Isolation, overhang: int) -> None:
+        """`make` makes a node's own workers, there. `overhang`: works that a node is given, per slot.
+
+        Raises HrmError where no node can be used.
+        """
+        self._overhang = overhang
         self.isolation = ""
         """Of the weakest node. An outcome has its own node's."""
         self.slots = self.slot_deaths = 0
@@ -251,7 +253,7 @@ class RayWorkers:
 
     def _count_slots(self) -> None:
         nodes = self._nodes.values()
-        self.slots = sum(node.slots for node in nodes) * OVERHANG
+        self.slots = sum(node.slots for node in nodes) * self._overhang
         self.isolation = min((node.isolation for node in nodes), default=self.isolation)
         if not nodes:
             self._loop.call_later(NOBODY_SECONDS, self._give_up, self._lost_nodes)

@@ -1,0 +1,326 @@
+"""A real Ray cluster on this machine: a head that runs nothing, and nodes that come and go. Bound to loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hrm_agent.environment.isolation import Isolation
+from hrm_agent.environment.on_ray import RayEnvironment
+from hrm_agent.environment.result import SessionState, Submission
+from hrm_agent.errors import HrmError
+from hrm_agent.trajectory import ToolStatus
+from tests.environment.contract import SLOTS, EnvironmentContract
+from tests.environment.front_workers import ThreadWorkers
+
+PROJECT = Path(__file__).parents[2]
+NODES = 2
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # else Ray binds to the machine's outer address
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"include_dashboard": False, "no_monitor": True, **node_options(cpus=0)}
+    )
+    for _ in range(NODES):
+        cluster.add_node(**node_options())
+    yield cluster
+    started = descendants()
+    cluster.shutdown()
+    wait_until(lambda: not [pid for pid in started if Path(f"/proc/{pid}/exe").exists()])
+
+
+def node_options(cpus: int = 2) -> dict[str, Any]:
+    return {"num_cpus": cpus, "node_ip_address": "127.0.0.1", "include_log_monitor": False}
+
+
+def descendants() -> set[int]:
+    """Processes below this one."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {os.getpid()}
+
+
+def wait_until(holds: Callable[[], object], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def environment(cluster: Any) -> Iterator[RayEnvironment]:
+    environment = RayEnvironment(cluster.address, slots=2)
+    yield environment
+    environment.shutdown()
+
+
+class TestContract(EnvironmentContract):
+    """Over two nodes with a slot each."""
+
+    @pytest.fixture(scope="class")
+    def environment(self, cluster: Any) -> Iterator[RayEnvironment]:
+        environment = opened(cluster)
+        yield environment
+        environment.shutdown()
+
+    @pytest.fixture
+    def closing(self, cluster: Any) -> Iterator[RayEnvironment]:
+        environment = opened(cluster)
+        yield environment
+        environment.shutdown()
+
+
+def opened(cluster: Any) -> RayEnvironment:
+    environment = RayEnvironment(cluster.address, slots=SLOTS // NODES, overhang=1)
+    assert len(by_node(environment, "slots")) == NODES
+    return environment
+
+
+def by_node(environment: RayEnvironment, name: str) -> dict[str, int]:
+    """A metric of the nodes."""
+    found = re.findall(
+        rf'^hrm_environment_node_{name}{{node="(.*)"}} (\d+)$', environment._workers.metrics(), re.MULTILINE
+    )
+    return {node: int(value) for node, value in found}
+
+
+async def all_nodes_in_use(environment: RayEnvironment, nodes: int) -> None:
+    await asyncio.to_thread(wait_until, lambda: len(by_node(environment, "slots")) == nodes)
+
+
+async def test_outcomes_are_right_and_the_nodes_share_the_calls(environment: RayEnvironment) -> None:
+    before = by_node(environment, "works_total")
+    results = await environment.run_batch([Submission(f"print({i})\n{i} ** 2") for i in range(100)])
+    assert [(r.status, r.stdout, r.value) for r in results] == [("ok", f"{i}\n", f"{i * i}") for i in range(100)]
+    assert {result.isolation for result in results} == {environment.isolation}
+    shares = [count - before[node] for node, count in by_node(environment, "works_total").items()]
+    assert len(shares) == NODES
+    assert sum(shares) == 100
+    assert min(shares) > 20
+    assert set(by_node(environment, "open").values()) == {0}
+    text = await environment.metrics()
+    assert 'hrm_environment_calls_total{status="ok"}' in text
+
+
+async def test_what_a_snippet_does_wrong_is_typed(environment: RayEnvironment) -> None:
+    codes = ["1 / 0", "import os\nos._exit(3)", "RESULT = {'a': [1]}"]
+    results = await environment.run_batch([Submission(code) for code in codes])
+    assert [result.status for result in results] == ["error", "error", "ok"]
+    assert results[2].value_json == '{"a": [1]}'
+
+
+async def test_a_slow_call_delays_none_of_its_batch(environment: RayEnvironment) -> None:
+    slow = asyncio.create_task(environment.execute("import time\ntime.sleep(3)\n'slow'"))
+    quick = await environment.run_batch([Submission("1")] * 20)
+    assert not slow.done()
+    assert {result.value for result in quick} == {"1"}
+    assert (await slow).value == "'slow'"
+
+
+async def test_a_session_stays_on_its_node_and_can_be_forked(environment: RayEnvironment) -> None:
+    names = [f"stays {i}" for i in range(4)]
+    for expected in ("1", "2", "3"):
+        code = "n = globals().get('n', 0) + 1\nn"
+        results = await environment.run_batch([Submission(code, session=name) for name in names])
+        assert [result.value for result in results] == [expected] * 4
+    assert {result.session for result in results} == {SessionState.KEPT}
+    assert set(by_node(environment, "sessions").values()) == {2}
+    await environment.fork_session(names[0], "fork")
+    assert (await environment.execute("n += 10\nn", session="fork")).value == "13"
+    assert (await environment.execute("n", session=names[0])).value == "3"
+    for name in (*names, "fork"):
+        await environment.end_session(name)
+    assert (await environment.execute("n", session=names[0])).session is SessionState.NEW
+
+
+async def test_a_cancelled_call_frees_its_slot(environment: RayEnvironment) -> None:
+    forever = [asyncio.create_task(environment.execute("while True: pass")) for _ in range(20)]
+    await asyncio.sleep(0.5)
+    for task in forever:
+        task.cancel()
+    start = time.monotonic()
+    assert (await environment.execute("1")).value == "1"
+    assert time.monotonic() - start < 4  # each would have run for five seconds
+    await asyncio.to_thread(wait_until, lambda: not any(by_node(environment, "open").values()), 4)
+
+
+def test_threads_with_loops_of_their_own(environment: RayEnvironment) -> None:
+    found: dict[int, list[str | None]] = {}
+
+    def ask(i: int) -> None:
+        async def several() -> list[str | None]:
+            return [result.value for result in await environment.run_batch([Submission(f"{i}")] * 5)]
+
+        found[i] = asyncio.run(several())
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {i: [str(i)] * 5 for i in range(4)}
+
+
+async def test_a_dead_node_s_calls_are_run_elsewhere_and_a_new_node_is_used(
+    cluster: Any, environment: RayEnvironment
+) -> None:
+    await all_nodes_in_use(environment, NODES)
+    names = [f"moves {i}" for i in range(4)]
+    await environment.run_batch([Submission("x = 5", session=name) for name in names])
+    busy = Submission("import time\ntime.sleep(1.5)\nx += 1\nx", session=names[0])
+    codes = [f"import time\ntime.sleep(0.01)\nprint({i})" for i in range(300)]
+    calls = asyncio.create_task(environment.run_batch([busy, *map(Submission, codes)]))
+    await asyncio.sleep(0.5)
+    await asyncio.to_thread(cluster.remove_node, next(iter(cluster.worker_nodes)), allow_graceful=False)
+    of_session, *results = await calls
+    assert [(result.status, result.stdout) for result in results] == [("ok", f"{i}\n") for i in range(300)]
+    assert {result.attempt for result in results} <= {1, 2}
+    assert any(result.attempt == 2 for result in (of_session, *results))
+    assert of_session.value == "6"
+    after = await environment.run_batch([Submission("x", session=name) for name in names])
+    assert [result.value for result in after] == ["6", "5", "5", "5"]
+    states = [of_session.session, *(result.session for result in after)]
+    assert states.count(SessionState.REPLAYED) == 2
+    assert set(states) == {SessionState.REPLAYED, SessionState.KEPT}
+    cluster.add_node(**node_options())
+    await all_nodes_in_use(environment, NODES)
+    await environment.run_batch([Submission("1")] * 20)
+    assert min(by_node(environment, "works_total").values()) > 0
+
+
+async def test_a_node_whose_actor_died_gets_another(environment: RayEnvironment) -> None:
+    await all_nodes_in_use(environment, NODES)
+    import ray
+
+    node = next(iter(environment._workers._nodes.values()))
+    await environment.run_batch([Submission("1")] * 4)
+    await asyncio.to_thread(ray.kill, node.actor)
+    results = await environment.run_batch([Submission("2")] * 20)
+    assert {result.value for result in results} == {"2"}
+    await asyncio.to_thread(wait_until, lambda: node not in environment._workers._nodes.values())
+    await all_nodes_in_use(environment, NODES)
+
+
+@pytest.mark.usefixtures("environment")
+async def test_calls_share_ray_calls_and_closing_leaves_ray_and_no_call_open(cluster: Any) -> None:
+    import ray
+
+    second = RayEnvironment(factory=partial(ThreadWorkers, slots=64), isolation=Isolation.L0)
+    results = await second.run_batch([Submission(f"value {i}") for i in range(2000)])
+    assert [result.value for result in results] == [str(i) for i in range(2000)]
+    works, batches = (sum(by_node(second, name).values()) for name in ("works_total", "batches_total"))
+    assert works == 2000
+    assert batches < 400
+    open_calls = [asyncio.create_task(second.execute("wait")) for _ in range(300)]  # some run, some wait
+    await asyncio.sleep(0.3)
+    await second.close()
+    assert {result.status for result in await asyncio.gather(*open_calls)} == {ToolStatus.INFRASTRUCTURE}
+    with pytest.raises(HrmError, match="closed"):
+        await second.execute("value 1")
+    await second.close()
+    assert ray.is_initialized()
+
+
+@pytest.mark.usefixtures("environment")
+async def test_the_level_is_the_weakest_node_s_and_one_below_the_least_is_left_out(
+    cluster: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    weak = next(iter(cluster.worker_nodes)).node_id
+
+    def workers() -> ThreadWorkers:
+        import ray
+
+        return ThreadWorkers(isolation="L1" if ray.get_runtime_context().get_node_id() == weak else "L3")
+
+    both = RayEnvironment(factory=workers, isolation=Isolation.L1)
+    assert (both.isolation, len(by_node(both, "slots"))) == ("L1", 2)
+    await both.close()
+    with caplog.at_level(logging.WARNING):
+        strong = RayEnvironment(factory=workers, isolation=Isolation.L2)
+    assert (strong.isolation, len(by_node(strong, "slots"))) == ("L3", 1)
+    assert "is left out: it isolates at L1, less than L2" in caplog.text
+    await strong.close()
+
+    def none() -> ThreadWorkers:
+        raise HrmError("This machine cannot.", "Take another.")
+
+    with pytest.raises(HrmError, match=r"can run calls: .*This machine cannot\. Take another"):
+        RayEnvironment(factory=none)
+
+
+def test_ray_that_is_missing_or_out_of_reach_is_said_in_a_sentence() -> None:
+    program = """
+import sys
+from hrm_agent.environment.on_ray import RayEnvironment
+from hrm_agent.errors import HrmError
+for address in ("127.0.0.1:1", "ray://127.0.0.1:1", "somewhere"):
+    try: RayEnvironment(address)
+    except HrmError as error: print(error)
+sys.modules["ray"] = None
+try: RayEnvironment()
+except HrmError as error: print(error)
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, timeout=100, check=True)
+    unreachable, client, word, missing = done.stdout.splitlines()
+    assert unreachable.startswith("No Ray cluster answers at 127.0.0.1:1: ")
+    assert "'ray://127.0.0.1:1' is no address of a Ray cluster." in client
+    assert "'somewhere' is no address" in word
+    assert missing == "Ray is not installed. pip install 'hrm-agent[ray]'"
+
+
+@pytest.mark.slow
+async def test_nodes_die_at_random_during_thousands_of_calls(cluster: Any, environment: RayEnvironment) -> None:
+    draw, over = random.Random(0), asyncio.Event()
+
+    async def episode(number: int) -> list[Any]:
+        code = "import time\ntime.sleep(0.02)\nn = globals().get('n', 0) + 1\nn"
+        return [await environment.execute(code, session=f"episode {number}") for _ in range(20)]
+
+    async def kill() -> None:
+        while not over.is_set():
+            await asyncio.sleep(draw.uniform(2, 5))
+            await all_nodes_in_use(environment, NODES)
+            node = draw.choice(sorted(cluster.worker_nodes, key=lambda node: node.unique_id))
+            await asyncio.to_thread(cluster.remove_node, node, allow_graceful=False)
+            await asyncio.to_thread(partial(cluster.add_node, **node_options()))
+
+    killer = asyncio.create_task(kill())
+    stateless = environment.run_batch([Submission(f"print({i})", id=f"chaos {i}") for i in range(3000)])
+    results, *sessions = await asyncio.gather(stateless, *map(episode, range(20)))
+    over.set()
+    await killer
+    wrong = [
+        r for i, r in enumerate(results) if r.status != "infrastructure" and (r.status, r.stdout) != ("ok", f"{i}\n")
+    ]
+    assert wrong == []
+    lost = [result for result in (*results, *(cell for cells in sessions for cell in cells)) if result.status != "ok"]
+    assert len(lost) < 20, "two attempts, both on nodes that died: must be rare"
+    for cells in sessions:
+        values = [int(cell.value) for cell in cells if cell.status == "ok"]
+        assert values == list(range(1, len(values) + 1))
