@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 from itertools import pairwise
@@ -12,11 +14,14 @@ from pathlib import Path
 import pytest
 
 from hrm_agent.environment import LocalEnvironment, local
+from hrm_agent.environment.address import TOKEN_VARIABLE
 from hrm_agent.environment.isolation import Isolation
 from hrm_agent.errors import HrmError
-from tests.cli.conftest import Command
+from tests.cli.conftest import SCRIPT, Command
+from tests.environment.served import TOKEN, served
 
 TASK = "What is 6 * 7?"
+OK_CALLS = 'hrm_environment_calls_total{status="ok"}'
 
 
 def test_a_run_shows_each_step_and_is_on_record(scripted: str, hrm: Command, tmp_path: Path) -> None:
@@ -147,6 +152,33 @@ def test_less_isolation_has_to_be_asked_for_and_is_told(
     assert "under isolation L1, less than L2. No namespaces: denied. `hrm-agent doctor" in done.err
     assert hrm(*words, "--isolation", "L0").code == 0  # it may change when a run is gone on with
     assert hrm("resume", words[-1]).code == 0
+
+
+def test_code_runs_on_a_server(scripted: str, hrm: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("run", TASK, "--policy", scripted, "--thread", "t", "--environment", f"unix:{tmp_path / 'server'}")
+    with (tmp_path / "script.jsonl").open("a") as script:
+        script.write(json.dumps(SCRIPT[-1]) + "\n")  # for the fork
+    environment = LocalEnvironment(slots=1)
+    monkeypatch.setattr(local, "LocalEnvironment", None)
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    done = hrm(*words)
+    assert done.code == 2
+    assert "Nobody listens at unix:" in done.err
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "server"))
+        listener.listen()
+        with served(environment, listener):
+            assert hrm(*words).code == 0
+            before = ok_calls(environment)
+            assert before > 0
+            assert hrm("fork", "t", "--at", "before:tools", "--run").code == 0  # its options say where
+            assert ok_calls(environment) > before
+    environment.shutdown()
+
+
+def ok_calls(environment: LocalEnvironment) -> int:
+    text = asyncio.run(environment.metrics())
+    return next(int(line.split()[-1]) for line in text.splitlines() if line.startswith(OK_CALLS))
 
 
 def test_the_default_isolation_is_not_spoken_of(parrot: str, hrm: Command) -> None:
