@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from hrm_agent.environment import LocalEnvironment
+from hrm_agent.environment import ExecutionResult, LocalEnvironment
+from hrm_agent.trajectory import ToolStatus
+from tests.environment.attacks import host as host_module
 from tests.environment.attacks.host import Host
-from tests.environment.attacks.snippets import CORPUS, Snippet, read_folder
-from tests.environment.attacks.trial import try_attack, warm_up
+from tests.environment.attacks.snippets import CORPUS, Call, Snippet, read_folder
+from tests.environment.attacks.trial import judge, try_attack, warm_up
 
 SLOTS = 2
 SNIPPETS = read_folder(CORPUS)
@@ -36,3 +42,44 @@ def test_every_attack_says_what_it_tries_and_what_is_to_come_of_it() -> None:
     assert len(SNIPPETS) >= 80
     assert [snippet.name for snippet in SNIPPETS if not snippet.tries] == []
     assert [snippet.name for snippet in SNIPPETS if not all(call.stated for call in snippet.calls)] == []
+
+
+def test_what_changes_on_the_host_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_module, "PATIENCE_SECONDS", 0.0)
+    with Host() as host:
+        host.settle()
+        assert host.complaints() == []
+        words = host.words()
+        marks = [Path(words["SCRATCH"]) / "new", Path("/tmp") / words["MARK"]]
+        for mark in marks:
+            mark.touch()
+        with socket.create_connection(("127.0.0.1", int(words["TCP_PORT"]))), subprocess.Popen(["sleep", "60"]) as left:
+            found = "\n".join(host.complaints())
+            left.kill()
+        for mark in marks:
+            mark.unlink()
+    for word in (str(marks[0]), str(marks[1]), "a connection to tcp", "processes, not", "open descriptors, not"):
+        assert word in found
+
+
+def test_what_is_wrong_with_an_outcome_would_be_seen() -> None:
+    call, good = Call("1", shows=("^fine",), never=("bad",)), ExecutionResult(ToolStatus.OK, stdout="fine\n")
+    wrong = (
+        {"status": ToolStatus.INFRASTRUCTURE},
+        {"stdout": ""},
+        {"stderr": "bad"},
+        {"value": "BREACH"},
+        {"stderr": f"File {host_module.PROJECT}/x.py"},
+        {"attempt": 2},
+        {"duration_seconds": 60.0},
+        {"stdout": "fine" * 10**6},
+        {"stdout": "fine \ud800"},
+        {"value_json": "{"},
+    )
+    with Host() as host:
+        words = host.words()
+        assert judge(call, good, host, words) == []
+        assert [change for change in wrong if len(judge(call, replace(good, **change), host, words)) != 1] == []
+        assert judge(call, replace(good, stdout=f"fine {host.secret}"), host, words) == [
+            "a secret of the host was read"
+        ]

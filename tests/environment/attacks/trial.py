@@ -14,7 +14,7 @@ from hrm_agent.trajectory import ToolStatus
 from tests.environment.attacks.host import PROJECT, Host
 from tests.environment.attacks.snippets import Call, Snippet
 
-__all__ = ["Trial", "health", "try_attack", "warm_up"]
+__all__ = ["Trial", "health", "judge", "try_attack", "warm_up"]
 
 LATE_SECONDS = 1.0
 """How late a call may end on a slow and loaded machine."""
