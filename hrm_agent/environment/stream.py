@@ -38,6 +38,8 @@ __all__ = ["FORK", "Calls", "Stream", "as_list"]
 
 _FRAME_CHARACTERS = 1024 * 1024
 """Of the outcomes that share a message, about."""
+_MANY, _GATHERING_SECONDS = 32, 0.005
+"""With so many calls open, each waits for others far longer than this; outcomes that come in it share a message."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -168,6 +170,8 @@ class Stream:
         with suppress(ConnectionError):  # the client has gone: the reader sees that too
             while await self._ready.wait():
                 await self._flush()
+                if len(self._tasks) >= _MANY:
+                    await asyncio.sleep(_GATHERING_SECONDS)
 
     async def _flush(self) -> None:
         """All that are ready go out together; while a slow reader lets them wait, more get ready."""
