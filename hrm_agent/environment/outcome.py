@@ -88,10 +88,14 @@ class SlotFiles:
 def _json(encoded: bytes) -> str | None:
     try:
         text = encoded.decode()
-        json.loads(text)
+        json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return None
     return text
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(name)
 
 
 def outcome(reply: Reply, files: SlotFiles, limits: Limits, isolation: str, *, started: bool) -> ExecutionResult:

@@ -38,9 +38,12 @@ SLOT_ID = 0x70000000
 """User and group of slot n is this plus n, when the host is root: ids that no account owns."""
 INSIDE_ID = 1000
 MAX_PROCESSES = 32
-MAX_DESCRIPTORS = 256
+MAX_DESCRIPTORS = 128
+"""Of a process. What lies in sockets between processes is memory that no limit counts."""
+NO_CORE = 1
+"""Byte: 0 would still hand a dump to a program of the host, where it is set up to have them."""
 TMP_OPTIONS = b"size=64m,nr_inodes=4096,mode=1777"
-DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
+DEVICES = ("/dev/null", "/dev/urandom", "/dev/random")
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER = 0x00020000, 0x04000000, 0x08000000, 0x10000000
 CLONE_NEWPID, CLONE_NEWNET, CLONE_PIDFD = 0x20000000, 0x40000000, 0x00001000
@@ -196,7 +199,7 @@ def as_subreaper() -> None:
 
 def limit_slot(*, count_processes: bool) -> None:
     """Hard limits that are the same for every call. `count_processes`: the user is the slot's own."""
-    limits = {resource.RLIMIT_NOFILE: MAX_DESCRIPTORS, resource.RLIMIT_CORE: 0}
+    limits = {resource.RLIMIT_NOFILE: MAX_DESCRIPTORS, resource.RLIMIT_CORE: NO_CORE}
     if count_processes:
         limits[resource.RLIMIT_NPROC] = MAX_PROCESSES + 1
     for kind, limit in limits.items():

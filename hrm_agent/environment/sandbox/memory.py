@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 
 __all__ = ["Tree"]
 
 _KIB = 1024
+_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class Tree:
@@ -34,14 +36,23 @@ class Tree:
         """Of the first process."""
         return list(self._children_of(self._pid))
 
-    def held_bytes(self) -> int:
-        """Memory of a tree of several: what they share counts once. A single process is held by its own limit: 0."""
+    def look(self, until: float) -> tuple[int, float]:
+        """Bytes and CPU seconds of a tree of several: what they share counts once, who has ended counts on.
+
+        A single process is held by its own limits: 0 and 0. A tree too large to be gone through by `until`, on the
+        monotonic clock, is told as far as that.
+        """
         members = self.members()
         if len(members) < 2:
-            return 0
-        held = sum(map(self._proportional_bytes, members))
+            return 0, 0.0
+        held, seconds = 0, 0.0
+        for pid in members:
+            held += self._proportional_bytes(pid)
+            seconds += self._cpu_seconds(pid)
+            if time.monotonic() > until:
+                break
         self.peak = max(self.peak, held)
-        return held
+        return held, seconds
 
     def peak_bytes(self) -> int:
         """Largest resident memory of the first process so far, or of the tree where that was seen to be more."""
@@ -87,6 +98,11 @@ class Tree:
 
     def _proportional_bytes(self, pid: int) -> int:
         return _kib_after(self._read(f"{pid}/smaps_rollup"), b"Pss:")
+
+    def _cpu_seconds(self, pid: int) -> float:
+        """Its own, and that of children which it has waited for."""
+        fields = self._read(f"{pid}/stat").rpartition(b")")[2].split()
+        return sum(map(int, fields[11:15])) / _TICKS_A_SECOND
 
     def _read(self, path: str) -> bytes:
         with suppress(OSError):

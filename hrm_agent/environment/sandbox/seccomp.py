@@ -9,7 +9,7 @@ snippet sees: what is added to Linux later is refused until somebody has looked 
 The filter is installed once, in a slot's process, and inherited by all that it starts; so it leaves the slot what it
 clones and limits its children with. Numbers are searched in halves, about seven comparisons, and the answer for those
 that are always allowed is kept by the kernel: a call of read or write does not run the filter at all. Arguments are
-looked at for six numbers only. Compared are the lower 32 bits, which is all that the kernel takes of them.
+looked at for seven numbers only. Compared are the lower 32 bits, which is all that the kernel takes of them.
 """
 
 from __future__ import annotations
@@ -131,11 +131,12 @@ _LOOKED_AT = {
     "ioctl": (16, 29),
     "prctl": (157, 167),
     "personality": (135, 92),
+    "mmap": (9, 222),
 }
 _FIRST_UNKNOWN = 457
 _X32_BIT = 0x40000000
 
-_NUMBER, _ARCHITECTURE, _ARGUMENT = 0, 4, (16, 24, 32)
+_NUMBER, _ARCHITECTURE, _ARGUMENT = 0, 4, (16, 24, 32, 40)
 """Offsets in struct seccomp_data, of arguments the lower halves."""
 _LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
 _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT = 0x15, 0x35, 0x45
@@ -144,6 +145,7 @@ _VERDICTS = {
     "refuse": 0x00050000 | errno.EPERM,
     "unknown": 0x00050000 | errno.ENOSYS,
     "family": 0x00050000 | errno.EAFNOSUPPORT,
+    "no memory": 0x00050000 | errno.ENOMEM,
     "kill": 0x80000000,
 }
 
@@ -156,6 +158,8 @@ _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 _SOCKET_TYPE_MASK, _SOCKET_TYPES = 0xF, (1, 2, 5)
 _PROTOCOLS = (0, 6, 17)
 """The family's own, TCP, UDP."""
+_MAP_ANONYMOUS, _MAP_TYPE, _MAP_SHARED, _MAP_SHARED_VALIDATE = 0x20, 0xF, 0x1, 0x3
+"""Shared memory without a file: what is in it stays when it is taken out of every process's tables."""
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 22, 38
 _SET_MODE_FILTER, _ALL_THREADS = 1, 1
 
@@ -268,7 +272,11 @@ def _ranges(column: int) -> list[tuple[int, str]]:
 
 
 def _look_at_arguments(program: _Program, families: tuple[int, ...]) -> None:
-    first, second, third = _ARGUMENT
+    first, second, third, fourth = _ARGUMENT
+    program.mark("mmap")
+    program.add(_LOAD, fourth)
+    program.add(_AND, _MAP_ANONYMOUS | _MAP_TYPE)
+    program.one_of((_MAP_ANONYMOUS | _MAP_SHARED, _MAP_ANONYMOUS | _MAP_SHARED_VALIDATE), yes="no memory", no="allow")
     program.mark("clone")
     program.add(_LOAD, first)
     program.add(_IF_ANY_BIT, _NEW_NAMESPACES | _CLONE_PARENT, yes="refuse", no="allow")

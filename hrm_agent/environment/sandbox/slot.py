@@ -25,6 +25,12 @@ from . import kernel, snippet
 from .memory import Tree
 from .protocol import REPLY, REQUEST, Ended, Operation, Reply, Request
 
+try:
+    from . import _serve
+except ImportError:
+    _serve = None
+"""The compiled body: answers the plain calls, and leaves all others to what is written here (see `_serve.c`)."""
+
 __all__ = ["CODE", "HOST", "PROC", "Slot"]
 
 CODE, HOST, PROC, CHANNEL = 4, 5, 6, 7
@@ -40,10 +46,12 @@ PARK_SECONDS = 0.2
 class Child:
     """The process of a call, or of a session."""
 
-    __slots__ = ("channel", "parked", "pid", "pidfd", "tree")
+    __slots__ = ("channel", "memory_bytes", "parked", "pid", "pidfd", "tree")
 
-    def __init__(self, pid: int, pidfd: int, channel: socket.socket | None, tree: Tree) -> None:
-        self.pid, self.pidfd, self.channel, self.tree = pid, pidfd, channel, tree
+    def __init__(self, pid: int, pidfd: int, memory_bytes: int, tree: Tree) -> None:
+        self.pid, self.pidfd, self.memory_bytes, self.tree = pid, pidfd, memory_bytes, tree
+        self.channel: socket.socket | None = None
+        """To a session's process."""
         self.parked = False
 
     def cpu_seconds(self) -> float:
@@ -53,12 +61,23 @@ class Child:
         except OSError:
             return 0.0
 
+    def has_spoken(self) -> bool:
+        """True if a session's process has said something before it was asked, or cannot be asked any more."""
+        try:
+            if self.channel is not None:
+                self.channel.recv(1, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        return True
+
 
 class Slot:
     """One event loop over three descriptors: the host's socket, the child's death, the session's channel."""
 
-    def __init__(self, host: socket.socket, folder: str, *, isolated: bool, sampled: bool) -> None:
-        """`sampled`: the /proc at descriptor `PROC` shows this slot's children."""
+    def __init__(self, host: socket.socket, folder: str, *, isolated: bool, sampled: bool, compiled: bool) -> None:
+        """`sampled`: the /proc at descriptor `PROC` shows this slot's children. `compiled`: where that body exists."""
         self._host = host
         self._isolated = isolated
         self._proc = PROC if sampled else None
@@ -68,6 +87,7 @@ class Slot:
         self._base_bytes = _address_space()
         """Of the warm interpreter."""
         self._module = snippet.new_module()
+        self._body = _serve.serve if _serve is not None and compiled and isolated else None
         self._session: Child | None = None
         self._poll = select.poll()
         self._poll.register(HOST, select.POLLIN)
@@ -93,17 +113,39 @@ class Slot:
             child = self._session
             events = self._poll.poll(None if child.parked else PARK_SECONDS * 1000)
             if not events:
-                child.tree.signal(signal.SIGSTOP)
-                child.parked = True
+                self._park(child)
             elif any(descriptor == child.pidfd for descriptor, _ in events):
                 status, _, _ = self._bury(child, kill=False)
                 self._send(Reply(0, Ended.EXITED, status, last=not self._sweep()))
             elif any(descriptor == HOST for descriptor, _ in events):
                 break
             else:  # it speaks without being asked, or has closed its end
-                self._poll.unregister(CHANNEL)
-                child.tree.signal(signal.SIGKILL)
-        return self._receive()
+                self._bury(child, kill=True)
+                self._send(Reply(0, Ended.BROKEN, last=not self._sweep()))
+        return self._receive() if self._body is None else self._next_unusual()
+
+    def _next_unusual(self) -> Request | None:
+        """The first request that the compiled body does not answer. What it has begun and not ended is ended here."""
+        while self._body is not None:
+            data, code, pid, pidfd, started = self._body(self._folder, self._folder_mode, self._base_bytes)
+            if code is not None:
+                self._run_alone(code, data)
+            request = Request(*REQUEST.unpack(data)) if data else None
+            if request is None or not pid:
+                return request
+            child = Child(pid, pidfd, request.memory_bytes, Tree(self._proc, pid))
+            self._poll.register(pidfd, select.POLLIN)
+            if not self._end(child, request, started):
+                break
+        return None
+
+    def _park(self, child: Child) -> None:
+        """Stop an idle session; end one whose processes went on to take more than they may hold."""
+        child.tree.signal(signal.SIGSTOP)
+        child.parked = True
+        held, _ = child.tree.look(time.monotonic() + TICK_SECONDS)
+        if held > child.memory_bytes:
+            child.tree.signal(signal.SIGKILL)
 
     def _receive(self) -> Request | None:
         data = self._host.recv(REQUEST.size)
@@ -120,15 +162,20 @@ class Slot:
             self._send(Reply(request.call, Ended.NOT_STARTED))
             return True
         before = child.cpu_seconds() if child is not None else 0.0
+        broken = child is not None and child.has_spoken()
         try:
             if child is None:
                 child = self._clone(request)
-            else:
+            elif not broken:
                 self._resume(child, request)
         except OSError:
             self._send(Reply(request.call, Ended.NOT_STARTED))
             return True
-        ended = self._watch(child, request, started, before)
+        return self._end(child, request, started, before, broken=broken)
+
+    def _end(self, child: Child, request: Request, started: float, before: float = 0.0, *, broken: bool = False) -> bool:
+        """Watch a call to its end, and answer it. False if the slot is to end."""
+        ended = Ended.BROKEN if broken else self._watch(child, request, started, before)
         seconds = time.monotonic() - started
         if ended is Ended.ANSWERED and child.channel is not None:
             byte = child.channel.recv(1)
@@ -145,7 +192,7 @@ class Slot:
         pid, pidfd = kernel.clone(isolated=self._isolated)
         if pid == 0:
             self._become_child(request, theirs)
-        child = Child(pid, pidfd, ours, Tree(self._proc, pid))
+        child = Child(pid, pidfd, request.memory_bytes, Tree(self._proc, pid))
         self._poll.register(pidfd, select.POLLIN)
         if ours is not None and theirs is not None:
             theirs.close()
@@ -183,10 +230,11 @@ class Slot:
             now = time.monotonic()
             if now < look:
                 continue
-            cpu_left = request.cpu_seconds - (child.cpu_seconds() - before)
+            held, seconds = child.tree.look(deadline)
+            cpu_left = request.cpu_seconds - max(seconds, child.cpu_seconds()) + before
             if now >= deadline or cpu_left <= 0:
                 return Ended.TIMEOUT
-            if child.tree.held_bytes() > request.memory_bytes:
+            if held > child.memory_bytes:
                 return Ended.OUT_OF_MEMORY
             look = min(deadline, now + TICK_SECONDS, now + max(cpu_left, SHORTEST_LOOK))
 
@@ -253,6 +301,16 @@ class Slot:
         finally:
             os._exit(code)
 
+    def _run_alone(self, code: bytes, data: bytes) -> NoReturn:
+        """In the child that the compiled body has cloned, and that has shed everything and read its code there."""
+        status = 1
+        try:
+            request = Request(*REQUEST.unpack(data))
+            snippet.reseed(request.seed)
+            status = snippet.run(code.decode(), self._module, request.value_bytes)
+        finally:
+            os._exit(status)
+
 
 def _has_said(child: Child) -> bool:
     """False if there is nothing but the end of its channel."""
@@ -283,13 +341,23 @@ def _address_space() -> int:
 
 
 def _empty(folder: str) -> None:
-    """Remove what is in a folder, whatever its modes; links are not followed."""
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in list(entries):
-            with suppress(OSError):
+    """Remove what is in a folder, whatever its modes; links are not followed, and no depth is too deep."""
+    with suppress(OSError):
+        while entries := list(os.scandir(folder)):
+            for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
-                    os.chmod(entry.path, stat.S_IRWXU)
-                    _empty(entry.path)
-                    os.rmdir(entry.path)
+                    _take_apart(entry.path, folder)
                 else:
                     os.unlink(entry.path)
+
+
+def _take_apart(path: str, folder: str) -> None:
+    """Remove a folder; the folders in it are moved up into `folder`."""
+    os.chmod(path, stat.S_IRWXU)
+    for entry in list(os.scandir(path)):
+        if entry.is_dir(follow_symlinks=False):
+            os.chmod(entry.path, stat.S_IRWXU)
+            os.rename(entry.path, f"{folder}/{os.urandom(8).hex()}")
+        else:
+            os.unlink(entry.path)
+    os.rmdir(path)
