@@ -232,8 +232,7 @@ class Dispatch:
         session.head = session.line.pop() if session.line else None
         if session.head is not None:
             self._line_up(session.head)
-        else:
-            self.sessions.park(session)
+        self.sessions.park(session)
 
     def _copy(self, session: Session) -> None:
         copies, session.copies = session.copies, []

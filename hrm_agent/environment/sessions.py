@@ -112,6 +112,8 @@ class Sessions:
         self._living: dict[int, Session] = {}
         self._idle: OrderedDict[int, Session] = OrderedDict()
         """Living, without an open call; the one that has been so for longest first."""
+        self._queued: dict[int, Session] = {}
+        """Living, with calls that wait for a slot."""
         self._asleep: OrderedDict[str, Session] = OrderedDict()
         """Without a process and without an open call, likewise."""
         self._asleep_size = 0
@@ -134,11 +136,13 @@ class Sessions:
         session = self._named.get(name)
         if session is None:
             session = self._named[name] = Session(name, run, seed)
-        self._wake(session)
+        if self._wake(session) and session.number:
+            self._queued[session.number] = session
         return session
 
     def visit(self, session: Session, history: tuple[Cell, ...] | None) -> Visit:
         """The session's process for a call that begins now: the one that stands there, else one to be rebuilt."""
+        self._queued.pop(session.number, None)
         if history is not None and not _same(session, history):
             self.kill(session)
             session.assume(history)
@@ -173,6 +177,7 @@ class Sessions:
         if session is None:
             return
         session.number = 0
+        self._queued.pop(number, None)
         if self._idle.pop(number, None) is not None:
             self._sleep(session)
 
@@ -181,9 +186,12 @@ class Sessions:
         session.append(Cell(code, result.digest), self._bounds)
 
     def park(self, session: Session) -> None:
-        """It has no open call any more."""
+        """No call of it runs any more."""
         if session.ended:
             self.kill(session)
+        elif session.head is not None:
+            if session.number:
+                self._queued[session.number] = session
         elif session.number:
             self._idle[session.number] = session
         else:
@@ -210,13 +218,16 @@ class Sessions:
         return session
 
     def _make_room(self) -> None:
-        while len(self._living) >= self._most_living and self._idle:
-            self.kill(next(iter(self._idle.values())))
+        """Of those that have calls waiting the one that came last: its turn is likely to be the last."""
+        while len(self._living) >= self._most_living and (self._idle or self._queued):
+            self.kill(next(iter(self._idle.values())) if self._idle else next(reversed(self._queued.values())))
 
-    def _wake(self, session: Session) -> None:
-        self._idle.pop(session.number, None)
+    def _wake(self, session: Session) -> bool:
+        """False if it was awake."""
         if self._asleep.pop(session.name, None) is not None:
             self._asleep_size -= session.size
+            return True
+        return self._idle.pop(session.number, None) is not None
 
     def _sleep(self, session: Session) -> None:
         self._asleep[session.name] = session

@@ -2,7 +2,7 @@
 
 The code of a call is a few words of a language of its own, so that a test says what is to happen:
 `sleep 0.1`, `wait` (until killed), `value 5`, `set 5`, `get` (the session's variable), `clock` (another value each
-time), `fail` (status error), `die` (the process ends, with an error), `timeout`, `lose`, `lose once`, `break` (an
+time), `fail` (status error), `die` (the process ends, with an error), `timeout`, `lose`, `lose once...`, `break` (an
 infrastructure failure after the code had begun). What is wrong with the calls that come in is noted in `broken`.
 """
 
@@ -116,29 +116,21 @@ class ThreadWorkers:
     def _result(self, work: Work, process: Process, killed: threading.Event) -> tuple[ExecutionResult, bool, bool]:
         """Outcome, whether it was lost, and whether it ended its process."""
         word, _, rest = work.code.partition(" ")
-        result, lost, dies = ExecutionResult(ToolStatus.OK, value=rest), False, False
-        if word == "sleep":
-            killed.wait(float(rest))
-        elif word == "wait":
-            killed.wait(30)
-        elif word == "set":
+        if word in ("sleep", "wait"):
+            killed.wait(float(rest or 30))
+        if word == "set":
             process.variable = rest
-        elif word == "get":
-            result = ExecutionResult(ToolStatus.OK, value=process.variable)
-        elif word == "clock":
-            result = ExecutionResult(ToolStatus.OK, value=str(next(self._clock)))
-        elif word == "fail":
-            result = ExecutionResult(ToolStatus.ERROR)
-        elif word == "die":
-            result, dies = ExecutionResult(ToolStatus.ERROR, stdout="last words"), True
-        elif word == "timeout":
-            result, dies = ExecutionResult(ToolStatus.TIMEOUT), True
-        elif word == "break":
-            result, dies = failed("broken"), True
-        elif word == "lose" and (rest != "once" or work.code not in self._lost):
+        if word == "lose" and not (rest.startswith("once") and work.code in self._lost):
             self._lost.add(work.code)
-            result, lost, dies = failed("lost"), True, True
-        return result, lost, dies
+            return failed("lost"), True, True
+        values = {"get": process.variable, "clock": str(next(self._clock)) if word == "clock" else ""}
+        ends = {
+            "fail": (ExecutionResult(ToolStatus.ERROR), False, False),
+            "die": (ExecutionResult(ToolStatus.ERROR, stdout="last words"), False, True),
+            "timeout": (ExecutionResult(ToolStatus.TIMEOUT), False, True),
+            "break": (failed("broken"), False, True),
+        }
+        return ends.get(word, (ExecutionResult(ToolStatus.OK, value=values.get(word, rest)), False, False))
 
 
 def failed(why: str) -> ExecutionResult:

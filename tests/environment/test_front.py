@@ -1,0 +1,368 @@
+"""The queue before the slots: order, fairness, ids, deadlines, bounds, cancellation, second attempts, the end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future
+
+import pytest
+
+from hrm_agent.environment.bounds import Bounds
+from hrm_agent.environment.front import Front
+from hrm_agent.environment.result import Cell, ExecutionResult, Limits, Submission
+from hrm_agent.environment.workers import Work
+from hrm_agent.errors import HrmError, QueueFullError
+from hrm_agent.trajectory import ToolStatus
+from tests.environment.front_workers import ThreadWorkers, until
+
+
+@pytest.fixture
+def workers() -> Iterator[ThreadWorkers]:
+    """A single slot."""
+    workers = ThreadWorkers(1)
+    yield workers
+    assert workers.broken == []
+
+
+@pytest.fixture
+def front(workers: ThreadWorkers) -> Iterator[Front]:
+    front = Front(workers)
+    yield front
+    front.close()
+
+
+def running(front: Front, workers: ThreadWorkers, **fields: object) -> Future[ExecutionResult]:
+    """A call that holds its slot until it is killed."""
+    before = workers.began.count("wait")
+    future = front.submit(Submission("wait", **fields))  # type: ignore[arg-type]
+    until(lambda: workers.began.count("wait") > before)
+    return future
+
+
+def outcome(future: Future[ExecutionResult]) -> ExecutionResult:
+    return future.result(timeout=5)
+
+
+def test_first_in_first_out(front: Front, workers: ThreadWorkers) -> None:
+    hold = running(front, workers)
+    calls = [front.submit(Submission(f"value {i}")) for i in range(200)]
+    hold.cancel()
+    assert [outcome(call).value for call in calls] == [str(i) for i in range(200)]
+    assert workers.began[1:] == [f"value {i}" for i in range(200)]
+
+
+def test_a_call_that_comes_when_a_slot_is_freed_overtakes_nobody(front: Front, workers: ThreadWorkers) -> None:
+    """As soon as one has ended, its caller submits the next: the calls that wait come first all the same."""
+    waiting = [front.submit(Submission(f"sleep 0.00{i}")) for i in range(1, 6)]
+    waiting[0].add_done_callback(lambda _: front.submit(Submission("value late")))
+    for call in waiting:
+        outcome(call)
+    until(lambda: len(workers.began) == 6)
+    assert workers.began[-1] == "value late"
+
+
+def test_higher_priorities_go_first(front: Front, workers: ThreadWorkers) -> None:
+    hold = running(front, workers)
+    for priority in (0, -5, 3, 0, 3):
+        front.submit(Submission(f"value {priority}", priority=priority))
+    hold.cancel()
+    until(lambda: len(workers.began) == 6)
+    assert workers.began[1:] == ["value 3", "value 3", "value 0", "value 0", "value -5"]
+
+
+def test_a_run_with_many_calls_does_not_starve_one_with_few(front: Front, workers: ThreadWorkers) -> None:
+    hold = running(front, workers)
+    for i in range(1000):
+        front.submit(Submission(f"value many{i}", run="many"))
+    few = [front.submit(Submission(f"value few{i}", run="few")) for i in range(3)]
+    hold.cancel()
+    for call in few:
+        outcome(call)
+    assert workers.began.index("value few2") <= 7
+
+
+def test_slots_are_shared_evenly_whatever_the_length_of_calls() -> None:
+    """The calls of one run are ten times as long as the other's: it gets as many slots, not ten times as many."""
+    workers = ThreadWorkers(4)
+    front = Front(workers)
+    held = [running(front, workers, run="") for _ in range(4)]
+    for i in range(400):
+        front.submit(Submission("sleep 0.02" if i % 2 else "sleep 0.002", run="long" if i % 2 else "short"))
+    for call in held:
+        call.cancel()
+    until(lambda: Counter(workers.began)["sleep 0.002"] >= 150)
+    began = Counter(workers.began)
+    assert began["sleep 0.02"] < began["sleep 0.002"] / 3
+    front.close()
+    assert workers.broken == []
+
+
+def test_cancelling_frees_the_slot_at_once(front: Front, workers: ThreadWorkers) -> None:
+    hold, queued = running(front, workers), front.submit(Submission("value never"))
+    after = front.submit(Submission("value after"))
+    queued.cancel()
+    hold.cancel()
+    assert outcome(after).value == "after"
+    assert workers.began == ["wait", "value after"]
+
+
+def test_cancelled_calls_are_not_kept_in_the_queue(front: Front, workers: ThreadWorkers) -> None:
+    running(front, workers)
+    calls = [front.submit(Submission(f"value {i}")) for i in range(500)]
+    for call in calls:
+        call.cancel()
+    last = front.submit(Submission("value last"))
+    assert "hrm_environment_waiting 1\n" in front.metrics()
+    queue = front._dispatch._queue  # pyright: ignore[reportPrivateUsage]
+    assert sum(len(line._heap) for lane in queue._lanes.values() for line in lane.lines.values()) < 100
+    assert not last.done()
+
+
+def test_a_call_under_an_id_is_run_once(front: Front, workers: ThreadWorkers) -> None:
+    one, two = (front.submit(Submission("clock", id="a")) for _ in range(2))
+    first = outcome(one)
+    assert outcome(two) == first
+    assert outcome(front.submit(Submission("clock", id="a"))) == first
+    assert outcome(front.submit(Submission("clock", id="b"))) != first
+    assert workers.began == ["clock", "clock"]
+
+
+def test_one_of_two_callers_may_leave(front: Front, workers: ThreadWorkers) -> None:
+    one, two = (front.submit(Submission("sleep 0.05", id="a")) for _ in range(2))
+    until(lambda: workers.began != [])
+    one.cancel()
+    assert outcome(two).status is ToolStatus.OK
+    hold = [front.submit(Submission("wait", id="b")) for _ in range(2)]
+    for call in hold:
+        call.cancel()
+    assert outcome(front.submit(Submission("value 1"))).value == "1"
+
+
+@pytest.mark.parametrize("other", [Submission("clock ", id="a"), Submission("clock", id="a", session="s")])
+def test_an_id_of_another_call_is_refused(other: Submission, front: Front, workers: ThreadWorkers) -> None:
+    hold = running(front, workers)
+    call = front.submit(Submission("clock", id="a"))
+    assert outcome(front.submit(other)).status is ToolStatus.INVALID_CALL
+    hold.cancel()
+    outcome(call)
+    refused = outcome(front.submit(other))
+    assert (refused.status, "`id` 'a'" in refused.stderr) == (ToolStatus.INVALID_CALL, True)
+
+
+def test_an_id_counts_within_its_run(front: Front) -> None:
+    assert outcome(front.submit(Submission("clock", id="a", run="one"))) != outcome(
+        front.submit(Submission("clock", id="a", run="two"))
+    )
+
+
+def test_what_the_infrastructure_failed_at_is_run_again_under_its_id(front: Front, workers: ThreadWorkers) -> None:
+    for _ in range(2):
+        assert outcome(front.submit(Submission("lose", id="a"))).status is ToolStatus.INFRASTRUCTURE
+    assert workers.began == ["lose"] * 4
+
+
+def test_answers_are_forgotten_oldest_first(workers: ThreadWorkers) -> None:
+    front = Front(workers, bounds=Bounds(answers=2))
+    first = [outcome(front.submit(Submission("clock", id=name))).value for name in "abc"]
+    assert [outcome(front.submit(Submission("clock", id=name))).value for name in "cb"] == first[:0:-1]
+    assert outcome(front.submit(Submission("clock", id="a"))).value not in first
+    front.close()
+    large = Front(ThreadWorkers(1), bounds=Bounds(answers_bytes=10_000))
+    outcome(large.submit(Submission("value " + "x" * 20_000, id="a")))
+    assert "hrm_environment_answers 0\n" in large.metrics()
+    large.close()
+
+
+def test_a_lost_call_is_run_once_more(front: Front, workers: ThreadWorkers) -> None:
+    again = outcome(front.submit(Submission("lose once")))
+    assert (again.status, again.attempt) == (ToolStatus.OK, 2)
+    lost = outcome(front.submit(Submission("lose")))
+    assert (lost.status, lost.attempt) == (ToolStatus.INFRASTRUCTURE, 2)
+    assert workers.began == ["lose once"] * 2 + ["lose"] * 2
+
+
+def test_a_lost_call_keeps_its_place(front: Front, workers: ThreadWorkers) -> None:
+    hold = running(front, workers)
+    calls = [front.submit(Submission(code)) for code in ("lose once", "value 1", "value 2")]
+    hold.cancel()
+    for call in calls:
+        outcome(call)
+    assert workers.began == ["wait", "lose once", "lose once", "value 1", "value 2"]
+
+
+def test_a_deadline_is_answered_on_time_though_no_slot_is_free(front: Front, workers: ThreadWorkers) -> None:
+    hold = running(front, workers, deadline_seconds=0.01)
+    begun = time.monotonic()
+    late, early = (front.submit(Submission("value never", deadline_seconds=seconds)) for seconds in (0.2, 0.05))
+    result = outcome(early)
+    assert 0.05 <= time.monotonic() - begun < 0.15
+    assert (result.status, "deadline of 0.05 s" in result.stderr) == (ToolStatus.INFRASTRUCTURE, True)
+    assert 0.05 <= result.queued_seconds < 0.15
+    assert not late.done()
+    outcome(late)
+    assert not hold.done()  # it had begun in time
+    hold.cancel()
+    assert outcome(front.submit(Submission("value 1", deadline_seconds=5))).value == "1"
+    assert workers.began == ["wait", "value 1"]
+
+
+@pytest.mark.parametrize(
+    ("submission", "named"),
+    [
+        (Submission("#" * 1_048_577), "`code`"),
+        (Submission("\u00e9" * 600_000), "`code`"),
+        (Submission("1", limits=Limits(wall_seconds=float("nan"))), "`limits.wall_seconds`"),
+        (Submission("1", limits=Limits(wall_seconds=float("inf"))), "`limits.wall_seconds`"),
+        (Submission("1", limits=Limits(cpu_seconds=0)), "`limits.cpu_seconds`"),
+        (Submission("1", limits=Limits(memory_bytes=-1)), "`limits.memory_bytes`"),
+        (Submission("1", limits=Limits(output_bytes=1 << 40)), "`limits.output_bytes`"),
+        (Submission("1", priority=1000), "`priority`"),
+        (Submission("1", deadline_seconds=float("nan")), "`deadline_seconds`"),
+        (Submission("1", id="x" * 2000), "`id`"),
+        (Submission("1", history=(Cell("1"),)), "`session`"),
+        (Submission("1", session="s", history=(Cell("1"),) * 2001), "`history` has 2,001 cells"),
+        (Submission("1", session="s", history=(Cell("1" * 1_000_000),) * 5), "`history` is larger"),
+    ],
+)
+def test_what_is_out_of_bounds_is_refused_by_name(
+    submission: Submission, named: str, front: Front, workers: ThreadWorkers
+) -> None:
+    result = outcome(front.submit(submission))
+    assert (result.status, named in result.stderr) == (ToolStatus.INVALID_CALL, True)
+    assert workers.began == []
+
+
+def test_odd_characters_break_nothing(front: Front) -> None:
+    odd = "value \ud800\0\udfff"
+    submission = Submission(odd, id="\ud800", session="\udfff\0", run="\ud801")
+    assert [outcome(front.submit(submission)).value for _ in range(2)] == [odd[6:]] * 2
+
+
+def test_a_full_queue_is_refused_or_waited_for_in_line(workers: ThreadWorkers) -> None:
+    front = Front(workers, bounds=Bounds(queue=2))
+    hold = running(front, workers)
+    told: list[ExecutionResult] = []
+    for i in range(2):
+        front.submit(Submission(f"value {i}"))
+    with pytest.raises(QueueFullError, match="2 calls are waiting"):
+        front.submit(Submission("value refused"))
+    calls = [front.enter(Submission(f"value {i}"), told.append, patient=True) for i in range(2, 7)]
+    assert calls[0] is not None
+    front.leave(calls[0], told.append)
+    late = Submission("value late", deadline_seconds=0.05)
+    front.enter(late, told.append, patient=True)
+    until(lambda: len(told) == 1)
+    assert told.pop().status is ToolStatus.INFRASTRUCTURE
+    hold.cancel()
+    until(lambda: len(told) == 4)
+    assert workers.began == ["wait", *(f"value {i}" for i in (0, 1, 3, 4, 5, 6))]
+    front.close()
+
+
+def test_draining_ends_what_is_open_and_takes_nothing_new(front: Front, workers: ThreadWorkers) -> None:
+    hold = running(front, workers)
+    queued = front.submit(Submission("value 1"))
+    assert not front.drain(0.05)
+    with pytest.raises(HrmError, match="shut down"):
+        front.submit(Submission("value 2"))
+    threading.Timer(0.05, hold.cancel).start()
+    assert front.drain(5)
+    assert queued.result(0).value == "1"
+
+
+def test_closing_gives_every_call_an_outcome(workers: ThreadWorkers) -> None:
+    front = Front(workers, bounds=Bounds(queue=10))
+    hold = running(front, workers)
+    calls = [hold, *(front.submit(Submission("value 1", session="s" if i % 2 else None)) for i in range(10))]
+    told: list[ExecutionResult] = []
+    front.enter(Submission("value outside"), told.append, patient=True)
+    front.close()
+    results = [*map(outcome, calls), *told]
+    assert [result.status for result in results] == [ToolStatus.INFRASTRUCTURE] * 12
+    assert workers.began == ["wait"]
+    with pytest.raises(HrmError, match="closed"):
+        front.submit(Submission("value 1"))
+    front.close()
+
+
+class Immediate(ThreadWorkers):
+    """Answers from within `start`, or raises there."""
+
+    def start(self, work: Work) -> None:
+        self.works.append(work)
+        if work.code == "raise":
+            raise OSError("no descriptor left")
+        if work.code != "hold":
+            work.done(ExecutionResult(ToolStatus.OK), False)
+
+
+def test_workers_may_answer_at_once_or_fail_to_start() -> None:
+    workers = Immediate(1)
+    front = Front(workers)
+    front.submit(Submission("hold"))
+    calls = [front.submit(Submission("value")) for _ in range(3000)]
+    workers.works[0].done(ExecutionResult(ToolStatus.OK), False)
+    assert {call.result(0).status for call in calls} == {ToolStatus.OK}
+    failed = outcome(front.submit(Submission("raise")))
+    assert (failed.status, failed.attempt) == (ToolStatus.INFRASTRUCTURE, 2)
+    assert "no descriptor left" in failed.stderr
+    front.close()
+
+
+def test_an_outcome_that_is_told_twice_counts_once(front: Front, workers: ThreadWorkers) -> None:
+    outcome(front.submit(Submission("value 1")))
+    hold = running(front, workers)
+    workers.works[0].done(ExecutionResult(ToolStatus.OK), False)
+    queued = front.submit(Submission("value 2"))
+    time.sleep(0.05)
+    assert not queued.done()
+    hold.cancel()
+    assert outcome(queued).value == "2"
+
+
+def test_seeds_come_from_names(front: Front, workers: ThreadWorkers) -> None:
+    named = [Submission("value", id="a"), Submission("value", id="b"), Submission("value"), Submission("value")]
+    for submission in [*named, Submission("value", session="a"), Submission("value", session="a")]:
+        outcome(front.submit(submission))
+    seeds = [work.seed for work in workers.works]
+    assert len(set(seeds[:4])) == 4
+    assert seeds[4] == seeds[5]
+    other = Front(workers)
+    outcome(other.submit(named[0]))
+    assert workers.works[-1].seed == seeds[0]
+
+
+def test_metrics_are_prometheus_text(front: Front) -> None:
+    for code in ("value 1", "lose once", "timeout"):
+        outcome(front.submit(Submission(code)))
+    outcome(front.submit(Submission("set 1", session="s")))
+    front.submit(Submission("wait")).cancel()
+    text = front.metrics()
+    samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert text.endswith("\n")
+    for name, value in {
+        'calls_total{status="ok"}': 3,
+        'calls_total{status="timeout"}': 1,
+        'attempts_total{attempt="2"}': 1,
+        'session_calls_total{state="new"}': 1,
+        "retries_total": 1,
+        "cancelled_total": 1,
+        "sessions_living": 1,
+        'queue_seconds_bucket{le="+Inf"}': 4,
+        "wall_seconds_count": 4,
+        'info{isolation="L0"}': 1,
+    }.items():
+        assert float(samples[f"hrm_environment_{name}"]) == value, name
+    families = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(families) == len(set(families))
+    assert {line.split()[2] for line in text.splitlines() if line.startswith("# HELP")} == set(families)
+
+
+def test_a_cancelled_future_raises_for_those_who_wait(front: Front, workers: ThreadWorkers) -> None:
+    hold = running(front, workers)
+    hold.cancel()
+    with pytest.raises(CancelledError):
+        hold.result(1)
