@@ -149,8 +149,9 @@ class LocalWorkers:
     def close(self) -> None:
         with self._lock:
             self._down = self._down or "the environment was closed"
-        os.eventfd_write(self._wake, 1)
-        self._thread.join()
+        if self._thread.is_alive():  # closing twice is no error
+            os.eventfd_write(self._wake, 1)
+            self._thread.join()
 
     def abandon(self) -> None:
         """In a fork of this process: close what was inherited, end nothing."""
