@@ -5,9 +5,12 @@ Problems and verifiers are the library's own. Two things are added to its verifi
 * **Full marks or none.** Many give a little for an answer that merely contains the right one, or for any answer at all.
   The reward of this project is the binary outcome, so a score below 1 is 0.
 * **No evaluation of the policy's text.** Some verifiers pass the answer to `eval` or to sympy's `parse_expr`, which is
-  `eval` as well, in the trainer's process. For those families (`_FORMS`) an answer reaches the verifier only if it is
-  written in the narrow form that a right one has; everything else scores 0. The library's own answers pass, except for
-  the unevaluated `Integral(...)` that it sometimes gives: it is no solution, and a policy could answer it to anything.
+  `eval` as well; one makes a fraction of it, which `1e999999999` is too large for; one takes a NaN for right. For those
+  families (`_FORMS`) an answer reaches the verifier only if it is written in the narrow form that a right one has;
+  everything else scores 0. The library's own answers pass, except for the unevaluated `Integral(...)` that it sometimes
+  gives: it is no solution, and a policy could answer it to anything.
+
+The verifiers run in a process of their own, which bounds what one takes (`training.tasks.grader`).
 
 Splits are different seeds of the same generator: a family with few distinct problems repeats itself across them.
 """
@@ -25,6 +28,7 @@ from graphs.answers import final_answer, own_text
 from hrm_agent.errors import HrmError, TaskError, nearest
 from hrm_agent.trajectory import derive_seed
 from training.tasks.base import Task, Verifier
+from training.tasks.grader import graded
 
 __all__ = ["answer_form_is_safe", "load_reasoning_gym"]
 
@@ -47,7 +51,7 @@ def _is_arithmetic(text: str) -> bool:
 
 def _is_elementary(text: str) -> bool:
     """An expression of numbers, one-letter symbols and elementary functions, with exponents of two digits."""
-    if len(text) > 512 or text.count(")**") > 2:
+    if len(text) > 512 or text.count(")**") > 2 or re.search(r"[0-9.][A-Za-z]", text):  # 1e999999999 is a number
         return False
     before, previous = "", ""
     for token in _TOKEN.findall(_RATIONAL_POWER.sub(r"**\1", text)):
@@ -63,16 +67,24 @@ def _is_elementary(text: str) -> bool:
 
 _FORMS: dict[str, Callable[[str], bool]] = {
     "binary_matrix": _matches(r"[0-9 \n]*"),
+    "coin_flip": _matches(r"[0-9]{1,64}([./][0-9]{1,64})?(e-[0-9]{1,2})?"),
+    "complex_arithmetic": _matches(r"[-+0-9.ij ()]{1,128}"),
     "countdown": _is_arithmetic,
     "intermediate_integration": _is_elementary,
     "n_queens": _matches(r"[Q_ \n]*"),
     "polynomial_multiplication": _is_elementary,
+    "propositional_logic": lambda text: len(text) <= 256,
     "puzzle24": _is_arithmetic,
+    "rubiks_cube": _matches(r"(?:[UDLRFBMESudlrfbxyz]w?2?'?\s*){1,256}"),
+    "rush_hour": _matches(r"(?:[A-Z][+-][0-9]{1,2}[\s,]*){1,256}"),
     "simple_integration": _is_elementary,
     "spiral_matrix": _matches(r"[0-9 ]*"),
     "string_insertion": _matches(r"[A-Za-z]*"),
 }
-"""Families whose verifier evaluates the answer, with the form that an answer must have to reach it."""
+"""Families whose verifier evaluates the answer, with the form that an answer must have to reach it. What a verifier may
+take all the same is bounded by `training.tasks.grader`."""
+_COMPARED = frozenset({"game_of_life_halting"})
+"""Families whose verifier takes any text for right: the answer has to be the library's own."""
 
 
 def answer_form_is_safe(family: str, answer: str) -> bool:
@@ -100,7 +112,7 @@ def _dataset(name: str, query: str, seed: int, count: int) -> list[tuple[Any, di
     dataset_type, config_type = known[name]
     try:
         config = config_type(**_parameters(name, query, config_type), seed=seed, size=count)
-        config.validate()
+        getattr(config, "validate", lambda: None)()
         dataset = dataset_type(config=config)
         return [(dataset, dataset[index]) for index in range(count)]
     except (AssertionError, ValueError, TypeError, KeyError, IndexError) as error:
@@ -151,10 +163,8 @@ def _verifier(name: str, dataset: Any, entry: dict[str, Any]) -> Verifier:
         answer = final_answer(text) if "<answer>" in visible else visible.strip()
         if answer is None or not answer_form_is_safe(name, answer):
             return 0.0
-        try:
-            return float(float(dataset.score_answer(answer, entry)) >= 1.0)
-        except Exception:
-            # What a library's verifier raises on odd text is a wrong answer, whatever the type.
-            return 0.0
+        if name in _COMPARED:
+            return float(answer == str(entry["answer"]))
+        return float(graded(dataset, entry, answer) >= 1.0)
 
     return verify
