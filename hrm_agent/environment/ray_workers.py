@@ -243,7 +243,9 @@ class RayWorkers:
         await self._cluster.settled()
         if not self._nodes:
             reasons = "; ".join(self._cluster.reasons.values()) or "none has CPUs"
-            raise HrmError(f"No node of the Ray cluster can run calls: {reasons}.", "`ray status` shows its nodes.")
+            raise HrmError(
+                f"No node of the Ray cluster can run calls: {reasons.rstrip('.')}.", "`ray status` shows its nodes."
+            )
         self._spawn(self._cluster.watch())
 
     def _joined(self, node: Node) -> None:

@@ -83,7 +83,8 @@ class TestContract(EnvironmentContract):
     """Over two nodes with a slot each."""
 
     @pytest.fixture(scope="class")
-    def environment(self, cluster: Any) -> Iterator[RayEnvironment]:
+    @classmethod
+    def environment(cls, cluster: Any) -> Iterator[RayEnvironment]:
         environment = opened(cluster)
         yield environment
         environment.shutdown()
@@ -110,7 +111,7 @@ def by_node(environment: RayEnvironment, name: str) -> dict[str, int]:
 
 
 async def all_nodes_in_use(environment: RayEnvironment, nodes: int) -> None:
-    await asyncio.to_thread(wait_until, lambda: len(by_node(environment, "slots")) == nodes)
+    await asyncio.to_thread(wait_until, lambda: len(by_node(environment, "slots")) == nodes, 100)
 
 
 async def test_outcomes_are_right_and_the_nodes_share_the_calls(environment: RayEnvironment) -> None:
@@ -308,7 +309,7 @@ async def test_nodes_die_at_random_during_thousands_of_calls(cluster: Any, envir
             await all_nodes_in_use(environment, NODES)
             node = draw.choice(sorted(cluster.worker_nodes, key=lambda node: node.unique_id))
             await asyncio.to_thread(cluster.remove_node, node, allow_graceful=False)
-            await asyncio.to_thread(partial(cluster.add_node, **node_options()))
+            cluster.add_node(**node_options())  # Ray wants to be on the main thread for this
 
     killer = asyncio.create_task(kill())
     stateless = environment.run_batch([Submission(f"print({i})", id=f"chaos {i}") for i in range(3000)])
