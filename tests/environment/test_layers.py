@@ -11,7 +11,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
-from errno import EACCES, EAFNOSUPPORT, ENOSYS, EPERM, EXDEV
+from errno import EACCES, EAFNOSUPPORT, ENOMEM, ENOSYS, EPERM, EXDEV
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +162,22 @@ said([tried(fcntl.ioctl, terminal, number, b'x') for number in (termios.TIOCSTI,
     assert seen(code) == [EPERM, EPERM, EPERM, 0]
 
 
+def test_shared_memory_has_a_file() -> None:
+    """Without one it would stay when it is taken out of every process's tables, where nobody counts it."""
+    code = """
+import mmap, tempfile
+seccomp.install()
+shared, private = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+with tempfile.TemporaryFile() as file:
+    file.truncate(4096)
+    said([
+        tried(mmap.mmap, -1, 4096, shared), tried(mmap.mmap, -1, 4096, shared | 2), tried(mmap.mmap, -1, 4096, private),
+        tried(mmap.mmap, file.fileno(), 4096, mmap.MAP_SHARED),
+    ])
+"""
+    assert seen(code) == [ENOMEM, ENOMEM, 0, 0]
+
+
 def test_python_works() -> None:
     code = """
 import asyncio, multiprocessing, subprocess, tempfile, threading, time
@@ -229,7 +245,7 @@ def test_numbers_of_another_architecture_kill() -> None:
     assert done.returncode == (-signal.SIGSYS if x86 else 0)
     code = b"\xb8\x14\x00\x00\x00\xcd\x80\xc3"  # getpid by the 32-bit gate
     done = child(
-        "import mmap\nseccomp.install()\nmemory = mmap.mmap(-1, 4096, prot=7)\n"
+        "import mmap\nseccomp.install()\nmemory = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=7)\n"
         f"memory.write({code!r})\n"
         "call = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(memory)))\n"
         + ("call()" if x86 else "")
