@@ -25,7 +25,7 @@ __all__ = ["Node", "RayCluster", "answer_of", "line_of"]
 _LOG = logging.getLogger(__name__)
 LOOK_SECONDS = 2.0
 """Between two looks at the cluster's nodes."""
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 """A node's actor is given up when it has not answered by then."""
 _MOST_REST_SECONDS = 60.0
 """Between two tries of a node whose actor does not start."""
