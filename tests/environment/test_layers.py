@@ -245,7 +245,8 @@ def test_numbers_of_another_architecture_kill() -> None:
     assert done.returncode == (-signal.SIGSYS if x86 else 0)
     code = b"\xb8\x14\x00\x00\x00\xcd\x80\xc3"  # getpid by the 32-bit gate
     done = child(
-        "import mmap\nseccomp.install()\nmemory = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=7)\n"
+        "import mmap\nseccomp.install()\n"
+        "memory = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=7)\n"
         f"memory.write({code!r})\n"
         "call = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(memory)))\n"
         + ("call()" if x86 else "")
