@@ -286,6 +286,20 @@ async def test_under_another_saver_a_thread_is_one_line(store: RunStore, cells: 
     assert histories(cells) == [[], ["x = 1"], ["x = 1", "x = x + 1"]]
 
 
+async def test_a_thread_whose_old_checkpoints_were_pruned_has_its_cells(store: RunStore, cells: Cells) -> None:
+    script = [["x = 1"], ["x = x + 1"], ["x = x + 1"], ["x"]]
+    graph = loop(script[:2]).compile(checkpointer=store.checkpointer)
+    with recording(Recording(store.journal)):
+        await run(graph, durability="sync")
+    store.checkpointer.prune(["t"], strategy="keep_latest")
+    graph.update_state(graph.get_state(THREAD).config, {"messages": [HumanMessage("more")]}, as_node="tools")
+    script.insert(2, [])
+    more = loop(script).compile(checkpointer=store.checkpointer)
+    with recording(Recording(store.journal)):
+        assert shown((await more.ainvoke(None, THREAD, durability="sync"))["messages"])[-1] == "3"
+    assert histories(cells)[-1] == ["x = 1", "x = x + 1", "x = x + 1"]
+
+
 # in which order
 
 
