@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Host", "descendants", "is_running", "open_descriptors", "orphans", "resident_bytes"]
+__all__ = ["PROJECT", "Host", "descendants", "is_running", "open_descriptors", "orphans", "resident_bytes"]
 
 PROJECT = Path(__file__).resolve().parents[3]
 SHARED_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/", "/usr", "/usr/lib", "/usr/bin", "/etc", "/home", "/root", "/var")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +14,10 @@ import pytest
 import pytest_asyncio
 
 from hrm_agent.environment import ExecutionResult, LocalEnvironment
+from hrm_agent.environment.process import PURE
 from hrm_agent.trajectory import ToolStatus
 from tests.environment.attacks import host as host_module
-from tests.environment.attacks.host import Host
+from tests.environment.attacks.host import PROJECT, Host
 from tests.environment.attacks.snippets import CORPUS, Call, Snippet, read_folder
 from tests.environment.attacks.trial import judge, try_attack, warm_up
 
@@ -36,6 +39,16 @@ async def ground() -> AsyncIterator[tuple[LocalEnvironment, Host]]:
 async def test_it_is_contained(snippet: Snippet, ground: tuple[LocalEnvironment, Host]) -> None:
     trial = await try_attack(snippet, *ground, SLOTS)
     assert trial.complaints == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_it_is_contained_without_the_compiled_body_too() -> None:
+    command = [sys.executable, "-m", "tests.environment.attacks"]
+    done = subprocess.run(
+        command, cwd=PROJECT, env=os.environ | {PURE: "1"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_attack_says_what_it_tries_and_what_is_to_come_of_it() -> None:
@@ -69,7 +82,7 @@ def test_what_is_wrong_with_an_outcome_would_be_seen() -> None:
         {"stdout": ""},
         {"stderr": "bad"},
         {"value": "BREACH"},
-        {"stderr": f"File {host_module.PROJECT}/x.py"},
+        {"stderr": f"File {PROJECT}/x.py"},
         {"attempt": 2},
         {"duration_seconds": 60.0},
         {"stdout": "fine" * 10**6},

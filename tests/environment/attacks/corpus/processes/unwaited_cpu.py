@@ -1,8 +1,8 @@
 # Burns CPU time in children that it does not wait for.
 # outcome: timeout
-# wall: 2
+# wall: 5
 # cpu: 0.4
-# seconds: 0 1.5
+# seconds: 0 4.5
 import os
 import time
 
