@@ -22,6 +22,9 @@ _BOOT = "import sys; sys.path.insert(0, {!r}); from sandbox.{} import main; del 
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """A process that has threads cannot be forked; and a snippet has one core at best."""
 
+PURE = "HRM_AGENT_PURE_SANDBOX"
+"""Environment variable: if it is set, slots do without their compiled body."""
+
 
 class Place:
     """What zygotes of one environment share: the packages that snippets may import, and a folder of this process."""
@@ -63,7 +66,7 @@ class ZygoteProcess:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the process
         given = {"isolated": place.isolated, "packages": place.packages, "imports": [*imports]}
-        given |= {"folder": place.folder, "site": place.site}
+        given |= {"folder": place.folder, "site": place.site, "compiled": not os.environ.get(PURE)}
         # A fixed hash seed, because the order of a set would otherwise change a snippet's output from run to run.
         self._process = subprocess.Popen(
             bare_python("zygote", str(theirs.fileno()), json.dumps(given)),

@@ -10,7 +10,7 @@ which is the snippet's own claim, like its exit code. While it stands idle it is
 from __future__ import annotations
 
 # pathlib would cost memory that every child pays for, and the package is loaded under another name (see __init__).
-# ruff: noqa: PTH101, PTH106, PTH108, PTH116, PTH208, TID252
+# ruff: noqa: PTH101, PTH104, PTH106, PTH108, PTH116, PTH208, TID252
 import os
 import select
 import signal
@@ -26,7 +26,7 @@ from .memory import Tree
 from .protocol import REPLY, REQUEST, Ended, Operation, Reply, Request
 
 try:
-    from . import _serve
+    from . import _serve  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]
 except ImportError:
     _serve = None
 """The compiled body: answers the plain calls, and leaves all others to what is written here (see `_serve.c`)."""
@@ -173,7 +173,9 @@ class Slot:
             return True
         return self._end(child, request, started, before, broken=broken)
 
-    def _end(self, child: Child, request: Request, started: float, before: float = 0.0, *, broken: bool = False) -> bool:
+    def _end(
+        self, child: Child, request: Request, started: float, before: float = 0.0, *, broken: bool = False
+    ) -> bool:
         """Watch a call to its end, and answer it. False if the slot is to end."""
         ended = Ended.BROKEN if broken else self._watch(child, request, started, before)
         seconds = time.monotonic() - started
@@ -289,25 +291,29 @@ class Slot:
             os.setsid()
             seconds = None if channel is not None else request.cpu_seconds
             kernel.limit_child(self._base_bytes + request.memory_bytes, request.file_bytes, seconds)
-            snippet.reseed(request.seed)
             if channel is None:
                 source = snippet.read_code(CODE)
                 os.closerange(CODE, kernel.MAX_DESCRIPTORS)
-                code = snippet.run(source, self._module, request.value_bytes)
+                code = self._run_code(source, request)
             else:
+                snippet.reseed(request.seed)
                 _serve_session(channel, self._module)
         except BaseException:
             code = code or 1
         finally:
             os._exit(code)
 
+    def _run_code(self, source: str, request: Request) -> int:
+        if snippet.may_draw(source):
+            snippet.reseed(request.seed)
+        return snippet.run(source, self._module, request.value_bytes)
+
     def _run_alone(self, code: bytes, data: bytes) -> NoReturn:
         """In the child that the compiled body has cloned, and that has shed everything and read its code there."""
         status = 1
         try:
             request = Request(*REQUEST.unpack(data))
-            snippet.reseed(request.seed)
-            status = snippet.run(code.decode(), self._module, request.value_bytes)
+            status = self._run_code(code.decode(), request)
         finally:
             os._exit(status)
 

@@ -23,11 +23,24 @@ from typing import Any
 
 from .protocol import OUT_OF_MEMORY_EXIT, SNIPPET
 
-__all__ = ["VALUE_DESCRIPTOR", "new_module", "open_streams", "read_code", "reseed", "run"]
+__all__ = [
+    "VALUE_DESCRIPTOR",
+    "may_draw",
+    "may_draw_unseen",
+    "new_module",
+    "open_streams",
+    "read_code",
+    "reseed",
+    "run",
+]
 
 VALUE_DESCRIPTOR = 3
 _PLAIN = (bool, int, float, str, list, tuple, dict)
 """Types of which JSON is tried."""
+_DRAWING_WORDS = ("rand", "sample", "uuid")
+"""What leads to the generators of `random` and `numpy.random`, from the standard library and these packages."""
+_TRANSPARENT = {"numpy", "sympy"}
+_opaque: set[str] = set()
 _opened: dict[str, io.TextIOWrapper] = {}
 
 
@@ -64,6 +77,19 @@ def reseed(seed: int) -> None:
         random.seed(seed)
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
         numpy_random.seed(seed & 0xFFFFFFFF)
+
+
+def may_draw(source: str) -> bool:
+    """False if nothing in a snippet leads to what `reseed` seeds: that costs a good part of what a short one does.
+
+    One that hides the word, as in `getattr(numpy, "ran" + "dom")`, draws the same numbers in each call.
+    """
+    return bool(_opaque) or any(word in source for word in _DRAWING_WORDS)
+
+
+def may_draw_unseen(packages: list[str]) -> None:
+    """Packages that snippets may import: those that are not known here draw behind other words."""
+    _opaque.update(set(packages) - _TRANSPARENT)
 
 
 def new_module() -> ModuleType:

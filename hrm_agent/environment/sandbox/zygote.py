@@ -93,8 +93,10 @@ class Zygote:
 class Layers:
     """What holds the snippets of this zygote, and why some of it does not."""
 
-    def __init__(self, *, isolated: bool, folder: str) -> None:
+    def __init__(self, *, isolated: bool, folder: str, compiled: bool) -> None:
         self.isolated = isolated
+        self._compiled = compiled
+        """Slots may serve with the compiled body."""
         self.missing = {"cgroup": "none was delegated"} | ({} if isolated else {"namespaces": "left out"})
         self.proc = -1
         """Descriptor of a /proc."""
@@ -128,7 +130,7 @@ class Layers:
             folder = self._enter(number)
             host.send(json.dumps(self.missing).encode()[:READY_BYTES].ljust(READY_BYTES))
             snippet.open_streams()
-            slot = Slot(host, folder, isolated=self.isolated, sampled=self.sampled)
+            slot = Slot(host, folder, isolated=self.isolated, sampled=self.sampled, compiled=self._compiled)
             slot.serve()
         finally:
             os._exit(0)
@@ -189,6 +191,7 @@ def _warm_up(imports: list[str]) -> None:
     """Do once what a snippet does, so that children find it done: imports, compiling, a traceback."""
     for name in ("json", "math", "decimal", "random", "statistics", "datetime", "re", "functools", "heapq", "string"):
         __import__(name)
+    snippet.may_draw_unseen(imports)
     snippets = [WARM_PACKAGES.get(name, f"import {name}") for name in imports]
     saved, sys.stdout = sys.stdout, open(os.devnull, "w")  # noqa: SIM115
     saved_error, sys.stderr = sys.stderr, sys.stdout
@@ -204,10 +207,10 @@ def _warm_up(imports: list[str]) -> None:
 
 
 def main() -> None:
-    """`argv`: the control socket's descriptor, and JSON: isolated, packages (path -> name), imports, folder."""
+    """`argv`: the control socket's descriptor, and JSON: what `ZygoteProcess` gives."""
     control = socket.socket(fileno=_moved_up(int(sys.argv[1])))
     given = json.loads(sys.argv[2])
-    layers = Layers(isolated=given["isolated"], folder=given["folder"])
+    layers = Layers(isolated=given["isolated"], folder=given["folder"], compiled=given["compiled"])
     os.environ.clear()
     with suppress(OSError):
         kernel.prefer_as_victim()
@@ -224,4 +227,6 @@ def main() -> None:
     gc.collect()
     gc.disable()
     gc.freeze()
+    with suppress(OSError):
+        kernel.gather_pages(layers.proc)
     Zygote(control, layers).serve()
