@@ -13,7 +13,7 @@ from hrm_agent.environment.result import ExecutionResult, Submission
 from hrm_agent.environment.sessions import Session, Visit
 from hrm_agent.environment.workers import Work
 
-__all__ = ["Call", "Queue", "Stage", "Waiter", "seed_of"]
+__all__ = ["Call", "Job", "Queue", "Stage", "Waiter", "seed_of"]
 
 Waiter = Callable[[ExecutionResult], None]
 """Is told the outcome, once, on whichever thread it comes. Must be quick, and must not raise."""
@@ -35,6 +35,14 @@ class Queue(Protocol):
     """Where a call waits."""
 
     def discard(self, call: Call) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Job(Work):
+    """A work, and whether it may be killed."""
+
+    handed: bool = False
+    """True once the workers have taken it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,10 +68,8 @@ class Call:
     """When its own code was started, by the monotonic clock."""
     step: int = 0
     """Number of its latest work: a session may be rebuilt by many before the call's own code is run."""
-    work: Work | None = None
+    work: Job | None = None
     """What the workers are at; None when they are not."""
-    handed: bool = False
-    """True once `work` may be killed: the workers have taken it."""
     unwanted: bool = False
     """True if the work is to be killed as soon as it may be."""
 

@@ -13,13 +13,13 @@ from dataclasses import replace
 from functools import partial
 
 from hrm_agent.environment.bounds import Bounds
-from hrm_agent.environment.calls import Call, Stage, seed_of
+from hrm_agent.environment.calls import Call, Job, Stage, seed_of
 from hrm_agent.environment.fairness import FairQueue
 from hrm_agent.environment.guard import Guard
 from hrm_agent.environment.metrics import Metrics
 from hrm_agent.environment.result import ExecutionResult
 from hrm_agent.environment.sessions import Session, Sessions
-from hrm_agent.environment.workers import Work, Workers
+from hrm_agent.environment.workers import Workers
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
 
@@ -137,32 +137,28 @@ class Dispatch:
         else:
             call.begun = time.monotonic()
         call.step += 1
-        work = Work(code, submission.limits, partial(self._done, call, call.step))
+        work = Job(code, submission.limits, partial(self._done, call, call.step))
         work.seed = session.seed if session is not None else seed_of(submission.id)
         if session is not None and visit is not None:
             work.session, work.fresh = session.number, visit.fresh
             visit.fresh = False
-        call.work, call.handed = work, False
+        call.work = work
         self._guard.later(self._start, call, work)
 
-    def _start(self, call: Call, work: Work) -> None:
+    def _start(self, call: Call, work: Job) -> None:
         """(Without the lock.)"""
         try:
             self._workers.start(work)
         except Exception as error:  # whatever it is, the call is to have an outcome and its slot to be free again
             work.done(self.result(ToolStatus.INFRASTRUCTURE, f"The call could not be started: {error}"), True)
         else:
-            self._guard.change(self._handed, call, work)
-
-    def _handed(self, call: Call, work: Work) -> None:
-        if call.work is work:
-            call.handed = True
+            work.handed = True  # before it is looked whether it is wanted: `_kill` does it the other way round
             if call.unwanted:
-                self._kill(call)
+                self._guard.change(self._kill, call)
 
     def _kill(self, call: Call) -> None:
         call.unwanted = True
-        if call.work is not None and call.handed:
+        if call.work is not None and call.work.handed:
             self._guard.later(self._workers.kill, call.work)
 
     def _done(self, call: Call, step: int, result: ExecutionResult, lost: bool) -> None:

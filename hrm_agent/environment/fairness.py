@@ -12,7 +12,6 @@ for, so no releaser overtakes a waiter. Every operation costs O(1), or O(log n) 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import Generic, Protocol, TypeVar
 
@@ -151,13 +150,10 @@ class FairQueue(Generic[_T]):
 
     def _count(self, run: str, change: int) -> None:
         share = self._shares.get(run, 0)
-        for lane in _with(self._lanes.values(), run):
-            lane.leave(run, share)
-            lane.enter(run, share + change)
+        for lane in self._lanes.values():
+            if run in lane.lines:
+                lane.leave(run, share)
+                lane.enter(run, share + change)
         self._shares[run] = share + change
         if not self._shares[run]:
             del self._shares[run]
-
-
-def _with(lanes: Iterable[_Lane[_T]], run: str) -> list[_Lane[_T]]:
-    return [lane for lane in lanes if run in lane.lines]
