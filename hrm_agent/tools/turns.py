@@ -19,7 +19,8 @@ from langchain_core.runnables import RunnableConfig
 
 __all__ = ["Turns", "calls_before"]
 
-SECONDS_TO_COME = 0.05
+SECONDS_TO_COME = 0.25
+"""So long a call waits for those before it: one that was refused, or had ended before a crash, never comes."""
 SECONDS_BETWEEN_LOOKS = 0.002
 _REMEMBERED = 1024
 """Steps of which it is known which calls have come."""
@@ -56,7 +57,6 @@ class Turns:
                     del self._queues[shared]
 
     async def _wait_for(self, before: Collection[str], step: tuple[str, ...]) -> None:
-        """A call that was refused, or had ended before a crash, never comes."""
         for _ in range(int(SECONDS_TO_COME / SECONDS_BETWEEN_LOOKS)):
             with self._lock:
                 if self._came.get(step, set()) >= set(before):

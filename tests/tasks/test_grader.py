@@ -58,8 +58,8 @@ def test_a_data_set_that_cannot_be_sent_is_asked_in_place() -> None:
         ),
         ("polynomial_multiplication", ["1e999999999", "((x+y)**99)*((x-y)**99)", "9**9**9**9"]),
         ("propositional_logic", ["¬" * 5000, "(" * 5000 + ")" * 5000]),
-        ("rubiks_cube", ["x**99999999", "R999999999", "R2 " * 5000]),
-        ("rush_hour", ["A+999999999", "A+99 " * 5000]),
+        ("rubiks_cube", ["R999999999", "R2 " * 5000]),
+        ("rush_hour", ["A+999999999", "A+99 " * 3000]),
         ("chain_sum", ["٤٢", "4²", "Answer: {}", "nan", "9" * 16000]),
     ],
 )
