@@ -42,7 +42,7 @@ from hrm_agent.store.rows import (
     slots_of,
 )
 from hrm_agent.store.serializer import StrictSerializer, collect_declared_types, declared_types
-from hrm_agent.store.threads import copy_rows, delete_threads, keep_newest, touch_thread
+from hrm_agent.store.threads import copy_rows, delete_threads, head_of, keep_newest, touch_thread
 from hrm_agent.store.values import ValueWriter
 
 __all__ = ["StoreSaver"]
@@ -244,8 +244,10 @@ class StoreSaver(BaseCheckpointSaver[Any]):
             self._database.alone(cursor, place.thread_id)  # what is newest now still is when this commits
             query = "SELECT max(id) FROM checkpoints WHERE thread_id = ? AND ns = ''"
             heads[place.thread_id] = cursor.execute(query, (place.thread_id,)).fetchone()[0] or ""
-        head = heads[place.thread_id]
-        if head in ("", new, place.checkpoint_id) or (place.thread_id, place.checkpoint_id) in self._chosen:
+        if (head := heads[place.thread_id]) in ("", new, place.checkpoint_id) or (
+            place.thread_id,
+            place.checkpoint_id,
+        ) in self._chosen:
             return
         raise RunError(
             f"Thread {place.thread_id!r} was taken on by another run: its newest checkpoint is {head}, "

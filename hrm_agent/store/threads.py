@@ -11,10 +11,10 @@ from typing import Any
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store.cipher import Cipher
-from hrm_agent.store.database import Cursor
+from hrm_agent.store.database import Cursor, Database
 from hrm_agent.trajectory import Trajectory
 
-__all__ = ["copy_rows", "delete_threads", "describe_thread", "keep_newest", "lineage", "touch_thread"]
+__all__ = ["copy_rows", "delete_threads", "describe_thread", "head_of", "keep_newest", "lineage", "touch_thread"]
 
 _LINEAGE = """
 WITH RECURSIVE line (id, parent_id) AS (
@@ -75,6 +75,15 @@ def copy_rows(
 
 def _moved(cipher: Cipher, data: bytes, from_: Sequence[str], to: Sequence[str]) -> bytes:
     return cipher.seal(cipher.open(data, *from_), *to)
+
+
+def head_of(database: Database, cursor: Cursor, thread_id: str) -> str:
+    """The newest checkpoint of a thread, which it still is when this transaction commits; empty if it has none."""
+    if thread_id not in database.heads:
+        database.alone(cursor, thread_id)
+        query = "SELECT max(id) FROM checkpoints WHERE thread_id = ? AND ns = ''"
+        database.heads[thread_id] = cursor.execute(query, (thread_id,)).fetchone()[0] or ""
+    return database.heads[thread_id]
 
 
 def touch_thread(cursor: Cursor, thread_id: str, now: float) -> None:

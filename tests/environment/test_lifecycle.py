@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-import hrm_agent.environment.process as process
 from hrm_agent.environment import LocalEnvironment, active_environment, using_environment
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
@@ -101,13 +101,15 @@ async def test_calls_are_run_again_when_the_fork_server_dies() -> None:
     await environment.close()
 
 
-async def test_a_session_call_that_acted_is_not_run_again() -> None:
+async def test_a_session_call_whose_process_was_lost_is_run_again() -> None:
+    """Nothing that it did lies outside of its process, or was the snippet's doing."""
     environment = LocalEnvironment(slots=1)
-    call = asyncio.create_task(environment.execute("import time\ntime.sleep(5)", session="s"))
+    await environment.execute("x = 3", session="s")
+    call = asyncio.create_task(environment.execute("import time\ntime.sleep(1)\nx", session="s"))
     await asyncio.sleep(0.5)
     os.kill(environment.pid, signal.SIGKILL)
-    assert (await call).status is ToolStatus.INFRASTRUCTURE
-    assert (await environment.execute("1", session="s")).value == "1"
+    result = await call
+    assert (result.status, result.value, result.session, result.attempt) == ("ok", "3", "replayed", 2)
     await environment.close()
 
 
@@ -209,28 +211,39 @@ def test_an_ordinary_user_gets_the_same_isolation() -> None:
         asyncio.run(main())
     """
     assert run_as_ordinary_user(code) == [
-        "namespaces+rlimits",
+        "L2",
         "(1000, 1, [], False)",
-        "OSError: [Errno 101] Network is unreachable",
+        "PermissionError: [Errno 13] Permission denied",
         "timeout",
         "error",
     ]
 
 
-def test_weak_isolation_says_so_and_still_holds_the_limits() -> None:
-    code = """
+NO_NAMESPACES = """
         import asyncio, os
-        import hrm_agent.environment.process as process
+        import hrm_agent.environment.slots as slots
         from hrm_agent.environment import LocalEnvironment, Limits
-        class Denied(process.ZygoteProcess):
+        from hrm_agent.environment.isolation import Isolation
+        class Denied(slots.ZygoteProcess):
+            def __init__(self, place, imports):
+                super().__init__(place, imports)
+                self.denied = place.isolated
             def handshake(self):
-                return super().handshake() or ("denied" if self.isolation == process.NAMESPACES else "")
-        process.ZygoteProcess = Denied
+                return super().handshake() or ("unshare: Operation not permitted" if self.denied else "")
+        slots.ZygoteProcess = Denied
+"""
+
+
+def test_without_namespaces_the_rest_still_holds() -> None:
+    code = f"""{NO_NAMESPACES}
         async def main():
-            environment = LocalEnvironment(slots=2, allow_weak_isolation=True)
+            environment = LocalEnvironment(slots=2, isolation=Isolation.L1)
             result = await environment.execute("import os; os.getcwd()")
             print(result.isolation, os.path.exists(eval(result.value)))
             print((await environment.execute("import os; dict(os.environ), os.listdir('.')")).value)
+            print((await environment.execute("open('/etc/passwd')")).stderr.splitlines()[-1])
+            print((await environment.execute("import socket; socket.socket()")).stderr.splitlines()[-1])
+            print((await environment.execute("import os; os.kill(os.getppid(), 9)")).stderr.splitlines()[-1])
             print((await environment.execute("while True: pass", limits=Limits(wall_seconds=0.2))).status)
             print((await environment.execute("[0] * 10**10")).status)
             await environment.execute("x = 7", session="s")
@@ -238,19 +251,29 @@ def test_weak_isolation_says_so_and_still_holds_the_limits() -> None:
             await environment.close()
         asyncio.run(main())
     """
-    assert run_as_ordinary_user(code) == ["rlimits False", "({}, [])", "timeout", "out_of_memory", "7"]
+    assert run_as_ordinary_user(code) == [
+        "L1 True",
+        "({}, [])",
+        "PermissionError: [Errno 13] Permission denied: '/etc/passwd'",
+        "OSError: [Errno 97] Address family not supported by protocol",
+        "PermissionError: [Errno 1] Operation not permitted",
+        "timeout",
+        "out_of_memory",
+        "7",
+    ]
 
 
-def test_construction_is_refused_where_isolation_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Denied(process.ZygoteProcess):
-        def handshake(self) -> str:
-            return super().handshake() or (
-                "unshare: Operation not permitted" if self.isolation == process.NAMESPACES else ""
-            )
-
-    monkeypatch.setattr(process, "ZygoteProcess", Denied)
-    with pytest.raises(HrmError, match=r"cannot be isolated.*unshare: Operation not permitted.*--weak-isolation"):
-        LocalEnvironment()
+def test_what_is_less_than_asked_for_is_refused() -> None:
+    code = f"""{NO_NAMESPACES}
+        try:
+            LocalEnvironment()
+        except Exception as error:
+            print(type(error).__name__, error)
+    """
+    (line,) = run_as_ordinary_user(code)
+    assert re.fullmatch(
+        r"HrmError .*cannot be isolated.*unshare: Operation not permitted.*doctor.*--isolation L1.*", line
+    )
 
 
 async def test_using_environment_is_what_tools_find() -> None:

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Iterable
 from contextlib import suppress
 
-__all__ = ["abi", "restrict"]
+__all__ = ["abi", "restrict", "scope"]
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 """System calls; the same numbers on every architecture."""
@@ -72,6 +72,16 @@ def restrict(readable: Iterable[str | int], writable: Iterable[str | int], *, sc
     finally:
         os.close(rules)
     return version
+
+
+def scope() -> None:
+    """Signals and abstract sockets reach nothing outside from here on. Raises OSError where there is no Landlock."""
+    version = _version()
+    rules = _call("landlock_create_ruleset", _CREATE_RULESET, *_ruleset(version, 0, scoped=True), 0)
+    try:
+        _call("landlock_restrict_self", _RESTRICT_SELF, rules, 0)
+    finally:
+        os.close(rules)
 
 
 def _version() -> int:

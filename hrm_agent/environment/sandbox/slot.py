@@ -21,7 +21,7 @@ from contextlib import suppress
 from types import ModuleType
 from typing import NoReturn
 
-from . import kernel, snippet
+from . import kernel, landlock, snippet
 from .memory import Tree
 from .protocol import REPLY, REQUEST, Ended, Operation, Reply, Request
 
@@ -288,6 +288,9 @@ class Slot:
             kernel.die_with_parent()
             if self._isolated:
                 kernel.drop_capabilities()
+            else:  # in one process-id namespace with the slot, which it could signal
+                with suppress(OSError):
+                    landlock.scope()
             os.setsid()
             seconds = None if channel is not None else request.cpu_seconds
             kernel.limit_child(self._base_bytes + request.memory_bytes, request.file_bytes, seconds)
