@@ -20,7 +20,7 @@ help: ## this list
 
 setup: $(STAMP) ## the virtual environment with every extra that the tests need
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml hatch_build.py hrm_agent/environment/sandbox/_serve.c
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -e ".[train,dev]"

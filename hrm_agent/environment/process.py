@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import json
 import os
 import socket
@@ -16,7 +18,7 @@ from pathlib import Path
 from hrm_agent.environment.sandbox.protocol import NEW_SLOT, READY_BYTES
 from hrm_agent.errors import ConfigError
 
-__all__ = ["Place", "ZygoteProcess", "bare_python", "locate"]
+__all__ = ["Place", "ZygoteProcess", "bare_python", "locate", "missing_body"]
 
 _BOOT = "import sys; sys.path.insert(0, {!r}); from sandbox.{} import main; del sys.path[0]; main()"
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -24,6 +26,20 @@ _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM
 
 PURE = "HRM_AGENT_PURE_SANDBOX"
 """Environment variable: if it is set, slots do without their compiled body."""
+
+
+def missing_body() -> str:
+    """Why slots do without their compiled body; empty if they have it (where there are namespaces)."""
+    if os.environ.get(PURE):
+        return f"{PURE} is set"
+    try:
+        body = importlib.import_module("hrm_agent.environment.sandbox._serve")
+    except ImportError:
+        return "it was not built when hrm-agent was installed: that takes a C compiler and the interpreter's headers"
+    source = Path(__file__).parent / "sandbox" / "_serve.c"
+    if source.exists() and hashlib.sha256(source.read_bytes()).hexdigest()[:16] != body.SOURCE:
+        return "it was built from another version of _serve.c: install hrm-agent again"
+    return ""
 
 
 class Place:
@@ -66,7 +82,7 @@ class ZygoteProcess:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the process
         given = {"isolated": place.isolated, "packages": place.packages, "imports": [*imports]}
-        given |= {"folder": place.folder, "site": place.site, "compiled": not os.environ.get(PURE)}
+        given |= {"folder": place.folder, "site": place.site, "compiled": not missing_body()}
         # A fixed hash seed, because the order of a set would otherwise change a snippet's output from run to run.
         self._process = subprocess.Popen(
             bare_python("zygote", str(theirs.fileno()), json.dumps(given)),

@@ -34,6 +34,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#ifndef SOURCE
+#define SOURCE ""
+#endif
 #ifndef CLONE_PIDFD
 #define CLONE_PIDFD 0x00001000
 #endif
@@ -278,6 +281,14 @@ static PyObject *serve(PyObject *Py_UNUSED(module), PyObject *arguments)
     }
 }
 
+/* The host uses what was built from the file that it finds beside it, and nothing older. */
+static int name_source(PyObject *module)
+{
+    return PyModule_AddStringConstant(module, "SOURCE", SOURCE);
+}
+
+static PyModuleDef_Slot steps[] = {{Py_mod_exec, name_source}, {0, NULL}};
+
 static PyMethodDef functions[] = {
     {"serve", serve, METH_VARARGS,
      "serve(folder, mode, base_bytes) -> (request, code, pid, pidfd, started)\n\n"
@@ -288,6 +299,7 @@ static PyMethodDef functions[] = {
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, .m_name = "_serve", .m_doc = "See slot.py.", .m_size = 0, .m_methods = functions,
+    .m_slots = steps,
 };
 
 PyMODINIT_FUNC PyInit__serve(void)
