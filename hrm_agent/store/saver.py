@@ -239,15 +239,9 @@ class StoreSaver(BaseCheckpointSaver[Any]):
     def _refuse_second_run(self, cursor: Cursor, place: Place, new: str) -> None:
         if place.ns or (place.checkpoint_id is None and place.thread_id not in self._new):
             return
-        heads = self._database.heads
-        if place.thread_id not in heads:
-            self._database.alone(cursor, place.thread_id)  # what is newest now still is when this commits
-            query = "SELECT max(id) FROM checkpoints WHERE thread_id = ? AND ns = ''"
-            heads[place.thread_id] = cursor.execute(query, (place.thread_id,)).fetchone()[0] or ""
-        if (head := heads[place.thread_id]) in ("", new, place.checkpoint_id) or (
-            place.thread_id,
-            place.checkpoint_id,
-        ) in self._chosen:
+        head = head_of(self._database, cursor, place.thread_id)
+        chosen = (place.thread_id, place.checkpoint_id) in self._chosen
+        if chosen or head in ("", new, place.checkpoint_id):
             return
         raise RunError(
             f"Thread {place.thread_id!r} was taken on by another run: its newest checkpoint is {head}, "
