@@ -1,0 +1,1 @@
+"""The environment service against its peers and against a bare fork: `python -m benchmarks.environment`."""

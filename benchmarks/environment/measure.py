@@ -1,0 +1,89 @@
+"""Clients that call one after the other, and what that cost: clock, and CPU of every process that was in it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from benchmarks.environment.workloads import Answer, Workload
+
+__all__ = ["Call", "Effort", "Row", "at", "cpu_seconds", "measured", "row"]
+
+Row = dict[str, Any]
+Call = Callable[[Workload, int], Awaitable[Sequence[Answer]]]
+"""One request of a client, with what came of the calls in it: one call, or a batch."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Clients stop asking at whichever comes first. Each asks at least once."""
+
+    calls: int
+    seconds: float
+
+
+def cpu_seconds() -> float:
+    """Of this process and all below it, the dead ones included: whoever waited for them has their seconds."""
+    process = psutil.Process()
+    total = 0.0
+    for member in [process, *process.children(recursive=True)]:
+        with suppress(psutil.Error):  # it has just ended: its parent has its seconds
+            total += sum(member.cpu_times()[:4])
+    return total
+
+
+async def measured(way: str, call: Call, workload: Workload, clients: int, effort: Effort) -> Row:
+    """Of `clients` that each wait for their answer before they ask again."""
+    latencies: list[float] = []
+    verdicts: Counter[str] = Counter()
+    used, started = cpu_seconds(), time.perf_counter()
+
+    async def client(number: int) -> None:
+        while True:
+            asked = time.perf_counter()
+            answers = await call(workload, number)
+            latencies.append(time.perf_counter() - asked)
+            verdicts.update(map(workload.verdict, answers))
+            if verdicts.total() >= effort.calls or time.perf_counter() - started >= effort.seconds:
+                return
+
+    await asyncio.gather(*map(client, range(clients)))
+    seconds = time.perf_counter() - started
+    return row(way, workload, clients, latencies, verdicts, seconds, cpu_seconds() - used)
+
+
+def row(
+    way: str,
+    workload: Workload,
+    clients: int,
+    latencies: Sequence[float],
+    verdicts: Counter[str],
+    seconds: float,
+    cpu: float,
+) -> Row:
+    """`good/s` counts right answers only; CPU is shared out among them too, since what is lost has to be paid for."""
+    ordered, good = sorted(latencies), verdicts["good"]
+    return {
+        "workload": workload.name,
+        "way": way,
+        "clients": clients,
+        "good/s": good / seconds,
+        "p50 ms": at(ordered, 0.5) * 1e3,
+        "p99 ms": at(ordered, 0.99) * 1e3,
+        "CPU us": cpu / good * 1e6 if good else None,
+        "calls": verdicts.total(),
+        "lost": verdicts["lost"],
+        "wrong": verdicts["wrong"],
+    }
+
+
+def at(ordered: Sequence[float], share: float) -> float:
+    """The value that `share` of the others do not exceed; 0 of none."""
+    return ordered[round(share * (len(ordered) - 1))] if ordered else 0.0

@@ -1,0 +1,51 @@
+"""Run by the interpreter of a virtual environment that has smolagents: its in-process interpreter, call after call.
+
+Reads workloads as JSON from stdin and writes what became of each. A new executor for each call, as for each of ours
+there is a new process; imports stay, since the process does. Standard library and smolagents only.
+"""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+from smolagents.local_python_executor import InterpreterError, LocalPythonExecutor
+
+
+def ran(workload: dict[str, Any]) -> tuple[str, str]:
+    """`ok`, `error` or `timeout`, and what was printed."""
+    executor = LocalPythonExecutor(["*"], timeout_seconds=int(workload["seconds"]))
+    executor.send_tools({})
+    try:
+        return "ok", executor(workload["code"]).logs
+    except InterpreterError as error:
+        return "error", str(executor.state.get("_print_outputs", "")) or str(error)
+    except Exception as error:
+        return ("timeout" if "exceeded the maximum execution time" in str(error) else "error"), ""
+
+
+def measured(workload: dict[str, Any], calls: int, seconds: float) -> dict[str, Any]:
+    latencies, answers = [], []
+    started, used = time.perf_counter(), time.process_time()
+    while not latencies or (len(latencies) < calls and time.perf_counter() - started < seconds):
+        asked = time.perf_counter()
+        answers.append(ran(workload))
+        latencies.append(time.perf_counter() - asked)
+    spent = {"seconds": time.perf_counter() - started, "cpu": time.process_time() - used}
+    return {**spent, "latencies": latencies, "answers": answers}
+
+
+def main() -> None:
+    given = json.load(sys.stdin)
+    for workload in given["workloads"]:
+        ran({**workload, "seconds": 60} if workload["status"] != "timeout" else {**workload, "code": "0"})  # warm
+        late = workload["status"] == "timeout"
+        print(json.dumps(measured(workload, 1 if late else given["calls"], given["seconds"])), flush=True)
+
+
+if __name__ == "__main__":
+    main()

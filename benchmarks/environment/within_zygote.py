@@ -1,0 +1,76 @@
+"""Run inside a fork server, warm and fenced off as it is, before it begins to serve: what calls are compared with.
+
+`floor` makes it fork and wait in a loop instead of serving. `unfenced` leaves out what a slot puts up for itself: its
+user, network, ipc and host name namespaces, its /tmp, its limits, seccomp and Landlock. What a call itself pays for
+(a process-id namespace, limits, capabilities) stays; the floor has a row for the namespace.
+"""
+
+# A fork server knows its package as `sandbox`.
+# pyright: reportMissingImports=false, reportUntypedBaseClass=false, reportUnknownParameterType=false
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import time
+from collections.abc import Callable
+
+from sandbox import kernel, zygote
+
+
+def _by_fork() -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def _by_clone() -> None:
+    pid, pidfd = kernel.clone(isolated=True)
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(pidfd)
+
+
+class Floor(zygote.Zygote):
+    """Answers `clients calls way` with the seconds that it took: JSON, wall and CPU."""
+
+    def serve(self) -> None:
+        while data := self._control.recv(64):
+            clients, calls, way = data.decode().split()
+            once = {"fork": _by_fork, "clone": _by_clone}[way]
+            used, started = _cpu(), time.perf_counter()
+            for pid in [_loop(once, int(calls) // int(clients)) for _ in range(int(clients))]:
+                os.waitpid(pid, 0)
+            spent = {"wall": time.perf_counter() - started, "cpu": _cpu() - used}
+            self._control.send(json.dumps(spent).encode())
+
+
+def _loop(once: Callable[[], None], calls: int) -> int:
+    """As a slot is: a fork of the fork server, which forks."""
+    pid = os.fork()
+    if pid:
+        return pid
+    for _ in range(calls):
+        once()
+    os._exit(0)
+
+
+def _cpu() -> float:
+    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in both)
+
+
+def floor() -> None:
+    zygote.Zygote = Floor
+
+
+def unfenced() -> None:
+    def enter(layers: zygote.Layers, number: int) -> str:
+        kernel.die_with_parent()
+        os.chdir("/tmp")
+        return "/tmp"
+
+    zygote.Layers._enter = enter
