@@ -19,18 +19,17 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
 from importlib import metadata
 from itertools import count
 
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation, level_of
-from hrm_agent.environment.outcome import OUTPUT_FACTOR, SlotFiles, infrastructure_failure, outcome
+from hrm_agent.environment.outcome import SlotFiles, infrastructure_failure
 from hrm_agent.environment.process import Place, ZygoteProcess
 from hrm_agent.environment.result import ExecutionResult
-from hrm_agent.environment.sandbox.protocol import READY_BYTES, REPLY, REQUEST, Ended, Operation, Reply, Request
+from hrm_agent.environment.sandbox.protocol import READY_BYTES, REPLY, Ended, Reply
+from hrm_agent.environment.slot_end import Flavour, SlotEnd
 from hrm_agent.environment.workers import Work
 from hrm_agent.errors import HrmError
-from hrm_agent.trajectory import ToolStatus
 
 __all__ = ["SCIENTIFIC", "LocalWorkers", "default_slots"]
 
@@ -44,29 +43,6 @@ _HINT = (
     " the code elsewhere (`hrm-agent environment serve` there, --environment URL here). Or accept less with"
     " --isolation L1 or L0 (in Python isolation=): then model-written code may reach your files and the network."
 )
-
-
-@dataclass(slots=True, eq=False)
-class _Slot:
-    flavour: _Flavour
-    line: socket.socket
-    files: SlotFiles
-    session: int = 0
-    """Number of the session whose process it holds."""
-    work: Work | None = None
-    call: int = 0
-    """Number of the work's request."""
-    killed: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Flavour:
-    imports: Sequence[str]
-    zygote: ZygoteProcess | None = None
-    idle: list[_Slot] = field(default_factory=list[_Slot])
-    waiting: list[Work] = field(default_factory=list[Work])
-    """For the zygote to be started."""
-    silent_deaths: int = 0
 
 
 def default_slots() -> int:
@@ -85,13 +61,18 @@ class LocalWorkers:
         packages: Sequence[str] | None = None,
     ) -> None:
         """`packages`: installed distributions that snippets may import; None: numpy and sympy, if they are there."""
+        if sys.platform != "linux":
+            raise HrmError(
+                f"Model-written code is isolated by Linux; this is {sys.platform}.",
+                "Run `hrm-agent environment serve` on a Linux machine, and name it here with --environment URL.",
+            )
         self.slots = slots or default_slots()
         self._packages = _installed(SCIENTIFIC) if packages is None else tuple(packages)
         self._words = re.compile(rf"\b(?:{'|'.join(map(re.escape, self._packages))})\b") if self._packages else None
-        self._bare, self._scientific = _Flavour(()), _Flavour(self._packages)
+        self._bare, self._scientific = Flavour(()), Flavour(self._packages)
         self._lock = threading.Lock()
-        self._by_line: dict[int, _Slot] = {}
-        self._sessions: dict[int, _Slot] = {}
+        self._by_line: dict[int, SlotEnd] = {}
+        self._sessions: dict[int, SlotEnd] = {}
         self._finished: list[tuple[Work, ExecutionResult, bool]] = []
         """To be told by the thread."""
         self._numbers, self._slot_numbers = count(1), count(1)
@@ -126,9 +107,7 @@ class LocalWorkers:
         with self._lock:
             slot = next((slot for slot in self._by_line.values() if slot.work is work), None)
             if slot is not None:
-                slot.killed = True
-                with suppress(OSError):  # it died just now: that is heard of
-                    slot.line.send(REQUEST.pack(*Request(Operation.KILL, slot.call)))
+                slot.kill()
             for flavour in (self._bare, self._scientific):
                 if work in flavour.waiting:
                     flavour.waiting.remove(work)
@@ -138,9 +117,7 @@ class LocalWorkers:
         with self._lock:
             slot = self._sessions.pop(session, None)
             if slot is not None and slot.work is None:
-                slot.session = 0
-                with suppress(OSError):
-                    slot.line.send(REQUEST.pack(*Request(Operation.END_SESSION, 0)))
+                slot.end_session()
                 self._set_idle(slot)
 
     def on_session_death(self, callback: Callable[[int], None]) -> None:
@@ -178,48 +155,29 @@ class LocalWorkers:
             flavour.waiting.append(work)
             os.eventfd_write(self._wake, 1)
 
-    def _new_slot(self, flavour: _Flavour, zygote: ZygoteProcess) -> _Slot:
+    def _new_slot(self, flavour: Flavour, zygote: ZygoteProcess) -> SlotEnd:
         line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        slot = _Slot(flavour, line, SlotFiles())
+        slot = SlotEnd(flavour, line, SlotFiles())
         self._by_line[line.fileno()] = slot
         self._poll.register(line.fileno(), select.EPOLLIN)
         with suppress(OSError), theirs:  # the zygote is gone: that is heard of
             zygote.new_slot(next(self._slot_numbers), [theirs.fileno(), *slot.files.descriptors])
         return slot
 
-    def _send_work(self, slot: _Slot, work: Work) -> bool:
-        slot.call, slot.work, slot.killed = next(self._numbers), work, False
-        limits = work.limits
-        request = Request(
-            Operation.RUN,
-            slot.call,
-            session=work.session != 0,
-            fresh=work.fresh,
-            wall_seconds=limits.wall_seconds,
-            cpu_seconds=limits.cpu_seconds,
-            memory_bytes=limits.memory_bytes,
-            file_bytes=limits.output_bytes * OUTPUT_FACTOR,
-            value_bytes=limits.output_bytes,
-            seed=work.seed,
-        )
-        try:
-            slot.files.prepare(work.code)
-            slot.line.send(REQUEST.pack(*request))
-        except OSError:
-            slot.work = None
-            return False
-        if work.session:
+    def _send_work(self, slot: SlotEnd, work: Work) -> bool:
+        sent = slot.send(work, next(self._numbers))
+        if sent and work.session:
             slot.session = work.session
             self._sessions[work.session] = slot
-        return True
+        return sent
 
-    def _set_idle(self, slot: _Slot) -> None:
+    def _set_idle(self, slot: SlotEnd) -> None:
         if len(slot.flavour.idle) < self.slots:
             slot.flavour.idle.append(slot)
         else:
             self._bury(slot)
 
-    def _bury(self, slot: _Slot) -> None:
+    def _bury(self, slot: SlotEnd) -> None:
         """Forget a slot; if it lives it ends, since its socket closes."""
         if self._by_line.pop(slot.line.fileno(), None) is None:
             return
@@ -245,6 +203,8 @@ class LocalWorkers:
         try:
             self._start_isolated(least)
         except BaseException as error:
+            self._poll.close()
+            os.close(self._wake)
             started.set_exception(error)
             return
         started.set_result(None)
@@ -257,11 +217,6 @@ class LocalWorkers:
 
     def _start_isolated(self, least: Isolation) -> None:
         """The strongest isolation that can be had. Raises HrmError where that is not enough."""
-        if sys.platform != "linux":
-            raise HrmError(
-                f"Model-written code is isolated by Linux; this is {sys.platform}.",
-                "Run `hrm-agent environment serve` on a Linux machine, and name it here with --environment URL.",
-            )
         reason = first = ""
         for isolated in (True, False):
             self._place_of_zygotes = Place(self._packages, isolated=isolated)
@@ -320,7 +275,7 @@ class LocalWorkers:
     def _is_weaker(self, ready: bytes) -> bool:
         return not set(json.loads(ready)) <= set(self.missing)
 
-    def _finish(self, slot: _Slot, reply: Reply) -> None:
+    def _finish(self, slot: SlotEnd, reply: Reply) -> None:
         with self._lock:
             if self._by_line.get(slot.line.fileno()) is not slot:
                 return
@@ -329,7 +284,7 @@ class LocalWorkers:
             if reply.call and (work is None or reply.call != slot.call):
                 return
             if work is not None and reply.call:
-                self._finished.append((work, *self._result(slot, work, reply)))
+                self._finished.append((work, *slot.result(work, reply, self.isolation)))
                 slot.work = None
             if slot.session and reply.ended != Ended.ANSWERED:
                 self._sessions.pop(slot.session, None)
@@ -344,12 +299,7 @@ class LocalWorkers:
         if session and (not reply.call or reply.ended != Ended.ANSWERED):
             self._on_death(session)
 
-    def _result(self, slot: _Slot, work: Work, reply: Reply) -> tuple[ExecutionResult, bool]:
-        started = reply.ended != Ended.NOT_STARTED if work.session else slot.files.started
-        result = outcome(reply, slot.files, work.limits, self.isolation, started=started)
-        return result, result.status is ToolStatus.INFRASTRUCTURE and not started and not slot.killed
-
-    def _lose(self, slot: _Slot) -> None:
+    def _lose(self, slot: SlotEnd) -> None:
         """A slot is gone. Nothing that a snippet may do ends it: what it ran may be run again."""
         with self._lock:
             self.slot_deaths += 1
