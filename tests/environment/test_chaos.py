@@ -16,14 +16,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 
 import pytest
 
 from hrm_agent.environment import Environment, ExecutionResult, Limits, LocalEnvironment
-from hrm_agent.environment.client import RemoteEnvironment
 from hrm_agent.environment.result import Submission
+from hrm_agent.environment.served.client import RemoteEnvironment
 from hrm_agent.trajectory import ToolStatus
 from tests.environment.attacks.host import descendants, orphans
 from tests.environment.served import TOKEN, ServerProcess
@@ -210,7 +210,7 @@ async def test_many_sessions_never_go_on_from_a_wrong_state() -> None:
 
 @contextmanager
 def restarting(server: ServerProcess, seconds: float) -> Iterator[list[float]]:
-    """Kills the server again and again, and starts another one at its address."""
+    """Kills the server again and again, and starts another one at its address; gives the times."""
     stop, killed = threading.Event(), list[float]()
 
     def run() -> None:
@@ -231,23 +231,24 @@ async def served_storm(folder: Path, calls: int, sessions: int, cells: int, seco
     before, server = orphans(), ServerProcess(folder)
     server.start()
     environment = RemoteEnvironment(server.url, token=TOKEN, patience_seconds=60)
-    numbers = iter(range(calls))
+    numbers = count()
     results: dict[int, ExecutionResult] = {}
 
     async def client() -> None:
         for number in numbers:
             results[number] = await environment.run(call(number))
+            if number >= calls and len(killed) >= 2:
+                return
 
     with restarting(server, seconds) as killed:
         episodes = (episode(environment, f"episode {number}", cells) for number in range(sessions))
         await asyncio.gather(*(client() for _ in range(8)), *episodes)
     await environment.close()
     server.kill()
-    assert killed
-    assert sorted(results) == list(range(calls))
+    assert sorted(results) == list(range(len(results)))
     lost = [number for number, result in results.items() if result.status is ToolStatus.INFRASTRUCTURE]
     assert [number for number in results if number not in lost and not is_right(number, results[number])] == []
-    assert len(lost) <= 2 + calls // 100
+    assert len(lost) <= 2 + len(results) // 100
     for _ in range(100):
         if orphans() <= before:
             break
