@@ -15,11 +15,11 @@ from pathlib import Path
 
 from hrm_agent.cli.arguments import Arguments, Parser
 from hrm_agent.cli.output import Output
-from hrm_agent.environment.address import TOKEN_VARIABLE, about_of, ask, parse_address, token_or_variable
-from hrm_agent.environment.bounds import QUEUE_LIMIT
+from hrm_agent.environment.front.bounds import QUEUE_LIMIT
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation, parse_isolation
-from hrm_agent.environment.listening import listen_tcp, listen_unix
 from hrm_agent.environment.local import LocalEnvironment
+from hrm_agent.environment.served.address import TOKEN_VARIABLE, about_of, ask, parse_address, token_or_variable
+from hrm_agent.environment.served.listening import listen_tcp, listen_unix
 from hrm_agent.errors import ConfigError, HrmError, nearest
 
 __all__ = ["ACTIONS", "run"]
@@ -105,7 +105,7 @@ def _listener(arguments: Arguments) -> tuple[socket.socket, str]:
 async def _until_stopped(
     arguments: Arguments, environment: LocalEnvironment, token: _Token, listener: socket.socket, url: str
 ) -> None:
-    from hrm_agent.environment.service import serving
+    from hrm_agent.environment.served.server import serving
 
     only_here = not arguments.allow_remote and not arguments.socket
     hosts = (arguments.host.lower(), "localhost", "127.0.0.1", "::1") if only_here else ()

@@ -13,8 +13,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 
-from hrm_agent.environment.bounds import QUEUE_LIMIT, Bounds
-from hrm_agent.environment.front import Front
+from hrm_agent.environment.front.bounds import QUEUE_LIMIT, Bounds
+from hrm_agent.environment.front.front import Front
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation
 from hrm_agent.environment.result import Environment, ExecutionResult, Submission
 from hrm_agent.environment.slots import LocalWorkers

@@ -24,7 +24,7 @@ def parse_where(text: str) -> str:
     if text == "ray" or (text.startswith("ray:") and text != "ray:"):
         return text
     if text.startswith(_SERVED) and text not in _SERVED:
-        from hrm_agent.environment.address import parse_address
+        from hrm_agent.environment.served.address import parse_address
 
         parse_address(text)
         return text
@@ -60,10 +60,10 @@ def _open(where: str | None, isolation: Isolation, token: str | None) -> Environ
 
         return LocalEnvironment(isolation=isolation)
     if parse_where(where).startswith("ray"):
-        from hrm_agent.environment.on_ray import RayEnvironment
+        from hrm_agent.environment.on_ray.environment import RayEnvironment
 
         return RayEnvironment(where.removeprefix("ray").removeprefix(":") or None, isolation=isolation)
-    from hrm_agent.environment.client import RemoteEnvironment
+    from hrm_agent.environment.served.client import RemoteEnvironment
 
     return RemoteEnvironment(where, token=token, least=isolation)
 

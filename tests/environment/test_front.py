@@ -10,8 +10,8 @@ from concurrent.futures import CancelledError, Future
 
 import pytest
 
-from hrm_agent.environment.bounds import Bounds
-from hrm_agent.environment.front import Front
+from hrm_agent.environment.front.bounds import Bounds
+from hrm_agent.environment.front.front import Front
 from hrm_agent.environment.result import Cell, ExecutionResult, Limits, Submission
 from hrm_agent.environment.workers import Work
 from hrm_agent.errors import HrmError, QueueFullError

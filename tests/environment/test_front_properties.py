@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from hrm_agent.environment.front import Front
+from hrm_agent.environment.front.front import Front
 from hrm_agent.environment.result import ExecutionResult, SessionState, Submission
 from hrm_agent.environment.workers import Work
 from hrm_agent.trajectory import ToolStatus

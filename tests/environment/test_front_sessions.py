@@ -7,8 +7,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from hrm_agent.environment.bounds import Bounds
-from hrm_agent.environment.front import Front
+from hrm_agent.environment.front.bounds import Bounds
+from hrm_agent.environment.front.front import Front
 from hrm_agent.environment.result import Cell, ExecutionResult, SessionState, Submission
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from hrm_agent.environment import LocalEnvironment, on_ray
-from hrm_agent.environment.address import TOKEN_VARIABLE
-from hrm_agent.environment.client import RemoteEnvironment
+from hrm_agent.environment import LocalEnvironment
+from hrm_agent.environment.on_ray import environment as on_ray
 from hrm_agent.environment.isolation import Isolation
 from hrm_agent.environment.opening import open_environment, opened_environment, parse_where
+from hrm_agent.environment.served.address import TOKEN_VARIABLE
+from hrm_agent.environment.served.client import RemoteEnvironment
 from hrm_agent.errors import ConfigError, HrmError
 from tests.environment.served import TOKEN, served
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from hrm_agent.environment.isolation import Isolation
-from hrm_agent.environment.on_ray import RayEnvironment
+from hrm_agent.environment.on_ray.environment import RayEnvironment
 from hrm_agent.environment.result import SessionState, Submission
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
@@ -277,7 +277,7 @@ async def test_the_level_is_the_weakest_node_s_and_one_below_the_least_is_left_o
 def test_ray_that_is_missing_or_out_of_reach_is_said_in_a_sentence() -> None:
     program = """
 import sys
-from hrm_agent.environment.on_ray import RayEnvironment
+from hrm_agent.environment.on_ray.environment import RayEnvironment
 from hrm_agent.errors import HrmError
 for address in ("127.0.0.1:1", "ray://127.0.0.1:1", "somewhere"):
     try: RayEnvironment(address)

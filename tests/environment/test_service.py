@@ -19,14 +19,14 @@ from typing import Any
 import aiohttp
 import pytest
 
-from hrm_agent.environment import channel
-from hrm_agent.environment.address import parse_address
-from hrm_agent.environment.client import RemoteEnvironment
+from hrm_agent.environment.served import channel
 from hrm_agent.environment.isolation import Isolation
-from hrm_agent.environment.listening import listen_tcp, listen_unix
 from hrm_agent.environment.local import LocalEnvironment
 from hrm_agent.environment.result import Cell, Environment, Limits, SessionState, Submission
-from hrm_agent.environment.service import Service
+from hrm_agent.environment.served.address import parse_address
+from hrm_agent.environment.served.client import RemoteEnvironment
+from hrm_agent.environment.served.listening import listen_tcp, listen_unix
+from hrm_agent.environment.served.server import Service
 from hrm_agent.errors import ConfigError, HrmError
 from hrm_agent.trajectory import ToolStatus
 from tests.environment.contract import FOREVER, SLOTS, all_slots_free, gauge, until

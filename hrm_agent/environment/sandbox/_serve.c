@@ -10,7 +10,7 @@
    namespace: there the death of the child is the death of all that it started.
 
    No code and no output passes through the slot: the child reads its code itself, after it has shed what is the
-   slot's, and goes on in Python. */
+   slot's, and goes on in Python with a function that does not come back. */
 
 #define PY_SSIZE_T_CLEAN
 #define _GNU_SOURCE
@@ -76,6 +76,7 @@ struct slot {
     const char *folder;
     mode_t folder_mode;
     int64_t base_bytes;
+    PyObject *run;
 };
 
 struct call {
@@ -143,25 +144,27 @@ static int shed(const struct slot *slot, const struct request *request)
            || limit(RLIMIT_CPU, (int64_t)request->cpu_seconds + 1);
 }
 
-/* All of the code: by the file's offset the host sees that the snippet was reached. NULL if it cannot be read. */
+/* All of the code, as text: by the file's offset the host sees that the snippet was reached. NULL if that fails. */
 static PyObject *read_code(void)
 {
     struct stat file;
     if (fstat(CODE, &file))
         return NULL;
-    PyObject *code = PyBytes_FromStringAndSize(NULL, file.st_size);
-    for (off_t have = 0; code != NULL && have < file.st_size;) {
-        ssize_t more = read(CODE, PyBytes_AS_STRING(code) + have, (size_t)(file.st_size - have));
+    char *bytes = PyMem_Malloc((size_t)file.st_size + 1);
+    for (off_t have = 0; bytes != NULL && have < file.st_size;) {
+        ssize_t more = read(CODE, bytes + have, (size_t)(file.st_size - have));
         if (more > 0)
             have += more;
         else if (more == 0 || errno != EINTR)
             return NULL;
     }
+    PyObject *code = bytes == NULL ? NULL : PyUnicode_DecodeUTF8(bytes, file.st_size, NULL);
+    PyMem_Free(bytes);
     return code;
 }
 
-/* Ends with the child's process where it fails: the slot's frames are not to be run twice. */
-static PyObject *begin_child(const struct slot *slot, const struct request *request)
+/* Never returns: the slot's frames are not to be run twice. */
+static _Noreturn void become_child(const struct slot *slot, const struct request *request)
 {
     if (shed(slot, request))
         _exit(1);
@@ -171,10 +174,8 @@ static PyObject *begin_child(const struct slot *slot, const struct request *requ
     if (syscall(SYS_close_range, CODE, ~0U, 0))
         for (int descriptor = CODE; descriptor < MAX_DESCRIPTORS; descriptor++)
             close(descriptor);
-    PyObject *result = Py_BuildValue("(y#Niid)", (const char *)request, (Py_ssize_t)sizeof *request, code, 0, -1, 0.0);
-    if (result == NULL)
-        _exit(1);
-    return result;
+    PyObject_CallFunction(slot->run, "OKL", code, (unsigned long long)request->seed, (long long)request->value_bytes);
+    _exit(1);
 }
 
 /* The slot ------------------------------------------------------------------------------------------------------ */
@@ -241,8 +242,7 @@ static void answer(const struct request *request, const struct call *call, doubl
 
 static PyObject *hand_over(const struct request *request, ssize_t size, const struct call *call)
 {
-    return Py_BuildValue("(y#Oiid)", (const char *)request, (Py_ssize_t)size, Py_None, (int)call->pid, call->pidfd,
-                         call->started);
+    return Py_BuildValue("(y#iid)", (const char *)request, (Py_ssize_t)size, (int)call->pid, call->pidfd, call->started);
 }
 
 static PyObject *serve(PyObject *Py_UNUSED(module), PyObject *arguments)
@@ -250,7 +250,7 @@ static PyObject *serve(PyObject *Py_UNUSED(module), PyObject *arguments)
     struct slot slot;
     unsigned int mode;
     long long base;
-    if (!PyArg_ParseTuple(arguments, "sIL", &slot.folder, &mode, &base))
+    if (!PyArg_ParseTuple(arguments, "sILO", &slot.folder, &mode, &base, &slot.run))
         return NULL;
     slot.folder_mode = (mode_t)mode;
     slot.base_bytes = base;
@@ -267,7 +267,7 @@ static PyObject *serve(PyObject *Py_UNUSED(module), PyObject *arguments)
             call.started = now();
             call.pid = clone_child(&call.pidfd);
             if (call.pid == 0)
-                return begin_child(&slot, &request);
+                become_child(&slot, &request);
         }
         if (!plain || call.pid < 0 || !ends_soon(&request, &call) || !is_clean(&slot)) {
             if (call.pid < 0)
@@ -291,9 +291,9 @@ static PyModuleDef_Slot steps[] = {{Py_mod_exec, name_source}, {0, NULL}};
 
 static PyMethodDef functions[] = {
     {"serve", serve, METH_VARARGS,
-     "serve(folder, mode, base_bytes) -> (request, code, pid, pidfd, started)\n\n"
-     "Answers stateless calls until there is something for slot.py: a request (empty when the host is gone); in the\n"
-     "child of a call its code, else None; and where a call was begun the process that runs it, else 0."},
+     "serve(folder, mode, base_bytes, run) -> (request, pid, pidfd, started)\n\n"
+     "Answers stateless calls until there is one for slot.py, or no host: then it is empty. pid is 0 if it was not\n"
+     "begun. In a call's process run(code, seed, value_bytes) is called, and is to end it."},
     {NULL, NULL, 0, NULL},
 };
 

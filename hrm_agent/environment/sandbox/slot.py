@@ -127,9 +127,8 @@ class Slot:
     def _next_unusual(self) -> Request | None:
         """The first request that the compiled body does not answer. What it has begun and not ended is ended here."""
         while self._body is not None:
-            data, code, pid, pidfd, started = self._body(self._folder, self._folder_mode, self._base_bytes)
-            if code is not None:
-                self._run_alone(code, data)
+            given = self._folder, self._folder_mode, self._base_bytes, self._run_alone
+            data, pid, pidfd, started = self._body(*given)
             request = Request(*REQUEST.unpack(data)) if data else None
             if request is None or not pid:
                 return request
@@ -283,7 +282,6 @@ class Slot:
 
     def _become_child(self, request: Request, channel: socket.socket | None) -> NoReturn:
         """Shed everything of the slot, then run. Never returns into the slot's frames."""
-        code = 1
         try:
             kernel.die_with_parent()
             if self._isolated:
@@ -297,28 +295,22 @@ class Slot:
             if channel is None:
                 source = snippet.read_code(CODE)
                 os.closerange(CODE, kernel.MAX_DESCRIPTORS)
-                code = self._run_code(source, request)
+                self._run_alone(source, request.seed, request.value_bytes)
             else:
                 snippet.reseed(request.seed)
                 _serve_session(channel, self._module)
-        except BaseException:
-            code = code or 1
+        finally:
+            os._exit(1)
+
+    def _run_alone(self, source: str, seed: int, value_bytes: int) -> NoReturn:
+        """The rest of a stateless call's process, which has shed everything of the slot and read its code."""
+        code = 1
+        try:
+            if snippet.may_draw(source):
+                snippet.reseed(seed)
+            code = snippet.run(source, self._module, value_bytes)
         finally:
             os._exit(code)
-
-    def _run_code(self, source: str, request: Request) -> int:
-        if snippet.may_draw(source):
-            snippet.reseed(request.seed)
-        return snippet.run(source, self._module, request.value_bytes)
-
-    def _run_alone(self, code: bytes, data: bytes) -> NoReturn:
-        """In the child that the compiled body has cloned, and that has shed everything and read its code there."""
-        status = 1
-        try:
-            request = Request(*REQUEST.unpack(data))
-            status = self._run_code(code.decode(), request)
-        finally:
-            os._exit(status)
 
 
 def _has_said(child: Child) -> bool:

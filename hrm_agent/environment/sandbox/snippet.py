@@ -37,9 +37,8 @@ __all__ = [
 VALUE_DESCRIPTOR = 3
 _PLAIN = (bool, int, float, str, list, tuple, dict)
 """Types of which JSON is tried."""
-_DRAWING_WORDS = ("rand", "sample", "uuid")
-"""What leads to the generators of `random` and `numpy.random`, from the standard library and these packages."""
 _TRANSPARENT = {"numpy", "sympy"}
+"""From these and the standard library no other words lead to the generators than those of `may_draw`."""
 _opaque: set[str] = set()
 _opened: dict[str, io.TextIOWrapper] = {}
 
@@ -84,7 +83,7 @@ def may_draw(source: str) -> bool:
 
     One that hides the word, as in `getattr(numpy, "ran" + "dom")`, draws the same numbers in each call.
     """
-    return bool(_opaque) or any(word in source for word in _DRAWING_WORDS)
+    return "rand" in source or "sample" in source or "uuid" in source or bool(_opaque)
 
 
 def may_draw_unseen(packages: list[str]) -> None:
@@ -119,7 +118,8 @@ def _evaluate(source: str, names: dict[str, Any]) -> object:
     linecache.cache[SNIPPET] = (len(source), None, lines, SNIPPET)
     body, last = _compile(source)
     earlier = names.get("RESULT")
-    exec(body, names)
+    if body is not None:
+        exec(body, names)
     value = eval(last, names) if last is not None else None
     result = names.get("RESULT")
     return result if value is None and result is not earlier else value
@@ -135,11 +135,11 @@ def _write_value(value: object, limit: int) -> None:
     os.write(VALUE_DESCRIPTOR, b"%d\n" % len(shown) + shown + (encoded if len(encoded) <= limit else b""))
 
 
-def _compile(source: str) -> tuple[CodeType, CodeType | None]:
+def _compile(source: str) -> tuple[CodeType | None, CodeType | None]:
     tree = ast.parse(source, SNIPPET)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     expression = ast.Expression(last.value) if isinstance(last, ast.Expr) else None
-    body = compile(tree, SNIPPET, "exec", dont_inherit=True)
+    body = compile(tree, SNIPPET, "exec", dont_inherit=True) if tree.body else None
     return body, None if expression is None else compile(expression, SNIPPET, "eval", dont_inherit=True)
 
 

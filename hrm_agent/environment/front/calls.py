@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from hrm_agent.environment.front.sessions import Session, Visit
 from hrm_agent.environment.result import ExecutionResult, Submission
-from hrm_agent.environment.sessions import Session, Visit
 from hrm_agent.environment.workers import Work
 
 __all__ = ["Call", "Job", "Queue", "Stage", "Waiter", "seed_of"]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
-from hrm_agent.environment.calls import Call, Stage
+from hrm_agent.environment.front.calls import Call, Stage
 
 __all__ = ["Deadlines"]
 

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
 
-from hrm_agent.environment.bounds import Bounds
-from hrm_agent.environment.fairness import Line
+from hrm_agent.environment.front.bounds import Bounds
+from hrm_agent.environment.front.fairness import Line
 from hrm_agent.environment.result import Cell, ExecutionResult, SessionState
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
 
 if TYPE_CHECKING:
-    from hrm_agent.environment.calls import Call
+    from hrm_agent.environment.front.calls import Call
 
 __all__ = ["Session", "Sessions", "Visit"]
 

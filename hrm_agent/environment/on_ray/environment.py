@@ -28,11 +28,11 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from hrm_agent.environment.bounds import Bounds
-from hrm_agent.environment.front import Front
+from hrm_agent.environment.front.bounds import Bounds
+from hrm_agent.environment.front.front import Front
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation
-from hrm_agent.environment.ray_cluster import line_of
-from hrm_agent.environment.ray_workers import RayWorkers
+from hrm_agent.environment.on_ray.cluster import line_of
+from hrm_agent.environment.on_ray.workers import RayWorkers
 from hrm_agent.environment.result import Environment, ExecutionResult, Submission
 from hrm_agent.environment.slots import LocalWorkers
 from hrm_agent.environment.workers import Workers

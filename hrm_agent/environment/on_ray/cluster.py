@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hrm_agent.environment.isolation import Isolation
-from hrm_agent.environment.ray_node import POLL_SECONDS, RayNode
+from hrm_agent.environment.on_ray.node import POLL_SECONDS, RayNode
 from hrm_agent.environment.workers import Work, Workers
 
 __all__ = ["Node", "RayCluster", "answer_of", "line_of"]

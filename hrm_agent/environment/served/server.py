@@ -34,7 +34,7 @@ from typing import Any
 
 from hrm_agent import __version__
 from hrm_agent.environment.result import Environment, Submission
-from hrm_agent.environment.wire import (
+from hrm_agent.environment.served.wire import (
     PROTOCOL,
     SERVICE,
     from_json,
@@ -48,7 +48,7 @@ from hrm_agent.errors import HrmError
 try:
     from aiohttp import web
 
-    from hrm_agent.environment.stream import FORK, Calls, Stream, as_list
+    from hrm_agent.environment.served.stream import FORK, Calls, Stream, as_list
 except ImportError as error:
     raise HrmError("An environment is served with aiohttp.", "pip install 'hrm-agent[service]'") from error
 

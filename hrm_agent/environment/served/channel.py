@@ -17,11 +17,11 @@ from http import HTTPStatus
 from itertools import chain, count, repeat
 from typing import Any
 
-from hrm_agent.environment.address import About, Address, about_of, stranger, wrong_token
 from hrm_agent.environment.isolation import Isolation
-from hrm_agent.environment.recall import Recall
 from hrm_agent.environment.result import Submission
-from hrm_agent.environment.wire import from_json, submission_record, to_json
+from hrm_agent.environment.served.address import About, Address, about_of, stranger, wrong_token
+from hrm_agent.environment.served.recall import Recall
+from hrm_agent.environment.served.wire import from_json, submission_record, to_json
 from hrm_agent.errors import HrmError
 
 try:

@@ -25,9 +25,9 @@ from itertools import count
 from typing import Any, TypeVar
 
 from hrm_agent.environment.isolation import Isolation
+from hrm_agent.environment.on_ray.cluster import Node, RayCluster, answer_of, line_of
+from hrm_agent.environment.on_ray.node import POLL_SECONDS, Collected, Event, Given, unpack
 from hrm_agent.environment.outcome import infrastructure_failure
-from hrm_agent.environment.ray_cluster import Node, RayCluster, answer_of, line_of
-from hrm_agent.environment.ray_node import POLL_SECONDS, Collected, Event, Given, unpack
 from hrm_agent.environment.workers import Work, Workers
 from hrm_agent.errors import HrmError
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from hrm_agent.environment.isolation import Isolation
-from hrm_agent.environment.wire import PROTOCOL, SERVICE
+from hrm_agent.environment.served.wire import PROTOCOL, SERVICE
 from hrm_agent.errors import ConfigError, HrmError
 
 __all__ = [

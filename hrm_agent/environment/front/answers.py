@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 
-from hrm_agent.environment.bounds import Bounds
+from hrm_agent.environment.front.bounds import Bounds
 from hrm_agent.environment.result import ExecutionResult, Submission
 from hrm_agent.trajectory import ToolStatus
 

@@ -23,7 +23,7 @@ from typing import Any, cast
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from hrm_agent.environment.result import Environment, ExecutionResult, Submission
-from hrm_agent.environment.wire import (
+from hrm_agent.environment.served.wire import (
     Reader,
     from_json,
     parse_submission,

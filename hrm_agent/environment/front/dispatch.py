@@ -12,13 +12,13 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
-from hrm_agent.environment.bounds import Bounds
-from hrm_agent.environment.calls import Call, Job, Stage, seed_of
-from hrm_agent.environment.fairness import FairQueue
-from hrm_agent.environment.guard import Guard
-from hrm_agent.environment.metrics import Metrics
+from hrm_agent.environment.front.bounds import Bounds
+from hrm_agent.environment.front.calls import Call, Job, Stage, seed_of
+from hrm_agent.environment.front.fairness import FairQueue
+from hrm_agent.environment.front.guard import Guard
+from hrm_agent.environment.front.metrics import Metrics
+from hrm_agent.environment.front.sessions import Session, Sessions
 from hrm_agent.environment.result import ExecutionResult
-from hrm_agent.environment.sessions import Session, Sessions
 from hrm_agent.environment.workers import Workers
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus

@@ -27,11 +27,11 @@ import uuid
 from dataclasses import replace
 from typing import Any
 
-from hrm_agent.environment.address import about_of, ask, parse_address, token_or_variable
-from hrm_agent.environment.channel import Call, Channel, Peer
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation
 from hrm_agent.environment.result import Environment, ExecutionResult, Submission
-from hrm_agent.environment.wire import parse_result
+from hrm_agent.environment.served.address import about_of, ask, parse_address, token_or_variable
+from hrm_agent.environment.served.channel import Call, Channel, Peer
+from hrm_agent.environment.served.wire import parse_result
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
 

@@ -13,14 +13,14 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 
-from hrm_agent.environment.answers import Answers
-from hrm_agent.environment.bounds import Bounds, refusal
-from hrm_agent.environment.calls import Call, Stage, Waiter
-from hrm_agent.environment.deadlines import Deadlines
-from hrm_agent.environment.dispatch import Dispatch
-from hrm_agent.environment.fairness import Line
-from hrm_agent.environment.guard import Guard, cannot_run
-from hrm_agent.environment.metrics import Metrics
+from hrm_agent.environment.front.answers import Answers
+from hrm_agent.environment.front.bounds import Bounds, refusal
+from hrm_agent.environment.front.calls import Call, Stage, Waiter
+from hrm_agent.environment.front.deadlines import Deadlines
+from hrm_agent.environment.front.dispatch import Dispatch
+from hrm_agent.environment.front.fairness import Line
+from hrm_agent.environment.front.guard import Guard, cannot_run
+from hrm_agent.environment.front.metrics import Metrics
 from hrm_agent.environment.result import ExecutionResult, Submission
 from hrm_agent.environment.workers import Workers
 from hrm_agent.errors import QueueFullError

@@ -1,0 +1,1 @@
+"""An environment as a server, and its client: `server.py`, `client.py`."""
