@@ -20,7 +20,11 @@ from hrm_agent.errors import ConfigError
 
 __all__ = ["Place", "ZygoteProcess", "bare_python", "locate", "missing_body"]
 
-_BOOT = "import sys; sys.path.insert(0, {!r}); from sandbox.{} import main; del sys.path[0]; main()"
+_BOOT = (
+    "import os, sys; folder = os.open({!r}, os.O_PATH); sys.path.insert(0, f'/proc/self/fd/{{folder}}');"
+    " from sandbox.{} import main; del sys.path[0]; os.close(folder); main()"
+)
+"""By a path that says nothing of the host: snippets can read where the code around them comes from."""
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """A process that has threads cannot be forked; and a snippet has one core at best."""
 
