@@ -60,7 +60,10 @@ def call_table(options: Options) -> list[Row]:
     rows += asyncio.run(_calls("bubblewrap", found, here, few)) if (found := bubblewrap()) else []
     rows += smolagents(options.smolagents, WORKLOADS, few) if options.smolagents else []
     for name, opened, clients in _peers(options):
-        rows += asyncio.run(_calls(name, opened, clients, few))
+        try:
+            rows += asyncio.run(_calls(name, opened, clients, few))
+        except OSError as error:  # the others' numbers are not to be lost for it
+            print(f"{name} did not start: {error}")
     return sorted(rows, key=lambda found: [workload.name for workload in WORKLOADS].index(found["workload"]))
 
 
@@ -129,7 +132,8 @@ def smolagents(python: Path, workloads: Sequence[Workload], effort: Effort) -> l
         "workloads": [{name: getattr(one, name) for name in ("code", "status", "seconds")} for one in workloads],
     }
     driver = str(Path(__file__).with_name("smolagents_driver.py"))
-    done = subprocess.run([python, driver], input=json.dumps(given), capture_output=True, text=True, check=True)
+    # -I: the driver's folder has names of the standard library.
+    done = subprocess.run([python, "-I", driver], input=json.dumps(given), capture_output=True, text=True, check=True)
     rows: list[Row] = []
     for workload, line in zip(workloads, done.stdout.splitlines(), strict=True):
         found = json.loads(line)
