@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from hrm_agent.cli.arguments import Parser
 from hrm_agent.cli.output import Output
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation, Layer
+from hrm_agent.environment.process import missing_body
 from hrm_agent.errors import HrmError
 
 __all__ = ["run"]
@@ -103,9 +104,9 @@ def _row(layer: Layer, found: dict[str, Any], missing: dict[str, str]) -> _Row:
 def _report(output: Output, level: Isolation | None, rows: list[_Row], problem: str) -> None:
     reached = level is not None and level.holds(DEFAULT_ISOLATION)
     layers = [{**row._asdict(), "advice": _advice(row)} for row in rows]
-    output.result(
-        {"level": level, "default": DEFAULT_ISOLATION, "reached": reached, "problem": problem, "layers": layers}
-    )
+    body = missing_body() if sys.platform == "linux" else _ELSEWHERE
+    told = {"level": level, "default": DEFAULT_ISOLATION, "reached": reached, "problem": problem}
+    output.result({**told, "missing_body": body, "layers": layers})
     output.table(
         ("layer", "available", "in force", "us per slot", "us per call", ""),
         [_cells(row) for row in rows],
@@ -113,6 +114,8 @@ def _report(output: Output, level: Isolation | None, rows: list[_Row], problem: 
     for row in rows:
         if advice := _advice(row):
             output.say(f"\n{row.layer}: {advice}.")
+    if body:
+        output.say(f"\nCalls cost more CPU than they need to: slots do without their compiled body, because {body}.")
     output.say()
     if level is None:
         output.say(f"No model-written code can be run here: {problem}", style="red")

@@ -21,6 +21,7 @@ OUTPUT_FACTOR = 64
 _CUT_NOTE_BYTES = 80
 _WORDS = {
     Ended.OUT_OF_MEMORY: "The processes of the snippet held more memory than their limit.\n",
+    Ended.GONE: "The session's process had ended by itself.\n",
     Ended.BROKEN: "The session's process answered without being asked.\n",
 }
 
@@ -131,6 +132,8 @@ def _ending(reply: Reply) -> str:
 
 
 def _status(reply: Reply, limits: Limits, *, started: bool, full: bool) -> ToolStatus:
+    if reply.ended == Ended.GONE:
+        return ToolStatus.ERROR
     if reply.ended in (Ended.KILLED, Ended.NOT_STARTED) or not started:
         return ToolStatus.INFRASTRUCTURE
     if reply.ended == Ended.TIMEOUT:

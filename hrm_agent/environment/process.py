@@ -39,7 +39,7 @@ def missing_body() -> str:
     try:
         body = importlib.import_module("hrm_agent.environment.sandbox._serve")
     except ImportError:
-        return "it was not built when hrm-agent was installed: that takes a C compiler and the interpreter's headers"
+        return "none was built when hrm-agent was installed: that takes a C compiler and the interpreter's headers"
     source = Path(__file__).parent / "sandbox" / "_serve.c"
     if source.exists() and hashlib.sha256(source.read_bytes()).hexdigest()[:16] != body.SOURCE:
         return "it was built from another version of _serve.c: install hrm-agent again"

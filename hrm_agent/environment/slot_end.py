@@ -12,7 +12,6 @@ from hrm_agent.environment.process import ZygoteProcess
 from hrm_agent.environment.result import ExecutionResult
 from hrm_agent.environment.sandbox.protocol import REQUEST, Ended, Operation, Reply, Request
 from hrm_agent.environment.workers import Work
-from hrm_agent.trajectory import ToolStatus
 
 __all__ = ["Flavour", "SlotEnd"]
 
@@ -69,9 +68,10 @@ class SlotEnd:
 
     def result(self, work: Work, reply: Reply, isolation: str) -> tuple[ExecutionResult, bool]:
         """The outcome of its work, and whether it was lost."""
-        started = reply.ended != Ended.NOT_STARTED if work.session else self.files.started
+        begun = reply.ended not in (Ended.NOT_STARTED, Ended.GONE)
+        started = begun if work.session else self.files.started
         found = outcome(reply, self.files, work.limits, isolation, started=started)
-        return found, found.status is ToolStatus.INFRASTRUCTURE and not started and not self.killed
+        return found, not started and not self.killed
 
 
 @dataclass(slots=True, eq=False)

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from importlib import metadata
 from itertools import count
 
@@ -30,6 +31,7 @@ from hrm_agent.environment.sandbox.protocol import READY_BYTES, REPLY, Ended, Re
 from hrm_agent.environment.slot_end import Flavour, SlotEnd
 from hrm_agent.environment.workers import Work
 from hrm_agent.errors import HrmError
+from hrm_agent.trajectory import ToolStatus
 
 __all__ = ["SCIENTIFIC", "LocalWorkers", "default_slots"]
 
@@ -96,7 +98,8 @@ class LocalWorkers:
                 return
             slot = self._sessions.get(work.session)
             if slot is None and work.session and not work.fresh:
-                self._tell(work, self._failure("the session's process is gone"), lost=True)
+                ended = replace(self._failure("The session's process had ended by itself."), status=ToolStatus.ERROR)
+                self._tell(work, ended, lost=True)
             elif slot is None:
                 self._place(work)
             elif not self._send_work(slot, work):

@@ -174,7 +174,7 @@ class Dispatch:
         rebuilding = call.visit is not None and call.visit.rebuilding
         if call.stage is Stage.ENDED:
             self._vacate(call)
-        elif result.status is ToolStatus.INFRASTRUCTURE:
+        elif lost or result.status is ToolStatus.INFRASTRUCTURE:
             unharmed = call.session is None or lost or rebuilding
             self._retry(call) if unharmed and _may_retry(call) else self._finish(call, result, alive=False)
         elif rebuilding:

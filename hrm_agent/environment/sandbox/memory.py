@@ -16,11 +16,13 @@ _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 class Tree:
     """A process and its descendants. Where there is no /proc to see them in, the process alone."""
 
-    __slots__ = ("_pid", "_proc", "_status", "peak")
+    __slots__ = ("_pid", "_proc", "_status", "peak", "several")
 
     def __init__(self, proc: int | None, pid: int) -> None:
         self._proc, self._pid = proc, pid
         self._status: int | None = None
+        self.several = False
+        """True once it was seen to be more than one process."""
         self.peak = 0
         """Bytes, the most that was seen."""
 
@@ -45,7 +47,7 @@ class Tree:
         members = self.members()
         if len(members) < 2:
             return 0, 0.0
-        held, seconds = 0, 0.0
+        held, seconds, self.several = 0, 0.0, True
         for pid in members:
             held += self._proportional_bytes(pid)
             seconds += self._cpu_seconds(pid)

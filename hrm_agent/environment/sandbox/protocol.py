@@ -80,6 +80,8 @@ class Ended(IntEnum):
     """A session's process spoke without being asked, and was killed."""
     NOT_STARTED = 7
     """No process could be made."""
+    GONE = 8
+    """The session's process ended by itself before the call, which the host had not heard."""
 
 
 class Reply(NamedTuple):

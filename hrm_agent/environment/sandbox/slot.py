@@ -46,10 +46,12 @@ PARK_SECONDS = 0.2
 class Child:
     """The process of a call, or of a session."""
 
-    __slots__ = ("channel", "memory_bytes", "parked", "pid", "pidfd", "tree")
+    __slots__ = ("channel", "memory_bytes", "parked", "pid", "pidfd", "seen_seconds", "tree")
 
     def __init__(self, pid: int, pidfd: int, memory_bytes: int, tree: Tree) -> None:
         self.pid, self.pidfd, self.memory_bytes, self.tree = pid, pidfd, memory_bytes, tree
+        self.seen_seconds = 0.0
+        """CPU time of its tree when it was last looked at."""
         self.channel: socket.socket | None = None
         """To a session's process."""
         self.parked = False
@@ -60,6 +62,11 @@ class Child:
             return time.clock_gettime((~self.pid << 3) | 2)
         except OSError:
             return 0.0
+
+    def used_seconds(self, until: float) -> float:
+        """CPU time of its whole tree so far, where that is more than one process."""
+        own = self.cpu_seconds()
+        return max(own, self.tree.look(until)[1]) if self.tree.several else own
 
     def has_spoken(self) -> bool:
         """True if a session's process has said something before it was asked, or cannot be asked any more."""
@@ -158,9 +165,9 @@ class Slot:
         started = time.monotonic()
         child = self._session
         if child is None and request.session and not request.fresh:  # it died when the host had not heard of it yet
-            self._send(Reply(request.call, Ended.NOT_STARTED))
+            self._send(Reply(request.call, Ended.GONE))
             return True
-        before = child.cpu_seconds() if child is not None else 0.0
+        before = child.used_seconds(started + TICK_SECONDS) if child is not None else 0.0
         broken = child is not None and child.has_spoken()
         try:
             if child is None:
@@ -180,9 +187,11 @@ class Slot:
         seconds = time.monotonic() - started
         if ended is Ended.ANSWERED and child.channel is not None:
             byte = child.channel.recv(1)
-            used, peak = child.cpu_seconds() - before, child.tree.peak_bytes()
-            self._send(Reply(request.call, ended, (byte or b"\1")[0] << 8, seconds, used, peak))
-            return True
+            if not child.has_spoken():
+                used, peak = child.used_seconds(started + TICK_SECONDS + seconds) - before, child.tree.peak_bytes()
+                self._send(Reply(request.call, ended, (byte or b"\1")[0] << 8, seconds, used, peak))
+                return True
+            ended = Ended.BROKEN
         status, used, peak = self._bury(child, kill=True)
         clean = self._sweep()
         self._send(Reply(request.call, ended, status, seconds, used - before, peak, not clean))
@@ -232,7 +241,8 @@ class Slot:
             if now < look:
                 continue
             held, seconds = child.tree.look(deadline)
-            cpu_left = request.cpu_seconds - max(seconds, child.cpu_seconds()) + before
+            child.seen_seconds = max(child.cpu_seconds(), seconds)
+            cpu_left = request.cpu_seconds - child.seen_seconds + before
             if now >= deadline or cpu_left <= 0:
                 return Ended.TIMEOUT
             if held > child.memory_bytes:
@@ -257,7 +267,8 @@ class Slot:
             self._session = None
         if not self._isolated:
             self._kill_orphans()
-        return status, usage.ru_utime + usage.ru_stime, max(usage.ru_maxrss * 1024, child.tree.peak)
+        used = max(usage.ru_utime + usage.ru_stime, child.seen_seconds)
+        return status, used, max(usage.ru_maxrss * 1024, child.tree.peak)
 
     def _kill_orphans(self) -> None:
         """Without a process-id namespace what a call started outlives it, as a child of this subreaper."""

@@ -210,6 +210,7 @@ def main() -> None:
     """`argv`: the control socket's descriptor, and JSON: what `ZygoteProcess` gives."""
     control = socket.socket(fileno=_moved_up(int(sys.argv[1])))
     given = json.loads(sys.argv[2])
+    sys.argv[:], sys.orig_argv[:] = [""], []  # nothing of the host's paths
     layers = Layers(isolated=given["isolated"], folder=given["folder"], compiled=given["compiled"])
     os.environ.clear()
     with suppress(OSError):

@@ -12,7 +12,7 @@ libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_i
 libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 for number in range(60000):
     libc.mmap(None, 4096, 1 + number % 2 * 2, 0x8022, -1, 0)
-for _ in range(28):
+for _ in range(10):
     if os.fork() == 0:
         while True:
             pass
