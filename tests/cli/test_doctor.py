@@ -54,6 +54,13 @@ def test_for_people(hrm: Command) -> None:
     assert "isolated by L2; asked for is L2." in done.out
 
 
+def test_slots_without_their_compiled_body_are_told(hrm: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HRM_AGENT_PURE_SANDBOX", "1")
+    done = hrm("doctor", "environment")
+    assert done.code == 0
+    assert "because HRM_AGENT_PURE_SANDBOX is set." in " ".join(done.out.split())
+
+
 def test_what_is_missing_is_told_with_its_reason_and_what_to_do() -> None:
     command = [sys.executable, "-c", WITHOUT_NAMESPACES, "doctor", "environment"]
     done = subprocess.run([*command, "--json"], check=False, capture_output=True, text=True, timeout=60)
