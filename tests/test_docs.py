@@ -1,15 +1,20 @@
 """The code of README.md and docs/ runs as printed.
 
 Each page has a folder of its own, in which its blocks run from top to bottom: `python` in one namespace, `bash` line by
-line; a block that names a file (`python own.py`) is saved as that file. Of the lines of bash, `hrm-agent` is run, a
-`make` target has to exist, and a few commands that would change the machine are only recognised; anything else is a
-mistake. Blocks under a comment `<!-- slow -->` are left to a slow test.
+line; a block that names a file (`python own.py`) is saved as that file. Of the lines of bash, `hrm-agent` is run (in
+the background until the page's end, if it ends in `&`), a `make` target has to exist, and a few commands that would
+change the machine are only recognised; anything else is a mistake. Blocks under a comment `<!-- slow -->` are left to a
+slow test.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,23 +45,26 @@ def blocks(page: Path) -> list[Block]:
 
 def run_page(page: Path, *, slow: bool) -> None:
     namespace: dict[str, Any] = {"__name__": f"page_{page.stem}"}
-    for block in blocks(page):
-        if block.slow and not slow:
-            continue
-        if block.file:
-            Path(block.file).write_text(block.code)
-        elif block.language == "python":
-            exec(compile(block.code, f"{page.name}: python block", "exec", dont_inherit=True), namespace)
-        elif block.language in ("bash", "console", "sh"):
-            for line in block.code.replace("\\\n", " ").splitlines():
-                run_line(line.removeprefix("$ "), page)
+    with ExitStack() as until_the_end:
+        for block in blocks(page):
+            if block.slow and not slow:
+                continue
+            if block.file:
+                Path(block.file).write_text(block.code)
+            elif block.language == "python":
+                exec(compile(block.code, f"{page.name}: python block", "exec", dont_inherit=True), namespace)
+            elif block.language in ("bash", "console", "sh"):
+                for line in block.code.replace("\\\n", " ").splitlines():
+                    run_line(line.removeprefix("$ "), page, until_the_end)
 
 
-def run_line(line: str, page: Path) -> None:
+def run_line(line: str, page: Path, until_the_end: ExitStack) -> None:
     words = shlex.split(line, comments=True)
     if not words:
         return
-    if words[0] == "hrm-agent":
+    if words[0] == "hrm-agent" and words[-1] == "&":
+        until_the_end.enter_context(running(words[1:-1]))
+    elif words[0] == "hrm-agent":
         assert main(words[1:]) == 0, f"{page.name}: {line}"
     elif words[0] == "make":
         targets = re.findall(r"^([a-z]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE)
@@ -65,10 +73,26 @@ def run_line(line: str, page: Path) -> None:
         assert words[0] in MENTIONED, f"{page.name}: {line}"
 
 
+@contextmanager
+def running(words: list[str]) -> Generator[None]:
+    """A command in the background, from its first line of output until it is told to end, which it does well."""
+    command = [sys.executable, "-m", "hrm_agent.cli.main", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline()
+            yield
+        finally:
+            process.terminate()
+        process.stdout.read()
+    assert process.returncode == 0
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 @pytest.mark.timeout(600)
 def test_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT))
     run_page(page, slow=False)
 
 
@@ -88,9 +112,9 @@ def test_blocks_are_found() -> None:
 
 def test_an_unknown_command_is_a_mistake() -> None:
     with pytest.raises(AssertionError, match=r"page\.md: frobnicate"):
-        run_line("frobnicate --now", Path("page.md"))
+        run_line("frobnicate --now", Path("page.md"), ExitStack())
     with pytest.raises(AssertionError, match=r"page\.md: make unheard"):
-        run_line("make unheard", Path("page.md"))
+        run_line("make unheard", Path("page.md"), ExitStack())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

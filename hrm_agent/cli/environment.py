@@ -18,7 +18,14 @@ from hrm_agent.cli.output import Output
 from hrm_agent.environment.front.bounds import QUEUE_LIMIT
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation, parse_isolation
 from hrm_agent.environment.local import LocalEnvironment
-from hrm_agent.environment.served.address import TOKEN_VARIABLE, about_of, ask, parse_address, token_or_variable
+from hrm_agent.environment.served.address import (
+    TOKEN_VARIABLE,
+    about_of,
+    ask,
+    kept_token_file,
+    parse_address,
+    token_or_variable,
+)
 from hrm_agent.environment.served.listening import listen_tcp, listen_unix
 from hrm_agent.errors import ConfigError, HrmError, nearest
 
@@ -54,7 +61,7 @@ def _serve(words: list[str]) -> int:
     add("--port", type=int, default=_PORT, help=f"0 takes any that is free [{_PORT}]")
     add("--socket", metavar="PATH", help="listen on a unix socket instead, open to this user alone")
     add("--allow-remote", action="store_true", help="allow a --host that other machines reach")
-    add("--token-file", type=Path, metavar="FILE", help=f"made if it is missing [{_default_file()}]")
+    add("--token-file", type=Path, metavar="FILE", help=f"made if it is missing [{kept_token_file()}]")
     add("--slots", type=int, help="calls that run at once [two per core]")
     add(
         "--isolation",
@@ -161,15 +168,11 @@ class _Token:
     made: bool = False
 
 
-def _default_file() -> Path:
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "hrm-agent" / "environment-token"
-
-
 def _token(file: Path | None) -> _Token:
     """That of `file`, else of the variable, else of the default file; a file that is missing is made."""
     if file is None and os.environ.get(TOKEN_VARIABLE):
         return _Token(token_or_variable(None), TOKEN_VARIABLE)
-    path = file or _default_file()
+    path = file or kept_token_file()
     with suppress(FileNotFoundError):
         return _read(path)
     text = secrets.token_urlsafe(_TOKEN_BYTES)
@@ -201,7 +204,7 @@ def _read(path: Path) -> _Token:
 def _status(words: list[str]) -> int:
     parser = Parser("environment status", ACTIONS["status"].capitalize() + ".")
     parser.add_argument("url", help="http://HOST:PORT, https://HOST:PORT or unix:PATH")
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help=f"the server's [{_default_file()}]")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help=f"the server's [{kept_token_file()}]")
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
     address, token = parse_address(arguments.url), _token_of_status(arguments.token_file)
@@ -217,7 +220,7 @@ def _status(words: list[str]) -> int:
 def _token_of_status(file: Path | None) -> str:
     if file is None and os.environ.get(TOKEN_VARIABLE):
         return token_or_variable(None)
-    path = file or _default_file()
+    path = file or kept_token_file()
     try:
         return _read(path).text
     except FileNotFoundError:

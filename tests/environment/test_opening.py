@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from hrm_agent.environment import LocalEnvironment
-from hrm_agent.environment.on_ray import environment as on_ray
 from hrm_agent.environment.isolation import Isolation
+from hrm_agent.environment.on_ray import environment as on_ray
 from hrm_agent.environment.opening import open_environment, opened_environment, parse_where
 from hrm_agent.environment.served.address import TOKEN_VARIABLE
 from hrm_agent.environment.served.client import RemoteEnvironment

@@ -19,10 +19,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from hrm_agent.environment.served import channel
 from hrm_agent.environment.isolation import Isolation
 from hrm_agent.environment.local import LocalEnvironment
 from hrm_agent.environment.result import Cell, Environment, Limits, SessionState, Submission
+from hrm_agent.environment.served import channel
 from hrm_agent.environment.served.address import parse_address
 from hrm_agent.environment.served.client import RemoteEnvironment
 from hrm_agent.environment.served.listening import listen_tcp, listen_unix

@@ -10,7 +10,9 @@ import http.client
 import json
 import os
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from hrm_agent.environment.isolation import Isolation
@@ -23,8 +25,10 @@ __all__ = [
     "Address",
     "about_of",
     "ask",
+    "kept_token_file",
     "parse_address",
     "stranger",
+    "token_for",
     "token_or_variable",
     "wrong_token",
 ]
@@ -49,6 +53,11 @@ class Address:
             return f"unix:{self.path}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}{self.path}"
+
+    @property
+    def is_near(self) -> bool:
+        """On this machine, as far as its name says."""
+        return self.scheme == "unix" or self.host in ("localhost", "127.0.0.1", "::1")
 
     @property
     def base(self) -> str:
@@ -88,6 +97,19 @@ def parse_address(url: str) -> Address:
     if not parts.hostname:
         raise ConfigError(f"{url!r} names no host.", "http://HOST:PORT, https://HOST:PORT, unix:PATH.")
     return Address(parts.scheme, parts.hostname, port, parts.path.rstrip("/"))
+
+
+def kept_token_file() -> Path:
+    """Where a server that was given no token keeps the one that it made, for this user."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "hrm-agent" / "environment-token"
+
+
+def token_for(address: Address, token: str | None) -> str:
+    """`token`, else the variable's, else, of a server on this machine, the one that is kept. Raises HrmError."""
+    if token is None and not os.environ.get(TOKEN_VARIABLE) and address.is_near:
+        with suppress(OSError, UnicodeDecodeError):
+            token = kept_token_file().read_text(encoding="utf-8")
+    return token_or_variable(token)
 
 
 def token_or_variable(token: str | None) -> str:

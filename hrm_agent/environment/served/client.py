@@ -29,7 +29,7 @@ from typing import Any
 
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation
 from hrm_agent.environment.result import Environment, ExecutionResult, Submission
-from hrm_agent.environment.served.address import about_of, ask, parse_address, token_or_variable
+from hrm_agent.environment.served.address import about_of, ask, parse_address, token_for
 from hrm_agent.environment.served.channel import Call, Channel, Peer
 from hrm_agent.environment.served.wire import parse_result
 from hrm_agent.errors import HrmError
@@ -59,7 +59,8 @@ class RemoteEnvironment(Environment):
         HRM_AGENT_ENVIRONMENT_TOKEN. `least`: the level of isolation that the server has to give. Raises HrmError where
         it does not, where nobody listens, or somebody else.
         """
-        address, token = parse_address(url), token_or_variable(token)
+        address = parse_address(url)
+        token = token_for(address, token)
         about = about_of(ask(address, "/health", token), address, least)
         self._peer = Peer(address, token, least, about, patience_seconds)
         self._closed = False
