@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from hrm_agent.environment import ExecutionResult, Limits, LocalEnvironment
 from hrm_agent.environment.process import PURE, missing_body
 from tests.environment.test_lifecycle import descendants
 
+INSTALL = "apt-get install -y gcc libc6-dev python3-dev, then pip install -e . again"
 needs_body = pytest.mark.skipif(bool(missing_body()), reason=f"no compiled body: {missing_body()}")
 FOLDER = "import os\nsorted(os.listdir('.')), oct(os.stat('.').st_mode)"
 CASES = {
@@ -132,12 +132,9 @@ async def faults_of_the_slot(environment: LocalEnvironment, calls: int) -> float
     return max(after - before.get(pid, 0) for pid, after in faults().items()) / calls
 
 
-def test_the_compiled_body_is_there_where_it_can_be_built() -> None:
-    compiler = shutil.which((sysconfig.get_config_var("CC") or "cc").split()[0])
-    if compiler and Path(sysconfig.get_path("include"), "Python.h").exists():
-        assert missing_body() == ""
-    else:
-        assert "none was built" in missing_body()
+def test_the_compiled_body_was_built() -> None:
+    """What the others leave out where it is missing."""
+    assert missing_body() in ("", f"{PURE} is set"), f"{missing_body()}: {INSTALL}"
 
 
 @needs_body
