@@ -138,8 +138,8 @@ async def test_slots_and_fork_servers_are_killed_during_calls() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-async def test_twenty_thousand_calls_are_answered_while_slots_and_fork_servers_are_killed() -> None:
-    await storm(20_000, clients=16, seconds=0.2)
+async def test_thousands_of_calls_are_answered_while_slots_and_fork_servers_are_killed() -> None:
+    await storm(5_000, clients=16, seconds=0.2)
 
 
 async def flood(calls: int, seconds: float) -> None:
@@ -205,7 +205,7 @@ async def test_sessions_never_go_on_from_a_wrong_state() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_many_sessions_never_go_on_from_a_wrong_state() -> None:
-    await sessions_in_a_storm(sessions=16, cells=600, seconds=0.3)
+    await sessions_in_a_storm(sessions=8, cells=200, seconds=0.3)
 
 
 @contextmanager
@@ -263,4 +263,4 @@ async def test_the_server_is_killed_during_calls(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 async def test_the_server_is_killed_during_thousands_of_calls(tmp_path: Path) -> None:
-    await served_storm(tmp_path, calls=10_000, sessions=8, cells=300, seconds=5.0)
+    await served_storm(tmp_path, calls=3_000, sessions=4, cells=100, seconds=4.0)

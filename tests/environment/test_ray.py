@@ -79,6 +79,7 @@ def environment(cluster: Any) -> Iterator[RayEnvironment]:
     environment.shutdown()
 
 
+@pytest.mark.slow
 class TestContract(EnvironmentContract):
     """Over two nodes with a slot each."""
 
