@@ -36,13 +36,14 @@ def cluster() -> Iterator[Any]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
 
+    others = descendants()
     cluster = Cluster(
         initialize_head=True, head_node_args={"include_dashboard": False, "no_monitor": True, **node_options(cpus=0)}
     )
     for _ in range(NODES):
         cluster.add_node(**node_options())
     yield cluster
-    started = descendants()
+    started = descendants() - others
     cluster.shutdown()
     wait_until(lambda: not [pid for pid in started if Path(f"/proc/{pid}/exe").exists()])
 
