@@ -39,8 +39,9 @@ SOLVER_PROMPT = (
 """System turn of a solver."""
 
 CRITIC_PROMPT = (
-    "You are the critic. Do the results solve the problem? "
-    'Answer with JSON only: {"action": "submit" or "revise", "hint": ...}'
+    "You are the critic. Do the results solve the problem? Answer with JSON only: "
+    '{"action": "accept", "revise" (one subgoal), "replan", "ask" (a person) or "give_up", '
+    '"subgoal": its name, "hint": ..., "check": python asserts on the results}'
 )
 """System turn of the critic."""
 
@@ -53,10 +54,11 @@ def planner_request(problem: str, hint: str = "") -> str:
     return f"Problem: {problem}" + (f"\nHint: {hint}" if hint else "")
 
 
-def solver_request(problem: str, goal: str, known: Mapping[str, str]) -> str:
-    """User turn of a solver: the problem, its subgoal, and the named values of the subgoals that it needs."""
+def solver_request(problem: str, goal: str, known: Mapping[str, str], hint: str = "") -> str:
+    """User turn of a solver: the problem, its subgoal, the named values that it needs, the critic's hint if any."""
     values = "".join(f"\n{name} = {value}" for name, value in known.items())
-    return f"Problem: {problem}\nSubgoal: {goal}" + (f"\nKnown:{values}" if known else "")
+    parts = [f"Problem: {problem}\nSubgoal: {goal}", f"Known:{values}" if known else "", f"Hint: {hint}" if hint else ""]
+    return "\n".join(filter(None, parts))
 
 
 def critic_request(problem: str, results: Mapping[str, str]) -> str:

@@ -115,9 +115,10 @@ def test_the_roles_speak_to_each_other_as_the_graph_lets_them():
         solver = traces.solver_trace(problem, rng)
         values = {step.name: step.value for step in problem.plan}
         requests = {
-            solver_request(prompt, step.goal, {name: values[name] for name in step.needs}): step.value
+            solver_request(prompt, step.goal, {name: values[name] for name in step.needs}, hint): step.value
             for prompt in prompts
             for step in problem.plan
+            for hint in ("", f"{step.name} is missing")
         }
         assert final_answer(solver.messages[-1].text) == requests[solver.messages[1].text]
         hinted = planner.messages[1].text.rpartition("\nHint: ")[2] if "\nHint: " in planner.messages[1].text else ""
@@ -131,7 +132,10 @@ def test_the_critic_revises_exactly_where_a_result_failed():
         lesson = traces.critic_trace(problem, rng)
         verdict = json.loads(lesson.messages[2].text)
         assert (verdict["action"] == "revise") == (f"= {traces.FAILED}" in lesson.messages[1].text)
-        assert bool(verdict["hint"]) == (verdict["action"] == "revise")
+        if verdict["action"] == "revise":
+            assert f"{verdict['subgoal']} = {traces.FAILED}" in lesson.messages[1].text and verdict["hint"]
+        else:
+            assert verdict == {"action": "accept"}
         seen[verdict["action"]] += 1
     assert seen["revise"] / 200 == pytest.approx(traces.LOST_SHARE, abs=0.08)
     assert critic_request("P", {"a": "1"}) == "Problem: P\nResults:\na = 1"

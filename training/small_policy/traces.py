@@ -59,6 +59,8 @@ KINDS = {"tool_loop": 40, "solver": 40, "synthesizer": 9, "planner": 4, "critic"
 """Parts of a hundred demonstrations."""
 HINT_SHARE = 0.3
 """Of the planner's traces: a second round."""
+REVISION_SHARE = 0.15
+"""Of the solvers' traces: the critic has sent the subgoal back."""
 FORMAT_SHARE = 0.25
 """Of the synthesizer's traces: the format is given beside the problem."""
 FAILED = "failed"
@@ -108,21 +110,22 @@ def solver_trace(problem: WordProblem, rng: random.Random) -> Conversation:
     """A solver: one call, then the value."""
     step = rng.choice(problem.plan)
     known = {earlier.name: earlier.value for earlier in problem.plan if earlier.name in step.needs}
+    hint = _missing(step) if rng.random() < REVISION_SHARE else ""
     return _conversation(
         SystemMessage(SOLVER_PROMPT),
-        HumanMessage(solver_request(problem.prompt(_form(rng)), step.goal, known)),
+        HumanMessage(solver_request(problem.prompt(_form(rng)), step.goal, known, hint)),
         *_call(SOLVER_THOUGHT, step.code),
         _answer(LAST_THOUGHTS[0], step.value),
     )
 
 
 def critic_trace(problem: WordProblem, rng: random.Random) -> Conversation:
-    """The critic: submit if every result is there, else a hint which one is missing."""
-    results, verdict = _results(problem), {"action": "submit", "hint": ""}
+    """The critic: accept if every result is there, else send back the subgoal that has none."""
+    results, verdict = _results(problem), {"action": "accept"}
     if rng.random() < LOST_SHARE:
         lost = rng.choice(problem.plan)
         results[lost.name] = FAILED
-        verdict = {"action": "revise", "hint": _missing(lost)}
+        verdict = {"action": "revise", "subgoal": lost.name, "hint": _missing(lost)}
     return _role(CRITIC_PROMPT, critic_request(problem.prompt(_form(rng)), results), json.dumps(verdict))
 
 
