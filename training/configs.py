@@ -15,7 +15,10 @@ from hrm_agent.environment.isolation import DEFAULT_ISOLATION
 from hrm_agent.environment.opening import LeastIsolation, Where
 from hrm_agent.errors import ConfigError
 
-__all__ = ["FREE_ON_RESUME", "CollectConfig", "DemoConfig", "GrpoConfig", "SftConfig"]
+__all__ = ["FREE_ON_RESUME", "CollectConfig", "DemoConfig", "GrpoConfig", "ModeName", "SftConfig"]
+
+ModeName = Literal["single", "best-of-n", "majority", "search"]
+"""As `graphs.modes` has them."""
 
 FREE_ON_RESUME = frozenset({"concurrency", "isolation", "environment"})
 """Keys that say how a run is carried out, not what it comes to: they may change before it is gone on with."""
@@ -52,6 +55,12 @@ class CollectConfig(BaseModel):
     """Number of tasks; None takes all of a finite family."""
     samples: int = Field(default=1, ge=1)
     """Rollouts of each task."""
+    mode: ModeName = "single"
+    """How one rollout comes to its answer: by one run, or by a choice among several."""
+    n: int = Field(default=4, ge=1)
+    """Runs of a rollout at most, where its mode allows more than one."""
+    width: int = Field(default=2, ge=1)
+    """Of them, those that the mode `search` forks from one moment side by side."""
     graph: str = "tool_loop"
     context: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Options of the graph: its budgets."""
