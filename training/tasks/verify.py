@@ -23,7 +23,17 @@ from fractions import Fraction
 from graphs.answers import final_answer, own_text
 from training.tasks.base import Verifier
 
-__all__ = ["answer_line", "exact_equal", "exact_verifier", "number", "text_answer"]
+__all__ = [
+    "answer_line",
+    "contest_integer",
+    "contest_verifier",
+    "exact_equal",
+    "exact_verifier",
+    "grid_verifier",
+    "number",
+    "text_answer",
+    "voted_answer",
+]
 
 MAX_NUMBER_CHARACTERS = 256
 """Longer texts are not read as numbers."""
@@ -60,6 +70,47 @@ def exact_verifier(answer: str) -> Verifier:
         return float(given is not None and exact_equal(given, answer))
 
     return verify
+
+
+def contest_verifier(answer: str) -> Verifier:
+    """Reward 1 for a final answer that is the integer `answer`, written as one from 0 to 999 (AIME), else 0."""
+    expected = contest_integer(answer)
+
+    def verify(text: str) -> float:
+        given = contest_integer(text_answer(text) or "")
+        return float(given is not None and given == expected)
+
+    return verify
+
+
+def contest_integer(text: str) -> int | None:
+    """An integer of one to three digits, as AIME's answers are; None for any other text."""
+    match = re.fullmatch(r"\$?([0-9]{1,3})\$?", text.strip())
+    return int(match[1]) if match else None
+
+
+def grid_verifier(answer: str) -> Verifier:
+    """Reward 1 for a final answer with the cells of the grid `answer`: rows by line, cells apart by white space."""
+    expected = _cells(answer)
+    return lambda text: float(_cells(_whole_answer(text)) == expected)
+
+
+def _cells(text: str) -> list[list[str]]:
+    return [line.split() for line in text.strip().splitlines()]
+
+
+def voted_answer(text: str) -> str | None:
+    """What a final text votes for: equal votes are equal answers (`1/2` and `0.5`). None where it answers nothing."""
+    given = text_answer(text)
+    given = _whole_answer(text) if given is None else given
+    value = number(given)
+    return str(value) if value is not None else given.strip() or None
+
+
+def _whole_answer(text: str) -> str:
+    """The box of an `<answer>`; without that tag, all of the model's own text."""
+    visible = own_text(text)
+    return final_answer(text) or "" if "<answer>" in visible else visible.strip()
 
 
 def exact_equal(a: str, b: str) -> bool:

@@ -1,0 +1,72 @@
+"""A mixture of task families: `mix:2*word_problems,1*reasoning_gym:gcd`.
+
+A part is a spec with its weight before it (1 without one); a comma begins a new part where a weight or the name of a
+family follows it, so that the parameters of a part may hold commas. `count` tasks are shared out by weight, the largest
+remainders first. A part that has fewer gives what it has: the others do not fill its place, which would change the
+mixture without a word. The tasks keep the family of their part.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from hrm_agent.errors import TaskError
+from hrm_agent.trajectory import derive_seed
+from training.tasks.base import Task
+
+__all__ = ["Part", "mixed", "read_mixture", "shares"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One family of a mixture."""
+
+    weight: float
+    spec: str
+
+
+def read_mixture(text: str, families: Iterable[str]) -> list[Part]:
+    """The parts of `WEIGHT*SPEC,WEIGHT*SPEC`. Raises `TaskError`."""
+    names = "|".join(sorted(families))
+    pieces = re.split(rf",\s*(?=[0-9.]+\*|(?:{names})(?:[:,]|$))", text)
+    parts = [_part(piece.strip()) for piece in pieces]
+    for index, part in enumerate(parts):
+        if part.spec in {earlier.spec for earlier in parts[:index]}:
+            raise TaskError(f"mix: names {part.spec!r} twice.", "Give it once, with the sum of the weights.")
+    return parts
+
+
+def _part(text: str) -> Part:
+    match = re.fullmatch(r"(?:([0-9]*\.?[0-9]+)\*)?(\w.*)", text)
+    weight = float(match[1] or 1) if match else 0.0
+    if match is None or weight <= 0:
+        raise TaskError(f"mix: {text!r} is no part of a mixture.", "Write mix:2*word_problems,1*reasoning_gym:gcd")
+    if match[2].partition(":")[0] == "mix":
+        raise TaskError("mix: has a mixture in it.", "Write all parts side by side.")
+    return Part(weight, match[2])
+
+
+def mixed(
+    parts: Sequence[Part], load: Callable[[Part, int], list[Task]], *, seed: int, split: str, count: int | None
+) -> list[Task]:
+    """`count` tasks of `parts` in an order drawn from the seed; `load` gives so many of one part."""
+    if count is None:
+        raise TaskError("A mixture is shared out by weight: it needs a number of tasks.", "Say how many are wanted.")
+    wanted = shares([part.weight for part in parts], count)
+    tasks = [task for part, number in zip(parts, wanted, strict=True) for task in load(part, number)]
+    random.Random(derive_seed(seed, "mix", split)).shuffle(tasks)
+    return tasks
+
+
+def shares(weights: Sequence[float], count: int) -> list[int]:
+    """`count` shared out by weight, the largest remainders rounded up; they sum to `count`."""
+    exact = [count * weight / math.fsum(weights) for weight in weights]
+    whole = [math.floor(share) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: (whole[i] - exact[i], i))
+    for i in by_remainder[: count - sum(whole)]:
+        whole[i] += 1
+    return whole
