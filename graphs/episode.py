@@ -102,6 +102,8 @@ class EpisodeRunner:
     """LangGraph's steps; the graph's own budgets should end it long before."""
     stand_in: bool = False
     """The policy answers for chat models that the graph holds itself (`hrm_agent.models.stand_in`)."""
+    constrain: bool = True
+    """Answers are held to the schemas that the graph asks for; a trainer's rollouts are not."""
     record: Callable[[Journal, int | None, Collection[str]], Recording] = Recording
     """Opens the recording of an episode: journal, base of its seeds, ids of the calls that a fork was begun with."""
 
@@ -132,7 +134,7 @@ class EpisodeRunner:
             if answer is not NO_ANSWER:
                 drive = await drive.answering(self.store, known, answer)
                 known = self._reopen(known)
-            begun = known or self._begin(episode)
+            begun = known or self.begin(episode)
             try:
                 ended = await drive.to_the_end(self.store, on_update)
             except ContextLengthError:
@@ -154,7 +156,7 @@ class EpisodeRunner:
         record_foreign_tools()
         with ExitStack() as stack:
             stack.enter_context(recording(active))
-            stack.enter_context(using_policy(self.backend, self.sampling))
+            stack.enter_context(using_policy(self.backend, self.sampling, self.constrain))
             stack.enter_context(using_environment(self.environment))
             if self.stand_in:
                 stack.enter_context(standing_in())
@@ -171,7 +173,8 @@ class EpisodeRunner:
             "recursion_limit": self.recursion_limit,
         }
 
-    def _begin(self, episode: Episode) -> Trajectory:
+    def begin(self, episode: Episode) -> Trajectory:
+        """Put an episode on record that is not run yet."""
         begun = Trajectory(
             id=episode.trajectory_id,
             thread_id=episode.thread_id,

@@ -113,9 +113,9 @@ def kept_rows(
 def linearise(trajectory: Trajectory, advantage_by_call: Mapping[str, float]) -> list[Row]:
     """One row for each path that has tokens to train.
 
-    Calls without an advantage, untrainable ones, and those that a fork inherited are context only.
+    Calls without an advantage, untrainable ones, other models' and those that a fork inherited are context only.
     """
-    own = {call.id for call in trajectory.own_calls if call.trainable and call.id in advantage_by_call}
+    own = {call.id for call in trajectory.policy_calls if call.id in advantage_by_call}
     trained: set[str] = set()
     rows: list[Row] = []
     for path in paths(trajectory.calls):

@@ -58,6 +58,7 @@ async def train(
         sampling,
         store=config.store,
         stand_in=True,
+        constrain=False,
         isolation=config.isolation,
         environment=config.environment,
     ) as runner:

@@ -40,6 +40,7 @@ async def open_runner(
     stand_in: bool = False,
     isolation: Isolation = DEFAULT_ISOLATION,
     environment: str | None = None,
+    constrain: bool = True,
 ) -> AsyncGenerator[EpisodeRunner]:
     """Everything that the episodes of the run in `folder` share: its store, an environment, and the policy."""
     with alone_in(folder):
@@ -47,7 +48,7 @@ async def open_runner(
             with open_store(store or folder / "store.db") as opened:
                 if store is not None:
                     (folder / STORE_POINTER).write_text(opened.url, encoding="utf-8")
-                yield EpisodeRunner(opened, backend, policy, sandbox, sampling, stand_in=stand_in)
+                yield EpisodeRunner(opened, backend, policy, sandbox, sampling, stand_in=stand_in, constrain=constrain)
 
 
 def run_id_of(folder: Path) -> str:

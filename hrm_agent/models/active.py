@@ -3,6 +3,9 @@
 A graph names no weights. It asks `policy()` for its chat model, and whoever runs the graph (the command line, a
 trainer, a test) says with `using_policy` which engine or which other chat model stands behind it. So one graph,
 unchanged, is served by a script in a test, by a hosted model in an experiment, and by the weights in training.
+
+A part of a graph may have a model of its own, named by its string (`policy(model=...)`). It is loaded when the first
+answer is asked of it, and so never where all answers are on record.
 """
 
 from __future__ import annotations
@@ -10,15 +13,16 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from langchain_core.language_models import BaseChatModel
 
 from hrm_agent.models.engine import Engine
 from hrm_agent.trajectory import Sampling
 
-__all__ = ["ActivePolicy", "Backend", "active_policy", "using_policy"]
+__all__ = ["DEFAULT_POLICY", "ActivePolicy", "Backend", "active_policy", "using_policy"]
 
+DEFAULT_POLICY = "builtin:trained"
 Backend = Engine | BaseChatModel
 """A token engine, or any other LangChain chat model."""
 
@@ -27,27 +31,29 @@ Backend = Engine | BaseChatModel
 class ActivePolicy:
     """A backend and the sampling parameters that calls use unless they name their own."""
 
-    backend: Backend
+    backend: Backend | str
+    """A string is loaded when the first answer is asked of it."""
     sampling: Sampling = field(default_factory=Sampling)
+    constrain: bool = True
+    """Answers are held to the schema that a graph asks for, where the engine can. Not under a trainer: what was sampled
+    under a mask was not sampled from the policy."""
 
 
 _active: ContextVar[ActivePolicy | None] = ContextVar("hrm_agent_policy", default=None)
 
 
-def active_policy() -> ActivePolicy:
-    """The policy in force; outside a run, the one that the package ships."""
-    active = _active.get()
-    if active is not None:
+def active_policy(model: str | None = None) -> ActivePolicy:
+    """The policy in force; outside a run, the one that the package ships. `model` puts another one in its place."""
+    active = _active.get() or ActivePolicy(DEFAULT_POLICY)
+    if model is None or model == getattr(active.backend, "name", None):
         return active
-    from hrm_agent.models.load import DEFAULT_POLICY, load_policy
-
-    return ActivePolicy(load_policy(DEFAULT_POLICY))
+    return replace(active, backend=model)
 
 
 @contextmanager
-def using_policy(backend: Backend, sampling: Sampling | None = None) -> Generator[ActivePolicy]:
+def using_policy(backend: Backend, sampling: Sampling | None = None, constrain: bool = True) -> Generator[ActivePolicy]:
     """Make `backend` the policy of every graph that runs inside the block."""
-    active = ActivePolicy(backend, sampling or Sampling())
+    active = ActivePolicy(backend, sampling or Sampling(), constrain)
     token = _active.set(active)
     try:
         yield active

@@ -16,9 +16,10 @@ import asyncio
 import json
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, Self
 from uuid import uuid4
 
@@ -31,11 +32,12 @@ from langchain_core.runnables import Runnable
 from langchain_core.runnables.config import ensure_config
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from hrm_agent.errors import ModelError
 from hrm_agent.models.active import ActivePolicy, Backend, active_policy
 from hrm_agent.models.engine import Completion, Engine, GenerationRequest
+from hrm_agent.models.load import load_policy, loaded_policy
 from hrm_agent.models.streaming import StreamDecoder
 from hrm_agent.models.turns import Prefix, Turn, close_text_turn, close_turn, find_prefix, open_turn
 from hrm_agent.trajectory import Call, GraphIdentity, Sampling, active_recording
@@ -53,6 +55,11 @@ class PolicyModel(BaseChatModel):
 
     backend: Any = Field(default=None, exclude=True)
     """An engine or another chat model; None uses the policy in force (`using_policy`)."""
+    model: str | None = None
+    """The string of another model than the policy in force; loaded when its first answer is asked for."""
+    answer_schema: dict[str, Any] | None = None
+    """JSON schema for the text of an answer. Whoever reads it parses all the same: not every engine can hold an answer
+    to it, and a call that offers tools is left free to call them."""
     temperature: float | None = None
     """None uses the sampling parameters in force; so do the next three."""
     top_p: float | None = None
@@ -92,6 +99,7 @@ class PolicyModel(BaseChatModel):
     ) -> ChatResult:
         with self._open(messages, stop, run_manager, kwargs) as job:
             if job.recorded is None:
+                await job.ready()
                 await job.recording.apart(job.finish, await asyncio.wrap_future(job.submit()))
             assert job.recorded is not None
             return _result(job.recorded)
@@ -124,6 +132,7 @@ class PolicyModel(BaseChatModel):
         with self._open(messages, stop, run_manager, kwargs) as job:
             text = _TextStream(job)
             if job.recorded is None:
+                await job.ready()
                 loop, tokens = asyncio.get_running_loop(), asyncio.Queue[int | None]()
 
                 def tell(token: int | None) -> None:
@@ -141,8 +150,12 @@ class PolicyModel(BaseChatModel):
     def _open(
         self, messages: list[BaseMessage], stop: list[str] | None, run_manager: Any, options: dict[str, Any]
     ) -> _Job:
-        active = ActivePolicy(self.backend) if self.backend is not None else active_policy()
-        return _Job(active.backend, messages, self._sampling(active.sampling, stop, options), run_manager, options)
+        active = ActivePolicy(self.backend) if self.backend is not None else active_policy(self.model)
+        sampling = self._sampling(active.sampling, stop, options)
+        schema = None if options.get("tools") else self.answer_schema
+        special = {name: asked for name, asked in (("model", self.model), ("schema", schema)) if asked is not None}
+        held_to = schema if active.constrain else None
+        return _Job(active.backend, messages, sampling, run_manager, options, special, held_to)
 
     def _sampling(self, base: Sampling, stop: list[str] | None, options: dict[str, Any]) -> Sampling:
         """Parameters of the call itself, then of this model, then those in force; of token limits the lowest holds."""
@@ -158,22 +171,38 @@ class _Job:
 
     def __init__(
         self,
-        backend: Backend,
+        backend: Backend | str,
         messages: list[BaseMessage],
         sampling: Sampling,
         run_manager: Any,
         options: dict[str, Any],
+        special: dict[str, Any],
+        schema: dict[str, Any] | None,
     ) -> None:
-        self.backend, self.options, self.recording = backend, options, active_recording()
+        self.options, self.recording = options, active_recording()
+        self._backend = backend
+        self._schema = schema
         self.recorded: AIMessage | None = None
         self._turn: Turn | None = None
         self._prefix: Prefix | None = None
         self._future: Future[Any] | None = None
-        opened = open_turn(self.recording, _identity(run_manager), messages, options.get("tools", ()), sampling)
+        tools = options.get("tools", ())
+        opened = open_turn(self.recording, _identity(run_manager), messages, tools, sampling, special)
         if isinstance(opened, Call):
             self.recorded = AIMessage.model_validate(opened.response)
         else:
             self._turn = opened
+
+    @property
+    def backend(self) -> Backend:
+        if isinstance(self._backend, str):
+            self._backend = load_policy(self._backend)
+        return self._backend
+
+    async def ready(self) -> None:
+        """Load the model if that is still to be done; weights are read off the event loop."""
+        if isinstance(self._backend, str):
+            self._backend = loaded_policy(self._backend) or await asyncio.to_thread(load_policy, self._backend)
 
     def submit(self, on_token: Callable[[int], None] | None = None) -> Future[Any]:
         """Start sampling; the future gives a `Completion`, or the message of a model without tokens."""
@@ -182,7 +211,7 @@ class _Job:
             self._future = _ask_in_thread(self.backend, turn, self.options)
         else:
             self._prefix = find_prefix(self.recording, self.backend, turn)
-            request = GenerationRequest(self._prefix.prompt_ids, turn.sampling, turn.messages, on_token)
+            request = GenerationRequest(self._prefix.prompt_ids, turn.sampling, turn.messages, on_token, self._schema)
             self._future = self.backend.submit(request)
         return self._future
 
@@ -275,10 +304,13 @@ class _TextStream:
         self._job = job
         self._shown = ""
         self._blank = ""
-        self._decoder = None if isinstance(job.backend, BaseChatModel) else StreamDecoder(job.backend.codec.decode)
+        self._decoder: StreamDecoder | None = None
 
     def add(self, token: int) -> Iterator[ChatGenerationChunk]:
-        text = self._blank + (self._decoder.push(token) if self._decoder else "")
+        if self._decoder is None:  # only engines tell of tokens
+            engine: Engine = self._job.backend  # pyright: ignore[reportAssignmentType]
+            self._decoder = StreamDecoder(engine.codec.decode)
+        text = self._blank + self._decoder.push(token)
         text = text if self._shown else text.lstrip()
         ready = text.rstrip()
         self._blank = text[len(ready) :]
@@ -316,6 +348,23 @@ def invalid_tool_calls(message: AIMessage) -> list[InvalidToolCall]:
     return message.invalid_tool_calls or message.response_metadata.get(_INVALID, [])
 
 
-def policy(**sampling: Any) -> PolicyModel:
-    """The chat model of the policy in force; `sampling` fixes temperature, top_p, max_tokens or seed for its calls."""
-    return PolicyModel(**sampling)
+def policy(
+    *, model: str | None = None, schema: type[BaseModel] | Mapping[str, Any] | None = None, **sampling: Any
+) -> PolicyModel:
+    """The chat model of the policy in force; `sampling` fixes temperature, top_p, max_tokens or seed for its calls.
+
+    `model`: another model than that, by its string, loaded when it is first asked. `schema`: the text of an answer is
+    JSON that follows it, where the engine can see to that.
+    """
+    return PolicyModel(model=model, answer_schema=_json_schema(schema), **sampling)
+
+
+def _json_schema(schema: type[BaseModel] | Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if schema is None or isinstance(schema, Mapping):
+        return None if schema is None else dict(schema)
+    return _schema_of(schema)
+
+
+@lru_cache
+def _schema_of(output: type[BaseModel]) -> dict[str, Any]:
+    return output.model_json_schema()

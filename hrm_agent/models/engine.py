@@ -6,7 +6,7 @@ message. Neither knows of LangGraph or of the record: `hrm_agent.models.chat.Pol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -30,6 +30,8 @@ class GenerationRequest:
     """The conversation behind `prompt_ids`, for engines that answer from a script."""
     on_token: Callable[[int], None] | None = None
     """Called from the engine's thread with each sampled token; must not block."""
+    schema: Mapping[str, Any] | None = None
+    """JSON schema that the answer's text is to follow; an engine that cannot hold it to that ignores it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class Completion:
     policy_version: int
     """Version of the weights that sampled them."""
     queue_seconds: float = 0.0
+    constrained: bool = False
+    """The tokens were chosen under the request's schema; the log-probs are those of the model without it."""
 
 
 class Engine(Protocol):

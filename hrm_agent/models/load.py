@@ -12,24 +12,39 @@
 from __future__ import annotations
 
 import json
-from functools import lru_cache
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 
 from hrm_agent.errors import ModelError, nearest
-from hrm_agent.models.active import Backend
+from hrm_agent.models.active import DEFAULT_POLICY, Backend
 from hrm_agent.models.engine import Codec
 
-__all__ = ["BUILTIN_POLICIES", "DEFAULT_POLICY", "load_codec", "load_policy", "model_folder"]
+__all__ = ["BUILTIN_POLICIES", "DEFAULT_POLICY", "load_codec", "load_policy", "loaded_policy", "model_folder"]
 
-DEFAULT_POLICY = "builtin:trained"
 BUILTIN_POLICIES = ("cold-start", "trained")
 _SHIPPED = Path(__file__).parent / "builtin"
+_loaded: dict[str, Backend] = {}
+_lock, _locks = threading.Lock(), dict[str, threading.Lock]()
+"""One lock a string: solvers side by side ask for one model at the same moment, and roles for several."""
 
 
-@lru_cache(maxsize=4)
 def load_policy(name: str) -> Backend:
     """The policy that `name` names, loaded once per process. Raises `ModelError`."""
+    with _lock:
+        loading = _locks.setdefault(name, threading.Lock())
+    with loading:
+        if name not in _loaded:
+            _loaded[name] = _load(name)
+        return _loaded[name]
+
+
+def loaded_policy(name: str) -> Backend | None:
+    """What `load_policy` has loaded already, at no cost."""
+    return _loaded.get(name)
+
+
+def _load(name: str) -> Backend:
     scheme, _, rest = name.partition(":")
     if scheme == "scripted":
         return _scripted(Path(rest), name)

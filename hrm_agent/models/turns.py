@@ -86,9 +86,14 @@ def open_turn(
     messages: Sequence[BaseMessage],
     tools: Sequence[dict[str, Any]],
     sampling: Sampling,
+    special: Mapping[str, Any] | None = None,
 ) -> Turn | Call:
-    """The recorded answer to this request, or a turn that is to be sampled."""
-    request_hash = content_hash(context_of(messages), tools, sampling.model_dump())
+    """The recorded answer to this request, or a turn that is to be sampled.
+
+    `special`: what else the request asks for (a model of its own, a schema); requests that ask for nothing of the kind
+    are known by what they were known by before there was any.
+    """
+    request_hash = content_hash(context_of(messages), tools, sampling.model_dump(), *([special] if special else []))
     claimed = recording.claim(identity, request_hash, messages, tools)
     if isinstance(claimed, Call):
         return claimed
@@ -154,10 +159,17 @@ def close_turn(turn: Turn, prefix: Prefix, engine: Engine, completion: Completio
         logprobs=(0.0,) * len(inserted) + completion.logprobs,
         logprob_kind=engine.logprob_kind,
         finish_reason=completion.finish_reason,
-        untrainable=None if engine.logprob_kind is LogprobKind.RAW else f"log-probs are {engine.logprob_kind.value}",
+        constrained=completion.constrained,
+        untrainable=_untrainable(engine, completion),
         queue_seconds=completion.queue_seconds,
     )
     return call, message
+
+
+def _untrainable(engine: Engine, completion: Completion) -> str | None:
+    if completion.constrained:
+        return "a schema chose among the tokens"
+    return None if engine.logprob_kind is LogprobKind.RAW else f"log-probs are {engine.logprob_kind.value}"
 
 
 def close_text_turn(turn: Turn, model: str, message: AIMessage) -> tuple[Call, AIMessage]:

@@ -223,6 +223,8 @@ class Call(_Record):
     logprob_kind: LogprobKind = LogprobKind.NONE
     sampling: Sampling = Sampling()
     finish_reason: FinishReason = FinishReason.STOP
+    constrained: bool = False
+    """The answer was held to a JSON schema while it was sampled; `logprobs` are the model's without that mask."""
     untrainable: str | None = None
     """Why a trainer cannot learn from this call (no token ids, for example); None if it can."""
     request: tuple[dict[str, Any], ...] | None = None
@@ -359,6 +361,11 @@ class Trajectory(_Record):
         if self.forked_from is None:
             return self.tool_calls
         return tuple(call for call in self.tool_calls if call.identity.thread_id == self.thread_id)
+
+    @property
+    def policy_calls(self) -> tuple[Call, ...]:
+        """What a trainer learns from: the trainable ones among the own calls, as far as its policy made them."""
+        return tuple(call for call in self.own_calls if call.trainable and call.model == self.policy)
 
     @property
     def sampled_tokens(self) -> int:
