@@ -5,6 +5,7 @@
 | `builtin:trained`, `builtin:cold-start` | the small policies that the package ships |
 | a folder | a model saved by training, or any causal LM in Hugging Face's layout |
 | `hf:NAME` | a causal LM from the Hugging Face hub |
+| `vllm:URL` | a causal LM on a vLLM server |
 | `scripted:FILE` | answers from a file, one JSON string a line: for trying out a graph |
 | `provider:name` | any chat model that `langchain.chat_models.init_chat_model` knows; recorded, not trainable |
 """
@@ -48,6 +49,10 @@ def _load(name: str) -> Backend:
     scheme, _, rest = name.partition(":")
     if scheme == "scripted":
         return _scripted(Path(rest), name)
+    if scheme == "vllm":
+        from hrm_agent.models.vllm_engine import open_vllm
+
+        return open_vllm(name)
     if scheme in ("builtin", "hf") or Path(name).is_dir() or not rest:
         return _local(name)
     return _hosted(name)
