@@ -19,6 +19,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.runtime import Runtime
+from langgraph.types import StreamWriter
 from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
 
 from graphs.prompts import TOOL_LOOP_PROMPT
@@ -59,8 +60,11 @@ def build_tool_loop(prompt: str) -> CompiledStateGraph[LoopState, Budget, LoopSt
         stop = _stop_reason([*state["messages"], answer], budget)
         return {"messages": [answer], "stop_reason": stop and stop.value}
 
-    async def tools(state: LoopState, config: RunnableConfig) -> dict[str, Any]:
-        return {"messages": await run_tool_calls(_last_answer(state["messages"]), [python], config)}
+    async def tools(state: LoopState, config: RunnableConfig, writer: StreamWriter) -> dict[str, Any]:
+        answer = _last_answer(state["messages"])
+        for call in answer.tool_calls:  # for whoever streams `custom`: the results come only when all have ended
+            writer({"event": "tool", "name": call["name"], "id": call["id"], "args": call["args"]})
+        return {"messages": await run_tool_calls(answer, [python], config)}
 
     builder = StateGraph(LoopState, context_schema=Budget)
     builder.add_node("reason", reason)

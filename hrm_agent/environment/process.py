@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from pathlib import Path
 from hrm_agent.environment.sandbox.protocol import NEW_SLOT, READY_BYTES
 from hrm_agent.errors import ConfigError
 
-__all__ = ["Place", "ZygoteProcess", "bare_python", "locate", "missing_body"]
+__all__ = ["Place", "ZygoteProcess", "bare_python", "locate", "missing_body", "wait_until"]
 
 _BOOT = (
     "import os, sys; folder = os.open({!r}, os.O_PATH); sys.path.insert(0, f'/proc/self/fd/{{folder}}');"
@@ -79,11 +80,22 @@ class Place:
                 self._folder.cleanup()
 
 
+def wait_until(line: socket.socket, ready: int) -> None:
+    """Until a socket that does not block by itself can be read (POLLIN) or written to (POLLOUT)."""
+    poll = select.poll()
+    poll.register(line, ready)
+    poll.poll()
+
+
 class ZygoteProcess:
-    """A running fork server. Requests may be sent before it is ready: they wait in its socket."""
+    """A running fork server. Requests may be sent before it is ready: they wait in its socket.
+
+    The socket does not block, since slots are asked for from event loops too, some of which are watched for that.
+    """
 
     def __init__(self, place: Place, imports: Sequence[str]) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control.setblocking(False)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the process
         given = {"isolated": place.isolated, "packages": place.packages, "imports": [*imports]}
         given |= {"folder": place.folder, "site": place.site, "compiled": not missing_body()}
@@ -108,6 +120,7 @@ class ZygoteProcess:
     def handshake(self) -> str:
         """Wait until it is ready. Empty, or what stands in the way."""
         with suppress(OSError):
+            wait_until(self.control, select.POLLIN)
             message = self.control.recv(READY_BYTES)
             if message:
                 return message.decode("utf-8", "replace").strip()
@@ -121,7 +134,11 @@ class ZygoteProcess:
 
     def new_slot(self, number: int, descriptors: Sequence[int]) -> None:
         """Have a slot forked with these descriptors. Raises OSError if the zygote is gone."""
-        socket.send_fds(self.control, [NEW_SLOT.pack(number)], descriptors)
+        while True:
+            with suppress(BlockingIOError):  # more requests wait there than it has room for
+                socket.send_fds(self.control, [NEW_SLOT.pack(number)], descriptors)
+                return
+            wait_until(self.control, select.POLLOUT)
 
     def end(self) -> None:
         """It exits when its socket closes, and takes its slots with it. Waits until it is gone."""

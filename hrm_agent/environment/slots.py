@@ -25,7 +25,7 @@ from itertools import count
 
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation, level_of
 from hrm_agent.environment.outcome import SlotFiles, infrastructure_failure
-from hrm_agent.environment.process import Place, ZygoteProcess
+from hrm_agent.environment.process import Place, ZygoteProcess, wait_until
 from hrm_agent.environment.result import ExecutionResult
 from hrm_agent.environment.sandbox.protocol import READY_BYTES, REPLY, Ended, Reply
 from hrm_agent.environment.slot_end import Flavour, SlotEnd
@@ -160,6 +160,7 @@ class LocalWorkers:
 
     def _new_slot(self, flavour: Flavour, zygote: ZygoteProcess) -> SlotEnd:
         line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        line.setblocking(False)  # it never holds more than the requests of one call
         slot = SlotEnd(flavour, line, SlotFiles())
         self._by_line[line.fileno()] = slot
         self._poll.register(line.fileno(), select.EPOLLIN)
@@ -249,6 +250,7 @@ class LocalWorkers:
             return reason
         slot = self._new_slot(self._bare, zygote)
         with suppress(OSError):
+            wait_until(slot.line, select.POLLIN)
             if ready := slot.line.recv(READY_BYTES):
                 self.missing.update(json.loads(ready))
                 self._poll.register(zygote.control.fileno(), select.EPOLLIN)
@@ -268,6 +270,8 @@ class LocalWorkers:
             return
         try:
             data = slot.line.recv(READY_BYTES)
+        except BlockingIOError:  # what was heard of was another's, whose descriptor this one has now
+            return
         except OSError:
             data = b""
         if len(data) == REPLY.size:

@@ -10,6 +10,7 @@ answer is asked of it, and so never where all answers are on record.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,6 +24,8 @@ from hrm_agent.trajectory import Sampling
 __all__ = ["DEFAULT_POLICY", "ActivePolicy", "Backend", "active_policy", "using_policy"]
 
 DEFAULT_POLICY = "builtin:trained"
+POLICY_VARIABLE = "HRM_AGENT_POLICY"
+"""Environment variable: the policy of graphs that nobody runs with `using_policy`, as under `langgraph dev`."""
 Backend = Engine | BaseChatModel
 """A token engine, or any other LangChain chat model."""
 
@@ -43,8 +46,11 @@ _active: ContextVar[ActivePolicy | None] = ContextVar("hrm_agent_policy", defaul
 
 
 def active_policy(model: str | None = None) -> ActivePolicy:
-    """The policy in force; outside a run, the one that the package ships. `model` puts another one in its place."""
-    active = _active.get() or ActivePolicy(DEFAULT_POLICY)
+    """The policy in force; outside a run that of HRM_AGENT_POLICY, or the one that the package ships.
+
+    `model` puts another one in its place.
+    """
+    active = _active.get() or ActivePolicy(os.environ.get(POLICY_VARIABLE) or DEFAULT_POLICY)
     if model is None or model == getattr(active.backend, "name", None):
         return active
     return replace(active, backend=model)

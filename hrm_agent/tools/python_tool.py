@@ -25,7 +25,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, InjectedToolCallId
 from pydantic import BaseModel, Field
 
-from hrm_agent.environment import ExecutionResult, Limits, active_environment
+from hrm_agent.environment import ExecutionResult, Limits, ready_environment
 from hrm_agent.environment.result import Cell, Submission
 from hrm_agent.tools.recorded import ToolOutcome, as_message, record_tool_call
 from hrm_agent.tools.sessions import scope_of, sessions_of
@@ -129,7 +129,7 @@ class _Call:
             id=self._record_id if self._identity.checkpoint_ns else None,
             run=self._recording.run_id,
         )
-        return _outcome(await active_environment().run(asked))
+        return _outcome(await (await ready_environment()).run(asked))
 
     @property
     def _record_id(self) -> str:
