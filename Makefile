@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_ARGS ?=
 PYTEST_ARGS ?=
-BENCHMARKS := training_step engine environment store demo
+BENCHMARKS := training_step engine environment store orchestration demo
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo server test slow lint format policy bench docs clean

@@ -1,0 +1,1 @@
+"""What a graph costs a model call, and its record: `python -m benchmarks.orchestration`."""

@@ -1,0 +1,75 @@
+"""The two conversations that every way has: what the scripted policy says, and a Python tool that costs nothing.
+
+`tool_loop`: three calls of the tool, then the answer. `reasoning`: a plan of two subgoals that do not need each other,
+a call and an answer for each, the critic, the synthesizer. The script is a function of the messages, so that it answers
+whoever asks; a few words in the system turn tell the roles apart.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from langchain_core.messages import BaseMessage
+
+from graphs.prompts import CRITIC_PROMPT, PLANNER_PROMPT, SOLVER_PROMPT, SYNTHESIZER_PROMPT
+from hrm_agent.environment import Environment, ExecutionResult
+from hrm_agent.environment.result import Submission
+from hrm_agent.models.scripted import ScriptedEngine
+from hrm_agent.trajectory import ToolStatus
+
+__all__ = ["ANSWER", "CALLS", "PLAN", "PROBLEM", "Instant", "engine", "script"]
+
+PROBLEM = "A farm keeps 23 hens and 45 cows. How many legs do they have? Answer: <number> legs"
+VALUE = "226"
+ANSWER = f"Answer: {VALUE} legs"
+CALLS = {"tool_loop": 4, "reasoning": 7}
+"""Model calls of each conversation."""
+PLAN = json.dumps(
+    {
+        "subgoals": [
+            {"name": "hens", "goal": "legs of 23 hens", "needs": []},
+            {"name": "cows", "goal": "legs of 45 cows", "needs": []},
+        ]
+    }
+)
+CALL = (
+    "<reason>I compute it with python.</reason><tool_call>"
+    '{"name": "python", "arguments": {"code": "hens, cows = 23, 45\\n2 * hens + 4 * cows"}}</tool_call>'
+)
+SOLVED = f"<reason>That is the value.</reason><answer>\\boxed{{{VALUE}}}</answer>"
+ROLES = {PLANNER_PROMPT: PLAN, CRITIC_PROMPT: json.dumps({"action": "accept"}), SYNTHESIZER_PROMPT: ANSWER}
+
+
+def script(messages: Sequence[BaseMessage]) -> str:
+    """What the policy says next."""
+    prompt = messages[0].text
+    if prompt in ROLES:
+        return ROLES[prompt]
+    called = sum(message.type == "tool" for message in messages)
+    return CALL if called < (1 if prompt == SOLVER_PROMPT else CALLS["tool_loop"] - 1) else SOLVED
+
+
+def engine() -> ScriptedEngine:
+    """A new one: it remembers every request."""
+    return ScriptedEngine(script)
+
+
+class Instant(Environment):
+    """Runs nothing and knows the value."""
+
+    @property
+    def isolation(self) -> str:
+        return "L0"
+
+    async def run(self, submission: Submission) -> ExecutionResult:
+        return ExecutionResult(ToolStatus.OK, value=VALUE)
+
+    async def fork_session(self, source: str, target: str) -> None: ...
+
+    async def end_session(self, session: str) -> None: ...
+
+    async def metrics(self) -> str:
+        return ""
+
+    async def close(self) -> None: ...
