@@ -66,8 +66,7 @@ class StoreJournal:
             deltas = cursor.execute(_PATH_QUERY, (call_id,)).fetchall()
         if not deltas:
             raise KeyError(call_id)
-        opened = (self._cipher.open(delta, "tokens", id_) for id_, delta in deltas)
-        return tuple(token for delta in opened for token in array("i", delta))
+        return tuple(array("i", b"".join(self._cipher.open(delta, "tokens", id_) for id_, delta in deltas)))
 
     def write_call(self, call: Call) -> Call:
         record, tokens = self._sealed_call(call)
@@ -110,7 +109,7 @@ class StoreJournal:
         call = Call.model_validate_json(opened(record, "call", id_))
         tokens = {
             "token_ids": tuple(array("i", opened(token_ids, "tokens", id_))),
-            "mask": tuple(flag == 1 for flag in opened(mask, "mask", id_)),
+            "mask": tuple(map(bool, opened(mask, "mask", id_))),
             "logprobs": tuple(array("f", opened(logprobs, "logprobs", id_))),
         }
         return call.model_copy(update=tokens)
