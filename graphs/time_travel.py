@@ -20,7 +20,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count as numbers
-from typing import Any
+from typing import Any, NamedTuple
 
 from graphs.difference import Change, Difference, Side, difference
 from graphs.edits import Edit, edited_channels, write_edit
@@ -39,6 +39,7 @@ __all__ = [
     "Edit",
     "History",
     "Moment",
+    "Place",
     "Question",
     "Selector",
     "Side",
@@ -52,6 +53,14 @@ __all__ = [
 ]
 
 
+class Place(NamedTuple):
+    """Of a thread in a group, and in the run that asked for it."""
+
+    group_id: str
+    sample_index: int
+    run_id: str = ""
+
+
 def fork(
     store: RunStore,
     thread: str,
@@ -60,6 +69,7 @@ def fork(
     edit: Edit | Mapping[str, Any] | None = None,
     count: int = 1,
     name: str | None = None,
+    joins: Place | None = None,
     seed: int | None = None,
     graph: str | None = None,
     context: Mapping[str, Any] | None = None,
@@ -71,9 +81,10 @@ def fork(
     """`count` threads that stand at a moment of `thread`, as one group, on record and not run yet.
 
     `edit`: an `Edit`, or new values by channel. `name`: of the group, and with `count` 1 of its thread; else its
-    threads are `name/0`, `name/1` and so on. None: `THREAD/fork-1`, or the next number that is free. `seed`: base of
-    the siblings' seeds; None draws them from the system. `graph`, `context`, `verify`, `policy`: as for an episode;
-    a graph has to be named where the thread was made without a runner and is to be edited or run. `keep`: called with
+    threads are `name/0`, `name/1` and so on. None: `THREAD/fork-1`, or the next number that is free. `joins`: the place
+    of a single fork in a group that is there, instead of a group of its own. `seed`: base of the siblings' seeds; None
+    draws them from the system. `graph`, `context`, `verify`, `policy`: as for an episode; a graph has to be named where
+    the thread was made without a runner and is to be edited or run. `keep`: called with
     each episode before it is on record, so that none is there whose options are not. Raises `RunError` and
     `ConfigError`, before anything is written.
     """
@@ -94,8 +105,9 @@ def fork(
             task=origin.task,
             thread_id=thread_id,
             graph=graph_name,
-            group_id=group,
-            sample_index=index,
+            run_id=joins.run_id if joins else "",
+            group_id=joins.group_id if joins else group,
+            sample_index=joins.sample_index if joins else index,
             seed=None if seed is None else derive_seed(seed, "sibling", thread_id),
             context=context or {},
             verify=verify,
@@ -127,13 +139,26 @@ async def siblings(
     return await run_group(runner, episodes, concurrency=concurrency)
 
 
-async def run_group(runner: EpisodeRunner, episodes: Sequence[Episode], *, concurrency: int = 64) -> list[Trajectory]:
-    """Run episodes side by side; their trajectories, in their order. What a person can mend cancels the rest."""
-    gate = asyncio.Semaphore(concurrency)
+async def run_group(
+    runner: EpisodeRunner,
+    episodes: Sequence[Episode],
+    *,
+    concurrency: int = 64,
+    gate: asyncio.Semaphore | None = None,
+    on_done: Callable[[Trajectory], object] | None = None,
+) -> list[Trajectory]:
+    """Run episodes side by side; their trajectories, in their order. What a person can mend cancels the rest.
+
+    `gate`: shared by several groups, in place of `concurrency`.
+    """
+    gate = gate or asyncio.Semaphore(concurrency)
 
     async def run(episode: Episode) -> Trajectory:
         async with gate:
-            return await runner.run(episode)
+            trajectory = await runner.run(episode)
+        if on_done is not None:
+            on_done(trajectory)
+        return trajectory
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -209,6 +234,7 @@ def _begun(episode: Episode, origin: Trajectory, left: ForkRef) -> Trajectory:
     return Trajectory(
         id=episode.trajectory_id,
         thread_id=episode.thread_id,
+        run_id=episode.run_id,
         group_id=episode.group_id,
         sample_index=episode.sample_index,
         task=episode.task,

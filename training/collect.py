@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from graphs.modes import Mode
 from hrm_agent.models import Backend, load_policy
 from hrm_agent.trajectory import Sampling, Trajectory
 from training.configs import CollectConfig
@@ -52,4 +53,5 @@ async def collect(
         isolation=config.isolation,
         environment=config.environment,
     ) as runner:
-        return await rollout(runner, episodes, concurrency=config.concurrency, on_done=on_rollout)
+        mode = Mode(config.mode, config.n, config.width)
+        return await rollout(runner, episodes, mode=mode, concurrency=config.concurrency, on_done=on_rollout)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from graphs.episode import Episode, EpisodeRunner
+from graphs.modes import ONE_RUN, Mode, solve
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation
 from hrm_agent.environment.opening import opened_environment
 from hrm_agent.files import alone_in
@@ -92,10 +93,11 @@ async def rollout(
     runner: EpisodeRunner,
     episodes: Iterable[Episode],
     *,
+    mode: Mode = ONE_RUN,
     concurrency: int = 256,
     on_done: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
-    """Run all episodes; their trajectories in the order of `episodes`.
+    """Run all episodes, each by `mode`; their trajectories in the order of `episodes`.
 
     The nodes of a graph that is not async run in threads, as many as there may be episodes.
 
@@ -105,8 +107,7 @@ async def rollout(
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(concurrency, thread_name_prefix="episode"))
 
     async def run(episode: Episode) -> Trajectory:
-        async with gate:
-            trajectory = await runner.run(episode)
+        trajectory = (await solve(runner, episode, mode, gate=gate)).trajectory
         if on_done is not None:
             on_done(trajectory)
         return trajectory

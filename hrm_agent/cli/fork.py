@@ -11,6 +11,7 @@ import json
 from contextlib import ExitStack
 from typing import Any
 
+from graphs.choice import CHOICE_GRAPH
 from graphs.episode import NO_ANSWER, Episode
 from graphs.time_travel import Edit, fork, history, run_group
 from hrm_agent.cli.arguments import Parser, add_config, config_from, print_config
@@ -82,6 +83,7 @@ def run(words: list[str]) -> int:
 def fork_thread(store: RunStore, thread: str, at: str, config: RunConfig, **options: Any) -> list[Episode]:
     """Fork under the options of `config`, and keep them beside each fork."""
     known = store.journal.find_trajectory(thread)
+    _refuse_choice(known, config)
 
     def keep(episode: Episode) -> None:
         own = config.model_copy(update={"seed": episode.seed})
@@ -99,6 +101,16 @@ def fork_thread(store: RunStore, thread: str, at: str, config: RunConfig, **opti
         keep=keep,
         **options,
     )
+
+
+def _refuse_choice(known: Trajectory | None, config: RunConfig) -> None:
+    if known is not None and known.graph == CHOICE_GRAPH:
+        raise RunError(
+            f"Thread {known.thread_id!r} is that of a choice among runs: none of the task's steps lies in it.",
+            f"Fork one of the runs, such as {known.thread_id}/0.",
+        )
+    if config.mode != "single":
+        raise ConfigError(f"A fork is one run: it has no mode {config.mode!r}.", "Leave out --mode; see --count.")
 
 
 def run_forks(

@@ -19,7 +19,9 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langgraph.types import Interrupt
 from pydantic import BaseModel, ConfigDict, Field
 
+from graphs.choice import CHOICE_GRAPH
 from graphs.episode import NO_ANSWER, Episode, EpisodeRunner
+from graphs.modes import Mode, Outcome, solve
 from hrm_agent.cli.arguments import Parser, add_config, config_from, print_config
 from hrm_agent.cli.output import Output
 from hrm_agent.cli.rendering import code_of
@@ -32,7 +34,7 @@ from hrm_agent.files import alone_in, to_json
 from hrm_agent.models import DEFAULT_POLICY, Backend, invalid_tool_calls, load_policy
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.trajectory import RunStatus, Sampling, StopReason, TaskRef, Trajectory
-from training.configs import FREE_ON_RESUME
+from training.configs import FREE_ON_RESUME, ModeName
 from training.tasks import verifier_of
 
 __all__ = ["Printer", "RunConfig", "conclude", "config_folder", "known_config", "run", "run_task", "runner_for"]
@@ -53,6 +55,12 @@ class RunConfig(BaseModel):
     """A built-in policy, a model folder, hf:NAME, scripted:FILE, or a provider's chat model."""
     context: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Options of the graph: its budgets."""
+    mode: ModeName = "single"
+    """How the task comes to its answer: by one run, or by a choice among several."""
+    n: int = Field(default=4, ge=1)
+    """Runs at most, where the mode allows more than one."""
+    width: int = Field(default=2, ge=1)
+    """Of them, those that the mode `search` forks from one moment side by side."""
     stand_in: bool = False
     """Let the policy answer for chat models that the graph holds itself; otherwise those are asked, and recorded."""
     temperature: float = Field(default=1.0, ge=0)
@@ -104,14 +112,44 @@ def run_task(config: RunConfig, text: str, thread: str, where: str, output: Outp
         compare_on_resume(config, "run", folder, free=FREE_ON_RESUME)
         backend = load_policy(config.policy)
 
-        async def go() -> Trajectory:
+        _refuse_answer(config, thread, answer)
+
+        async def go() -> Outcome:
             async with runner_for(config, store, backend) as runner:
                 save_config(config, "run", folder)
-                return await runner.run(episode, Printer(output).update, answer=answer)
+                if config.mode != "single":
+                    return await _by_mode(config, runner, episode, output)
+                trajectory = await runner.run(episode, Printer(output).update, answer=answer)
+                return Outcome(trajectory, (trajectory,), thread)
 
         with alone_in(folder):
-            trajectory = asyncio.run(go())
-    return conclude(output, trajectory, where)
+            outcome = asyncio.run(go())
+    return conclude(output, outcome.trajectory, where, outcome if config.mode != "single" else None)
+
+
+async def _by_mode(config: RunConfig, runner: EpisodeRunner, episode: Episode, output: Output) -> Outcome:
+    """Several runs side by side are not shown node by node, but each when it is over."""
+
+    def keep(candidate: Episode) -> None:
+        own = config.model_copy(update={"mode": "single", "seed": candidate.seed})
+        save_config(own, "run", config_folder(runner.store, candidate.trajectory_id))
+
+    def over(candidate: Trajectory) -> None:
+        output.result({"event": "candidate", **_header(candidate)})
+        reason = candidate.stop_reason.value if candidate.stop_reason else ""
+        output.say(f"{candidate.thread_id}  {candidate.status.value} ({reason})", style="bold")
+        output.say(_indented(candidate.error or candidate.answer or "no answer"))
+
+    mode = Mode(config.mode, config.n, config.width)
+    return await solve(runner, episode, mode, keep=keep, on_candidate=over)
+
+
+def _refuse_answer(config: RunConfig, thread: str, answer: Any) -> None:
+    if config.mode != "single" and answer is not NO_ANSWER:
+        raise RunError(
+            f"Thread {thread!r} is that of a choice among runs: it waits for no answer.",
+            f"Answer the run that asks, `hrm-agent resume {thread}/0 --answer VALUE`, then resume {thread}.",
+        )
 
 
 @asynccontextmanager
@@ -142,6 +180,8 @@ def known_config(store: RunStore, trajectory: Trajectory | None) -> dict[str, An
         command = str(tomllib.loads(of_run.read_text(encoding="utf-8")).get(COMMAND_KEY))
         values = read_config_file(of_run, command)
         said |= {key: value for key, value in values.items() if key in RunConfig.model_fields and key != "policy"}
+        if trajectory.graph != CHOICE_GRAPH:  # a candidate is one run
+            said["mode"] = "single"
     return said
 
 
@@ -221,15 +261,30 @@ def _indented(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.strip().splitlines())
 
 
-def conclude(output: Output, trajectory: Trajectory, where: str) -> int:
-    """Say how a run ended; the exit code."""
-    output.result({"event": "end", **trajectory.model_dump(mode="json", exclude={"calls", "tool_calls"})})
+def conclude(output: Output, trajectory: Trajectory, where: str, outcome: Outcome | None = None) -> int:
+    """Say how a run ended, and what it was chosen from if it was; the exit code."""
+    output.result({"event": "end", **_header(trajectory), **(_chosen(outcome) if outcome else {})})
     reason = trajectory.stop_reason.value if trajectory.stop_reason else ""
     output.say(f"\n{trajectory.status.value} ({reason})", style="bold")
     output.say(trajectory.error or trajectory.answer or "no answer")
-    output.say(f"\nthread {trajectory.thread_id}, {trajectory.sampled_tokens} tokens sampled. Next:")
-    if trajectory.stop_reason is StopReason.INTERRUPT:
-        output.say(f"  hrm-agent resume {trajectory.thread_id} --answer VALUE --store {where}")
+    runs = [trajectory, *(outcome.candidates if outcome else ())]
+    if outcome is not None:
+        what = f"chosen: {outcome.chosen}, {outcome.reason}" if outcome.chosen else "none is chosen"
+        output.say(f"\n{len(outcome.candidates)} runs, {what}")
+    output.say(f"\nthread {trajectory.thread_id}, {sum(run.sampled_tokens for run in runs)} tokens sampled. Next:")
+    for waiting in (run for run in runs if run.stop_reason is StopReason.INTERRUPT):
+        output.say(f"  hrm-agent resume {waiting.thread_id} --answer VALUE --store {where}")
+    if trajectory.status is RunStatus.RUNNING:
+        output.say(f"  hrm-agent resume {trajectory.thread_id} --store {where}")
     output.say(f"  hrm-agent show {trajectory.id} --store {where}")
     output.say(f"  hrm-agent history {trajectory.thread_id} --store {where}")
     return 1 if trajectory.status is RunStatus.FAILED else 0
+
+
+def _header(trajectory: Trajectory) -> dict[str, Any]:
+    return trajectory.model_dump(mode="json", exclude={"calls", "tool_calls"})
+
+
+def _chosen(outcome: Outcome) -> dict[str, Any]:
+    candidates = [candidate.thread_id for candidate in outcome.candidates]
+    return {"chosen": outcome.chosen, "reason": outcome.reason, "candidates": candidates}

@@ -1,0 +1,121 @@
+"""Where a run that its critic did not accept is gone on with: at the moment before the step that the critic blames.
+
+A graph takes part by the `verdict` in its state, `{"action", "subgoal", "hint"}`:
+
+* `accept` ends the search;
+* `revise` blames a subgoal. It is solved again from the moment before it was (last) solved, and with it what needs it.
+  All other results of the run are pinned there, those of the same step and of later ones, so that nothing else is
+  solved again. A graph without `plan` and `results` names one of its nodes as the subgoal;
+* `replan` blames the plan: the node `plan` runs again;
+* anything else (it gave up, nothing can be read) closes the run.
+
+The critic's hint goes into the channel `hints`, under the subgoal's name, or into `hint`, where the state has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, cast
+
+from graphs.loading import load_graph
+from graphs.moments import History, Moment
+from hrm_agent.errors import ConfigError
+
+__all__ = ["Blame", "accepted", "blamed", "refuse_without_verdict"]
+
+_PLAN = "plan"
+"""Node and channel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Where to fork a run, and what to change there."""
+
+    moment: Moment
+    """The last one before the blamed step."""
+    values: Mapping[str, Any]
+    """Channel -> new value: what is pinned, and the hint."""
+    again: int
+    """Subgoals that are solved again; all of them and one more for a new plan."""
+
+
+def refuse_without_verdict(name: str) -> None:
+    """Raise `ConfigError` where a graph has no `verdict` that a search could go by."""
+    if "verdict" not in load_graph(name).channels:
+        raise ConfigError(
+            f"The mode 'search' goes by the critic's verdict, and the state of graph {name!r} has none.",
+            "Use --mode best-of-n or majority, or give the state a `verdict: dict` with action, subgoal and hint.",
+        )
+
+
+def accepted(found: History) -> bool | None:
+    """What the critic said last; None where the state has no verdict."""
+    verdict = _verdict(found)
+    return verdict.get("action") == "accept" if verdict else None
+
+
+def blamed(found: History) -> Blame | None:
+    """What the critic blames in a run that is over; None where the run is closed."""
+    verdict = _verdict(found)
+    subgoal, hint = str(verdict.get("subgoal") or ""), str(verdict.get("hint") or "")
+    match verdict.get("action"):
+        case "revise":
+            return _before_subgoal(found, subgoal, hint) or _before_node(found, subgoal, hint)
+        case "replan":
+            return _before_node(found, _PLAN, hint)
+        case _:
+            return None
+
+
+def _verdict(found: History) -> Mapping[str, Any]:
+    verdict = found.last.values.get("verdict")
+    return cast("Mapping[str, Any]", verdict) if isinstance(verdict, Mapping) else {}
+
+
+def _before_subgoal(found: History, subgoal: str, hint: str) -> Blame | None:
+    """Before the last step that solved a subgoal; None where there is none of this name."""
+    line = found.lineage()
+    places = [m for m, then in pairwise(line) if subgoal not in _results(m) and subgoal in _results(then)]
+    if not places:
+        return None
+    moment = places[-1]
+    affected = _with_dependents(moment.values.get(_PLAN, ()), subgoal)
+    kept = {**_results(moment), **_results(found.last)}
+    values = {"results": {name: value for name, value in kept.items() if name not in affected}}
+    return Blame(moment, values | _hinted(found, moment, subgoal, hint), len(affected))
+
+
+def _with_dependents(plan: Sequence[Mapping[str, Any]], subgoal: str) -> set[str]:
+    """A subgoal and all that need it, directly or by way of others."""
+    affected: set[str] = set()
+    more = {subgoal}
+    while more:
+        affected |= more
+        more = {s["name"] for s in plan if affected & set(s.get("needs", ()))} - affected
+    return affected
+
+
+def _before_node(found: History, node: str, hint: str) -> Blame | None:
+    """Before the last step that ran a node; None where none did."""
+    places = [moment for moment in found.lineage()[:-1] if node in moment.next]
+    if not places:
+        return None
+    subgoals = len(places[-1].values.get(_PLAN) or found.last.values.get(_PLAN) or ())
+    return Blame(places[-1], _hinted(found, places[-1], node, hint), subgoals + 1)
+
+
+def _results(moment: Moment) -> Mapping[str, Any]:
+    results = moment.values.get("results")
+    return cast("Mapping[str, Any]", results) if isinstance(results, Mapping) else {}
+
+
+def _hinted(found: History, moment: Moment, name: str, hint: str) -> dict[str, Any]:
+    """The critic's hint as an edit, beside the hints that were there."""
+    known = load_graph(found.trajectory.graph).channels if found.trajectory else {}
+    if not hint:
+        return {}
+    if "hints" in known and name != _PLAN:
+        return {"hints": {**(moment.values.get("hints") or {}), name: hint}}
+    return {"hint": hint} if "hint" in known else {}

@@ -1,0 +1,314 @@
+"""One task, several runs: what is chosen, what is on record, and what a search does not run again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.messages import BaseMessage, SystemMessage
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.types import interrupt
+
+from graphs.answers import final_answer, first_json_object
+from graphs.choice import CHOICE_GRAPH, JUDGE_PROMPT
+from graphs.episode import Episode, EpisodeRunner
+from graphs.modes import Mode, Outcome, solve
+from graphs.votes import most_frequent, vote
+from hrm_agent.environment import Environment
+from hrm_agent.errors import ConfigError, ModelError, RunError
+from hrm_agent.models import policy
+from hrm_agent.models.scripted import ScriptedEngine
+from hrm_agent.store import RunStore, open_store
+from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, Verdict
+from hrm_agent.trajectory.lint import lint
+from tests.graphs.kill_driver import Arithmetic
+from tests.graphs.scripts import TASK_PROMPT, boxed
+
+HERE = "tests.graphs.test_modes"
+TASK = TaskRef(id="1", family="test", prompt=TASK_PROMPT)
+Script = Callable[[Sequence[BaseMessage], int], str]
+
+
+@pytest.fixture
+def nowhere() -> Environment:
+    """For runs without code."""
+    return Arithmetic()
+
+
+class Seeded(ScriptedEngine):
+    """Answers by the messages and the seed of a call."""
+
+    def __init__(self, script: Script, fails_at: int = -1) -> None:
+        super().__init__([])
+        self._by_seed, self._fails_at = script, fails_at
+
+    def _answer(self, request: Any, index: int) -> str:
+        if index == self._fails_at:
+            raise ModelError("The power went.", "Wait.")
+        return self._by_seed(request.messages, request.sampling.seed)
+
+
+class Pages(MessagesState):
+    verdict: dict[str, str]
+    hints: dict[str, str]
+    facts: str
+
+
+async def gather(state: Pages) -> dict[str, Any]:
+    return {"facts": (await policy().ainvoke([SystemMessage("gather"), *state["messages"]])).text}
+
+
+async def draft(state: Pages) -> dict[str, Any]:
+    asked = f"{state['facts']} {state.get('hints', {}).get('draft', '')}"
+    return {"messages": [await policy().ainvoke([SystemMessage("draft"), ("human", asked)])]}
+
+
+async def review(state: Pages) -> dict[str, Any]:
+    said = await policy().ainvoke([SystemMessage("review"), state["messages"][-1]])
+    return {"verdict": first_json_object(said.text) or {}}
+
+
+def _author() -> Any:
+    builder = StateGraph(Pages)
+    builder.add_sequence([gather, draft, review])
+    builder.add_edge(START, "gather")
+    builder.add_edge("review", END)
+    return builder.compile()
+
+
+author = _author()
+
+
+async def ask(state: MessagesState) -> dict[str, Any]:
+    return {"messages": [("ai", f"Answer: {interrupt('Which?')}")]}
+
+
+asking = StateGraph(MessagesState).add_node("ask", ask).add_edge(START, "ask").add_edge("ask", END).compile()
+
+
+def writer(messages: Sequence[BaseMessage], seed: int) -> str:
+    """A draft says how many hints it followed, in words of its own; three please the reviewer."""
+    said = messages[-1].text
+    match messages[0].text:
+        case "gather":
+            return f"facts {seed}"
+        case "draft":
+            return f"{said.count('more') + 1} of {said}"
+        case _:
+            words = " ".join(["more"] * int(said[0]))
+            return (
+                '{"action": "accept"}'
+                if said[0] == "3"
+                else f'{{"action": "revise", "subgoal": "draft", "hint": "{words}"}}'
+            )
+
+
+async def by_mode(store: RunStore, nowhere: Environment, engine: ScriptedEngine, mode: Mode, **more: Any) -> Outcome:
+    with engine:
+        runner = EpisodeRunner(store, engine, "scripted", nowhere)
+        options = {name: more.pop(name) for name in ("keep", "on_candidate") if name in more}
+        return await solve(runner, Episode(TASK, **{"thread_id": "task", "seed": 3, **more}), mode, **options)
+
+
+def threads(outcome: Outcome) -> list[str]:
+    return [candidate.thread_id for candidate in outcome.candidates]
+
+
+def check_record(store: RunStore, outcome: Outcome) -> None:
+    """What the outcome says is what the store says, and all of it is sound."""
+    thread = outcome.trajectory.thread_id
+    assert store.journal.find_trajectory(thread) == outcome.trajectory
+    group = list(store.journal.trajectories(group_id=thread))
+    assert sorted(t.sample_index for t in group) == list(range(len(group))) == [int(t[-1]) for t in threads(outcome)]
+    kept = {o.trajectory_id: o.verdict for o in store.journal.overlays("")}
+    assert {t.thread_id for t in group if kept[t.id] is Verdict.KEPT} == {outcome.chosen}
+    for trajectory in (*group, outcome.trajectory):
+        assert lint(trajectory) == []
+
+
+async def test_a_majority_counts_values(store: RunStore, nowhere: Environment) -> None:
+    said = iter(["41", "42.0", "1/0", "42"])
+    engine = Seeded(lambda *_: boxed(next(said)))
+    outcome = await by_mode(store, nowhere, engine, Mode("majority", n=4), verify=lambda text: float("42" in text))
+    assert vote(outcome.trajectory.answer or "") == "42" and outcome.trajectory.reward == 1.0
+    assert outcome.reason == "2 of 4 gave this answer" and engine.calls == 4
+    assert outcome.trajectory.graph == CHOICE_GRAPH and outcome.trajectory.calls == ()
+    check_record(store, outcome)
+
+    silent = Seeded(lambda *_: "")
+    again = await by_mode(store, nowhere, silent, Mode("majority", n=4))
+    assert (again.trajectory, again.chosen, threads(again)) == (outcome.trajectory, outcome.chosen, threads(outcome))
+    assert silent.calls == 0
+
+
+@pytest.mark.parametrize(
+    ("same", "other"),
+    [
+        ("42", "42.0"),
+        (boxed("+42.00"), "42"),
+        ("Answer: 1,200.50 Liters.", "answer:  1200.5 liters"),
+        ("0.5", "1/2"),
+        ("$-3", "-3"),
+        ("x1 = 07", "X1 = 7"),
+    ],
+)
+def test_one_answer_written_in_two_ways(same: str, other: str) -> None:
+    assert vote(same) == vote(other)
+
+
+def test_what_differs_stays_apart() -> None:
+    said = ["x1", "x2", "3-2", "1", "1.2.3", "1.2", "12/0", "9" * 60, "-9", "9", "", "10:30", "[[1,2]]", "[[12]]"]
+    assert len({vote(text) for text in said}) == len(said)
+    assert most_frequent(["a", "b", "b", "", "", ""]) == 1 and most_frequent(["", ""]) == 0
+    assert most_frequent(["c", "a", "a", "c"]) == 0
+
+
+JUDGES = [('{"best": 2, "reason": "checked"}', True), ("The second.", False), ('{"best": 9}', False)]
+
+
+@pytest.mark.parametrize(("judged", "readable"), JUDGES)
+async def test_a_judge_where_there_is_no_verdict(
+    judged: str, readable: bool, store: RunStore, nowhere: Environment
+) -> None:
+    """It sees each different answer once; where it names none, the most frequent one is taken."""
+    said, asked = iter(["7", "7", "8"]), list[str]()
+
+    def script(messages: Sequence[BaseMessage], seed: int) -> str:
+        if messages[0].text != JUDGE_PROMPT:
+            return boxed(next(said))
+        asked.append(messages[-1].text)
+        return judged
+
+    outcome = await by_mode(store, nowhere, Seeded(script), Mode("best-of-n", n=3))
+    (request,) = asked
+    assert request.startswith(f"Problem: {TASK_PROMPT}\nAnswers:\n1: <answer>") and "\n3: " not in request
+    second = request.partition("\n2: ")[2]
+    assert final_answer(outcome.trajectory.answer or "") == (final_answer(second) if readable else "7")
+    assert [call.identity.node for call in outcome.trajectory.calls] == ["judge"]
+    check_record(store, outcome)
+
+
+async def test_accepted_runs_go_first_and_no_judge_is_asked(store: RunStore, nowhere: Environment) -> None:
+    """Two of three agree; the third is the one that its critic accepts."""
+    first = list[int]()
+
+    def script(messages: Sequence[BaseMessage], seed: int) -> str:
+        if messages[0].text == "gather":
+            first.append(seed)
+            return "more more" if len(first) == 2 else "some"
+        return writer(messages, seed)
+
+    outcome = await by_mode(store, nowhere, Seeded(script), Mode("best-of-n", n=3), graph=f"{HERE}:author")
+    assert (outcome.trajectory.answer or "")[0] == "3" and outcome.reason.startswith("accepted by the critic")
+    assert outcome.trajectory.calls == () and len(first) == 3
+    check_record(store, outcome)
+
+
+async def test_a_search_goes_on_where_the_blame_lies(store: RunStore, nowhere: Environment) -> None:
+    """The facts are gathered once; each try costs a draft and a review."""
+    engine = Seeded(writer)
+    outcome = await by_mode(store, nowhere, engine, Mode("search", n=8, width=1), graph=f"{HERE}:author")
+    assert threads(outcome) == ["task/0", "task/1", "task/2"] and outcome.chosen == "task/2"
+    assert [len(candidate.own_calls) for candidate in outcome.candidates] == [3, 2, 2]
+    assert engine.calls == 7
+    parents = [c.forked_from.trajectory_id if c.forked_from else None for c in outcome.candidates]
+    assert parents == [None, outcome.candidates[0].id, outcome.candidates[1].id]
+    check_record(store, outcome)
+
+
+async def test_a_mode_that_stops_in_the_middle_is_gone_on_with(
+    tmp_path: Path, nowhere: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it stops: in a call, or in the midst of a fork."""
+    search = Mode("search", n=4, width=1)
+
+    async def asked(name: str, engine: Seeded, broken: int = -1) -> tuple[str | None, int]:
+        with open_store(tmp_path / f"{name}.db") as store, monkeypatch.context() as patch:
+            if broken >= 0:
+                patch.setattr(store, "fork_thread", failing(store.fork_thread, broken))
+            outcome = await by_mode(store, nowhere, engine, search, graph=f"{HERE}:author")
+            check_record(store, outcome)
+            return outcome.trajectory.answer, engine.calls
+
+    def failing(real: Any, broken: int) -> Any:
+        forked = list[str]()
+
+        def fork_thread(*names: str) -> None:
+            real(*names)
+            forked.append(names[1])
+            if len(forked) > broken:
+                raise OSError("killed")
+
+        return fork_thread
+
+    answer, calls = await asked("whole", Seeded(writer))
+    assert calls == 7
+    for number in (1, 4, 6):
+        with pytest.raises(ModelError, match="power"):
+            await asked(f"call-{number}", Seeded(writer, number))
+        assert await asked(f"call-{number}", Seeded(writer)) == (answer, calls - number)
+    for number, left in ((0, 4), (1, 2)):
+        with pytest.raises(OSError, match="killed"):
+            await asked(f"fork-{number}", Seeded(writer), number)
+        assert await asked(f"fork-{number}", Seeded(writer)) == (answer, left)
+
+
+async def test_the_same_seed_samples_the_same(store: RunStore, nowhere: Environment) -> None:
+    """Whatever the thread is called; candidates differ from each other."""
+    told: list[list[tuple[Any, ...]]] = []
+    for thread in ("one", "two"):
+        mode = Mode("search", n=3, width=2)
+        outcome = await by_mode(store, nowhere, Seeded(writer), mode, graph=f"{HERE}:author", thread_id=thread)
+        told.append([(c.answer, *(call.sampling.seed for call in c.own_calls)) for c in outcome.candidates])
+    assert told[0] == told[1] and len({seed for found in told[0] for seed in found[1:]}) == 7
+
+
+async def test_a_search_without_a_verdict_is_refused(store: RunStore, nowhere: Environment) -> None:
+    with pytest.raises(ConfigError, match=r"the state of graph 'tool_loop' has none.*best-of-n or majority"):
+        await by_mode(store, nowhere, Seeded(writer), Mode("search"))
+    assert store.threads() == []
+
+
+async def test_a_closed_run_is_followed_by_a_new_one(store: RunStore, nowhere: Environment) -> None:
+    engine = Seeded(lambda messages, _: '{"action": "give_up"}' if messages[0].text == "review" else "no")
+    outcome = await by_mode(store, nowhere, engine, Mode("search", n=3), graph=f"{HERE}:author")
+    assert len(outcome.candidates) == 3 and all(c.forked_from is None for c in outcome.candidates)
+    assert engine.calls == 9 and outcome.chosen == "task/0"
+
+
+async def test_a_run_that_failed_is_not_chosen(store: RunStore, nowhere: Environment) -> None:
+    said = iter([None, boxed(5), None])
+
+    def script(messages: Sequence[BaseMessage], seed: int) -> str:
+        text = next(said, None)
+        if text is None:
+            raise ValueError("no idea")
+        return text
+
+    outcome = await by_mode(store, nowhere, Seeded(script), Mode("majority", n=3))
+    assert final_answer(outcome.trajectory.answer or "") == "5"
+    assert sorted(c.status.value for c in outcome.candidates) == ["completed", "failed", "failed"]
+    failed = await by_mode(store, nowhere, Seeded(script), Mode("majority", n=2), thread_id="none")
+    assert failed.trajectory.status is RunStatus.FAILED and failed.chosen is None
+    assert failed.reason == "NoCandidateError: all 2 runs failed, the first by: ValueError: no idea"
+
+
+async def test_a_choice_waits_for_a_person(store: RunStore, nowhere: Environment) -> None:
+    graph, mode = f"{HERE}:asking", Mode("majority", n=2)
+    outcome = await by_mode(store, nowhere, Seeded(writer), mode, graph=graph)
+    assert outcome.chosen is None and outcome.trajectory.status is RunStatus.RUNNING
+    assert {candidate.stop_reason for candidate in outcome.candidates} == {StopReason.INTERRUPT}
+    with ScriptedEngine([]) as engine:
+        runner = EpisodeRunner(store, engine, "scripted", nowhere)
+        await runner.run(Episode(TASK, "task/1", graph=graph), answer="this one")
+    outcome = await by_mode(store, nowhere, Seeded(writer), mode, graph=graph)
+    assert outcome.chosen == "task/1" and outcome.trajectory.answer == "Answer: this one"
+
+
+async def test_a_thread_of_a_single_run_is_no_choice(store: RunStore, nowhere: Environment) -> None:
+    single = await by_mode(store, nowhere, Seeded(lambda *_: boxed(1)), Mode())
+    assert single.chosen == "task" and single.candidates == (single.trajectory,)
+    with pytest.raises(RunError, match="single run of 'tool_loop'"):
+        await by_mode(store, nowhere, Seeded(writer), Mode("majority"))
