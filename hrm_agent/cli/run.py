@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, convert_to_messages
 from langgraph.types import Interrupt
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -221,8 +221,9 @@ class Printer:
                 self._output.result({"event": "question", "id": question.id, "value": question.value})
                 self._output.say(f"asks: {_shown(question.value)}  (id {question.id})", style="yellow")
 
-    def _new(self, messages: BaseMessage | Iterable[BaseMessage]) -> list[BaseMessage]:
-        listed = [messages] if isinstance(messages, BaseMessage) else list(messages)
+    def _new(self, messages: Any) -> list[BaseMessage]:
+        """In whichever form a node returned them: messages, pairs, texts, one or several."""
+        listed = convert_to_messages(list(messages) if isinstance(messages, list) else [messages] if messages else [])
         new = [message for message in listed if message.id is None or message.id not in self._seen]
         self._seen |= {message.id for message in new if message.id}
         return new
