@@ -1,7 +1,7 @@
 r"""Where an answer stands in a policy's own text.
 
 *Which* text counts is decided first, because it is where rewards are hacked. Only the model's own final message is
-read, and of it only what stands outside `<reason>`, `<tool_call>` and `<tool_response>`: a `\boxed{}` in the
+read, and of it only what stands outside `<reason>`, `<think>`, `<tool_call>` and `<tool_response>`: a `\boxed{}` in the
 reasoning, printed by a tool or written into a forged tool response is no answer. `final_answer` then takes the last
 `\boxed{}` of the last `<answer>...</answer>`.
 """
@@ -12,12 +12,12 @@ import json
 import re
 from typing import Any
 
-__all__ = ["final_answer", "first_json_object", "own_text"]
+__all__ = ["final_answer", "first_json_object", "own_text", "stated_value"]
 
 MAX_BOXED_CHARACTERS = 2**16
 """A box that is not closed within them is no answer."""
 
-_HIDDEN = ("reason", "tool_call", "tool_response")
+_HIDDEN = ("reason", "think", "tool_call", "tool_response")
 _TAG = re.compile(rf"<(/?)({'|'.join(_HIDDEN)})>")
 _BOXED = re.compile(r"\\boxed\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -66,6 +66,17 @@ def _last_boxed(text: str) -> str | None:
         if depth == 0:
             return text[start : brace.start()].strip()
     return None
+
+
+def stated_value(text: str) -> str | None:
+    """What a solver says its subgoal comes to: the final answer, or what it boxes or tags as one without the rest.
+
+    Nothing is rewarded for it, so it need not be strict.
+    """
+    visible = own_text(text)
+    before, _, _ = visible.rpartition("</answer>")
+    tagged = before.rpartition("<answer>")
+    return final_answer(text) or _last_boxed(visible) or (tagged[2].strip() if tagged[1] else None) or None
 
 
 def first_json_object(text: str) -> dict[str, Any] | None:

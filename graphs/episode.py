@@ -61,6 +61,10 @@ _TRUNCATED = {
     StopReason.MAX_TURNS,
     StopReason.MAX_TOKENS,
     StopReason.MAX_SECONDS,
+    StopReason.MAX_CALLS,
+    StopReason.MAX_COST,
+    StopReason.MAX_ROUNDS,
+    StopReason.GAVE_UP,
     StopReason.RECURSION_LIMIT,
     StopReason.INTERRUPT,
 }

@@ -2,27 +2,28 @@
 
     START -> reason -> tools -> reason -> ... -> END
 
-The loop ends when the policy answers without a tool call, or when a budget is used up; `stop_reason` says which. The
-system turn is not part of the state: it belongs to the role, not to the conversation. No node reads a clock: how long
-a run took stands in its answers, so that a replay decides as the run did.
+The loop ends when the policy answers without a tool call, or when a budget is used up; `stop_reason` says which. Where
+somebody has to read the answer, as a solver's, one that cannot be read is sent back once (`remind`). The system turn is
+not part of the state: it belongs to the role, not to the conversation. No node reads a clock: how long a run took
+stands in its answers, so that a replay decides as the run did.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, NotRequired
 
-from langchain_core.messages import AIMessage, AnyMessage, SystemMessage
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.runtime import Runtime
-from langgraph.types import StreamWriter
 from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
 
 from graphs.prompts import TOOL_LOOP_PROMPT
+from graphs.spending import Prices, sampled_tokens, spent_on
 from hrm_agent.models import invalid_tool_calls, policy, seconds_between, was_cut
 from hrm_agent.tools import python, run_tool_calls
 from hrm_agent.trajectory import StopReason
@@ -40,6 +41,13 @@ class Budget:
     """Sampled tokens over all turns."""
     max_seconds: float = 600.0
     """Wall-clock time from the first turn; checked between turns, by the times at which the answers were made."""
+    max_cost: float | None = None
+    """Over all turns, by `prices`; None: no limit."""
+    prices: Prices = field(default_factory=dict[str, tuple[float, float]])
+    model: str | None = None
+    """Another model than the policy in force, by its string."""
+    temperature: float | None = None
+    """None: that of the policy in force."""
 
 
 class LoopState(TypedDict):
@@ -50,56 +58,74 @@ class LoopState(TypedDict):
     """A `StopReason` as plain text, which a checkpoint can hold; None while the loop goes on."""
 
 
-def build_tool_loop(prompt: str) -> CompiledStateGraph[LoopState, Budget, LoopState, LoopState]:
-    """The loop under another system turn: a solver is this loop with the solver's prompt."""
+def build_tool_loop(
+    prompt: str, complaint: Callable[[str], str] | None = None
+) -> CompiledStateGraph[LoopState, Budget, LoopState, LoopState]:
+    """The loop under another system turn: a solver is this loop with the solver's prompt.
+
+    `complaint`: what is to be told about the text of an answer that cannot be read; empty for one that can.
+    """
+
+    def unread(messages: Sequence[AnyMessage]) -> str:
+        """What is wrong with the last answer; empty where it was sent back before, which makes a second human turn."""
+        once = sum(isinstance(message, HumanMessage) for message in messages) == 1
+        return complaint(_last_answer(messages).text) if complaint is not None and once else ""
 
     async def reason(state: LoopState, runtime: Runtime[Budget]) -> dict[str, Any]:
         budget = runtime.context or Budget()
-        model = policy(max_tokens=budget.max_tokens - _sampled_tokens(state["messages"])).bind_tools([python])
+        left = budget.max_tokens - sampled_tokens(state["messages"])
+        model = policy(model=budget.model, temperature=budget.temperature, max_tokens=left).bind_tools([python])
         answer = await model.ainvoke([SystemMessage(prompt), *state["messages"]])
-        stop = _stop_reason([*state["messages"], answer], budget)
+        messages = [*state["messages"], answer]
+        stop = _stop_reason(messages, budget, final=not _calls_tools(answer) and not unread(messages))
         return {"messages": [answer], "stop_reason": stop and stop.value}
 
-    async def tools(state: LoopState, config: RunnableConfig, writer: StreamWriter) -> dict[str, Any]:
-        answer = _last_answer(state["messages"])
-        for call in answer.tool_calls:  # for whoever streams `custom`: the results come only when all have ended
-            writer({"event": "tool", "name": call["name"], "id": call["id"], "args": call["args"]})
-        return {"messages": await run_tool_calls(answer, [python], config)}
+    async def tools(state: LoopState, config: RunnableConfig) -> dict[str, Any]:
+        return {"messages": await run_tool_calls(_last_answer(state["messages"]), [python], config)}
+
+    def remind(state: LoopState) -> dict[str, Any]:
+        return {"messages": [HumanMessage(unread(state["messages"]), id=f"{state['messages'][-1].id}-unread")]}
 
     builder = StateGraph(LoopState, context_schema=Budget)
     builder.add_node("reason", reason)
     builder.add_node("tools", tools)
+    if complaint is not None:
+        builder.add_node("remind", remind)
+        builder.add_edge("remind", "reason")
     builder.add_edge(START, "reason")
-    builder.add_conditional_edges("reason", _after_reason, ["tools", END])
+    builder.add_conditional_edges("reason", _after_reason, ["tools", END, *(["remind"] if complaint else [])])
     builder.add_edge("tools", "reason")
     return builder.compile()
 
 
 def _after_reason(state: LoopState) -> str:
-    return END if state.get("stop_reason") else "tools"
+    if state.get("stop_reason"):
+        return END
+    return "tools" if _calls_tools(_last_answer(state["messages"])) else "remind"
 
 
-def _stop_reason(messages: Sequence[AnyMessage], budget: Budget) -> StopReason | None:
+def _stop_reason(messages: Sequence[AnyMessage], budget: Budget, *, final: bool) -> StopReason | None:
     answers = [message for message in messages if isinstance(message, AIMessage)]
     answer = answers[-1]
-    if was_cut(answer) or _sampled_tokens(messages) >= budget.max_tokens:
+    if was_cut(answer) or sampled_tokens(messages) >= budget.max_tokens:
         return StopReason.MAX_TOKENS
-    if not (answer.tool_calls or invalid_tool_calls(answer)):
+    if final:
         return StopReason.ANSWER
     if len(answers) >= budget.max_turns:
         return StopReason.MAX_TURNS
     if seconds_between(answers[0], answer) >= budget.max_seconds:
         return StopReason.MAX_SECONDS
+    if budget.max_cost is not None and spent_on(answers, budget.prices).get("cost", 0.0) >= budget.max_cost:
+        return StopReason.MAX_COST
     return None
+
+
+def _calls_tools(answer: AIMessage) -> bool:
+    return bool(answer.tool_calls or invalid_tool_calls(answer))
 
 
 def _last_answer(messages: Sequence[AnyMessage]) -> AIMessage:
     return next(message for message in reversed(messages) if isinstance(message, AIMessage))
-
-
-def _sampled_tokens(messages: Sequence[AnyMessage]) -> int:
-    usages = [message.usage_metadata for message in messages if isinstance(message, AIMessage)]
-    return sum(usage["output_tokens"] for usage in usages if usage)
 
 
 graph = build_tool_loop(TOOL_LOOP_PROMPT)

@@ -350,6 +350,10 @@ _ENDS: dict[RunStatus, frozenset[StopReason | None]] = {
             StopReason.MAX_TURNS,
             StopReason.MAX_TOKENS,
             StopReason.MAX_SECONDS,
+            StopReason.MAX_CALLS,
+            StopReason.MAX_COST,
+            StopReason.MAX_ROUNDS,
+            StopReason.GAVE_UP,
             StopReason.RECURSION_LIMIT,
             StopReason.INTERRUPT,
         }

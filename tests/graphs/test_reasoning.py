@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from graphs.episode import Episode, EpisodeRunner
-from graphs.reasoning import read_plan
+from graphs.planning import read_plan
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.store import RunStore
@@ -104,7 +104,7 @@ async def test_an_unreadable_critique_submits_and_an_unreadable_plan_is_one_subg
 
     roles = Vague()
     trajectory = await run(roles, store, environment)
-    assert roles.plans == 1 and roles.seen_by_critic == ["answer = failed"]
+    assert roles.plans == 2 and roles.seen_by_critic == ["answer = failed"] * 2, "each is asked once more"
     assert trajectory.status is RunStatus.COMPLETED
 
 
@@ -112,7 +112,11 @@ async def test_an_unreadable_critique_submits_and_an_unreadable_plan_is_one_subg
     ("subgoals", "names", "needs"),
     [
         ([{"name": "a", "goal": "x", "needs": ["b"]}, {"name": "b", "goal": "y", "needs": ["a"]}], "ab", [[], ["a"]]),
-        ([{"name": "a", "goal": "x"}, {"name": "a", "goal": "y"}, "junk", {"goal": 3}], "a", [[]]),
+        (
+            [{"name": "a", "goal": "x"}, {"name": "a", "goal": "y"}, "words", {"goal": 3}],
+            ["a", "a_2", "part_3"],
+            [[]] * 3,
+        ),
         ([{"name": "two words", "goal": "x", "needs": None}], ["two_words"], [[]]),
     ],
 )

@@ -7,6 +7,8 @@ from collections import Counter
 import pytest
 
 from graphs.answers import final_answer
+from graphs.planning import FAILED as FAILED_IN_GRAPH
+from graphs.planning import read_plan
 from graphs.prompts import (
     CRITIC_PROMPT,
     SOLVER_PROMPT,
@@ -15,8 +17,6 @@ from graphs.prompts import (
     planner_request,
     solver_request,
 )
-from graphs.reasoning import FAILED as FAILED_IN_GRAPH
-from graphs.reasoning import read_plan
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.tools.python_tool import tool_content
 from training.sft import answer_text, tokenize
