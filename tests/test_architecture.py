@@ -40,7 +40,7 @@ ALLOWED |= {
     "training": CORE | {"graphs"},
     "hrm_agent.cli": CORE | {"graphs", "training"},
 }
-FRONT_DOORS = {"graphs.answers", "graphs.episode", "graphs.modes", "graphs.prompts"}
+FRONT_DOORS = {"graphs.answers", "graphs.episode", "graphs.modes", "graphs.parsing", "graphs.prompts", "graphs.votes"}
 
 
 def room_of(module: str) -> str:

@@ -1,0 +1,137 @@
+"""Two evaluations of the same problems: what differs, and whether chance would do it too.
+
+A problem is paired with itself, by its id and its prompt, so that how hard it is cancels out: two runs whose intervals
+overlap may differ beyond doubt. What stands in one of the two only is named and left out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from statistics import fmean
+
+from hrm_agent.errors import RunError
+from hrm_agent.trajectory import RunStatus
+from training.evaluation.samples import Problem, Sample
+from training.evaluation.statistics import Estimate, bootstrapped, sign_flip_p, wilson_interval
+
+__all__ = ["Comparison", "Side", "compare"]
+
+_LEVEL = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two, on the paired problems alone."""
+
+    name: str
+    trajectories: int
+    pass_at_1: Estimate
+    sampled_tokens: float
+    """Mean over problems of the mean of a problem's samples; likewise below."""
+    tool_errors: float
+    """Tool calls of a trajectory that failed by the policy's doing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A and B; differences are B less A."""
+
+    a: Side
+    b: Side
+    problems: int
+    """Paired ones."""
+    difference: Estimate
+    """Of pass@1, resampled over pairs."""
+    p_value: float
+    """Two-sided, of no difference; McNemar's exact test where every problem has one sample a side."""
+    test: str
+    sampled_tokens: Estimate
+    """Difference of the means, resampled likewise; so the next."""
+    tool_errors: Estimate
+    better: tuple[str, ...]
+    """Ids of problems that B does oftener right, in order; `worse`: that A does."""
+    worse: tuple[str, ...]
+    only_a: tuple[str, ...]
+    """Ids of problems that B has not, or has with another prompt, or not to the end."""
+    only_b: tuple[str, ...]
+
+    @property
+    def certain(self) -> bool:
+        """The difference is beyond what chance gives one time in twenty."""
+        return self.p_value < _LEVEL
+
+
+def compare(
+    a: Sequence[Sample], b: Sequence[Sample], names: tuple[str, str], *, seed: int = 0, resamples: int = 10_000
+) -> Comparison:
+    """Raises `RunError` where no problem is in both."""
+    ours, theirs = (_ended(samples, name) for samples, name in zip((a, b), names, strict=True))
+    both = sorted(ours.keys() & theirs.keys())
+    if not both:
+        raise RunError(f"{names[0]} and {names[1]} have no problem in common{_why(ours, theirs)}.", _HINT)
+    shares = [(_share(ours[problem]), _share(theirs[problem])) for problem in both]
+    differences = [of_b - of_a for of_a, of_b in shares]
+    means = [[_means(side[problem]) for problem in both] for side in (ours, theirs)]
+    of_a, of_b = bootstrapped(
+        [[float(x) for x in side] for side in zip(*shares, strict=True)], seed=seed, resamples=resamples
+    )
+    columns = [list(map(float, differences)), *([y[i] - x[i] for x, y in zip(*means, strict=True)] for i in range(2))]
+    difference, tokens, errors = bootstrapped(columns, seed=seed, resamples=resamples, shares=False)
+    single = all(len(side[problem]) == 1 for side in (ours, theirs) for problem in both)
+    return Comparison(
+        a=_side(names[0], [ours[p] for p in both], of_a, means[0]),
+        b=_side(names[1], [theirs[p] for p in both], of_b, means[1]),
+        problems=len(both),
+        difference=_with_width(difference, len(both)),
+        p_value=sign_flip_p(differences),
+        test="McNemar, exact" if single else "paired permutation (sign flips), exact",
+        sampled_tokens=tokens,
+        tool_errors=errors,
+        better=tuple(p.id for p, d in zip(both, differences, strict=True) if d > 0),
+        worse=tuple(p.id for p, d in zip(both, differences, strict=True) if d < 0),
+        only_a=tuple(p.id for p in sorted(ours.keys() - theirs.keys())),
+        only_b=tuple(p.id for p in sorted(theirs.keys() - ours.keys())),
+    )
+
+
+_HINT = "Evaluate both on the same --tasks, --split, --count and --seed."
+
+
+def _why(ours: Mapping[Problem, object], theirs: Mapping[Problem, object]) -> str:
+    same = {p.id for p in ours} & {p.id for p in theirs}
+    return f": {len(same)} ids are in both, with other prompts" if same else ""
+
+
+def _ended(samples: Iterable[Sample], name: str) -> dict[Problem, list[Sample]]:
+    found: defaultdict[Problem, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        if sample.status is not RunStatus.RUNNING:
+            found[sample.problem].append(sample)
+    if not found:
+        raise RunError(f"{name} has no trajectory that ended.", f"`hrm-agent resume {name}` goes on with a run.")
+    return found
+
+
+def _with_width(difference: Estimate, problems: int) -> Estimate:
+    """Pairs that all differ alike (not at all, mostly) leave a bootstrap no width: as much as Wilson gives a 0."""
+    if difference.low < difference.high:
+        return difference
+    _, half = wilson_interval(0, problems)
+    return Estimate(difference.value, max(-1.0, difference.value - half), min(1.0, difference.value + half))
+
+
+def _share(group: Sequence[Sample]) -> Fraction:
+    return Fraction(sum(s.correct for s in group), len(group))
+
+
+def _means(group: Sequence[Sample]) -> tuple[float, float]:
+    tokens = (sum(n for (_, kind), n in s.effort.tokens.items() if kind == "sampled") for s in group)
+    return fmean(tokens), fmean(s.effort.tool_errors for s in group)
+
+
+def _side(name: str, groups: Sequence[Sequence[Sample]], share: Estimate, means: Sequence[tuple[float, float]]) -> Side:
+    tokens, errors = (fmean(column) for column in zip(*means, strict=True))
+    return Side(name, sum(map(len, groups)), share, tokens, errors)

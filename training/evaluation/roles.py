@@ -1,0 +1,114 @@
+"""Who failed: the calls of a trajectory by role.
+
+A role is the node of the outermost graph that a call was made in, the first name of its checkpoint namespace
+(`solve:ID|reason:ID` is the solver's); one execution of that node is a *run* of the role. What every graph's record
+shows is counted for every role; a tool call is the role's that asked for it. Of the built-in hierarchical graph it is
+known besides what a run has to end with: a plan and a verdict hold a JSON object, a solver's last turn a final answer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, cast
+
+from graphs.answers import final_answer
+from graphs.parsing import json_values
+from hrm_agent.trajectory import Call, FinishReason, GraphIdentity, ToolCall, Trajectory
+from training.evaluation.prices import usage
+
+__all__ = ["ROLE_COUNTS", "Roles", "role_counts"]
+
+Roles = dict[str, Counter[str]]
+"""By role, in the order of first appearance: `ROLE_COUNTS` as far as they are not 0."""
+
+ROLE_COUNTS = {
+    "runs": "executions of the node",
+    "failed": "runs that ended without what the role has to give: a readable plan or verdict, a solver's answer",
+    "calls": "model calls",
+    "asked_again": "calls after the first one of the same task: the role was asked once more",
+    "truncated": "calls cut at their token limit",
+    "control_token": "calls that ended at a control token other than the end of turn",
+    "undecodable": "calls with a tool call that cannot be decoded",
+    "tool_calls": "tool calls that were carried out or refused",
+    "tool_errors": "those that failed by the policy's doing",
+    "read_tokens": "tokens read",
+    "sampled_tokens": "tokens sampled",
+}
+
+
+def role_counts(trajectory: Trajectory) -> Roles:
+    """What the own calls of a trajectory come to, by role."""
+    roles: Roles = {}
+    last: dict[str, Call] = {}
+    for call in trajectory.own_calls:
+        roles.setdefault(_role(call.identity), Counter()).update(_counted(call))
+        last[_run(call.identity)] = call
+    asked_by = _askers(trajectory)
+    for tool in trajectory.own_tool_calls:
+        role = asked_by.get(tool.tool_call_id) or _role(tool.identity)
+        roles.setdefault(role, Counter()).update(_counted_tool(tool))
+    for call in last.values():
+        failed = trajectory.graph == "reasoning" and _failed(call)
+        roles[_role(call.identity)].update({"runs": 1, "failed": int(failed)})
+    return roles
+
+
+def _askers(trajectory: Trajectory) -> dict[str, str]:
+    """By the id of a tool call, the role that asked for it: a node of its own may have carried it out."""
+    return {
+        str(asked.get("id")): _role(call.identity)
+        for call in trajectory.own_calls
+        for kind in ("tool_calls", "invalid_tool_calls")
+        for asked in call.response.get(kind) or ()
+    }
+
+
+def _run(identity: GraphIdentity) -> str:
+    return identity.checkpoint_ns.partition("|")[0] or identity.task_id
+
+
+def _role(identity: GraphIdentity) -> str:
+    return identity.checkpoint_ns.partition("|")[0].partition(":")[0] or identity.node or "none"
+
+
+def _counted(call: Call) -> dict[str, int]:
+    read, sampled = usage(call)
+    return {
+        "calls": 1,
+        "asked_again": int(call.call_index > 0),
+        "truncated": int(call.finish_reason is FinishReason.LENGTH),
+        "control_token": int(call.finish_reason is FinishReason.CONTROL_TOKEN),
+        "undecodable": int(bool(call.response.get("invalid_tool_calls"))),
+        "read_tokens": read,
+        "sampled_tokens": sampled,
+    }
+
+
+def _counted_tool(tool: ToolCall) -> dict[str, int]:
+    return {"tool_calls": 1, "tool_errors": int(tool.status is not None and tool.status.is_policy_failure)}
+
+
+def _failed(last: Call) -> bool:
+    demanded = _DEMANDED.get(_role(last.identity))
+    return demanded is not None and demanded(_text(last)) is None
+
+
+def _text(call: Call) -> str:
+    """The answer's text; of content in blocks, the text blocks."""
+    content: Any = call.response.get("content") or ""
+    if isinstance(content, str):
+        return content
+    blocks = cast("list[Any]", content)
+    return "".join(str(b.get("text", "")) if isinstance(b, dict) else str(b) for b in blocks)
+
+
+def _json_object(text: str) -> object:
+    return next((value for value in json_values(text) if isinstance(value, dict)), None)
+
+
+_DEMANDED: dict[str, Callable[[str], object]] = {
+    "plan": _json_object,
+    "critique": _json_object,
+    "solve": final_answer,
+}

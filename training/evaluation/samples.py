@@ -1,0 +1,142 @@
+"""A trajectory reduced to what statistics need: facts that add up, and no tokens.
+
+Where a rollout comes to its answer by a choice among several runs, its own thread holds the choice and the answer; the
+candidates are a group named after that thread. They are no samples, since nobody handed in their answers, but what they
+cost, the rollout cost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from graphs.votes import vote
+from hrm_agent.trajectory import RunStatus, Trajectory, content_hash
+from training.evaluation.prices import reported_cost, usage
+from training.evaluation.roles import Roles, role_counts
+from training.roc import is_positive, outcome_reward
+
+__all__ = ["Effort", "Problem", "Sample", "samples_of"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Problem:
+    """What a sample is a sample of. The prompt belongs to it: two files may give one id to two problems."""
+
+    id: str
+    prompt_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What a run took."""
+
+    calls: int = 0
+    tokens: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    """By model, and by `read` or `sampled`."""
+    tools: Counter[str] = field(default_factory=Counter[str])
+    """Tool calls by status."""
+    tool_errors: int = 0
+    """Those that failed by the policy's doing."""
+    roles: Roles = field(default_factory=Roles)
+    model_seconds: float = 0.0
+    """Sum over calls, waiting for the engine included; calls side by side count each."""
+    tool_seconds: float = 0.0
+    reported_cost: float = math.nan
+    """Sum of what providers reported; nan where none did."""
+
+    def __add__(self, other: Effort) -> Effort:
+        roles = {name: Counter(counts) for name, counts in self.roles.items()}
+        for name, counts in other.roles.items():
+            roles.setdefault(name, Counter()).update(counts)
+        return Effort(
+            calls=self.calls + other.calls,
+            tokens=self.tokens + other.tokens,
+            tools=self.tools + other.tools,
+            tool_errors=self.tool_errors + other.tool_errors,
+            roles=roles,
+            model_seconds=self.model_seconds + other.model_seconds,
+            tool_seconds=self.tool_seconds + other.tool_seconds,
+            reported_cost=_known_sum((self.reported_cost, other.reported_cost)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One answer to one problem, or the lack of one."""
+
+    problem: Problem
+    family: str
+    thread: str
+    group: str
+    forked: bool
+    status: RunStatus
+    stop_reason: str
+    """Empty while under way."""
+    correct: bool
+    """A truncated run is wrong, whatever it has to show."""
+    verified: bool
+    """Its answer is right, in whatever way the run ended."""
+    vote: str
+    """Equal for equal answers; empty where there is none, or the run was truncated."""
+    began: float
+    """Unix time in seconds."""
+    ended: float | None
+    effort: Effort
+
+
+def samples_of(trajectories: Iterable[Trajectory]) -> list[Sample]:
+    """The samples among `trajectories`, each with the effort of its candidates; forks that a person made are none."""
+    everything = [_sample(trajectory) for trajectory in trajectories]
+    threads = {sample.thread for sample in everything}
+    efforts: dict[str, Effort] = {}
+    for candidate in everything:
+        if candidate.group in threads:
+            efforts[candidate.group] = efforts.get(candidate.group, Effort()) + candidate.effort
+    own = (sample for sample in everything if sample.group not in threads and not sample.forked)
+    return [replace(s, effort=s.effort + efforts[s.thread]) if s.thread in efforts else s for s in own]
+
+
+def _sample(trajectory: Trajectory) -> Sample:
+    completed = trajectory.status is RunStatus.COMPLETED
+    return Sample(
+        problem=Problem(trajectory.task.id, content_hash(trajectory.task.prompt)),
+        family=trajectory.task.family,
+        thread=trajectory.thread_id,
+        group=trajectory.group_id,
+        forked=trajectory.forked_from is not None,
+        status=trajectory.status,
+        stop_reason=trajectory.stop_reason.value if trajectory.stop_reason else "",
+        correct=is_positive(outcome_reward(trajectory)),
+        verified=is_positive(trajectory.reward),
+        vote=vote(trajectory.answer or "") if completed else "",
+        began=trajectory.started_at,
+        ended=trajectory.ended_at,
+        effort=_effort(trajectory),
+    )
+
+
+def _effort(trajectory: Trajectory) -> Effort:
+    tokens: Counter[tuple[str, str]] = Counter()
+    for call in trajectory.own_calls:
+        read, sampled = usage(call)
+        tokens.update({(call.model, "read"): read, (call.model, "sampled"): sampled})
+    tools = trajectory.own_tool_calls
+    return Effort(
+        calls=len(trajectory.own_calls),
+        tokens=tokens,
+        tools=Counter(tool.status.value if tool.status else "under way" for tool in tools),
+        tool_errors=sum(tool.status is not None and tool.status.is_policy_failure for tool in tools),
+        roles=role_counts(trajectory),
+        model_seconds=math.fsum(call.seconds for call in trajectory.own_calls),
+        tool_seconds=math.fsum(tool.duration_seconds for tool in tools),
+        reported_cost=_known_sum(reported_cost(call) for call in trajectory.own_calls),
+    )
+
+
+def _known_sum(values: Iterable[float]) -> float:
+    """Of what is known; nan where nothing is."""
+    known = [value for value in values if not math.isnan(value)]
+    return math.fsum(known) if known else math.nan

@@ -1,0 +1,158 @@
+"""Estimators and tests over problems: numbers in, numbers out.
+
+Several samples of one problem are not independent, so the *problem* is the unit that is resampled, everywhere.
+
+    pass@k        1 - C(n - c, k) / C(n, k) for n samples of which c are correct: the share of the k-subsets of a
+                  problem's samples that hold a correct one. Unbiased for every k up to n (Chen et al. 2021,
+                  arXiv 2107.03374, equation 1); 1 - (1 - c/n)^k is not.
+    majority@k    the share of the k-subsets in which the answer given most often is correct; of answers given equally
+                  often one is drawn (Wang et al. 2022, arXiv 2203.11171, names the vote; the mean over all subsets is
+                  exact here, where one usually draws some)
+    intervals     percentiles of the mean over problems drawn with replacement (Efron 1979), from a seed; where all
+                  problems agree that has no width, and Wilson's interval (1927) stands in its place
+    comparison    problems are paired, and the sign of each difference is flipped with probability 1/2: exact, by
+                  convolution. With one sample a side this is McNemar's exact test (a binomial over discordant pairs)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "Answers",
+    "Estimate",
+    "bootstrapped",
+    "majority_curve",
+    "pass_at_k",
+    "pass_curve",
+    "sign_flip_p",
+    "wilson_interval",
+]
+
+_Z95 = 1.959963984540054
+_MAX_STEPS = 10_000
+"""Differences finer than one part in so many are rounded in the permutation test."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over problems with its 95 % confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The answers that were given to one problem, equal ones together."""
+
+    given: tuple[tuple[int, float], ...]
+    """Of each answer: how often it was given, and the share of those times that it was right (0 or 1, mostly)."""
+    none: int = 0
+    """Samples that gave no answer: they are drawn like the others, and vote for nothing."""
+
+    @property
+    def samples(self) -> int:
+        return self.none + sum(times for times, _ in self.given)
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Probability that k of n samples, drawn without replacement, hold one of the c correct ones."""
+    if not 0 <= c <= n or not 1 <= k <= n:
+        raise ValueError(f"pass@k takes 0 <= c <= n and 1 <= k <= n, not n={n}, c={c}, k={k}")
+    return float(1 - Fraction(math.comb(n - c, k), math.comb(n, k)))
+
+
+def pass_curve(n: int, c: int) -> list[float]:
+    """pass@1 to pass@n."""
+    return [pass_at_k(n, c, k) for k in range(1, n + 1)]
+
+
+def majority_curve(answers: Answers) -> list[float]:
+    """majority@1 to majority@n of one problem."""
+    n = answers.samples
+    credit = np.zeros(n + 1)
+    for top in range(1, max((times for times, _ in answers.given), default=0) + 1):
+        credit += _won_with(answers, top)
+    return [float(credit[k] / math.comb(n, k)) for k in range(1, n + 1)]
+
+
+def _won_with(answers: Answers, top: int) -> Any:
+    """By k: over the k-subsets whose leading answers are given `top` times, the sum of the share of right ones.
+
+    `ways[k, t]` counts the draws of k samples with t answers given `top` times and none oftener; `right[k, t]` sums
+    up over them how many of those t answers are right. Answers are added one after another.
+    """
+    n = answers.samples
+    ties = n // top
+    ways, right = np.zeros((2, n + 1, ties + 1))
+    ways[: answers.none + 1, 0] = [math.comb(answers.none, drawn) for drawn in range(answers.none + 1)]
+    for times, share in answers.given:
+        old_ways, old_right = ways, right
+        ways, right = np.zeros_like(ways), np.zeros_like(right)
+        for drawn in range(min(times, top) + 1):
+            choices, leads = math.comb(times, drawn), drawn == top
+            to = np.s_[drawn:, 1:] if leads else np.s_[drawn:, :]
+            of = np.s_[: n + 1 - drawn, :-1] if leads else np.s_[: n + 1 - drawn, :]
+            ways[to] += choices * old_ways[of]
+            right[to] += choices * (old_right[of] + (share * old_ways[of] if leads else 0))
+    return (right[:, 1:] / np.arange(1, ties + 1)).sum(axis=1)
+
+
+def bootstrapped(
+    columns_MP: Sequence[Sequence[float]], *, seed: int, resamples: int, shares: bool = True
+) -> list[Estimate]:
+    """The mean of each of M measures over P problems, with its interval; nan, and (0, 1), without a problem.
+
+    All measures see the same draws. The order of the problems matters to the draws: sort them. `shares`: the measures
+    lie in [0, 1], so that there is an interval for problems that agree.
+    """
+    values_MP = np.asarray(columns_MP, dtype=float)
+    problems = values_MP.shape[1] if values_MP.ndim == 2 else 0
+    if problems == 0:
+        return [Estimate(math.nan, 0.0, 1.0) for _ in columns_MP]
+    rng = np.random.default_rng(seed)
+    times_RP = rng.multinomial(problems, np.full(problems, 1 / problems), size=resamples)
+    means_MR = np.sort(values_MP @ times_RP.T / problems, axis=1)
+    low, high = int(0.025 * resamples), min(resamples - 1, int(0.975 * resamples))
+    return [_estimate(row, means[low], means[high], shares) for row, means in zip(values_MP, means_MR, strict=True)]
+
+
+def _estimate(values_P: Any, low: float, high: float, share: bool) -> Estimate:
+    value = math.fsum(values_P) / len(values_P)
+    if share and values_P.min() == values_P.max():
+        low, high = wilson_interval(value * len(values_P), len(values_P))
+    return Estimate(value, float(low), float(high))
+
+
+def wilson_interval(successes: float, trials: int, z: float = _Z95) -> tuple[float, float]:
+    """Wilson's score interval of a proportion; (0, 1) without a trial."""
+    if trials == 0:
+        return 0.0, 1.0
+    share = successes / trials
+    scale = 1 + z * z / trials
+    middle = (share + z * z / (2 * trials)) / scale
+    half = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials)) / scale
+    # Rounding must not leave the share outside of its own interval.
+    return min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half))
+
+
+def sign_flip_p(differences: Sequence[Fraction]) -> float:
+    """Two-sided p-value of `differences` having mean 0, were each as likely as its opposite; 1 without a difference."""
+    steps = min(_MAX_STEPS, math.lcm(*(d.denominator for d in differences))) if differences else 1
+    sizes = [size for d in differences if (size := abs(round(d * steps)))]
+    seen = abs(sum(round(d * steps) for d in differences))
+    reach = sum(sizes)
+    chance = np.zeros(2 * reach + 1)  # of each sum from -reach to reach
+    chance[reach] = 1.0
+    for size in sizes:
+        chance = (np.roll(chance, size) + np.roll(chance, -size)) / 2  # what a roll carries around the end is 0
+    extreme = np.abs(np.arange(-reach, reach + 1)) >= seen
+    return min(1.0, float(chance[extreme].sum()))
