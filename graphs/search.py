@@ -10,17 +10,19 @@ A graph takes part by the `verdict` in its state, `{"action", "subgoal", "hint"}
 * anything else (it gave up, nothing can be read) closes the run.
 
 The critic's hint goes into the channel `hints`, under the subgoal's name, or into `hint`, where the state has them.
+A fork has what its run had spent (`graphs.spending`), but its time counts from the fork on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
 
 from graphs.loading import load_graph
 from graphs.moments import History, Moment
+from graphs.planning import Subgoal, dependents
 from hrm_agent.errors import ConfigError
 
 __all__ = ["Blame", "accepted", "blamed", "refuse_without_verdict"]
@@ -81,20 +83,10 @@ def _before_subgoal(found: History, subgoal: str, hint: str) -> Blame | None:
     if not places:
         return None
     moment = places[-1]
-    affected = _with_dependents(moment.values.get(_PLAN, ()), subgoal)
+    affected = dependents(_plan(moment), subgoal)
     kept = {**_results(moment), **_results(found.last)}
     values = {"results": {name: value for name, value in kept.items() if name not in affected}}
-    return Blame(moment, values | _hinted(found, moment, subgoal, hint), len(affected))
-
-
-def _with_dependents(plan: Sequence[Mapping[str, Any]], subgoal: str) -> set[str]:
-    """A subgoal and all that need it, directly or by way of others."""
-    affected: set[str] = set()
-    more = {subgoal}
-    while more:
-        affected |= more
-        more = {s["name"] for s in plan if affected & set(s.get("needs", ()))} - affected
-    return affected
+    return Blame(moment, values | _changes(found, moment, subgoal, hint), len(affected))
 
 
 def _before_node(found: History, node: str, hint: str) -> Blame | None:
@@ -102,8 +94,16 @@ def _before_node(found: History, node: str, hint: str) -> Blame | None:
     places = [moment for moment in found.lineage()[:-1] if node in moment.next]
     if not places:
         return None
-    subgoals = len(places[-1].values.get(_PLAN) or found.last.values.get(_PLAN) or ())
-    return Blame(places[-1], _hinted(found, places[-1], node, hint), subgoals + 1)
+    subgoals = max(len(_plan(places[-1])), len(_plan(found.last)))
+    return Blame(places[-1], _changes(found, places[-1], node, hint), subgoals + 1)
+
+
+def _plan(moment: Moment) -> list[Subgoal]:
+    """The subgoals of a graph that has some."""
+    listed: Any = moment.values.get(_PLAN)
+    items = cast("list[Any]", listed) if isinstance(listed, list) else []
+    named = [cast("Mapping[str, Any]", item) for item in items if isinstance(item, Mapping) and "name" in item]
+    return [Subgoal(name=s["name"], goal=str(s.get("goal", "")), needs=list(s.get("needs") or ())) for s in named]
 
 
 def _results(moment: Moment) -> Mapping[str, Any]:
@@ -111,11 +111,15 @@ def _results(moment: Moment) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", results) if isinstance(results, Mapping) else {}
 
 
-def _hinted(found: History, moment: Moment, name: str, hint: str) -> dict[str, Any]:
-    """The critic's hint as an edit, beside the hints that were there."""
+def _changes(found: History, moment: Moment, name: str, hint: str) -> dict[str, Any]:
+    """The critic's hint, beside the hints that were there, and a clock that stands at the fork."""
     known = load_graph(found.trajectory.graph).channels if found.trajectory else {}
-    if not hint:
-        return {}
-    if "hints" in known and name != _PLAN:
-        return {"hints": {**(moment.values.get("hints") or {}), name: hint}}
-    return {"hint": hint} if "hint" in known else {}
+    spent: Any = moment.values.get("spent")
+    changes: dict[str, Any] = {"spent": _without_time(spent)} if isinstance(spent, Mapping) and spent else {}
+    if hint and "hints" in known and name != _PLAN:
+        return changes | {"hints": {**(moment.values.get("hints") or {}), name: hint}}
+    return changes | ({"hint": hint} if hint and "hint" in known else {})
+
+
+def _without_time(spent: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in spent.items() if name not in ("began", "ended")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from hrm_agent.store import RunStore, open_store
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, Verdict
 from hrm_agent.trajectory.lint import lint
 from tests.graphs.kill_driver import Arithmetic
-from tests.graphs.scripts import TASK_PROMPT, boxed
+from tests.graphs.scripts import TASK_PROMPT, Roles, boxed
 
 HERE = "tests.graphs.test_modes"
 TASK = TaskRef(id="1", family="test", prompt=TASK_PROMPT)
@@ -33,8 +34,10 @@ Script = Callable[[Sequence[BaseMessage], int], str]
 
 @pytest.fixture
 def nowhere() -> Environment:
-    """For runs without code."""
-    return Arithmetic()
+    """Sums in this process, for runs that are not about the sandbox."""
+    opened: Any = Arithmetic()
+    opened.log = SimpleNamespace(write=lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
+    return opened
 
 
 class Seeded(ScriptedEngine):
@@ -215,6 +218,79 @@ async def test_a_search_goes_on_where_the_blame_lies(store: RunStore, nowhere: E
     assert engine.calls == 7
     parents = [c.forked_from.trajectory_id if c.forked_from else None for c in outcome.candidates]
     assert parents == [None, outcome.candidates[0].id, outcome.candidates[1].id]
+    check_record(store, outcome)
+
+
+class Fruit(Roles):
+    """Pears come out wrong until they are solved for the `right`th time; the critic sees it."""
+
+    plan: Any = {
+        "subgoals": [
+            {"name": "apples", "goal": "3 * 4", "needs": []},
+            {"name": "pears", "goal": "5 * 6", "needs": []},
+            {"name": "plums", "goal": "apples + 1", "needs": ["apples"]},
+            {"name": "total", "goal": "apples + pears", "needs": ["apples", "pears"]},
+        ]
+    }
+    blame = '{"action": "revise", "subgoal": "pears", "hint": "five times six"}'
+
+    def __init__(self, right: int) -> None:
+        super().__init__()
+        self.right = right
+        self.solved: list[tuple[str, bool]] = []
+        """Goal, and whether there was a hint."""
+        self.planned: list[str] = []
+
+    def planner(self, messages: Sequence[BaseMessage]) -> str:
+        self.planned.append(messages[-1].text)
+        return super().planner(messages)
+
+    def solver(self, messages: Sequence[BaseMessage]) -> str:
+        said = super().solver(messages)
+        if messages[-1].type != "tool":
+            request = messages[-1].text
+            goal = request.partition("Subgoal: ")[2].splitlines()[0]
+            self.solved.append((goal, "Hint: five times six" in request))
+            if [g for g, _ in self.solved].count("5 * 6") < self.right:
+                return said.replace("5 * 6", "5 * 5")
+        return said
+
+    def critic(self, messages: Sequence[BaseMessage]) -> str:
+        super().critic(messages)
+        return '{"action": "accept"}' if "pears = 30" in messages[-1].text else self.blame
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+async def test_a_search_solves_again_what_was_blamed(rounds: int, store: RunStore, nowhere: Environment) -> None:
+    """Pears, and the total that needs them: neither the apples of the same step nor the plums of a later one."""
+    roles = Fruit(right=rounds + 1)
+    engine = ScriptedEngine(roles)
+    options: Any = {"graph": "reasoning", "context": {"max_rounds": rounds}}
+    outcome = await by_mode(store, nowhere, engine, Mode("search", n=4, width=1), **options)
+    assert outcome.trajectory.answer == "Answer: 42" and outcome.chosen == "task/1"
+    first, fork = outcome.candidates
+    assert first.stop_reason is StopReason.MAX_ROUNDS and fork.status is RunStatus.COMPLETED
+    again = [("5 * 6", True), ("apples + pears", False)]
+    assert sorted(roles.solved[:4]) == sorted((s["goal"], False) for s in Fruit.plan["subgoals"])
+    assert roles.solved[4:] == again * rounds and len(roles.planned) == 1
+    assert len(first.own_calls) == 11 + 5 * (rounds - 1) and len(fork.own_calls) == 6
+    assert roles.seen_by_critic[-1] == "apples = 12\npears = 30\nplums = 13\ntotal = 42"
+    check_record(store, outcome)
+
+    anew = ScriptedEngine(Fruit(right=99))
+    await by_mode(store, nowhere, anew, Mode("best-of-n", n=2), thread_id="anew", **options)
+    assert anew.calls == 2 * len(first.own_calls) > engine.calls
+
+
+async def test_a_blamed_plan_is_made_again(store: RunStore, nowhere: Environment) -> None:
+    """Two forks side by side, each with a plan of its own."""
+    roles = Fruit(right=2)
+    roles.blame = '{"action": "replan", "hint": "count the pears again"}'
+    options: Any = {"graph": "reasoning", "context": {"max_rounds": 1}}
+    outcome = await by_mode(store, nowhere, ScriptedEngine(roles), Mode("search", n=4, width=2), **options)
+    assert outcome.trajectory.answer == "Answer: 42" and threads(outcome) == ["task/0", "task/1", "task/2"]
+    assert ["Hint: count the pears again" in asked for asked in roles.planned] == [False, True, True]
+    assert [len(candidate.own_calls) for candidate in outcome.candidates] == [11, 11, 11]
     check_record(store, outcome)
 
 
