@@ -28,7 +28,7 @@ VOCABULARY = 1024
 """Tokens, those of the tags and control tokens included."""
 TOKENIZER_TEXTS = 3000
 """Demonstrations that the tokenizer is trained on."""
-COLD_START = SftConfig(steps=1400, batch_size=32, learning_rate=3e-3, warmup_steps=30, micro_batch_tokens=4096)
+COLD_START = SftConfig(steps=2000, batch_size=32, learning_rate=3e-3, warmup_steps=30, micro_batch_tokens=4096)
 """The recipe; its seed is replaced by the caller's."""
 CARD = Path(__file__).with_name("cold_start_card.md")
 _CONTROLS = re.compile("|".join(map(re.escape, CONTROL_TOKENS)))

@@ -55,7 +55,7 @@ SLIP_SHARE = 0.4
 """Of those with the tool: a first call that fails."""
 LOST_SHARE = 0.15
 """Of the critic's traces: one result is missing."""
-KINDS = {"tool_loop": 40, "solver": 40, "synthesizer": 9, "planner": 4, "critic": 7}
+KINDS = {"tool_loop": 36, "solver": 38, "synthesizer": 16, "planner": 4, "critic": 6}
 """Parts of a hundred demonstrations."""
 HINT_SHARE = 0.3
 """Of the planner's traces: a second round."""
