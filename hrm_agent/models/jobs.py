@@ -10,6 +10,7 @@ import numpy as np
 
 from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.stopping import StopStrings
+from hrm_agent.models.structured import HeldAnswer
 
 __all__ = ["Job"]
 
@@ -29,6 +30,8 @@ class Job:
         """Whether the cache holds the whole prompt, so that it can be copied; True also when the job is over."""
         self.donor: Job | None = None
         """The job whose prompt this one waits to copy from."""
+        self.held: HeldAnswer | None = None
+        """The answer's way through its schema; None where it is free."""
         self.submitted_at = time.monotonic()
         self.queue_seconds = 0.0
         self._stop: StopStrings | None = None

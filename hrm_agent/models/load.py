@@ -5,6 +5,7 @@
 | `builtin:trained`, `builtin:cold-start` | the small policies that the package ships |
 | a folder | a model saved by training, or any causal LM in Hugging Face's layout |
 | `hf:NAME` | a causal LM from the Hugging Face hub |
+| one of these and `?load=nf4&adapter=PATH` | the same, loaded in another way (`hrm_agent.models.strings`) |
 | `vllm:URL` | a causal LM on a vLLM server |
 | `scripted:FILE` | answers from a file, one JSON string a line: for trying out a graph |
 | `provider:name` | any chat model that `langchain.chat_models.init_chat_model` knows; recorded, not trainable |
@@ -20,6 +21,7 @@ from pathlib import Path
 from hrm_agent.errors import ModelError, nearest
 from hrm_agent.models.active import DEFAULT_POLICY, Backend
 from hrm_agent.models.engine import Codec
+from hrm_agent.models.strings import LoadOptions, ModelString, parse_model
 
 __all__ = ["BUILTIN_POLICIES", "DEFAULT_POLICY", "load_codec", "load_policy", "loaded_policy", "model_folder"]
 
@@ -46,25 +48,24 @@ def loaded_policy(name: str) -> Backend | None:
 
 
 def _load(name: str) -> Backend:
-    scheme, _, rest = name.partition(":")
-    if scheme == "scripted":
-        return _scripted(Path(rest), name)
-    if scheme == "vllm":
+    asked = parse_model(name)
+    if asked.scheme == "scripted":
+        return _scripted(Path(asked.name), name)
+    if asked.scheme == "vllm":
         from hrm_agent.models.vllm_engine import open_vllm
 
         return open_vllm(name)
-    if scheme in ("builtin", "hf") or Path(name).is_dir() or not rest:
-        return _local(name)
-    return _hosted(name)
+    return _local(asked) if asked.local else _hosted(name)
 
 
 def load_codec(name: str) -> Codec:
     """The codec of a local policy, without its weights: what its tokens say. Raises `ModelError`."""
-    if name.partition(":")[0] == "scripted":
+    asked = parse_model(name)
+    if asked.scheme == "scripted":
         from hrm_agent.models.byte_codec import ByteCodec
 
         return ByteCodec()
-    folder = model_folder(name)
+    folder = _folder(asked)
     if find_spec("transformers") is None:
         raise ModelError(f"The tokenizer of {name!r} needs transformers.", "Run `pip install 'hrm-agent[train]'`.")
     from transformers import AutoTokenizer
@@ -78,9 +79,23 @@ def load_codec(name: str) -> Codec:
 
 
 def model_folder(name: str) -> str:
-    """The folder, or the hub's name, behind a string that names a local policy."""
-    scheme, _, rest = name.partition(":")
-    if scheme == "builtin":
+    """The folder, or the hub's name, of weights that are to be trained. Raises `ModelError`.
+
+    Options say how weights are loaded to answer; a trainer needs them whole, in its own precision, and as one model.
+    """
+    asked = parse_model(name)
+    if asked.options != LoadOptions():
+        raise ModelError(
+            f"{name!r} cannot be trained: quantized weights take no gradient, an adapter is no part of them, and the"
+            " trainer chooses type and device itself.",
+            f"Train {asked.base}.",
+        )
+    return _folder(asked)
+
+
+def _folder(asked: ModelString) -> str:
+    rest = asked.name
+    if asked.scheme == "builtin":
         if rest not in BUILTIN_POLICIES:
             raise ModelError(
                 f"There is no built-in policy {rest!r}.",
@@ -89,23 +104,25 @@ def model_folder(name: str) -> str:
         if not (_SHIPPED / rest / "config.json").exists():
             raise ModelError(f"The built-in policy {rest!r} is not in this installation.", "`make policy` builds it.")
         return str(_SHIPPED / rest)
-    if scheme == "hf":
+    if asked.scheme == "hf" and rest:
         return rest
-    if not Path(name).is_dir():
+    if asked.scheme or not Path(rest).is_dir():
         raise ModelError(
-            f"There is no model folder {name!r}.",
+            f"There is no model folder {asked.base!r}.",
             "Name a folder, builtin:trained, hf:NAME, or a provider's model such as openai:gpt-5.",
         )
-    return name
+    return rest
 
 
-def _local(name: str) -> Backend:
-    folder = model_folder(name)
+def _local(asked: ModelString) -> Backend:
+    folder = _folder(asked)
     if find_spec("torch") is None or find_spec("transformers") is None:
-        raise ModelError(f"Policy {name!r} needs torch and transformers.", "Run `pip install 'hrm-agent[train]'`.")
-    from hrm_agent.models.transformers_engine import load_engine
+        raise ModelError(
+            f"Policy {asked.text!r} needs torch and transformers.", "Run `pip install 'hrm-agent[train]'`."
+        )
+    from hrm_agent.models.loading import load_engine
 
-    return load_engine(folder, name=name)
+    return load_engine(folder, name=asked.text, options=asked.options)
 
 
 def _scripted(path: Path, name: str) -> Backend:

@@ -10,7 +10,7 @@ turn of the same conversation), else as a copy (another sample of the same promp
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -49,7 +49,7 @@ class Rows:
     """Tokens and cache of all rows, and what the engine notes beside them. One thread only.
 
     `known` and `cached` count a row's tokens; `start` is where its answer begins and `limit` where it has to end;
-    `seed`, `temperature` and `top_p` say how it is sampled, and `jobs` for whom.
+    `seed`, `temperature` and `top_p` say how it is sampled, `held` whether under a schema, and `jobs` for whom.
     """
 
     def __init__(self, pool: KVPool) -> None:
@@ -72,6 +72,7 @@ class Rows:
             "seed": np.zeros(rows, np.uint64),
             "temperature": np.ones(rows, np.float64),
             "top_p": np.ones(rows, np.float64),
+            "held": np.zeros(rows, bool),
             "jobs": np.full(rows, None, object),
         }
         for name, array in old.items():
@@ -82,7 +83,7 @@ class Rows:
         self.kind, self.used_at = self._state["kind"], self._state["used_at"]
         self.start, self.limit, self.seed = self._state["start"], self._state["limit"], self._state["seed"]
         self.temperature, self.top_p = self._state["temperature"], self._state["top_p"]
-        self.jobs: Any = self._state["jobs"]
+        self.held, self.jobs = self._state["held"], cast("Any", self._state["jobs"])
 
     @property
     def active(self) -> int:

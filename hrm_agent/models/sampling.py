@@ -5,8 +5,8 @@ does not depend on which other requests happened to be sampled beside it, on the
 was interrupted, and a stored run can be sampled again. The token is found by inverting the cumulative distribution in
 float64.
 
-Log-probs are raw: log softmax of the float32 logits at temperature 1 over the whole vocabulary, whatever temperature
-and top-p were used to choose the token. A trainer needs exactly these.
+Log-probs are raw: log softmax of the float32 logits at temperature 1 over the whole vocabulary, whatever temperature,
+top-p or schema were used to choose the token. A trainer needs exactly these.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["sample_rows", "seed_state", "uniform"]
+__all__ = ["Held", "sample_rows", "seed_state", "uniform"]
+
+Held = tuple[torch.Tensor, torch.Tensor]
+"""[held] index of rows, and [held, vocabulary] True where a token is allowed: at least one in each row."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
@@ -39,14 +42,26 @@ def sample_rows(
     uniform_R: torch.Tensor,
     temperature_R: torch.Tensor,
     top_p_R: torch.Tensor,
+    held: Held | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token a row and its raw log-prob. Temperature 0 takes the most probable token, the first one of equals."""
+    """One token a row and its raw log-prob. Temperature 0 takes the most probable token, the first one of equals.
+
+    `held`: of some rows, which tokens they may take. Their log-probs stay those of the whole vocabulary.
+    """
     raw_RV = torch.log_softmax(logits_RV.float(), dim=-1)
-    token_R = _invert(_weights(raw_RV, temperature_R, top_p_R), uniform_R)
+    open_RV = raw_RV if held is None else _among(raw_RV, held)
+    token_R = _invert(_weights(open_RV, temperature_R, top_p_R), uniform_R)
     greedy_R = temperature_R == 0
     if greedy_R.any():
-        token_R = torch.where(greedy_R, raw_RV.argmax(dim=-1), token_R)
+        token_R = torch.where(greedy_R, open_RV.argmax(dim=-1), token_R)
     return token_R, raw_RV.gather(1, token_R[:, None])[:, 0]
+
+
+def _among(raw_RV: torch.Tensor, held: Held) -> torch.Tensor:
+    """Log-probs among the tokens that are allowed; the other rows as they are."""
+    index_H, allowed_HV = held
+    masked_HV = raw_RV[index_H].masked_fill(~allowed_HV, float("-inf"))
+    return raw_RV.index_copy(0, index_H, torch.log_softmax(masked_HV, dim=-1))
 
 
 def _weights(raw_RV: torch.Tensor, temperature_R: torch.Tensor, top_p_R: torch.Tensor) -> torch.Tensor:

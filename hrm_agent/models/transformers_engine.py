@@ -27,25 +27,26 @@ import secrets
 import threading
 import time
 from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, Self
 
 import numpy as np
 import torch
 
 from hrm_agent.errors import ContextLengthError, ModelError
+from hrm_agent.models.capabilities import Capabilities
 from hrm_agent.models.codec import ChatTemplateCodec, PolicyCodec
 from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.jobs import Job
 from hrm_agent.models.kv_cache import KVPool, tensor_on
-from hrm_agent.models.loading import load_pretrained
 from hrm_agent.models.packed import replica
 from hrm_agent.models.rows import FEEDING, IDLE, Rows, StepInput
-from hrm_agent.models.sampling import sample_rows, seed_state, uniform
-from hrm_agent.models.weights import kv_shape, load_weights, longest_conversation
+from hrm_agent.models.sampling import Held, sample_rows, seed_state, uniform
+from hrm_agent.models.structured import COMPILE_SECONDS, Schemas
+from hrm_agent.models.weights import capabilities_of, kv_shape, load_weights, longest_conversation
 from hrm_agent.trajectory import FinishReason, LogprobKind
 
-__all__ = ["TransformersEngine", "load_engine"]
+__all__ = ["TransformersEngine"]
 
 Array = np.ndarray[Any, Any]
 
@@ -88,6 +89,7 @@ class TransformersEngine:
         self._model = replica(model)
         self._vocab_size = int(model.get_input_embeddings().weight.shape[0])
         shape = kv_shape(model)
+        self.schemas = Schemas(self.codec, self._vocab_size)
         self._rows = Rows(KVPool(shape, max_rows=max_slots, max_length=self.max_length, max_bytes=kv_bytes))
         self._no_mask = torch.zeros(1, 1, 1, 1, dtype=shape.dtype, device=shape.device)
         self._is_control = np.zeros(max(self._vocab_size, *self.codec.control_token_ids) + 1, bool)
@@ -113,12 +115,28 @@ class TransformersEngine:
             return future
         job = Job(request, future, self.max_length)
         future.add_done_callback(lambda done: self._cancelled.append(job) if done.cancelled() else None)
+        schema = None if request.schema is None else self.schemas.compile(request.schema)
+        if schema is None or schema.done():
+            self._queue(job, schema)
+        else:
+            threading.Thread(target=self._queue_late, args=(job, schema), daemon=True).start()
+        return future
+
+    def _queue(self, job: Job, schema: Future[Any] | None) -> None:
+        job.held = None if schema is None else self.schemas.begin(schema)
         with self._wake:
             if self._closing:
                 raise self._closed()
             self._waiting.append(job)
             self._wake.notify()
-        return future
+
+    def _queue_late(self, job: Job, schema: Future[Any]) -> None:
+        """`_queue` once the schema is compiled, or has taken too long."""
+        wait([schema], COMPILE_SECONDS)
+        try:
+            self._queue(job, schema)
+        except ModelError as error:
+            job.fail(error)
 
     def publish(self, version: int, state_dict: Any = None) -> None:
         """Answer with new weights from now on; returns once they are in force.
@@ -135,6 +153,10 @@ class TransformersEngine:
             self._publications.append((version, state_dict, done))
             self._wake.notify()
         done.result()
+
+    def capabilities(self) -> Capabilities:
+        """What it can do."""
+        return capabilities_of(self._model, self.max_length, self.schemas.lack)
 
     def close(self) -> None:
         """Stop the loop; pending requests fail with `ModelError`."""
@@ -193,18 +215,26 @@ class TransformersEngine:
             return
         noise_S = uniform(rows.seed[row_S], rows.known[row_S] - rows.start[row_S])
         device = logits_SV.device
+        held_S = np.flatnonzero(rows.held[row_S])
         token_S, logprob_S = sample_rows(
             logits_SV,
             tensor_on(device, noise_S),
             tensor_on(device, rows.temperature[row_S], torch.float32),
             tensor_on(device, rows.top_p[row_S]),
+            self._held(held_S, row_S, device) if len(held_S) else None,
         )
         tokens = token_S.cpu().numpy()
+        for index in held_S:
+            rows.jobs[row_S[index]].held.take(int(tokens[index]))
         rows.advance(step, tokens, logprob_S.cpu().numpy())
         self.sampled_tokens += len(tokens)
         for row in row_S[step.step.sampling :]:
             rows.jobs[row].fed = True
         self._end_answers(row_S, tokens)
+
+    def _held(self, held_S: Array, row_S: Array, device: torch.device) -> Held:
+        allowed = np.stack([self._rows.jobs[row].held.allowed() for row in row_S[held_S]])
+        return tensor_on(device, held_S), tensor_on(device, allowed)
 
     def _forward(self, step: StepInput) -> torch.Tensor:
         keep = step.last_S if len(step.row_S) else torch.zeros(1, dtype=torch.int64, device=self._no_mask.device)
@@ -249,7 +279,8 @@ class TransformersEngine:
         answer = slice(int(rows.start[row]), int(rows.known[row]))
         tokens, logprobs = rows.tokens[row, answer].tolist(), rows.logprobs[row, answer].tolist()
         self._release(row, job)
-        job.complete(Completion(tuple(tokens), tuple(logprobs), reason, self.policy_version, job.queue_seconds))
+        version, constrained = self.policy_version, job.held is not None
+        job.complete(Completion(tuple(tokens), tuple(logprobs), reason, version, job.queue_seconds, constrained))
 
     def _release(self, row: int, job: Job) -> None:
         job.fed = True
@@ -305,6 +336,7 @@ class TransformersEngine:
         sampling = job.request.sampling
         rows.start[row], rows.limit[row], rows.jobs[row] = len(job.prompt), job.limit, job
         rows.temperature[row], rows.top_p[row] = sampling.temperature, sampling.top_p
+        rows.held[row] = job.held is not None
         rows.seed[row] = seed_state(secrets.randbits(63) if sampling.seed is None else sampling.seed)
         job.queue_seconds = time.monotonic() - job.submitted_at
         return True
@@ -365,9 +397,3 @@ class TransformersEngine:
     def _closed(self) -> ModelError:
         why = "" if self._failure is None else f": its cache could not be emptied ({self._failure!r})"
         return ModelError(f"The engine {self.name!r} is closed{why}.", "Open a new engine.")
-
-
-def load_engine(path_or_name: str, *, name: str, dtype: str = "auto", device: str = "cpu") -> TransformersEngine:
-    """An engine for a local folder or a model of the Hugging Face hub. Raises `ModelError`."""
-    model, tokenizer = load_pretrained(path_or_name, dtype=dtype, device=device)
-    return TransformersEngine(model, tokenizer, name=name)

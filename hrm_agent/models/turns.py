@@ -15,7 +15,7 @@ from typing import Any, cast
 from langchain_core.messages import AIMessage, BaseMessage
 from pydantic import BaseModel
 
-from hrm_agent.models.engine import Codec, Completion, Engine, TemplateMismatch
+from hrm_agent.models.engine import Codec, Completion, Engine, ParsedTurn, TemplateMismatch
 from hrm_agent.trajectory import (
     BranchReason,
     Call,
@@ -208,7 +208,8 @@ def _times(turn: Turn) -> dict[str, float]:
 
 
 def _message(turn: Turn, engine: Engine, prefix: Prefix, completion: Completion) -> AIMessage:
-    parsed = engine.codec.parse(engine.codec.decode(completion.token_ids))
+    text = engine.codec.decode(completion.token_ids)
+    parsed = ParsedTurn(text.strip()) if completion.constrained else engine.codec.parse(text)
     prompt, answer = len(prefix.prompt_ids), len(completion.token_ids)
     return AIMessage(
         content=parsed.content,

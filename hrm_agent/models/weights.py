@@ -8,9 +8,11 @@ from typing import Any, cast
 import torch
 
 from hrm_agent.errors import ModelError
+from hrm_agent.models.capabilities import Capabilities, Lack
 from hrm_agent.models.kv_cache import KVShape
+from hrm_agent.trajectory import LogprobKind
 
-__all__ = ["kv_shape", "load_weights", "longest_conversation"]
+__all__ = ["capabilities_of", "kv_shape", "load_weights", "longest_conversation", "quantization"]
 
 
 def longest_conversation(model: Any) -> int:
@@ -31,6 +33,37 @@ def kv_shape(model: Any) -> KVShape:
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     embedding = cast("torch.Tensor", model.get_input_embeddings().weight)
     return KVShape(config.num_hidden_layers, kv_heads, size, model.dtype, embedding.device)
+
+
+def capabilities_of(model: Any, max_length: int, no_schema: Lack | None) -> Capabilities:
+    """What the model can do in this process; `no_schema` is what keeps answers from being held to one."""
+    quantized, adapted = quantization(model), any(".lora_" in name for name, _ in model.named_parameters())
+    return Capabilities(
+        kind="transformers",
+        tools=True,
+        token_ids=True,
+        logprobs=LogprobKind.RAW,
+        streaming=True,
+        structured=no_schema is None,
+        trainable=quantized is None and not adapted,
+        quantized=quantized,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.get_input_embeddings().weight.device),
+        max_length=max_length,
+        parameters=int(model.num_parameters()),
+        memory_bytes=int(model.get_memory_footprint()),
+        lacks=(no_schema,) if no_schema else (),
+    )
+
+
+def quantization(model: Any) -> str | None:
+    """`nf4`, `int8` or another kind of the library's; None where the weights are whole."""
+    how = getattr(model.config, "quantization_config", None)
+    if how is None:
+        return None
+    if getattr(how, "load_in_8bit", False):
+        return "int8"
+    return str(getattr(how, "bnb_4bit_quant_type", None) or how.quant_method)
 
 
 def load_weights(model: Any, state_dict: Mapping[str, torch.Tensor]) -> None:

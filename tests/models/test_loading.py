@@ -10,7 +10,8 @@ from langchain_core.messages import HumanMessage
 
 from hrm_agent.errors import ModelError
 from hrm_agent.models.engine import GenerationRequest
-from hrm_agent.models.transformers_engine import load_engine
+from hrm_agent.models.loading import load_engine
+from hrm_agent.models.strings import LoadOptions
 from hrm_agent.trajectory import Sampling
 
 
@@ -22,7 +23,7 @@ def folder(own_model: Any, tokenizer: Any, tmp_path: Path) -> Path:
 
 
 def test_a_saved_model_answers(folder: Path) -> None:
-    with load_engine(str(folder), name="saved", dtype="float32") as engine:
+    with load_engine(str(folder), name="saved", options=LoadOptions(dtype="float32")) as engine:
         prompt = tuple(engine.codec.encode([HumanMessage("2 + 2?")]))
         completion = engine.submit(GenerationRequest(prompt, Sampling(seed=1, max_tokens=5))).result(30)
         assert (engine.name, len(completion.token_ids) > 0) == ("saved", True)

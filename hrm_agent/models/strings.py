@@ -1,0 +1,112 @@
+"""A model string, taken apart: what it names, and how that is to be loaded.
+
+`hf:Qwen/Qwen2.5-1.5B-Instruct?load=nf4&device=cuda`: a scheme, a name, and after `?` options for weights that are
+loaded into this process. The whole string is the model's name on record, so that a run that is resumed or gone on with
+loads the same model in the same way. Options are checked when the string is read, before anything is loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from urllib.parse import unquote
+
+from hrm_agent.errors import ModelError, nearest
+
+__all__ = ["LoadOptions", "ModelString", "parse_model"]
+
+_LOCAL = ("", "builtin", "hf")
+"""Schemes of weights that are loaded here; the empty one is a folder's."""
+_OWN_OPTIONS = ("vllm",)
+"""Schemes whose engines read their options themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How weights get into this process."""
+
+    load: str | None = None
+    """`nf4` (4 bits) or `int8`, by bitsandbytes; None loads them as they are."""
+    dtype: str = "auto"
+    """`float32`, `bfloat16`, `float16`; `auto` is what they are stored in."""
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:1`, `mps`; `auto` is a GPU where there is one, else the CPU."""
+    adapter: str | None = None
+    """Folder or hub name of a LoRA adapter that PEFT knows."""
+
+
+_VALUES = {"load": ("nf4", "int8"), "dtype": ("auto", "float32", "bfloat16", "float16")}
+_DEVICES = ("auto", "cpu", "cuda", "mps")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelString:
+    """A model string, taken apart."""
+
+    text: str
+    """The whole, as recorded."""
+    scheme: str
+    """`builtin`, `hf`, `vllm`, `scripted` or a provider's; empty for a folder."""
+    name: str
+    """Without scheme and options."""
+    options: LoadOptions = field(default=LoadOptions())
+
+    @property
+    def local(self) -> bool:
+        """It names weights that are loaded into this process."""
+        return self.scheme in _LOCAL
+
+    @property
+    def base(self) -> str:
+        """The string without its options."""
+        return f"{self.scheme}:{self.name}" if self.scheme else self.name
+
+
+def parse_model(text: str) -> ModelString:
+    """Take `text` apart. Raises `ModelError` for an option or a value that means nothing."""
+    if Path(text).is_dir():
+        return ModelString(text, "", text)
+    base, asked, query = text.partition("?")
+    scheme, colon, rest = base.partition(":")
+    if not colon or Path(base).is_dir():
+        scheme, rest = "", base
+    if scheme in _OWN_OPTIONS:
+        return ModelString(text, scheme, text.partition(":")[2])
+    if scheme not in _LOCAL:
+        if asked and scheme != "scripted":
+            raise ModelError(
+                f"{text!r} has options, and a hosted model takes none.",
+                f"Write {base}; the provider's own settings are environment variables.",
+            )
+        return ModelString(text, scheme, text.partition(":")[2])
+    return ModelString(text, scheme, rest, _options(text, query))
+
+
+def _options(text: str, query: str) -> LoadOptions:
+    given: dict[str, str] = {}
+    known = [option.name for option in fields(LoadOptions)]
+    for part in filter(None, query.split("&")):
+        name, equals, value = part.partition("=")
+        if name not in known:
+            raise ModelError(
+                f"{text!r}: a model has no option {name!r}.",
+                f"{nearest(name, known)} Known: {', '.join(known)}.".strip(),
+            )
+        if name in given or not equals or not value:
+            raise ModelError(f"{text!r} gives the option {name!r} twice or no value.", f"Write {name}=VALUE, once.")
+        given[name] = unquote(value)
+        _check(text, name, given[name])
+    return LoadOptions(**given)
+
+
+def _check(text: str, name: str, value: str) -> None:
+    if name == "device":
+        kind, colon, number = value.partition(":")
+        good, known = kind in _DEVICES and (not colon or (kind == "cuda" and number.isdecimal())), _DEVICES
+    else:
+        known = _VALUES.get(name, ())
+        good = not known or value in known
+    if not good:
+        raise ModelError(
+            f"{text!r}: {name} is not {value!r}.", f"{nearest(value, known)} Known: {', '.join(known)}.".strip()
+        )
