@@ -8,8 +8,8 @@ one that is and why. Runs that failed are out. Of the others, in this order:
 1. those that gave an answer go before those that gave none;
 2. where the graph leaves a `verdict`, those that its critic accepted go first (a majority does not ask the critic);
 3. those that ended by themselves go before those that ended at a limit;
-4. `best-of-n` of a graph without a verdict asks a judge, the policy in the critic's place, where answers differ: one
-   call that shows each different answer once;
+4. `best-of-n` asks a judge where no critic has said anything and answers differ: the policy in the critic's place, or
+   the critic's own model, in one call that shows each different answer once;
 5. what most of them answered (`graphs.votes`), then the first one. So it is too where the judge names no candidate.
 """
 

@@ -220,7 +220,7 @@ class _Group:
     def _concluded(self, choice: Trajectory, candidates: Sequence[Trajectory]) -> Outcome:
         state = _last_state(self.store, choice.thread_id)
         chosen, reason = state.get("chosen"), str(state.get("reason", choice.error or ""))
-        self.store.journal.write_overlays([_judged(c, c.thread_id == chosen, reason) for c in candidates])
+        self.store.journal.write_overlays([_judged(candidate, chosen, reason) for candidate in candidates])
         return Outcome(choice, tuple(candidates), chosen, reason)
 
 
@@ -248,15 +248,16 @@ def _last_state(store: RunStore, thread: str) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", found.checkpoint["channel_values"]) if found else {}
 
 
-def _judged(candidate: Trajectory, chosen: bool, reason: str) -> Overlay:
+def _judged(candidate: Trajectory, chosen: str | None, reason: str) -> Overlay:
+    kept = candidate.thread_id == chosen
     return Overlay(
         run_id=candidate.run_id,
         step=0,
         trajectory_id=candidate.id,
         group_id=candidate.group_id,
         reward=candidate.reward,
-        verdict=Verdict.KEPT if chosen else Verdict.DROPPED,
-        reason=f"chosen: {reason}" if chosen else "another one was chosen",
+        verdict=Verdict.KEPT if kept else Verdict.DROPPED,
+        reason=f"chosen: {reason}" if kept else f"{chosen} was chosen" if chosen else f"none was chosen: {reason}",
         penalty_error=0.0,
         penalty_format=0.0,
     )

@@ -1,6 +1,6 @@
 """Where a run that its critic did not accept is gone on with: at the moment before the step that the critic blames.
 
-A graph takes part by the `verdict` in its state, `{"action", "subgoal", "hint"}`:
+A graph takes part by the `verdict` in its state, a dict (or pydantic model) of `action`, `subgoal` and `hint`:
 
 * `accept` ends the search;
 * `revise` blames a subgoal. It is solved again from the moment before it was (last) solved, and with it what needs it.
@@ -19,6 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
+
+from pydantic import BaseModel
 
 from graphs.loading import load_graph
 from graphs.moments import History, Moment
@@ -72,7 +74,9 @@ def blamed(found: History) -> Blame | None:
 
 
 def _verdict(found: History) -> Mapping[str, Any]:
-    verdict = found.last.values.get("verdict")
+    verdict: Any = found.last.values.get("verdict")
+    if isinstance(verdict, BaseModel):
+        return verdict.model_dump()
     return cast("Mapping[str, Any]", verdict) if isinstance(verdict, Mapping) else {}
 
 

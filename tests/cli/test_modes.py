@@ -29,7 +29,7 @@ def test_a_majority(says: str, hrm: Command) -> None:
     (chosen,) = (event for event in candidates if event["thread_id"] == end["chosen"])
     assert end["reason"] == "2 of 3 gave this answer" and chosen["answer"] == end["answer"] and "42" in end["answer"]
     assert "3 runs, chosen: task/" in hrm("resume", "task").out
-    assert hrm("lint", "runs").code == 0
+    assert hrm("lint", "runs").code == hrm("replay", "task").code == 0
     kept = hrm("show", end["chosen"], "--json").json["overlays"]
     assert [(o["verdict"], o["reason"]) for o in kept] == [("kept", "chosen: 2 of 3 gave this answer")]
 
