@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, TypeGuard, cast, get_type_hints
 
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphRecursionError
 from langgraph.pregel import Pregel
@@ -46,15 +46,21 @@ from hrm_agent.trajectory import (
     recording,
 )
 
-__all__ = ["CONTEXT", "NO_ANSWER", "Episode", "EpisodeRunner", "OnUpdate", "run_context"]
+__all__ = ["CONTEXT", "HISTORY", "NO_ANSWER", "Episode", "EpisodeRunner", "OnChunk", "OnUpdate", "run_context"]
 
 OnUpdate = Callable[[tuple[str, ...], dict[str, Any]], None]
 """Called with each node's update as it happens: the names of the enclosing subgraphs' nodes, and `{node: update}`."""
+OnChunk = Callable[[tuple[str, ...], str, AIMessageChunk], None]
+"""Called with each piece of an answer as it is sampled: the enclosing subgraphs' nodes, the node, the piece."""
 
 CONTEXT = "hrm_agent_context"
 """Key in the metadata of checkpoints: the run context as JSON, since LangGraph stores none and a replay needs it."""
+HISTORY = "history"
+"""Key in a task's metadata: the turns before it, `{"role": "user" or "assistant", "content": text}` each, for graphs
+whose input has messages."""
 NO_ANSWER: Any = object()
 """None may be an answer."""
+_SAID = {"user": HumanMessage, "assistant": AIMessage}
 _INPUTS = ("problem", "question", "task", "input")
 _OUTPUTS = ("answer", "output", "result")
 _TRUNCATED = {
@@ -111,7 +117,14 @@ class EpisodeRunner:
     record: Callable[[Journal, int | None, Collection[str]], Recording] = Recording
     """Opens the recording of an episode: journal, base of its seeds, ids of the calls that a fork was begun with."""
 
-    async def run(self, episode: Episode, on_update: OnUpdate | None = None, *, answer: Any = NO_ANSWER) -> Trajectory:
+    async def run(
+        self,
+        episode: Episode,
+        on_update: OnUpdate | None = None,
+        *,
+        answer: Any = NO_ANSWER,
+        on_chunk: OnChunk | None = None,
+    ) -> Trajectory:
         """Run, resume or read back an episode; returns its trajectory with all calls.
 
         `answer`: what an `interrupt()` that waits is answered with (by interrupt id, where several wait); None passes
@@ -140,7 +153,7 @@ class EpisodeRunner:
                 known = self._reopen(known)
             begun = known or self.begin(episode)
             try:
-                ended = await drive.to_the_end(self.store, on_update)
+                ended = await drive.to_the_end(self.store, on_update, on_chunk)
             except ContextLengthError:
                 ended = _ended(RunStatus.TRUNCATED, StopReason.MAX_TOKENS)
             except HrmError:
@@ -235,7 +248,7 @@ class _Drive:
         waiting = (await graph.aget_state(self.config)).interrupts
         return replace(self, given=_command(waiting, answer), resumed=False)
 
-    async def to_the_end(self, store: RunStore, on_update: OnUpdate | None) -> dict[str, Any]:
+    async def to_the_end(self, store: RunStore, on_update: OnUpdate | None, on_chunk: OnChunk | None) -> dict[str, Any]:
         """Status, stop reason and answer, as fields of a trajectory."""
         graph = self.graph.copy(update={"checkpointer": store.checkpointer.allowing(self.graph)})
         given = self.given
@@ -245,13 +258,21 @@ class _Drive:
                 return self._outcome(snapshot.values)
             given = None if snapshot.values or snapshot.tasks else given
         final: dict[str, Any] = {}
-        modes: list[Literal["values", "updates"]] = ["values", "updates"] if on_update else ["values"]
         stream: AsyncIterator[Any] = graph.astream(
-            given, self.config, context=self.context, stream_mode=modes, subgraphs=True, durability="sync"
+            given,
+            self.config,
+            context=self.context,
+            stream_mode=_modes(on_update, on_chunk),
+            subgraphs=True,
+            durability="sync",
         )
         async for namespace, mode, data in stream:
+            around = tuple(part.partition(":")[0] for part in namespace)
             if mode == "updates" and on_update:
-                on_update(tuple(part.partition(":")[0] for part in namespace), data)
+                on_update(around, data)
+            elif mode == "messages":
+                if on_chunk and isinstance(data[0], AIMessageChunk):
+                    on_chunk(around, data[1]["langgraph_node"], data[0])
             elif not namespace:
                 final = {**final, **data}
         if "__interrupt__" in final or await self._at_breakpoint(graph):
@@ -276,6 +297,11 @@ class _Drive:
             if isinstance(message, AIMessage):
                 return message.text
         return next((str(output[name]) for name in _OUTPUTS if output.get(name) is not None), None)
+
+
+def _modes(on_update: OnUpdate | None, on_chunk: OnChunk | None) -> list[Literal["values", "updates", "messages"]]:
+    """Messages only where somebody listens: LangGraph then has every answer streamed."""
+    return ["values", *(["updates"] if on_update else []), *(["messages"] if on_chunk else [])]
 
 
 def _is_over(known: Trajectory | None) -> TypeGuard[Trajectory]:
@@ -320,7 +346,8 @@ def _input(graph: Pregel[Any, Any, Any, Any], episode: Episode) -> dict[str, Any
     prompt = episode.task.prompt
     places = _input_fields(graph)
     if "messages" in places:
-        return {"messages": [HumanMessage(prompt, id=content_hash("input", episode.thread_id))]}
+        before = [_SAID[turn["role"]](turn["content"]) for turn in episode.task.metadata.get(HISTORY, ())]
+        return {"messages": [*before, HumanMessage(prompt, id=content_hash("input", episode.thread_id))]}
     name = next((name for name in _INPUTS if name in places), None)
     if name is None:
         raise ConfigError(

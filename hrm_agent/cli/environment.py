@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
-import signal
 import socket
-import stat
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from hrm_agent.cli.arguments import Arguments, Parser
 from hrm_agent.cli.output import Output
+from hrm_agent.cli.servers import Token, kept_token, read_token, until_signal
 from hrm_agent.environment.front.bounds import QUEUE_LIMIT
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation, parse_isolation
 from hrm_agent.environment.local import LocalEnvironment
@@ -36,8 +33,6 @@ ACTIONS = {
     "status": "what a server is, and its counts and times",
 }
 _HOST, _PORT = "127.0.0.1", 8742
-_TOKEN_BYTES = 32
-_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def run(words: list[str]) -> int:
@@ -76,7 +71,7 @@ def _serve(words: list[str]) -> int:
     arguments = parser.read(words)
     _check(arguments)
     isolation = parse_isolation(arguments.isolation)
-    token = _token(arguments.token_file)
+    token = kept_token(arguments.token_file, TOKEN_VARIABLE, kept_token_file())
     listener, url = _listener(arguments)
     with listener:
         environment = LocalEnvironment(
@@ -110,7 +105,7 @@ def _listener(arguments: Arguments) -> tuple[socket.socket, str]:
 
 
 async def _until_stopped(
-    arguments: Arguments, environment: LocalEnvironment, token: _Token, listener: socket.socket, url: str
+    arguments: Arguments, environment: LocalEnvironment, token: Token, listener: socket.socket, url: str
 ) -> None:
     from hrm_agent.environment.served.server import serving
 
@@ -126,7 +121,7 @@ async def _until_stopped(
             drain_seconds=arguments.drain_seconds,
         ):
             _announce(Output(as_json=arguments.json), environment, token, url)
-            await _signal()
+            await until_signal()
             if arguments.socket:
                 _remove(arguments.socket)
     finally:
@@ -138,7 +133,7 @@ def _remove(path: str) -> None:
     Path(path).unlink(missing_ok=True)
 
 
-def _announce(output: Output, environment: LocalEnvironment, token: _Token, url: str) -> None:
+def _announce(output: Output, environment: LocalEnvironment, token: Token, url: str) -> None:
     made = {"token": token.text} if token.made else {}
     place = {"url": url, "isolation": environment.isolation, "slots": environment.slots, "pid": os.getpid()}
     output.result({**place, "token_from": token.origin, **made})
@@ -147,58 +142,6 @@ def _announce(output: Output, environment: LocalEnvironment, token: _Token, url:
         output.say(f"token: {token.text}  (shown once, kept in {token.origin})")
     else:
         output.say(f"token: as in {token.origin}")
-
-
-async def _signal() -> None:
-    """Until SIGTERM or SIGINT; a second one ends the process at once."""
-    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
-    signals = (signal.SIGTERM, signal.SIGINT)
-    for number in signals:
-        loop.add_signal_handler(number, stopped.set)
-    await stopped.wait()
-    for number in signals:
-        loop.remove_signal_handler(number)
-
-
-@dataclass(frozen=True, slots=True)
-class _Token:
-    text: str
-    origin: str
-    """The variable or the file that it is in."""
-    made: bool = False
-
-
-def _token(file: Path | None) -> _Token:
-    """That of `file`, else of the variable, else of the default file; a file that is missing is made."""
-    if file is None and os.environ.get(TOKEN_VARIABLE):
-        return _Token(token_or_variable(None), TOKEN_VARIABLE)
-    path = file or kept_token_file()
-    with suppress(FileNotFoundError):
-        return _read(path)
-    text = secrets.token_urlsafe(_TOKEN_BYTES)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=stat.S_IRWXU)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, stat.S_IRUSR | stat.S_IWUSR)
-        with os.fdopen(descriptor, "w", encoding="ascii") as opened:
-            opened.write(text + "\n")
-    except OSError as error:
-        raise HrmError(f"The token cannot be kept in {path}: {error.strerror}.", "Name another --token-file.") from None
-    return _Token(text, str(path), made=True)
-
-
-def _read(path: Path) -> _Token:
-    """Raises FileNotFoundError, and HrmError for a file that others may read."""
-    try:
-        mode, text = path.stat().st_mode, path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise
-    except (OSError, UnicodeDecodeError) as error:
-        raise HrmError(f"The token file {path} cannot be read: {error}.", "Name another --token-file.") from None
-    if mode & _OTHERS:
-        raise HrmError(f"Others may read the token file {path}.", f"chmod 600 {path}, and put another token into it.")
-    if not text.strip():
-        raise HrmError(f"The token file {path} is empty.", "Remove it: a new token is made at the next start.")
-    return _Token(token_or_variable(text), str(path))
 
 
 def _status(words: list[str]) -> int:
@@ -222,7 +165,7 @@ def _token_of_status(file: Path | None) -> str:
         return token_or_variable(None)
     path = file or kept_token_file()
     try:
-        return _read(path).text
+        return read_token(path).text
     except FileNotFoundError:
         raise HrmError(f"There is no token in {path}.", f"Name the --token-file, or set {TOKEN_VARIABLE}.") from None
 

@@ -13,6 +13,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, ToolCall, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
+from langgraph.config import get_stream_writer
 from langgraph.errors import GraphBubbleUp
 from pydantic import BaseModel, ValidationError
 
@@ -34,6 +35,7 @@ async def run_tool_calls(message: AIMessage, tools: Sequence[BaseTool], config: 
     so that nothing runs twice when the node does.
     """
     by_name = {tool.name: tool for tool in tools}
+    _tell(message)
     answers = [_answer(call, index, by_name, config) for index, call in enumerate(message.tool_calls)]
     for index, call in enumerate(invalid_tool_calls(message), start=len(answers)):
         call_id, name = call.get("id") or f"call_{index}", call.get("name") or "unknown"
@@ -44,6 +46,16 @@ async def run_tool_calls(message: AIMessage, tools: Sequence[BaseTool], config: 
         if isinstance(result, BaseException):
             raise result
     return [result for result in results if isinstance(result, ToolMessage)]
+
+
+def _tell(message: AIMessage) -> None:
+    """For whoever streams a graph's `custom` events: what is about to run, since the answers come all together."""
+    try:
+        write = get_stream_writer()
+    except (RuntimeError, KeyError):  # not in a graph
+        return
+    for call in message.tool_calls:
+        write({"event": "tool", "name": call["name"], "id": call["id"], "args": call["args"]})
 
 
 async def _answer(call: ToolCall, index: int, tools: dict[str, BaseTool], config: RunnableConfig) -> ToolMessage:
