@@ -8,7 +8,8 @@ whoever asks; a few words in the system turn tell the roles apart.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 from langchain_core.messages import BaseMessage
 
@@ -50,9 +51,12 @@ def script(messages: Sequence[BaseMessage]) -> str:
     return CALL if called < (1 if prompt == SOLVER_PROMPT else CALLS["tool_loop"] - 1) else SOLVED
 
 
-def engine() -> ScriptedEngine:
-    """A new one: it remembers every request."""
-    return ScriptedEngine(script)
+@contextmanager
+def engine(agent: str) -> Generator[ScriptedEngine]:
+    """A new one: it remembers every request. What is divided by their number has to know it."""
+    with ScriptedEngine(script) as opened:
+        yield opened
+    assert opened.calls % CALLS[agent] == 0, f"{opened.calls} calls in conversations of {CALLS[agent]}"
 
 
 class Instant(Environment):

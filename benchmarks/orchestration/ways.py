@@ -31,7 +31,7 @@ STOCK: dict[str, Callable[..., Any]] = {"tool_loop": bare.tool_loop, "reasoning"
 
 @asynccontextmanager
 async def plain(agent: str, folder: Path) -> AsyncGenerator[Converse]:
-    with engine() as opened:
+    with engine(agent) as opened:
         yield lambda _: bare.plain(opened, agent)
 
 
@@ -39,7 +39,7 @@ async def plain(agent: str, folder: Path) -> AsyncGenerator[Converse]:
 async def stock(agent: str, folder: Path, saver: str = "") -> AsyncGenerator[Converse]:
     """Without us, checkpointed by LangGraph's own savers or not at all."""
     async with AsyncExitStack() as stack:
-        opened = stack.enter_context(engine())
+        opened = stack.enter_context(engine(agent))
         graph = STOCK[agent](partial(bare.BareModel, engine=opened))
         if saver == "memory":
             graph = graph.copy(update={"checkpointer": InMemorySaver()})
@@ -52,7 +52,7 @@ async def stock(agent: str, folder: Path, saver: str = "") -> AsyncGenerator[Con
 @asynccontextmanager
 async def ours_in_memory(agent: str, folder: Path) -> AsyncGenerator[Converse]:
     """Our graph, recorded in memory; no store, no checkpoints."""
-    with engine() as opened, using_policy(opened), using_environment(Instant()):
+    with engine(agent) as opened, using_policy(opened), using_environment(Instant()):
 
         async def converse(number: int) -> str:
             with recording(Recording(MemoryJournal(), seed=number)):
@@ -64,7 +64,7 @@ async def ours_in_memory(agent: str, folder: Path) -> AsyncGenerator[Converse]:
 @asynccontextmanager
 async def ours(agent: str, folder: Path, environment: Callable[[], Environment] = Instant) -> AsyncGenerator[Converse]:
     """As every command runs it: an episode, with the store."""
-    with open_store(folder / "store.db") as store, engine() as opened:
+    with open_store(folder / "store.db") as store, engine(agent) as opened:
         runner = EpisodeRunner(store, opened, "scripted", environment())
 
         async def converse(number: int) -> str:
@@ -81,7 +81,7 @@ async def ours(agent: str, folder: Path, environment: Callable[[], Environment] 
 @asynccontextmanager
 async def captured(agent: str, folder: Path, recorded: bool) -> AsyncGenerator[Converse]:
     """The stock graph on our store, its model's calls recorded there or not; its tool's calls are not."""
-    with open_store(folder / "store.db") as store, engine() as opened:
+    with open_store(folder / "store.db") as store, engine(agent) as opened:
         model = policy if recorded else partial(bare.BareModel, engine=opened)
         graph = STOCK[agent](model).copy(update={"checkpointer": store.checkpointer})
 

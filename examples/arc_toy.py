@@ -1,0 +1,64 @@
+"""An ARC-like puzzle: the hierarchical agent as one node of a graph of one's own.
+
+    hrm-agent run invert --graph examples.arc_toy:graph --policy scripted:examples/arc_toy.jsonl
+    hrm-agent run mirror --graph examples.arc_toy:graph --policy openai:gpt-5
+
+The task is the name of a puzzle. `pose` puts it into words; `reason` is the built-in graph, which plans, solves by code
+in the sandbox, criticises and writes the answer; `check` compares the grid. The subgraph's steps and calls are on the
+same record as the rest.
+
+The script holds the answers of a model that can do it, for the puzzle `invert`. The policies that come with the package
+know word problems and no grids: they end with a wrong answer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from langchain_core.messages import HumanMessage
+from langgraph.graph import END, START, MessagesState, StateGraph
+
+from graphs.reasoning import ReasoningContext
+from graphs.reasoning import graph as reason
+
+Grid = list[list[int]]
+
+PUZZLES: dict[str, tuple[list[tuple[Grid, Grid]], Grid, Grid]] = {
+    "invert": (
+        [([[0, 0], [1, 0]], [[1, 1], [0, 1]]), ([[0, 1], [0, 0]], [[1, 0], [1, 1]])],
+        [[0, 0], [0, 1]],
+        [[1, 1], [1, 0]],
+    ),
+    "mirror": ([([[1, 2, 3]], [[3, 2, 1]]), ([[4, 0], [5, 6]], [[0, 4], [6, 5]])], [[7, 8], [0, 9]], [[8, 7], [9, 0]]),
+}
+"""Pairs of grids that show a rule, the grid that it is to be applied to, and what it makes of it."""
+
+
+class State(MessagesState):
+    solved: bool
+
+
+def pose(state: MessagesState) -> dict[str, Any]:
+    pairs, given, _ = PUZZLES[state["messages"][-1].text.strip()]
+    shown = "\n".join(f"{json.dumps(before)} -> {json.dumps(after)}" for before, after in pairs)
+    text = f"One rule makes the right grid of the left one:\n{shown}\nApply it to {json.dumps(given)}."
+    return {"messages": [HumanMessage(f"{text} Return exactly: 'Answer: <grid>', a list of lists of integers.")]}
+
+
+def check(state: MessagesState) -> dict[str, Any]:
+    *_, expected = PUZZLES[state["messages"][0].text.strip()]
+    found = re.search(r"Answer: *(\[\[[\d, \[\]]*\]\])", state["messages"][-1].text)
+    return {"solved": found is not None and json.loads(found[1]) == expected}
+
+
+builder = StateGraph(State, context_schema=ReasoningContext)
+builder.add_node("pose", pose)
+builder.add_node("reason", reason)
+builder.add_node("check", check)
+builder.add_edge(START, "pose")
+builder.add_edge("pose", "reason")
+builder.add_edge("reason", "check")
+builder.add_edge("check", END)
+graph = builder.compile()

@@ -1,0 +1,76 @@
+r"""A role of one's own: behind the solver a checker of units, who sends the answer back once.
+
+    hrm-agent run "A tank of 2 cubic metres leaks 150 L. How many liters are left?" \
+        --graph examples.own_role:graph --policy scripted:examples/own_role.jsonl
+
+A role is a system turn and the form of its answers. `ask` reads them whatever a model wraps around its JSON, asks once
+more where it cannot, and gives None where that does not help either: what this means is for the graph to say. Here an
+answer that nobody could check is let through.
+
+The script holds the answers of a model that errs first and is put right. The policies that come with the package have
+never seen this role: they solve word problems of their own kind, and what they say as a checker cannot be read.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NotRequired
+
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.types import Command
+from pydantic import BaseModel
+
+from graphs.answers import final_answer
+from graphs.prompts import SOLVER_PROMPT, solver_request
+from graphs.roles import Role, ask
+from graphs.tool_loop import build_tool_loop
+
+MAX_TRIES = 2
+
+
+class Verdict(BaseModel):
+    """What the checker answers with."""
+
+    fits: bool
+    complaint: str = ""
+
+
+UNIT_CHECKER = Role(
+    "unit_checker",
+    "You check units. Is the answer in the unit that the problem asks for? "
+    'Answer with JSON only: {"fits": true or false, "complaint": what is wrong}',
+    Verdict,
+    temperature=0.0,
+)
+
+
+class State(MessagesState):
+    draft: NotRequired[str]
+    complaint: NotRequired[str]
+    tries: NotRequired[int]
+
+
+solver = build_tool_loop(SOLVER_PROMPT)
+
+
+async def solve(state: State) -> dict[str, Any]:
+    problem = state["messages"][-1].text
+    request = solver_request(problem, problem, {}, state.get("complaint", ""))
+    end = await solver.ainvoke({"messages": [HumanMessage(request)]})
+    return {"draft": end["messages"][-1].text, "tries": state.get("tries", 0) + 1}
+
+
+async def check(state: State) -> Command[Any]:
+    draft = state.get("draft", "")
+    said = await ask(UNIT_CHECKER, f"Problem: {state['messages'][-1].text}\nAnswer: {final_answer(draft)}")
+    if said.value is not None and not said.value.fits and state.get("tries", 0) < MAX_TRIES:
+        return Command(goto="solve", update={"complaint": said.value.complaint})
+    return Command(goto=END, update={"messages": [AIMessage(draft)]})
+
+
+builder = StateGraph(State)
+builder.add_node("solve", solve)
+builder.add_node("check", check, destinations=("solve", END))
+builder.add_edge(START, "solve")
+builder.add_edge("solve", "check")
+graph = builder.compile()

@@ -1,0 +1,64 @@
+"""The hierarchical agent from a program: two word problems, with the shipped policy or any other.
+
+    python -m examples.word_maths
+    python -m examples.word_maths --policy openai:gpt-5
+
+Every run is a thread of the store that it prints: `hrm-agent show tank --store runs/word_maths.db` tells who said what,
+and the same command again reads the answers back instead of asking once more.
+
+The small policy that comes with the package knows problems of this kind (those of `training.tasks.word_problems`) over
+numbers that it has never seen, and nothing else. Nobody has told it what a tank is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections import Counter
+
+from graphs.episode import Episode, EpisodeRunner
+from hrm_agent.environment import LocalEnvironment
+from hrm_agent.models import DEFAULT_POLICY, load_policy
+from hrm_agent.store import open_store
+from hrm_agent.trajectory import Sampling, TaskRef, Trajectory
+from training.tasks.verify import exact_verifier
+
+STORE = "runs/word_maths.db"
+TANK = "A tank holds 1200 L. It leaks 2% per hour for 3 hours, then is refilled by 150 L."
+FARM = "A farm keeps 23 hens and 45 cows. How many legs do they have?"
+PROBLEMS = {"tank": (f"{TANK} Return exactly: 'Answer: <liters>'.", "1279.43"), "farm": (FARM, "226")}
+"""By the thread's name: what is asked, and the answer."""
+
+
+async def solve(policy: str) -> list[Trajectory]:
+    """Both problems, one after the other."""
+    environment = LocalEnvironment()
+    with open_store(STORE) as store:
+        runner = EpisodeRunner(store, load_policy(policy), policy, environment, Sampling(temperature=0.0))
+        try:
+            return [
+                await runner.run(
+                    Episode(
+                        TaskRef(id=name, family="examples", prompt=question, answer=answer),
+                        thread_id=name,
+                        graph="reasoning",
+                        verify=exact_verifier(answer),
+                    )
+                )
+                for name, (question, answer) in PROBLEMS.items()
+            ]
+        finally:
+            await environment.close()
+
+
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Two word problems for the hierarchical agent")
+    parser.add_argument("--policy", default=DEFAULT_POLICY)
+    for trajectory in asyncio.run(solve(parser.parse_args(words).policy)):
+        calls = Counter(call.identity.checkpoint_ns.partition(":")[0] for call in trajectory.calls)
+        right = "right" if trajectory.rewards.get("correct") else "wrong"
+        print(f"{trajectory.thread_id}: {trajectory.answer} ({right}), {dict(calls)} in {STORE}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Each example runs from the command line as its docstring says, and comes to what it says."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hrm_agent.cli.main import main
+from hrm_agent.store import open_store
+from hrm_agent.trajectory import RunStatus, StopReason, Trajectory
+from hrm_agent.trajectory.lint import lint
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+CALL = '<tool_call>{"name": "python", "arguments": {"code": "6 * 7"}}</tool_call>'
+REMOTE = "openai:"
+Runs = Callable[..., Trajectory]
+
+
+def commands(name: str) -> list[list[str]]:
+    """The words of each command in the docstring of an example."""
+    said = (importlib.import_module(f"examples.{name}").__doc__ or "").replace("\\\n", " ")
+    return [shlex.split(line) for line in said.splitlines() if line.startswith(("    hrm-agent ", "    python "))]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the commands are typed: it has the examples and no record yet."""
+    (tmp_path / "examples").symlink_to(EXAMPLES)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def run(folder: Path) -> Runs:
+    """Runs a command by `hrm-agent`, greedily; gives back the one trajectory that there is then."""
+
+    def run(words: list[str], *more: str, store: str = "runs/store.db") -> Trajectory:
+        assert words[0] == "hrm-agent"
+        greedy = ["--temperature", "0"] if words[1] == "run" else []
+        assert main([*words[1:], *greedy, *more]) == 0
+        with open_store(store, create=False) as opened:
+            (trajectory,) = opened.journal.trajectories()
+        assert lint(trajectory) == []
+        return trajectory
+
+    return run
+
+
+def scripted(folder: Path, name: str, *answers: str) -> str:
+    (folder / name).write_text("".join(json.dumps(answer) + "\n" for answer in answers))
+    return f"scripted:{folder / name}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_of_a_docstring_is_one(name: str, folder: Path) -> None:
+    found = commands(name)
+    assert any(f"examples.{name}" in " ".join(words) for words in found)
+    for words in found:
+        if words[0] == "hrm-agent" and words[1] in ("run", "train"):
+            assert main([*words[1:], "--dry-run"]) == 0
+
+
+def test_a_graph_of_ones_own(run: Runs) -> None:
+    trajectory = run(commands("own_graph")[0])
+    assert trajectory.answer is not None and "226" in trajectory.answer
+    assert [call.content for call in trajectory.tool_calls] == ["226"]
+
+
+def test_the_grid_puzzle(run: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    trajectory = run(commands("arc_toy")[0])
+    assert trajectory.answer == "Answer: [[1, 1], [1, 0]]"
+    assert "solved: true" in capsys.readouterr().out
+    assert [call.content for call in trajectory.tool_calls[:2]] == ["['invert']", "[[1, 1], [1, 0]]"]
+    assert "assert len(grid)" in str(trajectory.tool_calls[2].arguments), "the critic's check"
+    assert len({call.identity.checkpoint_ns.split(":")[0] for call in trajectory.calls}) == 1, "all inside one node"
+
+
+def test_the_word_problems(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from examples.word_maths import STORE
+    from examples.word_maths import main as word_maths
+
+    for _ in range(2):  # the second time they are read back
+        word_maths([])
+        said = capsys.readouterr().out.splitlines()
+        assert [line.split(":")[0] for line in said] == ["tank", "farm"] and all("(right)" in line for line in said)
+    with open_store(STORE, create=False) as store:
+        for trajectory in store.journal.trajectories():
+            assert trajectory.rewards == {"correct": 1.0} and lint(trajectory) == []
+
+
+def test_a_role_of_ones_own_sends_the_answer_back(run: Runs) -> None:
+    trajectory = run(commands("own_role")[0])
+    assert trajectory.answer is not None and "\\boxed{1850}" in trajectory.answer
+    assert [call.content for call in trajectory.tool_calls] == ["1.85", "1850"]
+    assert [call.identity.checkpoint_ns.partition(":")[0] for call in trajectory.calls] == [
+        *("solve", "solve", "check", "solve", "solve", "check")
+    ]
+
+
+def test_nothing_runs_before_a_person_has_agreed(run: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    ask, resume = commands("human_approval")
+    waiting = run(ask)
+    assert (waiting.status, waiting.stop_reason) == (RunStatus.TRUNCATED, StopReason.INTERRUPT)
+    assert waiting.tool_calls == () and "May this run?" in capsys.readouterr().out
+    trajectory = run(resume)
+    assert trajectory.answer is not None and "226" in trajectory.answer
+    assert trajectory.calls[0] == waiting.calls[0] and len(trajectory.tool_calls) == 1
+
+
+def test_what_a_person_refuses_is_not_run(run: Runs, folder: Path) -> None:
+    policy = scripted(folder, "refused.jsonl", CALL, r"<answer>\boxed{forty-two}</answer>")
+    run(commands("human_approval")[0], "--policy", policy)
+    trajectory = run(["hrm-agent", "resume", "farm", "--answer", "by heart, please"])
+    assert trajectory.tool_calls == () and trajectory.answer == r"<answer>\boxed{forty-two}</answer>"
+    assert trajectory.calls[1].parent == trajectory.calls[0].id
+
+
+def test_several_models_for_several_roles(run: Runs) -> None:
+    trajectory = run(commands("models_by_role")[0])
+    assert trajectory.status is RunStatus.COMPLETED
+    assert {call.model for call in trajectory.calls} == {"builtin:cold-start", "builtin:trained"}
+
+
+def test_the_policy_in_force_judges_where_they_differ(run: Runs, folder: Path) -> None:
+    one = scripted(folder, "one.jsonl", CALL, r"<answer>\boxed{42}</answer>")
+    other = scripted(folder, "other.jsonl", r"<answer>\boxed{41}</answer>")
+    judge = scripted(folder, "judge.jsonl", r"<answer>\boxed{42}</answer>")
+    words = ["--policy", judge, "--context", f"first={one}", f"second={other}"]
+    trajectory = run(commands("models_by_role")[0], *words)
+    assert trajectory.answer == r"<answer>\boxed{42}</answer>"
+    by_model = {call.model: call.identity.node for call in trajectory.calls}
+    assert by_model == {one: "think", other: "think", judge: "judge"}
+    assert [call.model for call in trajectory.calls][-1] == judge
