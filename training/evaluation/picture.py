@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from training.evaluate import Evaluation
-from training.evaluation.statistics import Estimate
+from training.evaluation.statistics import Estimate, shown_ks
 
 __all__ = ["draw"]
 
 _FAILURES = ("failed", "truncated", "undecodable", "asked_again", "tool_errors")
+_HEIGHT = 0.5
+"""Of a bar, as a share of its line."""
 _LONGEST = 28
 """Characters of a name; longer ones lose their middle."""
 
@@ -36,7 +38,7 @@ def _scores(axes: Any, found: Evaluation) -> None:
         if len(curve) > 1 or name == "pass@k":
             _band(axes, name, curve)
     axes.set(title="score by samples a problem, 95 % intervals", xlabel="k", ylim=(-0.02, 1.02))
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_xticks(shown_ks(found.samples) or [1])
     axes.grid(alpha=0.3)
     axes.legend()
 
@@ -52,14 +54,14 @@ def _families(axes: Any, found: Evaluation) -> None:
     names = [_short(name) for name in reversed(found.families)]
     scores = [score.pass_at_1 for score in reversed(found.families.values())]
     errors = ([s.value - s.low for s in scores], [s.high - s.value for s in scores])
-    axes.barh(range(len(names)), [s.value for s in scores], xerr=errors, capsize=3)
+    axes.barh(range(len(names)), [s.value for s in scores], _HEIGHT, xerr=errors, capsize=3)
     axes.set_yticks(range(len(names)), names)
     axes.set(title="pass@1 by family", xlim=(0, 1.02))
     axes.grid(alpha=0.3, axis="x")
 
 
 def _bars(axes: Any, counts: dict[str, int], title: str) -> None:
-    bars = axes.barh(range(len(counts)), list(counts.values()))
+    bars = axes.barh(range(len(counts)), list(counts.values()), _HEIGHT)
     axes.bar_label(bars, padding=3)
     axes.set_yticks(range(len(counts)), list(counts))
     axes.set(title=title)
@@ -70,13 +72,14 @@ def _roles(axes: Any, found: Evaluation) -> None:
     """Failures a run of the role: several of one run count each."""
     names = list(reversed(found.roles))
     left = [0.0] * len(names)
-    for kind in _FAILURES:
+    for kind in (kind for kind in _FAILURES if any(found.roles[name].get(kind) for name in names)):
         shares = [found.roles[name].get(kind, 0) / max(1, found.roles[name].get("runs", 0)) for name in names]
-        axes.barh(range(len(names)), shares, left=left, label=kind.replace("_", " "))
+        axes.barh(range(len(names)), shares, _HEIGHT, left=left, label=kind.replace("_", " "))
         left = [a + b for a, b in zip(left, shares, strict=True)]
     axes.set_yticks(range(len(names)), [_short(name) for name in names])
     axes.set(title="failures a run, by role")
-    axes.legend(fontsize="small")
+    if any(left):
+        axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=len(_FAILURES))
 
 
 def _short(name: str) -> str:

@@ -18,7 +18,7 @@ from hrm_agent.files import replacing, to_json
 from training.evaluate import Evaluation
 from training.evaluation.compare import Comparison
 from training.evaluation.roles import ROLE_COUNTS
-from training.evaluation.statistics import Estimate
+from training.evaluation.statistics import Estimate, shown_ks
 
 __all__ = [
     "comparison_lines",
@@ -26,7 +26,6 @@ __all__ = [
     "comparison_rows",
     "markdown",
     "role_rows",
-    "shown_ks",
     "summary",
     "write_comparison",
     "write_results",
@@ -88,11 +87,6 @@ def summary(found: Evaluation) -> list[tuple[str, object]]:
     ]
     costs = (("cost, by the prices given", found.cost), ("cost, as reported", found.reported_cost))
     return rows + [(name, f"{cost:.6g}") for name, cost in costs if cost is not None]
-
-
-def shown_ks(samples: int) -> list[int]:
-    """1, 2, 4 and so on, and the largest: what a table has room for."""
-    return sorted({k for k in (1, 2, 4, 8, 16, 32, 64, 128, 256, samples) if 1 <= k <= samples})
 
 
 def role_rows(found: Evaluation) -> tuple[list[str], list[Row]]:

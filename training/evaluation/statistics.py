@@ -31,6 +31,7 @@ __all__ = [
     "majority_curve",
     "pass_at_k",
     "pass_curve",
+    "shown_ks",
     "sign_flip_p",
     "wilson_interval",
 ]
@@ -73,6 +74,11 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 def pass_curve(n: int, c: int) -> list[float]:
     """pass@1 to pass@n."""
     return [pass_at_k(n, c, k) for k in range(1, n + 1)]
+
+
+def shown_ks(samples: int) -> list[int]:
+    """1, 2, 4 and so on, and the largest: what a table has room for."""
+    return sorted({k for k in (1, 2, 4, 8, 16, 32, 64, 128, 256, samples) if 1 <= k <= samples})
 
 
 def majority_curve(answers: Answers) -> list[float]:
