@@ -39,7 +39,7 @@ def visible(text: str, stops: Sequence[str] = (), *, ended: bool = True) -> str:
     if cuts:
         return shown[: min(cuts)]
     held = 0 if ended else max((len(stop) - 1 for stop in stops), default=0)
-    return shown[: len(shown) - held] if held else shown
+    return shown[: max(len(shown) - held, 0)]
 
 
 def _without_half_a_tag(text: str) -> str:

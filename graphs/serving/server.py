@@ -82,7 +82,7 @@ class ChatService:
         if not token:
             raise HrmError("A server without a token would answer anybody.", "Give it a token.")
         self.chats = Chats(runner, graphs, concurrency)
-        self._request_bytes = request_bytes
+        self.request_bytes = request_bytes
         self._token = f"Bearer {token}".encode()
         self._hosts = frozenset(hosts)
         self._started = time.time()
@@ -99,7 +99,7 @@ class ChatService:
             case RefusedError():
                 return error
             case web.HTTPRequestEntityTooLarge():
-                return RefusedError(413, f"A request has at most {self._request_bytes} bytes.")
+                return RefusedError(413, f"A request has at most {self.request_bytes} bytes.")
             case HrmError():
                 status = next((status for kind, status in _STATUS if isinstance(error, kind)), 503)
                 return RefusedError(status, f"{error.message} {error.hint}".strip())
@@ -283,7 +283,6 @@ async def serving(
     listener: socket.socket,
     *,
     drain_seconds: float = 30.0,
-    request_bytes: int = MAX_REQUEST_BYTES,
 ) -> AsyncGenerator[None]:
     """Serve inside the block; leaving it drains. `listener` is closed."""
     loop = asyncio.get_running_loop()
@@ -291,7 +290,7 @@ async def serving(
 
     def request(message: Any, payload: Any, protocol: Any, writer: Any, task: asyncio.Task[None]) -> web.BaseRequest:
         silent.discard(protocol)
-        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=request_bytes)
+        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=service.request_bytes)
 
     def connection() -> asyncio.Protocol:
         protocol = server()

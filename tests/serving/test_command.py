@@ -1,0 +1,71 @@
+"""`hrm-agent serve` as a process: what it announces, how it goes down, what it refuses at its start."""
+
+from __future__ import annotations
+
+import json
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from hrm_agent.cli.main import main
+from hrm_agent.store import open_store
+from tests.graphs.scripts import boxed, call
+
+ANSWERS = [call("import time; time.sleep(2); 6 * 7"), boxed(42)]
+WORDS = ["serve", "--port", "0", "--policy", "scripted:script.jsonl", "--token-file", "token", "--store", "store.db"]
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    (tmp_path / "script.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in ANSWERS))
+    command = [sys.executable, "-m", "hrm_agent.cli.main", *WORDS, "--json", "--graphs", "tool_loop"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        yield process
+        process.kill()
+
+
+def test_it_finishes_what_runs_before_it_goes(process: subprocess.Popen[str], tmp_path: Path) -> None:
+    assert process.stdout is not None
+    said: dict[str, Any] = json.loads(process.stdout.readline())
+    assert said["models"] == ["tool_loop"] and said["url"].startswith("http://127.0.0.1:")
+    assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
+    assert (tmp_path / "token").read_text().strip() == said["token"]
+    with openai.OpenAI(base_url=said["url"], api_key=said["token"], max_retries=0) as client:
+        events = client.chat.completions.create(
+            model="tool_loop", messages=[{"role": "user", "content": "6 * 7?"}], stream=True
+        )
+        first = next(events)
+        process.send_signal(signal.SIGTERM)
+        rest = [event.choices[0] for event in events]
+        assert "".join(choice.delta.content or "" for choice in rest) == r"\boxed{42}"
+        assert rest[-1].finish_reason == "stop" and first.choices[0].delta.role == "assistant"
+        with pytest.raises(openai.APIError):
+            client.models.list()
+    assert process.wait(30) == 0
+    with open_store(tmp_path / "store.db") as store:
+        assert [trajectory.status for trajectory in store.journal.trajectories()] == ["completed"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--host", "0.0.0.0"], "--allow-remote"),
+        (["--port", "65536"], "no such port"),
+        (["--graphs", "tool_lop"], "tool_loop"),
+        (["--concurrency", "0"], "concurrency"),
+        (["--drain-seconds", "nan"], "no time"),
+    ],
+)
+def test_mistakes(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*WORDS, *words]) == 2
+    assert said in capsys.readouterr().err
