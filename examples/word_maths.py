@@ -18,6 +18,7 @@ from collections import Counter
 
 from graphs.episode import Episode, EpisodeRunner
 from hrm_agent.environment import LocalEnvironment
+from hrm_agent.errors import HrmError
 from hrm_agent.models import DEFAULT_POLICY, load_policy
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import Sampling, TaskRef, Trajectory
@@ -54,7 +55,11 @@ async def solve(policy: str) -> list[Trajectory]:
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Two word problems for the hierarchical agent")
     parser.add_argument("--policy", default=DEFAULT_POLICY)
-    for trajectory in asyncio.run(solve(parser.parse_args(words).policy)):
+    try:
+        found = asyncio.run(solve(parser.parse_args(words).policy))
+    except HrmError as error:
+        raise SystemExit(str(error)) from None
+    for trajectory in found:
         calls = Counter(call.identity.checkpoint_ns.partition(":")[0] for call in trajectory.calls)
         right = "right" if trajectory.rewards.get("correct") else "wrong"
         print(f"{trajectory.thread_id}: {trajectory.answer} ({right}), {dict(calls)} in {STORE}")

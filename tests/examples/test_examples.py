@@ -88,10 +88,12 @@ def test_the_word_problems(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     for _ in range(2):  # the second time they are read back
         word_maths([])
         said = capsys.readouterr().out.splitlines()
-        assert [line.split(":")[0] for line in said] == ["tank", "farm"] and all("(right)" in line for line in said)
+        assert said[0].startswith("tank: Answer: 1279.43 (right)") and said[1].startswith("farm: ")
+    with pytest.raises(SystemExit, match="There is no model folder 'nothing-here'"):
+        word_maths(["--policy", "nothing-here"])
     with open_store(STORE, create=False) as store:
-        for trajectory in store.journal.trajectories():
-            assert trajectory.rewards == {"correct": 1.0} and lint(trajectory) == []
+        for trajectory, line in zip(store.journal.trajectories(), said, strict=True):
+            assert ("(right)" in line) == (trajectory.rewards == {"correct": 1.0}) and lint(trajectory) == []
 
 
 def test_a_role_of_ones_own_sends_the_answer_back(run: Runs) -> None:
