@@ -27,10 +27,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Self
 
 from hrm_agent.errors import ContextLengthError, ModelError
+from hrm_agent.models.capabilities import Capabilities, Lack
 from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.vllm_answer import Answer, request_body
 from hrm_agent.models.vllm_connection import Connection
 from hrm_agent.models.vllm_server import Address, Refusal, Served, look_up, parse_address, server_tokens
+from hrm_agent.trajectory import LogprobKind
 
 if TYPE_CHECKING:
     from hrm_agent.models.codec import PolicyCodec
@@ -73,6 +75,21 @@ class VllmEngine:
         future: Future[Completion] = Future()
         future.set_exception(error)
         return future
+
+    def capabilities(self) -> Capabilities:
+        """What the server's model can do; `trainable` is whether a trainer here could change its weights."""
+        raw = self.logprob_kind is LogprobKind.RAW
+        return Capabilities(
+            kind="vllm",
+            tools=True,
+            token_ids=True,
+            logprobs=self.logprob_kind,
+            streaming=True,
+            structured=True,
+            trainable=False,
+            max_length=self.max_length,
+            lacks=() if raw else (Lack("raw log-probs", "Start the server with --logprobs-mode raw_logprobs."),),
+        )
 
     def close(self) -> None:
         """Hang up; pending requests fail with `ModelError`."""

@@ -337,6 +337,8 @@ def test_opening_by_its_string(stub: VllmStub, tokenizer: Any, tmp_path: Path) -
     with open_vllm(f"vllm:{stub.url}?tokenizer={tmp_path}") as engine:
         stub.answer = lambda _: engine.codec.encode_answer("the sum")
         assert engine.codec.decode(ask(engine).result(20).token_ids) == "the sum"
+        told = engine.capabilities()
+        assert (told.kind, told.logprobs, told.max_length, told.lacks) == ("vllm", LogprobKind.RAW, 4096, ())
     stub.tokenize = lambda text: [1, 2, 3]
     with pytest.raises(ModelError, match="is not the one of the server"):
         open_vllm(f"vllm:{stub.url}?tokenizer={tmp_path}")
