@@ -13,7 +13,7 @@ PYTEST_ARGS ?=
 BENCHMARKS := training_step engine environment store orchestration demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo server test slow lint format policy bench docs clean
+.PHONY: help setup demo server test slow vllm lint format policy bench docs clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -38,6 +38,9 @@ test: server lint ## lint, types, and the default tests
 slow: server $(STAMP) ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
+vllm: ## the vLLM server that slow tests talk to, in an environment of its own (.venv-vllm, 2 GB)
+	PYTHON=$(PYTHON) PIP_ARGS="$(PIP_ARGS)" tests/vllm/install
+
 lint: $(STAMP) ## ruff, formatting, pyright
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -58,5 +61,5 @@ docs: $(STAMP) ## the generated page of the record's format
 	$(BIN)/python -m hrm_agent.trajectory.json_schema docs/trajectory-format.md
 
 clean: ## remove what was built, not what was recorded
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .venv-vllm build dist .pytest_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
