@@ -10,6 +10,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_ARGS ?=
 PYTEST_ARGS ?=
+# Tests side by side, for at most four processes: many wait for a process that they have started.
+TOGETHER := -n logical --maxprocesses 4 --dist worksteal
 BENCHMARKS := training_step engine environment store orchestration demo
 
 .DEFAULT_GOAL := help
@@ -33,10 +35,10 @@ server: # before minutes are spent on the set-up
 	@$(PYTHON) -m tests.postgres
 
 test: server lint ## lint, types, and the default tests
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(TOGETHER) $(PYTEST_ARGS)
 
 slow: server $(STAMP) ## the tests that take minutes
-	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m slow $(TOGETHER) $(PYTEST_ARGS)
 
 vllm: ## the vLLM server that slow tests talk to, in an environment of its own (.venv-vllm, 2 GB)
 	PYTHON=$(PYTHON) PIP_ARGS="$(PIP_ARGS)" tests/vllm/install
