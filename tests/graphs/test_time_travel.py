@@ -292,8 +292,9 @@ async def test_an_edited_plan_is_what_the_solvers_are_sent(store: RunStore, envi
 
 async def test_an_edge_that_looks_at_the_context_is_asked_again(store: RunStore, environment: LocalEnvironment) -> None:
     await run(store, environment, Roles(), "reasoning")
-    for rounds, expected in ((1, ("synthesize",)), (2, ("plan",))):
-        (episode,) = fork(store, "thread", "after:critique", edit={"hint": "again"}, context={"max_rounds": rounds})
+    verdict = {"action": "replan", "subgoal": "", "hint": "again", "check": ""}
+    for calls, expected in ((1, ("synthesize",)), (100, ("plan",))):
+        (episode,) = fork(store, "thread", "after:critique", edit={"verdict": verdict}, context={"max_calls": calls})
         assert history(store, episode.thread_id).last.next == expected
 
 
