@@ -36,7 +36,7 @@ from hrm_agent.trajectory import Call, Overlay, Trajectory, Verdict
 from hrm_agent.trajectory.forest import paths
 from training.advantages import Credit, whole_trajectory
 
-__all__ = ["MicroBatch", "Row", "build_batches", "kept_rows", "linearise", "micro_batches"]
+__all__ = ["MicroBatch", "Row", "build_batches", "kept_rows", "left_out", "linearise", "micro_batches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,20 @@ def _row(path: Sequence[Call], fresh: Mapping[str, float]) -> Row:
 
 def _why_untrainable(trajectory: Trajectory) -> str:
     reasons = [call.untrainable for call in trajectory.own_calls if call.untrainable]
+    others = [call.model for call in trajectory.own_calls if call.model != trajectory.policy]
+    if not reasons and others:
+        return f"its calls are of {others[0]!r}, the policy is {trajectory.policy!r}"
     return reasons[0] if reasons else "no call sampled a token"
+
+
+def left_out(trajectories: Iterable[Trajectory], overlays: Iterable[Overlay]) -> dict[str, float]:
+    """Calls of the kept trajectories that carry no gradient although they were sampled: metrics of a step."""
+    kept = {overlay.trajectory_id for overlay in overlays if overlay.verdict is Verdict.KEPT}
+    calls = [(call, t.policy) for t in trajectories if t.id in kept for call in t.own_calls]
+    return {
+        "select/calls_of_other_models": float(sum(call.model != policy for call, policy in calls)),
+        "select/constrained_calls": float(sum(call.constrained for call, policy in calls if call.model == policy)),
+    }
 
 
 def micro_batches(rows: Iterable[Row], *, token_budget: int, pad_id: int = 0) -> list[MicroBatch]:

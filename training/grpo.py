@@ -22,7 +22,7 @@ from accelerate import Accelerator
 from hrm_agent.errors import ConfigError
 from hrm_agent.trajectory import Overlay, Sampling, Trajectory, derive_seed
 from training.advantages import group_advantages
-from training.batch import build_batches
+from training.batch import build_batches, left_out
 from training.configs import GrpoConfig
 from training.evaluate import group_metrics
 from training.metrics import MetricsLog, Phases
@@ -81,7 +81,8 @@ async def train(
                 batches = build_batches(rollouts, overlays, token_budget=config.micro_batch_tokens)
             with phases("update"):
                 update = policy.update(batches)
-            row = {"step": step, **group_metrics(rollouts, overlays), **update, **phases.seconds()}
+            shares = group_metrics(rollouts, overlays) | left_out(rollouts, overlays)
+            row = {"step": step, **shares, **update, **phases.seconds()}
             log.append(row)
             policy.checkpoint(folder / "checkpoint")
             if on_step is not None:

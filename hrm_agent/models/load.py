@@ -23,7 +23,15 @@ from hrm_agent.models.active import DEFAULT_POLICY, Backend
 from hrm_agent.models.engine import Codec
 from hrm_agent.models.strings import LoadOptions, ModelString, parse_model
 
-__all__ = ["BUILTIN_POLICIES", "DEFAULT_POLICY", "load_codec", "load_policy", "loaded_policy", "model_folder"]
+__all__ = [
+    "BUILTIN_POLICIES",
+    "DEFAULT_POLICY",
+    "load_codec",
+    "load_policy",
+    "loaded_policy",
+    "local_folder",
+    "model_folder",
+]
 
 BUILTIN_POLICIES = ("cold-start", "trained")
 _SHIPPED = Path(__file__).parent / "builtin"
@@ -65,7 +73,11 @@ def load_codec(name: str) -> Codec:
         from hrm_agent.models.byte_codec import ByteCodec
 
         return ByteCodec()
-    folder = _folder(asked)
+    if asked.scheme == "vllm":
+        from hrm_agent.models.vllm_engine import load_vllm_codec
+
+        return load_vllm_codec(name)
+    folder = local_folder(asked)
     if find_spec("transformers") is None:
         raise ModelError(f"The tokenizer of {name!r} needs transformers.", "Run `pip install 'hrm-agent[train]'`.")
     from transformers import AutoTokenizer
@@ -90,10 +102,10 @@ def model_folder(name: str) -> str:
             " trainer chooses type and device itself.",
             f"Train {asked.base}.",
         )
-    return _folder(asked)
+    return local_folder(asked)
 
 
-def _folder(asked: ModelString) -> str:
+def local_folder(asked: ModelString) -> str:
     rest = asked.name
     if asked.scheme == "builtin":
         if rest not in BUILTIN_POLICIES:
@@ -115,7 +127,7 @@ def _folder(asked: ModelString) -> str:
 
 
 def _local(asked: ModelString) -> Backend:
-    folder = _folder(asked)
+    folder = local_folder(asked)
     if find_spec("torch") is None or find_spec("transformers") is None:
         raise ModelError(
             f"Policy {asked.text!r} needs torch and transformers.", "Run `pip install 'hrm-agent[train]'`."

@@ -300,6 +300,14 @@ def _trainable_kind(trajectory: Trajectory) -> Iterator[Problem]:
             yield call.id, f"trainable with log-probs of the kind {call.logprob_kind.value!r}"
 
 
+@_invariant("constrained-context")
+def _constrained_context(trajectory: Trajectory) -> Iterator[Problem]:
+    """A call that was held to a schema is not trainable: its tokens are no sample of the policy."""
+    for call in trajectory.calls:
+        if call.constrained and call.trainable:
+            yield call.id, "held to a schema, and trainable"
+
+
 @_invariant("policy-version")
 def _policy_version(trajectory: Trajectory) -> Iterator[Problem]:
     """Versions count from 0; the policy's own calls have no earlier version than the run and than their parent."""

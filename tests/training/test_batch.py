@@ -12,7 +12,7 @@ from hrm_agent.errors import ModelError
 from hrm_agent.trajectory import Call, LogprobKind, Overlay, Trajectory, Verdict
 from tests.training.builders import call, group, sampled_call, trajectory
 from training.advantages import group_advantages, normalised, whole_trajectory
-from training.batch import Row, build_batches, kept_rows, linearise, micro_batches
+from training.batch import Row, build_batches, kept_rows, left_out, linearise, micro_batches
 from training.roc import select
 
 
@@ -164,3 +164,20 @@ def test_groups_are_told_apart_and_only_those_kept_count(rows):
         kept = [o for o in credited if o.group_id == str(g) and o.verdict is Verdict.KEPT]
         assert [o.advantage for o in kept] == normalised([o.reward for o in kept])
     assert all(o.advantage is None for o in credited if o.verdict is not Verdict.KEPT)
+
+
+def test_other_models_and_constrained_calls_are_context_without_a_gradient():
+    calls = (
+        call("plan"),
+        call("judge", model="hf:judge", token_ids=(5, 6, 7), mask=(False, True, True), logprobs=(0.0, -1.0, -1.0)),
+        call("held", parent="plan", constrained=True, untrainable="a schema chose among the tokens"),
+        call("last", parent="held"),
+    )
+    mixed, plain = trajectory(0, calls=calls), trajectory(1, reward=0.0)
+    overlays = group_advantages(select([mixed, plain], 2, "grpo", seed=0, run_id="r", step=0))
+    rows = linearise(mixed, whole_trajectory(mixed, 1.0))
+    assert [row.loss_mask.tolist() for row in rows] == [[False, False, True, True, *[False] * 6, True, True]]
+    assert left_out([mixed, plain], overlays) == {"select/calls_of_other_models": 1.0, "select/constrained_calls": 1.0}
+    foreign = trajectory(2, policy="m2")
+    with pytest.raises(ModelError, match="its calls are of 'm', the policy is 'm2'"):
+        kept_rows([foreign], [overlays[0].model_copy(update={"trajectory_id": foreign.id})])

@@ -102,7 +102,7 @@ def _step(call: Call, trajectory: Trajectory, known: Known) -> Row:
 def _tokens(call: Call, trajectory: Trajectory) -> Row:
     split = len(call.mask) - call.sampled_tokens
     seen = [*path_tokens(path_to(trajectory.calls, call.id)[:-1]), *call.token_ids[:split]]
-    trained = call.trainable and call.identity.thread_id == trajectory.thread_id
+    trained = any(call.id == own.id for own in trajectory.policy_calls)
     return {
         "prompt_ids": seen,
         "prompt_mask": [0] * len(seen),

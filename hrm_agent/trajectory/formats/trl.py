@@ -40,7 +40,7 @@ def trl_rows(trajectory: Trajectory) -> Iterator[Row | LeftOut]:
         yield gap
         return
     trained: set[str] = set()
-    own = {call.id for call in trajectory.own_calls if call.trainable}
+    own = {call.id for call in trajectory.policy_calls}
     if not own:
         yield LeftOut(_why_not(trajectory))
         return

@@ -118,7 +118,7 @@ def _graph(trajectory: Trajectory, known: Known) -> tuple[list[Row], list[Row], 
     calls: list[Row] = []
     tools: tuple[dict[str, Any], ...] = ()
     answered: dict[str, tuple[int, tuple[BaseMessage, ...]]] = {}
-    own = {call.id for call in trajectory.own_calls}
+    own = {call.id for call in trajectory.policy_calls}
     for call in used_calls(trajectory):
         at, before = answered.get(call.parent or "", (None, ()))
         found = conversation_of(call, trajectory, known)
@@ -128,7 +128,7 @@ def _graph(trajectory: Trajectory, known: Known) -> tuple[list[Row], list[Row], 
         for message in messages[begin:-1]:
             nodes.append({"parent": at, "message": flat_message(message), "timestamp": call.started_at})
             at = len(nodes) - 1
-        nodes.append(_answer(call, at, trained=call.id in own and call.trainable))
+        nodes.append(_answer(call, at, trained=call.id in own))
         answered[call.id] = len(nodes) - 1, messages
         calls.append(_model_call(call, len(nodes) - 1))
     return nodes, calls, tools

@@ -1,0 +1,137 @@
+"""What stands behind a model string: said by the model itself once it is loaded, or read from the string alone.
+
+Weights that are loaded here, and a server's, are asked for a few tokens, since a model that loads may still not answer.
+A hosted model is not asked: that costs its owner money.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import HumanMessage
+
+from hrm_agent.models.active import Backend
+from hrm_agent.models.capabilities import Capabilities, Lack
+from hrm_agent.models.engine import Engine, GenerationRequest
+from hrm_agent.models.load import load_policy, local_folder
+from hrm_agent.models.strings import LoadOptions, ModelString, parse_model
+from hrm_agent.trajectory import LogprobKind, Sampling
+
+__all__ = ["Checked", "check_model"]
+
+_PROBE = GenerationRequest((), Sampling(temperature=0.0, max_tokens=8, seed=0), (HumanMessage("What is 6 * 7?"),))
+_PACKAGES = (
+    ("torch", "local models", "train"),
+    ("transformers", "local models", "train"),
+    ("llguidance", "structured output", "train"),
+    ("bitsandbytes", "4-bit and 8-bit loading", "quant"),
+    ("peft", "adapters", "adapters"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a check came to."""
+
+    model: str
+    loaded: bool
+    """False where only the string was read."""
+    capabilities: Capabilities
+    load_seconds: float | None = None
+    answer: str | None = None
+    """The first words that it says; None where it was not asked."""
+
+
+def check_model(text: str, *, load: bool = True) -> Checked:
+    """What the model behind `text` can do. Raises `ModelError` where it cannot be had at all."""
+    asked = parse_model(text)
+    if not load:
+        return Checked(text, False, _read(asked))
+    begun = time.monotonic()
+    backend = load_policy(text)
+    seconds = time.monotonic() - begun
+    told = _told(backend, asked)
+    answer = _ask(backend) if told.token_ids and told.kind != "scripted" else None
+    return Checked(text, True, told, seconds, answer)
+
+
+def _told(backend: Backend, asked: ModelString) -> Capabilities:
+    says = getattr(backend, "capabilities", None)
+    if says is not None:
+        return says()
+    return _hosted(backend) if isinstance(backend, BaseChatModel) else _without_loading(asked)
+
+
+def _ask(backend: Any) -> str:
+    engine: Engine = backend
+    prompt = tuple(engine.codec.encode(list(_PROBE.messages)))
+    request = GenerationRequest(prompt, _PROBE.sampling, _PROBE.messages)
+    return engine.codec.decode(engine.submit(request).result().token_ids)
+
+
+def _read(asked: ModelString) -> Capabilities:
+    if asked.local:
+        return _local(asked)
+    if asked.scheme not in ("vllm", "scripted"):
+        backend = load_policy(asked.text)  # a provider's client: nothing is loaded, and nobody asked
+        return _told(backend, asked)
+    return _without_loading(asked)
+
+
+def _without_loading(asked: ModelString) -> Capabilities:
+    served = asked.scheme == "vllm"
+    return Capabilities(
+        kind=asked.scheme,
+        tools=True,
+        token_ids=True,
+        logprobs=LogprobKind.RAW,
+        streaming=True,
+        structured=served,
+        trainable=False,
+        lacks=() if not served or find_spec("transformers") else (_lack("transformers", "its tokenizer", "train"),),
+    )
+
+
+def _local(asked: ModelString) -> Capabilities:
+    options, folder = asked.options, Path(local_folder(asked))
+    needed = {"torch", "transformers", "llguidance"}
+    needed |= {"bitsandbytes"} if options.load else set()
+    needed |= {"peft"} if options.adapter else set()
+    known = json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder.is_dir() else {}
+    return Capabilities(
+        kind="transformers",
+        tools=True,
+        token_ids=True,
+        logprobs=LogprobKind.RAW,
+        streaming=True,
+        structured=find_spec("llguidance") is not None,
+        trainable=options == LoadOptions(),
+        quantized=options.load,
+        dtype=None if options.dtype == "auto" else options.dtype,
+        device=None if options.device == "auto" else options.device,
+        max_length=known.get("max_position_embeddings"),
+        lacks=tuple(_lack(*row) for row in _PACKAGES if row[0] in needed and find_spec(row[0]) is None),
+    )
+
+
+def _lack(package: str, what: str, extra: str) -> Lack:
+    return Lack(what, f"{package} is not installed: `pip install 'hrm-agent[{extra}]'`.")
+
+
+def _hosted(model: BaseChatModel) -> Capabilities:
+    own: Any = type(model)
+    return Capabilities(
+        kind="hosted",
+        tools=own.bind_tools is not BaseChatModel.bind_tools,
+        token_ids=False,
+        logprobs=LogprobKind.NONE,
+        streaming=own._stream is not BaseChatModel._stream,  # pyright: ignore[reportPrivateUsage]
+        structured=False,
+        trainable=False,
+    )

@@ -1,0 +1,49 @@
+"""`hrm-agent models check`."""
+
+from __future__ import annotations
+
+import pytest
+
+from hrm_agent.models import checking
+from tests.cli.conftest import Command
+
+FOURBIT = "builtin:trained?load=nf4&device=cpu"
+
+
+def test_a_model_is_loaded_and_asked(hrm: Command) -> None:
+    found = hrm("models", "check", FOURBIT, "--json")
+    assert found.code == 0
+    told = found.json
+    assert (told["model"], told["loaded"], told["kind"]) == (FOURBIT, True, "transformers")
+    assert (told["quantized"], told["trainable"], told["structured"]) == ("nf4", False, True)
+    assert told["logprobs"] == "raw" and told["token_ids"] and told["max_length"] >= 512 and told["lacks"] == []
+    shown = hrm("models", "check", FOURBIT)
+    assert shown.code == 0 and "structured output" in shown.out and "nf4" in shown.out
+
+
+def test_without_loading_it_says_what_is_missing(hrm: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "load_policy", lambda name: pytest.fail("it was loaded"))
+    whole = hrm("models", "check", "builtin:trained", "--no-load", "--json")
+    assert whole.code == 0 and whole.json["trainable"] and not whole.json["loaded"]
+    found = checking.find_spec
+    monkeypatch.setattr(checking, "find_spec", lambda name: None if name == "bitsandbytes" else found(name))
+    lacking = hrm("models", "check", "hf:Qwen/Qwen2.5-1.5B-Instruct?load=nf4", "--no-load")
+    assert lacking.code == 1
+    assert "bitsandbytes is not installed: `pip install 'hrm-agent[quant]'`." in lacking.out
+
+
+def test_what_cannot_be_had_is_an_error(hrm: Command) -> None:
+    for words, said in (
+        (("builtin:trained?lod=nf4",), "Did you mean 'load'?"),
+        (("nowhere/to/be/found",), "no model folder"),
+        (("builtin:traind",), "Did you mean 'trained'?"),
+    ):
+        failed = hrm("models", "check", *words)
+        assert failed.code == 2 and said in failed.err
+    assert hrm("models", "chek").code == 2
+    assert hrm("models").code == 0
+
+
+def test_a_quantized_policy_is_not_trained(hrm: Command) -> None:
+    failed = hrm("train", "rl", "--policy", FOURBIT, "--steps", "1", "--out", "never")
+    assert failed.code == 2 and "cannot be trained" in failed.err and "Train builtin:trained." in failed.err
