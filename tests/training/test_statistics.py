@@ -28,7 +28,7 @@ differences = st.lists(st.fractions(-1, 1, max_denominator=9), max_size=8)
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=8))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_pass_at_k_is_the_share_of_subsets_with_a_correct_sample(samples: list[bool]) -> None:
     n, c = len(samples), sum(samples)
     for k, found in enumerate(pass_curve(n, c), 1):
@@ -52,7 +52,7 @@ def vote_of(subset: tuple[str, ...], right: str) -> float:
 
 
 @given(drawn)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_majority_at_k_is_the_mean_vote_over_subsets(samples: list[str]) -> None:
     counts = Counter(samples)
     none = counts.pop("", 0)
@@ -91,7 +91,7 @@ def test_where_problems_agree_the_interval_is_wilsons() -> None:
 
 
 @given(differences)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_the_paired_test_is_the_share_of_flips_that_are_as_extreme(found: list[Fraction]) -> None:
     steps = math.lcm(*(d.denominator for d in found))  # of 1 to 9: at most 2520
     sizes = np.array([int(d * steps) for d in found], dtype=int)
@@ -100,7 +100,7 @@ def test_the_paired_test_is_the_share_of_flips_that_are_as_extreme(found: list[F
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_with_one_sample_a_side_it_is_mcnemars_exact_test(better: int, worse: int, same: int) -> None:
     n, fewer = better + worse, min(better, worse)
     mcnemar = min(1.0, 2 * sum(math.comb(n, i) for i in range(fewer + 1)) / 2**n)

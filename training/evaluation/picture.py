@@ -13,7 +13,7 @@ __all__ = ["draw"]
 _FAILURES = ("failed", "truncated", "undecodable", "asked_again", "tool_errors")
 _HEIGHT = 0.5
 """Of a bar, as a share of its line."""
-_LONGEST = 28
+_LONGEST = 24
 """Characters of a name; longer ones lose their middle."""
 
 
@@ -79,7 +79,7 @@ def _roles(axes: Any, found: Evaluation) -> None:
     axes.set_yticks(range(len(names)), [_short(name) for name in names])
     axes.set(title="failures a run, by role")
     if any(left):
-        axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=len(_FAILURES))
+        axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=3)
 
 
 def _short(name: str) -> str:
