@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from langchain_core.messages import AIMessage
-from langchain_core.runnables import RunnableConfig
+from langgraph.config import get_config
 
 from graphs.answers import own_text
 from graphs.roles import Unreadable
@@ -109,7 +109,7 @@ def _kind(name: str) -> str:
     return _KINDS.get(name.strip().lower(), _FREE)
 
 
-async def run_check(check: str, results: Mapping[str, str], config: RunnableConfig) -> str:
+async def run_check(check: str, results: Mapping[str, str]) -> str:
     """What a check has found wrong, as its traceback ends; empty where it passes, or is none."""
     if not _is_python(check):
         return ""
@@ -119,7 +119,7 @@ async def run_check(check: str, results: Mapping[str, str], config: RunnableConf
         "id": "check",
         "type": "tool_call",
     }
-    (message,) = await run_tool_calls(AIMessage("", tool_calls=[call]), [python_stateless], config)
+    (message,) = await run_tool_calls(AIMessage("", tool_calls=[call]), [python_stateless], get_config())
     passed = message.artifact["status"] in (ToolStatus.OK, ToolStatus.INFRASTRUCTURE)
     return "" if passed and message.text.strip() != "False" else message.text
 

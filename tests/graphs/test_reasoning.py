@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.messages import HumanMessage
+from langgraph.checkpoint.memory import InMemorySaver
 
-from graphs.episode import Episode, EpisodeRunner
+from graphs.episode import NO_ANSWER, Episode, EpisodeRunner
 from graphs.planning import read_plan
-from hrm_agent.environment import LocalEnvironment
+from graphs.reasoning import ReasoningContext, graph
+from graphs.replay import replay_async
+from hrm_agent.environment import LocalEnvironment, using_environment
+from hrm_agent.errors import ConfigError
+from hrm_agent.models import using_policy
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.store import RunStore
-from hrm_agent.trajectory import RunStatus, TaskRef, Trajectory
+from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, ToolStatus, Trajectory
 from hrm_agent.trajectory.lint import lint
-from tests.graphs.scripts import Roles
+from tests.graphs.scripts import Roles, boxed, call
 
 TASK = TaskRef(id="1", family="test", prompt="Apples and pears. Return exactly: 'Answer: <fruit>'.")
 
 
-async def run(roles: Any, store: RunStore, environment: LocalEnvironment, delay: Any = 0, **context: Any) -> Trajectory:
+async def run(
+    roles: Any, store: RunStore, environment: LocalEnvironment, delay: Any = 0, answer: Any = NO_ANSWER, **context: Any
+) -> Trajectory:
     with ScriptedEngine(roles, delay=delay) as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment)
-        return await runner.run(Episode(TASK, "thread", graph="reasoning", context=context, seed=1))
+        return await runner.run(Episode(TASK, "thread", graph="reasoning", context=context, seed=1), answer=answer)
 
 
 def role(call: Any) -> str:
@@ -53,11 +62,11 @@ async def test_solvers_that_finish_out_of_order_keep_their_own_tokens(
     assert [f.identity.path.rpartition("/")[0] != "" for f in firsts] and len(firsts) == 3
     codec = ScriptedEngine([]).codec
     answers: dict[str, str] = {}
-    for call in finished:
-        sampled = _split(call)[1]
-        if call.parent is not None:  # the answer turn hangs on the turn that asked for the tool, of the same task
-            (asked,) = [c for c in finished if c.id == call.parent]
-            assert asked.identity.checkpoint_ns.partition("|")[0] == call.identity.checkpoint_ns.partition("|")[0]
+    for each in finished:
+        sampled = _split(each)[1]
+        if each.parent is not None:  # the answer turn hangs on the turn that asked for the tool, of the same task
+            (asked,) = [c for c in finished if c.id == each.parent]
+            assert asked.identity.checkpoint_ns.partition("|")[0] == each.identity.checkpoint_ns.partition("|")[0]
             goal = codec.decode(_split(asked)[0]).partition("Subgoal: ")[2].splitlines()[0]
             answers[goal.partition("<")[0]] = codec.decode(sampled)
     assert {goal: text[text.find("{") + 1 : text.find("}")] for goal, text in answers.items()} == {
@@ -70,6 +79,11 @@ async def test_solvers_that_finish_out_of_order_keep_their_own_tokens(
     fast = next(c for c in firsts if "5 * 6" in codec.decode(_split(c)[0]))
     assert order.index(fast.id) < order.index(slow.id), "the contrast needs answers that overtake each other"
     assert lint(trajectory) == []
+
+
+def text(call: Any) -> str:
+    """What a call was asked, without what it answered."""
+    return ScriptedEngine([]).codec.decode(_split(call)[0])
 
 
 def _split(call: Any) -> tuple[list[int], list[int]]:
@@ -92,6 +106,113 @@ async def test_the_critic_sends_the_plan_back_within_the_round_budget(
     assert trajectory.answer == "Answer: 42" and lint(trajectory) == []
 
 
+class Slips(Roles):
+    """The pears come out wrong at first; the critic sees to it."""
+
+    def solver(self, messages: Any) -> str:
+        if "Subgoal: 5 * 6" in messages[1].text and "Hint:" not in messages[1].text:
+            return boxed(31)
+        return super().solver(messages)
+
+    def critic(self, messages: Any) -> str:
+        super().critic(messages)
+        wrong = "pears = 31" in messages[-1].text
+        return json.dumps(
+            {"action": "revise", "subgoal": "pears", "hint": "count again"} if wrong else {"action": "accept"}
+        )
+
+
+async def test_a_revision_solves_the_subgoal_again_and_what_depends_on_it(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
+    roles = Slips()
+    trajectory = await run(roles, store, environment)
+    assert roles.plans == 1
+    assert roles.seen_by_critic == [f"apples = 12\npears = {pears}\ntotal = {12 + pears}" for pears in (31, 30)]
+    asked = [text(c) for c in trajectory.calls if role(c) == "solve" and c.parent is None]
+    goals = [t.partition("Subgoal: ")[2].splitlines()[0].partition("<")[0] for t in asked]
+    assert goals == ["3 * 4", "5 * 6", "apples + pears", "5 * 6", "apples + pears"]
+    assert ["Hint: count again" in t for t in asked] == [False, False, False, True, False]
+    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.ANSWER, "Answer: 42") and lint(trajectory) == []
+
+
+async def test_a_check_overrules_consent_and_is_on_record(store: RunStore, environment: LocalEnvironment) -> None:
+    class Checks(Slips):
+        def critic(self, messages: Any) -> str:
+            Roles.critic(self, messages)
+            return json.dumps({"action": "accept", "check": "assert pears % 5 == 0, 'pears come in fives'"})
+
+    trajectory = await run(Checks(), store, environment)
+    checks = [c for c in trajectory.tool_calls if c.identity.node == "critique"]
+    assert [c.status for c in checks] == [ToolStatus.ERROR, ToolStatus.OK]
+    assert trajectory.answer == "Answer: 42" and lint(trajectory) == []
+    assert "The check failed: AssertionError: pears come in fives" in "".join(map(text, trajectory.calls))
+    assert (await replay_async(store, "thread")).equal
+
+
+@pytest.mark.parametrize(("said", "works_on"), [({"subgoal": "pears"}, "solve"), ({}, "plan")])
+async def test_a_person_is_asked(said: Any, works_on: str, store: RunStore, environment: LocalEnvironment) -> None:
+    class Asks(Roles):
+        critiques = (json.dumps({"action": "ask", "hint": "Are bananas pears?", **said}), '{"action": "accept"}')
+
+    roles = Asks()
+    stopped = await run(roles, store, environment, ask_person=True)
+    assert (stopped.status, stopped.stop_reason) == (RunStatus.TRUNCATED, StopReason.INTERRUPT)
+    ended = await run(roles, store, environment, ask_person=True, answer="No,\nthey are not.")
+    assert (ended.status, ended.answer) == (RunStatus.COMPLETED, "Answer: 42") and lint(ended) == []
+    told = [c for c in ended.calls if "Hint: No, they are not." in text(c)]
+    assert told and {role(c) for c in told if c.parent is None} == {works_on}
+    assert (await replay_async(store, "thread")).equal
+
+
+async def test_each_role_has_its_own_model_and_temperature(
+    store: RunStore, environment: LocalEnvironment, tmp_path: Path
+) -> None:
+    (tmp_path / "critic.jsonl").write_text(json.dumps('{"action": "give_up", "hint": "too hard"}') + "\n")
+    models = {"critic": f"scripted:{tmp_path / 'critic.jsonl'}"}
+    trajectory = await run(Roles(), store, environment, models=models, temperatures={"solver": 0.5, "planner": 0.0})
+    assert trajectory.stop_reason is StopReason.GAVE_UP and trajectory.answer == "Answer: 42"
+    assert {role(c): c.model for c in trajectory.calls}["critique"] == models["critic"]
+    assert {role(c): c.sampling.temperature for c in trajectory.calls} == {
+        "plan": 0.0, "solve": 0.5, "critique": 1.0, "synthesize": 1.0,
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match=r"no role 'critc'\. Did you mean 'critic'"):
+        await run(Roles(), store, environment, models={"critc": "x"})
+
+
+async def test_solvers_side_by_side_save_time(store: RunStore, environment: LocalEnvironment) -> None:
+    class Sleeps(Roles):
+        plan: Any = {"subgoals": [{"name": name, "goal": "wait", "needs": []} for name in ("a", "b")]}
+
+        def solver(self, messages: Any) -> str:
+            return boxed(1) if messages[-1].type == "tool" else call("import time\ntime.sleep(1)")
+
+    async def seconds(max_parallel: int, attempt: int) -> float:
+        with ScriptedEngine(Sleeps()) as engine:
+            runner = EpisodeRunner(store, engine, "scripted", environment)
+            thread, context = f"{max_parallel}, {attempt}", {"max_parallel": max_parallel}
+            trajectory = await runner.run(Episode(TASK, thread, graph="reasoning", context=context))
+        solvers = [c for c in trajectory.calls if role(c) == "solve"]
+        return max(c.ended_at for c in solvers) - min(c.started_at for c in solvers)
+
+    ratios: list[float] = []
+    while len(ratios) < 3 and max(ratios, default=0) < 1.6:  # the first processes take a while, others use the machine
+        ratios.append(await seconds(1, len(ratios)) / await seconds(2, len(ratios)))
+    assert max(ratios) >= 1.6, ratios
+
+
+async def test_a_second_problem_on_the_thread_begins_anew(environment: LocalEnvironment) -> None:
+    saver, roles = InMemorySaver(), Roles()
+    compiled = graph.copy(update={"checkpointer": saver})
+    context = ReasoningContext(max_calls=12, max_rounds=1)
+    with ScriptedEngine(roles) as engine, using_policy(engine), using_environment(environment):
+        for _ in range(2):
+            given = {"messages": [HumanMessage("Apples and pears.")]}
+            state = await compiled.ainvoke(given, {"configurable": {"thread_id": "t"}}, context=context)
+            assert (state["stop_reason"], state["rounds"], state["spent"]["calls"]) == ("answer", 1, 9)
+    assert len(state["messages"]) == 4
+
+
 async def test_an_unreadable_critique_submits_and_an_unreadable_plan_is_one_subgoal(
     store: RunStore, environment: LocalEnvironment
 ) -> None:
@@ -104,7 +225,7 @@ async def test_an_unreadable_critique_submits_and_an_unreadable_plan_is_one_subg
 
     roles = Vague()
     trajectory = await run(roles, store, environment)
-    assert roles.plans == 2 and roles.seen_by_critic == ["answer = failed"] * 2, "each is asked once more"
+    assert roles.plans == 2 and roles.seen_by_critic == ["answer = failed", ""], "each is asked once more"
     assert trajectory.status is RunStatus.COMPLETED
 
 
