@@ -10,21 +10,18 @@ from hrm_agent.errors import ConfigError, nearest
 
 __all__ = ["run"]
 
-_HELP = """usage: hrm-agent models check STRING [OPTIONS]
-
-  check   what the model behind a string can do, and what is missing
-
-`hrm-agent models check --help` lists the options."""
-
 
 def run(words: list[str]) -> int:
     """0 if nothing is missing, 1 if it answers and could do more; a model that cannot be had is an error (2)."""
-    if not words or words[0] in ("-h", "--help"):
-        print(_HELP)
-        return 0
-    if words[0] != "check":
-        raise ConfigError(f"`hrm-agent models` has no action {words[0]!r}.", nearest(words[0], ["check"]) or "check")
-    return _check(words[1:])
+    if words and words[0] == "check":
+        return _check(words[1:])
+    if words and not words[0].startswith("-"):
+        raise ConfigError(
+            f"`hrm-agent models` has no action {words[0]!r}.", nearest(words[0], ["check"]) or "Its action: check."
+        )
+    listed = "  check  what the model behind a string can do, and what is missing for more"
+    Parser("models ACTION", f"Models by their strings.\n\n{listed}").read(words or ["--help"])
+    return 0
 
 
 def _check(words: list[str]) -> int:
