@@ -28,7 +28,7 @@ COMMANDS = {
     "run": "run one task through a graph, node by node",
     "collect": "run tasks through a graph and keep the trajectories",
     "train": "train a policy: `train rl` by reinforcement, `train sft` on conversations",
-    "eval": "accuracy and tool errors of a policy, or of a run on record",
+    "eval": "how well a policy does on tasks, or did in a run on record; two runs compared",
     "resume": "go on with an interrupted run, from an earlier moment, or with an answer",
     "history": "list the runs of a store, or the moments of one thread as a tree",
     "fork": "go on from a moment of a thread another way, once or as a group",
