@@ -21,6 +21,7 @@ import atexit
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from importlib.util import find_spec
@@ -37,7 +38,7 @@ from hrm_agent.trajectory import LogprobKind
 if TYPE_CHECKING:
     from hrm_agent.models.codec import PolicyCodec
 
-__all__ = ["VllmEngine", "open_vllm"]
+__all__ = ["VllmEngine", "load_vllm_codec", "open_vllm"]
 
 _PROBE = "The answer to 17 * 23 is 391. Größe, 漢字, 🎉\n\tdef f(x): return x"
 
@@ -172,31 +173,42 @@ class VllmEngine:
 def open_vllm(name: str) -> VllmEngine:
     """The engine that `vllm:URL?OPTIONS` names. Raises `ModelError`."""
     address = parse_address(name)
+    _check_transformers(name)
+    served = look_up(address)
+    codec, encode = _codec(address, served.tokenizer)
+    theirs = server_tokens(address, served.model, _PROBE)
+    if theirs is not None and theirs != encode(_PROBE):
+        raise ModelError(
+            f"The tokenizer {served.tokenizer!r} is not the one of the server at {address.url}.",
+            "Name the one that the server was started with: vllm:URL?tokenizer=PATH.",
+        )
+    return VllmEngine(address, served, codec)
+
+
+def load_vllm_codec(name: str) -> PolicyCodec:
+    """What the tokens of `vllm:URL?OPTIONS` say. A server is asked only where the string names no tokenizer."""
+    address = parse_address(name)
+    _check_transformers(name)
+    return _codec(address, address.tokenizer or look_up(address).tokenizer)[0]
+
+
+def _check_transformers(name: str) -> None:
     if find_spec("transformers") is None:
         raise ModelError(f"The tokenizer of {name!r} needs transformers.", "Run `pip install 'hrm-agent[train]'`.")
-    served = look_up(address)
-    return VllmEngine(address, served, _codec(address, served))
 
 
-def _codec(address: Address, served: Served) -> PolicyCodec:
-    """The codec over the server's tokenizer; where the server can say, it is held against the server's own."""
+def _codec(address: Address, path: str) -> tuple[PolicyCodec, Callable[[str], list[int]]]:
+    """The codec over a tokenizer, and how that one splits plain text."""
     from transformers import AutoTokenizer
 
     from hrm_agent.models.codec import ChatTemplateCodec
 
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(served.tokenizer)
+        tokenizer: Any = AutoTokenizer.from_pretrained(path)
     except Exception as error:  # whatever the files made the library raise
         raise ModelError(
-            f"The tokenizer {served.tokenizer!r} of the server at {address.url} cannot be loaded here: "
+            f"The tokenizer {path!r} of the server at {address.url} cannot be loaded here: "
             f"{next(iter(str(error).splitlines()), type(error).__name__)}",
             "Name a folder or a hub's name that holds it: vllm:URL?tokenizer=PATH.",
         ) from error
-    codec = ChatTemplateCodec(tokenizer)
-    theirs = server_tokens(address, served.model, _PROBE)
-    if theirs is not None and theirs != tokenizer.encode(_PROBE, add_special_tokens=False):
-        raise ModelError(
-            f"The tokenizer {served.tokenizer!r} is not the one of the server at {address.url}.",
-            "Name the one that the server was started with: vllm:URL?tokenizer=PATH.",
-        )
-    return codec
+    return ChatTemplateCodec(tokenizer), lambda text: tokenizer.encode(text, add_special_tokens=False)

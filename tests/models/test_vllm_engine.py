@@ -18,6 +18,7 @@ from hrm_agent.models import using_policy
 from hrm_agent.models import vllm_connection as connection_module
 from hrm_agent.models.byte_codec import ByteCodec
 from hrm_agent.models.engine import Completion, GenerationRequest
+from hrm_agent.models.load import load_codec
 from hrm_agent.models.vllm_engine import VllmEngine, open_vllm
 from hrm_agent.models.vllm_server import look_up, parse_address
 from hrm_agent.store import open_store
@@ -337,6 +338,7 @@ def test_opening_by_its_string(stub: VllmStub, tokenizer: Any, tmp_path: Path) -
     with open_vllm(f"vllm:{stub.url}?tokenizer={tmp_path}") as engine:
         stub.answer = lambda _: engine.codec.encode_answer("the sum")
         assert engine.codec.decode(ask(engine).result(20).token_ids) == "the sum"
+        assert load_codec(engine.name).decode(engine.codec.encode_answer("the sum")) == "the sum"
         told = engine.capabilities()
         assert (told.kind, told.logprobs, told.max_length, told.lacks) == ("vllm", LogprobKind.RAW, 4096, ())
     stub.tokenize = lambda text: [1, 2, 3]
