@@ -15,7 +15,7 @@ does (a server that is gone, say), as an `HrmError`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -33,7 +33,7 @@ __all__ = ["Means", "Role", "Said", "Unreadable", "ask", "one_line", "read_as"]
 MAX_COMPLAINT = 400
 """Characters of what a model is told about its answer."""
 _SHORT = 64
-"""An answer of so few characters may be a value by itself: `accept`."""
+"""Characters."""
 
 Answer = TypeVar("Answer")
 Form = TypeVar("Form", bound=BaseModel)
@@ -132,19 +132,20 @@ def _model(role: Role[Any], means: Means, limit: int | None) -> Any:
 
 
 def read_as(form: type[Form], text: str) -> Form:
-    """The first reading of `text` as JSON that fits `form`. Raises `Unreadable`."""
-    complaint = "there is no JSON object in it"
+    """The first reading of `text` as JSON that fits `form`. Raises `Unreadable`, saying what the likeliest lacks."""
+    complaint = ""
     for value in _readings(text):
         try:
             return form.model_validate(value)
         except ValidationError as error:
-            complaint = _in_words(error)
+            complaint = complaint or ("" if isinstance(value, str) else _in_words(error))
         except RecursionError:
-            complaint = "it is nested too deeply"
-    raise Unreadable(complaint)
+            complaint = complaint or "it is nested too deeply"
+    raise Unreadable(complaint or "there is no JSON object in it")
 
 
-def _readings(text: str) -> Any:
+def _readings(text: str) -> Iterator[Any]:
+    """A short answer may be a value by itself: `accept`."""
     yield from json_values(text)
     bare = own_text(text).strip(" \t\r\n\"'`.") if len(text) <= 16 * _SHORT else ""
     if 0 < len(bare) <= _SHORT:
