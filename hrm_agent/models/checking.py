@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,10 @@ def _told(backend: Backend, asked: ModelString) -> Capabilities:
     says = getattr(backend, "capabilities", None)
     if says is not None:
         return says()
-    return _hosted(backend) if isinstance(backend, BaseChatModel) else _without_loading(asked)
+    if isinstance(backend, BaseChatModel):
+        return _hosted(backend)
+    longest = getattr(backend, "max_length", None)
+    return replace(_without_loading(asked), logprobs=backend.logprob_kind, max_length=longest)
 
 
 def _ask(backend: Any) -> str:

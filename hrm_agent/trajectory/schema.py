@@ -230,8 +230,8 @@ class Call(_Record):
     sampling: Sampling = Sampling()
     finish_reason: FinishReason = FinishReason.STOP
     constrained: bool = False
-    """The answer was held to a JSON schema while it was sampled. `logprobs` are those without that mask where the engine is
-    in this process, and under it where it is a server."""
+    """The answer was held to a JSON schema while it was sampled. `logprobs` are those without that mask where the engine
+    is in this process, and under it where it is a server."""
     untrainable: str | None = None
     """Why a trainer cannot learn from this call (no token ids, for example); None if it can."""
     request: tuple[dict[str, Any], ...] | None = None
