@@ -47,7 +47,7 @@ class Completion:
     """Version of the weights that sampled them."""
     queue_seconds: float = 0.0
     constrained: bool = False
-    """The tokens were chosen under the request's schema; the log-probs are those without it, where the engine has them."""
+    """The tokens were chosen under the request's schema; the log-probs are without it, where the engine has them."""
 
 
 class Engine(Protocol):
