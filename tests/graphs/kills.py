@@ -170,7 +170,8 @@ def states_of(store: RunStore, thread_id: str) -> list[str]:
     newest: dict[str, tuple[str, str]] = {}
     for found in store.checkpointer.list({"configurable": {"thread_id": thread_id}}):
         around = place_of(found.config)[1]
-        values = {k: shown(v) for k, v in found.checkpoint["channel_values"].items() if not k.startswith("branch:")}
+        held = found.checkpoint["channel_values"]
+        values = {k: shown(v) for k, v in held.items() if not k.startswith("branch:") and k != "spent"}  # times
         newest.setdefault(found.config["configurable"]["checkpoint_ns"], (around, str(sorted(values.items()))))
     return sorted(map(str, newest.values()))
 
