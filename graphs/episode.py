@@ -63,17 +63,6 @@ NO_ANSWER: Any = object()
 _SAID = {"user": HumanMessage, "assistant": AIMessage}
 _INPUTS = ("problem", "question", "task", "input")
 _OUTPUTS = ("answer", "output", "result")
-_TRUNCATED = {
-    StopReason.MAX_TURNS,
-    StopReason.MAX_TOKENS,
-    StopReason.MAX_SECONDS,
-    StopReason.MAX_CALLS,
-    StopReason.MAX_COST,
-    StopReason.MAX_ROUNDS,
-    StopReason.GAVE_UP,
-    StopReason.RECURSION_LIMIT,
-    StopReason.INTERRUPT,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +276,7 @@ class _Drive:
         """A graph may say in `stop_reason` why it stopped; what it says there in other words means that it answered."""
         said = str(final.get("stop_reason") or "")
         reason = StopReason(said) if said in set(StopReason) else StopReason.ANSWER
-        status = RunStatus.TRUNCATED if reason in _TRUNCATED else RunStatus.COMPLETED
+        status = RunStatus.TRUNCATED if reason.truncates else RunStatus.COMPLETED
         return _ended(status, reason, self._answer(final))
 
     def _answer(self, final: Mapping[str, Any]) -> str | None:

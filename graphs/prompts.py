@@ -57,8 +57,8 @@ def planner_request(problem: str, hint: str = "") -> str:
 def solver_request(problem: str, goal: str, known: Mapping[str, str], hint: str = "") -> str:
     """User turn of a solver: the problem, its subgoal, the named values that it needs, the critic's hint if any."""
     values = "".join(f"\n{name} = {value}" for name, value in known.items())
-    parts = [f"Problem: {problem}\nSubgoal: {goal}", f"Known:{values}" if known else "", f"Hint: {hint}" if hint else ""]
-    return "\n".join(filter(None, parts))
+    told = f"\nHint: {hint}" if hint else ""
+    return f"Problem: {problem}\nSubgoal: {goal}" + (f"\nKnown:{values}" if known else "") + told
 
 
 def critic_request(problem: str, results: Mapping[str, str]) -> str:

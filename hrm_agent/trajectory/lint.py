@@ -353,19 +353,7 @@ def _tool_repeat(trajectory: Trajectory) -> Iterator[Problem]:
 _ENDS: dict[RunStatus, frozenset[StopReason | None]] = {
     RunStatus.RUNNING: frozenset({None}),
     RunStatus.COMPLETED: frozenset({StopReason.ANSWER}),
-    RunStatus.TRUNCATED: frozenset(
-        {
-            StopReason.MAX_TURNS,
-            StopReason.MAX_TOKENS,
-            StopReason.MAX_SECONDS,
-            StopReason.MAX_CALLS,
-            StopReason.MAX_COST,
-            StopReason.MAX_ROUNDS,
-            StopReason.GAVE_UP,
-            StopReason.RECURSION_LIMIT,
-            StopReason.INTERRUPT,
-        }
-    ),
+    RunStatus.TRUNCATED: frozenset(reason for reason in StopReason if reason.truncates),
     RunStatus.FAILED: frozenset({StopReason.ERROR}),
     RunStatus.ABORTED: frozenset({StopReason.ABORTED}),
 }

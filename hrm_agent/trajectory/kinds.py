@@ -1,0 +1,128 @@
+"""The words of the record: how calls and runs can end, what log-probs mean, why a branch begins."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+__all__ = [
+    "BranchReason",
+    "FinishReason",
+    "LogprobKind",
+    "RunStatus",
+    "SessionState",
+    "StopReason",
+    "ToolStatus",
+    "Verdict",
+]
+
+
+class ToolStatus(StrEnum):
+    """How a tool call ended. Decided by the side that enforces it, never read from the tool's output."""
+
+    OK = "ok"
+    ERROR = "error"
+    TIMEOUT = "timeout"
+    OUT_OF_MEMORY = "out_of_memory"
+    OUTPUT_LIMIT = "output_limit"
+    INVALID_CALL = "invalid_call"
+    DENIED = "denied"
+    INFRASTRUCTURE = "infrastructure"
+
+    @property
+    def is_policy_failure(self) -> bool:
+        """True if the policy is to blame; a fault of the infrastructure never is."""
+        return self not in (ToolStatus.OK, ToolStatus.INFRASTRUCTURE)
+
+
+class SessionState(StrEnum):
+    """What a call of a session found of the session's earlier calls."""
+
+    NEW = "new"
+    """It is the first."""
+    KEPT = "kept"
+    """The process that ran them."""
+    REPLAYED = "replayed"
+    """A new process that ran them again: the old one was gone, or had gone on from here on another branch."""
+    LOST = "lost"
+    """A new process in which they could not be run again, or came to something else."""
+
+
+class RunStatus(StrEnum):
+    """Where a run stands. `truncated`, `failed` and `aborted` runs are kept like any other."""
+
+    RUNNING = "running"
+    COMPLETED = "completed"
+    TRUNCATED = "truncated"
+    FAILED = "failed"
+    ABORTED = "aborted"
+
+
+class StopReason(StrEnum):
+    """Why a run ended. `answer` is the only one that goes with `RunStatus.COMPLETED`."""
+
+    ANSWER = "answer"
+    MAX_TURNS = "max_turns"
+    MAX_TOKENS = "max_tokens"
+    MAX_SECONDS = "max_seconds"
+    MAX_CALLS = "max_calls"
+    MAX_COST = "max_cost"
+    MAX_ROUNDS = "max_rounds"
+    """The critic would have had more done, and no round was left."""
+    GAVE_UP = "gave_up"
+    """The critic saw no way to an answer; the best one so far stands."""
+    RECURSION_LIMIT = "recursion_limit"
+    INTERRUPT = "interrupt"
+    ERROR = "error"
+    ABORTED = "aborted"
+
+    @property
+    def truncates(self) -> bool:
+        """True for what ends a run before it has come to its own end: limits, questions, giving up."""
+        return self not in (StopReason.ANSWER, StopReason.ERROR, StopReason.ABORTED)
+
+
+class FinishReason(StrEnum):
+    """Why a single model call stopped sampling."""
+
+    STOP = "stop"
+    """The end-of-turn token or a stop string was sampled."""
+    LENGTH = "length"
+    """The token limit of the call was reached."""
+    CONTROL_TOKEN = "control_token"
+    """The policy sampled a control token other than its end of turn; sampling ends there, so no turn is forged."""
+
+
+class LogprobKind(StrEnum):
+    """What the stored log-probs mean."""
+
+    RAW = "raw"
+    """log softmax of the logits at temperature 1, over the whole vocabulary."""
+    SAMPLED = "sampled"
+    """of the distribution that was sampled from, after temperature and top-p."""
+    NONE = "none"
+    """the engine gives none."""
+
+
+class BranchReason(StrEnum):
+    """Why a call starts a new root of the message forest instead of extending its parent."""
+
+    ROOT = "root"
+    """the first call of a conversation: nothing to extend."""
+    TEMPLATE = "template"
+    """the chat template rewrites earlier turns, so that the stored prefix is no prefix of the new prompt."""
+    REWRITTEN = "rewritten"
+    """the message that carries the earlier call was edited, or messages before it were added, edited or removed."""
+    TOOLS = "tools"
+    """the tools offered to the model changed, and with them the system turn."""
+    MODEL = "model"
+    """the earlier call was another model's: its token ids mean nothing here."""
+    NO_TOKENS = "no_tokens"
+    """the model reports no token ids."""
+
+
+class Verdict(StrEnum):
+    """What a training run did with a trajectory."""
+
+    KEPT = "kept"
+    DROPPED = "dropped"
+    GROUP_REJECTED = "group_rejected"
