@@ -26,7 +26,7 @@ from hrm_agent.models.load import load_policy, model_folder
 from hrm_agent.models.loading import load_pretrained
 from hrm_agent.models.vllm_engine import VllmEngine
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.trajectory import Call, LogprobKind, Recording, RunStatus, Sampling, Trajectory, recording
+from hrm_agent.trajectory import Call, FinishReason, LogprobKind, Recording, RunStatus, Sampling, Trajectory, recording
 from hrm_agent.trajectory.lint import lint
 from tests.models.test_contract import calls_of
 from tests.vllm.conftest import POLICY
@@ -199,7 +199,9 @@ async def check_the_roles_are_held_to_their_schemas(
         runner, group_episodes(tasks, 1, run_id="r", stage="held", seed=5, graph="reasoning"), concurrency=2
     )
     for trajectory in trajectories:
-        assert trajectory.status is RunStatus.COMPLETED and lint(trajectory) == []
+        # under the mask the policy writes what it was not taught, and its critic may not come to an end
+        assert trajectory.status in (RunStatus.COMPLETED, RunStatus.TRUNCATED) and lint(trajectory) == []
         held = [call for call in trajectory.calls if call.constrained]
-        assert held and json.loads(held[0].response["content"])
+        ended = [call for call in held if call.finish_reason is FinishReason.STOP]
+        assert ended and all(isinstance(json.loads(call.response["content"]), dict) for call in ended)
         assert {call.identity.node for call in held} <= {"plan", "critique"}
