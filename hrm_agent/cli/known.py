@@ -18,6 +18,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from graphs import prompts
+from graphs.choice import JUDGE_PROMPT
 from hrm_agent.errors import ConfigError
 from hrm_agent.tools import python, python_stateless
 from hrm_agent.trajectory import Call
@@ -30,7 +31,7 @@ State = Callable[[Call], Sequence[BaseMessage]]
 
 def known_from(system: Path | None, tools: Path | None, state: State | None = None) -> Known:
     """Our own system turns and tools, with those of two files: the text of one system turn, and a list of tools."""
-    ours = [str(value) for name, value in vars(prompts).items() if name.endswith("_PROMPT")]
+    ours = [JUDGE_PROMPT, *(str(value) for name, value in vars(prompts).items() if name.endswith("_PROMPT"))]
     systems = [*([_text(system)] if system else []), *ours]
     offers = [*([_tools(tools)] if tools else []), *((convert_to_openai_tool(tool),) for tool in _ours())]
     return Known(tuple(systems), tuple(offers), state)

@@ -1,7 +1,7 @@
 """The environment that tools run on: the one around the current task, else one for the whole process.
 
-The second is for graphs that somebody else runs (a notebook, `langgraph dev`): it is opened when the first call asks for
-it and closed when the process ends. HRM_AGENT_ENVIRONMENT says where, in the words of `--environment`;
+The second is for graphs that somebody else runs (a notebook, `langgraph dev`): it is opened when the first call asks
+for it and closed when the process ends. HRM_AGENT_ENVIRONMENT says where, in the words of `--environment`;
 HRM_AGENT_ISOLATION is the least isolation that is accepted, which is never less than the default by itself.
 """
 

@@ -69,7 +69,7 @@ def _load(name: str) -> Backend:
 def load_codec(name: str) -> Codec:
     """The codec of a local policy, without its weights: what its tokens say. Raises `ModelError`."""
     asked = parse_model(name)
-    if asked.scheme == "scripted":
+    if "scripted" in (asked.scheme, asked.name):  # an engine that is made in a program has no file
         from hrm_agent.models.byte_codec import ByteCodec
 
         return ByteCodec()
