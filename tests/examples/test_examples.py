@@ -88,7 +88,11 @@ def test_the_word_problems(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     for _ in range(2):  # the second time they are read back
         word_maths([])
         said = capsys.readouterr().out.splitlines()
-        assert said[0].startswith("tank: Answer: 1279.43 (right)") and said[1].startswith("farm: ") and "(right)" in said[1]
+        assert (
+            said[0].startswith("tank: Answer: 1279.43 (right)")
+            and said[1].startswith("farm: ")
+            and "(right)" in said[1]
+        )
     with pytest.raises(SystemExit, match="There is no model folder 'nothing-here'"):
         word_maths(["--policy", "nothing-here"])
     with open_store(STORE, create=False) as store:
