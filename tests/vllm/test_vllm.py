@@ -177,11 +177,11 @@ def check_a_cancelled_request_leaves_the_server(server: VllmServer, engine: Vllm
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("vllm:num_requests_running"))
 
     sampled: list[int] = []
-    futures = [ask(engine, seed, max_tokens=900, temperature=5.0, on_token=sampled.append) for seed in range(8)]
+    futures = [ask(engine, seed, max_tokens=900, temperature=2.0, on_token=sampled.append) for seed in range(8)]
     until = time.monotonic() + 60
     while not sampled and time.monotonic() < until:
         time.sleep(0.02)
-    assert [future.cancel() for future in futures if not future.done()]
+    assert sampled and any([future.cancel() for future in futures])
     while running() and time.monotonic() < until:
         time.sleep(0.05)
     assert running() == 0 and len(sampled) < 8 * 900
