@@ -50,6 +50,7 @@ async def collect(
         sampling,
         store=config.store,
         stand_in=config.stand_in,
+        constrain=config.constrain,
         isolation=config.isolation,
         environment=config.environment,
     ) as runner:

@@ -66,6 +66,8 @@ class CollectConfig(BaseModel):
     """Options of the graph: its budgets."""
     stand_in: bool = False
     """Let the policy answer for chat models that the graph holds itself; otherwise those are asked, and recorded."""
+    constrain: bool = True
+    """Hold roles to the form of their answers, where the engine can; such answers teach a trainer nothing."""
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     max_tokens: int = Field(default=512, ge=1)

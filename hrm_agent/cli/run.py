@@ -63,6 +63,8 @@ class RunConfig(BaseModel):
     """Of them, those that the mode `search` forks from one moment side by side."""
     stand_in: bool = False
     """Let the policy answer for chat models that the graph holds itself; otherwise those are asked, and recorded."""
+    constrain: bool = True
+    """Hold roles to the form of their answers, where the engine can."""
     temperature: float = Field(default=1.0, ge=0)
     """0 takes the most probable token."""
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -164,6 +166,7 @@ async def runner_for(config: RunConfig, store: RunStore, backend: Backend) -> As
             Sampling(temperature=config.temperature, top_p=config.top_p, max_tokens=config.max_tokens),
             recursion_limit=config.recursion_limit,
             stand_in=config.stand_in,
+            constrain=config.constrain,
         )
 
 
