@@ -207,6 +207,8 @@ BAD: list[tuple[int, str, dict[str, Any]]] = [
     (400, "seed", {"seed": 2**63}),
     (400, "stop", {"stop": ["x"] * 5}),
     (400, "no option 'max_turn'", {"context": {"max_turn": 1}}),
+    (400, "the server's to say", {"context": {"model": "hf:someone/elses"}}),
+    (400, "the server's to say", {"context": {"models": {"planner": "vllm:http://127.0.0.1:1/v1"}}}),
     (404, "tool_loop", {"model": "os:system"}),
     (404, "tool_loop", {"model": "../../etc/passwd"}),
 ]
