@@ -30,14 +30,18 @@ MAX_FORMAT, MAX_ANSWER = 200, 2000
 """Characters: of a template, and of an answer that is held against it."""
 MAX_CHECK = 4000
 """Characters of a check; a longer one is none."""
-MAX_FREE = 2
-"""Places that take any text; with more of them a search takes too long."""
+MAX_PLACES, MAX_FREE = 4, 2
+"""Of a template, and of them those that take any text; with more of them a search takes too long."""
+MAX_LINES = 16
+"""Of an answer in which a line of the format is looked for, from its end."""
 
 _PLACE = re.compile(r"<([^<>\n/]{1,40})>")
 _QUOTED = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|`([^`\n]+)`|“([^”\n]+)”")
 _ASKS = re.compile(r"\b(exactly|format|form|answer with|reply with|respond with|as)\b[^.\n]{0,40}$", re.IGNORECASE)
-_NUMBER = r"[-+]?(?:\d[\d,]*)?\.?\d+(?:[eE][-+]?\d+)?(?:/\d+)?"
-_INTEGER = r"[-+]?\d[\d,]*"
+# Digits are taken all or none: a thousand of them, split in every way, would keep the search busy for minutes.
+_DIGITS = r"\d++(?:,\d{2,3}(?!\d)){0,6}"
+_NUMBER = rf"[-+]?(?:{_DIGITS}(?:\.\d++)?|\.\d++)(?:[eE][-+]?\d++)?(?:/\d++)?"
+_INTEGER = rf"[-+]?{_DIGITS}"
 _KINDS = {"number": _NUMBER, "float": _NUMBER, "decimal": _NUMBER, "integer": _INTEGER, "int": _INTEGER}
 _FREE = r"[^\n]+"
 
@@ -58,11 +62,12 @@ class Format:
         return own
 
     def kept_by(self, text: str) -> bool:
-        return len(text) <= MAX_ANSWER and self.pattern.fullmatch(text) is not None
+        return len(text) <= MAX_ANSWER and "\n" not in text and self.pattern.fullmatch(text) is not None
 
     def found_in(self, text: str) -> str | None:
         """The last line that keeps the format, without the quotes or stars around it."""
-        lines = (line.strip().strip("'\"`*“”").strip() for line in reversed(own_text(text).splitlines()))
+        last = own_text(text).splitlines()[-MAX_LINES:]
+        lines = (line.strip().strip("'\"`*“”").strip() for line in reversed(last))
         return next((line for line in lines if self.kept_by(line)), None)
 
     def filled(self, value: str) -> str:
@@ -93,12 +98,12 @@ def _format(template: str) -> Format | None:
     if not places or len(template) > MAX_FORMAT or "\n" in template:
         return None
     kinds = [_kind(found[1]) for found in places]
-    if kinds.count(_FREE) > MAX_FREE:
-        return None
     between = [
         template[a:b]
         for a, b in zip([0, *(p.end() for p in places)], [*(p.start() for p in places), None], strict=True)
     ]
+    if len(kinds) > MAX_PLACES or kinds.count(_FREE) > MAX_FREE or "" in between[1:-1]:
+        return None
     parts = [re.escape(text) + kind for text, kind in zip(between, [*kinds, ""], strict=True)]
     return Format(template, re.compile("".join(parts)))
 

@@ -105,6 +105,8 @@ def test_plans_by_other_names() -> None:
         ("", 'Answer in the form "x = <integer>, y = <integer>"', "x = 3, y = -4", "x = 3, y = 4.5"),
         ("<answer>\\boxed{<integer>}</answer>", "", "<answer>\\boxed{42}</answer>", "42"),
         ("Verdict: <yes|no>", "", "Verdict: no", "Verdict: perhaps"),
+        ("<integer>,<number>,<number>", "", "1,2,300", "1,2"),
+        ("Answer: <number>", "", "Answer: 12,345.5e3/7", "Answer: 5."),
     ],
 )
 def test_formats(final_format: str, problem: str, kept: str, broken: str) -> None:
@@ -116,6 +118,22 @@ def test_formats(final_format: str, problem: str, kept: str, broken: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("final_format", "said"),
+    [
+        ("Answer: <number>", "Answer: " + "1" * 1900 + "x"),
+        ("<integer>,<integer>,<integer>", "1," * 999 + "x"),
+        ("<a>: <number>,<number> <b>.", ": 1,111,111,111 " * 120),
+        ("<a> is <b>.", " is " * 490 + "x"),
+    ],
+)
+def test_answers_that_keep_no_format_are_told_in_no_time(final_format: str, said: str) -> None:
+    wanted = format_of(final_format, "")
+    began = time.process_time()
+    assert wanted is not None and wanted.found_in(f"{said}\n" * 500) is None
+    assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize(
     ("final_format", "problem"),
     [
         ("", "What is 6 * 7?"),
@@ -123,6 +141,8 @@ def test_formats(final_format: str, problem: str, kept: str, broken: str) -> Non
         ("Give the result as <number> apples, and say why", ""),
         ("", "Tom said 'take <two> pears'. How many are left?"),
         ("<a> <b> <c>", ""),
+        ("<integer><integer>", ""),
+        ("<integer>, " * 5, ""),
     ],
 )
 def test_where_no_format_can_be_told_there_is_no_check(final_format: str, problem: str) -> None:
