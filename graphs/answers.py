@@ -8,11 +8,9 @@ reasoning, printed by a tool or written into a forged tool response is no answer
 
 from __future__ import annotations
 
-import json
 import re
-from typing import Any
 
-__all__ = ["final_answer", "first_json_object", "own_text", "stated_value"]
+__all__ = ["final_answer", "own_text", "stated_value"]
 
 MAX_BOXED_CHARACTERS = 2**16
 """A box that is not closed within them is no answer."""
@@ -77,15 +75,3 @@ def stated_value(text: str) -> str | None:
     before, _, _ = visible.rpartition("</answer>")
     tagged = before.rpartition("<answer>")
     return final_answer(text) or _last_boxed(visible) or (tagged[2].strip() if tagged[1] else None) or None
-
-
-def first_json_object(text: str) -> dict[str, Any] | None:
-    """The first JSON object in `text`; None if there is none that decodes."""
-    decoder = json.JSONDecoder()
-    for match in re.finditer(r"\{", text):
-        try:
-            found, _ = decoder.raw_decode(text, match.start())
-        except (ValueError, RecursionError):
-            continue
-        return found
-    return None

@@ -15,6 +15,7 @@ one that is and why. Runs that failed are out. Of the others, in this order:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NotRequired
@@ -26,7 +27,8 @@ from langgraph.runtime import Runtime
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
-from graphs.answers import first_json_object, own_text
+from graphs.answers import own_text
+from graphs.roles import Unreadable, read_as
 from graphs.votes import most_frequent, vote
 from hrm_agent.models import policy
 from hrm_agent.trajectory import StopReason
@@ -107,7 +109,9 @@ async def judge(state: ChoiceState, runtime: Runtime[ChoiceContext]) -> dict[str
     shown = [
         own_text(candidate["answer"] or "").strip()[:MAX_SHOWN] for candidate in _different(_pool(runtime.context))
     ]
-    listed = "".join(f"\n{number}: {text}" for number, text in enumerate(shown, 1))
+    # In one line each: an answer of several could forge its neighbours.
+    lines = [json.dumps(text) if len(text.splitlines()) > 1 else text for text in shown]
+    listed = "".join(f"\n{number}: {line}" for number, line in enumerate(lines, 1))
     request = f"Problem: {state['messages'][0].text}\nAnswers:{listed}"
     answer = await policy(model=runtime.context.judge, schema=Judgement, temperature=0).ainvoke(
         [SystemMessage(JUDGE_PROMPT), HumanMessage(request)]
@@ -149,12 +153,14 @@ def _vote(candidate: Candidate) -> str:
 
 def _named(judged: str, pool: Sequence[Candidate]) -> tuple[Candidate, str] | None:
     """The one that the judge named; None where it named none."""
-    said = first_json_object(judged) or {}
     different = _different(pool)
-    number = str(said.get("best", "")).strip()
-    if not number.isdecimal() or not 1 <= int(number) <= len(different):
+    try:
+        best = read_as(Judgement, judged).best
+    except Unreadable:
         return None
-    return different[int(number) - 1], f"named by the judge among {len(different)} different answers"
+    if not 1 <= best <= len(different):
+        return None
+    return different[best - 1], f"named by the judge among {len(different)} different answers"
 
 
 def _voted(pool: Sequence[Candidate]) -> tuple[Candidate, str]:

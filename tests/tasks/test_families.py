@@ -63,6 +63,8 @@ def test_the_split_may_stand_in_the_files_name(tmp_path):
         ('{"question": "a", "answer": null}', "'answer' is a NoneType"),
         ('{"question": {}, "answer": 1}', "'question' is a dict"),
         ("[" * 100_000, "line 2: not JSON"),
+        ('{"question": "a", "answer": " "}', "line 2: the answer 'answer' is empty"),
+        ('{"question": "a", "answer": "6 * 7 = 42\\n####"}', "line 2: the answer 'answer' is empty"),
     ],
 )
 def test_a_malformed_row_is_named(tmp_path, row, message):
@@ -246,6 +248,7 @@ def test_shares_sum_up_and_are_off_by_less_than_one(weights, count):
         ("arc_agi", "test", 1, "no split 'test'"),
         ("mix:word_problems", "train", None, "needs a number of tasks"),
         ("mix:0*word_problems", "train", 1, "no part of a mixture"),
+        ("mix:1" + "0" * 400 + "*word_problems", "train", 1, "no part of a mixture"),
         ("mix:2*word_problems,word_problems", "train", 1, "twice"),
         ("mix:mix:word_problems", "train", 1, "has a mixture in it"),
         ("mix:2*word_problem", "train", 1, "Did you mean 'word_problems'"),

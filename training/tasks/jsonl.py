@@ -108,6 +108,10 @@ def _task(
     verifier: Callable[[str], Verifier],
 ) -> Task:
     answer = _reference(_value(path, line, row, "answer", keys["answer"]))
+    if not answer:  # an empty box would be right
+        raise TaskError(
+            f"{path}, line {line}: the answer {keys['answer']!r} is empty.", "Give it, or leave the row out."
+        )
     return Task(
         id=_value(path, line, row, "id", keys["id"]) if keys["id"] else f"{path.name}:{line}",
         family=family,

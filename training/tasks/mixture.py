@@ -20,6 +20,8 @@ from training.tasks.base import Task
 
 __all__ = ["Part", "mixed", "read_mixture", "shares"]
 
+MAX_WEIGHT = 1e9
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -43,7 +45,7 @@ def read_mixture(text: str, families: Iterable[str]) -> list[Part]:
 def _part(text: str) -> Part:
     match = re.fullmatch(r"(?:([0-9]*\.?[0-9]+)\*)?(\w.*)", text)
     weight = float(match[1] or 1) if match else 0.0
-    if match is None or weight <= 0:
+    if match is None or not 0 < weight <= MAX_WEIGHT:
         raise TaskError(f"mix: {text!r} is no part of a mixture.", "Write mix:2*word_problems,1*reasoning_gym:gcd")
     if match[2].partition(":")[0] == "mix":
         raise TaskError("mix: has a mixture in it.", "Write all parts side by side.")
