@@ -16,11 +16,13 @@ from typing import Any
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import HumanMessage
 
+from hrm_agent.errors import ModelError
 from hrm_agent.models.active import Backend
 from hrm_agent.models.capabilities import Capabilities, Lack
 from hrm_agent.models.engine import Engine, GenerationRequest
 from hrm_agent.models.load import load_policy, local_folder
 from hrm_agent.models.strings import LoadOptions, ModelString, parse_model
+from hrm_agent.models.vllm_server import parse_address
 from hrm_agent.trajectory import LogprobKind, Sampling
 
 __all__ = ["Checked", "check_model"]
@@ -64,7 +66,8 @@ def check_model(text: str, *, load: bool = True) -> Checked:
 def _told(backend: Backend, asked: ModelString) -> Capabilities:
     says = getattr(backend, "capabilities", None)
     if says is not None:
-        return says()
+        told: Capabilities = says()
+        return replace(told, trainable=told.trainable and asked.options == LoadOptions())
     if isinstance(backend, BaseChatModel):
         return _hosted(backend)
     longest = getattr(backend, "max_length", None)
@@ -89,6 +92,8 @@ def _read(asked: ModelString) -> Capabilities:
 
 def _without_loading(asked: ModelString) -> Capabilities:
     served = asked.scheme == "vllm"
+    if served:
+        parse_address(asked.text)  # what is wrong with it can be read off it
     return Capabilities(
         kind=asked.scheme,
         tools=True,
@@ -106,7 +111,7 @@ def _local(asked: ModelString) -> Capabilities:
     needed = {"torch", "transformers", "llguidance"}
     needed |= {"bitsandbytes"} if options.load else set()
     needed |= {"peft"} if options.adapter else set()
-    known = json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder.is_dir() else {}
+    known = _configuration(folder) if folder.is_dir() else {}
     return Capabilities(
         kind="transformers",
         tools=True,
@@ -121,6 +126,16 @@ def _local(asked: ModelString) -> Capabilities:
         max_length=known.get("max_position_embeddings"),
         lacks=tuple(_lack(*row) for row in _PACKAGES if row[0] in needed and find_spec(row[0]) is None),
     )
+
+
+def _configuration(folder: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise ModelError(
+            f"The model folder {str(folder)!r} has no configuration that can be read (config.json).",
+            "Name a folder written by `save_pretrained`.",
+        ) from error
 
 
 def _lack(package: str, what: str, extra: str) -> Lack:

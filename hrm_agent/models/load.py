@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +22,7 @@ from pathlib import Path
 from hrm_agent.errors import ModelError, nearest
 from hrm_agent.models.active import DEFAULT_POLICY, Backend
 from hrm_agent.models.engine import Codec
-from hrm_agent.models.strings import LoadOptions, ModelString, parse_model
+from hrm_agent.models.strings import LoadOptions, ModelString, is_folder, parse_model
 
 __all__ = [
     "BUILTIN_POLICIES",
@@ -35,24 +36,26 @@ __all__ = [
 
 BUILTIN_POLICIES = ("cold-start", "trained")
 _SHIPPED = Path(__file__).parent / "builtin"
-_loaded: dict[str, Backend] = {}
-_lock, _locks = threading.Lock(), dict[str, threading.Lock]()
+_loaded: dict[tuple[int, str], Backend] = {}
+"""By process id: a fork has none of the threads that answer."""
+_lock, _locks = threading.Lock(), dict[tuple[int, str], threading.Lock]()
 """One lock a string: solvers side by side ask for one model at the same moment, and roles for several."""
 
 
 def load_policy(name: str) -> Backend:
     """The policy that `name` names, loaded once per process. Raises `ModelError`."""
+    ours = os.getpid(), name
     with _lock:
-        loading = _locks.setdefault(name, threading.Lock())
+        loading = _locks.setdefault(ours, threading.Lock())
     with loading:
-        if name not in _loaded:
-            _loaded[name] = _load(name)
-        return _loaded[name]
+        if ours not in _loaded:
+            _loaded[ours] = _load(name)
+        return _loaded[ours]
 
 
 def loaded_policy(name: str) -> Backend | None:
     """What `load_policy` has loaded already, at no cost."""
-    return _loaded.get(name)
+    return _loaded.get((os.getpid(), name))
 
 
 def _load(name: str) -> Backend:
@@ -85,7 +88,7 @@ def load_codec(name: str) -> Codec:
     from hrm_agent.models.codec import ChatTemplateCodec
 
     try:
-        return ChatTemplateCodec(AutoTokenizer.from_pretrained(folder))
+        return ChatTemplateCodec(AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
     except (OSError, ValueError) as error:
         raise ModelError(f"The tokenizer of {name!r} cannot be loaded: {error}.") from error
 
@@ -118,7 +121,7 @@ def local_folder(asked: ModelString) -> str:
         return str(_SHIPPED / rest)
     if asked.scheme == "hf" and rest:
         return rest
-    if asked.scheme or not Path(rest).is_dir():
+    if asked.scheme or not is_folder(rest):
         raise ModelError(
             f"There is no model folder {asked.base!r}.",
             "Name a folder, builtin:trained, hf:NAME, or a provider's model such as openai:gpt-5.",
@@ -157,7 +160,7 @@ def _hosted(name: str) -> Backend:
 
     try:
         return init_chat_model(name)  # pyright: ignore[reportUnknownVariableType]
-    except (ImportError, ValueError) as error:
+    except Exception as error:  # each provider has errors of its own, for a key that is missing, for example
         raise ModelError(
             f"Policy {name!r} cannot be loaded: {error}", "See the provider's package of LangChain."
         ) from error

@@ -28,7 +28,12 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "to
 def load_pretrained(path_or_name: str, *, dtype: str = "auto", device: str = "cpu") -> tuple[Any, Any]:
     """The causal LM, in evaluation mode, and its tokenizer, which has a chat template. Raises `ModelError`."""
     model, tokenizer = _read(path_or_name, {"dtype": dtype})
-    return model.to(device).eval(), tokenizer
+    try:
+        return model.to(device).eval(), tokenizer
+    except Exception as error:  # no such device, or no room on it
+        raise ModelError(
+            f"The model {path_or_name!r} cannot be put on {device!r}: {error}", "Leave device out, or write cpu."
+        ) from error
 
 
 def load_engine(path_or_name: str, *, name: str, options: LoadOptions | None = None) -> TransformersEngine:
@@ -62,8 +67,8 @@ def _read(path_or_name: str, options: dict[str, Any]) -> tuple[Any, Any]:
     if Path(path_or_name).is_dir():
         _check_folder(Path(path_or_name))
     try:
-        tokenizer = _library.AutoTokenizer.from_pretrained(path_or_name)
-        model = _library.AutoModelForCausalLM.from_pretrained(path_or_name, **options)
+        tokenizer = _library.AutoTokenizer.from_pretrained(path_or_name, trust_remote_code=False)
+        model = _library.AutoModelForCausalLM.from_pretrained(path_or_name, trust_remote_code=False, **options)
     except Exception as error:  # whatever the files made the library raise
         raise ModelError(
             f"The model {path_or_name!r} cannot be loaded: {error}",
@@ -84,7 +89,7 @@ def _quantization(path_or_name: str, options: LoadOptions) -> Any:
     compute = options.dtype
     if compute == "auto":  # bitsandbytes would compute in float32, whatever the weights are stored in
         try:
-            compute = _library.AutoConfig.from_pretrained(path_or_name).dtype or "float32"
+            compute = _library.AutoConfig.from_pretrained(path_or_name, trust_remote_code=False).dtype or "float32"
         except Exception:  # said better where the model is read
             compute = "float32"
     return _library.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)

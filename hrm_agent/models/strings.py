@@ -7,13 +7,13 @@ loads the same model in the same way. Options are checked when the string is rea
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from urllib.parse import unquote
 
 from hrm_agent.errors import ModelError, nearest
 
-__all__ = ["LoadOptions", "ModelString", "parse_model"]
+__all__ = ["LoadOptions", "ModelString", "is_folder", "parse_model"]
 
 _LOCAL = ("", "builtin", "hf")
 """Schemes of weights that are loaded here; the empty one is a folder's."""
@@ -64,11 +64,11 @@ class ModelString:
 
 def parse_model(text: str) -> ModelString:
     """Take `text` apart. Raises `ModelError` for an option or a value that means nothing."""
-    if Path(text).is_dir():
+    if is_folder(text):
         return ModelString(text, "", text)
     base, asked, query = text.partition("?")
     scheme, colon, rest = base.partition(":")
-    if not colon or Path(base).is_dir():
+    if not colon or is_folder(base):
         scheme, rest = "", base
     if scheme in _OWN_OPTIONS:
         return ModelString(text, scheme, text.partition(":")[2])
@@ -80,6 +80,11 @@ def parse_model(text: str) -> ModelString:
             )
         return ModelString(text, scheme, text.partition(":")[2])
     return ModelString(text, scheme, rest, _options(text, query))
+
+
+def is_folder(text: str) -> bool:
+    """For any text: a path that cannot be (too long, say) is none, and raises nothing."""
+    return os.path.isdir(text)  # noqa: PTH112
 
 
 def _options(text: str, query: str) -> LoadOptions:

@@ -107,7 +107,7 @@ class Schemas:
     def _compile(self, text: str, compiled: Future[Any]) -> None:
         try:
             compiled.set_result(self._matcher(text))
-        except Exception:  # whatever the library says of a schema that it does not know
+        except BaseException:  # whatever the library says of a schema that it does not know; a panic is no Exception
             compiled.set_result(None)
 
     def _matcher(self, text: str) -> Any:

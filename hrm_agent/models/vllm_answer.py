@@ -32,6 +32,8 @@ _NEUTRAL = {
     "n": 1,
 }
 _SEEDS = (1 << 63) - 1
+_MOST_TOKENS = 1 << 31
+"""No vocabulary is as large, and tokenizers take no larger number."""
 _ROUNDING = 1e-3
 """By how much a log-prob may be above 0 because of rounding."""
 
@@ -151,9 +153,9 @@ def _all_of(values: Any, test: Any) -> bool:
 
 
 def _is_token(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_TOKENS
 
 
 def _is_logprob(value: Any) -> bool:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    number = isinstance(value, float) or (type(value) is int and abs(value) < _MOST_TOKENS)
     return number and math.isfinite(value) and value <= _ROUNDING

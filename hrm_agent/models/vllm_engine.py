@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -56,6 +57,8 @@ class VllmEngine:
         """Prompt and answer are at most so many tokens; None where the server did not say."""
         self._address, self._served = address, served
         self._closed = False
+        self._process = os.getpid()
+        """A fork has no thread for the loop, and what it closes is its parent's."""
         self._lock = threading.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.new_event_loop()
@@ -68,6 +71,8 @@ class VllmEngine:
     def submit(self, request: GenerationRequest) -> Future[Completion]:
         """Send a request. Cancelling the future frees its place on the server."""
         error = self._objection(request)
+        if self._process != os.getpid():
+            raise self._closed_error()
         with self._lock:
             if self._closed:
                 raise self._closed_error()
@@ -94,6 +99,8 @@ class VllmEngine:
 
     def close(self) -> None:
         """Hang up; pending requests fail with `ModelError`."""
+        if self._process != os.getpid():
+            return
         with self._lock:
             if self._closed:
                 return
@@ -186,10 +193,14 @@ def open_vllm(name: str) -> VllmEngine:
 
 
 def load_vllm_codec(name: str) -> PolicyCodec:
-    """What the tokens of `vllm:URL?OPTIONS` say. A server is asked only where the string names no tokenizer."""
+    """What the tokens of `vllm:URL?OPTIONS` say. A server is asked only where the string names no tokenizer.
+
+    The string may come from a store that somebody else wrote: another machine is sent no key for it.
+    """
     address = parse_address(name)
     _check_transformers(name)
-    return _codec(address, address.tokenizer or look_up(address).tokenizer)[0]
+    asked = address if address.local else replace(address, key_env="")
+    return _codec(address, address.tokenizer or look_up(asked).tokenizer)[0]
 
 
 def _check_transformers(name: str) -> None:
@@ -204,7 +215,7 @@ def _codec(address: Address, path: str) -> tuple[PolicyCodec, Callable[[str], li
     from hrm_agent.models.codec import ChatTemplateCodec
 
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(path)
+        tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # whatever the files made the library raise
         raise ModelError(
             f"The tokenizer {path!r} of the server at {address.url} cannot be loaded here: "

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import parse_qsl, urlsplit
@@ -40,6 +41,7 @@ SCHEME = "vllm:"
 _OPTIONS = ("key_env", "model", "timeout", "tokenizer")
 HTTP_OK = 200
 _LOOK_UP_SECONDS = 60.0
+_LOOK_UP_BYTES = 8 << 20
 _CONTEXT_SIGNS = ("maximum context length", "max_model_len", "context length")
 _SHOWN = 400
 """Characters of a server's own words in an error."""
@@ -128,6 +130,8 @@ def _key_hint(variable: str = KEY_ENV) -> str:
 def client_options(address: Address) -> dict[str, Any]:
     """What every client is made with. Compression is declined: a few bytes could unpack into any number."""
     key = os.environ.get(address.key_env, "").strip()
+    if not (key.isascii() and (key.isprintable() or not key)):  # said here, since whoever sends it would show it
+        raise ModelError(f"{address.key_env} holds characters that no key has.", "Printable ASCII, in one line.")
     return {
         "headers": {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {key}"} if key else {})},
         "trust_env": not address.local,
@@ -138,10 +142,10 @@ def client_options(address: Address) -> dict[str, Any]:
 def look_up(address: Address) -> Served:
     """Ask the server what it serves. Raises `ModelError`."""
     with httpx.Client(timeout=_LOOK_UP_SECONDS, **client_options(address)) as client:
-        entries = _models(address, _value(address, lambda: client.get(f"{address.url}/models")))
+        entries = _models(address, _value(address, client, "GET", "models"))
         entry = _chosen(address, entries)
         base = next((other for other in entries if other["id"] == entry.get("parent")), entry)
-        probe = _value(address, lambda: client.post(f"{address.url}/completions", json=_probe(entry["id"])))
+        probe = _value(address, client, "POST", "completions", _probe(entry["id"]))
         return Served(
             model=entry["id"],
             tokenizer=address.tokenizer or str(base.get("root") or base["id"]),
@@ -156,21 +160,34 @@ def server_tokens(address: Address, model: str, text: str) -> list[int] | None:
     asked = {"model": model, "prompt": text, "add_special_tokens": False}
     try:
         with httpx.Client(timeout=_LOOK_UP_SECONDS, **client_options(address)) as client:
-            said = client.post(url, json=asked)
-        tokens = said.json()["tokens"] if said.status_code == HTTP_OK else None
-    except (httpx.HTTPError, ValueError, TypeError, KeyError):
+            status, said = _bounded(client, "POST", url, asked)
+        tokens = json.loads(said)["tokens"] if status == HTTP_OK else None
+    except (httpx.HTTPError, ValueError, TypeError, KeyError, RecursionError):
         return None
     return cast("list[int]", tokens) if isinstance(tokens, list) else None
 
 
-def _value(address: Address, ask: Callable[[], httpx.Response]) -> dict[str, Any]:
+def _value(
+    address: Address, client: httpx.Client, method: str, path: str, body: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     try:
-        response = ask()
+        status, said = _bounded(client, method, f"{address.url}/{path}", body)
     except httpx.HTTPError as error:
         raise unreachable(address, error) from error
-    if response.status_code != HTTP_OK:
-        raise refusal(address, response.status_code, response.text)
-    return object_of(address, response.text)
+    if status != HTTP_OK:
+        raise refusal(address, status, said.decode(errors="replace"))
+    return object_of(address, said)
+
+
+def _bounded(client: httpx.Client, method: str, url: str, body: Mapping[str, Any] | None) -> tuple[int, bytes]:
+    """Status and body as they came: not unpacked, since compression was declined, and not without an end."""
+    until, said = time.monotonic() + _LOOK_UP_SECONDS, b""
+    with client.stream(method, url, json=body) as response:
+        for part in response.iter_raw():
+            said += part
+            if len(said) > _LOOK_UP_BYTES or time.monotonic() > until:
+                raise httpx.RemoteProtocolError("its answer has no end")
+        return response.status_code, said
 
 
 def object_of(address: Address, text: str | bytes) -> dict[str, Any]:
@@ -224,7 +241,7 @@ def _kind(address: Address, probed: Mapping[str, Any]) -> LogprobKind:
         token_ids, (first,) = choice["token_ids"], choice["logprobs"]["token_logprobs"]
         (top,) = choice["logprobs"]["top_logprobs"]
         logprobs = [float(first), *map(float, top.values())]
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ModelError(
             f"The server at {address.url} gives no token ids with their log-probs.",
             "A vLLM from 0.11 on does, on /v1/completions; name any other server by its provider, as openai:NAME.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from hrm_agent.models import checking
@@ -43,6 +45,22 @@ def test_what_cannot_be_had_is_an_error(hrm: Command) -> None:
         failed = hrm("models", "check", *words)
         assert failed.code == 2 and said in failed.err
     assert hrm("models", "chek").code == 2
+
+
+def test_what_the_string_shows_to_be_wrong_is_told_without_loading(hrm: Command, tmp_path: Path) -> None:
+    for text, said in (
+        ("vllm:foo", "names no server"),
+        ("vllm:http://127.0.0.1:9/v1?timeout=soon", "no number of seconds"),
+        (str(tmp_path), "no configuration"),
+        ("a" * 300, "no model folder"),
+    ):
+        failed = hrm("models", "check", text, "--no-load")
+        assert failed.code == 2 and said in failed.err
+
+
+def test_what_train_refuses_is_not_called_trainable(hrm: Command) -> None:
+    for more in ((), ("--no-load",)):
+        assert not hrm("models", "check", "builtin:trained?dtype=float32", "--json", *more).json["trainable"]
 
 
 def test_a_quantized_policy_is_not_trained(hrm: Command) -> None:

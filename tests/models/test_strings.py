@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -60,6 +63,36 @@ def test_a_slip_is_named_before_anything_is_loaded(text: str, said: str) -> None
     with pytest.raises(ModelError) as caught:
         load_policy(text)
     assert said in str(caught.value)
+
+
+def test_a_device_that_is_not_there_is_named() -> None:
+    with pytest.raises(ModelError, match="cannot be put on 'mps'"):
+        load_policy("builtin:trained?device=mps")
+
+
+def test_a_folder_brings_no_code_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder("builtin:trained"), folder)
+    for file, kind in (("config.json", "AutoConfig"), ("tokenizer_config.json", "AutoTokenizer")):
+        settings = json.loads((folder / file).read_text(encoding="utf-8")) | {"auto_map": {kind: "evil.Evil"}}
+        settings |= {"model_type": "evil"} if file == "config.json" else {"tokenizer_class": "Evil"}
+        (folder / file).write_text(json.dumps(settings), encoding="utf-8")
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n", encoding="utf-8")
+    monkeypatch.setattr("builtins.input", lambda _: "y")  # somebody who says yes to whatever is asked
+    for read in (load_policy, load_codec):
+        with pytest.raises(ModelError):
+            read(str(folder))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_fork_loads_its_own(tmp_path: Path) -> None:
+    script = tmp_path / "said.jsonl"
+    script.write_text('"yes"\n', encoding="utf-8")
+    ours = load_policy(f"scripted:{script}")
+    child = os.fork()
+    if not child:
+        os._exit(0 if load_policy(f"scripted:{script}") is not ours else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0 and load_policy(f"scripted:{script}") is ours
 
 
 def test_options_change_neither_tokens_nor_names_but_cannot_be_trained() -> None:

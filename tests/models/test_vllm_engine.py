@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
@@ -11,16 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from langchain_core.messages import AIMessage
 
 from hrm_agent.errors import ContextLengthError, ModelError
 from hrm_agent.models import using_policy
 from hrm_agent.models import vllm_connection as connection_module
+from hrm_agent.models import vllm_engine as engine_module
+from hrm_agent.models import vllm_server as server_module
 from hrm_agent.models.byte_codec import ByteCodec
 from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.load import load_codec
 from hrm_agent.models.vllm_engine import VllmEngine, open_vllm
-from hrm_agent.models.vllm_server import look_up, parse_address
+from hrm_agent.models.vllm_server import client_options, look_up, parse_address
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import FinishReason, LogprobKind, Recording, Sampling, recording
 from tests.models.test_contract import WAYS, calls_of, graph_of
@@ -207,6 +213,11 @@ HOSTILE = {
         says_of(lambda b: choice([65], prompt=b["prompt"], logprobs={"token_logprobs": [3.0]})),
         "one id and one log-prob",
     ),
+    "a huge id": (says_of(lambda b: choice([10**30], prompt=b["prompt"])), "one id and one log-prob"),
+    "a huge log-prob": (
+        says_of(lambda b: choice([65], prompt=b["prompt"], logprobs={"token_logprobs": [-(10**400)]})),
+        "one id and one log-prob",
+    ),
     "too many": (says_of(lambda b: choice([65] * 13, prompt=b["prompt"])), "more than the 12 tokens"),
     "aborted": (says_of(lambda b: choice([65], prompt=b["prompt"], reason="abort")), "did not finish"),
     "empty": (says_of(lambda b: choice([], prompt=b["prompt"])), "did not finish"),
@@ -284,6 +295,75 @@ def test_the_key_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setenv("OTHER_KEY", "hush")
         with engine_of(stub, "?key_env=OTHER_KEY") as engine:
             assert ask(engine).result(20).token_ids and "hush" not in engine.name
+
+
+@pytest.mark.parametrize("key", ["hush\nhush", "hüsh"])
+def test_a_key_that_cannot_be_sent_is_not_shown_either(
+    stub: VllmStub, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv("OTHER_KEY", key)
+    with pytest.raises(ModelError, match="OTHER_KEY holds characters") as caught:
+        engine_of(stub, "?key_env=OTHER_KEY")
+    assert "sh" not in str(caught.value)
+
+
+def test_reading_recorded_tokens_sends_no_key_to_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def look(address: Any) -> Any:
+        asked.append(client_options(address)["headers"].get("Authorization", ""))
+        raise ModelError("no")
+
+    monkeypatch.setenv("OTHER_KEY", "hush")
+    monkeypatch.setattr(engine_module, "look_up", look)
+    for host in ("127.0.0.1", "elsewhere.example"):
+        with pytest.raises(ModelError):
+            load_codec(f"vllm:http://{host}/v1?key_env=OTHER_KEY")
+    assert asked == ["Bearer hush", ""]
+
+
+def test_a_server_that_is_looked_up_cannot_fill_the_memory(stub: VllmStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_LOOK_UP_BYTES", 10_000)
+    stub.models[0]["padding"] = "x" * 20_000
+    with pytest.raises(ModelError, match="has no end"):
+        engine_of(stub)
+    packed = gzip.compress(json.dumps({"data": [{"id": "served", "root": "here"}]}).encode())
+
+    async def bomb(request: Any) -> web.Response:
+        return web.Response(body=packed, headers={"Content-Encoding": "gzip"})
+
+    monkeypatch.setattr(stub, "_models", bomb)
+    stub.stop()
+    stub.start()
+    with pytest.raises(ModelError, match="is no vLLM server"):
+        engine_of(stub)
+
+
+FORKED = """
+import os, sys, warnings
+from hrm_agent.errors import ModelError
+from hrm_agent.models.byte_codec import ByteCodec
+from hrm_agent.models.engine import GenerationRequest
+from hrm_agent.models.vllm_engine import VllmEngine
+from hrm_agent.models.vllm_server import Served, parse_address
+from hrm_agent.trajectory import LogprobKind, Sampling
+
+served = Served("m", "t", 100, LogprobKind.RAW)
+engine = VllmEngine(parse_address("vllm:http://127.0.0.1:9/v1"), served, ByteCodec())
+child = os.fork()
+if not child:
+    try:
+        engine.submit(GenerationRequest((1,), Sampling(max_tokens=1)))
+    except ModelError:
+        sys.exit(7)
+    sys.exit(1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_fork_neither_asks_nor_hangs_at_its_end() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.strip() == "7", done.stderr
 
 
 @pytest.mark.parametrize(
