@@ -50,7 +50,7 @@ def pose(state: MessagesState) -> dict[str, Any]:
 def check(state: MessagesState) -> dict[str, Any]:
     *_, expected = PUZZLES[state["messages"][0].text.strip()]
     found = re.search(r"Answer: *(\[\[[\d, \[\]]*\]\])", state["messages"][-1].text)
-    return {"solved": found is not None and json.loads(found[1]) == expected}
+    return {"solved": found is not None and found[1].replace(" ", "") == json.dumps(expected).replace(" ", "")}
 
 
 builder = StateGraph(State, context_schema=ReasoningContext)

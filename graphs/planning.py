@@ -64,7 +64,7 @@ class PlannedSubgoal(BaseModel):
         if not isinstance(given, Mapping):
             return given
         fields = cast("Mapping[str, Any]", given)
-        goal = next((fields[name] for name in _GOALS if isinstance(fields.get(name), str)), None)
+        goal = next((goal for name in _GOALS if isinstance(goal := fields.get(name), str) and goal.strip()), None)
         needs = next((fields[name] for name in _NEEDS if fields.get(name)), [])
         listed: list[Any] = list(cast("Iterable[Any]", needs)) if isinstance(needs, (list, tuple)) else [needs]
         return {"name": str(fields.get("name", fields.get("id", ""))), "goal": goal, "needs": [str(n) for n in listed]}

@@ -58,8 +58,8 @@ from graphs.reasoning_state import (
     verdict_of,
 )
 from graphs.roles import Means, Role, Said, ask, one_line
-from graphs.spending import Spent, spent_on
-from graphs.tool_loop import Budget, build_tool_loop
+from graphs.spending import Spent, paused, spent_on
+from graphs.tool_loop import Budget, LoopState, build_tool_loop
 from hrm_agent.errors import ContextLengthError
 from hrm_agent.models import was_cut
 from hrm_agent.trajectory import StopReason
@@ -129,10 +129,14 @@ async def solve(state: SolverTask, runtime: Runtime[ReasoningContext]) -> dict[s
     """Solver: one subgoal -> its value, by the tool loop."""
     context, name = _context(runtime), state["subgoal"]["name"]
     request = solver_request(state["problem"], state["subgoal"]["goal"], state["known"], state["hint"])
+    end: dict[str, Any] = {"messages": []}
+    given, budget = LoopState(messages=[HumanMessage(request)]), _budget(state, context)
     try:
-        end = await solver.ainvoke({"messages": [HumanMessage(request)]}, context=_budget(state, context))
+        async for values in solver.astream(given, context=budget, stream_mode="values"):
+            end = values  # what it has spent counts, however it ends
     except ContextLengthError as error:
-        return {"results": {name: FAILED}, "remarks": [f"{name}: {error}"]}
+        spent = spent_on(end["messages"], context.prices)
+        return {"results": {name: FAILED}, "spent": spent, "remarks": [f"{name}: {error}"]}
     stop, value = end.get("stop_reason"), stated_value(end["messages"][-1].text)
     solved = stop == StopReason.ANSWER and value
     remarks = [] if solved else [f"{name}: no value ({stop})"]
@@ -183,7 +187,8 @@ def ask_person(state: ReasoningState) -> dict[str, Any]:
     """The critic's question; what the person says is the hint, for the subgoal that is in question or the next plan."""
     told = interrupt(verdict_of(state, "hint"))
     hint = one_line(told if isinstance(told, str) else json.dumps(told, default=str), MAX_TOLD)
-    return _again(state, subgoal, hint) if (subgoal := verdict_of(state, "subgoal")) else {"hint": hint}
+    subgoal = verdict_of(state, "subgoal")
+    return (_again(state, subgoal, hint) if subgoal else {"hint": hint}) | {"spent": paused(state.get("spent", {}))}
 
 
 def after_ask(state: ReasoningState) -> str:

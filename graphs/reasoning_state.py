@@ -17,7 +17,7 @@ from typing_extensions import TypedDict  # typing's has too little for LangGraph
 
 from graphs.planning import FAILED, Subgoal
 from graphs.roles import one_line
-from graphs.spending import Left, Prices, Spent, added
+from graphs.spending import Left, Prices, Spent, added, refuse_limits, seconds_of
 from hrm_agent.errors import ConfigError, nearest
 
 __all__ = [
@@ -58,7 +58,8 @@ class ReasoningContext:
     max_tokens: int = 32768
     """Sampled tokens of all roles."""
     max_seconds: float = 1800.0
-    """From the first answer's beginning to the last one's end; looked at between answers."""
+    """From the first answer's beginning to the last one's end, without the wait for a person; looked at between
+    answers."""
     max_cost: float | None = None
     """Of all answers, in the currency of `prices`; None: no limit."""
     prices: Prices = field(default_factory=dict[str, tuple[float, float]])
@@ -73,7 +74,11 @@ class ReasoningContext:
     """Role -> its own temperature."""
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` for a role that does not exist."""
+        """Raise `ConfigError` for a limit that is none, and for a role that does not exist."""
+        refuse_limits(
+            self, max_rounds=1, max_subgoals=1, max_parallel=1, max_turns=1, max_answer_tokens=1, max_calls=0,
+            max_tokens=0, max_seconds=0.0, max_cost=0.0,
+        )  # fmt: skip
         for name in (*self.models, *self.temperatures):
             if name not in ROLES:
                 raise ConfigError(f"There is no role {name!r}. {nearest(name, ROLES)}", f"Roles: {', '.join(ROLES)}.")
@@ -153,8 +158,11 @@ def _solved(results: Mapping[str, str]) -> float:
 
 
 def best_results(state: ReasoningState) -> dict[str, str]:
-    """Those of this plan, or those of an earlier one that had more of them solved."""
-    return max(ordered_results(state), state.get("best", {}), key=_solved)
+    """Those that were accepted; else those of this plan, or of an earlier one that had more of them solved."""
+    results = ordered_results(state)
+    if verdict_of(state, "action") == "accept" and _solved(results):
+        return results
+    return max(results, state.get("best", {}), key=_solved)
 
 
 def shown(results: Mapping[str, str]) -> dict[str, str]:
@@ -167,7 +175,7 @@ def budget_left(state: ReasoningState, context: ReasoningContext) -> Left:
     return Left(
         context.max_calls - spent.get("calls", 0),
         context.max_tokens - spent.get("tokens", 0),
-        context.max_seconds - (spent.get("ended", 0.0) - spent.get("began", 0.0)),
+        context.max_seconds - seconds_of(spent),
         None if context.max_cost is None else context.max_cost - spent.get("cost", 0.0),
     )
 

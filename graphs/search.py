@@ -126,4 +126,4 @@ def _changes(found: History, moment: Moment, name: str, hint: str) -> dict[str, 
 
 
 def _without_time(spent: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in spent.items() if name not in ("began", "ended")}
+    return {name: value for name, value in spent.items() if name not in ("began", "ended", "seconds")}

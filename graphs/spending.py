@@ -13,10 +13,11 @@ from typing import Any, cast
 from langchain_core.messages import AIMessage, BaseMessage
 from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
 
+from hrm_agent.errors import ConfigError
 from hrm_agent.models.turns import ENDED_AT, STARTED_AT
 from hrm_agent.trajectory import StopReason
 
-__all__ = ["Left", "Prices", "Spent", "added", "sampled_tokens", "spent_on"]
+__all__ = ["Left", "Prices", "Spent", "added", "paused", "refuse_limits", "sampled_tokens", "seconds_of", "spent_on"]
 
 Prices = Mapping[str, tuple[float, float]]
 """By the model's name as its answers give it, `*` for any other: the price of a million tokens read, and sampled."""
@@ -34,6 +35,8 @@ class Spent(TypedDict, total=False):
     """Unix time at which the first answer was asked for."""
     ended: float
     """That at which the last one was there."""
+    seconds: float
+    """What was used before `began`, where the run has waited for a person since."""
     anew: bool
     """The first of a run: what was used before on its thread does not count."""
 
@@ -85,7 +88,46 @@ def added(old: Spent, new: Spent) -> Spent:
     )
     if began := [spent["began"] for spent in (old, new) if "began" in spent]:
         both |= Spent(began=min(began), ended=max(spent["ended"] for spent in (old, new) if "ended" in spent))
+    if waited := [spent["seconds"] for spent in (old, new) if "seconds" in spent]:
+        both |= Spent(seconds=sum(waited))
     return both
+
+
+def seconds_of(spent: Spent) -> float:
+    """Time used so far, in seconds."""
+    return spent.get("seconds", 0.0) + spent.get("ended", 0.0) - spent.get("began", 0.0)
+
+
+def paused(spent: Spent) -> Spent:
+    """The same in the place of what was spent, with a clock that stands until the next answer is asked for."""
+    return Spent(
+        calls=spent.get("calls", 0),
+        tokens=spent.get("tokens", 0),
+        cost=spent.get("cost", 0.0),
+        seconds=seconds_of(spent),
+        anew=True,
+    )
+
+
+def refuse_limits(given: Any, **least: float) -> None:
+    """Raise `ConfigError` for a limit of a run context that is no number, or below its least value; int: a whole one.
+
+    `max_cost` may be None. The prices are looked at too.
+    """
+    for name, lowest in least.items():
+        value, whole = getattr(given, name), isinstance(lowest, int)
+        if not (_is_number(value, whole) and value >= lowest) and not (name == "max_cost" and value is None):
+            kind = "a whole number" if whole else "a number"
+            raise ConfigError(f"{name} is {value!r}.", f"Give {kind} of {lowest:g} or more.")
+    for model, price in given.prices.items():
+        if not (isinstance(price, (list, tuple)) and len(price) == 2 and all(_is_number(p, False) for p in price)):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+            raise ConfigError(
+                f"The price of {model!r} is {price!r}.", "Give two numbers: a million tokens read, sampled."
+            )
+
+
+def _is_number(value: Any, whole: bool) -> bool:
+    return isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
 
 
 def sampled_tokens(messages: Iterable[BaseMessage]) -> int:

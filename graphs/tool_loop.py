@@ -23,7 +23,7 @@ from langgraph.runtime import Runtime
 from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
 
 from graphs.prompts import TOOL_LOOP_PROMPT
-from graphs.spending import Prices, sampled_tokens, spent_on
+from graphs.spending import Prices, refuse_limits, sampled_tokens, spent_on
 from hrm_agent.models import invalid_tool_calls, policy, seconds_between, was_cut
 from hrm_agent.tools import python, run_tool_calls
 from hrm_agent.trajectory import StopReason
@@ -48,6 +48,10 @@ class Budget:
     """Another model than the policy in force, by its string."""
     temperature: float | None = None
     """None: that of the policy in force."""
+
+    def __post_init__(self) -> None:
+        """Raise `ConfigError` for a limit that is none."""
+        refuse_limits(self, max_turns=1, max_tokens=1, max_seconds=0.0, max_cost=0.0)
 
 
 class LoopState(TypedDict):

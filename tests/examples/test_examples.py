@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from langchain_core.messages import AIMessage, HumanMessage
 
 from hrm_agent.cli.main import main
 from hrm_agent.store import open_store
@@ -79,6 +80,13 @@ def test_the_grid_puzzle(run: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     assert [call.content for call in trajectory.tool_calls[:2]] == ["['invert']", "[[1, 1], [1, 0]]"]
     assert "assert len(grid)" in str(trajectory.tool_calls[2].arguments), "the critic's check"
     assert len({call.identity.checkpoint_ns.split(":")[0] for call in trajectory.calls}) == 1, "all inside one node"
+
+
+def test_a_grid_that_is_none_is_not_the_solution() -> None:
+    from examples.arc_toy import check
+
+    for said, solved in (("Answer: [[1,1], [1, 0]]", True), ("Answer: [[1,,1]]", False), ("[[1, 1], [1, 0]]", False)):
+        assert check({"messages": [HumanMessage("invert"), AIMessage(said)]}) == {"solved": solved}
 
 
 def test_the_word_problems(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

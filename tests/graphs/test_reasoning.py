@@ -15,8 +15,8 @@ from graphs.planning import read_plan
 from graphs.reasoning import ReasoningContext, graph
 from graphs.replay import replay_async
 from hrm_agent.environment import LocalEnvironment, using_environment
-from hrm_agent.errors import ConfigError
-from hrm_agent.models import using_policy
+from hrm_agent.errors import ConfigError, ContextLengthError
+from hrm_agent.models import turns, using_policy
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, ToolStatus, Trajectory
@@ -163,6 +163,84 @@ async def test_a_person_is_asked(said: Any, works_on: str, store: RunStore, envi
     told = [c for c in ended.calls if "Hint: No, they are not." in text(c)]
     assert told and {role(c) for c in told if c.parent is None} == {works_on}
     assert (await replay_async(store, "thread")).equal
+
+
+async def test_the_wait_for_a_person_costs_no_time(
+    store: RunStore, environment: LocalEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Asks(Roles):
+        critiques = ('{"action": "ask", "hint": "Are bananas pears?"}', '{"action": "accept"}')
+
+    roles, times = Asks(), turns._times  # pyright: ignore[reportPrivateUsage]
+    stopped = await run(roles, store, environment, ask_person=True)
+    assert stopped.stop_reason is StopReason.INTERRUPT
+    monkeypatch.setattr(turns, "_times", lambda turn: {name: at + 86400 for name, at in times(turn).items()})
+    ended = await run(roles, store, environment, ask_person=True, answer="No.")
+    assert ended.stop_reason is StopReason.ANSWER and roles.plans == 2
+    assert (await replay_async(store, "thread")).equal
+
+
+class Full(ScriptedEngine):
+    """Its context window holds one turn of a solver."""
+
+    def submit(self, request: Any) -> Any:
+        if request.messages[-1].type == "tool":
+            raise ContextLengthError("The conversation is too long.")
+        return super().submit(request)
+
+
+async def test_what_a_solver_spent_counts_where_its_context_is_full(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
+    with Full(Roles()) as engine:
+        runner = EpisodeRunner(store, engine, "scripted", environment)
+        trajectory = await runner.run(Episode(TASK, "thread", graph="reasoning", seed=1))
+    found = store.checkpointer.get_tuple({"configurable": {"thread_id": "thread", "checkpoint_ns": ""}})
+    assert found is not None
+    state = found.checkpoint["channel_values"]
+    assert state["results"] == dict.fromkeys(("apples", "pears", "total"), "failed")
+    assert state["spent"]["calls"] == len(trajectory.calls)
+    assert state["spent"]["tokens"] == trajectory.sampled_tokens
+
+
+async def test_what_was_accepted_is_answered_and_not_a_fuller_plan_that_was_not(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
+    class Replans(Roles):
+        critiques = ('{"action": "replan", "hint": "Bananas count."}', '{"action": "accept"}')
+
+        def solver(self, messages: Any) -> str:
+            return "I do not know." if self.plans == 2 and "3 * 4" in messages[1].text else super().solver(messages)
+
+        def planner(self, messages: Any) -> str:
+            super().planner(messages)
+            more = {"name": "bananas", "goal": "7 * 8", "needs": []}
+            return json.dumps({"subgoals": [*self.plan["subgoals"][:2], *([more] if self.plans == 2 else [])]})
+
+    trajectory = await run(Replans(), store, environment)
+    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.ANSWER, "Answer: 56")
+
+
+@pytest.mark.parametrize(
+    ("graph_name", "context", "message"),
+    [
+        ("reasoning", {"max_rounds": "three"}, "max_rounds is 'three'. Give a whole number of 1 or more"),
+        ("reasoning", {"max_parallel": 0}, "max_parallel is 0"),
+        ("reasoning", {"max_subgoals": -1}, "max_subgoals is -1"),
+        ("reasoning", {"max_seconds": "x"}, "Give a number of 0 or more"),
+        ("reasoning", {"max_cost": True}, "max_cost is True"),
+        ("reasoning", {"prices": {"*": [1]}}, "The price of '*' is [1]. Give two numbers"),
+        ("tool_loop", {"max_tokens": 0}, "max_tokens is 0"),
+    ],
+)
+async def test_a_limit_that_is_none_is_refused(
+    graph_name: str, context: Any, message: str, store: RunStore, environment: LocalEnvironment
+) -> None:
+    with ScriptedEngine(Roles()) as engine:
+        runner = EpisodeRunner(store, engine, "scripted", environment)
+        with pytest.raises(ConfigError) as caught:
+            await runner.run(Episode(TASK, "thread", graph=graph_name, context=context))
+    assert message in str(caught.value) and store.journal.find_trajectory("thread") is None
 
 
 async def test_each_role_has_its_own_model_and_temperature(

@@ -89,7 +89,8 @@ def test_verdicts_by_other_names() -> None:
 
 
 def test_plans_by_other_names() -> None:
-    plan = read_as(PlannerAnswer, '{"steps": ["one", {"id": 2, "description": "two", "depends_on": "one"}]}')
+    two = '{"id": 2, "goal": " ", "description": "two", "depends_on": "one"}'
+    plan = read_as(PlannerAnswer, f'{{"steps": ["one", {two}]}}')
     assert [s.model_dump() for s in plan.subgoals] == [
         {"name": "", "goal": "one", "needs": []},
         {"name": "2", "goal": "two", "needs": ["one"]},

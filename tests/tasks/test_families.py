@@ -63,6 +63,7 @@ def test_the_split_may_stand_in_the_files_name(tmp_path):
         ('{"question": "a", "answer": null}', "'answer' is a NoneType"),
         ('{"question": {}, "answer": 1}', "'question' is a dict"),
         ("[" * 100_000, "line 2: not JSON"),
+        ('{"question": "a \\ud83d", "answer": 1}', "line 2: 'question' holds half a character"),
         ('{"question": "a", "answer": " "}', "line 2: the answer 'answer' is empty"),
         ('{"question": "a", "answer": "6 * 7 = 42\\n####"}', "line 2: the answer 'answer' is empty"),
     ],

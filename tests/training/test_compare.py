@@ -12,6 +12,7 @@ from tests.training.builders import ANSWER, call, place, rollout, trajectory
 from training.evaluate import evaluate
 from training.evaluation.compare import compare
 from training.evaluation.prices import read_prices
+from training.evaluation.reports import summary
 from training.evaluation.roles import role_counts
 from training.evaluation.samples import samples_of
 
@@ -38,6 +39,13 @@ def test_a_truncated_run_has_no_vote_and_its_right_answer_is_told_apart() -> Non
     found = evaluate([answered("1", 0, "1", True, **cut), answered("1", 1, "2", False)])
     assert (found.pass_at[2].value, found.majority_at[2].value, found.truncated_correct) == (0, 0, 1)
     assert found.stop_reasons == {"": 1, "max_tokens": 1}
+
+
+def test_two_samples_of_which_one_answers_are_a_majority_of_one() -> None:
+    cut = {"status": RunStatus.TRUNCATED, "stop_reason": StopReason.MAX_TOKENS}
+    found = evaluate([answered("1", 0, "1", False, **cut), answered("1", 1, "2", True)])
+    assert (found.pass_at_1, found.majority_at[2].value) == (0.5, 1)
+    assert "majority@2" in dict(summary(found))
 
 
 def test_candidates_are_no_samples_but_their_cost_counts() -> None:

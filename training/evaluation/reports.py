@@ -71,7 +71,7 @@ def summary(found: Evaluation) -> list[tuple[str, object]]:
     """The measures of an evaluation with their values, as people read them."""
     rows: list[tuple[str, object]] = [("problems", found.problems), ("trajectories", found.trajectories)]
     rows += [(f"pass@{k}", _interval(found.pass_at[k])) for k in shown_ks(found.samples)] or [("pass@1", math.nan)]
-    rows += [(f"majority@{k}", _interval(found.majority_at[k])) for k in shown_ks(found.samples) if k > 2]
+    rows += [(f"majority@{k}", _interval(found.majority_at[k])) for k in shown_ks(found.samples) if k > 1]
     rows += [
         ("tool error among the correct", found.correct_with_tool_error),
         ("tool errors, share of tool calls", found.tool_error_share),

@@ -130,7 +130,12 @@ def _value(path: Path, line: int, row: dict[str, Any], role: str, key: str) -> s
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         kind = type(value).__name__
         raise TaskError(f"{path}, line {line}: {key!r} is a {kind}.", "It must be a text or a number.")
-    return value if isinstance(value, str) else str(value)
+    text = str(value)
+    if text.encode(errors="replace").decode() != text:
+        raise TaskError(
+            f"{path}, line {line}: {key!r} holds half a character.", "Both halves of a \\uD83D\\uDE00 are needed."
+        )
+    return text
 
 
 def _reference(answer: str) -> str:
