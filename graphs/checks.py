@@ -32,7 +32,7 @@ MAX_CHECK = 4000
 """Characters of a check; a longer one is none."""
 MAX_PLACES, MAX_FREE = 4, 2
 """Of a template, and of them those that take any text; with more of them a search takes too long."""
-MAX_LINES = 16
+MAX_LINES = 50
 """Of an answer in which a line of the format is looked for, from its end."""
 
 _PLACE = re.compile(r"<([^<>\n/]{1,40})>")

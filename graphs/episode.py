@@ -17,6 +17,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection,
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any, Literal, TypeGuard, cast, get_type_hints
 
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
@@ -282,7 +283,8 @@ class _Drive:
     def _answer(self, final: Mapping[str, Any]) -> str | None:
         shown = self.graph.output_channels
         output = {k: v for k, v in final.items() if isinstance(shown, str) or k in shown}
-        for message in reversed(output.get("messages", ())):
+        task = _input_id(str(self.config.get("configurable", {}).get("thread_id")))
+        for message in takewhile(lambda m: getattr(m, "id", None) != task, reversed(output.get("messages", ()))):
             if isinstance(message, AIMessage):
                 return message.text
         return next((str(output[name]) for name in _OUTPUTS if output.get(name) is not None), None)
@@ -336,7 +338,7 @@ def _input(graph: Pregel[Any, Any, Any, Any], episode: Episode) -> dict[str, Any
     places = _input_fields(graph)
     if "messages" in places:
         before = [_SAID[turn["role"]](turn["content"]) for turn in episode.task.metadata.get(HISTORY, ())]
-        return {"messages": [*before, HumanMessage(prompt, id=content_hash("input", episode.thread_id))]}
+        return {"messages": [*before, HumanMessage(prompt, id=_input_id(episode.thread_id))]}
     name = next((name for name in _INPUTS if name in places), None)
     if name is None:
         raise ConfigError(
@@ -344,6 +346,11 @@ def _input(graph: Pregel[Any, Any, Any, Any], episode: Episode) -> dict[str, Any
             "Add `messages: Annotated[list, add_messages]` to its state.",
         )
     return {name: prompt}
+
+
+def _input_id(thread_id: str) -> str:
+    """Of the message that holds the task: what an assistant has said before it is no answer to it."""
+    return content_hash("input", thread_id)
 
 
 @lru_cache
@@ -365,7 +372,10 @@ def run_context(graph: Pregel[Any, Any, Any, Any], episode: Episode) -> Any:
             )
     if schema is None:
         return None
-    return schema(**episode.context) if is_dataclass(schema) else dict(episode.context)
+    try:
+        return schema(**episode.context) if is_dataclass(schema) else dict(episode.context)
+    except (TypeError, ValueError, AttributeError) as error:  # a list where a mapping is wanted, say
+        raise ConfigError(f"An option of graph {episode.graph!r} has a value of the wrong kind: {error}.") from error
 
 
 @lru_cache

@@ -19,6 +19,8 @@ __all__ = ["most_frequent", "vote"]
 
 MAX_DIGITS = 40
 """A longer number is compared as text: its value would take too much time."""
+MAX_CHARACTERS = 2**14
+"""The numbers of a longer text are not looked at: a megabyte of them takes half a minute."""
 _NUMBER = re.compile(
     rf"(?<![\w.])[+-]?(?:\d{{1,3}}(?:,\d{{3}})+|\d{{1,{MAX_DIGITS}}})?(?:\.\d{{1,{MAX_DIGITS}}}|(?<=\d))"
     rf"(?:e[+-]?\d{{1,2}}|/\d{{1,{MAX_DIGITS}}})?(?![\w/]|\.\d)"
@@ -29,7 +31,7 @@ def vote(text: str) -> str:
     """What an answer is counted as; empty for one that says nothing."""
     said = final_answer(text)
     plain = " ".join((own_text(text) if said is None else said).casefold().replace("$", " ").split()).rstrip(".")
-    return _NUMBER.sub(lambda found: _by_value(found[0]), plain)
+    return _NUMBER.sub(lambda found: _by_value(found[0]), plain) if len(plain) <= MAX_CHARACTERS else plain
 
 
 def _by_value(number: str) -> str:

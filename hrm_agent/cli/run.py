@@ -29,7 +29,7 @@ from hrm_agent.cli.source import DEFAULT_STORE
 from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, compare_on_resume, read_config_file, save_config
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION
 from hrm_agent.environment.opening import LeastIsolation, Where, opened_environment
-from hrm_agent.errors import RunError
+from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.files import alone_in, to_json
 from hrm_agent.models import DEFAULT_POLICY, Backend, invalid_tool_calls, load_policy
 from hrm_agent.store import RunStore, open_store
@@ -93,8 +93,15 @@ def run(words: list[str]) -> int:
     if arguments.dry_run:
         print_config(config, "run", as_json=arguments.json)
         return 0
+    _refuse_broken(arguments.task)
     thread = arguments.thread or time.strftime("run-%Y%m%d-%H%M%S-") + secrets.token_hex(2)
     return run_task(config, arguments.task, thread, arguments.store, Output(as_json=arguments.json))
+
+
+def _refuse_broken(text: str) -> None:
+    """Bytes of the command line that are no UTF-8 arrive as halves of characters, which no store can hold."""
+    if text.encode(errors="replace").decode() != text:
+        raise ConfigError("The task is not UTF-8.", "Convert it, or set the terminal to UTF-8.")
 
 
 def config_folder(store: RunStore, trajectory_id: str) -> Path:

@@ -70,6 +70,7 @@ def test_a_run_that_cannot_be_begun(scripted: str, hrm: Command) -> None:
     assert done.code == 2
     assert "has no option 'max_trns'. Did you mean 'max_turns'?" in done.err
     assert "There is no model folder" in hrm("run", TASK, "--policy", "nothing-here").err
+    assert "The task is not UTF-8" in hrm("run", "caf\udce9", "--policy", scripted).err
 
 
 @pytest.fixture

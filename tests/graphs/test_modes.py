@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from langgraph.types import interrupt
 
 from graphs.answers import final_answer
 from graphs.choice import CHOICE_GRAPH, JUDGE_PROMPT
-from graphs.episode import Episode, EpisodeRunner
+from graphs.episode import HISTORY, Episode, EpisodeRunner
 from graphs.modes import Mode, Outcome, solve
 from graphs.parsing import json_values
 from graphs.votes import most_frequent, vote
@@ -30,6 +31,7 @@ from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, Verdict
 from hrm_agent.trajectory.lint import lint
 from tests.graphs.kill_driver import Arithmetic
 from tests.graphs.scripts import TASK_PROMPT, Roles, boxed
+from training.tasks.verify import exact_verifier
 
 HERE = "tests.graphs.test_modes"
 TASK = TaskRef(id="1", family="test", prompt=TASK_PROMPT)
@@ -170,6 +172,12 @@ def test_what_differs_stays_apart() -> None:
     assert len({vote(text) for text in said}) == len(said)
     assert most_frequent(["a", "b", "b", "", "", ""]) == 1 and most_frequent(["", ""]) == 0
     assert most_frequent(["c", "a", "a", "c"]) == 0
+
+
+def test_a_megabyte_is_counted_in_no_time() -> None:
+    began = time.process_time()
+    assert vote("1," * 5 * 10**5) == vote("1," * 5 * 10**5) != vote("1," * 4 * 10**5)
+    assert time.process_time() - began < 3
 
 
 JUDGES = [
@@ -413,6 +421,18 @@ async def test_a_choice_waits_for_a_person(store: RunStore, nowhere: Environment
         await runner.run(Episode(TASK, "task/1", graph=graph), answer="this one")
     outcome = await by_mode(store, nowhere, Seeded(writer), mode, graph=graph)
     assert outcome.chosen == "task/1" and outcome.trajectory.answer == "Answer: this one"
+
+
+async def test_what_was_said_before_the_task_is_no_answer_to_it(store: RunStore, nowhere: Environment) -> None:
+    before = [{"role": "user", "content": "And 6 * 6?"}, {"role": "assistant", "content": boxed(42)}]
+    task = TASK.model_copy(update={"metadata": {HISTORY: before}})
+    with ScriptedEngine([]) as engine:
+        runner = EpisodeRunner(store, engine, "scripted", nowhere)
+        episode = Episode(task, "t", graph=f"{HERE}:asking", verify=exact_verifier("42"))
+        stopped = await runner.run(episode)
+        assert (stopped.stop_reason, stopped.answer, stopped.reward) == (StopReason.INTERRUPT, None, 0.0)
+        ended = await runner.run(episode, answer="42")
+    assert (ended.answer, ended.reward) == ("Answer: 42", 1.0)
 
 
 async def test_a_thread_of_a_single_run_is_no_choice(store: RunStore, nowhere: Environment) -> None:
