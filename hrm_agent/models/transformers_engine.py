@@ -135,7 +135,7 @@ class TransformersEngine:
         wait([schema], COMPILE_SECONDS)
         try:
             self._queue(job, schema)
-        except ModelError as error:
+        except BaseException as error:  # whatever it is, the caller must not be left waiting
             job.fail(error)
 
     def publish(self, version: int, state_dict: Any = None) -> None:

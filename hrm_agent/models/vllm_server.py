@@ -93,7 +93,8 @@ def parse_address(name: str) -> Address:
     try:
         parts = urlsplit(base)
         usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1)
-    except ValueError:
+        httpx.URL(base).host.encode("idna")
+    except (ValueError, httpx.InvalidURL):
         parts, usable = urlsplit(""), None
     if not usable:
         raise ModelError(f"{name!r} names no server.", "Write vllm:http://HOST:PORT/v1.")
