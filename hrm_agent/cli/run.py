@@ -203,6 +203,10 @@ def _refuse_another_task(thread: str, known: TaskRef, text: str) -> None:
         )
 
 
+_BOOKS = ("spent", "best")
+"""Parts of a state that an agent keeps for itself: on record and in JSON, and not worth a line."""
+
+
 class Printer:
     """Shows each node's update once, however often a message comes by."""
 
@@ -222,6 +226,8 @@ class Printer:
             for key, value in changes.items():
                 if key not in ("messages", "started_at") and value not in (None, "", {}, []):
                     self._output.result({"event": "state", "node": name, "key": key, "value": value})
+                    if key in _BOOKS:
+                        continue
                     self._output.say(f"{name}  {key}: {_shown(value)}", style="dim")
 
     def _questions(self, asked: Iterable[Interrupt]) -> None:
