@@ -35,10 +35,12 @@ server: # before minutes are spent on the set-up
 	@$(PYTHON) -m tests.postgres
 
 test: server lint ## lint, types, and the default tests
-	$(BIN)/python -m pytest $(TOGETHER) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow and not alone" $(TOGETHER) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow and alone" $(PYTEST_ARGS)
 
 slow: server $(STAMP) ## the tests that take minutes
-	$(BIN)/python -m pytest -m slow $(TOGETHER) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "slow and not alone" $(TOGETHER) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "slow and alone" $(PYTEST_ARGS)
 
 vllm: ## the vLLM server that slow tests talk to, in an environment of its own (.venv-vllm, 2 GB)
 	PYTHON=$(PYTHON) PIP_ARGS="$(PIP_ARGS)" tests/vllm/install

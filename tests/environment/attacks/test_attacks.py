@@ -34,6 +34,7 @@ async def ground() -> AsyncIterator[tuple[LocalEnvironment, Host]]:
         await environment.close()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=[snippet.name for snippet in SNIPPETS])
 @pytest.mark.asyncio(loop_scope="module")
 async def test_it_is_contained(snippet: Snippet, ground: tuple[LocalEnvironment, Host]) -> None:
@@ -41,6 +42,7 @@ async def test_it_is_contained(snippet: Snippet, ground: tuple[LocalEnvironment,
     assert trial.complaints == []
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_it_is_contained_without_the_compiled_body_too() -> None:
