@@ -1,0 +1,30 @@
+"""Finding text again: tokenizers, chunks that are exact spans, and what is built on them."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hrm_agent.retrieval.chunking.chunk import Chunk
+    from hrm_agent.retrieval.chunking.chunker import STRATEGIES, chunk_text
+    from hrm_agent.retrieval.tokenizers.base import DEFAULT_TOKENIZER, Tokenizer
+    from hrm_agent.retrieval.tokenizers.load import load_tokenizer
+
+__all__ = ["DEFAULT_TOKENIZER", "STRATEGIES", "Chunk", "Tokenizer", "chunk_text", "load_tokenizer"]
+
+_HOMES = {
+    "DEFAULT_TOKENIZER": "hrm_agent.retrieval.tokenizers.base",
+    "STRATEGIES": "hrm_agent.retrieval.chunking.chunker",
+    "Chunk": "hrm_agent.retrieval.chunking.chunk",
+    "Tokenizer": "hrm_agent.retrieval.tokenizers.base",
+    "chunk_text": "hrm_agent.retrieval.chunking.chunker",
+    "load_tokenizer": "hrm_agent.retrieval.tokenizers.load",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded when asked for: the command line names this room long before it cuts a text."""
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

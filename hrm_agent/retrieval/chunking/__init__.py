@@ -1,0 +1,1 @@
+"""Cutting a text into chunks that are exact spans of it."""

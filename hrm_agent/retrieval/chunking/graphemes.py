@@ -1,0 +1,72 @@
+"""Where a character, as a reader sees it, ends.
+
+An "é" may be two code points and a family of four seven; a chunk that ends inside shows something that nobody wrote.
+The rules are Unicode's (UAX 29), by the `regex` library's `\\X`. Most text needs none of them: only code points outside
+the plain ranges below, and their neighbours, are put to the library. Flags are paired here, since `\\X` looks back over
+the whole run of them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import regex
+from numpy.typing import NDArray
+
+__all__ = ["code_points", "grapheme_ends"]
+
+_PLAIN = ((0x0020, 0x007E), (0x00AE + 1, 0x02FF), (0x0400, 0x0482), (0x048A, 0x052F), (0x3041, 0x3096))
+_PLAIN += ((0x30A1, 0x30FA), (0x3400, 0x4DBF), (0x4E00, 0x9FFF))
+"""Ranges of code points that join with no neighbour of their own kind: neither marks nor emoji nor Hangul parts."""
+_FLAG = "\U0001f1e6-\U0001f1ff"
+_GRAPHEME = regex.compile(rf"[{_FLAG}][{_FLAG}]?[\p{{GCB=EX}}\p{{GCB=ZWJ}}\p{{GCB=SM}}]*+|\X")
+
+
+def code_points(text: str) -> NDArray[np.uint32]:
+    """One number per character."""
+    return np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+
+
+def grapheme_ends(text: str) -> NDArray[np.bool_]:
+    """`len(text) + 1` booleans: may the text be cut before character i? Both ends may."""
+    if text.isascii():
+        return _ascii_ends(text)
+    points = code_points(text)
+    may_cut = np.ones(len(text) + 1, dtype=np.bool_)
+    for start, end in _doubtful(points):
+        at = start
+        may_cut[start + 1 : end] = False
+        for grapheme in _GRAPHEME.findall(text[start:end]):
+            at += len(grapheme)
+            may_cut[at] = True
+    return may_cut
+
+
+def _ascii_ends(text: str) -> NDArray[np.bool_]:
+    points = code_points(text)
+    may_cut = np.ones(len(text) + 1, dtype=np.bool_)
+    may_cut[1:-1] = (points[:-1] != 0x0D) | (points[1:] != 0x0A)
+    return may_cut
+
+
+def _doubtful(points: NDArray[np.uint32]) -> list[tuple[int, int]]:
+    """Stretches outside the plain ranges, each with the plain character before and after it."""
+    plain = np.zeros(len(points), dtype=np.bool_)
+    for first, last in _PLAIN:
+        plain |= (points >= first) & (points <= last)
+    plain |= points == 0x0A
+    doubt = np.zeros(len(points) + 2, dtype=np.int8)
+    doubt[1:-1] = ~plain
+    steps = np.diff(doubt)
+    starts, ends = np.flatnonzero(steps == 1), np.flatnonzero(steps == -1)
+    widened = zip((starts - 1).clip(0).tolist(), (ends + 1).clip(max=len(points)).tolist(), strict=True)
+    return _joined(list(widened))
+
+
+def _joined(stretches: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    for start, end in stretches:
+        if joined and start < joined[-1][1]:
+            joined[-1] = (joined[-1][0], end)
+        else:
+            joined.append((start, end))
+    return joined

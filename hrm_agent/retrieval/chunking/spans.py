@@ -1,0 +1,180 @@
+"""The span core: where the next chunk ends and where the one after it starts.
+
+Strategies only propose places to cut (`levels`, the best kind first); everything that a citation relies on is kept
+here, whatever they propose:
+
+* *Exact spans.* Chunks are pairs of positions in the text that was handed in. Nothing is stripped, joined or searched
+  for again, so a text that repeats itself cannot confuse them. The first starts at 0, the last ends at the end, and
+  none starts after its predecessor's end.
+* *The limit.* The text is tokenized once, and positions are looked up in that index. A piece of a text may count more
+  on its own than inside of it, so the chunk is counted again and shortened where it is over. Where the tokenizer is
+  `local` only its two edges are: one pass and a bit, instead of two and more.
+* *Graphemes.* Every place to cut is an end of a grapheme. Only one that is over the limit alone is cut, between code
+  points; a code point that is over it alone is an error, as no chunk can hold it.
+* *Overlap moves the start back* into the chunk before, to the best place at two to four thirds of the wanted number of
+  tokens. The end is not touched, and overlap counts towards the limit.
+* *Linear time.* A chunk takes a quarter of its limit at least as long as there is anything to take, and looks no
+  farther than the limit, so no text makes it look at the same characters again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hrm_agent.errors import ConfigError
+from hrm_agent.retrieval.chunking.chunk import Chunk
+from hrm_agent.retrieval.chunking.graphemes import code_points, grapheme_ends
+from hrm_agent.retrieval.tokenizers.base import Tokenizer, checked
+
+__all__ = ["Level", "Spans"]
+
+Positions = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Level:
+    """One kind of place where a text may be cut."""
+
+    places: Positions
+    """Positions in ascending order; a cut is before the character."""
+    strength: NDArray[np.float64] | None = None
+    """How good each place is: the best within reach is taken. None: all are alike, and the last within reach is."""
+
+    def last(self, first: int, last: int) -> int | None:
+        """The place to end a chunk with, from `first` to `last`, both included."""
+        low, high = _within(self.places, first, last)
+        if low >= high:
+            return None
+        if self.strength is None:
+            return int(self.places[high - 1])
+        return int(self.places[low + np.argmax(self.strength[low:high])])
+
+    def nearest(self, wanted: int, first: int, last: int) -> int | None:
+        """The place nearest to `wanted`, from `first` to `last`, both included."""
+        low, high = _within(self.places, first, last)
+        if low >= high:
+            return None
+        at = int(np.searchsorted(self.places, wanted))
+        around = self.places[max(at - 1, low) : min(at + 1, high)]
+        near = around if len(around) else self.places[low:high][[0, -1]]
+        return int(near[np.argmin(np.abs(near - wanted))])
+
+
+class Spans:
+    """One text, its tokens and the places to cut it."""
+
+    def __init__(self, text: str, tokenizer: Tokenizer, size: int, overlap: float) -> None:
+        """`size`: limit in tokens; `overlap`: share of it that a chunk has in common with the one before."""
+        self.text = checked(text)
+        self.tokenizer = tokenizer
+        self.size = size
+        self.overlap = round(size * overlap)
+        rows = tokenizer.offsets(text)
+        self._starts, self._ends = np.ascontiguousarray(rows[:, 0]), np.ascontiguousarray(rows[:, 1])
+
+    @cached_property
+    def graphemes(self) -> NDArray[np.bool_]:
+        """May the text be cut before character i?"""
+        return grapheme_ends(self.text)
+
+    def cut(self, levels: Sequence[Level], starts: Sequence[Level]) -> Iterator[Chunk]:
+        """Chunks that end at the best of `levels`, and overlap from the best of `starts` on."""
+        levels, starts = [self._whole(level) for level in levels], [self._whole(level) for level in starts]
+        start = end = 0
+        while end < len(self.text):
+            chunk = self._next(start, end, levels) or self._next(end, end, levels) or self._smallest(end)
+            yield chunk
+            end = chunk.end
+            start = self._overlapping(chunk, starts)
+
+    def _whole(self, level: Level) -> Level:
+        """Without the places inside of a grapheme."""
+        kept = self.graphemes[level.places]
+        if kept.all():
+            return level
+        return Level(level.places[kept], None if level.strength is None else level.strength[kept])
+
+    def _next(self, start: int, after: int, levels: Sequence[Level]) -> Chunk | None:
+        """The chunk from `start` to some place behind `after`, if there is one within the limit."""
+        budget, step = self.size, 1
+        while budget > 0 and (limit := self._reach(start, budget)) > after:
+            end = self._end(start, after, limit, levels) if limit < len(self.text) else limit
+            tokens = self.count(start, end)
+            if tokens <= self.size:
+                return Chunk(start, end, tokens, self.text[start:end])
+            budget -= max(tokens - self.size, step)
+            step *= 2
+        return None
+
+    def _end(self, start: int, after: int, limit: int, levels: Sequence[Level]) -> int:
+        half = (start + limit) // 2
+        first = max(after + (limit - after) // 4 + 1, half)
+        for level in levels:
+            if (place := level.last(first, limit)) is not None:
+                return place
+        found = np.flatnonzero(self.graphemes[after + 1 : limit + 1])
+        return after + 1 + int(found[-1]) if len(found) else limit
+
+    def _smallest(self, start: int) -> Chunk:
+        """One grapheme or, where that is over the limit, one code point."""
+        window = self.graphemes[start + 1 : start + 1 + 4 * self.size]
+        whole = start + 1 + int(np.argmax(window)) if window.any() else start + 1
+        for end in (whole, start + 1):
+            if (tokens := self.count(start, end)) <= self.size:
+                return Chunk(start, end, tokens, self.text[start:end])
+        raise ConfigError(
+            f"Character {start}, {self.text[start]!r}, alone is more than {self.size} tokens of {self.tokenizer.name}.",
+            "Choose a larger chunk size.",
+        )
+
+    def _reach(self, start: int, tokens: int) -> int:
+        """The farthest position such that the text from `start` up to it touches at most so many tokens."""
+        beyond = int(np.searchsorted(self._ends, start, "right")) + tokens
+        return int(self._starts[beyond]) if beyond < len(self._starts) else len(self.text)
+
+    def _overlapping(self, chunk: Chunk, levels: Sequence[Level]) -> int:
+        """Where the chunk after `chunk` starts."""
+        if not self.overlap or chunk.end == len(self.text):
+            return chunk.end
+        beyond = int(np.searchsorted(self._starts, chunk.end))
+        most, wanted, least = (
+            int(self._starts[max(beyond - tokens, 0)])
+            for tokens in (self.overlap * 4 // 3, self.overlap, -(-self.overlap * 2 // 3))
+        )
+        first, last = max(most, chunk.start + 1), min(least, chunk.end)
+        for level in levels:
+            if (place := level.nearest(wanted, first, last)) is not None:
+                return place
+        found = np.flatnonzero(self.graphemes[first : last + 1]) + first
+        return int(found[np.argmin(np.abs(found - wanted))]) if len(found) else chunk.end
+
+    def count(self, start: int, end: int) -> int:
+        """Tokens of `text[start:end]` on its own, as `tokenizer.count` would say."""
+        if not self.tokenizer.local:
+            return self.tokenizer.count(self.text[start:end])
+        low, high = _within(self._joints, start + 1, end - 1)
+        if high - low < 2:
+            return self.tokenizer.count(self.text[start:end])
+        first, last = int(self._joints[low]), int(self._joints[high - 1])
+        inside = np.searchsorted(self._starts, last) - np.searchsorted(self._starts, first)
+        edges = self.tokenizer.count(self.text[start:first]) + self.tokenizer.count(self.text[last:end])
+        return int(inside) + edges
+
+    @cached_property
+    def _joints(self) -> Positions:
+        """Spaces between an ASCII letter or digit and an ASCII letter: no token of a local tokenizer reaches over."""
+        points = code_points(self.text)
+        letter = ((points | 0x20) >= 0x61) & ((points | 0x20) <= 0x7A)
+        written = letter | ((points >= 0x30) & (points <= 0x39))
+        return np.flatnonzero(written[:-2] & (points[1:-1] == 0x20) & letter[2:]) + 1
+
+
+def _within(places: Positions, first: int, last: int) -> tuple[int, int]:
+    """Indices of the places from `first` to `last`, both included."""
+    low, high = np.searchsorted(places, first), np.searchsorted(places, last, "right")
+    return int(low), int(high)

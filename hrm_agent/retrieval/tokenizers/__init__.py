@@ -1,0 +1,1 @@
+"""One small interface over the tokenizers of several libraries, and three that need none."""

@@ -1,0 +1,84 @@
+"""What a chunk is measured in.
+
+A tokenizer here does less than one for a model: it counts, and it says where each token lies. Ids appear only in
+`hrm_agent.retrieval.tokenizers.statistics`. Three rules hold for all of them:
+
+* Offsets are character positions in the text that was handed in, whatever the tokenizer did to it inside (lower case,
+  Unicode normalisation, bytes). A character that takes several tokens is named by each of them.
+* Offsets cover the text: what a tokenizer drops, white space mostly, belongs to the token after it, or to the last one.
+* A text is text: the spelling of a control token in it (`<|endoftext|>`) raises nowhere.
+
+Text comes as a Python string, which may hold lone surrogates. They are no characters and no library takes them, so
+they are refused here, once; `mended` puts U+FFFD in their places and leaves every position as it was.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hrm_agent.errors import HrmError
+
+__all__ = ["DEFAULT_TOKENIZER", "Offsets", "Tokenizer", "checked", "mended", "tiled"]
+
+DEFAULT_TOKENIZER = "pieces"
+"""Needs no download; see `hrm_agent.retrieval.tokenizers.plain`."""
+
+Offsets = NDArray[np.int64]
+"""One row (start, end) per token, in the order of the text; in characters."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class Tokenizer(Protocol):
+    """Counts tokens, and says where they are."""
+
+    @property
+    def name(self) -> str:
+        """The string that loads it again."""
+        ...
+
+    @property
+    def local(self) -> bool:
+        """True if no token reaches over a space between a letter or a digit and a letter.
+
+        Then a long text may be counted by its parts. Where this is not known it is False, and costs time only.
+        """
+        ...
+
+    def count(self, text: str) -> int:
+        """Number of tokens of `text` on its own; 0 for an empty text."""
+        ...
+
+    def offsets(self, text: str) -> Offsets:
+        """Where the tokens lie: as many rows as `count` says, covering `text` from its first character to its last."""
+        ...
+
+
+def checked(text: str) -> str:
+    """`text`, if it holds characters only."""
+    if text.isascii() or not (found := _SURROGATE.search(text)):
+        return text
+    raise HrmError(
+        f"The text has a lone surrogate, U+{ord(found[0]):04X}, at character {found.start()}: it is no valid Unicode.",
+        "Put `hrm_agent.retrieval.tokenizers.base.mended(text)` in its place, which keeps every position.",
+    )
+
+
+def mended(text: str) -> str:
+    """`text` with U+FFFD for each lone surrogate, so of the same length."""
+    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
+
+
+def tiled(starts: Offsets, ends: Offsets, length: int) -> Offsets:
+    """Rows (start, end) that leave no character out, from tokens in order that may: gaps go to the token after them."""
+    if not len(starts):
+        return np.zeros((0, 2), dtype=np.int64)
+    reached = np.maximum.accumulate(np.minimum(ends, length))
+    before = np.concatenate((np.zeros(1, dtype=np.int64), reached[:-1]))
+    begun = np.minimum(starts, before)
+    reached[-1] = length
+    return np.stack((begun, reached), axis=1)
