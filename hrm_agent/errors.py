@@ -7,6 +7,7 @@
     ├── ModelError             a model cannot be found, loaded or asked for what is needed
     │   └── ContextLengthError a conversation no longer fits into the model's context window
     ├── QueueFullError         an environment has as many calls waiting as it takes
+    ├── RetrievalError         documents cannot be indexed, or an index cannot be opened, read or written
     ├── RunError               a run directory is missing, incomplete or belongs to another configuration
     └── StoreError             the run store cannot be opened, read or written
         ├── StoreVersionError  the store was written by a newer schema version
@@ -28,6 +29,7 @@ __all__ = [
     "HrmError",
     "ModelError",
     "QueueFullError",
+    "RetrievalError",
     "RunError",
     "StoreError",
     "StoreFullError",
@@ -71,6 +73,10 @@ class ContextLengthError(ModelError):
 
 class QueueFullError(HrmError):
     """An environment has as many calls waiting as it takes: come back later."""
+
+
+class RetrievalError(HrmError):
+    """Documents cannot be indexed, or an index cannot be opened, read or written."""
 
 
 class RunError(HrmError):
