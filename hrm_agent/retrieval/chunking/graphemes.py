@@ -1,8 +1,8 @@
-"""Where a character, as a reader sees it, ends.
+r"""Where a character, as a reader sees it, ends.
 
 An "é" may be two code points and a family of four seven; a chunk that ends inside shows something that nobody wrote.
-The rules are Unicode's (UAX 29), by the `regex` library's `\\X`. Most text needs none of them: only code points outside
-the plain ranges below, and their neighbours, are put to the library. Flags are paired here, since `\\X` looks back over
+The rules are Unicode's (UAX 29), by the `regex` library's `\X`. Most text needs none of them: only code points outside
+the plain ranges below, and their neighbours, are put to the library. Flags are paired here, since `\X` looks back over
 the whole run of them.
 """
 
@@ -14,8 +14,16 @@ from numpy.typing import NDArray
 
 __all__ = ["code_points", "grapheme_ends"]
 
-_PLAIN = ((0x0020, 0x007E), (0x00AE + 1, 0x02FF), (0x0400, 0x0482), (0x048A, 0x052F), (0x3041, 0x3096))
-_PLAIN += ((0x30A1, 0x30FA), (0x3400, 0x4DBF), (0x4E00, 0x9FFF))
+_PLAIN = (
+    (0x0020, 0x007E),
+    (0x00AF, 0x02FF),
+    (0x0400, 0x0482),
+    (0x048A, 0x052F),
+    (0x3041, 0x3096),
+    (0x30A1, 0x30FA),
+    (0x3400, 0x4DBF),
+    (0x4E00, 0x9FFF),
+)
 """Ranges of code points that join with no neighbour of their own kind: neither marks nor emoji nor Hangul parts."""
 _FLAG = "\U0001f1e6-\U0001f1ff"
 _GRAPHEME = regex.compile(rf"[{_FLAG}][{_FLAG}]?[\p{{GCB=EX}}\p{{GCB=ZWJ}}\p{{GCB=SM}}]*+|\X")

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from hrm_agent.retrieval.chunking.spans import Level
 from hrm_agent.retrieval.chunking.graphemes import code_points
+from hrm_agent.retrieval.chunking.spans import Level
 
 __all__ = ["lines", "paragraphs", "sentences", "words"]
 

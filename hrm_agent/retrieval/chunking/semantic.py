@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +36,7 @@ def topics(text: str) -> Level:
     if not len(places):
         return Level(places)
     edges = [0, *places.tolist(), len(text)]
-    spoken = [Counter(_WORD.findall(text[a:b].lower())) for a, b in zip(edges, edges[1:], strict=False)]
+    spoken = [Counter(_WORD.findall(text[a:b].lower())) for a, b in pairwise(edges)]
     return Level(places, _depths(np.array(_likeness(spoken))))
 
 
@@ -50,51 +51,50 @@ def boundaries(text: str) -> list[int]:
     return [int(level.places[i]) for i in kept]
 
 
-def _likeness(spoken: Sequence[Counter[str]]) -> Iterator[float] | list[float]:
+def _likeness(spoken: Sequence[Counter[str]]) -> list[float]:
     """Cosine of the windows before and after each gap."""
     held = Counter(word for words in spoken for word in words)
-    weight = {word: math.log(1 + len(spoken) / count) for word, count in held.items()}
-    before, after = _Window(weight), _Window(weight)
+    pair = _Windows({word: math.log(1 + len(spoken) / count) ** 2 for word, count in held.items()})
     for words in spoken[:_SIDE]:
-        after.add(words)
+        pair.move(words, 1, 1)
     likeness: list[float] = []
     for gap in range(1, len(spoken)):
-        before.add(spoken[gap - 1])
-        after.drop()
+        pair.move(spoken[gap - 1], 0, 1)
+        pair.move(spoken[gap - 1], 1, -1)
         if gap + _SIDE <= len(spoken):
-            after.add(spoken[gap + _SIDE - 1])
+            pair.move(spoken[gap + _SIDE - 1], 1, 1)
         if gap > _SIDE:
-            before.drop()
-        likeness.append(before.cosine(after))
+            pair.move(spoken[gap - 1 - _SIDE], 0, -1)
+        likeness.append(pair.cosine())
     return likeness
 
 
-class _Window:
-    """The words of a few sentences, as they come and go."""
+class _Windows:
+    """The words before a gap (0) and after it (1); what the cosine needs is kept up to date as they come and go."""
 
     def __init__(self, weight: dict[str, float]) -> None:
+        """`weight`: squared, of each word."""
         self._weight = weight
-        self._sentences = deque[Counter[str]]()
-        self.words = Counter[str]()
+        self._words = (Counter[str](), Counter[str]())
+        self._squares = [0.0, 0.0]
+        self._shared = 0.0
 
-    def add(self, words: Counter[str]) -> None:
-        self._sentences.append(words)
-        self.words.update(words)
+    def move(self, words: Counter[str], side: int, sign: int) -> None:
+        """Put a sentence into a window, or take it out (-1)."""
+        here, there = self._words[side], self._words[1 - side]
+        for word, count in words.items():
+            weight, had, change = self._weight[word], here[word], sign * count
+            self._squares[side] += weight * change * (2 * had + change)
+            self._shared += weight * change * there[word]
+            here[word] = had + change
+            if not here[word]:
+                del here[word]
 
-    def drop(self) -> None:
-        for word, count in self._sentences.popleft().items():
-            if self.words[word] == count:
-                del self.words[word]
-            else:
-                self.words[word] -= count
-
-    def cosine(self, other: _Window) -> float:
-        few, many = sorted((self.words, other.words), key=len)
-        shared = sum(count * many[word] * self._weight[word] ** 2 for word, count in few.items() if word in many)
-        return shared / (self._length() * other._length()) if shared else 0.0
-
-    def _length(self) -> float:
-        return math.sqrt(sum((count * self._weight[word]) ** 2 for word, count in self.words.items()))
+    def cosine(self) -> float:
+        """0 where one side is silent."""
+        if not (self._words[0] and self._words[1]):
+            return 0.0
+        return max(self._shared, 0.0) / math.sqrt(self._squares[0] * self._squares[1])
 
 
 def _depths(likeness: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -74,11 +74,13 @@ def mended(text: str) -> str:
 
 
 def tiled(starts: Offsets, ends: Offsets, length: int) -> Offsets:
-    """Rows (start, end) that leave no character out, from tokens in order that may: gaps go to the token after them."""
+    """Rows (start, end) that leave no character out, from tokens in order that may.
+
+    A gap goes to the token after it; so does an empty token, which is a part of the character that follows.
+    """
     if not len(starts):
         return np.zeros((0, 2), dtype=np.int64)
-    reached = np.maximum.accumulate(np.minimum(ends, length))
+    filled = np.where(ends > starts, ends, length)
+    reached = np.minimum.accumulate(np.append(filled[:-1], length)[::-1])[::-1]
     before = np.concatenate((np.zeros(1, dtype=np.int64), reached[:-1]))
-    begun = np.minimum(starts, before)
-    reached[-1] = length
-    return np.stack((begun, reached), axis=1)
+    return np.stack((np.minimum(starts, before), reached), axis=1)
