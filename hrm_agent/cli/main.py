@@ -41,6 +41,7 @@ COMMANDS = {
     "store": "care of a store: stats, verify, prune, delete, vacuum, copy, migrate",
     "replay": "play stored runs again from their recorded answers, with the graphs as they are now",
     "lint": "prove that stored trajectories can be trained on",
+    "index": "documents of one's own into an index that agents search and cite from",
     "export": "write trajectories to a file: our own formats, chat, TRL, verifiers",
     "import": "read trajectories of a file into a store",
 }

@@ -12,10 +12,13 @@ from collections.abc import Mapping
 
 __all__ = ["html_to_text"]
 
-_PARAGRAPHS = set(
-    "address article aside blockquote body details dialog div dl fieldset figcaption figure footer form h1 h2 h3 h4 h5"
-    " h6 header hgroup hr html main menu nav ol p pre search section summary table title ul".split()
-)
+# fmt: off
+_PARAGRAPHS = {
+    "address", "article", "aside", "blockquote", "body", "details", "dialog", "div", "dl", "fieldset", "figcaption",
+    "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hgroup", "hr", "html", "main", "menu",
+    "nav", "ol", "p", "pre", "search", "section", "summary", "table", "title", "ul",
+}
+# fmt: on
 _LINES = {"br", "caption", "dd", "dt", "legend", "li", "option", "thead", "tbody", "tfoot", "tr"}
 _BREAKS = ("", "\t", "\n", "\n\n")
 _CELLS = {"td", "th"}

@@ -15,6 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
+
+from hrm_agent.retrieval.tokenizers.base import mended
 
 __all__ = ["MAX_BYTES", "READER", "Document", "Kind", "NotRead", "Why", "read_document"]
 
@@ -83,7 +86,7 @@ def read_document(name: str, data: bytes, max_bytes: int = MAX_BYTES) -> Documen
     kind = Kind.PDF if data.startswith(b"%PDF-") else _KINDS.get(Path(name).suffix.lower(), Kind.TEXT)
     read = _READERS.get(kind, _decoded)
     try:
-        text = read(data)
+        text = mended(read(data))
     except NotRead:
         raise
     except ImportError as error:
@@ -140,8 +143,8 @@ def _pdf(data: bytes) -> str:
         pdf.close()
 
 
-def _page(pdf: object, number: int) -> str:
-    page = pdf[number]  # pyright: ignore[reportIndexIssue]
+def _page(pdf: Any, number: int) -> str:
+    page = pdf[number]
     text = page.get_textpage()
     try:
         # pdfium marks a hyphen at the end of a line by a character that is none.

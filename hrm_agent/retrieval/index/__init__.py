@@ -1,0 +1,48 @@
+"""Documents of one's own, found by their words and cited by exact spans."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hrm_agent.retrieval.index.citations import Citation, Resolution, Verdict, resolve
+    from hrm_agent.retrieval.index.database import DocumentIndex, Hit
+    from hrm_agent.retrieval.index.folder import Chunking, files_in, index_folder
+    from hrm_agent.retrieval.index.reading import read_document
+    from hrm_agent.retrieval.index.retriever import IndexRetriever
+
+__all__ = [
+    "Chunking",
+    "Citation",
+    "DocumentIndex",
+    "Hit",
+    "IndexRetriever",
+    "Resolution",
+    "Verdict",
+    "files_in",
+    "index_folder",
+    "read_document",
+    "resolve",
+]
+
+_HOMES = {
+    "Chunking": "folder",
+    "Citation": "citations",
+    "DocumentIndex": "database",
+    "Hit": "database",
+    "IndexRetriever": "retriever",
+    "Resolution": "citations",
+    "Verdict": "citations",
+    "files_in": "folder",
+    "index_folder": "folder",
+    "read_document": "reading",
+    "resolve": "citations",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """LangChain takes a while to import: the retriever is loaded when it is asked for."""
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

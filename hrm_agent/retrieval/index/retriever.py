@@ -1,0 +1,39 @@
+"""The index as LangChain's retriever: for chains, tools (`create_retriever_tool`) and evaluations that take one."""
+
+from __future__ import annotations
+
+from langchain_core.callbacks import CallbackManagerForRetrieverRun
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
+from pydantic import ConfigDict, Field
+
+from hrm_agent.retrieval.index.database import DocumentIndex, Hit
+
+__all__ = ["IndexRetriever"]
+
+
+class IndexRetriever(BaseRetriever):
+    """The best chunks of an index. `metadata`: file, start, end, revision, as a `Citation` takes them; score."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    index: DocumentIndex
+    k: int = Field(default=5, ge=1)
+    """Chunks for each question."""
+
+    def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
+        return [_document(hit) for hit in self.index.search(query, self.k)]
+
+
+def _document(hit: Hit) -> Document:
+    return Document(
+        hit.text,
+        id=f"{hit.file}#{hit.start}-{hit.end}@{hit.revision}",
+        metadata={
+            "file": hit.file,
+            "start": hit.start,
+            "end": hit.end,
+            "revision": hit.revision,
+            "score": hit.score,
+        },
+    )

@@ -1,0 +1,39 @@
+"""Files to index: a small PDF made by hand, and a folder of many texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def pdf(*pages: str) -> bytes:
+    """A PDF with one line of text on each page."""
+    kids = " ".join(f"{4 + 2 * number} 0 R" for number in range(len(pages)))
+    objects = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        f"<< /Type /Pages /Kids [{kids}] /Count {len(pages)} >>".encode(),
+        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    ]
+    for number, text in enumerate(pages):
+        content = f"BT /F1 12 Tf 20 100 Td ({text}) Tj ET" if text else ""
+        objects += [
+            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 400 200] /Contents {5 + 2 * number} 0 R"
+            " /Resources << /Font << /F1 3 0 R >> >> >>".encode(),
+            f"<< /Length {len(content)} >>\nstream\n{content}\nendstream".encode(),
+        ]
+    out, places = bytearray(b"%PDF-1.4\n"), list[int]()
+    for number, body in enumerate(objects, start=1):
+        places.append(len(out))
+        out += b"%d 0 obj\n%b\nendobj\n" % (number, body)
+    table = b"".join(b"%010d 00000 n \n" % place for place in places)
+    size, start = len(objects) + 1, len(out)
+    out += b"xref\n0 %d\n0000000000 65535 f \n%btrailer\n<< /Size %d /Root 1 0 R >>\n" % (size, table, size)
+    return bytes(out + b"startxref\n%d\n%%%%EOF\n" % start)
+
+
+def write_texts(folder: Path, count: int) -> None:
+    """`count` files in two folders, each with a word of its own and of several chunks."""
+    for number in range(count):
+        place = folder / ("even" if number % 2 == 0 else "odd") / f"{number:03}.txt"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        lines = (f"Sentence {line} of the text about thing{number}x. " for line in range(100))
+        place.write_text("".join(lines), encoding="utf-8")

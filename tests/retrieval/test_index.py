@@ -1,0 +1,336 @@
+"""The index of a folder: what is found, what changes with the folder, and what a kill leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from langchain_core.tools.retriever import create_retriever_tool
+
+from hrm_agent.errors import ConfigError, RetrievalError
+from hrm_agent.retrieval.index import Chunking, DocumentIndex, IndexRetriever, files_in, index_folder
+from hrm_agent.retrieval.index.folder import FolderReport
+from hrm_agent.retrieval.index.reading import Why
+from tests.retrieval.documents import pdf, write_texts
+
+SMALL = Chunking(size=64)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """One file of each kind."""
+    folder = tmp_path / "docs"
+    (folder / "deep" / "er").mkdir(parents=True)
+    (folder / "whales.txt").write_text("The blue whale is the largest animal. It isn't a fish.\n")
+    (folder / "deep" / "otters.md").write_text("# Otters\n\nSea otters hold hands while they sleep.\n")
+    (folder / "deep" / "er" / "bees.html").write_text("<h1>Bees</h1><p>Bees dance &amp; tell where flowers are.</p>")
+    (folder / "ants.pdf").write_bytes(pdf("Ants keep aphids.", "They milk them."))
+    (folder / "東京.txt").write_text("東京は日本の首都です。Straße nach Kyōto.\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[DocumentIndex]:
+    with DocumentIndex(tmp_path / "index.db", create=True) as index:
+        yield index
+
+
+def update(index: DocumentIndex, folder: Path, **options: int) -> FolderReport:
+    return index_folder(index, folder, files_in(folder), chunking=SMALL, **options)
+
+
+def found(index: DocumentIndex, question: str) -> list[str]:
+    return [hit.file for hit in index.search(question)]
+
+
+def contents(index: DocumentIndex) -> list[tuple[object, ...]]:
+    """Everything that is in an index, but its ids."""
+    with sqlite3.connect(index.path) as connection:
+        return connection.execute(
+            "SELECT file, source, revision, text, start, stop, first_byte, bytes, tokens FROM documents d"
+            " LEFT JOIN chunks c ON c.document = d.id ORDER BY file, start, stop"
+        ).fetchall()
+
+
+def check(index: DocumentIndex) -> None:
+    """The index is whole, and every hit is the span that it says."""
+    assert index.problems() == []
+    hits = index.search("the a of it thing0x whale otters bees ants 東京", k=1000)
+    for hit in hits:
+        stored = index.document(hit.file)
+        assert stored is not None and stored.revision == hit.revision
+        assert stored.text[hit.start : hit.end] == hit.text
+
+
+def test_every_kind_of_file_is_found(index: DocumentIndex, folder: Path) -> None:
+    assert update(index, folder).counts["added"] == 5
+    assert found(index, "What is the largest animal?")[0] == "whales.txt"
+    assert found(index, "Do otters sleep?") == ["deep/otters.md"]
+    assert found(index, "dancing bee") == ["deep/er/bees.html"]
+    assert found(index, "milking aphids") == ["ants.pdf"]
+    assert found(index, "日本の首都はどこですか") == found(index, "京") == found(index, "KYOTO") == ["東京.txt"]
+    check(index)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        'What\'s "the" (largest AND NEAR* animal?', "NOT animal", "animal*", "-animal", "text:animal", "^animal",
+        '"animal', "animal\0", "animal " * 5000, " ".join(map(str, range(5000))).replace("0", "animal"), "(animal) OR",
+        "{animal} + 'x'",
+    ],
+)  # fmt: skip
+def test_questions_are_no_query_language(index: DocumentIndex, folder: Path, question: str) -> None:
+    update(index, folder)
+    assert "whales.txt" in found(index, question)
+
+
+@pytest.mark.parametrize("question", ["", "  ", "?!", '""', "zebra", "_", "\0", "\ud800"])
+def test_questions_without_an_answer(index: DocumentIndex, folder: Path, question: str) -> None:
+    update(index, folder)
+    assert found(index, question) == []
+
+
+def test_the_best_hit_comes_first(index: DocumentIndex, folder: Path) -> None:
+    (folder / "more.txt").write_text("otters, otters, otters")
+    update(index, folder)
+    hits = index.search("otters")
+    assert [hit.file for hit in hits] == ["more.txt", "deep/otters.md"]
+    assert hits[0].score > hits[1].score > 0
+    assert index.search("otters", 1) == hits[:1]
+    assert index.search("otters", 0) == []
+
+
+def test_only_what_changed_is_done_again(index: DocumentIndex, folder: Path) -> None:
+    update(index, folder)
+    before = contents(index)
+    assert update(index, folder).counts["unchanged"] == 5
+    os.utime(folder / "whales.txt")
+    assert update(index, folder).counts["unchanged"] == 5
+    assert contents(index) == before
+    (folder / "whales.txt").write_text("Nothing but krill.")
+    (folder / "ants.pdf").unlink()
+    (folder / "new.txt").write_text("A newt.")
+    counts = update(index, folder).counts
+    assert counts == {"added": 1, "updated": 1, "unchanged": 3, "removed": 1, "skipped": 0}
+    assert found(index, "largest animal") == found(index, "aphids") == []
+    assert found(index, "krill newt") == ["new.txt", "whales.txt"]
+    check(index)
+
+
+def test_other_chunks_replace_the_old(index: DocumentIndex, folder: Path, tmp_path: Path) -> None:
+    write_texts(folder, 3)
+    update(index, folder)
+    report = index_folder(index, folder, files_in(folder), chunking=Chunking(size=200))
+    assert report.counts["updated"] == 8
+    with DocumentIndex(tmp_path / "other.db", create=True) as other:
+        index_folder(other, folder, files_in(folder), chunking=Chunking(size=200))
+        assert contents(index) == contents(other)
+    check(index)
+
+
+def test_bad_files_are_said_and_the_rest_is_indexed(index: DocumentIndex, folder: Path) -> None:
+    (folder / "broken.pdf").write_bytes(pdf("x")[:80])
+    (folder / "big.txt").write_text("big " * 1000)
+    (folder / "program").write_bytes(b"\x7fELF\0\0\0")
+    (folder / "empty.txt").touch()
+    (folder / ".hidden.txt").write_text("hidden whale")
+    os.mkfifo(folder / "pipe")
+    (folder / os.fsdecode(b"bad-\xff.txt")).write_text("a whale")
+    report = update(index, folder, max_bytes=2000)
+    whys = {outcome.file: outcome.why for outcome in report.outcomes if outcome.why}
+    assert whys == {
+        "broken.pdf": Why.UNREADABLE, "big.txt": Why.TOO_LARGE, "program": Why.BINARY, "empty.txt": Why.EMPTY,
+        "pipe": Why.BINARY, "'bad-\\udcff.txt'": Why.UNREADABLE,
+    }  # fmt: skip
+    assert report.counts["added"] == 5
+    assert {outcome.file for outcome in report.failed} == {"broken.pdf", "big.txt", "'bad-\\udcff.txt'"}
+    check(index)
+
+
+def test_a_document_that_breaks_is_taken_out(index: DocumentIndex, folder: Path) -> None:
+    update(index, folder)
+    (folder / "ants.pdf").write_bytes(b"%PDF-1.4 half a file")
+    assert update(index, folder).counts["skipped"] == 1
+    assert found(index, "aphids") == []
+    check(index)
+
+
+def test_the_index_may_lie_in_its_folder(folder: Path) -> None:
+    with DocumentIndex(folder / "index.db", create=True) as index:
+        for _ in range(2):
+            update(index, folder)
+        assert index.size()[0] == 5
+
+
+def test_two_indexers_at_once_make_no_duplicates(folder: Path, tmp_path: Path) -> None:
+    write_texts(folder, 5)
+    path = tmp_path / "index.db"
+    DocumentIndex(path, create=True).close()
+
+    def run(_: int) -> None:
+        with DocumentIndex(path) as index:
+            update(index, folder)
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(run, range(3)))
+    with DocumentIndex(path) as index:
+        assert index.size()[0] == 10
+        check(index)
+
+
+def test_readers_see_whole_documents_while_one_writes(index: DocumentIndex, folder: Path) -> None:
+    update(index, folder)
+    stop, seen = threading.Event(), list[str]()
+
+    def read() -> None:
+        with DocumentIndex(index.path) as other:
+            while not stop.is_set():
+                for hit in other.search("whale number"):
+                    seen.append(hit.text)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for number in range(15):
+        (folder / "whales.txt").write_text(f"whale number {number} ends {number}")
+        update(index, folder)
+    stop.set()
+    thread.join()
+    assert seen and all(text.split()[2] == text.split()[4] for text in seen if "number" in text)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import hrm_agent.retrieval.index.database as database
+from hrm_agent.retrieval.index import Chunking, DocumentIndex, files_in, index_folder
+
+left = int(sys.argv[3])
+searchable = database.searchable
+
+def counted(text):  # called for each chunk, in the middle of its document's transaction
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return searchable(text)
+
+database.searchable = counted
+folder = Path(sys.argv[1])
+with DocumentIndex(sys.argv[2], create=True) as index:
+    tell = lambda outcome: print(outcome.file, flush=True)
+    index_folder(index, folder, files_in(folder), chunking=Chunking(size=64), on_file=tell)
+"""
+
+
+def indexer(folder: Path, path: Path, chunks: int) -> subprocess.Popen[str]:
+    """A process that indexes, and is killed at a chunk; at none where `chunks` is 0."""
+    words = [sys.executable, "-c", KILLED, str(folder), str(path), str(chunks)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+
+
+def test_kill_9_leaves_a_whole_index_and_the_next_run_completes_it(tmp_path: Path) -> None:
+    folder, path = tmp_path / "docs", tmp_path / "index.db"
+    write_texts(folder, 16)
+    with DocumentIndex(tmp_path / "whole.db", create=True) as whole:
+        update(whole, folder)
+        expected, (_, chunks) = contents(whole), whole.size()
+    for kill_at in (1, chunks // 3):
+        process = indexer(folder, path, kill_at)
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == -signal.SIGKILL
+        with DocumentIndex(path) as index:
+            assert index.size()[0] < 16
+            assert set(output.split()) <= index.sources().keys()
+            assert set(contents(index)) <= set(expected)
+            check(index)
+    with DocumentIndex(path) as index:
+        counts = update(index, folder).counts
+        assert counts["unchanged"] >= 4 and counts["added"] > 1 and counts["updated"] == 0
+        assert contents(index) == expected
+        check(index)
+
+
+def test_kill_9_while_documents_are_replaced(tmp_path: Path) -> None:
+    folder, path = tmp_path / "docs", tmp_path / "index.db"
+    write_texts(folder, 8)
+    with DocumentIndex(path, create=True) as index:
+        update(index, folder)
+    for file in files_in(folder):
+        (folder / file).write_text((folder / file).read_text().replace("text", "story"))
+    process = indexer(folder, path, 0)
+    assert process.stdout is not None
+    for _ in range(3):
+        process.stdout.readline()
+    process.kill()
+    process.communicate(timeout=60)
+    with DocumentIndex(path) as index:
+        assert index.size()[0] == 8
+        check(index)
+        assert update(index, folder).counts["unchanged"] >= 3
+        with DocumentIndex(tmp_path / "whole.db", create=True) as whole:
+            update(whole, folder)
+            assert contents(index) == contents(whole)
+        assert index.search("text") == []
+        check(index)
+
+
+async def test_the_retriever_is_langchains(index: DocumentIndex, folder: Path) -> None:
+    update(index, folder)
+    retriever = IndexRetriever(index=index, k=2)
+    (document,) = await retriever.ainvoke("Do otters sleep?")
+    assert document == retriever.invoke("Do otters sleep?")[0]
+    hit = index.search("Do otters sleep?")[0]
+    assert document.page_content == hit.text
+    assert document.metadata == {
+        "file": hit.file, "start": hit.start, "end": hit.end, "revision": hit.revision, "score": hit.score,
+    }  # fmt: skip
+    tool = create_retriever_tool(retriever, "documents", "Search.", response_format="content_and_artifact")
+    message = tool.invoke({"type": "tool_call", "id": "1", "name": "documents", "args": {"query": "whale"}})
+    assert "largest animal" in message.content
+    assert message.artifact[0].metadata["file"] == "whales.txt"
+
+
+def test_what_is_no_index_is_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(RetrievalError, match="no index at"):
+        DocumentIndex(tmp_path / "none.db")
+    (tmp_path / "text.db").write_text("not a database, but long enough to be taken for one" * 50)
+    with sqlite3.connect(tmp_path / "foreign.db") as connection:
+        connection.execute("CREATE TABLE x (y)")
+    with sqlite3.connect(tmp_path / "newer.db") as connection:
+        connection.executescript(f"CREATE TABLE x (y); PRAGMA application_id={0x68726D69}; PRAGMA user_version=9")
+    for name in ("text.db", "foreign.db", "newer.db"):
+        before = (tmp_path / name).read_bytes()
+        with pytest.raises(RetrievalError):
+            DocumentIndex(tmp_path / name, create=True)
+        assert (tmp_path / name).read_bytes() == before
+
+
+def test_one_index_holds_one_folder(index: DocumentIndex, folder: Path, tmp_path: Path) -> None:
+    update(index, folder)
+    before = contents(index)
+    write_texts(tmp_path / "else", 1)
+    with pytest.raises(RetrievalError, match="is the index of"):
+        update(index, tmp_path / "else")
+    with pytest.raises(ConfigError):
+        index_folder(index, folder, files_in(folder), chunking=Chunking(strategy="recursiv"))
+    assert contents(index) == before
+
+
+def test_large_text_is_read_by_the_span(index: DocumentIndex, folder: Path) -> None:
+    (folder / "large.txt").write_text("é ordinary sentence. " * 10_000 + "The needle.", encoding="utf-8")
+    index_folder(index, folder, files_in(folder))
+    clock = time.process_time()
+    (hit,) = index.search("needle")
+    assert hit.text.endswith("The needle.")
+    assert time.process_time() - clock < 1
+    check(index)
