@@ -216,7 +216,7 @@ class MediaWiki:
             answer: Any = json.loads(body)
         except ValueError:
             answer = None
-        if status != httpx.codes.OK or not isinstance(answer, dict):
+        if status != 200 or not isinstance(answer, dict):
             raise ToolFailure(
                 f"{self.url} is no API of a MediaWiki: HTTP {status}, and no JSON object. Its path ends in api.php.",
                 ToolStatus.INFRASTRUCTURE,
