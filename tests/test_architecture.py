@@ -20,7 +20,7 @@ ALLOWED = {
     "hrm_agent.files": {"hrm_agent.errors"},
     "hrm_agent.config": {"hrm_agent.errors", "hrm_agent.files"},
     "hrm_agent.trajectory": {"hrm_agent.errors", "hrm_agent.files"},
-    "hrm_agent.retrieval": {"hrm_agent.errors", "hrm_agent.trajectory"},
+    "hrm_agent.retrieval": {"hrm_agent.errors", "hrm_agent.files", "hrm_agent.trajectory"},
     "hrm_agent.environment": {"hrm_agent.errors", "hrm_agent.trajectory"},
     "hrm_agent.models": {"hrm_agent.errors", "hrm_agent.trajectory"},
     "hrm_agent.tools": {

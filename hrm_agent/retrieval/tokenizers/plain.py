@@ -50,12 +50,18 @@ class Expression:
     name: str
     pattern: re.Pattern[str]
     """Without groups, never matching nothing."""
+    covering: bool
+    """True if every character of every text is in a match."""
     local: bool = True
 
     def count(self, text: str) -> int:
         return len(self.pattern.findall(checked(text)))
 
     def offsets(self, text: str) -> Offsets:
+        if self.covering:
+            sizes = np.fromiter(map(len, self.pattern.findall(checked(text))), dtype=np.int64)
+            ends = np.cumsum(sizes)
+            return np.stack((ends - sizes, ends), axis=1)
         spans = [match.span() for match in self.pattern.finditer(checked(text))]
         rows = np.array(spans, dtype=np.int64).reshape(-1, 2)
         return tiled(rows[:, 0], rows[:, 1], len(text))
@@ -63,7 +69,7 @@ class Expression:
 
 PLAIN = {
     "character": Characters(),
-    "pieces": Expression("pieces", _PIECES),
-    "word": Expression("word", _WORDS),
+    "pieces": Expression("pieces", _PIECES, covering=True),
+    "word": Expression("word", _WORDS, covering=False),
 }
 """Those that need no library and no file. `word`: words and single punctuation marks, white space not counted."""
