@@ -81,7 +81,7 @@ def test_time_is_linear(unit: str) -> None:
         return time.process_time() - begun
 
     seconds(1_000)
-    assert seconds(120_000) < 16 * max(seconds(30_000), 0.01)
+    assert seconds(80_000) < 16 * max(seconds(20_000), 0.01)
 
 
 def test_nothing_is_made_of_an_empty_text() -> None:

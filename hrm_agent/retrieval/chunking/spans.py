@@ -35,6 +35,9 @@ __all__ = ["Level", "Spans"]
 
 Positions = NDArray[np.int64]
 
+_LONGEST_GRAPHEME = 64
+"""Characters for each token of the limit in which the end of a grapheme is looked for; longer ones are cut."""
+
 
 @dataclass(frozen=True)
 class Level:
@@ -87,7 +90,7 @@ class Spans:
         levels, starts = [self._whole(level) for level in levels], [self._whole(level) for level in starts]
         start = end = 0
         while end < len(self.text):
-            chunk = self._next(start, end, levels) or self._next(end, end, levels) or self._smallest(end)
+            chunk = self._next(start, end, levels) or self._next(end, end, levels) or self._within_grapheme(end)
             yield chunk
             end = chunk.end
             start = self._overlapping(chunk, starts)
@@ -103,7 +106,9 @@ class Spans:
         """The chunk from `start` to some place behind `after`, if there is one within the limit."""
         budget, step = self.size, 1
         while budget > 0 and (limit := self._reach(start, budget)) > after:
-            end = self._end(start, after, limit, levels) if limit < len(self.text) else limit
+            end = self._end(start, after, limit, levels)
+            if end is None:
+                return None
             tokens = self.count(start, end)
             if tokens <= self.size:
                 return Chunk(start, end, tokens, self.text[start:end])
@@ -111,22 +116,25 @@ class Spans:
             step *= 2
         return None
 
-    def _end(self, start: int, after: int, limit: int, levels: Sequence[Level]) -> int:
-        half = (start + limit) // 2
-        first = max(after + (limit - after) // 4 + 1, half)
+    def _end(self, start: int, after: int, limit: int, levels: Sequence[Level]) -> int | None:
+        if limit == len(self.text):
+            return limit
+        first = max(after + (limit - after) // 4 + 1, (start + limit) // 2)
         for level in levels:
             if (place := level.last(first, limit)) is not None:
                 return place
         found = np.flatnonzero(self.graphemes[after + 1 : limit + 1])
-        return after + 1 + int(found[-1]) if len(found) else limit
+        return after + 1 + int(found[-1]) if len(found) else None
 
-    def _smallest(self, start: int) -> Chunk:
-        """One grapheme or, where that is over the limit, one code point."""
-        window = self.graphemes[start + 1 : start + 1 + 4 * self.size]
-        whole = start + 1 + int(np.argmax(window)) if window.any() else start + 1
-        for end in (whole, start + 1):
-            if (tokens := self.count(start, end)) <= self.size:
-                return Chunk(start, end, tokens, self.text[start:end])
+    def _within_grapheme(self, start: int) -> Chunk:
+        """The grapheme at `start` or, where it is over the limit, as much of it as fits."""
+        window = self.graphemes[start + 1 : start + 1 + _LONGEST_GRAPHEME * self.size]
+        sizes = [int(np.argmax(window)) + 1] if window.any() else []
+        reached = self._reach(start, self.size) - start
+        sizes += [size for size in (reached, reached // 2, reached // 4) if size > 1]
+        for size in (*sizes, 1):
+            if (tokens := self.count(start, start + size)) <= self.size:
+                return Chunk(start, start + size, tokens, self.text[start : start + size])
         raise ConfigError(
             f"Character {start}, {self.text[start]!r}, alone is more than {self.size} tokens of {self.tokenizer.name}.",
             "Choose a larger chunk size.",
