@@ -35,8 +35,8 @@ __all__ = ["Level", "Spans"]
 
 Positions = NDArray[np.int64]
 
-_LONGEST_GRAPHEME = 64
-"""Characters for each token of the limit in which the end of a grapheme is looked for; longer ones are cut."""
+_LEAST_WINDOW = 16
+"""Characters in which the end of a grapheme is looked for, beside four times as far as the limit reaches."""
 
 
 @dataclass(frozen=True)
@@ -128,9 +128,9 @@ class Spans:
 
     def _within_grapheme(self, start: int) -> Chunk:
         """The grapheme at `start` or, where it is over the limit, as much of it as fits."""
-        window = self.graphemes[start + 1 : start + 1 + _LONGEST_GRAPHEME * self.size]
-        sizes = [int(np.argmax(window)) + 1] if window.any() else []
         reached = self._reach(start, self.size) - start
+        window = self.graphemes[start + 1 : start + _LEAST_WINDOW + 4 * reached]
+        sizes = [int(np.argmax(window)) + 1] if window.any() else []
         sizes += [size for size in (reached, reached // 2, reached // 4) if size > 1]
         for size in (*sizes, 1):
             if (tokens := self.count(start, start + size)) <= self.size:
