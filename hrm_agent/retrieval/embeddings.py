@@ -1,0 +1,130 @@
+"""Vectors of texts: any LangChain `Embeddings` by its string, and static ones that need no download.
+
+A static embedding has one vector for each token of a vocabulary, and a text is the mean of its tokens' vectors: no
+model runs, the order of the words is lost, and a chunk costs about what it costs to tokenize. It finds a passage that
+puts the question in other words, which words alone do not; it is no match for a sentence model.
+
+The vectors and their vocabulary are two files in the wheel of wordllama (an extra: `vectors`). We read the files and
+leave the code: importing it takes most of a second and sets up logging for the whole process. The wheel is under the
+MIT licence. The vectors were trained from the token embeddings of models whose tokenizer is Llama 2's (Llama 2 70B and
+Phi-3 Medium, as the model card says), and whether the Llama 2 Community License reaches through to them is not
+settled. They are therefore nobody's default here: whoever ships a product decides for themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from langchain_core.embeddings import Embeddings
+from numpy.typing import NDArray
+
+from hrm_agent.errors import ConfigError, RetrievalError
+from hrm_agent.retrieval.tokenizers.base import mended
+
+__all__ = ["DIMENSIONS", "StaticEmbeddings", "Vectors", "load_embeddings", "name_of", "unit", "vectors_of"]
+
+Vectors = NDArray[np.float32]
+"""One row per text."""
+
+DIMENSIONS = (64, 128, 256)
+"""Trained so that the first 64 or 128 numbers of a vector stand for it too."""
+_FILES = ("weights/l2_supercat_256.safetensors", "tokenizers/l2_supercat_tokenizer_config.json")
+_BATCH = 256
+"""Texts that are tokenized at once."""
+
+
+class StaticEmbeddings(Embeddings):
+    """Mean of the tokens' vectors, of unit length; zeros for a text without a token. Threads may share it."""
+
+    def __init__(self, dimension: int = 256) -> None:
+        if dimension not in DIMENSIONS:
+            raise ConfigError(f"Static vectors do not have {dimension} numbers.", f"Choose one of {DIMENSIONS}.")
+        weights, vocabulary = _files()
+        self.name = f"static:{dimension}"
+        self.dimension = dimension
+        from safetensors.numpy import load_file
+        from tokenizers import Tokenizer
+
+        self._tokenizer: Any = Tokenizer.from_file(str(vocabulary))
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True  # `</s>` in a text is text
+        self._table: Vectors = load_file(weights)["embedding.weight"][:, :dimension].astype(np.float32)
+
+    def vectors(self, texts: Sequence[str]) -> Vectors:
+        """One row per text."""
+        rows = np.zeros((len(texts), self.dimension), dtype=np.float32)
+        for first in range(0, len(texts), _BATCH):
+            batch = [mended(text) for text in texts[first : first + _BATCH]]
+            for row, found in enumerate(self._tokenizer.encode_batch_fast(batch, add_special_tokens=False), first):
+                if found.ids and texts[row]:
+                    rows[row] = self._table[found.ids].mean(axis=0)
+        return unit(rows)
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        return self.vectors(texts).tolist()
+
+    def embed_query(self, text: str) -> list[float]:
+        return self.vectors([text])[0].tolist()
+
+
+def load_embeddings(name: str) -> Embeddings:
+    """`static`, `static:64`, or `package.module:attribute` for one's own: an `Embeddings`, or what makes one."""
+    kind, _, rest = name.partition(":")
+    if kind == "static":
+        if rest and not rest.isdigit():
+            raise ConfigError(f"{rest!r} is no number of dimensions.", f"`static:64`; known: {DIMENSIONS}.")
+        return StaticEmbeddings(int(rest)) if rest else StaticEmbeddings()
+    if not (kind and rest):
+        raise ConfigError(f"There are no embeddings {name!r}.", "Known: static, static:64, package.module:attribute.")
+    try:
+        found: Any = getattr(import_module(kind), rest)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"The embeddings {name!r} cannot be loaded: {error}.", "Write package.module:attribute."
+        ) from error
+    made = found() if callable(found) and not isinstance(found, Embeddings) else found
+    if not isinstance(made, Embeddings):
+        raise ConfigError(f"{name!r} is no Embeddings of LangChain's but a {type(made).__name__}.", "See its class.")
+    return made
+
+
+def name_of(embeddings: Embeddings) -> str:
+    """What vectors are put on record under: two embeddings of one name are taken for the same."""
+    kind = type(embeddings)
+    model = next((value for key in ("name", "model", "model_name") if (value := getattr(embeddings, key, None))), "")
+    return str(model) if isinstance(embeddings, StaticEmbeddings) else f"{kind.__module__}.{kind.__qualname__}:{model}"
+
+
+def vectors_of(embeddings: Embeddings, texts: Sequence[str]) -> Vectors:
+    """Rows of unit length from any embeddings."""
+    if isinstance(embeddings, StaticEmbeddings):
+        return embeddings.vectors(texts)
+    rows = np.asarray(embeddings.embed_documents(list(texts)), dtype=np.float32)
+    if rows.ndim != 2 or len(rows) != len(texts) or not np.isfinite(rows).all():
+        raise RetrievalError(
+            f"{name_of(embeddings)} gave {rows.shape} numbers for {len(texts)} texts, or some that are none.",
+            "See that `embed_documents` gives one vector of one length for each text.",
+        )
+    return unit(rows)
+
+
+def unit(rows: Vectors) -> Vectors:
+    """Each row divided by its length; a row of zeros stays."""
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / np.where(lengths > 0, lengths, np.float32(1))
+
+
+def _files() -> list[Path]:
+    spec = find_spec("wordllama")
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError("Static vectors need wordllama.", "Run `pip install 'hrm-agent[vectors]'`.")
+    found = [Path(spec.submodule_search_locations[0]) / file for file in _FILES]
+    if missing := [str(path) for path in found if not path.is_file()]:
+        raise ConfigError(f"This version of wordllama has no {missing[0]}.", "Run `pip install 'wordllama~=0.4.0'`.")
+    return found
