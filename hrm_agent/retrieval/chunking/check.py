@@ -3,17 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
 
 from hrm_agent.retrieval.chunking.chunk import Chunk
 from hrm_agent.retrieval.chunking.graphemes import grapheme_ends
 from hrm_agent.retrieval.tokenizers.base import Tokenizer
 
-__all__ = ["faults"]
+__all__ = ["Tally", "faults", "shared_tokens", "tally"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How often a list of chunks fails what citations need."""
+
+    wrong_spans: int
+    """Chunks that are not the text at their span."""
+    over_limit: int
+    """Chunks of more tokens than asked for."""
+    cut_graphemes: int
+    """Places inside of a grapheme, no larger than the limit, where a chunk begins or ends."""
+    lost: int
+    """Characters in no chunk's span; white space is not counted, as several libraries drop it on purpose."""
+
+    @property
+    def total(self) -> int:
+        return self.wrong_spans + self.over_limit + self.cut_graphemes + self.lost
+
+
+def tally(text: str, chunks: Sequence[Chunk], tokenizer: Tokenizer, size: int) -> Tally:
+    """`faults` in numbers, and lenient with white space between chunks."""
+    covered = np.zeros(len(text), dtype=np.bool_)
+    for chunk in chunks:
+        covered[max(chunk.start, 0) : max(chunk.end, 0)] = True
+    return Tally(
+        wrong_spans=sum(not _exact(text, chunk) for chunk in chunks),
+        over_limit=sum(tokenizer.count(chunk.text) > size for chunk in chunks),
+        cut_graphemes=len(list(_broken(text, chunks, tokenizer, size))),
+        lost=sum(not text[i].isspace() for i in np.flatnonzero(~covered)),
+    )
+
+
+def shared_tokens(text: str, chunks: Sequence[Chunk], tokenizer: Tokenizer) -> list[int]:
+    """Tokens that each two neighbours have in common."""
+    return [tokenizer.count(text[max(after.start, 0) : before.end]) for before, after in pairwise(chunks)]
 
 
 def faults(text: str, chunks: Sequence[Chunk], tokenizer: Tokenizer, size: int) -> list[str]:
     """A line for each thing that is wrong; none if citations can rest on `chunks`."""
     return [*_coverage(text, chunks), *_limits(text, chunks, tokenizer, size), *_broken(text, chunks, tokenizer, size)]
+
+
+def _exact(text: str, chunk: Chunk) -> bool:
+    return 0 <= chunk.start < chunk.end <= len(text) and text[chunk.start : chunk.end] == chunk.text
 
 
 def _coverage(text: str, chunks: Sequence[Chunk]) -> Iterator[str]:
@@ -30,7 +74,7 @@ def _coverage(text: str, chunks: Sequence[Chunk]) -> Iterator[str]:
 
 def _limits(text: str, chunks: Sequence[Chunk], tokenizer: Tokenizer, size: int) -> Iterator[str]:
     for number, chunk in enumerate(chunks):
-        if chunk.text != text[chunk.start : chunk.end]:
+        if not _exact(text, chunk):
             yield f"chunk {number} is not text[{chunk.start}:{chunk.end}]"
         if (tokens := tokenizer.count(chunk.text)) != chunk.tokens:
             yield f"chunk {number} says {chunk.tokens} tokens and has {tokens}"
@@ -41,7 +85,9 @@ def _limits(text: str, chunks: Sequence[Chunk], tokenizer: Tokenizer, size: int)
 def _broken(text: str, chunks: Sequence[Chunk], tokenizer: Tokenizer, size: int) -> Iterator[str]:
     """A grapheme may be cut only if it is over the limit by itself."""
     ends = grapheme_ends(text)
-    for place in sorted({place for chunk in chunks for place in (chunk.start, chunk.end) if not ends[place]}):
+    for place in sorted({place for chunk in chunks for place in (chunk.start, chunk.end)}):
+        if not 0 <= place <= len(text) or ends[place]:
+            continue
         first, last = place, place
         while not ends[first]:
             first -= 1
