@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 
 __all__ = ["Tree"]
 
+SLOW_SECONDS = 0.05
+"""A tree whose last look took longer is held still in the next one: nobody can look into a process while it forks, and
+the processes that run meanwhile make that last."""
 _KIB = 1024
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
@@ -16,13 +20,15 @@ _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 class Tree:
     """A process and its descendants. Where there is no /proc to see them in, the process alone."""
 
-    __slots__ = ("_pid", "_proc", "_status", "peak", "several")
+    __slots__ = ("_pid", "_proc", "_slow", "_status", "peak", "several", "stopped")
 
     def __init__(self, proc: int | None, pid: int) -> None:
         self._proc, self._pid = proc, pid
         self._status: int | None = None
         self.several = False
         """True once it was seen to be more than one process."""
+        self._slow = False
+        self.stopped = False
         self.peak = 0
         """Bytes, the most that was seen."""
 
@@ -44,15 +50,21 @@ class Tree:
         A single process is held by its own limits: 0 and 0. A tree too large to be gone through by `until`, on the
         monotonic clock, is told as far as that.
         """
-        members = self.members()
+        began, members = time.monotonic(), self.members()
         if len(members) < 2:
             return 0, 0.0
         held, seconds, self.several = 0, 0.0, True
+        still = self._slow and not self.stopped
+        if still:
+            self.stop()
         for pid in members:
+            if time.monotonic() >= until:  # a process that forks keeps the looker waiting
+                break
             held += self._proportional_bytes(pid)
             seconds += self._cpu_seconds(pid)
-            if time.monotonic() > until:
-                break
+        if still:
+            self.go_on()
+        self._slow = time.monotonic() - began > SLOW_SECONDS
         self.peak = max(self.peak, held)
         return held, seconds
 
@@ -76,6 +88,16 @@ class Tree:
                 with suppress(OSError):
                     os.kill(pid, number)
             told.update(new)
+
+    def stop(self) -> None:
+        """Until it is told to go on."""
+        self.signal(signal.SIGSTOP)
+        self.stopped = True
+
+    def go_on(self) -> None:
+        """After a stop."""
+        self.signal(signal.SIGCONT)
+        self.stopped = False
 
     def close(self) -> None:
         """Harmless a second time."""

@@ -46,7 +46,7 @@ PARK_SECONDS = 0.2
 class Child:
     """The process of a call, or of a session."""
 
-    __slots__ = ("channel", "memory_bytes", "parked", "pid", "pidfd", "seen_seconds", "tree")
+    __slots__ = ("channel", "memory_bytes", "pid", "pidfd", "seen_seconds", "tree")
 
     def __init__(self, pid: int, pidfd: int, memory_bytes: int, tree: Tree) -> None:
         self.pid, self.pidfd, self.memory_bytes, self.tree = pid, pidfd, memory_bytes, tree
@@ -54,7 +54,6 @@ class Child:
         """CPU time of its tree when it was last looked at."""
         self.channel: socket.socket | None = None
         """To a session's process."""
-        self.parked = False
 
     def cpu_seconds(self) -> float:
         """CPU time so far, without that of processes which it started: the kernel's clock id is made of the pid."""
@@ -118,7 +117,7 @@ class Slot:
         """None when the host is gone. An idle session is watched meanwhile, and stopped after a while."""
         while self._session is not None:
             child = self._session
-            events = self._poll.poll(None if child.parked else PARK_SECONDS * 1000)
+            events = self._poll.poll(None if child.tree.stopped else PARK_SECONDS * 1000)
             if not events:
                 self._park(child)
             elif any(descriptor == child.pidfd for descriptor, _ in events):
@@ -147,8 +146,7 @@ class Slot:
 
     def _park(self, child: Child) -> None:
         """Stop an idle session; end one whose processes went on to take more than they may hold."""
-        child.tree.signal(signal.SIGSTOP)
-        child.parked = True
+        child.tree.stop()
         held, _ = child.tree.look(time.monotonic() + TICK_SECONDS)
         if held > child.memory_bytes:
             child.tree.signal(signal.SIGKILL)
@@ -214,9 +212,8 @@ class Slot:
         return child
 
     def _resume(self, child: Child, request: Request) -> None:
-        if child.parked:
-            child.tree.signal(signal.SIGCONT)
-            child.parked = False
+        if child.tree.stopped:
+            child.tree.go_on()
         if child.channel is not None:
             with suppress(OSError):  # its process is dying: that is seen next
                 child.channel.send(REQUEST.pack(*request))
@@ -241,7 +238,7 @@ class Slot:
             if now < look:
                 continue
             held, seconds = child.tree.look(deadline)
-            child.seen_seconds = max(child.cpu_seconds(), seconds)
+            child.seen_seconds = max(child.seen_seconds, child.cpu_seconds(), seconds)
             cpu_left = request.cpu_seconds - child.seen_seconds + before
             if now >= deadline or cpu_left <= 0:
                 return Ended.TIMEOUT
