@@ -1,7 +1,7 @@
 """What a chunk is measured in.
 
-A tokenizer here does less than one for a model: it counts, and it says where each token lies. Ids appear only in
-`hrm_agent.retrieval.tokenizers.statistics`. Three rules hold for all of them:
+A tokenizer here does less than one for a model: it counts, and it says where each token lies. Ids appear only where
+vocabularies are compared (`hrm_agent.retrieval.tokenizers.statistics`). Three rules hold for all of them:
 
 * Offsets are character positions in the text that was handed in, whatever the tokenizer did to it inside (lower case,
   Unicode normalisation, bytes). A character that takes several tokens is named by each of them.
@@ -15,14 +15,25 @@ they are refused here, once; `mended` puts U+FFFD in their places and leaves eve
 from __future__ import annotations
 
 import re
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hrm_agent.errors import HrmError
 
-__all__ = ["DEFAULT_TOKENIZER", "Offsets", "Tokenizer", "checked", "mended", "tiled"]
+__all__ = [
+    "DEFAULT_TOKENIZER",
+    "Encoded",
+    "Offsets",
+    "Tokenizer",
+    "Vocabulary",
+    "checked",
+    "mended",
+    "spelling",
+    "tiled",
+]
 
 DEFAULT_TOKENIZER = "pieces"
 """Needs no download; see `hrm_agent.retrieval.tokenizers.plain`."""
@@ -58,6 +69,30 @@ class Tokenizer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoded:
+    """A text in the tokens of a vocabulary, all of it from one pass."""
+
+    ids: list[int]
+    offsets: Offsets
+    """As many rows as there are ids; see `Tokenizer.offsets`."""
+    unknown: int
+    """Tokens that stand for what the vocabulary lacks."""
+    spelled: int
+    """Tokens that are bytes, or that hold a part of a character only: what a vocabulary has no token for, spelled."""
+
+
+@runtime_checkable
+class Vocabulary(Protocol):
+    """A tokenizer with a vocabulary, which may lack something and may change what it encodes."""
+
+    def encoded(self, text: str) -> Encoded: ...
+
+    def decoded(self, ids: list[int]) -> str:
+        """The text that these tokens stand for."""
+        ...
+
+
 def checked(text: str) -> str:
     """`text`, if it holds characters only."""
     if text.isascii() or not (found := _SURROGATE.search(text)):
@@ -84,3 +119,12 @@ def tiled(starts: Offsets, ends: Offsets, length: int) -> Offsets:
     reached = np.minimum.accumulate(np.append(filled[:-1], length)[::-1])[::-1]
     before = np.concatenate((np.zeros(1, dtype=np.int64), reached[:-1]))
     return np.stack((np.minimum(starts, before), reached), axis=1)
+
+
+def spelling(rows: Offsets, is_byte: NDArray[np.bool_] | None = None) -> int:
+    """`Encoded.spelled`: tokens that share a character with a neighbour, and those that are known to be bytes."""
+    shared = rows[1:, 0] < rows[:-1, 1]
+    spelled = np.append(shared, False) | np.insert(shared, 0, False)
+    if is_byte is not None and len(rows):
+        spelled |= is_byte
+    return int(np.count_nonzero(spelled[: len(rows)]))

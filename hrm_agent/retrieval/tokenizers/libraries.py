@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hrm_agent.errors import ConfigError, nearest
-from hrm_agent.retrieval.tokenizers.base import Offsets, checked, tiled
+from hrm_agent.retrieval.tokenizers.base import Encoded, Offsets, checked, spelling, tiled
 
 __all__ = ["HuggingFace", "SentencePiece", "Tiktoken", "require"]
 
@@ -64,19 +65,22 @@ class HuggingFace:
         described = json.loads(self._tokenizer.to_str())
         self.local = _is_local(described)
         self._unknown = _unknown_id(self._tokenizer, described["model"])
+        self._bytes = [i for byte in range(256) if (i := self._tokenizer.token_to_id(f"<0x{byte:02X}>")) is not None]
 
     def count(self, text: str) -> int:
         return len(self._encode(text))
 
     def offsets(self, text: str) -> Offsets:
-        rows = np.array(self._encode(text).offsets, dtype=np.int64).reshape(-1, 2)
-        return tiled(rows[:, 0], rows[:, 1], len(text))
+        return _tiled(self._encode(text).offsets, text)
 
-    def unknown(self, text: str) -> int:
-        return 0 if self._unknown is None else self._encode(text).ids.count(self._unknown)
+    def encoded(self, text: str) -> Encoded:
+        found = self._encode(text)
+        ids, rows = found.ids, _tiled(found.offsets, text)
+        unknown = 0 if self._unknown is None else ids.count(self._unknown)
+        return Encoded(ids, rows, unknown, spelling(rows, np.isin(ids, self._bytes) if self._bytes else None))
 
-    def restored(self, text: str) -> str:
-        return self._tokenizer.decode(self._encode(text).ids, skip_special_tokens=False)
+    def decoded(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
 
     def _encode(self, text: str) -> Any:
         return self._tokenizer.encode(checked(text), add_special_tokens=False)
@@ -100,18 +104,22 @@ class Tiktoken:
         return len(self._ids(text))
 
     def offsets(self, text: str) -> Offsets:
-        ids = np.array(self._ids(text), dtype=np.int64)
-        distinct, places = np.unique(ids, return_inverse=True)
+        return self._offsets(text, self._ids(text))
+
+    def encoded(self, text: str) -> Encoded:
+        ids = self._ids(text)
+        rows = self._offsets(text, ids)
+        return Encoded(ids, rows, 0, spelling(rows))
+
+    def decoded(self, ids: list[int]) -> str:
+        return self._encoding.decode(ids)
+
+    def _offsets(self, text: str, ids: list[int]) -> Offsets:
+        if not ids:
+            return np.zeros((0, 2), dtype=np.int64)
+        distinct, places = np.unique(np.array(ids, dtype=np.int64), return_inverse=True)
         sizes = np.array([len(self._encoding.decode_single_token_bytes(int(i))) for i in distinct], dtype=np.int64)
-        return _from_bytes(text, sizes[places]) if len(ids) else np.zeros((0, 2), dtype=np.int64)
-
-    def unknown(self, text: str) -> int:
-        """None by construction: it spells bytes."""
-        del text
-        return 0
-
-    def restored(self, text: str) -> str:
-        return self._encoding.decode(self._ids(text))
+        return _from_bytes(text, sizes[places])
 
     def _ids(self, text: str) -> list[int]:
         return self._encoding.encode_ordinary(checked(text))
@@ -130,19 +138,24 @@ class SentencePiece:
         except (OSError, RuntimeError) as error:
             raise ConfigError(f"{file} is no sentencepiece model: {error}.", "Name another file.") from error
 
+        self._bytes = [i for i in range(self._processor.get_piece_size()) if self._processor.is_byte(i)]
+
     def count(self, text: str) -> int:
         return len(self._processor.encode(checked(text)))
 
     def offsets(self, text: str) -> Offsets:
-        found = self._processor.encode(checked(text), return_type="offset_mapping")
-        rows = np.array(found["offsets"], dtype=np.int64).reshape(-1, 2)
-        return tiled(rows[:, 0], rows[:, 1], len(text))
+        return _tiled(self._encode(text)["offsets"], text)
 
-    def unknown(self, text: str) -> int:
-        return self._processor.encode(checked(text)).count(self._processor.unk_id())
+    def encoded(self, text: str) -> Encoded:
+        found = self._encode(text)
+        ids, rows = found["ids"], _tiled(found["offsets"], text)
+        return Encoded(ids, rows, ids.count(self._processor.unk_id()), spelling(rows, np.isin(ids, self._bytes)))
 
-    def restored(self, text: str) -> str:
-        return self._processor.decode(self._processor.encode(checked(text)))
+    def decoded(self, ids: list[int]) -> str:
+        return self._processor.decode(ids)
+
+    def _encode(self, text: str) -> Any:
+        return self._processor.encode(checked(text), return_type="offset_mapping")
 
 
 def _tokenizer_file(source: str) -> Path:
@@ -206,6 +219,11 @@ def _require_on_disk(encoding: str) -> None:
             f"The vocabulary of {encoding!r} is not on disk, and would have to be downloaded.",
             f"Put {address} into {folder} as {name} (TIKTOKEN_CACHE_DIR names another folder), or use `pieces`.",
         )
+
+
+def _tiled(found: Sequence[tuple[int, int]], text: str) -> Offsets:
+    rows = np.array(found, dtype=np.int64).reshape(-1, 2)
+    return tiled(rows[:, 0], rows[:, 1], len(text))
 
 
 def _from_bytes(text: str, sizes: NDArray[np.int64]) -> Offsets:
