@@ -117,7 +117,7 @@ def vectors_of(embeddings: Embeddings, texts: Sequence[str]) -> Vectors:
 def unit(rows: Vectors) -> Vectors:
     """Each row divided by its length; a row of zeros stays."""
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return rows / np.where(lengths > 0, lengths, np.float32(1))
+    return np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths > 0)
 
 
 def _files() -> list[Path]:
