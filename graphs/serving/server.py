@@ -21,7 +21,6 @@ Not covered: TLS (a reverse proxy), several tenants (one token, one store).
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import re
 import socket
@@ -36,12 +35,21 @@ from graphs.serving.answers import chunk, completion, error_body, model_card, us
 from graphs.serving.requests import Asked, RefusedError, read_request
 from graphs.serving.runs import Chats, Ear
 from hrm_agent import __version__
-from hrm_agent.environment.served.wire import from_json, to_json
+from hrm_agent.environment.served.wire import to_json
 from hrm_agent.errors import ConfigError, HrmError, ModelError, StoreFullError
 from hrm_agent.trajectory import RunStatus, Trajectory
 
 try:
     from aiohttp import web
+
+    from hrm_agent.environment.served.asking import (
+        MAX_REQUEST_BYTES,
+        BadRequestError,
+        Door,
+        body_of,
+        json_answer,
+        listening,
+    )
 except ImportError as error:
     raise HrmError("Graphs are served with aiohttp.", "pip install 'hrm-agent[service]'") from error
 
@@ -51,10 +59,6 @@ SERVICE = "hrm-agent serve"
 THREAD_HEADER = "X-HRM-Agent-Thread"
 """Names the thread of a run: in every answer, and in a request that may be sent again."""
 CONCURRENCY = 16
-MAX_REQUEST_BYTES = 2 * 1024 * 1024
-MAX_CONNECTIONS = 1024
-SECONDS_TO_ASK = 30.0
-"""A connection's first request has to have its header within, each request its body."""
 SECONDS_BETWEEN_SIGNS = 15.0
 """So long a stream is silent at most."""
 SECONDS_TO_REFUSE = 1.0
@@ -79,12 +83,9 @@ class ChatService:
         request_bytes: int = MAX_REQUEST_BYTES,
     ) -> None:
         """`hosts`: what a request's Host header may say; anything if empty."""
-        if not token:
-            raise HrmError("A server without a token would answer anybody.", "Give it a token.")
         self.chats = Chats(runner, graphs, concurrency)
         self.request_bytes = request_bytes
-        self._token = f"Bearer {token}".encode()
-        self._hosts = frozenset(hosts)
+        self._door = Door(token, hosts)
         self._started = time.time()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -98,6 +99,9 @@ class ChatService:
         match error:
             case RefusedError():
                 return error
+            case BadRequestError():
+                code = "invalid_api_key" if error.status == 401 else None
+                return RefusedError(error.status, error.message, code=code)
             case web.HTTPRequestEntityTooLarge():
                 return RefusedError(413, f"A request has at most {self.request_bytes} bytes.")
             case HrmError():
@@ -108,21 +112,19 @@ class ChatService:
                 return RefusedError(500, "The server failed; its log says where.")
 
     async def _dispatch(self, request: web.BaseRequest) -> web.StreamResponse:
-        headers, path = request.headers, request.path
-        if "Origin" in headers or (self._hosts and _host(headers.get("Host", "")) not in self._hosts):
-            raise RefusedError(403, "Pages in a browser are not served.")
-        given = headers.get("Authorization")
-        if given is None and path == "/health" and request.method == "GET":
-            return _answer({"service": SERVICE, "version": __version__, "status": "ok"})
-        if not hmac.compare_digest((given or "").encode("utf-8", "surrogateescape"), self._token):
-            raise RefusedError(401, "The token is missing or wrong.", code="invalid_api_key")
+        path = request.path
+        self._door.refuse_pages(request)
+        if (request.method, path) != ("GET", "/health") or "Authorization" in request.headers:
+            self._door.refuse_strangers(request)
         match request.method, path:
             case "POST", "/v1/chat/completions":
                 return await self._complete(request)
             case "GET", "/v1/models":
-                return _answer({"object": "list", "data": [model_card(name, self._started) for name in self._graphs]})
+                return json_answer(
+                    {"object": "list", "data": [model_card(name, self._started) for name in self._graphs]}
+                )
             case "GET", "/health":
-                return _answer({"service": SERVICE, "version": __version__, "status": "ok"})
+                return json_answer({"service": SERVICE, "version": __version__, "status": "ok"})
             case "GET", _ if path.startswith("/v1/models/"):
                 return self._model(unquote(path.removeprefix("/v1/models/")))
             case _:
@@ -135,29 +137,18 @@ class ChatService:
     def _model(self, name: str) -> web.Response:
         if name not in self.chats.graphs:
             raise RefusedError(404, "No model of that name.", code="model_not_found", param="model")
-        return _answer(model_card(name, self._started))
+        return json_answer(model_card(name, self._started))
 
     async def _complete(self, request: web.BaseRequest) -> web.StreamResponse:
-        asked, thread = read_request(await self._body(request)), _thread_of(request)
+        asked, thread = read_request(await body_of(request)), _thread_of(request)
         with self.chats.admitted(asked, thread) as episode:
             ear = Ear(self.chats.graphs[asked.model], asked.stop)
             if asked.stream:
                 return await self._stream(request, asked, episode, ear)
             ended = _unless_failed(await self.chats.run(asked, episode, ear, lasting=thread is not None))
-            answer = _answer(completion(ended, ear.content(ended)))
+            answer = json_answer(completion(ended, ear.content(ended)))
             answer.headers[THREAD_HEADER] = episode.thread_id
             return answer
-
-    async def _body(self, request: web.BaseRequest) -> Any:
-        if request.content_type != "application/json":
-            raise RefusedError(415, "The content type has to be application/json.")
-        try:
-            async with asyncio.timeout(SECONDS_TO_ASK):
-                return from_json(await request.read())
-        except TimeoutError:
-            raise RefusedError(408, f"The request did not come within {SECONDS_TO_ASK:.0f} s.") from None
-        except HrmError as error:
-            raise RefusedError(400, error.message) from None
 
     async def _stream(self, request: web.BaseRequest, asked: Asked, episode: Episode, ear: Ear) -> web.StreamResponse:
         lasting = THREAD_HEADER in request.headers
@@ -261,20 +252,10 @@ def _body_of(refused: RefusedError) -> dict[str, Any]:
 
 
 def _error(refused: RefusedError) -> web.Response:
-    answer = _answer(_body_of(refused), refused.status)
+    answer = json_answer(_body_of(refused), refused.status)
     if refused.status in (429, 503):
         answer.headers["Retry-After"] = "1"
     return answer
-
-
-def _answer(record: Any, status: int = 200) -> web.Response:
-    return web.Response(body=to_json(record).encode(), status=status, content_type="application/json")
-
-
-def _host(header: str) -> str:
-    """`[::1]:80` -> `::1`."""
-    name = header.rpartition(":")[0] if header.rpartition(":")[2].isdecimal() else header
-    return name.strip("[]").lower()
 
 
 @asynccontextmanager
@@ -285,34 +266,5 @@ async def serving(
     drain_seconds: float = 30.0,
 ) -> AsyncGenerator[None]:
     """Serve inside the block; leaving it drains. `listener` is closed."""
-    loop = asyncio.get_running_loop()
-    silent: set[Any] = set()
-
-    def request(message: Any, payload: Any, protocol: Any, writer: Any, task: asyncio.Task[None]) -> web.BaseRequest:
-        silent.discard(protocol)
-        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=service.request_bytes)
-
-    def connection() -> asyncio.Protocol:
-        protocol = server()
-        silent.add(protocol)
-        room = len(server.connections) < MAX_CONNECTIONS
-        loop.call_later(SECONDS_TO_ASK if room else 0, _drop_silent, protocol, silent)
-        return protocol
-
-    server = web.Server(service.handle, handler_cancellation=True, request_factory=request, access_log=None)
-    listening = await loop.create_server(connection, sock=listener)
-    try:
+    async with listening(service.handle, listener, lambda: service.chats.drain(drain_seconds), service.request_bytes):
         yield
-    finally:
-        listening.close()
-        await service.chats.drain(drain_seconds)
-        server.pre_shutdown()
-        await server.shutdown(1.0)
-
-
-def _drop_silent(protocol: Any, silent: set[Any]) -> None:
-    """End a connection on which nothing was asked: aiohttp itself waits for a first request without end."""
-    if protocol in silent:
-        silent.discard(protocol)
-        if protocol.transport is not None:
-            protocol.transport.abort()

@@ -11,7 +11,17 @@ from pathlib import Path
 
 from hrm_agent.cli.arguments import Arguments, Parser
 from hrm_agent.cli.output import Output
-from hrm_agent.cli.servers import Token, kept_token, read_token, until_signal
+from hrm_agent.cli.servers import (
+    Token,
+    add_place,
+    announce,
+    check_place,
+    hosts_of,
+    kept_token,
+    read_token,
+    until_signal,
+    url_of,
+)
 from hrm_agent.environment.front.bounds import QUEUE_LIMIT
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation, parse_isolation
 from hrm_agent.environment.local import LocalEnvironment
@@ -32,7 +42,7 @@ ACTIONS = {
     "serve": "run model-written code for other processes, over HTTP",
     "status": "what a server is, and its counts and times",
 }
-_HOST, _PORT = "127.0.0.1", 8742
+_PORT = 8742
 
 
 def run(words: list[str]) -> int:
@@ -52,11 +62,8 @@ def run(words: list[str]) -> int:
 def _serve(words: list[str]) -> int:
     parser = Parser("environment serve", ACTIONS["serve"].capitalize() + ".")
     add = parser.add_argument
-    add("--host", default=_HOST, help=f"address to listen on [{_HOST}]")
-    add("--port", type=int, default=_PORT, help=f"0 takes any that is free [{_PORT}]")
+    add_place(parser, _PORT, kept_token_file())
     add("--socket", metavar="PATH", help="listen on a unix socket instead, open to this user alone")
-    add("--allow-remote", action="store_true", help="allow a --host that other machines reach")
-    add("--token-file", type=Path, metavar="FILE", help=f"made if it is missing [{kept_token_file()}]")
     add("--slots", type=int, help="calls that run at once [two per core]")
     add(
         "--isolation",
@@ -67,7 +74,6 @@ def _serve(words: list[str]) -> int:
     add("--packages", nargs="+", metavar="NAME", help="that snippets may import [numpy and sympy, where installed]")
     add("--queue-limit", type=int, default=QUEUE_LIMIT, help=f"calls that wait; more wait outside [{QUEUE_LIMIT}]")
     add("--max-sessions", type=int, default=64, help="processes of sessions; an idle one makes room [64]")
-    add("--drain-seconds", type=float, default=30.0, help="on SIGTERM, time for what runs to end [30]")
     arguments = parser.read(words)
     _check(arguments)
     isolation = parse_isolation(arguments.isolation)
@@ -90,18 +96,14 @@ def _check(arguments: Arguments) -> None:
         value = getattr(arguments, name)
         if value is not None and value < 1:
             raise ConfigError(f"--{name.replace('_', '-')} {value}: at least 1 is needed.")
-    if not 0 <= arguments.port < 2**16:
-        raise ConfigError(f"--port {arguments.port}: there is no such port.", "From 1 to 65535, or 0 for any.")
-    if not 0 <= arguments.drain_seconds < float("inf"):
-        raise ConfigError(f"--drain-seconds {arguments.drain_seconds}: no time that one can wait.")
+    check_place(arguments)
 
 
 def _listener(arguments: Arguments) -> tuple[socket.socket, str]:
     if arguments.socket:
         return listen_unix(arguments.socket), f"unix:{Path(arguments.socket).absolute()}"
     listener = listen_tcp(arguments.host, arguments.port, allow_remote=arguments.allow_remote)
-    host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
-    return listener, f"http://{host}:{listener.getsockname()[1]}"
+    return listener, url_of(arguments.host, listener)
 
 
 async def _until_stopped(
@@ -109,8 +111,7 @@ async def _until_stopped(
 ) -> None:
     from hrm_agent.environment.served.server import serving
 
-    only_here = not arguments.allow_remote and not arguments.socket
-    hosts = (arguments.host.lower(), "localhost", "127.0.0.1", "::1") if only_here else ()
+    hosts = () if arguments.socket else hosts_of(arguments)
     try:
         async with serving(
             environment,
@@ -120,7 +121,9 @@ async def _until_stopped(
             slots=environment.slots,
             drain_seconds=arguments.drain_seconds,
         ):
-            _announce(Output(as_json=arguments.json), environment, token, url)
+            level, slots = environment.isolation, environment.slots
+            what = f"isolation {level}, {slots} slots"
+            announce(Output(as_json=arguments.json), token, url, what, isolation=level, slots=slots)
             await until_signal()
             if arguments.socket:
                 _remove(arguments.socket)
@@ -131,17 +134,6 @@ async def _until_stopped(
 def _remove(path: str) -> None:
     """While it is ours beyond doubt: when nobody listens, the next server may put its own there."""
     Path(path).unlink(missing_ok=True)
-
-
-def _announce(output: Output, environment: LocalEnvironment, token: Token, url: str) -> None:
-    made = {"token": token.text} if token.made else {}
-    place = {"url": url, "isolation": environment.isolation, "slots": environment.slots, "pid": os.getpid()}
-    output.result({**place, "token_from": token.origin, **made})
-    output.say(f"{url}: isolation {environment.isolation}, {environment.slots} slots")
-    if token.made:
-        output.say(f"token: {token.text}  (shown once, kept in {token.origin})")
-    else:
-        output.say(f"token: as in {token.origin}")
 
 
 def _status(words: list[str]) -> int:

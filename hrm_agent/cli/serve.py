@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from pathlib import Path
 
@@ -13,20 +12,19 @@ from graphs.loading import BUILTIN_GRAPHS, load_graph
 from hrm_agent.cli.arguments import Arguments, Parser, add_config, config_from, print_config
 from hrm_agent.cli.output import Output
 from hrm_agent.cli.run import RunConfig, runner_for
-from hrm_agent.cli.servers import Token, kept_token, until_signal
+from hrm_agent.cli.servers import Token, add_place, announce, check_place, hosts_of, kept_token, until_signal, url_of
 from hrm_agent.cli.source import DEFAULT_STORE
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION
 from hrm_agent.environment.opening import LeastIsolation, Where
 from hrm_agent.environment.served.address import kept_token_file
 from hrm_agent.environment.served.listening import listen_tcp
-from hrm_agent.errors import ConfigError
 from hrm_agent.models import DEFAULT_POLICY, load_policy
 from hrm_agent.store import RunStore, open_store
 
 __all__ = ["TOKEN_VARIABLE", "ServeConfig", "run"]
 
 TOKEN_VARIABLE = "HRM_AGENT_SERVE_TOKEN"
-_HOST, _PORT = "127.0.0.1", 8743
+_PORT = 8743
 
 
 class ServeConfig(BaseModel):
@@ -57,20 +55,15 @@ class ServeConfig(BaseModel):
 
 def run(words: list[str]) -> int:
     parser = Parser("serve", "Serve graphs to chat clients: OpenAI's /v1/chat/completions, each request on record.")
-    add = parser.add_argument
-    add("--store", default=DEFAULT_STORE, help=f"where to record [{DEFAULT_STORE}]")
-    add("--host", default=_HOST, help=f"address to listen on [{_HOST}]")
-    add("--port", type=int, default=_PORT, help=f"0 takes any that is free [{_PORT}]")
-    add("--allow-remote", action="store_true", help="allow a --host that other machines reach")
-    add("--token-file", type=Path, metavar="FILE", help=f"made if it is missing [{_kept_token_file()}]")
-    add("--drain-seconds", type=float, default=30.0, help="on SIGTERM, time for what runs to end [30]")
+    parser.add_argument("--store", default=DEFAULT_STORE, help=f"where to record [{DEFAULT_STORE}]")
+    add_place(parser, _PORT, _kept_token_file())
     add_config(parser, ServeConfig)
     arguments = parser.read(words)
     config = config_from(arguments, ServeConfig, "serve")
     if arguments.dry_run:
         print_config(config, "serve", as_json=arguments.json)
         return 0
-    _check(arguments)
+    check_place(arguments)
     for name in config.graphs:
         load_graph(name)
     token = kept_token(arguments.token_file, TOKEN_VARIABLE, _kept_token_file())
@@ -85,38 +78,18 @@ def _kept_token_file() -> Path:
     return kept_token_file().with_name("serve-token")
 
 
-def _check(arguments: Arguments) -> None:
-    if not 0 <= arguments.port < 2**16:
-        raise ConfigError(f"--port {arguments.port}: there is no such port.", "From 1 to 65535, or 0 for any.")
-    if not 0 <= arguments.drain_seconds < float("inf"):
-        raise ConfigError(f"--drain-seconds {arguments.drain_seconds}: no time that one can wait.")
-
-
 async def _until_stopped(
     arguments: Arguments, config: ServeConfig, store: RunStore, token: Token, listener: socket.socket
 ) -> None:
     from graphs.serving.server import ChatService, serving
 
-    hosts = () if arguments.allow_remote else (arguments.host.lower(), "localhost", "127.0.0.1", "::1")
     backend = await asyncio.to_thread(load_policy, config.policy)
     asked = RunConfig.model_validate(config.model_dump(exclude={"graphs", "concurrency"}))
     async with runner_for(asked, store, backend) as runner:
+        hosts = hosts_of(arguments)
         service = ChatService(runner, config.graphs, token.text, hosts=hosts, concurrency=config.concurrency)
         async with serving(service, listener, drain_seconds=arguments.drain_seconds):
-            _announce(Output(as_json=arguments.json), config, token, _url(arguments.host, listener))
+            output, url = Output(as_json=arguments.json), f"{url_of(arguments.host, listener)}/v1"
+            what = f"{', '.join(config.graphs)}, with {config.policy}"
+            announce(output, token, url, what, models=config.graphs, policy=config.policy)
             await until_signal()
-
-
-def _url(host: str, listener: socket.socket) -> str:
-    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/v1"
-
-
-def _announce(output: Output, config: ServeConfig, token: Token, url: str) -> None:
-    made = {"token": token.text} if token.made else {}
-    place = {"url": url, "models": config.graphs, "policy": config.policy, "pid": os.getpid()}
-    output.result({**place, "token_from": token.origin, **made})
-    output.say(f"{url}: {', '.join(config.graphs)}, with {config.policy}")
-    if token.made:
-        output.say(f"token: {token.text}  (shown once, kept in {token.origin})")
-    else:
-        output.say(f"token: as in {token.origin}")

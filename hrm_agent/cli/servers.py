@@ -1,4 +1,4 @@
-"""What commands that serve have in common: a token that is kept for this user, and an end by signal."""
+"""What commands that serve have in common: where they listen, a token kept for this user, an end by signal."""
 
 from __future__ import annotations
 
@@ -10,10 +10,26 @@ import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from socket import socket
+from typing import Any
 
-from hrm_agent.errors import HrmError
+from hrm_agent.cli.arguments import Arguments, Parser
+from hrm_agent.cli.output import Output
+from hrm_agent.errors import ConfigError, HrmError
 
-__all__ = ["Token", "kept_token", "read_token", "until_signal"]
+__all__ = [
+    "Token",
+    "add_place",
+    "announce",
+    "check_place",
+    "hosts_of",
+    "kept_token",
+    "read_token",
+    "until_signal",
+    "url_of",
+]
+
+_HOST = "127.0.0.1"
 
 _TOKEN_BYTES = 32
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -27,6 +43,42 @@ class Token:
     origin: str
     """The variable or the file that it is in."""
     made: bool = False
+
+
+def add_place(parser: Parser, port: int, token_file: Path) -> None:
+    """The options of where to listen, and for whom."""
+    add = parser.add_argument
+    add("--host", default=_HOST, help=f"address to listen on [{_HOST}]")
+    add("--port", type=int, default=port, help=f"0 takes any that is free [{port}]")
+    add("--allow-remote", action="store_true", help="allow a --host that other machines reach")
+    add("--token-file", type=Path, metavar="FILE", help=f"made if it is missing [{token_file}]")
+    add("--drain-seconds", type=float, default=30.0, help="on SIGTERM, time for what runs to end [30]")
+
+
+def check_place(arguments: Arguments) -> None:
+    """Raises `ConfigError`."""
+    if not 0 <= arguments.port < 2**16:
+        raise ConfigError(f"--port {arguments.port}: there is no such port.", "From 1 to 65535, or 0 for any.")
+    if not 0 <= arguments.drain_seconds < float("inf"):
+        raise ConfigError(f"--drain-seconds {arguments.drain_seconds}: no time that one can wait.")
+
+
+def hosts_of(arguments: Arguments) -> tuple[str, ...]:
+    """What a request's Host header may say; anything if empty."""
+    return () if arguments.allow_remote else (arguments.host.lower(), "localhost", "127.0.0.1", "::1")
+
+
+def url_of(host: str, listener: socket) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+
+
+def announce(output: Output, token: Token, url: str, what: str, **facts: Any) -> None:
+    """Where the server is, and how it is asked; a token that was made is shown this once."""
+    made = {"token": token.text} if token.made else {}
+    output.result({"url": url, **facts, "pid": os.getpid(), "token_from": token.origin, **made})
+    output.say(f"{url}: {what}")
+    where = f"{token.text}  (shown once, kept in {token.origin})" if token.made else f"as in {token.origin}"
+    output.say(f"token: {where}")
 
 
 def kept_token(file: Path | None, variable: str, default: Path) -> Token:

@@ -267,7 +267,7 @@ async def refused(session: aiohttp.ClientSession, served: Served, status: int, *
 
 
 async def test_a_connection_that_says_nothing_or_half_is_ended(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("graphs.serving.server.SECONDS_TO_ASK", 0.3)
+    monkeypatch.setattr("hrm_agent.environment.served.asking.SECONDS_TO_ASK", 0.3)
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n"
     asked = f"{head}Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{{"
     async with serve() as served:
