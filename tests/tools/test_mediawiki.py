@@ -41,7 +41,7 @@ def page(title: str) -> dict[str, Any]:
 
 def usual(query: Any) -> dict[str, Any]:
     if query.get("list") == "search":
-        assert query["srwhat"] == "text"
+        assert query["srwhat"] in ("text", "nearmatch")
         rows = [{"pageid": 7, "title": "Blue whale", "snippet": 'The <span class="m">whale</span> &amp; krill'}]
         return {"query": {"search": rows if "whale" in query["srsearch"] else []}}
     if query["action"] == "parse":
@@ -76,7 +76,7 @@ async def html(request: web.Request) -> web.StreamResponse:
 
 async def silence(request: web.Request) -> web.StreamResponse:
     del request
-    await asyncio.sleep(0.6)
+    await asyncio.sleep(0.8)
     return web.json_response({})
 
 
@@ -113,7 +113,7 @@ def wiki() -> Iterator[Wiki]:
 
 @pytest.fixture
 def client(wiki: Wiki) -> Iterator[MediaWiki]:
-    client = MediaWiki(wiki.url, user_agent=AGENT, timeout=0.3, attempts=2, patience=3.0)
+    client = MediaWiki(wiki.url, user_agent=AGENT, timeout=0.5, attempts=2, patience=3.0)
     yield client
     client.close()
 
@@ -127,7 +127,7 @@ def test_search_and_page(wiki: Wiki, client: MediaWiki) -> None:
     assert (read.title, read.text, read.revision) == ("Blue whale", "All about Blue whale.", 42)
     assert read.permanent_url == "http://wiki.test/wiki/Blue_whale?oldid=42"
     assert client.page("東京 Straße").title == "東京 Straße"
-    assert client.page("Bare").text == "Bare\n\nFrom HTML."
+    assert client.page("Bare").text == "== Bare ==\n\nFrom HTML."
     assert {agent for _, _, agent in wiki.requests} == {AGENT}
     assert {query["maxlag"] for _, query, _ in wiki.requests} == {"5"}
 
@@ -183,8 +183,8 @@ def test_retry_after_is_obeyed(wiki: Wiki, client: MediaWiki, answer: Answer) ->
 
 
 def test_an_answer_without_end_is_cut_off(wiki: Wiki, client: MediaWiki, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hrm_agent.tools.mediawiki._MAX_BYTES", 100_000)
-    wiki.answers = [says(query={"pages": ["x" * 10_000_000]})]
+    monkeypatch.setattr("hrm_agent.tools.mediawiki.answers.MAX_BYTES", 100_000)
+    wiki.answers = [says(query={"pages": ["x" * 1_000_000]})]
     with pytest.raises(ToolFailure) as failure:
         client.page("Otter")
     assert failure.value.status is ToolStatus.OUTPUT_LIMIT

@@ -1,0 +1,120 @@
+"""What an answer over HTTP means: an object of the API, a reason to come back later, or a typed failure.
+
+A MediaWiki's errors come as HTTP 200 with an `error` in the JSON; proxies before it answer in HTML; and another service
+may answer in JSON that is none of a MediaWiki's, which is not to be taken for "nothing found".
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, cast
+
+import httpx
+from pydantic_core import from_json
+
+from hrm_agent.tools.failures import ToolFailure
+from hrm_agent.trajectory import ToolStatus
+
+__all__ = ["ComeBackLater", "meaning", "read_body"]
+
+MAX_BYTES = 32 * 2**20
+_SHOWN = 300
+"""Characters of a wiki's own words in a failure."""
+_PASSING = (408, 425, 429, 500, 502, 503, 504)
+_FORBIDDEN = (401, 403)
+_TOO_LONG = (413, 414, 431)
+_BUSY = ("maxlag", "ratelimited", "readonly")
+"""Codes of the JSON `error` for which waiting helps."""
+_REFUSED = ("readapidenied", "permissiondenied", "blocked", "autoblocked")
+_GONE = ("missingtitle", "nosuchrevid", "nosuchpageid")
+
+
+class ComeBackLater(Exception):
+    """The wiki asks for it, or it could not be reached."""
+
+    def __init__(self, failure: ToolFailure, seconds: float | None = None) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+        self.seconds = seconds
+        """For so long the wiki wants to be left alone; None if it does not say."""
+
+
+async def read_body(response: httpx.Response) -> bytes:
+    """The whole body, within the limit. Unpacked here: httpx would unpack first and let us count afterwards."""
+    encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in ("identity", "gzip", ""):
+        raise ToolFailure(f"The answer is packed as {encoding[:40]!r}, for which nobody asked.", _NOBODYS)
+    unpack = zlib.decompressobj(wbits=31) if encoding == "gzip" else None
+    body = bytearray()
+    async for piece in response.aiter_raw():
+        body += unpack.decompress(piece, MAX_BYTES + 1) if unpack else piece
+        if len(body) > MAX_BYTES:
+            raise ToolFailure(f"The answer is over {MAX_BYTES:,} bytes.", ToolStatus.OUTPUT_LIMIT)
+    return bytes(body)
+
+
+def meaning(url: str, status: int, headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
+    """The object of the API. Raises `ComeBackLater` or `ToolFailure` where it is none."""
+    later = _retry_after(headers.get("Retry-After"))
+    if status in _PASSING:
+        raise ComeBackLater(ToolFailure(f"{url} is not available (HTTP {status}).", _NOBODYS), later)
+    if status in _FORBIDDEN:
+        raise ToolFailure(f"{url} refuses to answer (HTTP {status}).", ToolStatus.DENIED)
+    if status in _TOO_LONG:
+        raise ToolFailure(f"The question is too long for {url} (HTTP {status}).", ToolStatus.INVALID_CALL)
+    answer = _object(body)
+    if answer is None and status == 200 and "json" in headers.get("Content-Type", ""):
+        raise ComeBackLater(ToolFailure(f"{url} broke off in the middle of its answer.", _NOBODYS), later)
+    if answer is not None and "error" in answer:
+        raise _refusal(answer["error"], later)
+    if status != 200 or answer is None or not answer.keys() & {"query", "parse", "batchcomplete"}:
+        raise ToolFailure(
+            f"{url} is no API of a MediaWiki (HTTP {status}, {_kind(headers)}). The path of one ends in api.php.",
+            _NOBODYS,
+        )
+    return answer
+
+
+_NOBODYS = ToolStatus.INFRASTRUCTURE
+
+
+def _object(body: bytes) -> dict[str, Any] | None:
+    """Strict about Unicode and depth, which `json` is not: half a surrogate cannot be stored, nor searched for."""
+    try:
+        answer: Any = from_json(body, allow_inf_nan=False)
+    except ValueError:
+        return None
+    return cast("dict[str, Any]", answer) if isinstance(answer, dict) else None
+
+
+def _kind(headers: Mapping[str, str]) -> str:
+    return headers.get("Content-Type", "of no content type").partition(";")[0][:60]
+
+
+def _refusal(error: Any, later: float | None) -> Exception:
+    """What an `error` in the JSON means: to come back later, or whose fault it is."""
+    known = cast("dict[str, Any]", error) if isinstance(error, dict) else {}
+    code, what = str(known.get("code", "unknown"))[:60], str(known.get("info", error))[:_SHOWN]
+    if code in _BUSY:
+        return ComeBackLater(ToolFailure(f"The wiki is busy ({code}): {what}", _NOBODYS), later)
+    if code.startswith("internal_api_error"):
+        return ToolFailure(f"The wiki failed ({code}): {what}", _NOBODYS)
+    if code in _REFUSED:
+        return ToolFailure(f"The wiki does not let us read ({code}): {what}", ToolStatus.DENIED)
+    status = ToolStatus.ERROR if code in _GONE else ToolStatus.INVALID_CALL
+    return ToolFailure(f"The wiki refused the request ({code}): {what}", status)
+
+
+def _retry_after(value: str | None) -> float | None:
+    """Seconds to wait, from seconds or a date; None if it says nothing."""
+    try:
+        if value is None or value.strip().isdigit():
+            return None if value is None else float(value)
+        date = parsedate_to_datetime(value)
+        date = date if date.tzinfo is not None else date.replace(tzinfo=UTC)
+        return max(0.0, (date - datetime.now(UTC)).total_seconds())
+    except (TypeError, ValueError, OverflowError):
+        return None

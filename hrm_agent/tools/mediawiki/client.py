@@ -1,0 +1,264 @@
+"""One wiki: search, and read.
+
+Its API is asked for what it says of itself: a page's own title behind redirects, its canonical URL, its newest
+revision, and its text by the extension TextExtracts, which leaves out tables and notes; where that is missing, or gives
+nothing, the text is that of the page's HTML. Only whole answers without an error are cached.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+from langchain_core.tools import BaseTool
+
+from hrm_agent.errors import ConfigError
+from hrm_agent.retrieval.html_text import html_to_text
+from hrm_agent.tools.failures import ToolFailure
+from hrm_agent.tools.mediawiki.asking import Asker
+from hrm_agent.tools.mediawiki.background import run, run_async
+from hrm_agent.tools.mediawiki.pages import Found, Page
+from hrm_agent.tools.mediawiki.shapes import Answer, PageRow, Parsed, Query, Row, in_shape
+from hrm_agent.trajectory import ToolStatus
+
+__all__ = ["MediaWiki", "open_wiki"]
+
+_MOST_FOUND = 50
+"""A wiki gives no more at once."""
+_LONGEST_QUERY = 300
+"""Characters. The search of Wikipedia takes no more."""
+_CONTINUED = 10
+_LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z0-9]{2,12})*|[a-z]{3,12}(-[a-z0-9]{1,12})+|simple")
+_HEADING = re.compile(r"<(/?)h([2-6])(\b[^>]*)>", re.IGNORECASE)
+
+
+class MediaWiki:
+    """The API of one wiki. Threads and event loops may share it; every method has an async twin."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        user_agent: str,
+        cache: Path | str | None = None,
+        cache_seconds: float = 86_400.0,
+        tables: bool = False,
+        timeout: float = 10.0,
+        attempts: int = 4,
+        patience: float = 60.0,
+    ) -> None:
+        """`url`: of `api.php`. `timeout`: seconds for one request; `patience`: for all attempts and their waits.
+
+        `tables`: read pages from their HTML always, tables and notes included.
+        """
+        _check_contact(user_agent)
+        self.url, self._tables = url, tables
+        self._asker = Asker(_api(url), user_agent, timeout=timeout, attempts=attempts, patience=patience)
+        self._cache = _open_cache(cache, cache_seconds)
+
+    @classmethod
+    def wikipedia(cls, language: str = "en", **options: Any) -> MediaWiki:
+        """Wikipedia in a language."""
+        if not _LANGUAGE.fullmatch(language):
+            raise ConfigError(f"{language!r} is no language of a Wikipedia.", "Such as en, de, simple or zh-yue.")
+        return cls(f"https://{language}.wikipedia.org/w/api.php", **options)
+
+    def close(self) -> None:
+        """Let go of connections and files. The next question opens them again."""
+        run(self._asker.close())
+        if self._cache is not None:
+            self._cache.close()
+
+    def search(self, query: str, limit: int = 5) -> list[Found]:
+        """Pages whose text has the words, or whose title nearly is the query, best first; empty if there are none.
+
+        At most 50.
+        """
+        return run(self.asearch(query, limit))
+
+    async def asearch(self, query: str, limit: int = 5) -> list[Found]:
+        """`search`, for an event loop."""
+        return await run_async(self._search(_words(query), max(1, min(limit, _MOST_FOUND))))
+
+    def page(self, title: str) -> Page:
+        """A page by its title. Raises `ToolFailure` if there is none."""
+        return run(self.apage(title))
+
+    async def apage(self, title: str) -> Page:
+        """`page`, for an event loop."""
+        return await run_async(self._page(_title(title)))
+
+    def tools(self, page_characters: int = 8_000) -> list[BaseTool]:
+        """`wiki_search` and `wiki_page`, for a model, which is shown so much of a page at once."""
+        from hrm_agent.tools.mediawiki.tools import wiki_tools
+
+        return wiki_tools(self, page_characters)
+
+    async def _search(self, words: str, limit: int) -> list[Found]:
+        asked = {"action": "query", "list": "search", "srsearch": words, "srprop": "snippet", "srlimit": str(limit)}
+        rows = (await self._query(asked | {"srwhat": "text"})).search
+        # The search that comes with MediaWiki looks for titles in titles only.
+        rows = rows or (await self._query(asked | {"srwhat": "nearmatch"})).search
+        return await self._described(rows[:limit]) if rows else []
+
+    async def _described(self, rows: list[Row]) -> list[Found]:
+        """Rows with their pages' URLs and beginnings; one for each page, however many redirects to it were found."""
+        asked = {"action": "query", "pageids": "|".join(str(row.pageid) for row in rows), "redirects": "1"}
+        wanted = {"prop": "info|extracts", "inprop": "url", "exintro": "1", "explaintext": "1", "exlimit": "max"}
+        answer = await self._query(asked | wanted)
+        to = {redirect.origin: redirect.to for redirect in answer.redirects}
+        pages, found = {page.title: page for page in answer.pages}, dict[str, Found]()
+        for row in rows:
+            page = pages.get(_end_of(row.title, to))
+            if page is not None and page.canonicalurl is not None and page.title not in found:
+                snippet, intro = html_to_text(row.snippet), (page.extract or "").strip()
+                found[page.title] = Found(page.title, page.canonicalurl, snippet, intro)
+        return list(found.values())
+
+    async def _page(self, title: str) -> Page:
+        wanted = {"prop": "info" if self._tables else "info|extracts", "inprop": "url", "explaintext": "1"}
+        answer = await self._query({"action": "query", "titles": title, "redirects": "1", "iwurl": "1", **wanted})
+        page = _only(answer, title)
+        if page.missing or page.lastrevid is None or page.canonicalurl is None:
+            raise ToolFailure(f"There is no page {title!r}. Search for it by words of its text.", ToolStatus.ERROR)
+        text = (page.extract or "").strip() or await self._from_html(page.lastrevid)
+        return Page(page.title, page.canonicalurl, page.lastrevid, text)
+
+    async def _from_html(self, revision: int) -> str:
+        asked = {"action": "parse", "oldid": str(revision), "prop": "text", "disabletoc": "1"}
+        answer = await self._ask(asked | {"disableeditsection": "1", "disablelimitreport": "1"})
+        html = in_shape(Parsed, answer, self._asker.shown).parse.text
+        return html_to_text(_HEADING.sub(_marked, html)).strip()
+
+    async def _query(self, asked: dict[str, str]) -> Query:
+        """A whole answer: what comes in several parts is put together."""
+        answer = in_shape(Answer, await self._ask(asked), self._asker.shown)
+        whole, more = answer.query, answer.more
+        for _ in range(_CONTINUED):
+            if more is None or "sroffset" in more:
+                break
+            given = {name: str(value) for name, value in more.items()}
+            answer = in_shape(Answer, await self._ask(asked | given), self._asker.shown)
+            _add(whole, answer.query)
+            more = answer.more
+        return whole
+
+    async def _ask(self, asked: dict[str, str]) -> dict[str, Any]:
+        """One answer of the API, from the cache if it is there."""
+        if self._cache is None:
+            return await self._asker.ask(asked)
+        key = json.dumps([self.url, sorted(asked.items())])
+        kept = await self._cache.get(key)
+        if kept is None:
+            kept = await self._asker.ask(asked)
+            await self._cache.set(key, kept)
+        return kept
+
+
+def open_wiki(wiki: str, user_agent: str, cache: str | None = None) -> MediaWiki:
+    """The wiki at the URL of its `api.php`, or the Wikipedia in a language ("en").
+
+    The same words give the same wiki throughout a process, with its connections.
+    """
+    return _opened(wiki.strip(), user_agent, cache)
+
+
+@functools.lru_cache(maxsize=64)
+def _opened(wiki: str, user_agent: str, cache: str | None) -> MediaWiki:
+    if _LANGUAGE.fullmatch(wiki):
+        return MediaWiki.wikipedia(wiki, user_agent=user_agent, cache=cache)
+    if "://" in wiki:
+        return MediaWiki(wiki, user_agent=user_agent, cache=cache)
+    raise ConfigError(
+        f"{wiki!r} is no wiki.",
+        'Name a language of Wikipedia, such as "en", or the URL of an API: "https://host/w/api.php".',
+    )
+
+
+def _api(url: str) -> httpx.URL:
+    try:
+        api = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError) as error:
+        raise ConfigError(f"{url!r} is no URL: {error}") from error
+    if api.scheme not in ("http", "https") or not api.host or not api.path.endswith(".php") or api.query:
+        raise ConfigError(
+            f"{url!r} is no API of a MediaWiki.",
+            "It ends in api.php: https://en.wikipedia.org/w/api.php; the page Special:Version of a wiki names it.",
+        )
+    return api.copy_with(fragment=None)
+
+
+def _check_contact(user_agent: str) -> None:
+    if not any(mark in user_agent for mark in ("@", "://")):
+        raise ConfigError(
+            f"The user agent {user_agent!r} does not say whom to write to.",
+            'Wikis ask for a contact: user_agent="name/1.0 (you@example.org)".',
+        )
+    if not (user_agent.isascii() and user_agent.isprintable()):
+        raise ConfigError(f"The user agent {user_agent!r} is not all printable ASCII.", "Headers of HTTP are.")
+
+
+def _open_cache(folder: Path | str | None, seconds: float) -> Any:
+    if folder is None:
+        return None
+    try:
+        from hrm_agent.tools.mediawiki.cache import AnswerCache
+    except ImportError as error:
+        raise ConfigError(f"A cache of answers needs {error.name}.", "pip install 'hrm-agent[retrieval]'") from error
+    return AnswerCache(folder, seconds)
+
+
+def _words(query: str) -> str:
+    if not query.strip() or not _is_text(query):
+        raise ToolFailure("The query has no words.", ToolStatus.INVALID_CALL)
+    if len(query) > _LONGEST_QUERY:
+        text = f"The query has {len(query):,} characters, and a wiki takes {_LONGEST_QUERY}: give a few words."
+        raise ToolFailure(text, ToolStatus.INVALID_CALL)
+    return query
+
+
+def _title(title: str) -> str:
+    if not title.strip() or "|" in title or not title.strip().isprintable() or len(title) > 2 * _LONGEST_QUERY:
+        raise ToolFailure(f"{title[:80]!r} is no title of a page.", ToolStatus.INVALID_CALL)
+    return title.strip()
+
+
+def _is_text(value: str) -> bool:
+    """False for half a surrogate, which a model may write and no URL can hold."""
+    return value.isprintable() or not any("\ud800" <= character <= "\udfff" or character == "\0" for character in value)
+
+
+def _only(answer: Query, title: str) -> PageRow:
+    if answer.interwiki:
+        other = answer.interwiki[0]
+        text = f"{title!r} is a page of another wiki: {other.url[:300]!r}"
+        raise ToolFailure(text, ToolStatus.ERROR)
+    if not answer.pages or answer.pages[0].invalid:
+        reason = answer.pages[0].invalidreason[:300] if answer.pages else ""
+        raise ToolFailure(f"{title!r} is no title of a page. {reason}".strip(), ToolStatus.INVALID_CALL)
+    return answer.pages[0]
+
+
+def _end_of(title: str, redirects: dict[str, str]) -> str:
+    """Where redirects lead. They may go in a circle."""
+    for _ in range(len(redirects)):
+        title = redirects.get(title, title)
+    return title
+
+
+def _add(whole: Query, part: Query) -> None:
+    """Each part names all pages; what is new in it is an extract that was missing."""
+    for row in part.pages:
+        for page in whole.pages:
+            if page.title == row.title and page.extract is None:
+                page.extract = row.extract
+
+
+def _marked(tag: re.Match[str]) -> str:
+    """A heading of HTML, with the signs that it has in an extract."""
+    signs = "=" * int(tag[2])
+    return f" {signs}{tag[0]}" if tag[1] else f"{tag[0]}{signs} "

@@ -1,0 +1,117 @@
+"""What a wiki gives: pages that were found, and the text of one at a revision, into which citations point.
+
+Positions count characters of `Page.text`, which is as the wiki gave it: nothing is normalised, so that a quote is found
+where it stands. Headings are lines `== so ==`, with as many signs as their level.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from dataclasses import dataclass
+
+__all__ = ["Found", "Page", "Passage", "Section"]
+
+_HEADING = re.compile(r"^(={2,6}) *(\S.*?) *\1$", re.MULTILINE)
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A page that a search found."""
+
+    title: str
+    """The page's own: a redirect that was found has been followed."""
+    url: str
+    snippet: str
+    """Around the words that were found, with the markup of the page's source; empty where the wiki gives none."""
+    intro: str = ""
+    """The text before the page's first heading; empty where the wiki has no extension TextExtracts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A stretch of a page: `page.text[start:end] == text`."""
+
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading and what follows up to the next heading of any level: `page.text[start:end]`."""
+
+    title: str
+    """Empty for what stands before the first heading."""
+    level: int
+    """2 for a section, 3 for a part of one; 1 for what stands before the first heading."""
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page as it was at one revision."""
+
+    title: str
+    """The page's own title: a redirect has been followed."""
+    url: str
+    revision: int
+    text: str
+    """Plain text of the whole page."""
+
+    @property
+    def permanent_url(self) -> str:
+        """The page at this revision, whatever becomes of it."""
+        return f"{self.url}{'&' if '?' in self.url else '?'}oldid={self.revision}"
+
+    @property
+    def sections(self) -> list[Section]:
+        """Side by side over the whole text, in its order."""
+        found = list(_HEADING.finditer(self.text))
+        ends = [heading.start() for heading in found] + [len(self.text)]
+        intro = [Section("", 1, 0, ends[0])] if ends[0] else []
+        return intro + [
+            Section(heading[2], len(heading[1]), heading.start(), end)
+            for heading, end in zip(found, ends[1:], strict=True)
+        ]
+
+    def passage(self, words: str, size: int = 600) -> Passage:
+        """The stretch of at most about `size` characters that has most of the `words`; the beginning if it has none.
+
+        `words`: a query, or the snippet of a search. Its ends are those of words or paragraphs.
+        """
+        wanted = {word.casefold() for word in _WORD.findall(words)}
+        places = [(m.start(), m.group().casefold()) for m in _WORD.finditer(self.text)]
+        hits = [(at, word) for at, word in places if word in wanted]
+        first, last = _densest(hits, size)
+        return self._around(first, last, size)
+
+    def _around(self, first: int, last: int, size: int) -> Passage:
+        """Room before and after, then out to no more than the paragraph's ends."""
+        spare = max(0, size - (last - first)) // 2
+        start = max(self.text.rfind("\n\n", 0, first) + 2 if "\n\n" in self.text[:first] else 0, first - spare)
+        closing = self.text.find("\n\n", last)
+        end = min(len(self.text) if closing < 0 else closing, start + max(size, last - first))
+        start, end = _at_space(self.text, start, -1), _at_space(self.text, end, 1)
+        return Passage(start, end, self.text[start:end])
+
+
+def _densest(hits: list[tuple[int, str]], size: int) -> tuple[int, int]:
+    """Start of the first and end of the last hit within `size` characters of each other, of most different words."""
+    best, where, starts = 0, (0, 0), [at for at, _ in hits]
+    for number, (at, _) in enumerate(hits):
+        within = hits[number : bisect_right(starts, at + size)]
+        if len({word for _, word in within}) > best:
+            best = len({word for _, word in within})
+            where = (at, within[-1][0] + len(within[-1][1]))
+    return where
+
+
+def _at_space(text: str, at: int, step: int) -> int:
+    """Out of a word, by at most 40 characters: not every script has spaces."""
+    for moved in range(at, at + 40 * step, step):
+        if not 0 < moved < len(text) or text[moved - 1].isspace() or text[moved].isspace():
+            return min(max(moved, 0), len(text))
+    return at

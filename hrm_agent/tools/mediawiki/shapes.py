@@ -1,0 +1,115 @@
+"""The shape of a MediaWiki's answers (formatversion 2), as far as they are read.
+
+A wiki may say anything. This is where it is checked: what is no title, no URL or no number goes no further.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+import httpx
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
+
+from hrm_agent.tools.failures import ToolFailure
+from hrm_agent.trajectory import ToolStatus
+
+__all__ = ["Answer", "PageRow", "Parsed", "Query", "Row", "in_shape"]
+
+_Shape = TypeVar("_Shape", bound=BaseModel)
+_LONGEST_TITLE = 512
+"""Characters. A title has 255 bytes, and a namespace before it."""
+_LONGEST_URL = 8_192
+
+
+def _printed(value: str) -> str:
+    if not value.isprintable():
+        raise ValueError("control characters")
+    return value
+
+
+def _of_the_web(value: str) -> str:
+    url = httpx.URL(value)
+    if url.scheme not in ("http", "https") or not url.host or set(value) & set(' <>"\\^`{|}'):
+        raise ValueError("no URL of the web")
+    return value
+
+
+def _storable(value: str) -> str:
+    """NUL bytes are in no text, and databases refuse them."""
+    return value.replace("\0", "\ufffd")
+
+
+Title = Annotated[str, Field(min_length=1, max_length=_LONGEST_TITLE), AfterValidator(_printed)]
+URL = Annotated[str, Field(max_length=_LONGEST_URL), AfterValidator(_printed), AfterValidator(_of_the_web)]
+Text = Annotated[str, AfterValidator(_storable)]
+
+
+class Row(BaseModel):
+    """A hit of a search."""
+
+    pageid: int
+    title: Title
+    snippet: Text = ""
+    """HTML."""
+
+
+class PageRow(BaseModel):
+    """A page, or why there is none."""
+
+    title: str = ""
+    pageid: int | None = None
+    lastrevid: int | None = None
+    canonicalurl: URL | None = None
+    extract: Text | None = None
+    missing: bool = False
+    invalid: bool = False
+    invalidreason: str = ""
+
+
+class _Redirect(BaseModel):
+    origin: str = Field(alias="from")
+    to: str
+
+
+class _Elsewhere(BaseModel):
+    title: str
+    url: str = ""
+
+
+class Query(BaseModel):
+    """What `action=query` gives."""
+
+    search: list[Row] = []
+    pages: list[PageRow] = []
+    redirects: list[_Redirect] = []
+    interwiki: list[_Elsewhere] = []
+
+
+class Answer(BaseModel):
+    """An answer to `action=query`."""
+
+    query: Query = Query()
+    more: dict[str, str | int] | None = Field(default=None, alias="continue")
+    """Parameters that give what is still missing; None if nothing is."""
+
+
+class _Parse(BaseModel):
+    text: Text
+    """HTML."""
+
+
+class Parsed(BaseModel):
+    """An answer to `action=parse`."""
+
+    parse: _Parse
+
+
+def in_shape(shape: type[_Shape], answer: dict[str, Any], url: str) -> _Shape:
+    """The answer, checked."""
+    try:
+        return shape.model_validate(answer)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        text = f"{url} answers as no MediaWiki does: {where}: {first['msg']}."
+        raise ToolFailure(text, ToolStatus.INFRASTRUCTURE) from error
