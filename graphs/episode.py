@@ -6,26 +6,32 @@ step had asked before is answered from the journal.
 
 A graph needs nothing special. It is given the task as a human message in `messages` (or as text in `problem`,
 `question`, `task` or `input`, whichever its state has), and its answer is the last message (or `answer`, `output` or
-`result`).
+`result`). One that has messages can be talked with: what is said later is a further turn on the same thread.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, is_dataclass, replace
-from functools import lru_cache
-from itertools import takewhile
-from typing import Any, Literal, TypeGuard, cast, get_type_hints
+from typing import Any, TypeGuard
 
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphRecursionError
 from langgraph.pregel import Pregel
-from langgraph.types import Command, Interrupt
 
+from graphs.conversation import (
+    HISTORY,
+    close_tool_calls,
+    fields_of,
+    first_input,
+    reopened,
+    takes_turns,
+    with_turn,
+)
+from graphs.drive import Drive, Ears, OnChunk, OnEvent, OnUpdate, ended_as
 from graphs.loading import load_graph
 from hrm_agent.environment import Environment, using_environment
 from hrm_agent.errors import ConfigError, ContextLengthError, HrmError, RunError, nearest
@@ -47,23 +53,22 @@ from hrm_agent.trajectory import (
     recording,
 )
 
-__all__ = ["CONTEXT", "HISTORY", "NO_ANSWER", "Episode", "EpisodeRunner", "OnChunk", "OnUpdate", "run_context"]
-
-OnUpdate = Callable[[tuple[str, ...], dict[str, Any]], None]
-"""Called with each node's update as it happens: the names of the enclosing subgraphs' nodes, and `{node: update}`."""
-OnChunk = Callable[[tuple[str, ...], str, AIMessageChunk], None]
-"""Called with each piece of an answer as it is sampled: the enclosing subgraphs' nodes, the node, the piece."""
+__all__ = [
+    "CONTEXT",
+    "HISTORY",
+    "NO_ANSWER",
+    "Episode",
+    "EpisodeRunner",
+    "OnChunk",
+    "OnEvent",
+    "OnUpdate",
+    "run_context",
+]
 
 CONTEXT = "hrm_agent_context"
 """Key in the metadata of checkpoints: the run context as JSON, since LangGraph stores none and a replay needs it."""
-HISTORY = "history"
-"""Key in a task's metadata: the turns before it, `{"role": "user" or "assistant", "content": text}` each, for graphs
-whose input has messages."""
 NO_ANSWER: Any = object()
 """None may be an answer."""
-_SAID = {"user": HumanMessage, "assistant": AIMessage}
-_INPUTS = ("problem", "question", "task", "input")
-_OUTPUTS = ("answer", "output", "result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,43 +118,51 @@ class EpisodeRunner:
         on_update: OnUpdate | None = None,
         *,
         answer: Any = NO_ANSWER,
+        say: str | None = None,
         on_chunk: OnChunk | None = None,
+        on_event: OnEvent | None = None,
     ) -> Trajectory:
         """Run, resume or read back an episode; returns its trajectory with all calls.
 
         `answer`: what an `interrupt()` that waits is answered with (by interrupt id, where several wait); None passes
-        a breakpoint. The run goes on from there.
+        a breakpoint. The run goes on from there. `say`: a further turn of the person, on a thread that is on record,
+        whatever the turn before came to; one that is still under way is given up. Needs a graph whose input has
+        `messages`.
 
         What the graph raises ends up in the trajectory (`failed`), a context window that is full is a limit like any
         other (`truncated`). An `HrmError` is what a person can mend (no room on the disk, no sandbox, a provider that
         does not answer): it is raised, and the episode can be gone on with.
         """
         graph = load_graph(episode.graph)
-        context, given = run_context(graph, episode), _input(graph, episode)
+        context, given = run_context(graph, episode), first_input(graph, episode.task, episode.thread_id)
+        ears, asks_nothing = Ears(on_update, on_chunk, on_event), answer is NO_ANSWER and say is None
         known = self.store.journal.find_trajectory(episode.trajectory_id)
-        if answer is NO_ANSWER and _is_over(known):
+        if asks_nothing and _is_over(known):
             return known
         async with AsyncExitStack() as stack:
             stack.enter_context(self.store.lease(episode.thread_id))
             known = self.store.journal.find_trajectory(episode.trajectory_id)
-            if answer is NO_ANSWER and _is_over(known):  # another process has run it before the lease was ours
+            if asks_nothing and _is_over(known):  # another process has run it before the lease was ours
                 return known
+            drive = Drive(graph, self._config(episode), context, given, known)
+            if say is not None:
+                known = await self._take_turn(drive, say)
+                drive = replace(drive, known=known)
             active = self.record(self.store.journal, episode.seed, _inherited(known))
             active.run_id = episode.run_id or episode.thread_id
             await stack.enter_async_context(self._in_force(active))
-            drive = _Drive(graph, self._config(episode), context, given, resumed=known is not None)
             if answer is not NO_ANSWER:
-                drive = await drive.answering(self.store, known, answer)
+                drive = await drive.answering(self.store, answer)
                 known = self._reopen(known)
             begun = known or self.begin(episode)
             try:
-                ended = await drive.to_the_end(self.store, on_update, on_chunk)
+                ended = await drive.to_the_end(self.store, ears)
             except ContextLengthError:
-                ended = _ended(RunStatus.TRUNCATED, StopReason.MAX_TOKENS)
+                ended = ended_as(RunStatus.TRUNCATED, StopReason.MAX_TOKENS)
             except HrmError:
                 raise
             except GraphRecursionError:
-                ended = _ended(RunStatus.TRUNCATED, StopReason.RECURSION_LIMIT)
+                ended = ended_as(RunStatus.TRUNCATED, StopReason.RECURSION_LIMIT)
             except Exception as error:
                 ended = _failed(f"{type(error).__name__}: {error}")
             if active.broken is not None:  # the graph caught the error; its record has a hole all the same
@@ -201,14 +214,31 @@ class EpisodeRunner:
         """A run that had stopped at a question is under way again."""
         if known is None or known.status is RunStatus.RUNNING:
             return known
-        again: dict[str, Any] = {"status": RunStatus.RUNNING, "stop_reason": None, "answer": None, "ended_at": None}
-        reopened = known.model_copy(update=again | {"rewards": {}})
-        self.store.journal.write_trajectory(reopened)
-        return reopened
+        self.store.journal.write_trajectory(again := reopened(known))
+        return again
+
+    async def _take_turn(self, drive: Drive, prompt: str) -> Trajectory:
+        """Put a further turn on record, and what is left of the turn before in order."""
+        known = drive.known
+        if known is None:
+            raise RunError("The thread has no first turn yet.", "What is said first is its task.")
+        if known.stop_reason is StopReason.INTERRUPT:
+            raise RunError(
+                f"Thread {known.thread_id!r} waits with a question.",
+                f"Answer it: `hrm-agent resume {known.thread_id} --answer VALUE`.",
+            )
+        if not takes_turns(drive.graph):
+            raise ConfigError(
+                f"Graph {known.graph!r} takes one task a thread: its input has no messages.", "Use a thread for each."
+            )
+        over = await drive.ended_before(self.store)
+        close_tool_calls(self.store.journal, known)
+        self.store.journal.write_trajectory(again := with_turn(known, prompt, over))
+        return again
 
     def _end(self, begun: Trajectory, episode: Episode, ended: dict[str, Any]) -> Trajectory:
         rewards: dict[str, float] = {}
-        if episode.verify is not None:
+        if episode.verify is not None and not begun.turns:  # a later turn asks something else
             try:
                 rewards = {"correct": _checked(episode.verify(ended.get("answer") or ""))}
             except Exception as error:
@@ -216,83 +246,6 @@ class EpisodeRunner:
         times = {"rewards": rewards, "ended_at": max(time.time(), begun.started_at)}
         self.store.journal.write_trajectory(begun.model_copy(update=ended | times))
         return self.store.journal.trajectory(begun.id)
-
-
-@dataclass(frozen=True, slots=True)
-class _Drive:
-    """One graph on one thread, from where it stands to its end."""
-
-    graph: Pregel[Any, Any, Any, Any]
-    config: RunnableConfig
-    context: Any
-    given: dict[str, Any] | Command[Any] | None
-    """The input of a thread that has no checkpoint yet, or what answers its question."""
-    resumed: bool
-
-    async def answering(self, store: RunStore, known: Trajectory | None, answer: Any) -> _Drive:
-        """The same, going on with `answer`. Raises `RunError` where nothing waits for it."""
-        if known is None or (known.status is not RunStatus.RUNNING and known.stop_reason is not StopReason.INTERRUPT):
-            stands = f"it is {known.status.value}" if known else "it was never run"
-            raise RunError(f"The thread waits for no answer: {stands}.", "Leave the answer out.")
-        graph = self.graph.copy(update={"checkpointer": store.checkpointer.allowing(self.graph)})
-        waiting = (await graph.aget_state(self.config)).interrupts
-        return replace(self, given=_command(waiting, answer), resumed=False)
-
-    async def to_the_end(self, store: RunStore, on_update: OnUpdate | None, on_chunk: OnChunk | None) -> dict[str, Any]:
-        """Status, stop reason and answer, as fields of a trajectory."""
-        graph = self.graph.copy(update={"checkpointer": store.checkpointer.allowing(self.graph)})
-        given = self.given
-        if self.resumed:
-            snapshot = await graph.aget_state(self.config)
-            if snapshot.values and not snapshot.tasks:
-                return self._outcome(snapshot.values)
-            given = None if snapshot.values or snapshot.tasks else given
-        final: dict[str, Any] = {}
-        stream: AsyncIterator[Any] = graph.astream(
-            given,
-            self.config,
-            context=self.context,
-            stream_mode=_modes(on_update, on_chunk),
-            subgraphs=True,
-            durability="sync",
-        )
-        async for namespace, mode, data in stream:
-            around = tuple(part.partition(":")[0] for part in namespace)
-            if mode == "updates" and on_update:
-                on_update(around, data)
-            elif mode == "messages":
-                if on_chunk and isinstance(data[0], AIMessageChunk):
-                    on_chunk(around, data[1]["langgraph_node"], data[0])
-            elif not namespace:
-                final = {**final, **data}
-        if "__interrupt__" in final or await self._at_breakpoint(graph):
-            return _ended(RunStatus.TRUNCATED, StopReason.INTERRUPT, self._answer(final))
-        return self._outcome(final)
-
-    async def _at_breakpoint(self, graph: Pregel[Any, Any, Any, Any]) -> bool:
-        stops = graph.interrupt_before_nodes or graph.interrupt_after_nodes
-        return bool(stops and (await graph.aget_state(self.config)).next)
-
-    def _outcome(self, final: Mapping[str, Any]) -> dict[str, Any]:
-        """A graph may say in `stop_reason` why it stopped; what it says there in other words means that it answered."""
-        said = str(final.get("stop_reason") or "")
-        reason = StopReason(said) if said in set(StopReason) else StopReason.ANSWER
-        status = RunStatus.TRUNCATED if reason.truncates else RunStatus.COMPLETED
-        return _ended(status, reason, self._answer(final))
-
-    def _answer(self, final: Mapping[str, Any]) -> str | None:
-        shown = self.graph.output_channels
-        output = {k: v for k, v in final.items() if isinstance(shown, str) or k in shown}
-        task = _input_id(str(self.config.get("configurable", {}).get("thread_id")))
-        for message in takewhile(lambda m: getattr(m, "id", None) != task, reversed(output.get("messages", ()))):
-            if isinstance(message, AIMessage):
-                return message.text
-        return next((str(output[name]) for name in _OUTPUTS if output.get(name) is not None), None)
-
-
-def _modes(on_update: OnUpdate | None, on_chunk: OnChunk | None) -> list[Literal["values", "updates", "messages"]]:
-    """Messages only where somebody listens: LangGraph then has every answer streamed."""
-    return ["values", *(["updates"] if on_update else []), *(["messages"] if on_chunk else [])]
 
 
 def _is_over(known: Trajectory | None) -> TypeGuard[Trajectory]:
@@ -304,26 +257,8 @@ def _inherited(known: Trajectory | None) -> set[str]:
     return {call.id for call in known.calls if call.identity.thread_id != known.thread_id} if known else set()
 
 
-def _command(waiting: Sequence[Interrupt], answer: Any) -> Command[Any] | None:
-    """None goes on past a breakpoint. Where one question waits, or a fork will ask it anew, it need not be named."""
-    if not waiting:
-        return None if answer is None else Command(resume=answer)
-    by_id: Mapping[str, Any] = cast("Mapping[str, Any]", answer) if isinstance(answer, Mapping) else {}
-    if by_id and by_id.keys() <= {question.id for question in waiting}:
-        return Command(resume=dict(by_id))
-    if len(waiting) > 1:
-        asked = "; ".join(f"{question.id}: {question.value}" for question in waiting)
-        raise RunError(f"{len(waiting)} questions wait: {asked}.", "Give the answers by id, as a JSON object.")
-    # An empty mapping by itself would answer no question; so would one whose keys look like ids.
-    return Command(resume={waiting[0].id: answer} if isinstance(answer, Mapping) else answer)
-
-
-def _ended(status: RunStatus, reason: StopReason, answer: str | None = None) -> dict[str, Any]:
-    return {"status": status, "stop_reason": reason, "answer": answer}
-
-
 def _failed(error: str) -> dict[str, Any]:
-    return _ended(RunStatus.FAILED, StopReason.ERROR) | {"error": error}
+    return ended_as(RunStatus.FAILED, StopReason.ERROR) | {"error": error}
 
 
 def _checked(reward: float) -> float:
@@ -332,38 +267,10 @@ def _checked(reward: float) -> float:
     return float(reward)
 
 
-def _input(graph: Pregel[Any, Any, Any, Any], episode: Episode) -> dict[str, Any]:
-    """The task in the form that the graph's input has a place for."""
-    prompt = episode.task.prompt
-    places = _input_fields(graph)
-    if "messages" in places:
-        before = [_SAID[turn["role"]](turn["content"]) for turn in episode.task.metadata.get(HISTORY, ())]
-        return {"messages": [*before, HumanMessage(prompt, id=_input_id(episode.thread_id))]}
-    name = next((name for name in _INPUTS if name in places), None)
-    if name is None:
-        raise ConfigError(
-            f"The graph's input has none of messages, {', '.join(_INPUTS)}: there is no place for the task.",
-            "Add `messages: Annotated[list, add_messages]` to its state.",
-        )
-    return {name: prompt}
-
-
-def _input_id(thread_id: str) -> str:
-    """Of the message that holds the task: what an assistant has said before it is no answer to it."""
-    return content_hash("input", thread_id)
-
-
-@lru_cache
-def _input_fields(graph: Pregel[Any, Any, Any, Any]) -> tuple[str, ...]:
-    """Names in the graph's input schema; of a graph that is no state graph, its channels."""
-    schema = getattr(getattr(graph, "builder", None), "input_schema", None)
-    return _fields_of(schema) if schema is not None else tuple(graph.channels)
-
-
 def run_context(graph: Pregel[Any, Any, Any, Any], episode: Episode) -> Any:
     """The run context as the graph declares it; an option that it does not know is an error."""
     schema = graph.context_schema
-    known = _fields_of(schema) if schema is not None else ()
+    known = fields_of(schema) if schema is not None else ()
     for name in episode.context:
         if name not in known:
             raise ConfigError(
@@ -376,9 +283,3 @@ def run_context(graph: Pregel[Any, Any, Any, Any], episode: Episode) -> Any:
         return schema(**episode.context) if is_dataclass(schema) else dict(episode.context)
     except (TypeError, ValueError, AttributeError) as error:  # a list where a mapping is wanted, say
         raise ConfigError(f"An option of graph {episode.graph!r} has a value of the wrong kind: {error}.") from error
-
-
-@lru_cache
-def _fields_of(schema: type[Any]) -> tuple[str, ...]:
-    """Field names of a dataclass, a pydantic model or a typed dict."""
-    return tuple(getattr(schema, "model_fields", None) or get_type_hints(schema))

@@ -129,7 +129,7 @@ class _Player:
         self._saver: StoreSaver = store.checkpointer.allowing(graph)
         self._places = Places(self._saver, trajectory.thread_id, graph)
         self._line = _lineage(self._saver, trajectory.thread_id)
-        self._context = self._recorded_context() if context is None else context
+        self._given_context = context
         self._resumed = self._recorded_resumes()
         self._standing = self._line[0]
         """The newest recorded checkpoint that the replay came to unchanged."""
@@ -174,7 +174,7 @@ class _Player:
             self._standing.checkpoint["id"],
             name=thread,
             graph=graph,
-            context=self._context,
+            context=self._context(self._standing),
             policy=runner.policy,
         )
         steps = {found.checkpoint["id"] for found in self._line}
@@ -185,8 +185,10 @@ class _Player:
 
     def _before_standing(self) -> set[str]:
         """Steps that the fork has behind it."""
-        number = next(i for i, found in enumerate(self._line) if found is self._standing)
-        return {found.checkpoint["id"] for found in self._line[:number]}
+        return {found.checkpoint["id"] for found in self._line[: self._number(self._standing)]}
+
+    def _number(self, wanted: CheckpointTuple) -> int:
+        return next(i for i, found in enumerate(self._line) if found is wanted)
 
     def _answers(self, steps: set[str]) -> Answers:
         return recorded_answers(self._trajectory.calls, self._trajectory.tool_calls, steps, self._places)
@@ -202,8 +204,13 @@ class _Player:
             found.append(_Stretch(self._line[begin : end + 1], end == len(self._line) - 1, finished))
         return found
 
-    def _recorded_context(self) -> Mapping[str, Any]:
-        said: Any = self._line[0].metadata.get(CONTEXT)
+    def _context(self, until: CheckpointTuple) -> Mapping[str, Any]:
+        """The run context of the newest input that led to a checkpoint: each turn of a conversation has its own."""
+        if self._given_context is not None:
+            return self._given_context
+        line = self._line[: self._number(until) + 1]
+        inputs = [found for found in line if found.metadata.get("source") == "input"]
+        said: Any = (inputs[-1] if inputs else line[0]).metadata.get(CONTEXT)
         return json.loads(said) if said else {}
 
     def _recorded_resumes(self) -> dict[Place, list[Any]]:
@@ -250,7 +257,8 @@ class _Player:
         self, stretch: _Stretch, scratch: Scratch, answers: Answers, places: Places
     ) -> tuple[Exception | None, Asked | None]:
         """Until nothing is left to do; what the graph raised, and what it asked that is not on record."""
-        episode = Episode(self._trajectory.task, self._trajectory.thread_id, context=self._context)
+        said = self._context(stretch.end)
+        episode = Episode(self._trajectory.task, self._trajectory.thread_id, context=said)
         free = {"checkpointer": scratch, "interrupt_before_nodes": [], "interrupt_after_nodes": []}
         graph, context = self._graph.copy(update=free), run_context(self._graph, episode)
         config: RunnableConfig = {

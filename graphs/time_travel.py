@@ -30,7 +30,7 @@ from graphs.loading import load_graph
 from graphs.moments import Branch, History, Moment, Question, Selector, Step, Subgraph
 from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.store import RunStore
-from hrm_agent.trajectory import ForkRef, TaskRef, Trajectory, derive_seed
+from hrm_agent.trajectory import ForkRef, TaskRef, Trajectory, Turn, derive_seed
 
 __all__ = [
     "Branch",
@@ -118,6 +118,7 @@ def fork(
     at_work = run_context(compiled, episodes[0]) if compiled is not None else None
     changes = {"policy": policy or origin.policy}
     changes |= {"policy_version": origin.policy_version if policy_version is None else policy_version}
+    changes |= {"turns": _turns_until(found, moment)}
     left = ForkRef(trajectory_id=_owner(store, found, moment), checkpoint_id=moment.checkpoint_id)
     for episode in episodes:
         if keep is not None:
@@ -228,6 +229,12 @@ def _owner(store: RunStore, found: History, moment: Moment) -> str:
         owner_id = owner.forked_from.trajectory_id
         owner = store.journal.find_trajectory(owner_id)
     return owner.id if owner is not None else owner_id
+
+
+def _turns_until(found: History, moment: Moment) -> tuple[Turn, ...]:
+    """The turns of a conversation that lie behind a moment: each but the first has an input of its own."""
+    inputs = sum(earlier.source == "input" for earlier in found.lineage(moment))
+    return found.trajectory.turns[: max(inputs - 1, 0)] if found.trajectory is not None else ()
 
 
 def _begun(episode: Episode, origin: Trajectory, left: ForkRef) -> Trajectory:

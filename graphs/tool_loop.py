@@ -5,7 +5,7 @@
 The loop ends when the policy answers without a tool call, or when a budget is used up; `stop_reason` says which. Where
 somebody has to read the answer, as a solver's, one that cannot be read is sent back once (`remind`). The system turn is
 not part of the state: it belongs to the role, not to the conversation. No node reads a clock: how long a run took
-stands in its answers, so that a replay decides as the run did.
+stands in its answers, so that a replay decides as the run did. In a conversation each turn has the whole budget.
 """
 
 from __future__ import annotations
@@ -31,9 +31,13 @@ from hrm_agent.trajectory import StopReason
 __all__ = ["Budget", "LoopState", "build_tool_loop", "graph"]
 
 
+_SENT_BACK = "-unread"
+"""Ends the ids of what the loop says in the person's place."""
+
+
 @dataclass(frozen=True)
 class Budget:
-    """What one loop may use. Passed as LangGraph's run context."""
+    """What one loop may use for a turn of the person. Passed as LangGraph's run context."""
 
     max_turns: int = 8
     """Answers of the policy, the last one included."""
@@ -72,23 +76,25 @@ def build_tool_loop(
 
     def unread(messages: Sequence[AnyMessage]) -> str:
         """What is wrong with the last answer; empty where it was sent back before, which makes a second human turn."""
-        once = sum(isinstance(message, HumanMessage) for message in messages) == 1
+        once = not any(_sent_back(message) for message in messages)
         return complaint(_last_answer(messages).text) if complaint is not None and once else ""
 
     async def reason(state: LoopState, runtime: Runtime[Budget]) -> dict[str, Any]:
         budget = runtime.context or Budget()
-        left = budget.max_tokens - sampled_tokens(state["messages"])
+        turn = _newest_turn(state["messages"])
+        left = budget.max_tokens - sampled_tokens(turn)
         model = policy(model=budget.model, temperature=budget.temperature, max_tokens=left).bind_tools([python])
         answer = await model.ainvoke([SystemMessage(prompt), *state["messages"]])
-        messages = [*state["messages"], answer]
-        stop = _stop_reason(messages, budget, final=not _calls_tools(answer) and not unread(messages))
+        turn = [*turn, answer]
+        stop = _stop_reason(turn, budget, final=not _calls_tools(answer) and not unread(turn))
         return {"messages": [answer], "stop_reason": stop and stop.value}
 
     async def tools(state: LoopState, config: RunnableConfig) -> dict[str, Any]:
         return {"messages": await run_tool_calls(_last_answer(state["messages"]), [python], config)}
 
     def remind(state: LoopState) -> dict[str, Any]:
-        return {"messages": [HumanMessage(unread(state["messages"]), id=f"{state['messages'][-1].id}-unread")]}
+        turn = _newest_turn(state["messages"])
+        return {"messages": [HumanMessage(unread(turn), id=f"{turn[-1].id}{_SENT_BACK}")]}
 
     builder = StateGraph(LoopState, context_schema=Budget)
     builder.add_node("reason", reason)
@@ -122,6 +128,16 @@ def _stop_reason(messages: Sequence[AnyMessage], budget: Budget, *, final: bool)
     if budget.max_cost is not None and spent_on(answers, budget.prices).get("cost", 0.0) >= budget.max_cost:
         return StopReason.MAX_COST
     return None
+
+
+def _newest_turn(messages: Sequence[AnyMessage]) -> list[AnyMessage]:
+    """From what the person said last."""
+    said = (i for i, m in enumerate(messages) if isinstance(m, HumanMessage) and not _sent_back(m))
+    return list(messages[max(said, default=0) :])
+
+
+def _sent_back(message: AnyMessage) -> bool:
+    return isinstance(message, HumanMessage) and str(message.id).endswith(_SENT_BACK)
 
 
 def _calls_tools(answer: AIMessage) -> bool:

@@ -27,6 +27,8 @@ from hrm_agent.trajectory.schema import (
     ToolCall,
     ToolStatus,
     Trajectory,
+    Turn,
+    TurnEnd,
     Verdict,
 )
 
@@ -51,6 +53,8 @@ __all__ = [
     "ToolCall",
     "ToolStatus",
     "Trajectory",
+    "Turn",
+    "TurnEnd",
     "Verdict",
     "active_recording",
     "call_id",

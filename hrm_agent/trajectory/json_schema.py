@@ -28,6 +28,8 @@ _RECORDS: tuple[type[BaseModel], ...] = (
     schema.Trajectory,
     schema.TaskRef,
     schema.ForkRef,
+    schema.Turn,
+    schema.TurnEnd,
     schema.Call,
     schema.GraphIdentity,
     schema.Sampling,

@@ -192,11 +192,15 @@ def _identities(trajectory: Trajectory) -> Iterator[tuple[str, GraphIdentity]]:
 
 @_invariant("call-index-gapless")
 def _call_index_gapless(trajectory: Trajectory) -> Iterator[Problem]:
-    """In a completed run the calls of a task are numbered from 0 without a gap: none is missing from the record."""
+    """In a completed run the calls of a task are numbered from 0 without a gap: none is missing from the record.
+
+    Of a conversation the newest turn is looked at: those before it may have been cut short.
+    """
     if trajectory.status is not RunStatus.COMPLETED:
         return
+    since = trajectory.turns[-1].started_at if trajectory.turns else -math.inf
     by_task: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
-    for call in trajectory.calls:
+    for call in (call for call in trajectory.calls if call.ended_at >= since):
         by_task[call.identity.thread_id, call.identity.task_id].add(call.call_index)
     for (_, task_id), indices in by_task.items():
         missing = sorted(set(range(max(indices) + 1)) - indices)

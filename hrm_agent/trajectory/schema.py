@@ -47,6 +47,8 @@ __all__ = [
     "ToolCall",
     "ToolStatus",
     "Trajectory",
+    "Turn",
+    "TurnEnd",
     "Verdict",
 ]
 
@@ -222,8 +224,29 @@ class ForkRef(_Record):
     checkpoint_id: str
 
 
+class TurnEnd(_Record):
+    """How a turn of a conversation ended, as `Trajectory` says it of the newest one."""
+
+    status: RunStatus
+    stop_reason: StopReason | None = None
+    error: str | None = None
+    answer: str | None = None
+
+
+class Turn(_Record):
+    """What a person said on a thread after its task, and how the turn before had ended by then."""
+
+    id: str
+    """Of the message that holds it in the graph's state."""
+    prompt: str
+    before: TurnEnd
+    """`aborted` for a turn that was under way, and was not gone on with."""
+    started_at: float
+    """Unix time in seconds; later than the end of every call of the turns before."""
+
+
 class Trajectory(_Record):
-    """One graph run on one thread, as raw facts."""
+    """One graph run on one thread, as raw facts. In a conversation: of all its turns, with the end of the newest."""
 
     schema_version: Literal[1, 2] = 2
     id: str
@@ -249,6 +272,8 @@ class Trajectory(_Record):
     """The text of the final message; None if there is none."""
     rewards: dict[str, float] = Field(default_factory=dict)
     """By name; `correct` is the binary outcome that the trainer uses. Empty until verified."""
+    turns: tuple[Turn, ...] = ()
+    """Those after the first, whose prompt is the task's. Empty for a run of one turn."""
     forked_from: ForkRef | None = None
     started_at: float
     """Unix time in seconds."""
@@ -280,6 +305,11 @@ class Trajectory(_Record):
     @property
     def sampled_tokens(self) -> int:
         return sum(call.sampled_tokens for call in self.own_calls)
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """What the person said, turn by turn."""
+        return self.task.prompt, *(turn.prompt for turn in self.turns)
 
     @property
     def reward(self) -> float:

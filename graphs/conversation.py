@@ -1,0 +1,173 @@
+"""What a person says on a thread, in the form that a graph's input takes: the task, and the turns after it.
+
+A turn is put on record before the graph is given it, by the id of its message. Whether the graph has read it follows
+from its checkpoints: LangGraph writes one of source `input` for each input that it is given. So there is one way on,
+for a turn that has just been said and for one that a killed process had not come to: what was not read yet is given.
+
+A turn may be said whatever the one before came to. One that was cut short leaves work undone that LangGraph drops when
+it is given an input; what it leaves in the record is closed here: tool calls without an outcome get one, and calls that
+the model had asked for get an answer in the state, since providers refuse a conversation in which one is missing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from itertools import takewhile
+from typing import Any, cast, get_type_hints
+
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
+from langgraph.pregel import Pregel
+
+from hrm_agent.errors import ConfigError
+from hrm_agent.models import invalid_tool_calls
+from hrm_agent.trajectory import (
+    Journal,
+    RunStatus,
+    StopReason,
+    TaskRef,
+    ToolStatus,
+    Trajectory,
+    Turn,
+    TurnEnd,
+    content_hash,
+)
+
+__all__ = [
+    "ABORTED",
+    "HISTORY",
+    "close_tool_calls",
+    "fields_of",
+    "first_input",
+    "last_answer",
+    "reopened",
+    "takes_turns",
+    "turn_input",
+    "turns_not_read",
+    "with_turn",
+]
+
+HISTORY = "history"
+"""Key in a task's metadata: the turns before it, `{"role": "user" or "assistant", "content": text}` each, for graphs
+whose input has messages."""
+ABORTED = TurnEnd(status=RunStatus.ABORTED, stop_reason=StopReason.ABORTED)
+_SAID = {"user": HumanMessage, "assistant": AIMessage}
+_INPUTS = ("problem", "question", "task", "input")
+_CUT_SHORT = "Not run: the turn was stopped before."
+
+Graph = Pregel[Any, Any, Any, Any]
+
+
+def first_input(graph: Graph, task: TaskRef, thread_id: str) -> dict[str, Any]:
+    """The task in the form that the graph's input has a place for. Raises `ConfigError` where it has none."""
+    places = _input_fields(graph)
+    if "messages" in places:
+        before = [_SAID[turn["role"]](turn["content"]) for turn in task.metadata.get(HISTORY, ())]
+        return {"messages": [*before, HumanMessage(task.prompt, id=_task_id(thread_id))]}
+    name = next((name for name in _INPUTS if name in places), None)
+    if name is None:
+        raise ConfigError(
+            f"The graph's input has none of messages, {', '.join(_INPUTS)}: there is no place for the task.",
+            "Add `messages: Annotated[list, add_messages]` to its state.",
+        )
+    return {name: task.prompt}
+
+
+def takes_turns(graph: Graph) -> bool:
+    """True if what is said later has a place in the graph's input."""
+    return "messages" in _input_fields(graph)
+
+
+def with_turn(known: Trajectory, prompt: str, before: TurnEnd) -> Trajectory:
+    """The record under way again, with a further turn. `before`: how the newest one has ended."""
+    number = len(known.turns) + 1
+    turn = Turn(id=content_hash("turn", known.thread_id, number), prompt=prompt, before=before, started_at=time.time())
+    return reopened(known).model_copy(update={"turns": (*known.turns, turn)})
+
+
+def reopened(known: Trajectory) -> Trajectory:
+    """A run that had ended is under way again."""
+    again: dict[str, Any] = {"status": RunStatus.RUNNING, "stop_reason": None, "answer": None, "error": None}
+    return known.model_copy(update={**again, "ended_at": None, "rewards": {}})
+
+
+def close_tool_calls(journal: Journal, known: Trajectory) -> None:
+    """Give an outcome to calls that nobody will end: their step is not gone on with."""
+    for call in known.own_tool_calls:
+        if call.status is None:
+            ended = {"status": ToolStatus.INFRASTRUCTURE, "content": _CUT_SHORT}
+            journal.write_tool_call(call.model_copy(update=ended))
+
+
+async def turns_not_read(
+    saver: BaseCheckpointSaver[Any], config: RunnableConfig, turns: Sequence[Turn]
+) -> Sequence[Turn]:
+    """The newest turns, as far as the graph was not given them yet."""
+    if not turns:
+        return ()
+    outermost: RunnableConfig = {"configurable": {**config.get("configurable", {}), "checkpoint_ns": ""}}
+    async for found in saver.alist(outermost, filter={"source": "input"}, limit=1):
+        read = next((i for i, turn in enumerate(turns) if turn.id == _read_by(found)), None)
+        if read is not None:
+            return turns[read + 1 :]
+        given_at = datetime.fromisoformat(found.checkpoint["ts"]).timestamp()  # the task, or another program's input
+        return [turn for turn in turns if turn.started_at > given_at]
+    return turns
+
+
+def turn_input(turns: Sequence[Turn], state: Mapping[str, Any]) -> dict[str, Any]:
+    """What a graph that stands at `state` is given: the turns, behind answers to calls that were not run."""
+    messages = cast("Sequence[Any]", state.get("messages") or ())
+    return {"messages": [*_unanswered(messages), *(HumanMessage(turn.prompt, id=turn.id) for turn in turns)]}
+
+
+def last_answer(messages: Sequence[Any], thread_id: str, turns: Sequence[Turn]) -> str | None:
+    """What the model said last in the newest turn: what it had said before that is no answer to it."""
+    said = {_task_id(thread_id), *(turn.id for turn in turns)}
+    since = takewhile(lambda message: getattr(message, "id", None) not in said, reversed(messages))
+    return next((message.text for message in since if isinstance(message, AIMessage)), None)
+
+
+def _unanswered(messages: Sequence[Any]) -> Iterator[ToolMessage]:
+    """An answer to each call of the last message that asked for any, where nothing but results follows it."""
+    answered: set[str] = set()
+    for message in reversed(messages):
+        if isinstance(message, ToolMessage):
+            answered.add(message.tool_call_id)
+            continue
+        if isinstance(message, AIMessage):
+            for call in (*message.tool_calls, *invalid_tool_calls(message)):
+                if call["id"] and call["id"] not in answered:
+                    name, own = call["name"] or "unknown", content_hash("cut short", message.id, call["id"])
+                    yield ToolMessage(_CUT_SHORT, id=own, name=name, tool_call_id=call["id"], status="error")
+        return
+
+
+def _task_id(thread_id: str) -> str:
+    """Of the message that holds the task."""
+    return content_hash("input", thread_id)
+
+
+def _read_by(found: CheckpointTuple) -> str | None:
+    """Id of the last message of the input that a checkpoint holds."""
+    given: Any = found.checkpoint["channel_values"].get("__start__")
+    messages = cast("Mapping[str, Any]", given).get("messages") if isinstance(given, Mapping) else None
+    last: Any = cast("list[Any]", messages)[-1] if isinstance(messages, list) and messages else None
+    return last.id if isinstance(last, BaseMessage) else None
+
+
+@lru_cache
+def _input_fields(graph: Graph) -> tuple[str, ...]:
+    """Names in the graph's input schema; of a graph that is no state graph, its channels."""
+    schema = getattr(getattr(graph, "builder", None), "input_schema", None)
+    return fields_of(schema) if schema is not None else tuple(graph.channels)
+
+
+@lru_cache
+def fields_of(schema: type[Any]) -> tuple[str, ...]:
+    """Field names of a dataclass, a pydantic model or a typed dict."""
+    return tuple(getattr(schema, "model_fields", None) or get_type_hints(schema))
