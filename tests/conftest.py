@@ -8,12 +8,14 @@ its first test, with the command that installs one.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hrm_agent.environment import LocalEnvironment
+from hrm_agent.store import RunStore, open_store
 from tests.postgres import MISSING, PostgresServer, find_server
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -35,6 +37,19 @@ def shared_data() -> Path:
     folder = shared_data_folder()
     assert folder is not None, "the data sets are demanded (CI=true): set HRM_SHARED_DATA to their folder"
     return folder
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[RunStore]:
+    with open_store(tmp_path / "store.db") as opened:
+        yield opened
+
+
+@pytest.fixture
+async def environment() -> AsyncIterator[LocalEnvironment]:
+    opened = LocalEnvironment()
+    yield opened
+    await opened.close()
 
 
 @pytest.fixture(scope="session")

@@ -18,25 +18,9 @@ import pytest
 from hrm_agent.environment import LocalEnvironment, active_environment, using_environment
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
+from tests.environment.attacks.host import descendants
 
 PROJECT = Path(__file__).resolve().parents[2]
-
-
-def descendants(pid: int) -> set[int]:
-    """Process ids below `pid`, from the host's /proc."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
-    found, open_ids = set[int](), [pid]
-    while open_ids:
-        below = children.get(open_ids.pop(), [])
-        found.update(below)
-        open_ids.extend(below)
-    return found
 
 
 def all_gone(pids: set[int], within: float = 5.0) -> bool:

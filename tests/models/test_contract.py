@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import operator
-from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -20,7 +19,7 @@ from pydantic import BaseModel
 from hrm_agent.errors import ModelError
 from hrm_agent.models import PolicyModel, invalid_tool_calls, policy, using_policy
 from hrm_agent.models.scripted import ScriptedEngine
-from hrm_agent.store import RunStore, open_store
+from hrm_agent.store import RunStore
 from hrm_agent.trajectory import BranchReason, Call, FinishReason, Recording, Sampling, recording
 
 CALL = '<reason>add</reason><tool_call>{"name": "python", "arguments": {"code": "40 + 2"}}</tool_call>'
@@ -39,12 +38,6 @@ class Answer(BaseModel):
     """The answer."""
 
     value: int
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[RunStore]:
-    with open_store(tmp_path / "store.db") as opened:
-        yield opened
 
 
 def echo(messages: list[Any]) -> str:

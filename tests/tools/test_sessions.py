@@ -29,12 +29,6 @@ THREAD: Any = {"configurable": {"thread_id": "t"}}
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[RunStore]:
-    with open_store(tmp_path / "store.db") as opened:
-        yield opened
-
-
-@pytest.fixture
 def cells() -> Iterator[Cells]:
     environment = Cells()
     with using_environment(environment):

@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any, Literal
 
 import httpx
@@ -25,7 +23,7 @@ from hrm_agent.models import Completion, GenerationRequest, policy, using_policy
 from hrm_agent.models.load import load_policy, model_folder
 from hrm_agent.models.loading import load_pretrained
 from hrm_agent.models.vllm_engine import VllmEngine
-from hrm_agent.store import RunStore, open_store
+from hrm_agent.store import RunStore
 from hrm_agent.trajectory import Call, FinishReason, LogprobKind, Recording, RunStatus, Sampling, Trajectory, recording
 from hrm_agent.trajectory.lint import lint
 from tests.vllm.conftest import POLICY
@@ -41,19 +39,6 @@ class Order(BaseModel):
 
     fruit: Literal["apple", "pear"]
     count: Literal[1, 2, 3]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[RunStore]:
-    with open_store(tmp_path / "store.db") as opened:
-        yield opened
-
-
-@pytest.fixture
-async def environment() -> AsyncIterator[LocalEnvironment]:
-    opened = LocalEnvironment()
-    yield opened
-    await opened.close()
 
 
 @pytest.fixture(scope="module")
