@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,12 @@ from hrm_agent.trajectory import (
     Verdict,
     call_id,
 )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[RunStore]:
+    with open_store(tmp_path / "store.db") as opened:
+        yield opened
 
 
 def a_call(index: int = 0, parent: str | None = None, thread: str = "thread", seed: int | None = 2**62) -> Call:
