@@ -1,0 +1,174 @@
+"""A wiki of one's own on the loopback, for examples and tests without a network: a folder of Markdown and text files.
+
+    with LocalWiki("notes") as local:
+        page = open_wiki(local.url, user_agent="me/1.0 (me@example.org)").page("Zürich")
+
+It answers as much of MediaWiki's API as `hrm_agent.tools.mediawiki` asks for, and shows its pages to a browser. A page
+is called by the heading `# so` in its first line, or else by its file; `#REDIRECT [[Title]]` is a redirect. Files are
+read again for each request, and a page's revision is made from its text: of older ones nothing is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from dataclasses import dataclass
+from html import escape
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+from hrm_agent.errors import RetrievalError
+
+__all__ = ["LocalWiki"]
+
+_REDIRECT = re.compile(r"#redirect\s*\[\[([^\]|#]+)", re.IGNORECASE)
+_HEADING = re.compile(r"^(#{2,6}) +(.+?) *#*$", re.MULTILINE)
+_WORD = re.compile(r"\w+")
+
+
+class LocalWiki:
+    """Serves a folder from `start` to `stop`, or as a context manager."""
+
+    def __init__(self, folder: Path | str, port: int = 0) -> None:
+        """`port`: 0 for any that is free."""
+        self._folder = Path(folder)
+        if not self._folder.is_dir():
+            raise RetrievalError(f"{folder} is no folder.", "A local wiki serves the .md and .txt files in one.")
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), type("Handler", (_Handler,), {"wiki": self}))
+        self.site = f"http://127.0.0.1:{self._server.server_port}"
+        self.url = f"{self.site}/api.php"
+
+    def start(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        return self
+
+    def stop(self) -> None:
+        """Nobody is answered from here on."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def pages(self) -> dict[str, _Page]:
+        files = sorted(path for path in self._folder.rglob("*") if path.suffix in (".md", ".txt") and path.is_file())
+        return {page.title: page for page in (_read(file, self._folder) for file in files)}
+
+    def answer(self, asked: dict[str, str]) -> dict[str, Any]:
+        """What the API says."""
+        pages = self.pages()
+        if asked.get("list") == "search":
+            return {"query": {"search": _found(pages, asked)[: int(asked.get("srlimit", "10"))]}}
+        if asked.get("action") == "parse":
+            text = next((page.text for page in pages.values() if str(page.number) == asked.get("oldid")), "")
+            return {"parse": {"text": f"<pre>{escape(text)}</pre>"}}
+        if asked.get("action") != "query":
+            return {"error": {"code": "badvalue", "info": "This wiki knows the actions query and parse."}}
+        ids, passed = asked.get("pageids", "").split("|"), list[dict[str, str]]()
+        titles = [_title(title) for title in asked.get("titles", "").split("|") if title]
+        titles += [page.title for page in pages.values() if str(_number(page.title)) in ids]
+        ends = dict.fromkeys(_followed(pages, title, passed) for title in titles)
+        described = [self._described(pages.get(title), title, "exintro" in asked) for title in ends]
+        return {"query": {"redirects": passed, "pages": described}}
+
+    def _described(self, page: _Page | None, title: str, intro: bool) -> dict[str, Any]:
+        if page is None:
+            return {"title": title, "missing": True}
+        url = f"{self.site}/wiki/{quote(title.replace(' ', '_'), safe='/')}"
+        text = page.text.partition("\n==")[0] if intro else page.text
+        return {
+            "pageid": _number(title),
+            "title": title,
+            "lastrevid": page.number,
+            "canonicalurl": url,
+            "extract": text,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    title: str
+    text: str
+    number: int
+    """Of the revision."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    wiki: LocalWiki
+
+    def do_GET(self) -> None:
+        at = urlsplit(self.path)
+        asked = dict(parse_qsl(at.query))
+        if at.path == "/api.php":
+            return self._send(200, "application/json", json.dumps(self.wiki.answer(asked)))
+        page = self.wiki.pages().get(_title(unquote(at.path.removeprefix("/wiki/"))))
+        if page is None or asked.get("oldid", str(page.number)) != str(page.number):
+            return self._send(404, "text/html; charset=utf-8", "<h1>There is no such page.</h1>")
+        return self._send(
+            200, "text/html; charset=utf-8", f"<h1>{escape(page.title)}</h1><pre>{escape(page.text)}</pre>"
+        )
+
+    def _send(self, status: int, kind: str, text: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """Nothing is printed."""
+
+
+def _read(file: Path, folder: Path) -> _Page:
+    text, title = (
+        file.read_text(encoding="utf-8", errors="replace").strip(),
+        str(file.relative_to(folder).with_suffix("")),
+    )
+    if text.startswith("# "):
+        heading, _, text = text.partition("\n")
+        title = heading[2:]
+    if file.suffix == ".md":
+        text = _HEADING.sub(lambda found: f"{'=' * len(found[1])} {found[2]} {'=' * len(found[1])}", text)
+    return _Page(_title(title), text.strip(), _number(f"{title}\n{text}"))
+
+
+def _number(name: str) -> int:
+    return int(hashlib.sha256(name.encode()).hexdigest()[:7], 16)
+
+
+def _title(name: str) -> str:
+    spaced = " ".join(name.replace("_", " ").split())
+    return spaced[:1].upper() + spaced[1:]
+
+
+def _followed(pages: dict[str, _Page], title: str, passed: list[dict[str, str]]) -> str:
+    """The title behind redirects, which are noted."""
+    while title in pages and (to := _REDIRECT.match(pages[title].text)) and len(passed) < len(pages):
+        passed.append({"from": title, "to": _title(to[1])})
+        title = _title(to[1])
+    return title
+
+
+def _found(pages: dict[str, _Page], asked: dict[str, str]) -> list[dict[str, Any]]:
+    """Pages that have all the words, those first where they are most of the text; or the one that is called so."""
+    query, words = _title(asked.get("srsearch", "")).casefold(), set[str]()
+    found = [page for page in pages.values() if page.title.casefold() == query]
+    if asked.get("srwhat") != "nearmatch":
+        words = set(_WORD.findall(query))
+        held = {page: _WORD.findall(page.text.casefold()) for page in pages.values() if not _REDIRECT.match(page.text)}
+        found = [page for page, there in held.items() if words and words <= set(there)]
+        found.sort(key=lambda page: -sum(map(held[page].count, words)) / len(held[page]))
+    return [_hit(page, words) for page in found]
+
+
+def _hit(page: _Page, words: set[str]) -> dict[str, Any]:
+    at = next((word.start() for word in _WORD.finditer(page.text) if word.group().casefold() in words), 0)
+    return {"pageid": _number(page.title), "title": page.title, "snippet": escape(page.text[max(0, at - 80) : at + 80])}
