@@ -18,7 +18,11 @@ from hrm_agent.trajectory import content_hash
 
 __all__ = ["BUILTIN_GRAPHS", "load_graph"]
 
-BUILTIN_GRAPHS = {"tool_loop": "graphs.tool_loop:graph", "reasoning": "graphs.reasoning:graph"}
+BUILTIN_GRAPHS = {
+    "tool_loop": "graphs.tool_loop:graph",
+    "reasoning": "graphs.reasoning:graph",
+    "research": "graphs.research:graph",
+}
 """As langgraph.json names them."""
 
 

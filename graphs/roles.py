@@ -15,11 +15,13 @@ does (a server that is gone, say), as an `HrmError`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.tools import BaseTool
 from pydantic import BaseModel, ValidationError
 
 from graphs.answers import own_text
@@ -28,7 +30,7 @@ from graphs.spending import sampled_tokens
 from hrm_agent.errors import ContextLengthError
 from hrm_agent.models import policy
 
-__all__ = ["Means", "Role", "Said", "Unreadable", "ask", "one_line", "read_as"]
+__all__ = ["Means", "Role", "Said", "Unreadable", "ask", "chat_model", "one_line", "read_as"]
 
 MAX_COMPLAINT = 400
 """Characters of what a model is told about its answer."""
@@ -67,8 +69,8 @@ class Role(Generic[Answer]):
 class Means:
     """By which means a role is asked, this once."""
 
-    model: str | None = None
-    """None: the policy in force."""
+    model: str | BaseChatModel | None = None
+    """A policy's string, or a chat model that the graph holds itself. None: the policy in force."""
     temperature: float | None = None
     """None: the role's own."""
     max_tokens: int | None = None
@@ -128,7 +130,24 @@ def _limit(role: Role[Any], means: Means, answers: tuple[AIMessage, ...]) -> int
 def _model(role: Role[Any], means: Means, limit: int | None) -> Any:
     temperature = role.temperature if means.temperature is None else means.temperature
     form: Any = role.output if role.output is not None and issubclass(role.output, BaseModel) else None
-    return policy(model=means.model, schema=form, temperature=temperature, max_tokens=limit)
+    return chat_model(means.model, schema=form, temperature=temperature, max_tokens=limit)
+
+
+def chat_model(
+    model: str | BaseChatModel | None,
+    *,
+    tools: Sequence[BaseTool] = (),
+    schema: type[BaseModel] | None = None,
+    temperature: float | None = None,
+    max_tokens: int | None = None,
+) -> Any:
+    """A chat model as a role asks it. One that the graph holds itself is bound by the limits, but not by a schema."""
+    if not isinstance(model, BaseChatModel):
+        chat: Any = policy(model=model, schema=schema, temperature=temperature, max_tokens=max_tokens)
+        return chat.bind_tools(tools) if tools else chat
+    given = {"temperature": temperature, "max_tokens": max_tokens}
+    held: Any = model.bind_tools(tools) if tools else model
+    return held.bind(**{name: value for name, value in given.items() if value is not None})
 
 
 def read_as(form: type[Form], text: str) -> Form:

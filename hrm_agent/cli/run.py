@@ -50,7 +50,7 @@ class RunConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     graph: str = "tool_loop"
-    """tool_loop, reasoning, or your own as package.module:attribute."""
+    """tool_loop, reasoning, research, or your own as package.module:attribute."""
     policy: str = DEFAULT_POLICY
     """A built-in policy, a model folder, hf:NAME, scripted:FILE, or a provider's chat model."""
     context: dict[str, Any] = Field(default_factory=dict[str, Any])

@@ -100,14 +100,16 @@ async def record_tool_call(
 
 
 def as_message(record: ToolCall) -> ToolMessage:
-    """The message that answers a finished call."""
+    """The message that answers a finished call. Under `artifact` in its own is that of the tool, where it gave one."""
+    told = {"status": str(record.status), "record": record.id}
+    given = ((record.output or {}).get("message") or {}).get("artifact")
     return ToolMessage(
         record.content,
         id=record.id,
         name=record.name,
         tool_call_id=record.tool_call_id,
         status="success" if record.status is ToolStatus.OK else "error",
-        artifact={"status": str(record.status), "record": record.id},
+        artifact=told if given is None else told | {"artifact": given},
     )
 
 

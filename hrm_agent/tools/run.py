@@ -22,6 +22,7 @@ from hrm_agent.models.chat import invalid_tool_calls
 from hrm_agent.tools.failures import ToolFailure
 from hrm_agent.tools.foreign import recorded_by_caller
 from hrm_agent.tools.idempotency import key_of
+from hrm_agent.tools.outputs import pack
 from hrm_agent.tools.recorded import ToolOutcome, as_message, record_tool_call
 from hrm_agent.trajectory import ToolStatus
 
@@ -116,7 +117,8 @@ def _foreign(tool: BaseTool, call: ToolCall, config: RunnableConfig) -> Callable
             return ToolOutcome(failure.status, str(failure))
         except Exception as error:
             return ToolOutcome(ToolStatus.ERROR, f"{type(error).__name__}: {error}")
-        return ToolOutcome(ToolStatus.ERROR if message.status == "error" else ToolStatus.OK, message.text)
+        status = ToolStatus.ERROR if message.status == "error" else ToolStatus.OK
+        return ToolOutcome(status, message.text, output=pack(message) if message.artifact is not None else None)
 
     return execute
 
