@@ -18,9 +18,10 @@ ALLOWED = {
     "hrm_agent": set(),
     "hrm_agent.errors": set(),
     "hrm_agent.files": {"hrm_agent.errors"},
+    "hrm_agent.intervals": set(),
     "hrm_agent.config": {"hrm_agent.errors", "hrm_agent.files"},
     "hrm_agent.trajectory": {"hrm_agent.errors", "hrm_agent.files"},
-    "hrm_agent.retrieval": {"hrm_agent.errors", "hrm_agent.files", "hrm_agent.trajectory"},
+    "hrm_agent.retrieval": {"hrm_agent.errors", "hrm_agent.files", "hrm_agent.intervals", "hrm_agent.trajectory"},
     "hrm_agent.environment": {"hrm_agent.errors", "hrm_agent.trajectory"},
     "hrm_agent.models": {"hrm_agent.errors", "hrm_agent.trajectory"},
     "hrm_agent.tools": {

@@ -18,17 +18,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from hrm_agent.intervals import Estimate, bootstrapped, wilson_interval
 from hrm_agent.trajectory import Overlay, RunStatus, Trajectory, Verdict
 from training.evaluation.prices import Prices
 from training.evaluation.samples import Effort, Problem, Sample, samples_of
-from training.evaluation.statistics import (
-    Answers,
-    Estimate,
-    bootstrapped,
-    majority_curve,
-    pass_curve,
-    wilson_interval,
-)
+from training.evaluation.statistics import Answers, majority_curve, pass_curve
 from training.roc import is_positive, outcome_reward
 
 __all__ = ["Evaluation", "FamilyScore", "Seconds", "evaluate", "evaluate_samples", "group_metrics"]

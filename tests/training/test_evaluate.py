@@ -5,11 +5,11 @@ import random
 
 import pytest
 
+from hrm_agent.intervals import wilson_interval
 from hrm_agent.trajectory import RunStatus, TaskRef, Trajectory
 from tests.training.builders import group, rollout, trajectory
 from training.advantages import group_advantages
 from training.evaluate import evaluate, group_metrics
-from training.evaluation.statistics import wilson_interval
 from training.roc import select
 
 

@@ -13,14 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hrm_agent.intervals import bootstrapped, wilson_interval
 from training.evaluation.statistics import (
     Answers,
-    bootstrapped,
     majority_curve,
     pass_at_k,
     pass_curve,
     sign_flip_p,
-    wilson_interval,
 )
 
 drawn = st.lists(st.sampled_from(["a", "b", "c", ""]), min_size=1, max_size=7)

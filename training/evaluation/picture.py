@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from hrm_agent.intervals import Estimate
 from training.evaluate import Evaluation
-from training.evaluation.statistics import Estimate, shown_ks
+from training.evaluation.statistics import shown_ks
 
 __all__ = ["draw"]
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from hrm_agent.files import replacing, to_json
+from hrm_agent.intervals import Estimate
 from training.evaluate import Evaluation
 from training.evaluation.compare import Comparison
 from training.evaluation.roles import ROLE_COUNTS
-from training.evaluation.statistics import Estimate, shown_ks
+from training.evaluation.statistics import shown_ks
 
 __all__ = [
     "comparison_lines",

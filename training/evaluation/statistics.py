@@ -8,8 +8,7 @@ Several samples of one problem are not independent, so the *problem* is the unit
     majority@k    the share of the k-subsets in which the answer given most often is correct; of answers given equally
                   often one is drawn (Wang et al. 2022, arXiv 2203.11171, names the vote; the mean over all subsets is
                   exact here, where one usually draws some)
-    intervals     percentiles of the mean over problems drawn with replacement (Efron 1979), from a seed; where all
-                  problems agree that has no width, and Wilson's interval (1927) stands in its place
+    intervals     those of `hrm_agent.intervals`, with the problem as the unit
     comparison    problems are paired, and the sign of each difference is flipped with probability 1/2: exact, by
                   convolution. With one sample a side this is McNemar's exact test (a binomial over discordant pairs)
 """
@@ -26,28 +25,15 @@ import numpy as np
 
 __all__ = [
     "Answers",
-    "Estimate",
-    "bootstrapped",
     "majority_curve",
     "pass_at_k",
     "pass_curve",
     "shown_ks",
     "sign_flip_p",
-    "wilson_interval",
 ]
 
-_Z95 = 1.959963984540054
 _MAX_STEPS = 10_000
 """Differences finer than one part in so many are rounded in the permutation test."""
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A mean over problems with its 95 % confidence interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,44 +96,6 @@ def _won_with(answers: Answers, top: int) -> Any:
             ways[to] += choices * old_ways[of]
             right[to] += choices * (old_right[of] + (share * old_ways[of] if leads else 0))
     return (right[:, 1:] / np.arange(1, ties + 1)).sum(axis=1)
-
-
-def bootstrapped(
-    columns_MP: Sequence[Sequence[float]], *, seed: int, resamples: int, shares: bool = True
-) -> list[Estimate]:
-    """The mean of each of M measures over P problems, with its interval; nan, and (0, 1), without a problem.
-
-    All measures see the same draws. The order of the problems matters to the draws: sort them. `shares`: the measures
-    lie in [0, 1], so that there is an interval for problems that agree.
-    """
-    values_MP = np.asarray(columns_MP, dtype=float)
-    problems = values_MP.shape[1] if values_MP.ndim == 2 else 0
-    if problems == 0:
-        return [Estimate(math.nan, 0.0, 1.0) for _ in columns_MP]
-    rng = np.random.default_rng(seed)
-    times_RP = rng.multinomial(problems, np.full(problems, 1 / problems), size=resamples)
-    means_MR = np.sort(values_MP @ times_RP.T / problems, axis=1)
-    low, high = int(0.025 * resamples), min(resamples - 1, int(0.975 * resamples))
-    return [_estimate(row, means[low], means[high], shares) for row, means in zip(values_MP, means_MR, strict=True)]
-
-
-def _estimate(values_P: Any, low: float, high: float, share: bool) -> Estimate:
-    value = math.fsum(values_P) / len(values_P)
-    if share and values_P.min() == values_P.max():
-        low, high = wilson_interval(value * len(values_P), len(values_P))
-    return Estimate(value, float(low), float(high))
-
-
-def wilson_interval(successes: float, trials: int, z: float = _Z95) -> tuple[float, float]:
-    """Wilson's score interval of a proportion; (0, 1) without a trial."""
-    if trials == 0:
-        return 0.0, 1.0
-    share = successes / trials
-    scale = 1 + z * z / trials
-    middle = (share + z * z / (2 * trials)) / scale
-    half = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials)) / scale
-    # Rounding must not leave the share outside of its own interval.
-    return min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half))
 
 
 def sign_flip_p(differences: Sequence[Fraction]) -> float:
