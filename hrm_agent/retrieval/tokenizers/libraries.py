@@ -1,6 +1,6 @@
-"""The vocabularies of three libraries behind our interface: tokenizers, tiktoken, sentencepiece.
+"""The vocabularies of two libraries behind our interface: tokenizers and sentencepiece.
 
-Each is opened from disk only; none of them may start a download in the middle of indexing. What each does by itself
+They are opened from disk only; none may start a download in the middle of indexing. What each does by itself
 and is undone here: a tokenizer.json may cap its counts (truncation) or fill them up (padding) without a word, and
 the spelling of a control token in a text is parsed or raises. Counting and offsets are the same call, so that they
 cannot disagree.
@@ -8,35 +8,21 @@ cannot disagree.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hrm_agent.errors import ConfigError, nearest
+from hrm_agent.errors import ConfigError
 from hrm_agent.retrieval.tokenizers.base import Encoded, Offsets, checked, spelling, tiled
 
-__all__ = ["HuggingFace", "SentencePiece", "Tiktoken", "require"]
+__all__ = ["HuggingFace", "SentencePiece", "models_on_disk", "require"]
 
 _SPLITTERS = {"BertPreTokenizer", "ByteLevel", "Whitespace", "WhitespaceSplit"}
 _HARMLESS = {"BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "StripAccents"}
-_PUBLIC = "https://openaipublic.blob.core.windows.net/encodings/"
-_FILES = {
-    "cl100k_base": "cl100k_base",
-    "o200k_base": "o200k_base",
-    "o200k_harmony": "o200k_base",
-    "p50k_base": "p50k_base",
-    "p50k_edit": "p50k_base",
-    "r50k_base": "r50k_base",
-}
-"""Encoding -> the file that tiktoken keeps under a hash of its address."""
 
 
 def require(name: str) -> Any:
@@ -84,45 +70,6 @@ class HuggingFace:
 
     def _encode(self, text: str) -> Any:
         return self._tokenizer.encode(checked(text), add_special_tokens=False)
-
-
-class Tiktoken:
-    """A byte-pair encoding of tiktoken."""
-
-    def __init__(self, encoding: str) -> None:
-        library = require("tiktoken")
-        self.name = f"tiktoken:{encoding}"
-        self.local = True
-        _require_on_disk(encoding)
-        try:
-            self._encoding: Any = library.get_encoding(encoding)
-        except Exception as error:  # a damaged file makes the library fetch another, which fails in many ways
-            message = f"The vocabulary {encoding!r} on disk cannot be read: {error}."
-            raise ConfigError(message, "Delete it, and fetch it again where there is a network.") from error
-
-    def count(self, text: str) -> int:
-        return len(self._ids(text))
-
-    def offsets(self, text: str) -> Offsets:
-        return self._offsets(text, self._ids(text))
-
-    def encoded(self, text: str) -> Encoded:
-        ids = self._ids(text)
-        rows = self._offsets(text, ids)
-        return Encoded(ids, rows, 0, spelling(rows))
-
-    def decoded(self, ids: list[int]) -> str:
-        return self._encoding.decode(ids)
-
-    def _offsets(self, text: str, ids: list[int]) -> Offsets:
-        if not ids:
-            return np.zeros((0, 2), dtype=np.int64)
-        distinct, places = np.unique(np.array(ids, dtype=np.int64), return_inverse=True)
-        sizes = np.array([len(self._encoding.decode_single_token_bytes(int(i))) for i in distinct], dtype=np.int64)
-        return _from_bytes(text, sizes[places])
-
-    def _ids(self, text: str) -> list[int]:
-        return self._encoding.encode_ordinary(checked(text))
 
 
 class SentencePiece:
@@ -207,30 +154,14 @@ def _unknown_id(tokenizer: Any, model: dict[str, Any]) -> int | None:
     return tokenizer.token_to_id(token) if token else None
 
 
-def _require_on_disk(encoding: str) -> None:
-    if encoding not in _FILES:
-        raise ConfigError(f"There is no tiktoken encoding {encoding!r} here.", nearest(encoding, _FILES))
-    chosen = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
-    folder = Path(chosen) if chosen else Path(tempfile.gettempdir()) / "data-gym-cache"
-    address = f"{_PUBLIC}{_FILES[encoding]}.tiktoken"
-    name = hashlib.sha1(address.encode(), usedforsecurity=False).hexdigest()
-    if not (folder / name).is_file():
-        raise ConfigError(
-            f"The vocabulary of {encoding!r} is not on disk, and would have to be downloaded.",
-            f"Put {address} into {folder} as {name} (TIKTOKEN_CACHE_DIR names another folder), or use `pieces`.",
-        )
+def models_on_disk() -> list[str]:
+    """Names of models in Hugging Face's local cache that have a tokenizer.json."""
+    hub, constants = require("huggingface_hub"), require("huggingface_hub.constants")
+    folders = sorted(Path(constants.HF_HUB_CACHE).glob("models--*"))
+    names = [folder.name.removeprefix("models--").replace("--", "/") for folder in folders]
+    return [name for name in names if isinstance(hub.try_to_load_from_cache(name, "tokenizer.json"), str)]
 
 
 def _tiled(found: Sequence[tuple[int, int]], text: str) -> Offsets:
     rows = np.array(found, dtype=np.int64).reshape(-1, 2)
     return tiled(rows[:, 0], rows[:, 1], len(text))
-
-
-def _from_bytes(text: str, sizes: NDArray[np.int64]) -> Offsets:
-    """Character offsets of tokens that lie side by side, from their sizes in bytes."""
-    ends = np.cumsum(sizes)
-    if text.isascii():
-        return np.stack((ends - sizes, ends), axis=1)
-    encoded = np.frombuffer(text.encode(), dtype=np.uint8)
-    begun = np.cumsum((encoded & 0xC0) != 0x80)
-    return np.stack((begun[ends - sizes] - 1, begun[ends - 1]), axis=1).astype(np.int64)

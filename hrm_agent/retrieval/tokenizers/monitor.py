@@ -88,20 +88,16 @@ class RateMonitor:
         total, limits, name = self.total, self.limits, self.tokenizer.name
         if (total.unknown_rate or 0) > limits.unknown:
             yield f"{total.unknown_rate:.1%} of the tokens are unknown to {name} (limit {limits.unknown:.1%})."
-        if total.byte_rate > limits.spelled:
+        if (total.byte_rate or 0) > limits.spelled:
             yield f"{total.byte_rate:.1%} of the tokens of {name} spell bytes (limit {limits.spelled:.1%})."
-        if (total.tokens_per_word or 0) > limits.tokens_per_word and self._is_vocabulary:
+        if (total.tokens_per_word or 0) > limits.tokens_per_word and total.unknown is not None:
             yield f"{name} takes {total.tokens_per_word:.1f} tokens for a word (limit {limits.tokens_per_word:.1f})."
-
-    @property
-    def _is_vocabulary(self) -> bool:
-        return self.total.unknown is not None
 
     def _excess(self, seen: Tally) -> float:
         """The largest of the rates, each as a multiple of its limit; 0 where there is too little to judge."""
         if seen.tokens < _ENOUGH:
             return 0.0
-        rates = [(seen.unknown_rate or 0, self.limits.unknown), (seen.byte_rate, self.limits.spelled)]
+        rates = [(seen.unknown_rate or 0, self.limits.unknown), (seen.byte_rate or 0, self.limits.spelled)]
         if seen.unknown is not None:
             rates.append((seen.tokens_per_word or 0, self.limits.tokens_per_word))
         return max(rate / limit if limit else float(rate > 0) * 2 for rate, limit in rates)

@@ -10,18 +10,24 @@ word there, and the share of tokens that spell bytes.
 from __future__ import annotations
 
 import re
+import sys
 import time
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
+from itertools import zip_longest
 
-from hrm_agent.retrieval.tokenizers.base import Encoded, Tokenizer, Vocabulary, spelling
+import numpy as np
+from numpy.typing import NDArray
+
+from hrm_agent.retrieval.tokenizers.base import Encoded, Tokenizer, Vocabulary
 
 __all__ = ["Difference", "Tally", "TokenStatistics", "measure", "tally"]
 
-_ALONE = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-_WORD = re.compile(rf"[{_ALONE}]|[^\W{_ALONE}]+")
-"""A run of letters and digits; where words are not set apart (Chinese, Japanese) each character is one."""
+_PART = re.compile(r"\w+")
+_ALONE = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]+")
+"""Written without spaces between words (Chinese, Japanese): each character counts as one."""
 _SHOWN = 24
 """Characters of a text that are shown where it was not restored."""
 _FIDELITY = ("exact", "spacing", "normalised", "lost")
@@ -66,14 +72,14 @@ class Tally:
         return None if self.unknown is None else self.unknown / max(self.tokens, 1)
 
     @property
-    def byte_rate(self) -> float:
-        """Share of tokens that spell bytes: byte fallback, in byte-level vocabularies too."""
-        return self.spelled / max(self.tokens, 1)
+    def byte_rate(self) -> float | None:
+        """Share of tokens that spell bytes: byte fallback, in byte-level vocabularies too; None as above."""
+        return None if self.unknown is None else self.spelled / max(self.tokens, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a text encoded and decoded first differs from itself."""
+    """Where a text encoded and decoded first differs from itself, in what its fidelity is about."""
 
     character: int
     """Position in all the texts, one after the other."""
@@ -97,7 +103,7 @@ class TokenStatistics:
     """`exact`, `spacing` (but for white space), `normalised` (but for case, accents and forms too), `lost`: the worst
     that happened to any text; None for a tokenizer without a vocabulary."""
     differs: Difference | None
-    """The first place where a text is not restored."""
+    """The first place of the worst kind: what is lost, or else what is normalised, or else spacing."""
 
     @property
     def megabytes_per_second(self) -> float | None:
@@ -111,7 +117,7 @@ class TokenStatistics:
 
 def tally(tokenizer: Tokenizer, text: str) -> Tally:
     """Count one text."""
-    return _counted(tokenizer, text)[0]
+    return _tally(text, _encoded(tokenizer, text), isinstance(tokenizer, Vocabulary))
 
 
 def measure(
@@ -121,42 +127,75 @@ def measure(
     total, seconds, size, fidelity, differs = Tally(), 0.0, 0, 0, None
     for text in texts:
         begun = time.process_time()
-        counted, encoded = _counted(tokenizer, text)
+        encoded = _encoded(tokenizer, text)
         seconds += time.process_time() - begun
-        if encoded is not None and isinstance(tokenizer, Vocabulary):
+        if isinstance(tokenizer, Vocabulary):
             restored = tokenizer.decoded(encoded.ids)
-            fidelity = max(fidelity, _FIDELITY.index(_fidelity(text, restored)))
-            if differs is None and restored != text:
-                differs = _difference(text, restored, total.characters)
-        total, size = total + counted, size + len(text.encode())
+            if (found := _fidelity(text, restored)) > fidelity:
+                fidelity, differs = found, _difference(text, restored, total.characters, found)
+        total += _tally(text, encoded, isinstance(tokenizer, Vocabulary))
+        size += len(text.encode())
         on_text(text)
     round_trip = _FIDELITY[fidelity] if isinstance(tokenizer, Vocabulary) else None
     return TokenStatistics(tokenizer.name, total, seconds, size, round_trip, differs)
 
 
-def _counted(tokenizer: Tokenizer, text: str) -> tuple[Tally, Encoded | None]:
-    words = sum(1 for _ in _WORD.finditer(text))
+def _encoded(tokenizer: Tokenizer, text: str) -> Encoded:
     if isinstance(tokenizer, Vocabulary):
-        encoded = tokenizer.encoded(text)
-        return Tally(len(text), words, len(encoded.ids), encoded.unknown, encoded.spelled), encoded
-    rows = tokenizer.offsets(text)
-    return Tally(len(text), words, len(rows), None, spelling(rows)), None
+        return tokenizer.encoded(text)
+    return Encoded([], tokenizer.offsets(text), 0, 0)
 
 
-def _fidelity(text: str, restored: str) -> str:
+def _tally(text: str, encoded: Encoded, known: bool) -> Tally:
+    return Tally(len(text), _words(text), len(encoded.offsets), encoded.unknown if known else None, encoded.spelled)
+
+
+def _words(text: str) -> int:
+    """Runs of letters and digits, counted without a Python object for each."""
+    kinds = _kinds(ascii_only=text.isascii())
+    kind = kinds[np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)]
+    begins = (kind == 1) & (np.concatenate(([0], kind[:-1])) != 1)
+    return int(np.count_nonzero(begins)) + int(np.count_nonzero(kind == 2))
+
+
+@cache
+def _kinds(*, ascii_only: bool) -> NDArray[np.uint8]:
+    """For each code point: 0 no part of a word, 1 a part of one, 2 a word by itself."""
+    every = "".join(map(chr, range(128 if ascii_only else sys.maxunicode + 1)))
+    kinds = np.zeros(len(every), dtype=np.uint8)
+    for kind, pattern in ((1, _PART), (2, _ALONE)):
+        for match in pattern.finditer(every):
+            kinds[match.start() : match.end()] = kind
+    return kinds
+
+
+def _fidelity(text: str, restored: str) -> int:
+    """Index in `_FIDELITY`."""
     if text == restored:
-        return "exact"
+        return 0
     if "".join(text.split()) == "".join(restored.split()):
-        return "spacing"
-    return "normalised" if _folded(text) == _folded(restored) else "lost"
+        return 1
+    return 2 if "".join(_folded(text)) == "".join(_folded(restored)) else 3
 
 
-def _folded(text: str) -> str:
-    plain = unicodedata.normalize("NFKD", text).casefold()
-    return "".join(char for char in plain if not char.isspace() and not unicodedata.combining(char))
+def _folded(text: str) -> Iterator[str]:
+    """What each character says, without case, accents and spacing; the same for all its forms."""
+    for char in text:
+        if char.isascii():
+            yield "" if char.isspace() else char.lower()
+        else:
+            plain = unicodedata.normalize("NFKD", char).casefold()
+            yield "".join(part for part in plain if not part.isspace() and not unicodedata.combining(part))
 
 
-def _difference(text: str, restored: str, before: int) -> Difference:
-    pairs = enumerate(zip(text, restored, strict=False))
-    at = next((i for i, (one, other) in pairs if one != other), min(len(text), len(restored)))
-    return Difference(before + at, text[at : at + _SHOWN], restored[at : at + _SHOWN])
+def _difference(text: str, restored: str, before: int, fidelity: int) -> Difference:
+    """`fidelity`: whether spacing (2), case and accents too (3) are no difference."""
+    pairs = zip_longest(_said(text, fidelity), _said(restored, fidelity), fillvalue=("", len(text)))
+    found = next(((one[1], other[1]) for one, other in pairs if one[0] != other[0]), (len(text), len(restored)))
+    return Difference(before + found[0], text[found[0] :][:_SHOWN], restored[found[1] :][:_SHOWN])
+
+
+def _said(text: str, fidelity: int) -> Iterator[tuple[str, int]]:
+    """The characters that matter, and their places."""
+    parts = _folded(text) if fidelity == 3 else text if fidelity == 1 else ("".join(c.split()) for c in text)
+    return ((char, place) for place, part in enumerate(parts) for char in part)

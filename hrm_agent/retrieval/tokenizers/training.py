@@ -1,16 +1,26 @@
-"""A vocabulary of one's own, learnt from a corpus: byte pairs, WordPiece or unigram.
+"""A vocabulary of one's own, learnt from a corpus: byte pairs, WordPiece, unigram, whole words.
 
-Byte pairs and WordPiece are learnt by the tokenizers library and saved as a tokenizer.json (`hf:FILE` loads it).
-Unigram is learnt by sentencepiece (`sentencepiece:FILE`), which takes a twentieth of the time. Both of the kinds that
-may meet characters without a place in the vocabulary keep a way out: byte pairs start from all 256 bytes, unigram falls
-back to bytes. WordPiece has an unknown token, as it has in the models that use it.
+The tokenizers library learns byte pairs, WordPiece and words and saves a tokenizer.json (`hf:FILE` loads it);
+sentencepiece learns its own two kinds (`sentencepiece:FILE`), and unigram in a twentieth of the time that the other
+takes. Byte pairs may also be saved as a rank file, which tiktoken reads several times as fast (`tiktoken:FILE`); the
+pieces that text is split into first are those of GPT-2 in both.
+
+Kinds that may meet characters without a place in the vocabulary keep a way out: byte pairs start from all 256 bytes,
+sentencepiece falls back to bytes. WordPiece and words have an unknown token, as they have in the models that use them.
+
+The same texts give the same file, byte for byte. WordPiece has to be helped: its trainer numbers the characters inside
+of words in the order of a hash table that is another in each process, and breaks ties by these numbers. So they are
+looked up first, and handed to it in order.
 """
 
 from __future__ import annotations
 
+import base64
 import io
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +30,77 @@ from hrm_agent.retrieval.tokenizers.base import Tokenizer, mended
 from hrm_agent.retrieval.tokenizers.libraries import require
 from hrm_agent.retrieval.tokenizers.load import load_tokenizer
 
-__all__ = ["KINDS", "train_tokenizer"]
+__all__ = ["KINDS", "Kind", "train_tokenizer", "vocabulary_file"]
 
 _UNKNOWN = "[UNK]"
+_LONGEST_LINE = 1_000
+"""Characters; sentencepiece leaves out lines over 4,192 bytes without a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of vocabulary, and how it is learnt."""
+
+    learn: Callable[[Sequence[str], int], bytes]
+    """Texts and a size to the bytes of the file."""
+    library: str
+    """That loads it: what stands before the colon of its name."""
+    file: str
+    """Its usual name; the suffix is always this one, or `.tiktoken` for byte pairs."""
+
+
+def vocabulary_file(kind: str, out: Path) -> Path:
+    """Where a vocabulary of this kind is saved, given a file or a folder."""
+    usual = _kind(kind).file
+    if out.is_dir() or not out.suffix:
+        out /= usual
+    allowed = [Path(usual).suffix, *([".tiktoken"] if kind == "bpe" else [])]
+    if out.suffix not in allowed:  # so that no text is overwritten by mistake
+        raise ConfigError(
+            f"A {kind} vocabulary is saved as {' or '.join(allowed)}, not as {out.name}.",
+            f"Name a folder, or {out.with_suffix(allowed[0])}.",
+        )
+    if out.exists() and not _is_vocabulary(kind, out):
+        raise ConfigError(f"{out} is there already, and is no {kind} vocabulary.", "Name another file.")
+    return out
+
+
+def _is_vocabulary(kind: str, file: Path) -> bool:
+    try:
+        _load(kind, file)
+    except ConfigError:
+        return False
+    return True
+
+
+def _load(kind: str, file: Path) -> Tokenizer:
+    load_tokenizer.cache_clear()  # the file may be another by now
+    return load_tokenizer(f"{'tiktoken' if file.suffix == '.tiktoken' else KINDS[kind].library}:{file}")
 
 
 def train_tokenizer(kind: str, texts: Iterable[str], file: Path, *, size: int = 8_192) -> Tokenizer:
-    """Learn a vocabulary of at most `size` tokens, save it at `file` and load it.
+    """Learn a vocabulary of at most `size` tokens, save it at `file` and load it; the texts are held in memory.
 
-    `kind`: `bpe`, `wordpiece` or `unigram`.
+    `kind`: `bpe`, `sentencepiece-bpe`, `unigram`, `word` or `wordpiece`.
     """
-    if kind not in KINDS:
-        raise ConfigError(f"There is no kind of vocabulary {kind!r}.", nearest(kind, KINDS) or f"Known: {[*KINDS]}.")
-    given = iter(mended(text) for text in texts)
-    first = next((text for text in given if text.strip()), None)
-    if first is None:
+    chosen, file = _kind(kind), vocabulary_file(kind, file)
+    given = [mended(text) for text in texts]
+    if not any(text.strip() for text in given):
         raise ConfigError("There is no text to learn a vocabulary from.", "Name files that are not empty.")
-    saved, library = KINDS[kind](chain((first,), given), size), "sentencepiece" if kind == "unigram" else "hf"
+    saved = chosen.learn(given, size)
     with replacing(file) as part:
-        part.write_bytes(saved)
-    load_tokenizer.cache_clear()
-    return load_tokenizer(f"{library}:{file}")
+        part.write_bytes(_ranks(saved) if file.suffix == ".tiktoken" else saved)
+    return _load(kind, file)
 
 
-def _bpe(texts: Iterator[str], size: int) -> bytes:
+def _kind(kind: str) -> Kind:
+    if kind not in KINDS:
+        known = f"Known: {', '.join(KINDS)}."
+        raise ConfigError(f"There is no kind of vocabulary {kind!r}.", f"{nearest(kind, KINDS)} {known}".strip())
+    return KINDS[kind]
+
+
+def _bpe(texts: Sequence[str], size: int) -> bytes:
     library = require("tokenizers")
     tokenizer = library.Tokenizer(library.models.BPE())
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -51,50 +108,103 @@ def _bpe(texts: Iterator[str], size: int) -> bytes:
     alphabet: list[str] = library.pre_tokenizers.ByteLevel.alphabet()
     _at_least(size, len(alphabet))
     trainer = library.trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
-    return _learnt(tokenizer, texts, trainer)
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer.to_str().encode()
 
 
-def _wordpiece(texts: Iterator[str], size: int) -> bytes:
+def _word(texts: Sequence[str], size: int) -> bytes:
+    library = require("tokenizers")
+    tokenizer = library.Tokenizer(library.models.WordLevel(unk_token=_UNKNOWN))
+    tokenizer.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    _at_least(size, 2)
+    trainer = library.trainers.WordLevelTrainer(vocab_size=size, special_tokens=[_UNKNOWN], show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer.to_str().encode()
+
+
+def _wordpiece(texts: Sequence[str], size: int) -> bytes:
+    inside = sorted(token for token in _wordpieces(texts, 1, []).get_vocab() if token.startswith("##"))
+    _at_least(size, len(inside) + 2)
+    described = json.loads(_wordpieces(texts, size, inside).to_str())
+    described["added_tokens"] = [token for token in described["added_tokens"] if token["content"] == _UNKNOWN]
+    return json.dumps(described, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _wordpieces(texts: Sequence[str], size: int, inside: list[str]) -> Any:
+    """`inside`: characters inside of words, in the order of their numbers."""
     library = require("tokenizers")
     tokenizer = library.Tokenizer(library.models.WordPiece(unk_token=_UNKNOWN))
     tokenizer.normalizer = library.normalizers.BertNormalizer(lowercase=False)
     tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = library.decoders.WordPiece()
-    _at_least(size, 2)
-    trainer = library.trainers.WordPieceTrainer(vocab_size=size, special_tokens=[_UNKNOWN], show_progress=False)
-    return _learnt(tokenizer, texts, trainer)
-
-
-def _learnt(tokenizer: Any, texts: Iterator[str], trainer: Any) -> bytes:
+    special = [_UNKNOWN, *inside]
+    trainer = library.trainers.WordPieceTrainer(vocab_size=size, special_tokens=special, show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer.to_str().encode()
+    return tokenizer
 
 
-def _unigram(texts: Iterator[str], size: int) -> bytes:
+def _unigram(texts: Sequence[str], size: int) -> bytes:
+    return _sentencepiece("unigram", texts, size)
+
+
+def _sentencepiece_bpe(texts: Sequence[str], size: int) -> bytes:
+    return _sentencepiece("bpe", texts, size)
+
+
+def _sentencepiece(kind: str, texts: Sequence[str], size: int) -> bytes:
+    """A line break is a token of its own: it learns from lines, and would never see one."""
     library, written = require("sentencepiece"), io.BytesIO()
-    _at_least(size, 300)
     try:
         library.SentencePieceTrainer.train(
-            sentence_iterator=(line for text in texts for line in text.replace("\0", " ").splitlines() if line.strip()),
+            sentence_iterator=_lines(texts),
             model_writer=written,
-            model_type="unigram",
+            model_type=kind,
             vocab_size=size,
             hard_vocab_limit=False,
             byte_fallback=True,
+            user_defined_symbols=["\n"],
             normalization_rule_name="identity",
             remove_extra_whitespaces=False,
             minloglevel=2,
         )
     except RuntimeError as error:
+        if needed := re.search(r"required_chars\. \d+ vs (\d+)", str(error)):
+            _at_least(size, int(needed[1]))
         message = f"sentencepiece learns no vocabulary of {size} from this text: {error}."
-        raise ConfigError(message, "Give it more text, or ask for fewer tokens.") from error
+        raise ConfigError(message, "Give it more text.") from error
     return written.getvalue()
+
+
+def _lines(texts: Sequence[str]) -> Iterator[str]:
+    for text in texts:
+        for line in text.replace("\0", " ").splitlines():
+            if line.strip():
+                yield from (line[i : i + _LONGEST_LINE] for i in range(0, len(line), _LONGEST_LINE))
 
 
 def _at_least(size: int, least: int) -> None:
     if size < least:
-        raise ConfigError(f"A vocabulary of {size} tokens is too small.", f"Ask for at least {least}.")
+        raise ConfigError(f"A vocabulary of {size} tokens is too small for this text.", f"Ask for at least {least}.")
 
 
-KINDS: dict[str, Callable[[Iterator[str], int], bytes]] = {"bpe": _bpe, "unigram": _unigram, "wordpiece": _wordpiece}
-"""Kind -> texts and a size to the bytes of the vocabulary's file."""
+def _ranks(saved: bytes) -> bytes:
+    """The byte pairs of a tokenizer.json as tiktoken's file: the bytes of each token, and its rank."""
+    shown = [byte for byte in range(256) if chr(byte).isprintable() and chr(byte) != " "]
+    byte_of = {chr(byte): byte for byte in shown}
+    byte_of |= {chr(256 + i): byte for i, byte in enumerate(byte for byte in range(256) if byte not in shown)}
+    vocabulary: dict[str, int] = json.loads(saved)["model"]["vocab"]
+    lines = [
+        b"%b %d\n" % (base64.b64encode(bytes(byte_of[char] for char in token)), rank)
+        for token, rank in sorted(vocabulary.items(), key=lambda one: one[1])
+    ]
+    return b"".join(lines)
+
+
+KINDS = {
+    "bpe": Kind(_bpe, "hf", "tokenizer.json"),
+    "sentencepiece-bpe": Kind(_sentencepiece_bpe, "sentencepiece", "tokenizer.model"),
+    "unigram": Kind(_unigram, "sentencepiece", "tokenizer.model"),
+    "word": Kind(_word, "hf", "tokenizer.json"),
+    "wordpiece": Kind(_wordpiece, "hf", "tokenizer.json"),
+}
+"""Kind -> how it is learnt."""

@@ -1,0 +1,204 @@
+"""Files named on the command line as text, in pieces, however large they are.
+
+Plain text in UTF-8 is read a piece at a time, as often as it is asked for. What is not that (HTML, PDF, other
+encodings) goes through the reader of the index and is held in memory, up to the size that the index takes.
+
+A piece ends before a space between a letter or digit and a letter where there is one near its end. No token of a
+`local` tokenizer reaches over it, so that the counts of the pieces add up to that of the whole; others may count a
+token or two more in each piece.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from hrm_agent.errors import RetrievalError
+from hrm_agent.retrieval.index.reading import MAX_BYTES, Document, NotRead, read_document
+
+__all__ = ["HeldOut", "Texts", "read_whole"]
+
+_BLOCK = 2**20
+_NEAR = 4_096
+"""Characters at the end of a piece in which a place to end it is looked for."""
+_JOINT = re.compile(r"(?<=[A-Za-z0-9]) (?=[A-Za-z])")
+_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, b"%PDF-")
+_CONVERTED = {".html", ".htm", ".xhtml", ".pdf"}
+_ANOTHER = "Name a file of text."
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    path: Path
+    bytes: int
+    text: str | None
+    """None: read from the file as UTF-8."""
+
+
+class Texts:
+    """The text of some files, one after the other."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        """Raises a `RetrievalError` that names the first file which is no text, or if there is no text in any."""
+        self._files = [_opened(path) for path in paths]
+        self.bytes = sum(file.bytes for file in self._files)
+        if not any(piece.strip() for piece in self.pieces()):
+            names = ", ".join(str(path) for path in paths)
+            raise RetrievalError(f"There is no text in {names}.", "Name files that are not empty.")
+
+    def pieces(self, size: int = _BLOCK) -> Iterator[str]:
+        """About `size` characters each; joined they are the whole."""
+        for file in self._files:
+            if file.text is not None:
+                yield from _cut(io.StringIO(file.text, newline=""), size)
+            else:
+                with file.path.open(encoding="utf-8", newline="") as reader:
+                    yield from _cut(reader, size)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Some texts in blocks, most of them to learn from, and one in so many to measure on.
+
+    The blocks of the two kinds stand side by side in the same files, so that what is measured is a new text of the
+    same kind. Where texts repeat themselves it comes out better than on files that nothing was learnt from.
+    """
+
+    texts: Texts
+    every: int
+    """One block in so many is held out; of fewer blocks the last one is."""
+    most: int
+    """Bytes to learn from; of more, blocks are taken evenly over the whole."""
+    size: int
+    """Characters of a block, about."""
+    blocks: int
+
+    @classmethod
+    def of(cls, texts: Texts, every: int = 10, most: int = 10_000_000) -> HeldOut:
+        """Blocks of a hundredth of the whole, a thousand characters at least."""
+        size = min(max(texts.bytes // 100, 1_000), 2**16)
+        blocks = sum(1 for _ in texts.pieces(size))
+        if blocks < 2:
+            raise RetrievalError(
+                f"A text of {texts.bytes:,} bytes is too short to learn from one part and measure on another.",
+                "Name more text: a vocabulary takes some hundred thousand characters to be any good.",
+            )
+        return cls(texts, every, most, size, blocks)
+
+    def held(self) -> Iterator[str]:
+        """What is measured on, blocks joined to pieces that are long enough to tell the speed."""
+        held: list[str] = []
+        for number, piece in enumerate(self.texts.pieces(self.size)):
+            if self._is_held(number):
+                held.append(piece)
+            if len(held) * self.size >= _BLOCK:
+                yield "".join(held)
+                held = []
+        yield "".join(held)
+
+    def learnt(self) -> Iterator[str]:
+        """What is learnt from."""
+        share, taken = min(1.0, self.most / self.texts.bytes), 0.0
+        for number, piece in enumerate(self.texts.pieces(self.size)):
+            if not self._is_held(number):
+                taken += share
+                if taken >= 1.0 - 1e-9:
+                    taken -= 1.0
+                    yield piece
+
+    def _is_held(self, number: int) -> bool:
+        return number % self.every == self.every - 1 or (self.blocks < self.every and number == self.blocks - 1)
+
+
+def read_whole(path: Path, max_bytes: int) -> Document:
+    """One file as one text. Raises a `RetrievalError`."""
+    size = _size(path)
+    if size > max_bytes:
+        raise RetrievalError(
+            f"{path} has {size:,} bytes; files up to {max_bytes:,} are taken as a whole.",
+            "Take a part of it (`head -c 30M`), or allow more with --max-mb.",
+        )
+    try:
+        return read_document(path.name, path.read_bytes(), max_bytes)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except NotRead as error:
+        raise RetrievalError(f"{path} gives no text: {error}.", _ANOTHER) from error
+
+
+def _opened(path: Path) -> _File:
+    size = _size(path)
+    try:
+        with path.open("rb") as reader:
+            as_it_is = _is_utf8(reader, path)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if as_it_is:
+        return _File(path, size, None)
+    if size > MAX_BYTES:
+        raise RetrievalError(
+            f"{path} is not in UTF-8, and {size:,} bytes are too many to convert (at most {MAX_BYTES:,}).",
+            f"Convert it first, for one by `iconv -f latin1 -t utf-8 {path}`.",
+        )
+    text = read_whole(path, MAX_BYTES).text
+    return _File(path, len(text.encode()), text)
+
+
+def _size(path: Path) -> int:
+    try:
+        about = path.stat()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if stat.S_ISDIR(about.st_mode):
+        raise RetrievalError(f"{path} is a folder.", f"Name its files: `{path}/*`.")
+    if not stat.S_ISREG(about.st_mode):
+        raise RetrievalError(f"{path} is no regular file, and is read more than once.", "Save it to a file first.")
+    return about.st_size
+
+
+def _is_utf8(reader: BinaryIO, path: Path) -> bool:
+    """False for what a library has to make text of. Raises for what is binary."""
+    decoder, block = codecs.getincrementaldecoder("utf-8")(), reader.read(_BLOCK)
+    if path.suffix.lower() in _CONVERTED or block.startswith(_MARKS):
+        return False
+    while block:
+        if b"\0" in block:
+            raise RetrievalError(f"{path} gives no text: it has NUL bytes.", _ANOTHER)
+        try:
+            decoder.decode(block)
+        except UnicodeDecodeError:
+            return False
+        block = reader.read(_BLOCK)
+    return not decoder.getstate()[0]
+
+
+def _unreadable(path: Path, error: OSError) -> RetrievalError:
+    missing = isinstance(error, FileNotFoundError)
+    message = f"There is no file {path}." if missing else f"{path} cannot be read: {error.strerror or error}."
+    return RetrievalError(message, _ANOTHER)
+
+
+def _cut(reader: io.TextIOBase, size: int) -> Iterator[str]:
+    rest = ""
+    while block := reader.read(size):
+        rest += block
+        end = _end(rest) if len(rest) >= size else 0
+        if end:
+            yield rest[:end]
+            rest = rest[end:]
+    if rest:
+        yield rest
+
+
+def _end(text: str) -> int:
+    """Where a piece of this text ends best."""
+    first = max(len(text) - _NEAR, len(text) // 2)
+    places = [match.start() for match in _JOINT.finditer(text, first)]
+    space = max(text.rfind("\n", first), text.rfind(" ", first))
+    return places[-1] if places else space if space > 0 else len(text)
