@@ -15,7 +15,7 @@ TOGETHER := -n logical --maxprocesses 4 --dist worksteal
 BENCHMARKS := training_step engine environment store orchestration demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo server test slow vllm lint format policy bench docs clean
+.PHONY: help setup demo server servers test slow vllm lint format policy bench docs clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -34,11 +34,14 @@ demo: $(STAMP) ## train the small policy with sandboxed tools and show what beca
 server: # before minutes are spent on the set-up
 	@$(PYTHON) -m tests.postgres
 
-test: server lint ## lint, types, and the default tests
+servers: server
+	@$(PYTHON) -m tests.wiki
+
+test: servers lint ## lint, types, and the default tests
 	$(BIN)/python -m pytest -m "not slow and not alone" $(TOGETHER) $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m "not slow and alone" $(PYTEST_ARGS)
 
-slow: server $(STAMP) ## the tests that take minutes
+slow: servers $(STAMP) ## the tests that take minutes
 	$(BIN)/python -m pytest -m "slow and not alone" $(TOGETHER) $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m "slow and alone" $(PYTEST_ARGS)
 

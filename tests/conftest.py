@@ -1,8 +1,8 @@
-"""What all tests share: the data sets, a PostgreSQL server, and that nothing waits for a terminal or a network.
+"""What all tests share: the data sets, two servers, and that nothing waits for a terminal or a network.
 
 Tests that read the shared data sets are marked `shared_data`. Without the data they are deselected, and one line says
-so; where `CI=true` they are demanded. Tests on PostgreSQL are never left out: without a server the session ends before
-its first test, with the command that installs one.
+so; where `CI=true` they are demanded. Tests on PostgreSQL or MediaWiki are never left out: where one is missing the
+session ends before its first test, with the command that installs it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ import pytest
 
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.store import RunStore, open_store
-from tests.postgres import MISSING, PostgresServer, find_server
+from tests import postgres as postgresql
+from tests.postgres import PostgresServer
+from tests.wiki import server as mediawiki
+from tests.wiki.server import WikiServer
 
 PROJECT = Path(__file__).resolve().parent.parent
 
@@ -77,11 +80,24 @@ def fresh_database(postgres: PostgresServer) -> Iterator[str]:
     postgres.drop_database(url)
 
 
+@pytest.fixture(scope="session")
+def wiki_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WikiServer]:
+    """A MediaWiki of this process, with the pages of `tests.wiki.pages`."""
+    own = tmp_path_factory.mktemp("wiki") / "served"
+    several = "PYTEST_XDIST_WORKER" in os.environ
+    server = WikiServer(own, common=own.parents[2] if several else own.parents[1])
+    yield server
+    server.stop()
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
-    if find_server() is not None or session.config.option.collectonly or hasattr(session.config, "workerinput"):
+    if session.config.option.collectonly or hasattr(session.config, "workerinput"):
         return
-    if any("postgres" in getattr(item, "fixturenames", ()) for item in session.items):
-        raise pytest.UsageError(MISSING)
+    asked_for = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+    if "postgres" in asked_for and postgresql.find_server() is None:
+        raise pytest.UsageError(postgresql.MISSING)
+    if "wiki_server" in asked_for and not mediawiki.find_wiki():
+        raise pytest.UsageError(mediawiki.MISSING)
 
 
 @pytest.hookimpl(trylast=True)

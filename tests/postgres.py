@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["MISSING", "PostgresServer", "find_server"]
+__all__ = ["MISSING", "PostgresServer", "find_server", "free_port"]
 
 MISSING = "PostgreSQL is missing, which the store's tests run on: apt-get install postgresql"
 USER = "hrm"
@@ -56,7 +56,7 @@ class PostgresServer:
         self._programs: Path = programs
         self._folder = Path(tempfile.mkdtemp(prefix="hrm-postgres-"))
         self._password = secrets.token_urlsafe(16)
-        self._port = _free_port()
+        self._port = free_port()
         self._databases = 0
         # The kernel's signal comes when the *thread* dies that started a process, so that one thread starts them all.
         self._starter = ThreadPoolExecutor(1, "postgres-starter")
@@ -183,7 +183,7 @@ def _account() -> tuple[int, int]:
     return entry.pw_uid, entry.pw_gid
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return int(taken.getsockname()[1])

@@ -237,6 +237,8 @@ def _only(answer: Query, title: str) -> PageRow:
         other = answer.interwiki[0]
         text = f"{title!r} is a page of another wiki: {other.url[:300]!r}"
         raise ToolFailure(text, ToolStatus.ERROR)
+    if answer.redirects and not answer.pages:
+        raise ToolFailure(f"{title!r} is a redirect that leads in a circle.", ToolStatus.ERROR)
     if not answer.pages or answer.pages[0].invalid:
         reason = answer.pages[0].invalidreason[:300] if answer.pages else ""
         raise ToolFailure(f"{title!r} is no title of a page. {reason}".strip(), ToolStatus.INVALID_CALL)

@@ -1,0 +1,109 @@
+"""A server before a wiki, which misbehaves when it is told to, and otherwise passes on what the wiki says."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import threading
+import time
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from aiohttp import ClientSession, web
+
+__all__ = ["Answer", "Asked", "Proxy", "dies", "says", "serving", "silence"]
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Asked(NamedTuple):
+    """A request that came in."""
+
+    at: float
+    query: dict[str, str]
+    headers: dict[str, str]
+
+
+class Proxy:
+    """`answers` are given first, one for each request."""
+
+    def __init__(self, behind: str) -> None:
+        self._behind = behind
+        self.answers: list[Answer] = []
+        self.always: Answer | None = None
+        """Given where there are no more `answers`; None for the wiki's."""
+        self.asked: list[Asked] = []
+        self.at_once = self.most_at_once = 0
+        """Requests that are being answered."""
+        self.url = ""
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(Asked(time.monotonic(), dict(request.query), dict(request.headers)))
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            answer = self.answers.pop(0) if self.answers else self.always or self.pass_on
+            return await answer(request)
+        finally:
+            self.at_once -= 1
+
+    async def pass_on(self, request: web.Request) -> web.StreamResponse:
+        async with ClientSession() as session, session.get(self._behind, params=request.query) as response:
+            kind = response.headers["Content-Type"]
+            return web.Response(body=await response.read(), status=response.status, headers={"Content-Type": kind})
+
+
+@contextmanager
+def serving(proxy: Proxy, tls: ssl.SSLContext | None = None) -> Generator[Proxy]:
+    """On a free port of the loopback, in a thread of its own."""
+    loop, ready = asyncio.new_event_loop(), threading.Event()
+    runner: web.AppRunner
+
+    async def begin() -> None:
+        nonlocal runner
+        app = web.Application()
+        app.router.add_get("/{path:.*}", proxy.handle)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+        proxy.url = f"http{'s' if tls else ''}://127.0.0.1:{runner.addresses[0][1]}/api.php"
+        ready.set()
+
+    thread = threading.Thread(target=lambda: (loop.run_until_complete(begin()), loop.run_forever()), daemon=True)
+    thread.start()
+    try:
+        assert ready.wait(10)
+        yield proxy
+    finally:
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def says(status: int = 200, headers: dict[str, str] | None = None, **body: Any) -> Answer:
+    """An answer in JSON."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        del request
+        return web.json_response(body, status=status, headers=headers)
+
+    return answer
+
+
+async def silence(request: web.Request) -> web.StreamResponse:
+    """No answer for as long as a client of the tests has patience."""
+    del request
+    await asyncio.sleep(30)
+    return web.json_response({})
+
+
+async def dies(request: web.Request) -> web.StreamResponse:
+    """The connection ends in the middle of the body."""
+    response = web.StreamResponse(headers={"Content-Length": "1000", "Content-Type": "application/json"})
+    await response.prepare(request)
+    await response.write(b'{"query": ')
+    assert request.transport is not None
+    request.transport.close()
+    return response
