@@ -9,7 +9,7 @@ from hrm_agent.cli.arguments import Parser
 from hrm_agent.cli.output import Output
 from hrm_agent.cli.source import DEFAULT_STORE, existing_store
 
-__all__ = ["run"]
+__all__ = ["run", "show_difference"]
 
 _COLUMNS = ("", "moment", "steps", "calls", "tool calls", "tokens", "status", "reward", "answer")
 _STYLES = {"+": "green", "-": "red"}
@@ -24,12 +24,13 @@ def run(words: list[str]) -> int:
     output = Output(as_json=arguments.json)
     with existing_store(arguments.store) as store:
         found = difference(store, arguments.a, arguments.b)
-    output.result(_data(found))
-    _print(output, found)
+    show_difference(output, found)
     return 0
 
 
-def _print(output: Output, found: Difference) -> None:
+def show_difference(output: Output, found: Difference) -> None:
+    """Where they parted, what each did since, and how their states differ."""
+    output.result(_data(found))
     if found.common is None:
         output.say("They share no checkpoint.", style="bold")
     else:

@@ -11,12 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from graphs.conversation import reopened
 from graphs.episode import NO_ANSWER
 from hrm_agent.cli.arguments import Parser
 from hrm_agent.cli.output import Output
 from hrm_agent.cli.source import DEFAULT_STORE, existing_store, run_folder
 from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, build_config, read_config_file
 from hrm_agent.errors import RunError, nearest
+from hrm_agent.trajectory import RunStatus
 
 __all__ = ["run"]
 
@@ -113,6 +115,8 @@ def _thread(thread: str, where: str, output: Output, answer: Any) -> int:
         trajectory = store.journal.trajectory(thread)
         kept = (config_folder(store, trajectory.id) / CONFIG_FILE).exists()
         values = known_config(store, trajectory)
+        if trajectory.status is RunStatus.ABORTED:  # stopped by hand, and now wanted after all
+            store.journal.write_trajectory(reopened(trajectory))
     if not kept and not trajectory.run_id:
         raise RunError(
             f"The options of thread {thread!r} are not on record: no command of this program made it.",

@@ -37,7 +37,17 @@ from hrm_agent.trajectory import RunStatus, Sampling, StopReason, TaskRef, Traje
 from training.configs import FREE_ON_RESUME, ModeName
 from training.tasks import verifier_of
 
-__all__ = ["Printer", "RunConfig", "conclude", "config_folder", "known_config", "run", "run_task", "runner_for"]
+__all__ = [
+    "Printer",
+    "RunConfig",
+    "conclude",
+    "config_folder",
+    "known_config",
+    "refuse_broken",
+    "run",
+    "run_task",
+    "runner_for",
+]
 
 
 _INTERRUPT = "__interrupt__"
@@ -93,15 +103,15 @@ def run(words: list[str]) -> int:
     if arguments.dry_run:
         print_config(config, "run", as_json=arguments.json)
         return 0
-    _refuse_broken(arguments.task)
+    refuse_broken(arguments.task)
     thread = arguments.thread or time.strftime("run-%Y%m%d-%H%M%S-") + secrets.token_hex(2)
     return run_task(config, arguments.task, thread, arguments.store, Output(as_json=arguments.json))
 
 
-def _refuse_broken(text: str) -> None:
+def refuse_broken(text: str, what: str = "The task") -> None:
     """Bytes of the command line that are no UTF-8 arrive as halves of characters, which no store can hold."""
     if text.encode(errors="replace").decode() != text:
-        raise ConfigError("The task is not UTF-8.", "Convert it, or set the terminal to UTF-8.")
+        raise ConfigError(f"{what} is not UTF-8.", "Convert it, or set the terminal to UTF-8.")
 
 
 def config_folder(store: RunStore, trajectory_id: str) -> Path:
@@ -199,7 +209,7 @@ def _refuse_another_task(thread: str, known: TaskRef, text: str) -> None:
     if known.prompt != text:
         raise RunError(
             f"Thread {thread!r} is on record with another task: {known.prompt!r}.",
-            "Leave out --thread for a new one.",
+            f"Leave out --thread for a new one; `hrm-agent chat --thread {thread}` goes on with the conversation.",
         )
 
 

@@ -23,6 +23,7 @@ __all__ = ["Leases", "leased"]
 
 _SECONDS = 30.0
 _HEARTBEAT_SECONDS = 5.0
+_RUN = "run"
 
 
 class Leases:
@@ -37,40 +38,43 @@ class Leases:
         self._heart: threading.Thread | None = None
 
     @contextmanager
-    def hold(self, thread_id: str) -> Generator[None]:
-        """Hold the lease of a thread inside the block. Raises `RunError` if somebody else does."""
+    def hold(self, thread_id: str, doing: str = _RUN) -> Generator[None]:
+        """Hold the lease of a thread inside the block. Raises `RunError` if somebody else does.
+
+        `doing`: in words, what it is held for. Each has a lease of its own: who talks on a thread holds one for as long
+        as the conversation is open, and another while a turn of it is run.
+        """
+        key = thread_id if doing == _RUN else f"{thread_id} {doing}"
         with self._lock:
-            if thread_id in self._held:
-                raise _taken(thread_id, "this process")
-            self._held.add(thread_id)
+            if key in self._held:
+                raise _taken(thread_id, doing, "this process")
+            self._held.add(key)
         try:
-            self._database.write(lambda cursor: self._acquire(cursor, thread_id))
+            self._database.write(lambda cursor: self._acquire(cursor, key, thread_id, doing))
             self._beat()
             yield
         finally:
             with self._lock:
-                self._held.discard(thread_id)
-            self._database.later(lambda cursor: self._release(cursor, thread_id))
+                self._held.discard(key)
+            self._database.later(lambda cursor: self._release(cursor, key))
 
-    def _acquire(self, cursor: Cursor, thread_id: str) -> None:
-        row = cursor.execute(
-            "SELECT owner, process, expires_at FROM leases WHERE thread_id = ?", (thread_id,)
-        ).fetchone()
+    def _acquire(self, cursor: Cursor, key: str, thread_id: str, doing: str) -> None:
+        row = cursor.execute("SELECT owner, process, expires_at FROM leases WHERE thread_id = ?", (key,)).fetchone()
         owner, process, expires_at = (str(row[0]), str(row[1]), float(row[2])) if row else (self._owner, "", 0.0)
         if owner != self._owner and expires_at > time.time() and not _is_gone(process):
-            raise _taken(thread_id, f"process {_readable(process)}")
+            raise _taken(thread_id, doing, f"process {_readable(process)}")
         # On a server another transaction may have taken it since it was looked at: only what was seen is taken over.
         cursor.execute(
             "INSERT INTO leases (thread_id, owner, process, expires_at) VALUES (?, ?, ?, ?) ON CONFLICT (thread_id) "
             "DO UPDATE SET owner = excluded.owner, process = excluded.process, expires_at = excluded.expires_at "
             "WHERE leases.owner = ? RETURNING 1",
-            (thread_id, self._owner, _this_process(), time.time() + _SECONDS, owner),
+            (key, self._owner, _this_process(), time.time() + _SECONDS, owner),
         )
         if cursor.fetchone() is None:
-            raise _taken(thread_id, "another process")
+            raise _taken(thread_id, doing, "another process")
 
-    def _release(self, cursor: Cursor, thread_id: str) -> None:
-        cursor.execute("DELETE FROM leases WHERE thread_id = ? AND owner = ?", (thread_id, self._owner))
+    def _release(self, cursor: Cursor, key: str) -> None:
+        cursor.execute("DELETE FROM leases WHERE thread_id = ? AND owner = ?", (key, self._owner))
 
     def _beat(self) -> None:
         """Start the heartbeat, once; it ends with the store, or with the process."""
@@ -102,9 +106,9 @@ def leased(cursor: Cursor) -> set[str]:
     return {str(thread_id) for thread_id, process in found if not _is_gone(str(process))}
 
 
-def _taken(thread_id: str, by: str) -> RunError:
+def _taken(thread_id: str, doing: str, by: str) -> RunError:
     return RunError(
-        f"Thread {thread_id!r} is being run already, by {by}.",
+        f"Thread {thread_id!r} is being {doing} already, by {by}.",
         "Wait for it, use a thread of its own, or fork it: `hrm-agent fork --help`.",
     )
 

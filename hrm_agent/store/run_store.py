@@ -71,9 +71,9 @@ class RunStore:
             raise StoreError(f"{self.url} is no file.", "Use a SQLite store: sqlite:///PATH.")
         return self.database.path
 
-    def lease(self, thread_id: str) -> AbstractContextManager[None]:
-        """Hold a thread while a run is on it. Raises `RunError` where another run is."""
-        return self._leases.hold(thread_id)
+    def lease(self, thread_id: str, doing: str = "run") -> AbstractContextManager[None]:
+        """Hold a thread while a run is on it, or something else is done with it. Raises `RunError` where another is."""
+        return self._leases.hold(thread_id, doing)
 
     def fork_thread(self, source: str, target: str, checkpoint_id: str) -> None:
         """Begin the thread `target` with the lineage of `source` up to a checkpoint, as if it had run there.

@@ -1,0 +1,267 @@
+"""Several turns on one thread: whatever a turn comes to, another one can follow, and all are on record and replayed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.messages import BaseMessage
+from langgraph.graph import START, StateGraph
+from typing_extensions import TypedDict
+
+from graphs.episode import Episode, EpisodeRunner
+from graphs.replay import replay_async
+from graphs.time_travel import fork, history
+from hrm_agent.environment import LocalEnvironment
+from hrm_agent.errors import ConfigError, ModelError, RunError
+from hrm_agent.models.scripted import ScriptedEngine
+from hrm_agent.store import RunStore, open_store
+from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, ToolStatus, Trajectory
+from hrm_agent.trajectory.lint import lint
+from tests.graphs.scripts import boxed, call
+
+ASKED = TaskRef(id="1", family="test", prompt="What is 6 * 7?")
+
+
+def numbers(messages: Sequence[BaseMessage]) -> str:
+    """Computes what was asked last; knows what was asked before."""
+    if messages[-1].type == "tool":
+        return boxed(messages[-1].text.strip())
+    if "before" in messages[-1].text:
+        return boxed(sum(message.type == "human" for message in messages) - 1)
+    return call(messages[-1].text.removeprefix("What is ").removesuffix("?"))
+
+
+class OneTask(TypedDict):
+    problem: str
+    answer: str
+
+
+one_task = StateGraph(OneTask).add_node("answer", lambda _: {"answer": "42"}).add_edge(START, "answer").compile()
+
+
+class Talk:
+    """A thread that is talked on."""
+
+    def __init__(self, store: RunStore, environment: LocalEnvironment, script: Any = numbers) -> None:
+        self.engine = ScriptedEngine(script)
+        self.runner = EpisodeRunner(store, self.engine, "scripted", environment)
+        self.store = store
+
+    async def __call__(self, text: str | None = None, thread: str = "t", **options: Any) -> Trajectory:
+        known = self.store.journal.find_trajectory(thread)
+        if known is None:
+            task = ASKED if text is None else ASKED.model_copy(update={"prompt": text})
+            return await self.runner.run(Episode(task, thread, seed=1, **options))
+        episode = Episode(known.task, thread, graph=known.graph, seed=1, **options)
+        return await self.runner.run(episode, say=text)
+
+
+async def checked(store: RunStore, thread: str = "t") -> Trajectory:
+    trajectory = store.journal.trajectory(thread)
+    assert lint(trajectory) == []
+    found = await replay_async(store, thread)
+    assert found.equal and found.unused == 0, found
+    return trajectory
+
+
+def said(store: RunStore, thread: str = "t") -> list[tuple[str, str]]:
+    messages = history(store, thread).last.values["messages"]
+    return [(message.type, message.text) for message in messages if message.type in ("human", "tool")]
+
+
+async def test_each_turn_follows_on_the_one_before(store: RunStore, environment: LocalEnvironment) -> None:
+    talk = Talk(store, environment)
+    first = await talk()
+    second = await talk("What is 2 + 3?")
+    third = await talk("How often did I ask before?")
+    assert [one.answer for one in (first, second, third)] == [boxed(42), boxed(5), boxed(2)]
+    trajectory = await checked(store)
+    assert trajectory.prompts == (ASKED.prompt, "What is 2 + 3?", "How often did I ask before?")
+    assert [turn.before.answer for turn in trajectory.turns] == [boxed(42), boxed(5)]
+    assert len(trajectory.calls) == 5 and trajectory.calls[:2] == first.calls
+    assert all(call.parent == before.id for before, call in zip(trajectory.calls, trajectory.calls[1:], strict=False))
+    assert (trajectory.status, trajectory.stop_reason) == (RunStatus.COMPLETED, StopReason.ANSWER)
+    inputs = [moment for moment in history(store, "t").lineage() if moment.source == "input"]
+    assert len(inputs) == 3
+    read_back = talk.engine.calls
+    assert await talk() == trajectory and talk.engine.calls == read_back
+
+
+async def test_each_turn_has_the_whole_budget(store: RunStore, environment: LocalEnvironment) -> None:
+    talk = Talk(store, environment)
+    for _ in range(3):
+        assert (await talk("What is 6 * 7?", context={"max_turns": 2})).stop_reason is StopReason.ANSWER
+    await checked(store)
+
+
+async def test_a_turn_that_reached_a_limit_is_followed(store: RunStore, environment: LocalEnvironment) -> None:
+    """What it had asked a tool for is answered in the state, or a provider would refuse the conversation."""
+    talk = Talk(store, environment)
+    assert (await talk(context={"max_turns": 1})).stop_reason is StopReason.MAX_TURNS
+    assert (await talk("What is 2 + 3?")).answer == boxed(5)
+    trajectory = await checked(store)
+    assert trajectory.turns[0].before.stop_reason is StopReason.MAX_TURNS
+    assert said(store)[:3] == [
+        ("human", ASKED.prompt),
+        ("tool", "Not run: the turn was stopped before."),
+        ("human", "What is 2 + 3?"),
+    ]
+
+
+async def test_a_turn_that_failed_is_followed(store: RunStore, environment: LocalEnvironment) -> None:
+    def fails_once(messages: Sequence[BaseMessage]) -> str:
+        if messages[-1].text == ASKED.prompt:
+            raise ValueError("no luck")
+        return numbers(messages)
+
+    talk = Talk(store, environment, fails_once)
+    failed = await talk()
+    assert failed.status is RunStatus.FAILED and failed.error == "ValueError: no luck"
+    assert (await talk("What is 2 + 3?")).answer == boxed(5)
+    trajectory = await checked(store)
+    assert (trajectory.error, trajectory.turns[0].before.error) == (None, "ValueError: no luck")
+
+
+async def test_a_turn_that_was_stopped_is_given_up_or_gone_on_with(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
+    talk = Talk(store, environment)
+    await talk()
+    stopped = asyncio.ensure_future(talk("What is __import__('time').sleep(60)?"))
+    while not any(call.status is None for call in store.journal.trajectory("t").tool_calls):
+        await asyncio.sleep(0.02)
+    stopped.cancel()
+    await asyncio.gather(stopped, return_exceptions=True)
+    asked = talk.engine.calls
+    assert store.journal.trajectory("t").status is RunStatus.RUNNING
+    (copy,) = fork(store, "t", name="copy")
+    assert [turn.prompt for turn in store.journal.trajectory("copy").turns] == [
+        "What is __import__('time').sleep(60)?"
+    ], copy
+
+    assert (await talk("What is 2 + 3?")).answer == boxed(5)
+    assert talk.engine.calls == asked + 2, "nothing is sampled for the turn that is given up"
+    trajectory = await checked(store)
+    assert trajectory.turns[1].before.status is RunStatus.ABORTED
+    assert [call.status for call in trajectory.tool_calls] == [ToolStatus.OK, ToolStatus.INFRASTRUCTURE, ToolStatus.OK]
+
+
+async def test_a_fork_between_turns_is_talked_on(store: RunStore, environment: LocalEnvironment) -> None:
+    talk = Talk(store, environment)
+    await talk()
+    await talk("What is 2 + 3?")
+    original = store.journal.trajectory("t")
+    found = history(store, "t")
+    turn = [moment for moment in found.lineage() if moment.source == "input"][1]
+    fork(store, "t", str(turn.parent), name="other")
+    other = await talk("What is 4 + 4?", thread="other")
+    assert other.answer == boxed(8) and other.prompts == (ASKED.prompt, "What is 4 + 4?")
+    assert other.turns[0].before.answer == boxed(42), "it stood at the end of the first turn"
+    assert len(other.own_calls) == 2 and other.own_calls[0].parent == original.calls[1].id
+    fork(store, "t", "before:tools", name="middle")
+    middle = await talk("What is 9 + 1?", thread="middle")
+    assert middle.answer == boxed(10) and middle.turns[0].before.status is RunStatus.ABORTED
+    fork(store, "t", "before:tools#2", name="later")
+    assert (await talk(None, thread="later")).answer == boxed(5), "it is in its second turn"
+    assert store.journal.trajectory("t") == original
+    for thread in ("t", "other", "middle", "later"):
+        await checked(store, thread)
+
+
+async def test_what_cannot_be_said(store: RunStore, environment: LocalEnvironment) -> None:
+    talk = Talk(store, environment)
+    with pytest.raises(RunError, match="no first turn"):
+        await talk.runner.run(Episode(ASKED, "t"), say="And then?")
+    waiting = Talk(store, environment, lambda _: "42")
+    await waiting(thread="asks", graph="tests.graphs.replayed_agents:asks_twice")
+    with pytest.raises(RunError, match="waits with a question"):
+        await waiting("And then?", thread="asks")
+    with pytest.raises(ConfigError, match="one task a thread"):
+        await talk(thread="plan", graph="tests.graphs.test_conversation:one_task")
+        await talk("And then?", thread="plan")
+
+
+async def test_a_provider_that_is_away_stops_a_turn_and_loses_nothing(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
+    away = [True]
+
+    def answers(messages: Sequence[BaseMessage]) -> str:
+        if away[0] and "2 + 3" in messages[-1].text:
+            raise ModelError("Nobody answers.")
+        return numbers(messages)
+
+    talk = Talk(store, environment, answers)
+    await talk()
+    with pytest.raises(ModelError):
+        await talk("What is 2 + 3?")
+    away[0] = False
+    assert (await talk()).answer == boxed(5), "it is gone on with: what was said is on record"
+    assert (await checked(store)).prompts == (ASKED.prompt, "What is 2 + 3?")
+
+
+PROGRAM = """
+import asyncio, json, os, signal, sys
+from graphs import drive
+from graphs.episode import Episode, EpisodeRunner
+from hrm_agent.environment import LocalEnvironment
+from hrm_agent.models.scripted import ScriptedEngine
+from hrm_agent.store import open_store
+from tests.graphs.test_conversation import ASKED, numbers
+
+where, text, moment = sys.argv[1:]
+
+def answers(messages):
+    with open(where + ".log", "a") as log:
+        log.write(messages[-1].text + "\\n")
+    if moment == "model" and messages[-1].type == "tool" and messages[-1].text == "5":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return numbers(messages)
+
+if moment == "input":  # on record, and not given to the graph yet
+    drive.turn_input = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+
+async def main():
+    environment = LocalEnvironment()
+    with open_store(where) as store, ScriptedEngine(answers) as engine:
+        runner = EpisodeRunner(store, engine, "scripted", environment)
+        done = await runner.run(Episode(ASKED, "t", seed=1), say=text or None)
+        print(json.dumps(done.answer))
+    await environment.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("moment", ["input", "model"])
+async def test_a_killed_turn_is_gone_on_with(moment: str, tmp_path: Path) -> None:
+    """kill -9 between what was said and what is done about it, and in the middle: nothing is said or sampled twice."""
+    where = str(tmp_path / "store.db")
+
+    def start(text: str, moment: str = "") -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", PROGRAM, where, text, moment]
+        root = str(Path(__file__).parents[2])
+        environment = {**os.environ, "PYTHONPATH": root}
+        return subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment)
+
+    assert json.loads(start("").stdout) == boxed(42)
+    assert start("What is 2 + 3?", moment).returncode == -signal.SIGKILL
+    assert json.loads(start("").stdout) == boxed(5)
+    asked = Path(where + ".log").read_text().splitlines()
+    again = ["5"] if moment == "model" else []
+    assert asked == [ASKED.prompt, "42", "What is 2 + 3?", "5", *again]
+    with open_store(where) as store:
+        trajectory = await checked(store)
+        assert len(trajectory.calls) == 4 and [text for kind, text in said(store) if kind == "human"] == [
+            ASKED.prompt,
+            "What is 2 + 3?",
+        ]
