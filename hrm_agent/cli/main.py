@@ -26,6 +26,7 @@ __all__ = ["COMMANDS", "main", "module_of"]
 COMMANDS = {
     "demo": "train the small policy on sandboxed tools, and show what became of it",
     "run": "run one task through a graph, node by node",
+    "chat": "talk with a graph, turn by turn, with a way back to every moment",
     "collect": "run tasks through a graph and keep the trajectories",
     "train": "train a policy: `train rl` by reinforcement, `train sft` on conversations",
     "eval": "how well a policy does on tasks, or did in a run on record; two runs compared",
@@ -42,6 +43,9 @@ COMMANDS = {
     "replay": "play stored runs again from their recorded answers, with the graphs as they are now",
     "lint": "prove that stored trajectories can be trained on",
     "index": "documents of one's own into an index that agents search and cite from",
+    "tokens": "tokenizers compared on one's texts, or a vocabulary learnt from them",
+    "chunk": "how a text is cut, chunk by chunk, or by all strategies side by side",
+    "eval-retrieval": "how well chunks are found again: strategies, sizes and rankings on questions",
     "export": "write trajectories to a file: our own formats, chat, TRL, verifiers",
     "import": "read trajectories of a file into a store",
 }
@@ -86,8 +90,8 @@ def _dispatch(words: list[str]) -> int:
 
 
 def module_of(command: str) -> str:
-    """Name of the module that holds a command; one that is a word of Python's has an underscore after it."""
-    return f"{command}_" if iskeyword(command) else command
+    """Name of the module that holds a command; hyphens are underscores, and a word of Python's has one after it."""
+    return f"{command}_" if iskeyword(command) else command.replace("-", "_")
 
 
 def _help() -> str:

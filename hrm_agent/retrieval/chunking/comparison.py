@@ -1,0 +1,148 @@
+"""Several ways to cut one text, side by side: what each keeps, what it breaks, what it costs.
+
+Ours and other libraries' splitters are looked at from outside by the same eyes. A span that is wrong is counted, and
+mended where the chunk's text can be found, so that overlap and coverage are those of the cutting and not of the spans.
+Where sentences end is told by an expression of its own and not by the rules that our strategies cut by.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from statistics import fmean
+
+from hrm_agent.errors import ConfigError, HrmError, nearest
+from hrm_agent.retrieval.chunking.check import Tally, shared_tokens, tally
+from hrm_agent.retrieval.chunking.chunk import Chunk
+from hrm_agent.retrieval.chunking.chunker import STRATEGIES, chunk_text
+from hrm_agent.retrieval.chunking.libraries import LIBRARIES, library_chunks, placed
+from hrm_agent.retrieval.chunking.prose import Prose
+from hrm_agent.retrieval.chunking.prose import Positions
+from hrm_agent.retrieval.tokenizers.base import Tokenizer
+
+__all__ = ["Cutting", "compare", "sentence_ends", "splitters_at_hand"]
+
+_SENTENCE = r"[.!?\u2026][\"'\u2019\u201d)\]*_`]*\s+|[\u3002\uff01\uff1f][\u300d\u300f\u201d]?\s*|\n\s*\n\s*"
+_PLAIN = re.compile(_SENTENCE)
+_MARKDOWN = re.compile(rf"{_SENTENCE}|\n(?= {{0,3}}(?:#|[-*+] |\d+[.)] |\||>|```|~~~))")
+"""Lines of a list, a table, a quotation and the like stand for themselves."""
+_VISIBLE = re.compile(r"\S")
+_WARMING = 500
+"""Characters that are cut before the clock starts."""
+_MODULES = {"chonkie": "chonkie", "langchain": "langchain_text_splitters", "semantic": "semantic_text_splitter"}
+
+
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """One text cut in one way."""
+
+    name: str
+    """A strategy of ours, or a library's splitter."""
+    chunks: list[Chunk]
+    """With spans that could be mended mended; see `faults.wrong_spans`."""
+    faults: Tally
+    overlaps: list[int]
+    """Tokens that each two neighbours have in common."""
+    cut_sentences: int
+    """Chunks that end inside of a sentence."""
+    cut_words: int
+    """Chunks that end between two letters or digits."""
+    seconds: float
+    """CPU time of cutting, tokenizing included."""
+    problem: str = ""
+    """Why there are no chunks."""
+
+    @property
+    def mean_tokens(self) -> float | None:
+        """None without chunks."""
+        return fmean(chunk.tokens for chunk in self.chunks) if self.chunks else None
+
+    @property
+    def most_tokens(self) -> int | None:
+        """None without chunks."""
+        return max((chunk.tokens for chunk in self.chunks), default=None)
+
+    @property
+    def mean_overlap(self) -> float | None:
+        """Tokens; None with fewer than two chunks."""
+        return fmean(self.overlaps) if self.overlaps else None
+
+
+def splitters_at_hand() -> list[str]:
+    """Our strategies, then the libraries' splitters that are installed."""
+    return [*STRATEGIES, *(name for name in LIBRARIES if find_spec(_MODULES.get(name.partition("-")[0], name)))]
+
+
+def compare(
+    text: str,
+    names: Sequence[str],
+    tokenizer: Tokenizer,
+    *,
+    size: int,
+    overlap: float,
+    markdown: bool = False,
+    on_name: Callable[[str], None] = lambda name: None,
+) -> list[Cutting]:
+    """Cut `text` in each way; `on_name` is called after each. `markdown`: headings and list items end sentences too.
+
+    What a library raises on this text is told in its `problem`; wrong settings raise.
+    """
+    for name in names:
+        if name not in (known := [*STRATEGIES, *LIBRARIES]):
+            raise ConfigError(f"There is no strategy {name!r}.", nearest(name, known) or f"Known: {', '.join(known)}.")
+    chunk_text("", tokenizer=tokenizer, size=size, overlap=overlap)
+    prose, found = Prose(checked(text)), list[Cutting]()
+    ends = sentence_ends(prose, markdown=markdown)
+    for name in names:
+        found.append(_cut(prose, name, tokenizer, size, overlap, ends))
+        on_name(name)
+    return found
+
+
+def sentence_ends(text: str, *, markdown: bool = False) -> frozenset[int]:
+    """The first character after each sentence and the white space behind it. An abbreviation ends one, too."""
+    return frozenset(match.end() for match in (_MARKDOWN if markdown else _PLAIN).finditer(text))
+
+
+def _cut(text: str, name: str, tokenizer: Tokenizer, size: int, overlap: float, ends: frozenset[int]) -> Cutting:
+    cut_by = chunk_text if name in STRATEGIES else library_chunks
+    begun = time.process_time()
+    try:
+        cut_by(text[:_WARMING], name, tokenizer, size=size, overlap=overlap)  # imports, expressions, tables
+        begun = time.process_time()
+        said = cut_by(text, name, tokenizer, size=size, overlap=overlap)
+    except HrmError as error:
+        return Cutting(name, [], Tally(0, 0, 0, 0), [], 0, 0, time.process_time() - begun, error.message)
+    seconds = time.process_time() - begun
+    chunks = placed(text, said)
+    cut = [chunk.end for chunk in chunks if 0 < chunk.end < len(text)]
+    return Cutting(
+        name,
+        chunks,
+        faults=_faults(text, said, chunks, tokenizer, size),
+        overlaps=shared_tokens(text, chunks, tokenizer),
+        cut_sentences=sum(place not in ends for place in _seen(text, cut) if place < len(text)),
+        cut_words=sum(text[place - 1].isalnum() and text[place].isalnum() for place in cut),
+        seconds=seconds,
+    )
+
+
+def _faults(text: str, said: Sequence[Chunk], chunks: Sequence[Chunk], tokenizer: Tokenizer, size: int) -> Tally:
+    """The spans as they were said, everything else as it was cut."""
+    mended = tally(text, chunks, tokenizer, size)
+    wrong = sum(text[chunk.start : chunk.end] != chunk.text or chunk.start < 0 for chunk in said)
+    return Tally(wrong, mended.over_limit, mended.cut_graphemes, mended.lost)
+
+
+def _seen(text: str, places: Iterable[int]) -> list[int]:
+    """For each place the first character from there on that is no white space; no stretch is looked at twice."""
+    seen, found = -1, list[int]()
+    for place in sorted(places):
+        if place > seen:
+            match = _VISIBLE.search(text, place)
+            seen = match.start() if match else len(text)
+        found.append(seen)
+    return found
