@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from hrm_agent.errors import ConfigError, nearest
 from hrm_agent.retrieval.chunking.chunk import Chunk
 from hrm_agent.retrieval.chunking.code import code_levels
 from hrm_agent.retrieval.chunking.markdown import markdown_levels
-from hrm_agent.retrieval.chunking.prose import lines, paragraphs, sentences, words
+from hrm_agent.retrieval.chunking.prose import Prose
 from hrm_agent.retrieval.chunking.semantic import topics
 from hrm_agent.retrieval.chunking.spans import Level, Spans
-from hrm_agent.retrieval.tokenizers.base import DEFAULT_TOKENIZER, Tokenizer
+from hrm_agent.retrieval.tokenizers.base import DEFAULT_TOKENIZER, Tokenizer, checked
 from hrm_agent.retrieval.tokenizers.load import load_tokenizer
+
+if TYPE_CHECKING:
+    from langchain_core.embeddings import Embeddings
 
 __all__ = ["STRATEGIES", "chunk_text"]
 
@@ -27,12 +31,14 @@ def chunk_text(
     *,
     size: int = DEFAULT_SIZE,
     overlap: float = DEFAULT_OVERLAP,
+    embeddings: Embeddings | None = None,
 ) -> list[Chunk]:
     """Chunks of `text` in order, covering all of it; none for an empty text.
 
     `size` is the limit in tokens of `tokenizer`; `overlap` the share of it that a chunk repeats of the one before, up
     to a half. Strategies: `fixed` (no overlap, whatever is asked), `sliding`, `recursive` (paragraphs, sentences,
-    lines, words), `sentence`, `semantic` (changes of topic), `markdown`, `code`.
+    lines, words), `sentence`, `semantic` (changes of topic, told by words or, where given, by `embeddings`),
+    `markdown`, `code`.
     """
     if strategy not in STRATEGIES:
         known = f"{nearest(strategy, STRATEGIES)} Known: {', '.join(STRATEGIES)}.".strip()
@@ -41,37 +47,41 @@ def chunk_text(
         raise ConfigError(f"A chunk of {size} tokens holds nothing.", "Choose a size of at least 1.")
     if not 0 <= overlap <= _MOST_OVERLAP:
         raise ConfigError(f"An overlap of {overlap:g} is no share from 0 to {_MOST_OVERLAP}.", "15 % is 0.15.")
+    if embeddings is not None and strategy != "semantic":
+        raise ConfigError(f"Embeddings are of no use to {strategy!r}.", "Choose `semantic`, or give none.")
     if isinstance(tokenizer, str):
         tokenizer = load_tokenizer(tokenizer)
-    spans = Spans(text, tokenizer, size, 0.0 if strategy == "fixed" else overlap)
-    return list(spans.cut(STRATEGIES[strategy](text), _starts(text, spans, strategy)))
+    prose = Prose(checked(text))
+    levels = _semantic(prose, embeddings) if embeddings is not None else STRATEGIES[strategy](prose)
+    spans = Spans(prose, tokenizer, size, 0.0 if strategy == "fixed" else overlap)
+    return list(spans.cut(levels, _starts(prose, strategy) if spans.overlap else []))
 
 
-def _starts(text: str, spans: Spans, strategy: str) -> list[Level]:
+def _starts(prose: Prose, strategy: str) -> list[Level]:
     """Where a chunk that overlaps may start: at a sentence or a word; in code at a line."""
-    if not spans.overlap or strategy == "sliding":
+    if strategy == "sliding":
         return []
-    return [lines(text), words(text)] if strategy == "code" else [sentences(text), words(text)]
+    return [Level(prose.lines if strategy == "code" else prose.sentences), Level(prose.words)]
 
 
-def _anywhere(text: str) -> Sequence[Level]:
-    del text
+def _anywhere(prose: Prose) -> Sequence[Level]:
+    del prose
     return ()
 
 
-def _recursive(text: str) -> Sequence[Level]:
-    return paragraphs(text), sentences(text), lines(text), words(text)
+def _recursive(prose: Prose) -> Sequence[Level]:
+    return [Level(places) for places in (prose.paragraphs, prose.sentences, prose.lines, prose.words)]
 
 
-def _sentence(text: str) -> Sequence[Level]:
-    return sentences(text), lines(text), words(text)
+def _sentence(prose: Prose) -> Sequence[Level]:
+    return [Level(places) for places in (prose.sentences, prose.lines, prose.words)]
 
 
-def _semantic(text: str) -> Sequence[Level]:
-    return topics(text), *_recursive(text)
+def _semantic(prose: Prose, embeddings: Embeddings | None = None) -> Sequence[Level]:
+    return topics(prose, embeddings), *_recursive(prose)
 
 
-STRATEGIES: dict[str, Callable[[str], Sequence[Level]]] = {
+STRATEGIES: dict[str, Callable[[Prose], Sequence[Level]]] = {
     "fixed": _anywhere,
     "sliding": _anywhere,
     "recursive": _recursive,

@@ -8,32 +8,22 @@ line after an empty one, then any line at the margin that closes nothing, then a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-import numpy as np
-
-from hrm_agent.retrieval.chunking.prose import lines, words
 from hrm_agent.retrieval.chunking.spans import Level
+from hrm_agent.retrieval.chunking.surface import Surface
 
 __all__ = ["code_levels"]
 
-_LINE = re.compile(r"[^\n]*\n|[^\n]+")
-_CONTINUES = re.compile(r"[\s})\]]|else\b|elif\b|except\b|finally\b|catch\b|end\b")
+_CONTINUES = re.compile(r"[})\]]|else\b|elif\b|except\b|finally\b|catch\b|end\b")
 """Begins a line that belongs to the one before it."""
 
 
-def code_levels(text: str) -> Sequence[Level]:
+def code_levels(surface: Surface) -> Sequence[Level]:
     """Definitions at the margin, blocks, statements at the margin, lines, words."""
-    found: tuple[list[int], list[int], list[int]] = ([], [], [])
-    for start, rank in _ranked(text):
-        found[rank].append(start)
-    return *(Level(np.array(starts, dtype=np.int64)) for starts in found), lines(text), words(text)
-
-
-def _ranked(text: str) -> Iterator[tuple[int, int]]:
-    blank = True
-    for line in _LINE.finditer(text):
-        was_blank, blank = blank, not line[0].strip()
-        margin = not _CONTINUES.match(line[0])
-        if not blank and (was_blank or margin):
-            yield line.start(), 2 if not was_blank else 0 if margin else 1
+    starts, after_blank = surface.written_lines
+    margin = ~surface.space[starts]
+    text = surface.text
+    margin[margin] = [_CONTINUES.match(text, start) is None for start in starts[margin].tolist()]
+    ranks = (after_blank & margin, after_blank & ~margin, ~after_blank & margin)
+    return [Level(places) for places in (*(starts[rank] for rank in ranks), surface.lines, surface.words)]

@@ -8,6 +8,8 @@ the whole run of them.
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import regex
 from numpy.typing import NDArray
@@ -15,6 +17,7 @@ from numpy.typing import NDArray
 __all__ = ["code_points", "grapheme_ends"]
 
 _PLAIN = (
+    (0x0009, 0x000A),
     (0x0020, 0x007E),
     (0x00AF, 0x02FF),
     (0x0391, 0x0482),
@@ -25,11 +28,11 @@ _PLAIN = (
     (0x3001, 0x3029),
     (0x3041, 0x3096),
     (0x30A1, 0x30FA),
-    (0x3400, 0x4DBF),
-    (0x4E00, 0x9FFF),
-    (0xFF01, 0xFF60),
 )
+_PLAIN_ABOVE = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xFF01, 0xFF60))
 """Ranges of code points that join with no neighbour of their own kind: neither marks nor emoji nor Hangul parts."""
+_TABLE = 0x10000
+"""What is above is put to the library."""
 _FLAG = "\U0001f1e6-\U0001f1ff"
 _GRAPHEME = regex.compile(rf"[{_FLAG}][{_FLAG}]?[\p{{GCB=EX}}\p{{GCB=ZWJ}}\p{{GCB=SM}}]*+|\X")
 
@@ -39,12 +42,13 @@ def code_points(text: str) -> NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
 
 
-def grapheme_ends(text: str) -> NDArray[np.bool_]:
-    """`len(text) + 1` booleans: may the text be cut before character i? Both ends may."""
-    if text.isascii():
-        return _ascii_ends(text)
-    points = code_points(text)
+def grapheme_ends(text: str, points: NDArray[np.uint32] | None = None) -> NDArray[np.bool_]:
+    """`len(text) + 1` booleans: may the text be cut before character i? Both ends may. `points`: where at hand."""
     may_cut = np.ones(len(text) + 1, dtype=np.bool_)
+    points = code_points(text) if points is None else points
+    if text.isascii():
+        may_cut[1:-1] = (points[:-1] != 0x0D) | (points[1:] != 0x0A)
+        return may_cut
     for start, end in _doubtful(points):
         at = start
         may_cut[start + 1 : end] = False
@@ -54,25 +58,22 @@ def grapheme_ends(text: str) -> NDArray[np.bool_]:
     return may_cut
 
 
-def _ascii_ends(text: str) -> NDArray[np.bool_]:
-    points = code_points(text)
-    may_cut = np.ones(len(text) + 1, dtype=np.bool_)
-    may_cut[1:-1] = (points[:-1] != 0x0D) | (points[1:] != 0x0A)
-    return may_cut
-
-
 def _doubtful(points: NDArray[np.uint32]) -> list[tuple[int, int]]:
     """Stretches outside the plain ranges, each with the plain character before and after it."""
-    plain = np.zeros(len(points), dtype=np.bool_)
-    for first, last in _PLAIN:
-        plain |= (points >= first) & (points <= last)
-    plain |= points == 0x0A
-    doubt = np.zeros(len(points) + 2, dtype=np.int8)
-    doubt[1:-1] = ~plain
-    steps = np.diff(doubt)
-    starts, ends = np.flatnonzero(steps == 1), np.flatnonzero(steps == -1)
+    doubt = np.zeros(len(points) + 2, dtype=np.bool_)
+    doubt[1:-1] = _doubts()[np.minimum(points, _TABLE)]
+    steps = np.flatnonzero(doubt[1:] != doubt[:-1])
+    starts, ends = steps[::2], steps[1::2]
     widened = zip((starts - 1).clip(0).tolist(), (ends + 1).clip(max=len(points)).tolist(), strict=True)
     return _joined(list(widened))
+
+
+@cache
+def _doubts() -> NDArray[np.bool_]:
+    doubts = np.ones(_TABLE + 1, dtype=np.bool_)
+    for first, last in _PLAIN:
+        doubts[first : last + 1] = False
+    return doubts
 
 
 def _joined(stretches: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -8,63 +8,67 @@ Not covered: underlined headings, fences inside of quotations, HTML blocks.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterator, Sequence
-from typing import Literal
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hrm_agent.retrieval.chunking.prose import lines, sentences, words
+from hrm_agent.retrieval.chunking.prose import Prose
 from hrm_agent.retrieval.chunking.spans import Level
+from hrm_agent.retrieval.chunking.surface import Flags, Positions
 
 __all__ = ["markdown_levels"]
 
-Kind = Literal["upper", "lower", "block", "open", "close"]
-
-_LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _HEADING = re.compile(r" {0,3}(#{1,6})[ \t\n]")
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})[^\n]*")
 _ITEM = re.compile(r" {0,3}(?:[-*+]|\d{1,9}[.)])[ \t]")
 
 
-def markdown_levels(text: str) -> Sequence[Level]:
+def markdown_levels(prose: Prose) -> Sequence[Level]:
     """Headings of rank 1 and 2, the other headings, blocks, sentences, lines, words."""
-    found: dict[Kind, list[int]] = {"upper": [], "lower": [], "block": [], "open": [], "close": []}
-    for kind, start in _marks(text):
-        found[kind].append(start)
-    places = {kind: np.array(starts, dtype=np.int64) for kind, starts in found.items()}
-    upper, lower, blocks = (Level(places[kind]) for kind in ("upper", "lower", "block"))
-    sentence = sentences(text).places
-    prose = Level(sentence[~_between(sentence, places["open"], places["close"])])
-    return upper, lower, blocks, prose, lines(text), words(text)
+    starts, after_blank = prose.written_lines
+    first = prose.points[prose.visible(starts)]
+    fences = np.array(list(_fences(prose.text, starts[_among(first, "`~")])), dtype=np.int64).reshape(-1, 2)
+    free = ~_inside(starts, fences)
+    ranks = _ranks(prose.text, starts, free & _among(first, "#"))
+    items = free & _among(first, "-*+0123456789")
+    items[items] = [_ITEM.match(prose.text, start) is not None for start in starts[items].tolist()]
+    behind = np.zeros(len(starts) + 1, dtype=np.bool_)
+    behind[starts.searchsorted(fences[:, 1])] = True
+    opening = np.isin(starts, fences[:, 0])
+    blocks = free & (after_blank | behind[:-1] | items | (ranks > 0)) | opening
+    sentences = prose.sentences[~_inside(prose.sentences, fences)]
+    upper, lower = (ranks > 0) & (ranks < 3), ranks >= 3
+    places = (starts[upper], starts[lower], starts[blocks], sentences, prose.lines, prose.words)
+    return [Level(kind) for kind in places]
 
 
-def _between(places: NDArray[np.int64], opened: NDArray[np.int64], closed: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which places are after an opening and not after its closing."""
-    return np.searchsorted(opened, places) > np.searchsorted(closed, places, "right")
+def _fences(text: str, candidates: Positions) -> Iterator[tuple[int, int]]:
+    """Start of the first line and end of the last one of each fenced block."""
+    opened, fence = -1, ""
+    for start in candidates.tolist():
+        mark = _FENCE.match(text, start)
+        if mark and opened < 0:
+            opened, fence = start, mark[1]
+        elif mark and mark[1].startswith(fence) and not text[mark.end(1) : mark.end()].strip():
+            yield opened, min(mark.end() + 1, len(text))
+            opened = -1
+    if opened >= 0:
+        yield opened, len(text) + 1
 
 
-def _marks(text: str) -> Iterator[tuple[Kind, int]]:
-    """What begins at which line, in ascending order for each kind."""
-    fence, blank = "", True
-    for line in _LINE.finditer(text):
-        mark = _FENCE.match(line[0])
-        if fence:
-            if mark and mark[1].startswith(fence) and not line[0][mark.end() :].strip():
-                fence, blank = "", True
-                yield "close", line.end()
-        elif mark:
-            fence = mark[1]
-            yield "open", line.start()
-            yield "block", line.start()
-        else:
-            blank = yield from _plain_line(line[0], line.start(), after_blank=blank)
+def _inside(places: Positions, fences: Positions) -> Flags:
+    """Which places are in a fenced block; its end is not."""
+    return fences[:, 0].searchsorted(places, "right") > fences[:, 1].searchsorted(places, "right")
 
 
-def _plain_line(line: str, start: int, *, after_blank: bool) -> Generator[tuple[Kind, int], None, bool]:
-    if heading := _HEADING.match(line):
-        yield "upper" if len(heading[1]) < 3 else "lower", start
-    blank = not line.strip()
-    if not blank and (after_blank or heading or _ITEM.match(line)):
-        yield "block", start
-    return blank
+def _ranks(text: str, starts: Positions, candidates: Flags) -> NDArray[np.int64]:
+    """1 to 6 for a line that is a heading, else 0."""
+    ranks = np.zeros(len(starts), dtype=np.int64)
+    found = [_HEADING.match(text, start) for start in starts[candidates].tolist()]
+    ranks[candidates] = [len(heading[1]) if heading else 0 for heading in found]
+    return ranks
+
+
+def _among(points: NDArray[np.uint32], wanted: str) -> Flags:
+    return np.isin(points, [ord(char) for char in wanted])

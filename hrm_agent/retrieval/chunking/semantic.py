@@ -1,48 +1,52 @@
-"""Where the topic changes, told by words alone.
+"""Where the topic changes, told by words alone or by vectors.
 
-TextTiling's idea (Hearst 1997) with weights: at each gap between sentences the words of the sentences before it are
-compared with those after it, as tf-idf vectors by cosine. A gap where they are less alike than on both sides of it is
-a valley, and its depth is how far it lies below the two hills; the deepest valley within reach is where a chunk ends.
-Deviations: sentences instead of blocks of a fixed length, inverse document frequency over the sentences of this text,
-and the hills are looked for a bounded way off, so that time is linear.
+TextTiling's idea (Hearst 1997): at each gap between sentences the sentences before it are compared with those after
+it, by cosine. A gap where they are less alike than on both sides of it is a valley, and its depth is how far it lies
+below the two hills; the deepest valley within reach is where a chunk ends. Deviations: sentences instead of blocks of
+a fixed length, and the hills are looked for a bounded way off, so that time is linear.
+
+Without a model a sentence is its words, weighted by how few sentences of this text have them. With one it is a vector.
 """
 
 from __future__ import annotations
 
-import math
-import re
-from collections import Counter
-from collections.abc import Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hrm_agent.retrieval.chunking.prose import sentences
+from hrm_agent.retrieval.chunking.prose import Prose
 from hrm_agent.retrieval.chunking.spans import Level
+from hrm_agent.retrieval.chunking.surface import WORD, Positions, Surface
+
+if TYPE_CHECKING:
+    from langchain_core.embeddings import Embeddings
 
 __all__ = ["boundaries", "topics"]
 
-_WORD = re.compile(r"[^\W_]{2,32}")
+Scores = NDArray[np.float64]
+
 _SIDE = 6
 """Sentences on either side of a gap that are compared."""
 _HILL = 12
 """Gaps to either side in which the hill beside a valley is looked for."""
+_STEM = 6
+"""Letters by which words are told apart: "model" and "models" are alike, and so now and then are others."""
 
 
-def topics(text: str) -> Level:
+def topics(prose: Prose, embeddings: Embeddings | None = None) -> Level:
     """The gaps between sentences, each with its depth."""
-    places = sentences(text).places
+    places = prose.sentences
     if not len(places):
         return Level(places)
-    edges = [0, *places.tolist(), len(text)]
-    spoken = [Counter(_WORD.findall(text[a:b].lower())) for a, b in pairwise(edges)]
-    return Level(places, _depths(np.array(_likeness(spoken))))
+    alike = _alike_in_words(prose, places) if embeddings is None else _alike_in_vectors(prose, places, embeddings)
+    return Level(places, _depths(alike))
 
 
-def boundaries(text: str) -> list[int]:
+def boundaries(text: str, embeddings: Embeddings | None = None) -> list[int]:
     """Positions where another topic begins, whatever the sizes: valleys deeper than most."""
-    level = topics(text)
+    level = topics(Prose(text), embeddings)
     if level.strength is None:
         return []
     depths = level.strength
@@ -51,55 +55,81 @@ def boundaries(text: str) -> list[int]:
     return [int(level.places[i]) for i in kept]
 
 
-def _likeness(spoken: Sequence[Counter[str]]) -> list[float]:
-    """Cosine of the windows before and after each gap."""
-    held = Counter(word for words in spoken for word in words)
-    pair = _Windows({word: math.log(1 + len(spoken) / count) ** 2 for word, count in held.items()})
-    for words in spoken[:_SIDE]:
-        pair.move(words, 1, 1)
-    likeness: list[float] = []
-    for gap in range(1, len(spoken)):
-        pair.move(spoken[gap - 1], 0, 1)
-        pair.move(spoken[gap - 1], 1, -1)
-        if gap + _SIDE <= len(spoken):
-            pair.move(spoken[gap + _SIDE - 1], 1, 1)
-        if gap > _SIDE:
-            pair.move(spoken[gap - 1 - _SIDE], 0, -1)
-        likeness.append(pair.cosine())
-    return likeness
+def _alike_in_vectors(surface: Surface, places: Positions, embeddings: Embeddings) -> Scores:
+    """Cosine of the mean vectors before and after each gap."""
+    from hrm_agent.retrieval.embeddings import vectors_of
+
+    edges = [0, *places.tolist(), len(surface.text)]
+    rows = vectors_of(embeddings, [surface.text[a:b] for a, b in pairwise(edges)])
+    sums = np.concatenate((np.zeros((1, rows.shape[1])), rows.cumsum(axis=0, dtype=np.float64)))
+    gaps = np.arange(1, len(rows))
+    before = sums[gaps] - sums[np.maximum(gaps - _SIDE, 0)]
+    after = sums[np.minimum(gaps + _SIDE, len(rows))] - sums[gaps]
+    return _cosine((before * after).sum(axis=1), (before**2).sum(axis=1), (after**2).sum(axis=1))
 
 
-class _Windows:
-    """The words before a gap (0) and after it (1); what the cosine needs is kept up to date as they come and go."""
-
-    def __init__(self, weight: dict[str, float]) -> None:
-        """`weight`: squared, of each word."""
-        self._weight = weight
-        self._words = (Counter[str](), Counter[str]())
-        self._squares = [0.0, 0.0]
-        self._shared = 0.0
-
-    def move(self, words: Counter[str], side: int, sign: int) -> None:
-        """Put a sentence into a window, or take it out (-1)."""
-        here, there = self._words[side], self._words[1 - side]
-        for word, count in words.items():
-            weight, had, change = self._weight[word], here[word], sign * count
-            self._squares[side] += weight * change * (2 * had + change)
-            self._shared += weight * change * there[word]
-            here[word] = had + change
-            if not here[word]:
-                del here[word]
-
-    def cosine(self) -> float:
-        """0 where one side is silent."""
-        if not (self._words[0] and self._words[1]):
-            return 0.0
-        return max(self._shared, 0.0) / math.sqrt(self._squares[0] * self._squares[1])
+def _alike_in_words(surface: Surface, places: Positions) -> Scores:
+    """Cosine of the words before and after each gap, from the products of sentences less than two sides apart."""
+    products = _products(surface, places)
+    count = products.shape[1]
+    sums = np.concatenate((np.zeros((len(products), 1)), products.cumsum(axis=1)), axis=1)
+    gaps = np.arange(1, count)
+    least, most = np.maximum(gaps - _SIDE, 0), np.minimum(gaps + _SIDE, count)
+    shared, before, after = np.zeros(count - 1), np.zeros(count - 1), np.zeros(count - 1)
+    for apart, row in enumerate(sums):
+        first, last = np.maximum(least, gaps - apart), np.minimum(gaps, most - apart)
+        shared += row[np.maximum(last, first)] - row[first]
+        if apart < _SIDE:
+            times = 1 if apart == 0 else 2
+            before += times * (row[np.maximum(gaps - apart, least)] - row[least])
+            after += times * (row[np.maximum(most - apart, gaps)] - row[gaps])
+    return _cosine(shared, before, after)
 
 
-def _depths(likeness: NDArray[np.float64]) -> NDArray[np.float64]:
+def _products(surface: Surface, places: Positions) -> Scores:
+    """[d, i]: the product of the word vectors of sentences i and i + d."""
+    words, sentence = _words(surface, places)
+    count, reach = len(places) + 1, 2 * _SIDE
+    stride = count + reach
+    keys, times = np.unique(words * stride + sentence, return_counts=True)
+    words, sentence = keys // stride, keys % stride
+    weight = np.log(1 + count / np.bincount(words)[words]) * times
+    products = np.zeros((reach, count))
+    products[0] = np.bincount(sentence, weight**2, minlength=count)
+    for lag in range(1, min(reach, len(keys))):
+        apart = keys[lag:] - keys[:-lag]
+        near = np.flatnonzero(apart < reach)
+        cells = apart[near] * count + sentence[near]
+        products += np.bincount(cells, weight[near] * weight[near + lag], minlength=reach * count).reshape(reach, count)
+    return products
+
+
+def _words(surface: Surface, places: Positions) -> tuple[Positions, Positions]:
+    """A number for each word of the text, the same for the same beginning, and the sentence that it is in."""
+    letter = np.zeros(len(surface.text) + 2, dtype=np.bool_)
+    letter[1:-1] = surface.kinds & WORD
+    edges = np.flatnonzero(letter[1:] != letter[:-1])
+    starts, lengths = edges[::2], edges[1::2] - edges[::2]
+    starts, lengths = starts[lengths > 1], lengths[lengths > 1]
+    numbers = np.zeros(len(starts), dtype=np.uint64)
+    for place in range(_STEM):
+        inside = np.flatnonzero(lengths > place)
+        letters = surface.points[starts[inside] + place].astype(np.uint64)
+        letters |= np.where((letters >= 0x41) & (letters <= 0x5A), np.uint64(0x20), np.uint64(0))
+        numbers[inside] = numbers[inside] * np.uint64(0x9E3779B97F4A7C15) + letters
+    bits = np.uint64(64 - max(len(starts), 16).bit_length() - 3)
+    return (numbers * np.uint64(0xBF58476D1CE4E5B9) >> bits).astype(np.int64), places.searchsorted(starts, "right")
+
+
+def _cosine(shared: Scores, before: Scores, after: Scores) -> Scores:
+    """0 where one side is silent."""
+    scale = np.sqrt(np.maximum(before, 0) * np.maximum(after, 0))
+    return np.divide(shared, scale, out=np.zeros_like(shared), where=scale > 1e-9)
+
+
+def _depths(alike: Scores) -> Scores:
     """How far each gap lies below the hills on its two sides."""
-    padded = np.pad(likeness, _HILL, constant_values=-1.0)
+    padded = np.pad(alike, _HILL, constant_values=-1.0)
     reach = np.lib.stride_tricks.sliding_window_view(padded, _HILL + 1)
-    left, right = reach[: len(likeness)].max(axis=1), reach[_HILL:].max(axis=1)
-    return left + right - 2 * likeness
+    left, right = reach[: len(alike)].max(axis=1), reach[_HILL:].max(axis=1)
+    return left + right - 2 * alike

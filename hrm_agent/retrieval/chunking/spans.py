@@ -19,22 +19,22 @@ here, whatever they propose:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hrm_agent.errors import ConfigError
 from hrm_agent.retrieval.chunking.chunk import Chunk
-from hrm_agent.retrieval.chunking.graphemes import code_points, grapheme_ends
-from hrm_agent.retrieval.tokenizers.base import Tokenizer, checked
+from hrm_agent.retrieval.chunking.surface import Positions, Surface
+from hrm_agent.retrieval.tokenizers.base import Tokenizer
 
 __all__ = ["Level", "Spans"]
 
-Positions = NDArray[np.int64]
-
+_JOINT = re.compile("[A-Za-z0-9] (?=[A-Za-z])")
+"""No token of a local tokenizer reaches over this space."""
 _LEAST_WINDOW = 16
 """Characters in which the end of a grapheme is looked for, beside four times as far as the limit reaches."""
 
@@ -62,28 +62,23 @@ class Level:
         low, high = _within(self.places, first, last)
         if low >= high:
             return None
-        at = int(np.searchsorted(self.places, wanted))
-        around = self.places[max(at - 1, low) : min(at + 1, high)]
-        near = around if len(around) else self.places[low:high][[0, -1]]
-        return int(near[np.argmin(np.abs(near - wanted))])
+        at = min(max(int(self.places.searchsorted(wanted)), low), high - 1)
+        before = max(at - 1, low)
+        return min(int(self.places[before]), int(self.places[at]), key=lambda place: abs(place - wanted))
 
 
 class Spans:
     """One text, its tokens and the places to cut it."""
 
-    def __init__(self, text: str, tokenizer: Tokenizer, size: int, overlap: float) -> None:
+    def __init__(self, surface: Surface, tokenizer: Tokenizer, size: int, overlap: float) -> None:
         """`size`: limit in tokens; `overlap`: share of it that a chunk has in common with the one before."""
-        self.text = checked(text)
+        self.text = surface.text
+        self.graphemes = surface.graphemes
         self.tokenizer = tokenizer
         self.size = size
         self.overlap = round(size * overlap)
-        rows = tokenizer.offsets(text)
+        rows = tokenizer.offsets(surface.text)
         self._starts, self._ends = np.ascontiguousarray(rows[:, 0]), np.ascontiguousarray(rows[:, 1])
-
-    @cached_property
-    def graphemes(self) -> NDArray[np.bool_]:
-        """May the text be cut before character i?"""
-        return grapheme_ends(self.text)
 
     def cut(self, levels: Sequence[Level], starts: Sequence[Level]) -> Iterator[Chunk]:
         """Chunks that end at the best of `levels`, and overlap from the best of `starts` on."""
@@ -142,14 +137,14 @@ class Spans:
 
     def _reach(self, start: int, tokens: int) -> int:
         """The farthest position such that the text from `start` up to it touches at most so many tokens."""
-        beyond = int(np.searchsorted(self._ends, start, "right")) + tokens
+        beyond = int(self._ends.searchsorted(start, "right")) + tokens
         return int(self._starts[beyond]) if beyond < len(self._starts) else len(self.text)
 
     def _overlapping(self, chunk: Chunk, levels: Sequence[Level]) -> int:
         """Where the chunk after `chunk` starts."""
         if not self.overlap or chunk.end == len(self.text):
             return chunk.end
-        beyond = int(np.searchsorted(self._starts, chunk.end))
+        beyond = int(self._starts.searchsorted(chunk.end))
         most, wanted, least = (
             int(self._starts[max(beyond - tokens, 0)])
             for tokens in (self.overlap * 4 // 3, self.overlap, -(-self.overlap * 2 // 3))
@@ -163,26 +158,20 @@ class Spans:
 
     def count(self, start: int, end: int) -> int:
         """Tokens of `text[start:end]` on its own, as `tokenizer.count` would say."""
-        if not self.tokenizer.local:
-            return self.tokenizer.count(self.text[start:end])
-        low, high = _within(self._joints, start + 1, end - 1)
-        if high - low < 2:
-            return self.tokenizer.count(self.text[start:end])
-        first, last = int(self._joints[low]), int(self._joints[high - 1])
-        inside = np.searchsorted(self._starts, last) - np.searchsorted(self._starts, first)
-        edges = self.tokenizer.count(self.text[start:first]) + self.tokenizer.count(self.text[last:end])
-        return int(inside) + edges
-
-    @cached_property
-    def _joints(self) -> Positions:
-        """Spaces between an ASCII letter or digit and an ASCII letter: no token of a local tokenizer reaches over."""
-        points = code_points(self.text)
-        letter = ((points | 0x20) >= 0x61) & ((points | 0x20) <= 0x7A)
-        written = letter | ((points >= 0x30) & (points <= 0x39))
-        return np.flatnonzero(written[:-2] & (points[1:-1] == 0x20) & letter[2:]) + 1
+        text = self.text
+        joint = _JOINT.search(text, start, end) if self.tokenizer.local else None
+        if joint is None:
+            return self.tokenizer.count(text[start:end])
+        first = last = joint.start() + 1
+        place = end - 1
+        while (place := text.rfind(" ", first + 1, place)) > 0:
+            if _JOINT.match(text, place - 1, end):
+                last = place
+                break
+        inside = int(self._starts.searchsorted(last)) - int(self._starts.searchsorted(first))
+        return inside + self.tokenizer.count(text[start:first]) + self.tokenizer.count(text[last:end])
 
 
 def _within(places: Positions, first: int, last: int) -> tuple[int, int]:
     """Indices of the places from `first` to `last`, both included."""
-    low, high = np.searchsorted(places, first), np.searchsorted(places, last, "right")
-    return int(low), int(high)
+    return int(places.searchsorted(first)), int(places.searchsorted(last, "right"))
