@@ -28,7 +28,7 @@ _BEGINNING = 60
 """Characters of a chunk that are shown."""
 _LEGEND = """\
 mean, most, overlap: tokens; over: chunks over the limit; wrong: spans that are not the chunk's text; torn: graphemes;
-lost: characters in no chunk; sentences, words: chunks that end inside of one; passes: time, in passes of the tokenizer"""
+lost: characters in no chunk; sentences, words: chunks that end inside of one; passes: of the tokenizer"""
 _STYLES = {"a": ("█", "blue"), "b": ("░", "bright_cyan"), "x": ("▒", "yellow"), " ": (" ", "")}
 _ASCII = {"a": "#", "b": ".", "x": "x", " ": " "}
 

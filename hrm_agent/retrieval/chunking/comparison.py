@@ -93,10 +93,9 @@ def compare(
         if name not in (known := [*STRATEGIES, *LIBRARIES]):
             raise ConfigError(f"There is no strategy {name!r}.", nearest(name, known) or f"Known: {', '.join(known)}.")
     chunk_text("", tokenizer=tokenizer, size=size, overlap=overlap)
-    prose, found = Prose(checked(text)), list[Cutting]()
-    ends = sentence_ends(prose, markdown=markdown)
+    ends, found = sentence_ends(text, markdown=markdown), list[Cutting]()
     for name in names:
-        found.append(_cut(prose, name, tokenizer, size, overlap, ends))
+        found.append(_cut(text, name, tokenizer, size, overlap, ends))
         on_name(name)
     return found
 
