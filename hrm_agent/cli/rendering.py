@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from hrm_agent.trajectory import Call, ToolCall, Trajectory
+from graphs.answers import own_text
+from hrm_agent.trajectory import Call, RunStatus, ToolCall, Trajectory, TurnEnd
 
-__all__ = ["call_lines", "code_of", "summary_row", "tool_call_lines"]
+__all__ = ["call_lines", "code_of", "ends_of", "summary_row", "tool_call_lines", "turn_lines"]
 
+_TAG = re.compile(r"</?answer>")
 SUMMARY_COLUMNS = ("trajectory", "thread", "graph", "policy", "status", "reward", "calls", "tools", "tokens", "started")
 
 
@@ -53,6 +56,26 @@ def tool_call_lines(tool_call: ToolCall) -> Iterator[str]:
     repeated = f", repeats {tool_call.repeated_of[:8]}" if tool_call.repeated_of else ""
     yield f"{tool_call.name}  {tool_call.id[:8]}  {status}, {tool_call.duration_seconds:.3f} s{repeated}"
     yield from _indented(tool_call.content)
+
+
+def ends_of(trajectory: Trajectory) -> list[Trajectory | TurnEnd]:
+    """How each turn of a conversation ended, the newest at the end."""
+    return [*(turn.before for turn in trajectory.turns), trajectory]
+
+
+def turn_lines(prompt: str | None, end: Trajectory | TurnEnd) -> Iterator[tuple[str, str]]:
+    """A turn as people read it, each line with its style: what was said, and what came of it."""
+    if prompt is not None:
+        yield f"> {prompt}", "bold"
+    answer = _TAG.sub("", own_text(end.answer or "")).strip()
+    if answer:
+        yield answer, ""
+    reason = end.stop_reason.value if end.stop_reason else ""
+    if end.status is not RunStatus.COMPLETED:
+        said = f": {end.error}" if end.error else ""
+        yield f"({end.status.value}, {reason}{said})" if reason else f"({end.status.value})", "yellow"
+    elif not answer:
+        yield "(no answer)", "yellow"
 
 
 def text_of(response: dict[str, Any]) -> str:

@@ -23,7 +23,7 @@ from hrm_agent.errors import ConfigError, HrmError, RunError
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus, Sampling, Trajectory
 
-__all__ = ["run"]
+__all__ = ["in_words", "run"]
 
 
 def run(words: list[str]) -> int:
@@ -110,7 +110,7 @@ def _show(store: RunStore, found: Replay, output: Output) -> None:
             ("thread", found.trajectory.thread_id),
             ("graph", found.graph),
             ("checkpoints", f"{found.checkpoints} compared"),
-            ("verdict", _in_words(found)),
+            ("verdict", in_words(found)),
         ],
     )
     for line in lines:
@@ -129,7 +129,8 @@ def _difference(store: RunStore, found: Replay) -> list[str]:
     return [line for change in found.changes for line in (f"{change.channel} {change.part}".rstrip(), *change.lines)]
 
 
-def _in_words(found: Replay) -> str:
+def in_words(found: Replay) -> str:
+    """The verdict for people."""
     if found.divergence is not None:
         what = "runs a tool" if found.divergence.asked.tool_call is not None else "asks the model"
         new = "otherwise than it did" if found.divergence.nearest is not None else "where it did not"
@@ -150,7 +151,7 @@ def _row(found: Replay) -> dict[str, Any]:
         "thread": found.trajectory.thread_id,
         "graph": found.graph,
         "verdict": found.verdict.value,
-        "words": _in_words(found),
+        "words": in_words(found),
         "node": found.divergence.node if found.divergence else None,
         "step": found.divergence.step if found.divergence else found.step,
         "checkpoints": found.checkpoints,

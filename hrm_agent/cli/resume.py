@@ -20,7 +20,7 @@ from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, build_config, read_config
 from hrm_agent.errors import RunError, nearest
 from hrm_agent.trajectory import RunStatus
 
-__all__ = ["run"]
+__all__ = ["run", "value_of"]
 
 Resume = Callable[[Path, Output], int]
 
@@ -40,7 +40,7 @@ def run(words: list[str]) -> int:
     )
     arguments = parser.read(words)
     output, folder = Output(as_json=arguments.json), run_folder(Path(arguments.run), "")
-    answer = _value(arguments.answer)
+    answer = value_of(arguments.answer)
     if arguments.at is not None:
         return _from_moment(arguments.run, arguments.at, arguments.store, output, answer)
     if folder.is_dir() and answer is NO_ANSWER:
@@ -48,7 +48,7 @@ def run(words: list[str]) -> int:
     return _thread(arguments.run, arguments.store, output, answer)
 
 
-def _value(text: Any) -> Any:
+def value_of(text: Any) -> Any:
     """JSON where it is JSON, else the text itself."""
     if not isinstance(text, str):
         return text

@@ -42,6 +42,7 @@ __all__ = [
     "RunConfig",
     "conclude",
     "config_folder",
+    "header",
     "known_config",
     "refuse_broken",
     "run",
@@ -154,7 +155,7 @@ async def _by_mode(config: RunConfig, runner: EpisodeRunner, episode: Episode, o
         save_config(own, "run", config_folder(runner.store, candidate.trajectory_id))
 
     def over(candidate: Trajectory) -> None:
-        output.result({"event": "candidate", **_header(candidate)})
+        output.result({"event": "candidate", **header(candidate)})
         reason = candidate.stop_reason.value if candidate.stop_reason else ""
         output.say(f"{candidate.thread_id}  {candidate.status.value} ({reason})", style="bold")
         output.say(_indented(candidate.error or candidate.answer or "no answer"))
@@ -290,7 +291,7 @@ def _indented(text: str) -> str:
 
 def conclude(output: Output, trajectory: Trajectory, where: str, outcome: Outcome | None = None) -> int:
     """Say how a run ended, and what it was chosen from if it was; the exit code."""
-    output.result({"event": "end", **_header(trajectory), **(_chosen(outcome) if outcome else {})})
+    output.result({"event": "end", **header(trajectory), **(_chosen(outcome) if outcome else {})})
     reason = trajectory.stop_reason.value if trajectory.stop_reason else ""
     output.say(f"\n{trajectory.status.value} ({reason})", style="bold")
     output.say(trajectory.error or trajectory.answer or "no answer")
@@ -308,7 +309,8 @@ def conclude(output: Output, trajectory: Trajectory, where: str, outcome: Outcom
     return 1 if trajectory.status is RunStatus.FAILED else 0
 
 
-def _header(trajectory: Trajectory) -> dict[str, Any]:
+def header(trajectory: Trajectory) -> dict[str, Any]:
+    """A trajectory without its calls, as JSON."""
     return trajectory.model_dump(mode="json", exclude={"calls", "tool_calls"})
 
 
