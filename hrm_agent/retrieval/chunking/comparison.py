@@ -19,7 +19,6 @@ from hrm_agent.retrieval.chunking.check import Tally, shared_tokens, tally
 from hrm_agent.retrieval.chunking.chunk import Chunk
 from hrm_agent.retrieval.chunking.chunker import STRATEGIES, chunk_text
 from hrm_agent.retrieval.chunking.libraries import LIBRARIES, library_chunks, placed
-from hrm_agent.retrieval.chunking.prose import Prose
 from hrm_agent.retrieval.tokenizers.base import Tokenizer
 
 __all__ = ["Cutting", "compare", "sentence_ends", "splitters_at_hand"]
