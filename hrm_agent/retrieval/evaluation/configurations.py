@@ -1,0 +1,93 @@
+"""One way to cut and one way to rank: what an evaluation compares.
+
+A configuration is written as it is printed: `semantic:512/77:words` cuts by changes of topic into chunks of at most 512
+tokens, 77 of which a chunk has in common with the one before, and ranks by words. `default` cuts each file as
+`hrm-agent index` does. Splitters of other libraries go by their names, in two forms, since their spans are often wrong:
+
+* `langchain` takes the spans as the library says them. A chunk whose span is not its text cannot be cited: it takes its
+  place among the hits and its tokens of the budget, and answers nothing.
+* `langchain-located` looks each chunk's text up, behind the start of the one before. That is the fair comparison of
+  where texts are cut, and the usual baseline here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Self
+
+from hrm_agent.errors import ConfigError, nearest
+from hrm_agent.retrieval.chunking.chunk import Chunk
+from hrm_agent.retrieval.chunking.chunker import STRATEGIES, chunk_text
+from hrm_agent.retrieval.chunking.libraries import LIBRARIES, library_chunks
+from hrm_agent.retrieval.index.folder import Chunking
+from hrm_agent.retrieval.index.reading import Document
+from hrm_agent.retrieval.tokenizers.load import load_tokenizer
+
+__all__ = ["DEFAULT", "LOCATED", "MODES", "Configuration"]
+
+DEFAULT, LOCATED = "default", "-located"
+MODES = ("words", "vectors", "hybrid")
+_WRITTEN = re.compile(r"([\w-]+):(\d+)/(\d+):(\w+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Compared by value; `str` of it reads back."""
+
+    strategy: str
+    """`default`, one of `STRATEGIES`, or one of `LIBRARIES` with or without `-located`."""
+    size: int
+    """Most tokens of a chunk."""
+    overlap: int
+    """Tokens that neighbours have in common, as far as the strategy gives them any."""
+    mode: str
+    """How chunks are ranked: one of `MODES`."""
+
+    def __str__(self) -> str:
+        return f"{self.strategy}:{self.size}/{self.overlap}:{self.mode}"
+
+    def __post_init__(self) -> None:
+        known = [DEFAULT, *STRATEGIES, *LIBRARIES, *(name + LOCATED for name in LIBRARIES)]
+        for name, names, kind in ((self.strategy, known, "chunking strategy"), (self.mode, MODES, "mode")):
+            if name not in names:
+                hint = f"{nearest(name, names)} Known: {', '.join(names)}.".strip()
+                raise ConfigError(f"There is no {kind} {name!r}.", hint)
+        if self.size < 1:
+            raise ConfigError(f"{self}: a chunk of {self.size} tokens holds nothing.", "Choose a size of at least 1.")
+        if not 0 <= 2 * self.overlap <= self.size:
+            raise ConfigError(f"{self}: an overlap is half of the size at most.", "512/77 is 15 %.")
+
+    @classmethod
+    def read(cls, written: str) -> Self:
+        """`langchain-located:512/64:words`."""
+        match = _WRITTEN.fullmatch(written)
+        if match is None:
+            raise ConfigError(f"{written!r} is no configuration.", "Write STRATEGY:SIZE/OVERLAP:MODE, both in tokens.")
+        return cls(match[1], int(match[2]), int(match[3]), match[4])
+
+    def cut(self, document: Document, tokenizer: str) -> list[Chunk]:
+        """The chunks of a document, without those of white space alone, which no index holds."""
+        share = self.overlap / self.size
+        library = self.strategy.removesuffix(LOCATED)
+        if self.strategy == DEFAULT:
+            chunks: Iterable[Chunk] = Chunking(tokenizer=tokenizer, size=self.size, overlap=share)(document)
+        elif library in LIBRARIES:
+            chunks = library_chunks(document.text, library, load_tokenizer(tokenizer), size=self.size, overlap=share)
+            chunks = chunks if library == self.strategy else _located(document.text, chunks)
+        else:
+            chunks = chunk_text(document.text, self.strategy, tokenizer, size=self.size, overlap=share)
+        return [chunk for chunk in chunks if chunk.text.strip()]
+
+
+def _located(text: str, chunks: Iterable[Chunk]) -> Iterable[Chunk]:
+    """Each with the span of its text behind the start of its predecessor; as it was where the text is nowhere."""
+    after = 0
+    for chunk in chunks:
+        start = text.find(chunk.text, after)
+        if start < 0:
+            yield chunk
+        else:
+            after = start + 1
+            yield replace(chunk, start=start, end=start + len(chunk.text))

@@ -1,0 +1,137 @@
+"""Texts, questions, and the spans that answer them.
+
+A folder of corpora (`*.md`, `*.txt`, UTF-8) and `questions.jsonl`, a row for each question:
+
+    {"corpus": "guide", "question": "How is the pump primed?", "references": [{"start": 1042, "end": 1187}]}
+
+`corpus` is a file's name, with its ending or without; a reference is `text[start:end]` in characters, and all of them
+together are the answer. Every row is checked before anything is measured: a span that lies outside of its text, or one
+that counts bytes, would be a score that means nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+from hrm_agent.errors import RetrievalError, nearest
+from hrm_agent.retrieval.evaluation.spans import SpanOf
+from hrm_agent.retrieval.index.reading import Document, Kind
+
+__all__ = ["QUESTIONS", "Question", "QuestionSet", "read_questions"]
+
+QUESTIONS = "questions.jsonl"
+_ENDINGS = {".md": Kind.MARKDOWN, ".txt": Kind.TEXT}
+_ROW = 'A row is {"corpus": "NAME", "question": "TEXT", "references": [{"start": 0, "end": 10}]}.'
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked, and where the answer stands."""
+
+    corpus: str
+    """Name of the text, without the file's ending."""
+    text: str
+    references: tuple[SpanOf, ...]
+    """One at least, none empty, all inside the text; they may overlap."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionSet:
+    """What retrieval is measured on."""
+
+    documents: Mapping[str, Document]
+    """Corpus -> its text, and the kind of its file. One that no question names is searched all the same."""
+    questions: tuple[Question, ...]
+    """In the order of the file; one at least."""
+
+
+def read_questions(folder: Path) -> QuestionSet:
+    """The corpora and questions of a folder. Raises `RetrievalError` naming file, line and fault."""
+    if not folder.is_dir():
+        raise RetrievalError(f"There is no folder {folder}.", f"Name one with corpora (*.md, *.txt) and {QUESTIONS}.")
+    documents, path = _documents(folder), folder / QUESTIONS
+    questions = tuple(_question(row, documents, _Place(path, line)) for line, row in _rows(path))
+    if not questions:
+        raise RetrievalError(f"{path} has no questions.", _ROW)
+    return QuestionSet(documents, questions)
+
+
+def _documents(folder: Path) -> dict[str, Document]:
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in _ENDINGS and file.is_file())
+    files = [file for file in files if file.stem != "README" and not file.name.startswith(".")]
+    if not files:
+        raise RetrievalError(f"There is no corpus in {folder}.", "A corpus is a file *.md or *.txt.")
+    twice = [stem for stem, times in Counter(file.stem for file in files).items() if times > 1]
+    if twice:
+        raise RetrievalError(f"{folder} has two corpora of the name {twice[0]!r}.", "Rename one of the files.")
+    return {file.stem: Document(_read(file), _ENDINGS[file.suffix.lower()]) for file in files}
+
+
+def _read(path: Path) -> str:
+    """The text character for character: no line end is translated, since spans count them."""
+    try:
+        return path.read_bytes().decode()
+    except FileNotFoundError as error:
+        raise RetrievalError(f"There is no file {path}.", _ROW) from error
+    except OSError as error:
+        raise RetrievalError(f"{path} cannot be read: {error.strerror}.", "See that it may be read.") from error
+    except UnicodeDecodeError as error:
+        hint = "Spans count characters of UTF-8 text: convert it, and count them there."
+        raise RetrievalError(f"{path} is not UTF-8: byte {error.start} is none of it.", hint) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    path: Path
+    line: int
+
+    def wrong(self, fault: str, hint: str = _ROW) -> NoReturn:
+        raise RetrievalError(f"{self.path}, line {self.line}: {fault}.", hint)
+
+
+def _rows(path: Path) -> Iterator[tuple[int, Any]]:
+    for line, text in enumerate(_read(path).split("\n"), 1):
+        if text.strip():
+            try:
+                yield line, json.loads(text)
+            except ValueError as error:
+                _Place(path, line).wrong(f"not JSON ({error})")
+
+
+def _question(row: Any, documents: Mapping[str, Document], place: _Place) -> Question:
+    if not isinstance(row, dict):
+        place.wrong(f"a JSON {type(row).__name__}")
+    values = cast("dict[str, Any]", row)
+    for key, kind in (("corpus", str), ("question", str), ("references", list)):
+        if not isinstance(values.get(key), kind):
+            place.wrong(f"{key!r} is {'missing' if key not in values else f'no {kind.__name__}'}")
+    corpus, question = _known(values["corpus"], documents, place), values["question"]
+    if not question.strip():
+        place.wrong("the question is empty")
+    if not values["references"]:
+        place.wrong("the question has no reference", "A question that the texts do not answer measures nothing here.")
+    spans = tuple(_span(reference, documents[corpus].text, corpus, place) for reference in values["references"])
+    return Question(corpus, question, spans)
+
+
+def _known(name: str, documents: Mapping[str, Document], place: _Place) -> str:
+    stem = Path(name).stem if Path(name).suffix in _ENDINGS else name
+    if stem not in documents:
+        place.wrong(f"there is no corpus {name!r}", nearest(stem, documents) or f"Corpora: {', '.join(documents)}.")
+    return stem
+
+
+def _span(reference: Any, text: str, corpus: str, place: _Place) -> SpanOf:
+    found = cast("dict[str, Any]", reference) if isinstance(reference, dict) else {}
+    start, end = found.get("start"), found.get("end")
+    if type(start) is not int or type(end) is not int:
+        place.wrong(f"{json.dumps(reference)} is no reference")
+    if not 0 <= start < end <= len(text):
+        hint = "Spans count characters, not bytes, from 0; `end` is one past the last."
+        place.wrong(f"the span {start} to {end} does not lie in {corpus!r}, which has {len(text)} characters", hint)
+    return start, end

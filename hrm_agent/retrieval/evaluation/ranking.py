@@ -1,0 +1,112 @@
+"""What a configuration retrieves: its chunks in an index as agents search it, and the best of them for each question.
+
+All corpora lie in one index, so that a question about one of them meets the others too; with `apart` each has an index
+of its own. A chunk whose span is not its text is a document by itself there: it is found by the words that a reader
+would be shown, and stands nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hrm_agent.retrieval.chunking.chunk import Chunk
+from hrm_agent.retrieval.evaluation.configurations import Configuration
+from hrm_agent.retrieval.evaluation.questions import QuestionSet
+from hrm_agent.retrieval.evaluation.spans import RANKS, Piece
+from hrm_agent.retrieval.index.database import DocumentIndex, Hit
+from hrm_agent.retrieval.index.reading import Document, Kind
+from hrm_agent.retrieval.tokenizers.base import Tokenizer
+
+__all__ = ["Found", "Ranking", "rank", "within"]
+
+_SPARE = 4
+"""So many times the chunks that fill a budget are asked for, as chunks are shorter than they may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A hit: where it stands, and what a reader is shown."""
+
+    piece: Piece
+    text: str
+
+
+@dataclass
+class Ranking:
+    """What a configuration did."""
+
+    found: list[list[Found]]
+    """Of each question, in the order of the set: the hits, best first."""
+    tokens: list[int] = field(default_factory=list[int])
+    """Of each chunk."""
+    wrong: int = 0
+    """Chunks whose span is not their text."""
+
+
+def rank(
+    questions: QuestionSet, configuration: Configuration, tokenizer: Tokenizer, depth: int, *, apart: bool
+) -> Ranking:
+    """Index the corpora as `configuration` says and ask every question for `depth` chunks."""
+    ranking = Ranking([[] for _ in questions.questions])
+    names = list(questions.documents)
+    for group in [[name] for name in names] if apart else [names]:
+        with TemporaryDirectory() as folder, DocumentIndex(Path(folder) / "index.db", create=True) as index:
+            pieces = _Pieces(index, ranking)
+            for name in group:
+                document = questions.documents[name]
+                pieces.put(name, document, configuration.cut(document, tokenizer.name))
+            for number, question in enumerate(questions.questions):
+                if question.corpus in group:
+                    hits = index.search(question.text, depth)
+                    ranking.found[number] = [Found(pieces.of(hit), hit.text) for hit in hits]
+    return ranking
+
+
+def depth_for(k: int, budget: int, size: int) -> int:
+    """Chunks to ask for, so that neither `k` nor a budget nor MRR runs short."""
+    return max(k, RANKS, _SPARE * -(-budget // size))
+
+
+def within(found: Sequence[Found], budget: int, tokenizer: Tokenizer) -> Iterator[Piece]:
+    """The best pieces that a budget of tokens pays for; the last one is cut where the budget ends."""
+    for hit in found:
+        if hit.piece.tokens > budget:
+            if budget:
+                shown = int(tokenizer.offsets(hit.text)[budget - 1][1])
+                yield replace(hit.piece, end=hit.piece.start + shown, tokens=budget)
+            return
+        yield hit.piece
+        budget -= hit.piece.tokens
+
+
+class _Pieces:
+    """The chunks of an index by what it says of them."""
+
+    def __init__(self, index: DocumentIndex, ranking: Ranking) -> None:
+        self._index, self._ranking = index, ranking
+        self._pieces: dict[tuple[str, int, int], Piece] = {}
+
+    def put(self, corpus: str, document: Document, chunks: Sequence[Chunk]) -> None:
+        right = [chunk for chunk in chunks if _is_exact(document.text, chunk)]
+        self._put(corpus, document, right, corpus)
+        wrong = [chunk for chunk in chunks if not _is_exact(document.text, chunk)]
+        for number, chunk in enumerate(wrong):
+            moved = replace(chunk, start=0, end=len(chunk.text))
+            self._put(f"{corpus}\0{number}", Document(chunk.text, Kind.TEXT), [moved], None)
+        self._ranking.wrong += len(wrong)
+        self._ranking.tokens += [chunk.tokens for chunk in chunks]
+
+    def _put(self, file: str, document: Document, chunks: Sequence[Chunk], corpus: str | None) -> None:
+        self._index.put(file, file, document, chunks)
+        for chunk in chunks:
+            self._pieces[file, chunk.start, chunk.end] = Piece(corpus, chunk.start, chunk.end, chunk.tokens)
+
+    def of(self, hit: Hit) -> Piece:
+        return self._pieces[hit.file, hit.start, hit.end]
+
+
+def _is_exact(text: str, chunk: Chunk) -> bool:
+    return chunk.start >= 0 and text[chunk.start : chunk.end] == chunk.text

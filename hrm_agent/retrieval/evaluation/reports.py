@@ -1,0 +1,112 @@
+"""An evaluation as tables, and as files: `results.json` for programs, `results.md` for people, `results.png`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hrm_agent.files import replacing, to_json
+from hrm_agent.retrieval.evaluation.evaluate import ALL, Evaluation, Result, Score
+
+__all__ = ["LEGEND", "markdown", "record", "tables", "write_results"]
+
+LEGEND = (
+    "Shares of characters in %, means over questions. Beside them: less the baseline (the first line), question by "
+    "question, with its 95 % interval; * where that leaves out 0; = where the two agree on every question. Wrong: "
+    "chunks whose span is not their text, which answer nothing."
+)
+Table = tuple[str, Sequence[str], list[list[str]]]
+"""Title, columns, rows."""
+
+
+def record(found: Evaluation, source: str) -> dict[str, Any]:
+    """The whole evaluation as plain values."""
+    results = [{**asdict(result), "configuration": str(result.configuration)} for result in found.results]
+    settings = asdict(found.settings)
+    return {"source": source, "base": results[0]["configuration"], **settings, **asdict(found), "results": results}
+
+
+def tables(found: Evaluation) -> list[Table]:
+    """At k chunks, at the token budget, and by corpus where there are several."""
+    k, budget = found.settings.k, found.settings.budget
+    place = "an index for each corpus" if found.settings.apart else "one index of all corpora"
+    asked = f"{sum(found.questions.values())} questions, {place}"
+    chunks = ("configuration", "chunks", "tokens", "wrong", "recall", "", "precision", "IoU", "", "MRR", "")
+    paid = ("configuration", "recall", "", "precision", "IoU", "")
+    made: list[Table] = [(f"The best {k} chunks ({asked})", chunks, [_chunk_row(result) for result in found.results])]
+    made += [(f"The best {budget:,} tokens", paid, [_budget_row(result) for result in found.results])]
+    if len(found.questions) > 1:
+        columns = ("configuration", *(name for corpus in found.questions for name in (corpus, "")))
+        for measure, title in (("recall", f"Recall of {k} chunks"), ("budget_iou", f"IoU of {budget:,} tokens")):
+            rows = [_corpus_row(result, list(found.questions), measure) for result in found.results]
+            made += [(f"{title}, by corpus", columns, rows)]
+    return made
+
+
+def _chunk_row(result: Result) -> list[str]:
+    scores = result.scores[ALL]
+    sizes = [str(result.chunks), f"{result.mean_tokens:.0f}", str(result.wrong_spans)]
+    recall, iou, mrr = (_both(scores[name]) for name in ("recall", "iou", "mrr"))
+    return [str(result.configuration), *sizes, *recall, _percent(scores["precision"].value.value), *iou, *mrr]
+
+
+def _budget_row(result: Result) -> list[str]:
+    scores = result.scores[ALL]
+    recall, iou = _both(scores["budget_recall"]), _both(scores["budget_iou"])
+    return [str(result.configuration), *recall, _percent(scores["budget_precision"].value.value), *iou]
+
+
+def _corpus_row(result: Result, corpora: Sequence[str], measure: str) -> list[str]:
+    return [str(result.configuration), *(cell for name in corpora for cell in _both(result.scores[name][measure]))]
+
+
+def _both(score: Score) -> tuple[str, str]:
+    """The value, and what it is more than the baseline's."""
+    less = score.less_base
+    if less.value == less.low == less.high == 0:
+        return _percent(score.value.value), "="
+    star = "*" if less.low > 0 or less.high < 0 else " "
+    return _percent(score.value.value), f"{100 * less.value:+.2f} [{100 * less.low:+.2f}, {100 * less.high:+.2f}]{star}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f}"
+
+
+def markdown(found: Evaluation, source: str) -> str:
+    """The evaluation as a page."""
+    asked = ", ".join(f"{name} {count}" for name, count in found.questions.items())
+    settings = "\n".join(f"* {name}: `{value}`" for name, value in asdict(found.settings).items())
+    parts = [f"# Retrieval on {source}", f"Questions: {asked}.", LEGEND.replace("*", "\\*")]
+    for title, columns, rows in tables(found):
+        parts += [f"## {title}", "\n".join(_lines(columns, rows))]
+    return "\n\n".join([*parts, "## Settings", settings]) + "\n"
+
+
+def _lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    for row in (columns, ["---"] * len(columns), *rows):
+        yield "| " + " | ".join(cell.strip().replace("*", "\\*") for cell in row) + " |"
+
+
+def write_results(found: Evaluation, folder: Path, source: str) -> list[Path]:
+    """The files, written into `folder`; without matplotlib there is no picture among them."""
+    plain = json.loads(to_json(record(found, source)))
+    written = [_write(folder / "results.json", json.dumps(plain, ensure_ascii=False, indent=2) + "\n")]
+    written.append(_write(folder / "results.md", markdown(found, source)))
+    if find_spec("matplotlib") is not None:
+        from hrm_agent.retrieval.evaluation.picture import draw
+
+        with replacing(folder / "results.png") as part:
+            draw(found, part, source)
+        written.append(folder / "results.png")
+    return written
+
+
+def _write(path: Path, text: str) -> Path:
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
+    return path
