@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage
 from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
 from langgraph.types import Send
@@ -136,17 +136,19 @@ class _Research:
 
     async def write(self, state: ResearchState, runtime: Runtime[ResearchContext]) -> dict[str, Any]:
         """Writer: findings and passages -> an answer with quotes; nothing where the budget is used up."""
-        context = _context(runtime)
+        context, drafts = _context(runtime), state.get("drafts", [])
         left = budget_left(state, context)
-        drafts = state.get("drafts", []) or [HumanMessage(_writer_request(state, context), id="request")]
         if left.used_up():
-            return {"drafts": drafts}
+            return {}
+        turns: list[AnyMessage] = [SystemMessage(WRITER_PROMPT), HumanMessage(_writer_request(state, context)), *drafts]
+        if drafts:
+            turns.append(HumanMessage(state.get("complaint", "")))
         limit = min(context.max_answer_tokens, left.tokens)
         chat = chat_model(context.model or self._model, temperature=context.temperature, max_tokens=limit)
         try:
-            answer = await chat.ainvoke([SystemMessage(WRITER_PROMPT), *drafts])
+            answer = await chat.ainvoke(turns)
         except ContextLengthError as error:
-            return {"drafts": drafts, "remarks": [f"write: {error}"]}
+            return {"remarks": [f"write: {error}"]}
         return {"drafts": [*drafts, answer], "spent": spent_on([answer], context.prices)}
 
     def _means(self, context: ResearchContext, tokens: int, calls: int) -> Means:
@@ -200,18 +202,17 @@ def gather(state: ResearchState) -> dict[str, Any]:
 def check_draft(state: ResearchState, runtime: Runtime[ResearchContext]) -> dict[str, Any]:
     """Hold the newest draft against the sources: send it back with what is wrong, or end the turn with the best one."""
     context, drafts, sources = _context(runtime), state.get("drafts", []), state.get("sources", {})
-    answers = [draft for draft in drafts if isinstance(draft, AIMessage)]
-    checked = [check(answer.text, sources) for answer in answers]
+    checked = [check(draft.text, sources) for draft in drafts]
     left = budget_left(state, context)
     complaint = _complaint(checked[-1], sources) if checked else ""
-    if complaint and len(answers) == 1 and not was_cut(answers[0]) and not left.used_up():
-        return {"drafts": [*drafts, HumanMessage(complaint, id="complaint")]}
+    if complaint and not state.get("complaint") and not was_cut(drafts[0]) and not left.used_up():
+        return {"complaint": complaint}
     best = max(checked, key=lambda one: (len(one.citations), bool(one.body)), default=None)
     if best is None or not best.body:
         best = check(_findings_text(state), sources)
     remarks = [f"check: mended {mended}" for mended in best.mended]
     remarks += [f"check: removed {problem}" for problem in best.problems]
-    stop, reason = _end(state, context, best, answers)
+    stop, reason = _end(state, context, best)
     return {
         "messages": [AIMessage(_final_text(best), id=_final_id(state))],
         "citations": list(best.citations),
@@ -253,19 +254,18 @@ def _final_text(best: Checked) -> str:
     return "\n\n".join(part for part in (body, " ".join(notes), listed) if part)
 
 
-def _end(
-    state: ResearchState, context: ResearchContext, best: Checked, answers: Sequence[AIMessage]
-) -> tuple[str, str]:
+def _end(state: ResearchState, context: ResearchContext, best: Checked) -> tuple[str, str]:
     """Why the turn ends, as a name and in words."""
+    drafts = state.get("drafts", [])
     limit = budget_left(state, context).used_up(calls=0)
     short = [finding for finding in state.get("findings", []) if finding["stop"] != StopReason.ANSWER]
     missing = len(state.get("findings", [])) < len(state.get("questions", []))
-    if limit is not None and (not answers or short or missing):
+    if limit is not None and (not drafts or short or missing):
         return limit.value, f"The budget is used up ({limit.value}); this is the best answer so far."
-    if not answers or was_cut(answers[-1]):
+    if not drafts or was_cut(drafts[-1]):
         return (
             StopReason.MAX_TOKENS.value,
-            "The answer was cut off." if answers else "The sources are too long to read.",
+            "The answer was cut off." if drafts else "The sources are too long to read.",
         )
     if best.denies or not best.citations:
         return UNANSWERED, "The sources have no answer." if best.denies else "No source was cited."

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, NotRequired
 
-from langchain_core.messages import AnyMessage
+from langchain_core.messages import AIMessage, AnyMessage
 from langgraph.graph.message import add_messages
 from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
 
@@ -173,8 +173,10 @@ class ResearchState(TypedDict):
     """What the searchers of this turn have handed in; empty once it is among `findings` and `sources`."""
     say: NotRequired[str]
     """What the planner says to the person itself; empty where the writer does."""
-    drafts: NotRequired[list[AnyMessage]]
-    """The writer's conversation: its request, an answer, what is wrong with it, another answer."""
+    drafts: NotRequired[list[AIMessage]]
+    """The writer's answers as they were sampled; two, if something was wrong with the first."""
+    complaint: NotRequired[str]
+    """What was wrong with it, as the writer was told."""
     asked_back: NotRequired[bool]
     """The newest answer is a question."""
     spent: NotRequired[Annotated[Spent, added]]
@@ -198,6 +200,7 @@ def new_turn() -> dict[str, Any]:
         "found": [None],
         "say": "",
         "drafts": [],
+        "complaint": "",
         "remarks": [None],
         "stop_reason": "",
         "reason": "",

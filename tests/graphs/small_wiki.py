@@ -10,8 +10,8 @@ from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 PAGES = {
-    "Blue whale": "The blue whale is a marine mammal.\n\nReaching a length of 29.9 m, it is the largest animal known to "
-    "have ever existed. Its diet consists almost exclusively of krill.",
+    "Blue whale": "The blue whale is a marine mammal.\n\nReaching a length of 29.9 m, it is the largest animal known "
+    "to have ever existed. Its diet consists almost exclusively of krill.",
     "Krill": "Krill are small crustaceans.\n\nMost krill species display large daily vertical migrations. They "
     "feed near the surface at night, and in deeper waters during the day.",
     "Ðắk Lắk/Größe 🐋": "Die Größe eines Blauwals beträgt bis zu 33 Meter – “mehr” als ein Haus.",
@@ -32,7 +32,7 @@ class SmallWiki:
                 query = {name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()}
                 wiki.requests.append(query)
                 if wiki.status is None:
-                    time.sleep(1.0)
+                    time.sleep(2.0)
                 body = json.dumps(wiki.answer(query)).encode() if wiki.status == 200 else b"<h1>no</h1>"
                 self.send_response(wiki.status or 200)
                 self.send_header("Content-Type", "application/json")
