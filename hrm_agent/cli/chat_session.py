@@ -23,6 +23,7 @@ from graphs.time_travel import Edit, History, Moment, Question, history
 from hrm_agent.cli.chat_screen import Screen
 from hrm_agent.cli.fork import fork_thread
 from hrm_agent.cli.run import RunConfig, config_folder, known_config, runner_for
+from hrm_agent.cli.sources import values_of
 from hrm_agent.config import build_config, compare_on_resume, save_config
 from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.models import load_policy
@@ -111,10 +112,7 @@ class Session:
     @property
     def values(self) -> Mapping[str, Any]:
         """The state where one stands."""
-        found: Any = self.store.checkpointer.allowing(load_graph(self.config.graph)).get_tuple(
-            {"configurable": {"thread_id": self.thread, "checkpoint_ns": ""}}
-        )
-        return found.checkpoint["channel_values"] if found is not None else {}
+        return values_of(self.store, self.thread, self.config.graph)
 
     def questions(self) -> tuple[Question, ...] | None:
         """What the thread waits for an answer to, none at a breakpoint; None where it does not wait."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from hrm_agent.cli.arguments import Parser
 from hrm_agent.cli.output import Output
 from hrm_agent.cli.rendering import call_lines, tool_call_lines
 from hrm_agent.cli.source import DEFAULT_STORE, existing_store
-from hrm_agent.trajectory import Call, Overlay, ToolCall, Trajectory
+from hrm_agent.cli.sources import cited_lines, source_data, source_lines, values_of
+from hrm_agent.trajectory import Call, Overlay, ToolCall, Trajectory, Turn
 
 __all__ = ["run"]
 
@@ -17,9 +19,15 @@ def run(words: list[str]) -> int:
     parser = Parser("show", "Show one trajectory: messages, tool calls, tokens, and the verdicts of training runs.")
     parser.add_argument("trajectory", help="id of the trajectory, or of its thread")
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"store or run folder [{DEFAULT_STORE}]")
+    parser.add_argument(
+        "--sources", nargs="?", const="", metavar="N", help="what its answer cites; with a number, the span in its text"
+    )
     arguments = parser.read(words)
     with existing_store(arguments.store) as store:
         trajectory = store.journal.trajectory(arguments.trajectory)
+        if arguments.sources is not None:
+            values = values_of(store, trajectory.thread_id, trajectory.graph)
+            return _show_sources(Output(as_json=arguments.json), values, arguments.sources)
         verdicts = [o for o in store.journal.overlays(trajectory.run_id) if o.trajectory_id == trajectory.id]
     output = Output(as_json=arguments.json)
     output.result(
@@ -29,10 +37,22 @@ def run(words: list[str]) -> int:
     return 0
 
 
+def _show_sources(output: Output, values: Mapping[str, Any], wanted: str) -> int:
+    lines = list(cited_lines(values, wanted) if wanted else source_lines(values))
+    output.result(source_data(values))
+    for text, style in lines:
+        output.say(text, style=style)
+    return 0
+
+
 def _print(output: Output, trajectory: Trajectory, verdicts: list[Overlay]) -> None:
     output.table(("trajectory", trajectory.id), list(_header(trajectory)))
     output.say()
-    for record in sorted([*trajectory.calls, *trajectory.tool_calls], key=_moment):
+    numbers = {turn.id: number for number, turn in enumerate(trajectory.turns, start=2)}
+    for record in sorted([*trajectory.turns, *trajectory.calls, *trajectory.tool_calls], key=_moment):
+        if isinstance(record, Turn):
+            output.say(f"turn {numbers[record.id]}: {record.prompt}\n", style="bold magenta")
+            continue
         first, *rest = call_lines(record) if isinstance(record, Call) else tool_call_lines(record)
         output.say(first, style="bold" if isinstance(record, Call) else "cyan")
         for line in rest:
@@ -43,7 +63,7 @@ def _print(output: Output, trajectory: Trajectory, verdicts: list[Overlay]) -> N
         output.say(f"step {verdict.step} of {verdict.run_id}: {verdict.verdict.value}{credit}: {verdict.reason}")
 
 
-def _moment(record: Call | ToolCall) -> float:
+def _moment(record: Call | ToolCall | Turn) -> float:
     return record.ended_at if isinstance(record, Call) else record.started_at
 
 
@@ -52,6 +72,8 @@ def _header(trajectory: Trajectory) -> Iterator[tuple[str, object]]:
     yield "thread", trajectory.thread_id
     yield "task", f"{trajectory.task.family} {trajectory.task.id}"
     yield "prompt", trajectory.task.prompt
+    if trajectory.turns:
+        yield "turns", f"{len(trajectory.prompts)}, of which the newest: {trajectory.prompts[-1]}"
     yield "graph", trajectory.graph
     yield "policy", f"{trajectory.policy}, version {trajectory.policy_version}"
     yield "status", trajectory.status.value + reason

@@ -7,11 +7,14 @@ Any graph can have it: a state whose `sources` are texts by id, `{"title", "url"
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
-from hrm_agent.errors import RunError
+from graphs.loading import load_graph
+from hrm_agent.errors import GraphError, RunError
+from hrm_agent.store import RunStore
 
-__all__ = ["citation_lines", "cited_lines", "source_data", "source_lines", "without_list"]
+__all__ = ["citation_lines", "cited_lines", "source_data", "source_lines", "values_of", "without_list"]
 
 _AROUND = 300
 """Characters of the text that are shown before and after a span."""
@@ -20,6 +23,15 @@ _SHOWN = 160
 """Characters of a quote in a list."""
 Line = tuple[str, str]
 """Text and style."""
+
+
+def values_of(store: RunStore, thread: str, graph: str) -> Mapping[str, Any]:
+    """The newest state of a thread, read without the graph's types where its code is gone."""
+    saver = store.checkpointer
+    with suppress(GraphError):
+        saver = saver.allowing(load_graph(graph))
+    found: Any = saver.get_tuple({"configurable": {"thread_id": thread, "checkpoint_ns": ""}})
+    return found.checkpoint["channel_values"] if found is not None else {}
 
 
 def source_data(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,6 +128,27 @@ def test_nothing_runs_before_a_person_has_agreed(run: Runs, capsys: pytest.Captu
     trajectory = run(resume)
     assert trajectory.answer is not None and "226" in trajectory.answer
     assert trajectory.calls[0] == waiting.calls[0] and len(trajectory.tool_calls) == 1
+
+
+def test_a_journey_when_the_wiki_is_gone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each part in a process of its own, then the commands on the record."""
+    said: list[str] = []
+    for words in commands("research_time_travel"):
+        if words[0] == "python":
+            done = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, check=True)
+            said.append(done.stdout)
+        else:
+            assert main(words[1:]) == 0
+            said.append(capsys.readouterr().out)
+    talked, travelled, _, replayed, sources = said
+    assert "It is almost 30 metres long [1]." in talked and "They come up to feed [1]." in talked
+    assert "@4   gather -> write" in travelled and "Played again, 14 moments: equal." in travelled
+    assert "It is about 98 feet long [1]." in travelled
+    assert re.search(r"This needs the wiki: infrastructure: http://127\.0\.0\.1.* cannot be reached", travelled)
+    assert "The sources do not answer this." in travelled and "The model was asked 7 times." in travelled
+    assert "equal, byte for byte" in replayed and "They feed near the surface at night" in sources
+    with open_store("runs/research_time_travel.db", create=False) as store:
+        assert [lint(trajectory) for trajectory in store.journal.trajectories()] == [[], [], []]
 
 
 def test_what_a_person_refuses_is_not_run(run: Runs, folder: Path) -> None:

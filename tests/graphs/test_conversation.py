@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ from langchain_core.messages import BaseMessage
 from langgraph.graph import START, StateGraph
 from typing_extensions import TypedDict
 
+from graphs import drive
 from graphs.episode import Episode, EpisodeRunner
 from graphs.replay import replay_async
 from graphs.time_travel import fork, history
@@ -209,59 +207,43 @@ async def test_a_provider_that_is_away_stops_a_turn_and_loses_nothing(
     assert (await checked(store)).prompts == (ASKED.prompt, "What is 2 + 3?")
 
 
-PROGRAM = """
-import asyncio, json, os, signal, sys
-from graphs import drive
-from graphs.episode import Episode, EpisodeRunner
-from hrm_agent.environment import LocalEnvironment
-from hrm_agent.models.scripted import ScriptedEngine
-from hrm_agent.store import open_store
-from tests.graphs.test_conversation import ASKED, numbers
+def in_a_child(where: str, text: str | None, moment: str = "") -> int:
+    """Say something in a process of its own, which kills itself at a moment; how that ended."""
+    child = os.fork()
+    if child == 0:
+        try:
+            asyncio.run(_said_and_killed(where, text, moment))
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-where, text, moment = sys.argv[1:]
 
-def answers(messages):
-    with open(where + ".log", "a") as log:
-        log.write(messages[-1].text + "\\n")
-    if moment == "model" and messages[-1].type == "tool" and messages[-1].text == "5":
+async def _said_and_killed(where: str, text: str | None, moment: str) -> None:
+    def die(*_: Any) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
-    return numbers(messages)
 
-if moment == "input":  # on record, and not given to the graph yet
-    drive.turn_input = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    def answers(messages: Sequence[BaseMessage]) -> str:
+        with Path(f"{where}.log").open("a") as log:
+            log.write(f"{messages[-1].text}\n")
+        return die() if (moment, messages[-1].text) == ("model", "5") else numbers(messages)
 
-async def main():
-    environment = LocalEnvironment()
-    with open_store(where) as store, ScriptedEngine(answers) as engine:
-        runner = EpisodeRunner(store, engine, "scripted", environment)
-        done = await runner.run(Episode(ASKED, "t", seed=1), say=text or None)
-        print(json.dumps(done.answer))
-    await environment.close()
-
-asyncio.run(main())
-"""
+    if moment == "input":  # it is on record, and not given to the graph yet
+        drive.turn_input = die
+    with open_store(where) as store:
+        await Talk(store, LocalEnvironment(), answers)(text)
 
 
 @pytest.mark.parametrize("moment", ["input", "model"])
-async def test_a_killed_turn_is_gone_on_with(moment: str, tmp_path: Path) -> None:
-    """kill -9 between what was said and what is done about it, and in the middle: nothing is said or sampled twice."""
+def test_a_killed_turn_is_gone_on_with(moment: str, tmp_path: Path) -> None:
+    """kill -9 between what is said and what is done about it, and in the middle: nothing is said or sampled twice."""
     where = str(tmp_path / "store.db")
-
-    def start(text: str, moment: str = "") -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", PROGRAM, where, text, moment]
-        root = str(Path(__file__).parents[2])
-        environment = {**os.environ, "PYTHONPATH": root}
-        return subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment, check=False)
-
-    assert json.loads(start("").stdout) == boxed(42)
-    assert start("What is 2 + 3?", moment).returncode == -signal.SIGKILL
-    assert json.loads(start("").stdout) == boxed(5)
-    asked = Path(where + ".log").read_text().splitlines()
+    assert in_a_child(where, ASKED.prompt) == 0
+    assert in_a_child(where, "What is 2 + 3?", moment) == -signal.SIGKILL
+    assert in_a_child(where, None) == 0
     again = ["5"] if moment == "model" else []
-    assert asked == [ASKED.prompt, "42", "What is 2 + 3?", "5", *again]
+    assert Path(f"{where}.log").read_text().splitlines() == [ASKED.prompt, "42", "What is 2 + 3?", "5", *again]
     with open_store(where) as store:
-        trajectory = await checked(store)
-        assert len(trajectory.calls) == 4 and [text for kind, text in said(store) if kind == "human"] == [
-            ASKED.prompt,
-            "What is 2 + 3?",
-        ]
+        trajectory = asyncio.run(checked(store))
+        assert trajectory.answer == boxed(5) and len(trajectory.calls) == 4
+        assert [text for kind, text in said(store) if kind == "human"] == [ASKED.prompt, "What is 2 + 3?"]

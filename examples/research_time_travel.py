@@ -1,0 +1,167 @@
+"""A conversation with the research agent, and a journey through it when its wiki is gone. Two processes:
+
+    python -m examples.research_time_travel talk
+    python -m examples.research_time_travel travel
+
+The first asks two questions over a small wiki of its own and ends; the wiki goes with it. The second has nothing but
+the record. It shows what happened, plays it again without a model or a wiki, asks the first question otherwise from the
+moment before the answer was written (for which the sources on record are enough) and talks on there, and searches anew,
+for which the wiki would be needed: the agent is told that it is out of reach, and says so. The same by commands:
+
+    hrm-agent history whales --store runs/research_time_travel.db
+    hrm-agent replay whales --store runs/research_time_travel.db
+    hrm-agent show whales --sources --store runs/research_time_travel.db
+
+The model is a script, so that this runs anywhere. `hrm-agent chat --graph research --policy openai:gpt-5` with
+`--context wiki=en user_agent='NAME/1.0 (you@example.org)'` is the same with a model and Wikipedia, at a prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from langchain_core.messages import BaseMessage
+
+from graphs.episode import CONTEXT, Episode, EpisodeRunner
+from graphs.prompts import RESEARCH_PLANNER_PROMPT, SEARCHER_PROMPT
+from graphs.replay import replay_async
+from graphs.time_travel import Edit, fork, history
+from hrm_agent.environment import LocalEnvironment
+from hrm_agent.errors import HrmError
+from hrm_agent.models.scripted import ScriptedEngine
+from hrm_agent.store import RunStore, open_store
+from hrm_agent.tools.local_wiki import LocalWiki
+from hrm_agent.trajectory import Sampling, TaskRef, Trajectory
+
+STORE, PAGES, THREAD = "runs/research_time_travel.db", "runs/research_time_travel", "whales"
+USER_AGENT = "hrm-agent-example/1.0 (you@example.org)"
+WIKI = {
+    "Blue whale": "The blue whale is the largest animal. Reaching a length of 29.9 metres, it weighs 199 tonnes.\n",
+    "Krill": "Krill are small crustaceans. They feed near the surface at night and sink into deeper water by day.\n",
+}
+FIRST, SECOND = "How long is a blue whale?", "And when do krill feed?"
+IN_FEET = "How long is a blue whale, in feet?"
+
+
+# a model that knows how to look things up
+
+
+def answers(messages: Sequence[BaseMessage]) -> str:
+    """Plans one question, searches for its page, reads it, and answers with a quote."""
+    role, newest = messages[0].text, messages[-1].text.rpartition("Newest message: ")[2]
+    if role == RESEARCH_PLANNER_PROMPT:
+        at_hand = "Sources at hand: none" not in messages[-1].text and "krill" not in newest
+        questions = [] if at_hand else [{"question": newest, "queries": []}]
+        return json.dumps({"questions": questions, "ask": "", "reply": ""})
+    if role == SEARCHER_PROMPT:
+        return _searcher(messages)
+    if "feet" in newest:
+        return 'It is about 98 feet long [S1: "Reaching a length of 29.9 metres"].'
+    if "krill" in newest and "They feed" in messages[-1].text:
+        return 'They come up to feed [S2: "They feed near the surface at night"].'
+    if "krill" not in newest and "29.9 metres" in messages[-1].text:
+        return 'It is almost 30 metres long [S1: "Reaching a length of 29.9 metres"].'
+    return "NOT ANSWERED Nothing could be looked up."
+
+
+def _searcher(messages: Sequence[BaseMessage]) -> str:
+    page = "Krill" if "krill" in messages[1].text else "Blue whale"
+    asked = [{"name": "wiki_search", "arguments": {"query": page}}, {"name": "wiki_page", "arguments": {"title": page}}]
+    done = sum(message.type == "ai" for message in messages)
+    if done < len(asked):
+        return f"<tool_call>{json.dumps(asked[done])}</tool_call>"
+    source = messages[-1].text.partition("<source ")[2].split()
+    quote = "They feed near the surface at night" if page == "Krill" else "Reaching a length of 29.9 metres"
+    return f'It says so [{source[0]}: "{quote}"].' if source else f"I found nothing: {messages[-1].text}"
+
+
+# the first process
+
+
+async def talk(runner: EpisodeRunner) -> None:
+    """Two turns on one thread, over a wiki that is there for as long as this takes."""
+    with LocalWiki(_written()) as wiki:
+        episode = _episode({"wiki": wiki.url, "user_agent": USER_AGENT})
+        for turn in (await runner.run(episode), await runner.run(episode, say=SECOND)):
+            show(turn)
+
+
+def _written() -> Path:
+    folder = Path(PAGES)
+    folder.mkdir(parents=True, exist_ok=True)
+    for title, text in WIKI.items():
+        (folder / f"{title}.txt").write_text(text, encoding="utf-8")
+    return folder
+
+
+def _episode(context: dict[str, Any]) -> Episode:
+    task = TaskRef(id=THREAD, family="examples", prompt=FIRST)
+    return Episode(task, THREAD, graph="research", seed=1, context=context)
+
+
+# the second process
+
+
+async def travel(runner: EpisodeRunner) -> None:
+    """What can be done with the record alone, and what cannot."""
+    store = runner.store
+    for moment in history(store, THREAD).lineage():
+        ran, then = ", ".join(moment.ran.nodes) or moment.source, ", ".join(moment.next) or "end"
+        print(f"@{moment.index:3} {ran} -> {then}")
+
+    found = await replay_async(store, THREAD)
+    print(f"\nPlayed again, {found.checkpoints} moments: {found.verdict.value}.")
+
+    # What the writer needs is on record: the wiki is not missed.
+    (other,) = fork(store, THREAD, "before:write", edit=Edit(messages={0: IN_FEET}), seed=1, context=_context(store))
+    show(await runner.run(other), IN_FEET)
+    show(await runner.run(other, say="How many feet was that?"))
+
+    # Whoever searches anew needs the wiki. That it is gone is an outcome like any other, not the end of the run.
+    (again,) = fork(store, THREAD, "before:search", seed=1, context=_context(store))
+    ended = await runner.run(again)
+    show(ended)
+    print(f"This needs the wiki: {ended.own_tool_calls[0].status}: {ended.own_tool_calls[0].content}")
+
+
+def _context(store: RunStore) -> dict[str, Any]:
+    """The options that the thread was run with stand beside its checkpoints."""
+    newest = store.checkpointer.get_tuple({"configurable": {"thread_id": THREAD}})
+    return json.loads(str((newest.metadata if newest else {}).get(CONTEXT, "{}")))
+
+
+def show(trajectory: Trajectory, asked: str = "") -> None:
+    """What was asked last, and what came of it."""
+    print(f"\n[{trajectory.thread_id}] {asked or trajectory.prompts[-1]}\n{trajectory.error or trajectory.answer}")
+
+
+async def go(what: str) -> None:
+    environment = LocalEnvironment()
+    with ExitStack() as stack:
+        store = stack.enter_context(open_store(STORE, create=what == "talk"))
+        engine = stack.enter_context(ScriptedEngine(answers))
+        await {"talk": talk, "travel": travel}[what](
+            EpisodeRunner(store, engine, "scripted", environment, Sampling(max_tokens=2048))
+        )
+        if what == "travel":
+            print(f"\nThe model was asked {engine.calls} times.")
+    await environment.close()
+
+
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="The research agent, and time travel through its conversation")
+    parser.add_argument("what", choices=("talk", "travel"))
+    try:
+        asyncio.run(go(parser.parse_args(words).what))
+    except HrmError as error:
+        raise SystemExit(str(error)) from None
+
+
+if __name__ == "__main__":
+    main()

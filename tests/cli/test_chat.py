@@ -1,0 +1,267 @@
+"""`hrm-agent chat`: from a pipe, at a real pseudo-terminal, killed in the middle, and two at once."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hrm_agent.store import open_store
+from hrm_agent.tools.local_wiki import LocalWiki
+from hrm_agent.trajectory import RunStatus, ToolStatus
+from hrm_agent.trajectory.lint import lint
+from tests.cli.conftest import SCRIPT, Command, Outcome
+from tests.postgres import PostgresServer
+
+PROJECT = Path(__file__).parents[2]
+SLEEP = '<tool_call>{"name": "python", "arguments": {"code": "import time; time.sleep(100)"}}</tool_call>'
+
+
+def script(path: Path, *answers: str) -> str:
+    path.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
+    return f"scripted:{path}"
+
+
+@pytest.fixture
+def chat(hrm: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """`hrm-agent chat WORDS` with lines from a pipe."""
+
+    def run(*words: str, lines: tuple[str, ...] = ()) -> Outcome:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("".join(f"{x}\n" for x in lines).encode())))
+        return hrm("chat", *words)
+
+    return run
+
+
+def test_a_conversation_from_a_pipe(chat: Command, hrm: Command, tmp_path: Path) -> None:
+    policy = script(tmp_path / "s", *SCRIPT, "<answer>5</answer>", "<answer>9</answer>")
+    lines = ("What is 6 * 7?", "What is 2 + 3?", "/history", "/back 1", "What is 4 + 5?", "/diff", "/threads")
+    lines += ("/replay", "//slash", "/quit", "never said")
+    done = chat("--policy", policy, "--thread", "t", "--seed", "1", lines=lines[:-3])
+    assert done.code == 0 and done.err == ""
+    shown = done.out.splitlines()
+    assert shown[:3] == ["\\boxed{42}", "5", "turn 1  What is 6 * 7?  (/back 2 stands before it)"]
+    assert re.search(r"@1 +__start__ +-> reason", done.out) and re.search(r"@3 +tools .*-> reason", done.out)
+    assert "On the thread t/fork-1, at moment 4." in shown
+    assert "They parted at moment 4, after reason." in shown and "+What is 4 + 5?" in shown
+    assert re.search(r"\* +t/fork-1 +tool_loop +completed +2 +What is 4 \+ 5\?", done.out)
+    assert shown[-5:] == [
+        *("> What is 6 * 7?", "\\boxed{42}", "> What is 4 + 5?", "9"),
+        "Played again from the record, 8 moments: equal, byte for byte.",
+    ]
+    assert hrm("replay", "--check", "runs").code == 0 and hrm("lint", "runs").code == 0
+    again = chat("--thread", "t", "--policy", script(tmp_path / "u", "<answer>said</answer>"), lines=lines[-3:])
+    assert (again.code, again.out) == (0, "said\n")
+    turns = hrm("show", "t", "--json").json["turns"]
+    assert [turn["prompt"] for turn in turns] == ["What is 2 + 3?", "/slash"]
+    assert "turn 2: What is 2 + 3?" in hrm("show", "t").out.splitlines()
+
+
+def test_turn_by_turn_without_a_prompt(chat: Command, hrm: Command, tmp_path: Path) -> None:
+    first = chat("--say", "What is 6 * 7?", "--thread", "t", "--policy", script(tmp_path / "s", *SCRIPT), "--json")
+    events = first.lines
+    assert events[-1]["event"] == "end" and events[-1]["answer"].endswith("<answer>\\boxed{42}</answer>")
+    assert {"chunk", "custom", "node"} <= {event["event"] for event in events}
+    assert chat("--say", "And now?", "--thread", "t", "--policy", script(tmp_path / "u", "So.")).out == "So.\n"
+    hrm("fork", "t", "--at", "4", "--name", "other")
+    assert chat("--say", "Or so?", "--thread", "other", "--policy", script(tmp_path / "v", "Or.")).out == "Or.\n"
+    assert "reason" in hrm("history", "other").out and hrm("diff", "t", "other").code == 0
+    prompts = hrm("resume", "other", "--json").json
+    assert [turn["prompt"] for turn in prompts["turns"]] == ["Or so?"], "what has ended is read back"
+    assert hrm("replay", "--check", "runs").code == 0
+    refused = hrm("run", "And now?", "--thread", "t", "--policy", f"scripted:{tmp_path / 's'}")
+    assert refused.code == 2 and "hrm-agent chat --thread t" in refused.err
+
+
+def test_mistakes_are_told_in_a_line(chat: Command, tmp_path: Path) -> None:
+    lines = ("/histroy", "/history", "/back 1", "hello", "/back 7", "/back @77", "/back before:nobody", "/sources 3")
+    lines += ("/diff a b c", "/threads nobody", "/resume", "once more", "/diff @0 nobody", "/fork t", "", "again")
+    done = chat("--policy", script(tmp_path / "s", "Hello.", "Well."), "--thread", "t", lines=lines)
+    expected = [
+        r"There is no command '/histroy'\. Did you mean '/history'\?",
+        *2 * [r"Nothing has been said yet\. Say something\."],
+        r"Hello\.",
+        r"There are 1 turns, not 7\. See /history\.",
+        r"Thread 't' has no moment '77'.*",
+        r"Thread 't' has no moment 'before:nobody'.*before:reason.*",
+        r"The newest answer has no citation '3'\. There is none\.",
+        r"/diff takes 2 words: .*",
+        r"There is no thread 'nobody'.*",
+        r"No turn is under way\. Say something\.",
+        r"Well\.",
+        r"There is no checkpoint of thread 'nobody'.*",
+        r"Thread 't' is there already\. Give the fork another name\.",
+        r"The script of .* has 2 answers, and one more was asked for\..*",
+    ]
+    assert done.code == 1
+    assert [bool(re.fullmatch(e, s)) for e, s in zip(expected, done.out.splitlines(), strict=True)] == 15 * [True]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--graph", "resaerch"), "There is no graph 'resaerch'. Did you mean 'research'?"),
+        (("--graph", "research"), "The research agent has nothing to search"),
+        (("--mode", "majority"), "it has no mode 'majority'"),
+        (("--context", "turns=1"), "has no option 'turns'"),
+        (("--say", " "), "--say says nothing"),
+    ],
+)
+def test_wrong_options_are_told_before_anything_is_said(words: tuple[str, ...], message: str, chat: Command) -> None:
+    done = chat(*words, lines=("hello",))
+    assert (done.code, done.out) == (2, "") and message in done.err
+
+
+def test_questions_of_a_graph_are_asked_at_the_prompt(chat: Command, tmp_path: Path) -> None:
+    options = ("--graph", "tests.graphs.replayed_agents:asks_twice", "--thread", "t")
+    policy = ("--policy", script(tmp_path / "s", "Hm.", "Ho."))
+    done = chat(*options, *policy, lines=("Help me.", "one", "/history"))
+    assert done.out.splitlines()[:2] == ["first?", "second?"]
+    done = chat(*options, lines=("two", "And then?"))
+    assert done.out.splitlines() == ["Hm. one two", "first?"] and done.code == 0
+    assert chat(*options, "--say", "1").out == "second?\n"
+
+
+def test_citations_and_the_cited_span(chat: Command, hrm: Command, tmp_path: Path) -> None:
+    """The research graph, its wiki gone after the first turn: the conversation goes on, and its sources stay."""
+    (tmp_path / "wiki").mkdir()
+    text = "The blue whale is the largest animal. Reaching a length of 29.9 metres, it weighs 199 tonnes."
+    (tmp_path / "wiki" / "Blue whale.txt").write_text(text)
+    plan = json.dumps({"questions": [{"question": "How long is a blue whale?", "queries": []}]})
+    calls = [{"name": "wiki_search", "arguments": {"query": "blue whale"}}]
+    calls += [{"name": "wiki_page", "arguments": {"title": "Blue whale"}}]
+    quote = '[S1: "Reaching a length of 29.9 metres"]'
+    looked_up = [plan, *(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls), f"So {quote}."]
+    policy = script(tmp_path / "s", *looked_up, f"Almost 30 metres {quote}.")
+    with LocalWiki(tmp_path / "wiki") as wiki:
+        context = ("--context", f"wiki={wiki.url}", "user_agent=tests/1.0 (a@example.org)")
+        options = ("--graph", "research", "--thread", "t", "--max-tokens", "2048", *context)
+        done = chat(*options, "--policy", policy, lines=("How long is a blue whale?", "/sources", "/sources 1"))
+        shown = done.out.splitlines()
+        assert shown[0] == "Almost 30 metres [1]."
+        assert re.fullmatch(rf"\[1\] Blue whale  {wiki.site}/wiki/Blue_whale\?oldid=\d+", shown[1])
+        assert shown[2] == '    "Reaching a length of 29.9 metres"' and shown[3:5] == shown[1:3]
+        assert re.fullmatch(r"  S1  Blue whale  .* characters, cited", shown[6])
+        assert shown[-3:] == [text[:38].strip(), "Reaching a length of 29.9 metres", ", it weighs 199 tonnes."]
+        events = hrm("history", "t", "--json").json
+        assert events["status"] == "completed"
+    policy = script(tmp_path / "u", *looked_up[:2], looked_up[2], "I found nothing.", "NOT ANSWERED It is away.")
+    done = chat("--thread", "t", "--policy", policy, lines=("How heavy is it?", "/replay"))
+    assert "The sources do not answer this. It is away." in done.out and "equal" in done.out.splitlines()[-1]
+    sources = hrm("show", "t", "--sources", "--json").json
+    assert sources["sources"]["S1"]["text"].strip() == text and done.code == 0
+    assert "Blue whale" in hrm("show", "t", "--sources").out
+    with open_store("runs/store.db") as store:
+        trajectory = store.journal.trajectory("t")
+        assert lint(trajectory) == [] and trajectory.tool_calls[-1].status is ToolStatus.INFRASTRUCTURE
+
+
+class Terminal:
+    """A program at a pseudo-terminal, typed to as a person types."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        self.shown = ""
+        self.process, self._screen = pty.fork()
+        if self.process == 0:
+            os.chdir(folder)
+            os.environ |= {"PYTHONPATH": str(PROJECT), "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
+            os.execv(sys.executable, [sys.executable, "-m", "hrm_agent.cli.main", *words])
+
+    def type(self, text: str) -> None:
+        os.write(self._screen, text.encode())
+
+    def until(self, pattern: str, seconds: float = 120.0) -> str:
+        """Read until it is shown; what was shown until then is read and gone."""
+        deadline = time.monotonic() + seconds
+        while not (found := re.search(pattern, self.shown)):
+            assert time.monotonic() < deadline, f"{pattern!r} was not shown: {self.shown!r}"
+            if select.select([self._screen], [], [], 0.2)[0]:
+                self.shown += os.read(self._screen, 65536).decode(errors="replace")
+        before, self.shown = self.shown[: found.end()], self.shown[found.end() :]
+        return before
+
+    def ends(self) -> int:
+        """The exit code, once it has ended."""
+        while True:
+            try:
+                os.read(self._screen, 65536)
+            except OSError:  # nobody has the other end any more
+                break
+        os.close(self._screen)
+        return os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
+
+
+def test_at_a_terminal(tmp_path: Path, hrm: Command) -> None:
+    """Typed, edited, stopped, gone back and killed; then opened again, and left by Ctrl-D."""
+    policy = script(tmp_path / "s", SCRIPT[0], SCRIPT[1], SLEEP, "<answer>gone on</answer>", SLEEP)
+    words = ("chat", "--policy", policy, "--thread", "t", "--seed", "1")
+    one = Terminal(tmp_path, *words)
+    one.until("thread t .new.")
+    one.until("> ")
+    one.type("What is 6 * 8?\b\b7?\r")
+    assert "running 6 * 7" in one.until("boxed.42.*\n"), "what runs is told on a line of its own"
+    one.until("> ")
+    one.type("Sleep\r")
+    one.until("running import time")
+    one.type("\x03")
+    one.until("Stopped; what was recorded is kept")
+    one.until("> ")
+    one.type("\x03")  # at the prompt it only drops the line
+    one.until("> ")
+    one.type("\x1b[A\x1b[A\x1b[B and now?\r")  # the line before, from the history, with more
+    one.until("gone on.*\n")
+    one.until("> ")
+    one.type("/ba\t\r")
+    one.until("how many turns back")
+    one.type("1\r")
+    assert "On the thread t/fork-1" in one.until("On the thread .*\n")
+    one.until("> ")
+    second = hrm("chat", "--thread", "t/fork-1", "--say", "hello")
+    assert second.code == 2 and "'t/fork-1' is being talked on already, by process" in second.err
+    one.type("Sleep again\r")
+    one.until("running import time")
+    os.kill(one.process, signal.SIGKILL)
+    assert one.ends() == -signal.SIGKILL
+
+    script(tmp_path / "s", "<answer>after the kill</answer>", "<answer>bye</answer>")
+    with open_store(tmp_path / "runs" / "store.db") as store:
+        known = store.journal.trajectory("t/fork-1")
+        assert known.status is RunStatus.RUNNING and known.prompts == ("What is 6 * 7?", "Sleep", "Sleep again")
+        (call,) = (call for call in known.own_tool_calls if call.status is None)
+        done = {"status": ToolStatus.OK, "content": "slept"}  # so that the test need not wait for it
+        store.journal.write_tool_call(call.model_copy(update=done))
+    two = Terminal(tmp_path, "chat", "--thread", "t/fork-1")
+    two.until("Going on with the turn that was interrupted")
+    two.until("after the kill.*\n")
+    two.until("> ")
+    two.type("\x1b[A again\r")
+    two.until("bye.*\n")
+    two.until("> ")
+    two.type("\x04")
+    assert two.ends() == 0
+    shown = {thread: hrm("show", thread, "--json").json for thread in ("t", "t/fork-1")}
+    assert [turn["prompt"] for turn in shown["t"]["turns"]] == ["Sleep", "Sleep and now?"]
+    assert [turn["before"]["status"] for turn in shown["t"]["turns"]] == ["completed", "aborted"]
+    assert [turn["prompt"] for turn in shown["t/fork-1"]["turns"]][-1] == "Sleep again again"
+    assert len(shown["t/fork-1"]["calls"]) == 6, "what had been answered before the kill was not asked again"
+    assert hrm("replay", "--check", "runs").code == 0 and hrm("lint", "runs").code == 0
+
+
+def test_one_conversation_at_a_time_on_a_server(chat: Command, tmp_path: Path, postgres: PostgresServer) -> None:
+    url = postgres.create_database()
+    policy = ("--policy", script(tmp_path / "s", "Hello.", "And again."))
+    assert chat("--store", url, "--thread", "t", *policy, lines=("Hi.", "Again.", "/replay")).code == 0
+    with open_store(url) as other, other.lease("t", "talked on"):
+        refused = chat("--store", url, "--thread", "t", *policy, lines=("Hi.",))
+    assert refused.code == 2 and "Thread 't' is being talked on already" in refused.err
+    with open_store(url) as store:
+        assert store.journal.trajectory("t").prompts == ("Hi.", "Again.")
