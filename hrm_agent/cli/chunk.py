@@ -75,6 +75,7 @@ def _list(arguments: Arguments, output: Output, document: Document, tokenizer: T
     (cutting,) = _cut(arguments, document, tokenizer, names)
     if cutting.problem:
         raise RetrievalError(cutting.problem, "Name one of our own strategies.")
+    _picture(arguments, document, [cutting])
     rows = list(_chunks(cutting))
     output.result({**_settings(arguments, document), "strategy": cutting.name, "chunks": rows})
     cells = [
@@ -83,11 +84,11 @@ def _list(arguments: Arguments, output: Output, document: Document, tokenizer: T
     ]
     output.table(("chunk", "span", "tokens", "overlap", "begins"), cells)
     output.say(f"{len(rows)} chunks by {cutting.name}, of at most {arguments.size} tokens of {tokenizer.name}")
-    _picture(arguments, output, document, [cutting])
 
 
 def _compare(arguments: Arguments, output: Output, document: Document, tokenizer: Tokenizer) -> None:
     cuttings = _cut(arguments, document, tokenizer, arguments.strategy or splitters_at_hand())
+    _picture(arguments, document, cuttings)
     tokens, floor = _floor(tokenizer, document.text)
     rows = [_row(cutting, document.text, floor) for cutting in cuttings]
     output.result({**_settings(arguments, document), "tokens": tokens, "strategies": rows})
@@ -103,7 +104,6 @@ def _compare(arguments: Arguments, output: Output, document: Document, tokenizer
             output.say(f"{row['strategy']}: {row['problem']}")
     output.say()
     _lanes(output, document, cuttings, _window(arguments, document, cuttings))
-    _picture(arguments, output, document, cuttings)
 
 
 def _cut(arguments: Arguments, document: Document, tokenizer: Tokenizer, names: Sequence[str]) -> list[Cutting]:
@@ -208,12 +208,11 @@ def _lanes(output: Output, document: Document, cuttings: Sequence[Cutting], show
     )
 
 
-def _picture(arguments: Arguments, output: Output, document: Document, cuttings: Sequence[Cutting]) -> None:
-    if arguments.picture is None:
-        return
-    title = f"{arguments.file.name}: chunks of at most {arguments.size} tokens of {arguments.tokenizer}"
-    draw(document.text, cuttings, arguments.picture, title, _window(arguments, document, cuttings))
-    output.say(f"Picture: {arguments.picture}")
+def _picture(arguments: Arguments, document: Document, cuttings: Sequence[Cutting]) -> None:
+    """Before anything is printed, so that what is printed is not followed by an error."""
+    if arguments.picture is not None:
+        title = f"{arguments.file.name}: chunks of at most {arguments.size} tokens of {arguments.tokenizer}"
+        draw(document.text, cuttings, arguments.picture, title, _window(arguments, document, cuttings))
 
 
 if __name__ == "__main__":

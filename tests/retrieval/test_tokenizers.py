@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,21 +15,33 @@ from hrm_agent.errors import ConfigError
 from hrm_agent.retrieval import Tokenizer, chunk_text, load_tokenizer
 from hrm_agent.retrieval.chunking.check import faults
 from hrm_agent.retrieval.tokenizers.base import mended
-from hrm_agent.retrieval.tokenizers.statistics import measure
-from hrm_agent.retrieval.tokenizers.training import KINDS, train_tokenizer
+from hrm_agent.retrieval.tokenizers.load import tokenizers_at_hand
+from hrm_agent.retrieval.tokenizers.monitor import RateLimits, RateMonitor
+from hrm_agent.retrieval.tokenizers.statistics import Tally, measure, tally
+from hrm_agent.retrieval.tokenizers.training import train_tokenizer
 
 CORPUS = [
     "The models learn words from words, and the words are counted by models.\n" * 30,
     "naïve cafés in Zürich\n" * 9,
 ]
-SIZES = {"bpe": 320, "unigram": 320, "wordpiece": 120}
+SIZES = {"bpe": 320, "bpe.tiktoken": 320, "sentencepiece-bpe": 320, "unigram": 320, "word": 30, "wordpiece": 120}
+PROJECT = Path(__file__).parents[2]
 STRANGE = "The models, naïve 👨‍👩‍👧‍👦 🇩🇪 日本語 e\u0301 <|endoftext|> [UNK] <s>\r\n\0 " + "x" * 200 + "  words\n\n"
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
 
 
-@pytest.fixture(scope="module", params=sorted(KINDS))
-def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    file = tmp_path_factory.mktemp("vocabulary") / ("v.model" if request.param == "unigram" else "v.json")
-    return train_tokenizer(request.param, CORPUS, file, size=SIZES[request.param])
+@pytest.fixture(scope="module")
+def vocabularies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
+    folder = tmp_path_factory.mktemp("vocabularies")
+    return {
+        name: train_tokenizer(name.removesuffix(".tiktoken"), CORPUS, folder / name, size=size)
+        for name, size in SIZES.items()
+    }
+
+
+@pytest.fixture(params=SIZES)
+def trained(request: pytest.FixtureRequest, vocabularies: dict[str, Tokenizer]) -> Tokenizer:
+    return vocabularies[request.param]
 
 
 def assert_covers(tokenizer: Tokenizer, text: str) -> None:
@@ -40,11 +54,48 @@ def assert_covers(tokenizer: Tokenizer, text: str) -> None:
         assert np.all(np.diff(rows, axis=0) >= 0)
 
 
-@pytest.mark.parametrize("name", ["character", "pieces", "word"])
-@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=200))
+@given(text=TEXTS)
 @settings(max_examples=60, deadline=None)
-def test_offsets_cover_any_text(name: str, text: str) -> None:
-    assert_covers(load_tokenizer(name), text)
+def test_offsets_cover_any_text(text: str, vocabularies: dict[str, Tokenizer]) -> None:
+    for tokenizer in (*map(load_tokenizer, ("character", "pieces", "word")), *vocabularies.values()):
+        assert_covers(tokenizer, text)
+
+
+@given(left=TEXTS, right=TEXTS)
+@settings(max_examples=60, deadline=None)
+def test_local_tokenizers_count_a_text_by_its_parts(left: str, right: str, vocabularies: dict[str, Tokenizer]) -> None:
+    """What a tokenizer that calls itself local has promised."""
+    asked = [*map(load_tokenizer, ("character", "pieces", "word")), *vocabularies.values()]
+    local = [tokenizer for tokenizer in asked if tokenizer.local]
+    assert len(local) == 7
+    for tokenizer in local:
+        left, right = f"{left}a", f" b{right}"
+        assert tokenizer.count(left + right) == tokenizer.count(left) + tokenizer.count(right)
+
+
+@given(text=st.lists(st.one_of(TEXTS, st.sampled_from(["the models ", "words", " ", "\n", "\r\n", "  "]))).map("".join))
+@settings(max_examples=60, deadline=None)
+def test_byte_pairs_lose_nothing_and_are_the_same_in_two_libraries(
+    text: str, vocabularies: dict[str, Tokenizer]
+) -> None:
+    ours, fast = vocabularies["bpe"], vocabularies["bpe.tiktoken"]
+    assert measure(ours, [text]).round_trip == measure(fast, [text]).round_trip == "exact"
+    assert ours.offsets(text).tolist() == fast.offsets(text).tolist()
+
+
+def test_the_same_texts_give_the_same_file(tmp_path: Path) -> None:
+    """In processes whose hash tables are in another order."""
+    program = (
+        "import sys, pathlib\nfrom hrm_agent.retrieval.tokenizers.training import train_tokenizer\n"
+        "texts = [' '.join(str(i * i % 7919) for i in range(4000))]\n"
+        "for kind in ('bpe', 'unigram', 'wordpiece'):\n"
+        "    train_tokenizer(kind, texts, pathlib.Path(sys.argv[1], kind), size=400)"
+    )
+    for number in range(2):
+        subprocess.run([sys.executable, "-c", program, str(tmp_path / str(number))], check=True, cwd=PROJECT)
+    first, second = ({file.parent.name: file.read_bytes() for file in tmp_path.glob(f"{n}/*/*")} for n in range(2))
+    assert first.keys() == {"bpe", "unigram", "wordpiece"}
+    assert first == second
 
 
 def test_trained_vocabularies_count_and_cut(trained: Tokenizer) -> None:
@@ -64,6 +115,18 @@ def test_what_the_vocabularies_lack(trained: Tokenizer) -> None:
     assert known.tally.unknown_rate == 0
     assert known.round_trip in {"exact", "spacing"}
     assert strange.tally.unknown_rate or strange.tally.byte_rate > 0.5
+    assert strange.tally.words == 15
+
+
+def test_a_difference_is_shown_where_it_matters(vocabularies: dict[str, Tokenizer]) -> None:
+    numbers = measure(vocabularies["wordpiece"], ["The  models.\n", "The £ models.\n"])
+    assert (numbers.round_trip, numbers.tally.unknown) == ("lost", 1)
+    assert numbers.differs is not None
+    assert (numbers.differs.character, numbers.differs.text[:3]) == (17, "£ m")
+    assert numbers.differs.restored.startswith("[UNK]")
+    spaced = measure(vocabularies["wordpiece"], ["The  models.\n"])
+    assert (spaced.round_trip, spaced.differs and spaced.differs.character) == ("spacing", 4)
+    assert measure(vocabularies["bpe"], [STRANGE]).differs is None
 
 
 def test_pieces_count_words_as_large_vocabularies_do() -> None:
@@ -72,16 +135,84 @@ def test_pieces_count_words_as_large_vocabularies_do() -> None:
     assert (numbers.tally.unknown_rate, numbers.round_trip) == (None, None)
 
 
-def test_a_truncating_file_does_not_cap_counts(tmp_path: Path) -> None:
+def test_what_a_file_does_by_itself_is_undone(tmp_path: Path) -> None:
+    """Truncation, padding, and control tokens that are found in a text."""
     from tokenizers import Tokenizer as Library
 
-    file = tmp_path / "tokenizer.json"
-    train_tokenizer("bpe", CORPUS, file, size=300)
-    library = Library.from_file(str(file))
+    train_tokenizer("bpe", CORPUS, tmp_path, size=300)
+    library = Library.from_file(str(tmp_path / "tokenizer.json"))
+    plain = load_tokenizer(f"hf:{tmp_path}").count(CORPUS[0] + "<|endoftext|>")
     library.enable_truncation(4)
+    library.enable_padding(length=10_000)
+    library.add_special_tokens(["<|endoftext|>"])
     library.save(str(tmp_path / "capped.json"))
-    assert load_tokenizer(f"hf:{tmp_path / 'capped.json'}").count(CORPUS[0]) > 100
-    assert load_tokenizer(f"hf:{tmp_path}").count(CORPUS[0]) > 100
+    assert plain > 100
+    assert load_tokenizer(f"hf:{tmp_path / 'capped.json'}").count(CORPUS[0] + "<|endoftext|>") == plain
+
+
+def test_rates_are_watched_over_documents(vocabularies: dict[str, Tokenizer]) -> None:
+    monitor = RateMonitor(vocabularies["wordpiece"])
+    for number in range(9):
+        assert monitor.see(f"{number}.txt", CORPUS[0]).unknown == 0
+    assert list(monitor.warnings()) == []
+    other = RateMonitor(vocabularies["wordpiece"])
+    other.see("greek.txt", "λόγος models " * 200)
+    monitor.add(other)
+    first, second = monitor.warnings()
+    assert "of the tokens are unknown to hf:" in first
+    assert "limit 1.0%" in first
+    assert second.startswith("1 document is past a limit") and "greek.txt above all" in second
+    assert (monitor.documents, monitor.over) == (10, 1)
+
+
+def test_byte_pairs_are_watched_by_bytes_and_by_tokens_per_word(vocabularies: dict[str, Tokenizer]) -> None:
+    for text, said in (("日本語 " * 300, "spell bytes"), ("antidisestablishment " * 300, "tokens for a word")):
+        monitor = RateMonitor(vocabularies["bpe"])
+        monitor.see("a", text)
+        assert said in next(monitor.warnings())
+    quiet = RateMonitor(vocabularies["bpe"], RateLimits(spelled=1, tokens_per_word=100))
+    quiet.see("a", "日本語 " * 300)
+    assert list(quiet.warnings()) == []
+
+
+def test_a_long_document_is_judged_by_a_part_of_it(vocabularies: dict[str, Tokenizer]) -> None:
+    text = CORPUS[0] * 20 + "λόγος " * 2_000
+    monitor = RateMonitor(vocabularies["wordpiece"])
+    seen = monitor.see("long\ud800", text + "\ud800")
+    assert seen.characters == monitor.most < len(text)
+    whole = tally(vocabularies["wordpiece"], text).unknown_rate
+    assert seen.unknown_rate == pytest.approx(whole, rel=0.5)
+    assert list(RateMonitor(load_tokenizer("pieces")).warnings()) == []
+    assert sum([Tally(1, 1, 1), Tally(2, 1, 1, 1)], Tally()) == Tally(3, 2, 2, 1)
+
+
+def test_vocabularies_at_hand_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    assert tokenizers_at_hand() == ["character", "pieces", "word"]
+    damaged = tmp_path / "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"
+    damaged.write_bytes(b"IQ== 0\n")
+    assert tokenizers_at_hand()[3:] == ["tiktoken:cl100k_base"]
+    with pytest.raises(ConfigError, match="is damaged"):
+        load_tokenizer("tiktoken:cl100k_base")
+    assert damaged.exists()  # the library would delete it, and ask the network
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")
+    with pytest.raises(ConfigError, match="TIKTOKEN_CACHE_DIR is empty"):
+        load_tokenizer("tiktoken:cl100k_base")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"not base64\n", "no file of tiktoken's"),
+        (b"IQ== 0\n", "no whole vocabulary"),
+        (b"\xff\xfe\0", "no file of tiktoken's"),
+    ],
+)
+def test_rank_files_that_are_none(content: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / "x.tiktoken").write_bytes(content)
+    with pytest.raises(ConfigError, match=said):
+        load_tokenizer(f"tiktoken:{tmp_path / 'x.tiktoken'}")
 
 
 @pytest.mark.parametrize(
@@ -89,6 +220,8 @@ def test_a_truncating_file_does_not_cap_counts(tmp_path: Path) -> None:
     [
         ("tiktoken:cl100k_base", "not on disk"),
         ("tiktoken:cl100k", "Did you mean 'cl100k_base'"),
+        ("tiktoken:no.tiktoken", "no.tiktoken cannot be read"),
+        ("tiktoken:cl100k_base.tiktoken", "name `tiktoken:cl100k_base`"),
         ("hf:no/such-model", "no model of this name in the local cache"),
         ("hf:./missing.json", "no tokenizer file"),
         ("sentencepiece:missing.model", "no sentencepiece model"),

@@ -59,27 +59,26 @@ class Tiktoken:
         else:
             _require_on_disk(source)
             self._encoding = library.get_encoding(source)
+        self._sizes = np.zeros(self._encoding.max_token_value + 1, dtype=np.int64)  # in bytes; 0: not yet looked up
 
     def count(self, text: str) -> int:
         return len(self._ids(text))
 
     def offsets(self, text: str) -> Offsets:
-        return self._offsets(text, self._ids(text))
+        return self._offsets(text, self._encoding.encode_to_numpy(checked(text), disallowed_special=()))
 
     def encoded(self, text: str) -> Encoded:
         ids = self._ids(text)
-        rows = self._offsets(text, ids)
+        rows = self._offsets(text, np.array(ids, dtype=np.int64))
         return Encoded(ids, rows, 0, spelling(rows))
 
     def decoded(self, ids: list[int]) -> str:
         return self._encoding.decode(ids)
 
-    def _offsets(self, text: str, ids: list[int]) -> Offsets:
-        if not ids:
-            return np.zeros((0, 2), dtype=np.int64)
-        distinct, places = np.unique(np.array(ids, dtype=np.int64), return_inverse=True)
-        sizes = np.array([len(self._encoding.decode_single_token_bytes(int(i))) for i in distinct], dtype=np.int64)
-        return _from_bytes(text, sizes[places])
+    def _offsets(self, text: str, ids: NDArray[Any]) -> Offsets:
+        for new in np.unique(ids[self._sizes[ids] == 0]).tolist():
+            self._sizes[new] = len(self._encoding.decode_single_token_bytes(new))
+        return _from_bytes(text, self._sizes[ids])
 
     def _ids(self, text: str) -> list[int]:
         return self._encoding.encode_ordinary(checked(text))

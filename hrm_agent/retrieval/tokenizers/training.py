@@ -87,9 +87,13 @@ def train_tokenizer(kind: str, texts: Iterable[str], file: Path, *, size: int = 
     given = [mended(text) for text in texts]
     if not any(text.strip() for text in given):
         raise ConfigError("There is no text to learn a vocabulary from.", "Name files that are not empty.")
-    saved = chosen.learn(given, size)
-    with replacing(file) as part:
-        part.write_bytes(_ranks(saved) if file.suffix == ".tiktoken" else saved)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)  # what cannot be written is not learnt first
+        saved = chosen.learn(given, size)
+        with replacing(file) as part:
+            part.write_bytes(_ranks(saved) if file.suffix == ".tiktoken" else saved)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror or error}.", "Name another place.") from error
     return _load(kind, file)
 
 
