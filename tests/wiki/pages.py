@@ -1,4 +1,4 @@
-"""The pages of the tests' wiki: an island that does not exist, a few facts, and what is awkward about titles and markup.
+"""The pages of the tests' wiki: an island that does not exist, some facts, and what is awkward in titles and markup.
 
 `PLAIN` needs no MediaWiki to be read: paragraphs and headings, and redirects. `MARKED` is what only one understands.
 """
@@ -12,8 +12,8 @@ __all__ = ["FORGED", "MARKED", "PLAIN", "as_dump", "as_folder"]
 
 PLAIN = {
     "Orrin Lighthouse": """\
-The Orrin Lighthouse stands on the northern cape of Vell. It was built in 1874 by the engineer Ida Kestrel, is 41 metres \
-high, and burned whale oil until 1903.
+The Orrin Lighthouse stands on the northern cape of Vell. It was built in 1874 by the engineer Ida Kestrel, is 41 \
+metres high, and burned whale oil until 1903.
 
 == Lamp ==
 The lamp turns once in nine seconds. Its lens was ground in Zürich.
@@ -103,14 +103,17 @@ MARKED = {
 In HTML, &lt;b&gt; makes bold, &amp;amp; an ampersand; caf&eacute; has an accent, and 5&nbsp;km a space that keeps.
 
 <nowiki>'''not bold''' and {{no template}}</nowiki>""",
-    "Hostile page": f"The harbour of Vell closes at nine. {escape(FORGED)} <script>alert(1)</script> [javascript:alert(1) x]",
+    "Hostile page": (
+        f"The harbour of Vell closes at nine. {escape(FORGED)} <script>alert(1)</script> [javascript:alert(1) x]"
+    ),
 }
 
 
 def as_dump() -> str:
     """The pages in the export format of MediaWiki."""
     pages = "".join(_page(number, *page) for number, page in enumerate((PLAIN | MARKED).items(), start=10))
-    return f'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.10/" version="0.10" xml:lang="en">\n{pages}</mediawiki>'
+    format_of = "http://www.mediawiki.org/xml/export-0.10/"
+    return f'<mediawiki xmlns="{format_of}" version="0.10" xml:lang="en">\n{pages}</mediawiki>'
 
 
 def _page(number: int, title: str, text: str) -> str:

@@ -20,6 +20,7 @@ from hrm_agent.trajectory import ToolStatus
 
 __all__ = ["ComeBackLater", "meaning", "read_body"]
 
+_NOBODYS = ToolStatus.INFRASTRUCTURE
 MAX_BYTES = 32 * 2**20
 _SHOWN = 300
 """Characters of a wiki's own words in a failure."""
@@ -50,7 +51,10 @@ async def read_body(response: httpx.Response) -> bytes:
     unpack = zlib.decompressobj(wbits=31) if encoding == "gzip" else None
     body = bytearray()
     async for piece in response.aiter_raw():
-        body += unpack.decompress(piece, MAX_BYTES + 1) if unpack else piece
+        try:
+            body += unpack.decompress(piece, MAX_BYTES + 1) if unpack else piece
+        except zlib.error as error:
+            raise ComeBackLater(ToolFailure(f"The answer cannot be unpacked: {error}", _NOBODYS)) from error
         if len(body) > MAX_BYTES:
             raise ToolFailure(f"The answer is over {MAX_BYTES:,} bytes.", ToolStatus.OUTPUT_LIMIT)
     return bytes(body)
@@ -76,9 +80,6 @@ def meaning(url: str, status: int, headers: Mapping[str, str], body: bytes) -> d
             _NOBODYS,
         )
     return answer
-
-
-_NOBODYS = ToolStatus.INFRASTRUCTURE
 
 
 def _object(body: bytes) -> dict[str, Any] | None:

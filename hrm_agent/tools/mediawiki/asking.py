@@ -139,14 +139,16 @@ class Asker:
 
 def _next(url: httpx.URL, location: str) -> httpx.URL:
     """Where a redirect leads, if it may be followed."""
-    target = url.join(location)
+    try:
+        target = url.join(location)
+    except httpx.InvalidURL:
+        target = httpx.URL()
     down = url.scheme == "https" and target.scheme != "https"
-    if target.scheme not in ("http", "https") or down or (target.host, target.port) != (url.host, url.port):
-        shown = str(target.copy_with(username=None, password=None, query=None))[:200]
-        raise ToolFailure(
-            f"{url.host} sends its visitors elsewhere, to {shown!r}, which is not followed.", ToolStatus.INFRASTRUCTURE
-        )
-    return target
+    if target.scheme in ("http", "https") and not down and (target.host, target.port) == (url.host, url.port):
+        return target
+    shown = f"{target.scheme}://{target.netloc.decode()}{target.path}"[:200] if target.host else location[:200]
+    text = f"{url.host} sends its visitors elsewhere, to {shown!r}, which is not followed."
+    raise ToolFailure(text, ToolStatus.INFRASTRUCTURE)
 
 
 def _given_up(error: ComeBackLater) -> ToolFailure:

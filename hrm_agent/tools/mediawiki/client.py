@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ class MediaWiki:
         return wiki_tools(self, page_characters)
 
     async def _search(self, words: str, limit: int) -> list[Found]:
-        asked = {"action": "query", "list": "search", "srsearch": words, "srprop": "snippet", "srlimit": str(limit)}
+        asked = _searching(words, limit)
         rows = (await self._query(asked | {"srwhat": "text"})).search
         # The search that comes with MediaWiki looks for titles in titles only.
         rows = rows or (await self._query(asked | {"srwhat": "nearmatch"})).search
@@ -124,9 +125,17 @@ class MediaWiki:
         answer = await self._query({"action": "query", "titles": title, "redirects": "1", "iwurl": "1", **wanted})
         page = _only(answer, title)
         if page.missing or page.lastrevid is None or page.canonicalurl is None:
-            raise ToolFailure(f"There is no page {title!r}. Search for it by words of its text.", ToolStatus.ERROR)
+            raise ToolFailure(f"There is no page {title!r}. {await self._advice(title)}", ToolStatus.ERROR)
         text = (page.extract or "").strip() or await self._from_html(page.lastrevid)
         return Page(page.title, page.canonicalurl, page.lastrevid, text)
+
+    async def _advice(self, title: str) -> str:
+        """Titles differ by case, which is easily mistaken."""
+        with suppress(ToolFailure):
+            near = await self._query(_searching(title[:_LONGEST_QUERY], 1) | {"srwhat": "nearmatch"})
+            if near.search:
+                return f"Did you mean {near.search[0].title!r}?"
+        return "Search for it by words of its text."
 
     async def _from_html(self, revision: int) -> str:
         asked = {"action": "parse", "oldid": str(revision), "prop": "text", "disabletoc": "1"}
@@ -225,6 +234,10 @@ def _title(title: str) -> str:
     if not title.strip() or "|" in title or not title.strip().isprintable() or len(title) > 2 * _LONGEST_QUERY:
         raise ToolFailure(f"{title[:80]!r} is no title of a page.", ToolStatus.INVALID_CALL)
     return title.strip()
+
+
+def _searching(words: str, limit: int) -> dict[str, str]:
+    return {"action": "query", "list": "search", "srsearch": words, "srprop": "snippet", "srlimit": str(limit)}
 
 
 def _is_text(value: str) -> bool:

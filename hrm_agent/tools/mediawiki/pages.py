@@ -7,7 +7,6 @@ where it stands. Headings are lines `== so ==`, with as many signs as their leve
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from dataclasses import dataclass
 
 __all__ = ["Found", "Page", "Passage", "Section"]
@@ -80,7 +79,7 @@ class Page:
     def passage(self, words: str, size: int = 600) -> Passage:
         """The stretch of at most about `size` characters that has most of the `words`; the beginning if it has none.
 
-        `words`: a query, or the snippet of a search. Its ends are those of words or paragraphs.
+        `words`: a query, or the snippet of a search. It ends where a word does.
         """
         wanted = {word.casefold() for word in _WORD.findall(words)}
         places = [(m.start(), m.group().casefold()) for m in _WORD.finditer(self.text)]
@@ -89,29 +88,38 @@ class Page:
         return self._around(first, last, size)
 
     def _around(self, first: int, last: int, size: int) -> Passage:
-        """Room before and after, then out to no more than the paragraph's ends."""
+        """From the beginning of the line to the end of the section, as far as there is room."""
         spare = max(0, size - (last - first)) // 2
-        start = max(self.text.rfind("\n\n", 0, first) + 2 if "\n\n" in self.text[:first] else 0, first - spare)
-        closing = self.text.find("\n\n", last)
-        end = min(len(self.text) if closing < 0 else closing, start + max(size, last - first))
-        start, end = _at_space(self.text, start, -1), _at_space(self.text, end, 1)
-        return Passage(start, end, self.text[start:end])
+        start = max(self.text.rfind("\n", 0, first) + 1, _at_space(self.text, first - spare, -1))
+        heading, room = _HEADING.search(self.text, last), start + max(size, last - start)
+        end = heading.start() if heading else len(self.text)
+        text = self.text[start : min(end, _at_space(self.text, room, 1))].rstrip()
+        return Passage(start, start + len(text), text)
 
 
 def _densest(hits: list[tuple[int, str]], size: int) -> tuple[int, int]:
-    """Start of the first and end of the last hit within `size` characters of each other, of most different words."""
-    best, where, starts = 0, (0, 0), [at for at, _ in hits]
-    for number, (at, _) in enumerate(hits):
-        within = hits[number : bisect_right(starts, at + size)]
-        if len({word for _, word in within}) > best:
-            best = len({word for _, word in within})
-            where = (at, within[-1][0] + len(within[-1][1]))
+    """Start and end of where most different words stand within `size` characters, closest together."""
+    best, where, wanted = (0, 0), (0, 0), len({word for _, word in hits})
+    for number, (start, _) in enumerate(hits):
+        seen, end = set[str](), start
+        for at, word in hits[number:]:
+            if at > start + size or len(seen) == wanted:
+                break
+            if word not in seen:
+                seen.add(word)
+                end = at + len(word)
+        if (len(seen), start - end) > best:
+            best, where = (len(seen), start - end), (start, end)
     return where
 
 
 def _at_space(text: str, at: int, step: int) -> int:
-    """Out of a word, by at most 40 characters: not every script has spaces."""
+    """To the edge of a word, by at most 40 characters: not every script has spaces."""
+    at = min(max(at, 0), len(text))
     for moved in range(at, at + 40 * step, step):
-        if not 0 < moved < len(text) or text[moved - 1].isspace() or text[moved].isspace():
+        if not 0 < moved < len(text):
             return min(max(moved, 0), len(text))
+        before, after = text[moved - 1].isspace(), text[moved].isspace()
+        if before != after and before == (step < 0):
+            return moved
     return at

@@ -5,10 +5,10 @@ A wiki may say anything. This is where it is checked: what is no title, no URL o
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import httpx
-from pydantic import AfterValidator, BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
 from hrm_agent.tools.failures import ToolFailure
 from hrm_agent.trajectory import ToolStatus
@@ -19,17 +19,21 @@ _Shape = TypeVar("_Shape", bound=BaseModel)
 _LONGEST_TITLE = 512
 """Characters. A title has 255 bytes, and a namespace before it."""
 _LONGEST_URL = 8_192
+_NOT_IN_A_URL = set(' <>"\\^`{|}')
 
 
-def _printed(value: str) -> str:
-    if not value.isprintable():
-        raise ValueError("control characters")
+def _titled(value: str) -> str:
+    if not (value.isprintable() and 0 < len(value) <= _LONGEST_TITLE):
+        raise ValueError("no title of a page")
     return value
 
 
 def _of_the_web(value: str) -> str:
-    url = httpx.URL(value)
-    if url.scheme not in ("http", "https") or not url.host or set(value) & set(' <>"\\^`{|}'):
+    try:
+        url = httpx.URL(value)
+    except httpx.InvalidURL as error:
+        raise ValueError("no URL") from error
+    if url.scheme not in ("http", "https") or not url.host or set(value) & _NOT_IN_A_URL or not value.isprintable():
         raise ValueError("no URL of the web")
     return value
 
@@ -39,8 +43,8 @@ def _storable(value: str) -> str:
     return value.replace("\0", "\ufffd")
 
 
-Title = Annotated[str, Field(min_length=1, max_length=_LONGEST_TITLE), AfterValidator(_printed)]
-URL = Annotated[str, Field(max_length=_LONGEST_URL), AfterValidator(_printed), AfterValidator(_of_the_web)]
+Title = Annotated[str, AfterValidator(_titled)]
+URL = Annotated[str, Field(max_length=_LONGEST_URL), AfterValidator(_of_the_web)]
 Text = Annotated[str, AfterValidator(_storable)]
 
 
@@ -64,6 +68,13 @@ class PageRow(BaseModel):
     missing: bool = False
     invalid: bool = False
     invalidreason: str = ""
+
+    @model_validator(mode="after")
+    def _a_page_has_a_title(self) -> Self:
+        """What is no page is called as it was asked for."""
+        if self.pageid is not None:
+            _titled(self.title)
+        return self
 
 
 class _Redirect(BaseModel):
