@@ -86,6 +86,8 @@ class _Chat:
             except EOFError:
                 break
             except KeyboardInterrupt:  # the line is dropped, as a shell does
+                if not self._screen.typed:
+                    raise
                 self._output.say()
                 continue
             except HrmError as error:
@@ -116,11 +118,13 @@ class _Chat:
         try:
             do()
         except KeyboardInterrupt:
-            self._wrong += 1
-            self._output.result({"event": "stopped", "thread": self._session.thread})
+            if not self._screen.typed:
+                raise
             self._output.say("Stopped; what was recorded is kept. Say something else, or /resume.", style="yellow")
         except HrmError as error:
             self._complain(error)
+            if self._session.cut_short:
+                self._output.say("The turn is kept as far as it went: /resume goes on with it.", style="yellow")
 
     def _complain(self, error: HrmError) -> None:
         self._wrong += 1

@@ -28,7 +28,7 @@ from hrm_agent.config import build_config, compare_on_resume, save_config
 from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.models import load_policy
 from hrm_agent.store import RunStore
-from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, Trajectory, content_hash
+from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, Trajectory
 from training.configs import FREE_ON_RESUME
 
 __all__ = ["Session", "new_name"]
@@ -93,16 +93,18 @@ class Session:
 
     def _use(self, config: RunConfig) -> None:
         """Other options need another runner."""
+        known = self.known
+        if known is not None and config.graph != known.graph:
+            raise RunError(
+                f"Thread {self.thread!r} is one of graph {known.graph!r}.",
+                f"Leave out --graph, or fork it: `hrm-agent fork {self.thread} --graph {config.graph}`.",
+            )
+        if known is not None and self.cut_short:  # what is on record of the turn answers what these options ask
+            compare_on_resume(config, "run", config_folder(self.store, known.id), free=FREE_ON_RESUME)
         if self._runner is not None and config != self.config:
             self._loop.run(self._open.aclose())
             self._open, self._runner = AsyncExitStack(), None
         self.config = config
-        known = self.known
-        if known is not None:
-            folder = config_folder(self.store, known.id)
-            if self.cut_short:  # what is on record of the turn answers what these options ask
-                compare_on_resume(config, "run", folder, free=FREE_ON_RESUME)
-            save_config(config, "run", folder)
 
     def history(self) -> History:
         if self.known is None:
@@ -138,7 +140,6 @@ class Session:
         known = self.known
         if known is None:
             task = TaskRef(id=self.thread, family="chat", prompt=text)
-            save_config(self.config, "run", config_folder(self.store, content_hash("trajectory", self.thread)[:16]))
             return self._turn(task)
         return self._turn(known.task, say=text)
 
@@ -156,10 +157,11 @@ class Session:
     def _turn(self, task: TaskRef, **options: Any) -> Trajectory:
         config = self.config
         episode = Episode(task, self.thread, graph=config.graph, seed=config.seed, context=config.context)
+        save_config(config, "run", config_folder(self.store, episode.trajectory_id))  # for `hrm-agent resume`
         screen = self.screen
         try:
-            runner = self._opened()
             with screen.turn():
+                runner = self._opened()
                 return self._loop.run(
                     runner.run(episode, screen.on_update, on_chunk=screen.on_chunk, on_event=screen.on_event, **options)
                 )
