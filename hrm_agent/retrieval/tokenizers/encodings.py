@@ -147,7 +147,7 @@ def _from_bytes(text: str, sizes: NDArray[np.int64]) -> Offsets:
     """Character offsets of tokens that lie side by side, from their sizes in bytes."""
     ends = np.cumsum(sizes)
     if text.isascii():
-        return np.stack((ends - sizes, ends), axis=1)
+        return np.stack((ends - sizes, ends)).T
     encoded = np.frombuffer(text.encode(), dtype=np.uint8)
     begun = np.cumsum((encoded & 0xC0) != 0x80)
-    return np.stack((begun[ends - sizes] - 1, begun[ends - 1]), axis=1).astype(np.int64)
+    return np.stack((begun[ends - sizes] - 1, begun[ends - 1])).T

@@ -61,7 +61,7 @@ class Expression:
         if self.covering:
             sizes = np.fromiter(map(len, self.pattern.findall(checked(text))), dtype=np.int64)
             ends = np.cumsum(sizes)
-            return np.stack((ends - sizes, ends), axis=1)
+            return np.stack((ends - sizes, ends)).T
         spans = [match.span() for match in self.pattern.finditer(checked(text))]
         rows = np.array(spans, dtype=np.int64).reshape(-1, 2)
         return tiled(rows[:, 0], rows[:, 1], len(text))
