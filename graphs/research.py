@@ -17,6 +17,7 @@ is used up, the turn ends with the best answer so far: the findings, whose quote
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -140,7 +141,8 @@ class _Research:
         left = budget_left(state, context)
         if left.used_up():
             return {}
-        turns: list[AnyMessage] = [SystemMessage(WRITER_PROMPT), HumanMessage(_writer_request(state, context)), *drafts]
+        request = await asyncio.to_thread(_writer_request, state, context)  # long sources take a moment
+        turns: list[AnyMessage] = [SystemMessage(WRITER_PROMPT), HumanMessage(request), *drafts]
         if drafts:
             turns.append(HumanMessage(state.get("complaint", "")))
         limit = min(context.max_answer_tokens, left.tokens)

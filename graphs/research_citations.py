@@ -13,8 +13,11 @@ that writes such marks itself, or a list, has cited nothing: its marks become `(
 from __future__ import annotations
 
 import re
+from array import array
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from graphs.answers import own_text
 from graphs.research_sources import Citation, Source
@@ -27,22 +30,25 @@ NOT_ANSWERED = "NOT ANSWERED"
 """With it begins an answer that says that the sources have none."""
 MAX_TEXT = 40_000
 """Characters of an answer; what comes later is not read."""
-SHORTEST_QUOTE = 10
-"""Bytes: what is shorter could stand anywhere."""
+LONGEST_QUOTE, SHORTEST_QUOTE = 1000, 10
+"""Characters, and bytes: what is shorter could stand anywhere."""
+MAX_CITATIONS = 100
+"""Of an answer."""
 MAX_SHOWN = 200
 """Characters of a quote in the list."""
-_OPENING = re.compile(r"[ \t]*([\[(])(?=\s*S\d{1,6}\b)")
-_ITEM = r"""\s*(?P<name>S\d{1,6})\b[^"“”«»\[\]()\n]{0,60}["“«](?P<quote>[^\0]{0,1000}?)["”»]\s*"""
-_CLOSED = r"(?P<end>%s|[;,]\s*(?=S\d{1,6}\b))"
-_ITEMS = {"[": re.compile(_ITEM + _CLOSED % r"\]"), "(": re.compile(_ITEM + _CLOSED % r"\)")}
-"""One citation of a bracket, up to its end or the next one."""
-_BARE = re.compile(r"""[ \t]*\[S\d{1,6}(?:[^\[\]\n]{0,200})\]""")
-_UNCLOSED = re.compile(r"""[ \t]*\[S\d{1,6}[^\[\]]{0,1000}\Z""")
-_SPACED = re.compile(r"[ \t]+(?=[.,;:!?](?:\s|\Z))")
+_OPENING = re.compile(r"[ \t]{0,4}([\[(])(?=\s{0,4}S\d{1,6}\b)")
+_NAME = re.compile(r"""\s{0,4}(?P<name>S\d{1,6})\b[^"“”«»\[\]()\n]{0,60}["“«]""")
+_CLOSING = r"""["”»]\s{0,4}(?P<end>%s|[;,]\s{0,4}(?=S\d{1,6}\b))"""
+_CLOSINGS = {"[": re.compile(_CLOSING % r"\]"), "(": re.compile(_CLOSING % r"\)")}
+"""What ends a quote: the bracket, or the next citation in it. A quotation mark alone may be the quote's own."""
+_BARE = re.compile(r"[ \t]{0,4}\[S\d{1,6}\b[^\[\]\n]{0,200}\]")
+_UNCLOSED = re.compile(r"[ \t]{0,4}\[S\d{1,6}\b[^\[\]]{0,1000}\Z")
+_SPACED = re.compile(r"[ \t]{1,4}(?=[.,;:!?](?:\s|\Z))")
+_WORDS = re.compile(r"\S+")
 _MARK = re.compile(r"\[(\d{1,4})\]")
 _OMISSION = re.compile(r"\s*(?:\[\s*(?:\.{3}|…)\s*\]|\.{3}|…)\s*")
 _SAYS_NOT = re.compile(rf"\W*{NOT_ANSWERED.replace(' ', '[ _]')}\W*", re.IGNORECASE)
-_ALIKE = ("'’‘ʼ`´", '"“”„«»', "-‐‑‒–—−")
+_ALIKE = str.maketrans("’‘ʼ`´“”„«»‐‑‒–—−", "'''''\"\"\"\"\"------")
 """Characters that a model writes for one another."""
 
 
@@ -103,9 +109,10 @@ class _Book:
     def rendered(self, text: str) -> str:
         """The text with its citations resolved, and nothing in it that only looks like one."""
         parts: list[str] = []
+        brackets = _Brackets(text)
         done = at = 0
         while opening := _OPENING.search(text, at):
-            cited, at = _items(text, opening)
+            cited, at = brackets.citations(opening)
             if cited:
                 marks = "".join(self._resolved(name, quote) for name, quote in cited)
                 parts += [self._plain(text[done : opening.start()]), f" {marks}" if marks else ""]
@@ -132,6 +139,8 @@ class _Book:
         """Where a quote stands: source, start, end, one for each part of it; or what is wrong with it."""
         if not quote.strip():
             return "it quotes no words"
+        if len(self.citations) >= MAX_CITATIONS:
+            return "there are too many citations"
         for parts in ([quote], _OMISSION.split(quote)):
             parts = [part.strip() for part in parts if part.strip()]
             if min((len(part.encode()) for part in parts), default=0) < SHORTEST_QUOTE:
@@ -177,15 +186,25 @@ class _Book:
         return f'{source["title"]}, {first}-{last}{place}: "{one_line(cited["quote"], MAX_SHOWN)}"'
 
 
-def _items(text: str, opening: re.Match[str]) -> tuple[list[tuple[str, str]], int]:
-    """Names and quotes in a bracket, and where the text goes on; none where it holds no citation."""
-    item, at, found = _ITEMS[opening[1]], opening.end(), list[tuple[str, str]]()
-    while match := item.match(text, at):
-        found.append((match["name"], match["quote"]))
-        at = match.end()
-        if match["end"] in "])":
-            break
-    return found, at
+class _Brackets:
+    """Finds the citations in the brackets of a text, in one pass over what could end one."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._closings = {mark: list(pattern.finditer(text)) for mark, pattern in _CLOSINGS.items()}
+
+    def citations(self, opening: re.Match[str]) -> tuple[list[tuple[str, str]], int]:
+        """Names and quotes in a bracket, and where the text goes on; none where it holds no citation."""
+        closings, at, found = self._closings[opening[1]], opening.end(), list[tuple[str, str]]()
+        while name := _NAME.match(self._text, at):
+            number = bisect_left(closings, name.end(), key=lambda closing: closing.start())
+            if number == len(closings) or closings[number].start() - name.end() > LONGEST_QUOTE:
+                break
+            found.append((name["name"], self._text[name.end() : closings[number].start()]))
+            at = closings[number].end()
+            if closings[number]["end"] in "])":
+                break
+        return found, at
 
 
 def _span(text: str, quote: str) -> tuple[int, int] | None:
@@ -193,14 +212,19 @@ def _span(text: str, quote: str) -> tuple[int, int] | None:
     at = text.find(quote)
     if at >= 0:
         return at, at + len(quote)
-    found = re.search(r"\s+".join(_loosely(word) for word in quote.split()), text)
-    return found.span() if found else None
+    normal, places = _normal(text)
+    wanted, _ = _normal(quote)
+    at = normal.find(wanted)
+    return (places[at], places[at + len(wanted) - 1] + 1) if at >= 0 and wanted else None
 
 
-def _loosely(word: str) -> str:
-    return "".join(_any_of(character) for character in word)
-
-
-def _any_of(character: str) -> str:
-    alike = next((one for one in _ALIKE if character in one), None)
-    return f"[{re.escape(alike)}]" if alike else re.escape(character)
+@lru_cache(maxsize=64)
+def _normal(text: str) -> tuple[str, array[int]]:
+    """`text` with one space between words and plain typography; and where each of its characters stands in it."""
+    words, places = list[str](), array("l")
+    for word in _WORDS.finditer(text):
+        if words:
+            places.append(word.start() - 1)
+        words.append(word[0].translate(_ALIKE))
+        places.extend(range(*word.span()))
+    return " ".join(words), places

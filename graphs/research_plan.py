@@ -67,15 +67,14 @@ class ResearchPlan(BaseModel):
     @classmethod
     def _what_can_be_used(cls, given: Any) -> Any:
         """The list by whatever name, without the items that are no questions."""
-        fields = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else {"questions": given}
-        named = next((fields[name] for name in _LISTS if name in fields), None)
-        if named is None and not any(name in fields for name in ("ask", "reply")):
-            named = given if any(name in fields for name in _QUESTIONS) else ()
-            if named == ():
-                raise ValueError('it has none of "questions", "ask" and "reply"')
-        items = cast("list[Any]", named) if isinstance(named, list) else [named]
+        fields = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else {}
+        named = next((fields[name] for name in _LISTS if name in fields), given)
+        listed = cast("list[Any]", named) if isinstance(named, list) else []
+        questions = [item for item in listed if _is_question(item)]
+        if not questions and not any(name in fields for name in (*_LISTS, "ask", "reply")):
+            raise ValueError('it has none of "questions", "ask" and "reply"')  # prose is no question, however short
         said = {name: fields[name] for name in ("ask", "reply") if isinstance(fields.get(name), str)}
-        return {"questions": [item for item in items if _is_question(item)], **said}
+        return {"questions": questions, **said}
 
     @field_validator("ask", "reply")
     @classmethod

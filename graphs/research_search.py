@@ -29,7 +29,7 @@ from typing_extensions import TypedDict  # typing's has too little for LangGraph
 from graphs.prompts import SEARCHER_PROMPT
 from graphs.research_sources import Source
 from graphs.research_state import ResearchContext
-from graphs.research_tools import IDS_OF_A_CALL, READS, SEARCHES, research_tools
+from graphs.research_tools import IDS_OF_A_CALL, READS, SEARCHES, offered_tools, research_tools
 from graphs.roles import chat_model
 from graphs.spending import sampled_tokens, spent_on
 from hrm_agent.models import invalid_tool_calls, seconds_between, was_cut
@@ -76,7 +76,7 @@ def build_search(
     async def reason(state: SearchState, runtime: Runtime[SearchMeans]) -> dict[str, Any]:
         means = _means(runtime)
         left = min(means.tokens - sampled_tokens(state["messages"]), means.research.max_answer_tokens)
-        tools = research_tools(means.research, means.about, means.first_id)
+        tools = offered_tools(means.research)
         asked = means.research.model or model
         chat = chat_model(asked, tools=tools, temperature=means.research.temperature, max_tokens=left)
         answer = await chat.ainvoke([SystemMessage(SEARCHER_PROMPT), *state["messages"]])

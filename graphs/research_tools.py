@@ -8,21 +8,23 @@ Nothing is opened before a call is run: a call that is answered from the record 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from langchain_core.tools import BaseTool, StructuredTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from graphs.research_sources import Source, display, new_source, renamed
 from graphs.research_state import ResearchContext
 from graphs.roles import one_line
-from hrm_agent.retrieval.index import DocumentIndex
+from hrm_agent.retrieval import index as documents
 from hrm_agent.tools import ToolFailure
 from hrm_agent.tools.mediawiki import Found, open_wiki
 from hrm_agent.trajectory import ToolStatus
 
-__all__ = ["IDS_OF_A_CALL", "READS", "SEARCHES", "research_tools"]
+__all__ = ["IDS_OF_A_CALL", "READS", "SEARCHES", "offered_tools", "research_tools"]
 
 SEARCHES = ("wiki_search", "documents_search")
 READS = ("wiki_page", "documents_read")
@@ -40,16 +42,34 @@ def research_tools(context: ResearchContext, about: str, first_id: int, spent: S
     tools that have been used as often as they may; they answer that they have.
     """
     reader = _Reader(context, about, first_id)
-    wiki: list[Callable[..., Any]] = [reader.wiki_search, reader.wiki_page] if context.wiki else []
-    own: list[Callable[..., Any]] = [reader.documents_search, reader.documents_read] if context.index else []
-    return [_tool(function, function.__name__ in spent) for function in (*wiki, *own)]
+    return [
+        _pattern(name).model_copy(update={"coroutine": _refused if name in spent else getattr(reader, name)})
+        for name in _names(context)
+    ]
 
 
-def _tool(function: Callable[..., Any], is_spent: bool) -> BaseTool:
-    tool = StructuredTool.from_function(coroutine=function, response_format="content_and_artifact")
-    if is_spent:
-        tool.coroutine = _refused
-    return tool
+def offered_tools(context: ResearchContext) -> list[dict[str, Any]]:
+    """The same as a model is told of them."""
+    return [_description(name) for name in _names(context)]
+
+
+def _names(context: ResearchContext) -> Iterator[str]:
+    if context.wiki:
+        yield from ("wiki_search", "wiki_page")
+    if context.index:
+        yield from ("documents_search", "documents_read")
+
+
+@lru_cache
+def _description(name: str) -> dict[str, Any]:
+    return convert_to_openai_tool(_pattern(name))
+
+
+@lru_cache
+def _pattern(name: str) -> BaseTool:
+    """The tool without a reader behind it: what a model is told of it is made once."""
+    method = getattr(_Reader(None, "", 0), name)  # pyright: ignore[reportArgumentType]
+    return StructuredTool.from_function(coroutine=method, response_format="content_and_artifact")
 
 
 async def _refused(**_: Any) -> Result:
@@ -96,7 +116,7 @@ class _Reader:
         return open_wiki(self.context.wiki or "", self.context.user_agent, self.context.cache)
 
     def _hits(self, query: str) -> list[Source]:
-        with DocumentIndex(self.context.index or "") as index:
+        with documents.DocumentIndex(self.context.index or "") as index:
             hits = index.search(query, IDS_OF_A_CALL)
         limit = self.context.max_source_chars
         return [
@@ -105,7 +125,7 @@ class _Reader:
         ]
 
     def _document(self, file: str) -> Any:
-        with DocumentIndex(self.context.index or "") as index:
+        with documents.DocumentIndex(self.context.index or "") as index:
             return index.document(file)
 
     def _named(self, number: int, source: Source) -> Source:

@@ -21,7 +21,6 @@ from typing import Any, Generic, TypeVar
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
-from langchain_core.tools import BaseTool
 from pydantic import BaseModel, ValidationError
 
 from graphs.answers import own_text
@@ -136,12 +135,15 @@ def _model(role: Role[Any], means: Means, limit: int | None) -> Any:
 def chat_model(
     model: str | BaseChatModel | None,
     *,
-    tools: Sequence[BaseTool] = (),
+    tools: Sequence[dict[str, Any]] = (),
     schema: type[BaseModel] | None = None,
     temperature: float | None = None,
     max_tokens: int | None = None,
 ) -> Any:
-    """A chat model as a role asks it. One that the graph holds itself is bound by the limits, but not by a schema."""
+    """A chat model as a role asks it. One that the graph holds itself is bound by the limits, but not by a schema.
+
+    `tools`: as `convert_to_openai_tool` describes them.
+    """
     if not isinstance(model, BaseChatModel):
         chat: Any = policy(model=model, schema=schema, temperature=temperature, max_tokens=max_tokens)
         return chat.bind_tools(tools) if tools else chat

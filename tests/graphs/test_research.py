@@ -378,7 +378,7 @@ async def test_a_chat_model_of_ones_own(wiki: SmallWiki) -> None:
 
     class Held(GenericFakeChatModel):
         def bind_tools(self, tools: Any, **_: Any) -> Any:
-            offered.append([one.name for one in tools])
+            offered.append([one["function"]["name"] for one in tools])
             return self.bind(tools=list(tools))
 
     offered: list[list[str]] = []
