@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["STRATEGIES", "chunk_text"]
 
-DEFAULT_SIZE, DEFAULT_OVERLAP = 512, 0.15
+DEFAULT_STRATEGY, DEFAULT_SIZE, DEFAULT_OVERLAP = "semantic", 512, 0.15
+"""What `docs/retrieval.md` recommends, and why."""
 _MOST_OVERLAP = 0.5
 
 
 def chunk_text(
     text: str,
-    strategy: str = "recursive",
+    strategy: str = DEFAULT_STRATEGY,
     tokenizer: Tokenizer | str = DEFAULT_TOKENIZER,
     *,
     size: int = DEFAULT_SIZE,

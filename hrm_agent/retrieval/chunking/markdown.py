@@ -1,4 +1,4 @@
-"""Where Markdown may be cut: before headings, the upper ones first, then between blocks, then as prose.
+"""Where Markdown may be cut: before headings, the upper ones first, then where the topic changes, then between blocks.
 
 Read line by line rather than parsed: all that is needed is which lines begin a block, and a page that is no valid
 Markdown has to be cut too. Inside a fence nothing is a heading or a sentence, and only line ends are places to cut.
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hrm_agent.retrieval.chunking.prose import Prose
+from hrm_agent.retrieval.chunking.semantic import topics
 from hrm_agent.retrieval.chunking.spans import Level
 from hrm_agent.retrieval.chunking.surface import Flags, Positions
 
@@ -25,7 +26,7 @@ _ITEM = re.compile(r" {0,3}(?:[-*+]|\d{1,9}[.)])[ \t]")
 
 
 def markdown_levels(prose: Prose) -> Sequence[Level]:
-    """Headings of rank 1 and 2, the other headings, blocks, sentences, lines, words."""
+    """Headings of rank 1 and 2, the other headings, changes of topic, blocks, sentences, lines, words."""
     starts, after_blank = prose.written_lines
     first = prose.points[prose.visible(starts)]
     fences = np.array(list(_fences(prose.text, starts[_among(first, "`~")])), dtype=np.int64).reshape(-1, 2)
@@ -37,10 +38,12 @@ def markdown_levels(prose: Prose) -> Sequence[Level]:
     behind[starts.searchsorted(fences[:, 1])] = True
     opening = np.isin(starts, fences[:, 0])
     blocks = free & (after_blank | behind[:-1] | items | (ranks > 0)) | opening
-    sentences = prose.sentences[~_inside(prose.sentences, fences)]
-    upper, lower = (ranks > 0) & (ranks < 3), ranks >= 3
-    places = (starts[upper], starts[lower], starts[blocks], sentences, prose.lines, prose.words)
-    return [Level(kind) for kind in places]
+    upper, lower, spoken = (ranks > 0) & (ranks < 3), ranks >= 3, ~_inside(prose.sentences, fences)
+    changes = topics(prose)
+    strength = None if changes.strength is None else changes.strength[spoken]
+    rest = (starts[blocks], prose.sentences[spoken], prose.lines, prose.words)
+    headings = (Level(starts[upper]), Level(starts[lower]))
+    return [*headings, Level(changes.places[spoken], strength), *(Level(places) for places in rest)]
 
 
 def _fences(text: str, candidates: Positions) -> Iterator[tuple[int, int]]:
