@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 
 from hrm_agent.tools import ToolFailure
-from hrm_agent.tools.mediawiki import MediaWiki
+from hrm_agent.tools.mediawiki import MediaWiki, Page
 from hrm_agent.trajectory import ToolStatus
 from tests.wiki.conftest import AGENT
 from tests.wiki.proxy import Answer, Proxy, dies, says, serving, silence
@@ -234,6 +234,26 @@ def test_a_search_that_lies(proxy: Proxy, client: MediaWiki) -> None:
     proxy.answers = [says(query={"search": "none"})]
     with pytest.raises(ToolFailure, match=r"query\.search"):
         client.search("x")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["== a" + " " * 999_999 + "b", "=" * 999_999, "a b " * 99_999, "\n== x ==" * 99_999, "== " + "x" * 999_999],
+    ids=["spaces", "signs", "words", "headings", "one word"],
+)
+def test_a_long_text_is_worked_through_once(text: str) -> None:
+    begun, page = time.process_time(), Page("Vell", "http://x/Vell", 1, text)
+    passage = page.passage("a b c x", size=10_000)
+    assert passage.text == text[passage.start : passage.end] and len(page.sections) <= 100_000
+    assert time.process_time() - begun < 8
+
+
+def test_html_of_unfinished_headings_is_worked_through_once(proxy: Proxy, client: MediaWiki) -> None:
+    page = {"pageid": 1, "title": "Vell", "lastrevid": 1, "canonicalurl": "http://x/Vell"}
+    proxy.answers = [says(query={"pages": [page]}), says(parse={"text": "<h2 " * 500_000})]
+    begun = time.process_time()
+    assert client.page("Vell").title == "Vell"
+    assert time.process_time() - begun < 8
 
 
 def test_an_answer_in_parts_without_end(proxy: Proxy, client: MediaWiki) -> None:

@@ -7,15 +7,17 @@ nothing, the text is that of the page's HTML. Only whole answers without an erro
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 from langchain_core.tools import BaseTool
+from pydantic import BaseModel
 
 from hrm_agent.errors import ConfigError
 from hrm_agent.retrieval.html_text import html_to_text
@@ -26,15 +28,20 @@ from hrm_agent.tools.mediawiki.pages import Found, Page
 from hrm_agent.tools.mediawiki.shapes import Answer, PageRow, Parsed, Query, Row, in_shape
 from hrm_agent.trajectory import ToolStatus
 
+if TYPE_CHECKING:
+    from hrm_agent.tools.mediawiki.cache import AnswerCache
+
 __all__ = ["MediaWiki", "open_wiki"]
 
+_Shape = TypeVar("_Shape", bound=BaseModel)
 _MOST_FOUND = 50
 """A wiki gives no more at once."""
 _LONGEST_QUERY = 300
 """Characters. The search of Wikipedia takes no more."""
 _CONTINUED = 10
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z0-9]{2,12})*|[a-z]{3,12}(-[a-z0-9]{1,12})+|simple")
-_HEADING = re.compile(r"<(/?)h([2-6])(\b[^>]*)>", re.IGNORECASE)
+_HOST = re.compile(r"[\w.:-]+")
+_HEADING = re.compile(r"<(/?)h([2-6])(\b[^<>]*)>", re.IGNORECASE)
 
 
 class MediaWiki:
@@ -139,33 +146,34 @@ class MediaWiki:
 
     async def _from_html(self, revision: int) -> str:
         asked = {"action": "parse", "oldid": str(revision), "prop": "text", "disabletoc": "1"}
-        answer = await self._ask(asked | {"disableeditsection": "1", "disablelimitreport": "1"})
-        html = in_shape(Parsed, answer, self._asker.shown).parse.text
-        return html_to_text(_HEADING.sub(_marked, html)).strip()
+        answer = await self._ask(Parsed, asked | {"disableeditsection": "1", "disablelimitreport": "1"})
+        return (await asyncio.to_thread(html_to_text, _HEADING.sub(_marked, answer.parse.text))).strip()
 
     async def _query(self, asked: dict[str, str]) -> Query:
         """A whole answer: what comes in several parts is put together."""
-        answer = in_shape(Answer, await self._ask(asked), self._asker.shown)
+        answer = await self._ask(Answer, asked)
         whole, more = answer.query, answer.more
         for _ in range(_CONTINUED):
             if more is None or "sroffset" in more:
                 break
             given = {name: str(value) for name, value in more.items()}
-            answer = in_shape(Answer, await self._ask(asked | given), self._asker.shown)
+            answer = await self._ask(Answer, asked | given)
             _add(whole, answer.query)
             more = answer.more
         return whole
 
-    async def _ask(self, asked: dict[str, str]) -> dict[str, Any]:
+    async def _ask(self, shape: type[_Shape], asked: dict[str, str]) -> _Shape:
         """One answer of the API, from the cache if it is there."""
-        if self._cache is None:
-            return await self._asker.ask(asked)
-        key = json.dumps([self.url, sorted(asked.items())])
-        kept = await self._cache.get(key)
-        if kept is None:
-            kept = await self._asker.ask(asked)
-            await self._cache.set(key, kept)
-        return kept
+        key, shown = json.dumps([self.url, sorted(asked.items())]), self._asker.shown
+        kept = await self._cache.get(key) if self._cache is not None else None
+        if kept is not None:
+            with suppress(ToolFailure):
+                return in_shape(shape, kept, shown)
+        answer = await self._asker.ask(asked)
+        given = in_shape(shape, answer, shown)
+        if self._cache is not None:
+            await self._cache.set(key, answer)
+        return given
 
 
 def open_wiki(wiki: str, user_agent: str, cache: str | None = None) -> MediaWiki:
@@ -193,7 +201,12 @@ def _api(url: str) -> httpx.URL:
         api = httpx.URL(url)
     except (httpx.InvalidURL, TypeError) as error:
         raise ConfigError(f"{url!r} is no URL: {error}") from error
-    if api.scheme not in ("http", "https") or not api.host or not api.path.endswith(".php") or api.query:
+    if (
+        api.scheme not in ("http", "https")
+        or not _HOST.fullmatch(api.host)
+        or not api.path.endswith(".php")
+        or api.query
+    ):
         raise ConfigError(
             f"{url!r} is no API of a MediaWiki.",
             "It ends in api.php: https://en.wikipedia.org/w/api.php; the page Special:Version of a wiki names it.",
@@ -211,7 +224,7 @@ def _check_contact(user_agent: str) -> None:
         raise ConfigError(f"The user agent {user_agent!r} is not all printable ASCII.", "Headers of HTTP are.")
 
 
-def _open_cache(folder: Path | str | None, seconds: float) -> Any:
+def _open_cache(folder: Path | str | None, seconds: float) -> AnswerCache | None:
     if folder is None:
         return None
     try:

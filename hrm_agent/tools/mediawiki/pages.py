@@ -7,11 +7,12 @@ where it stands. Headings are lines `== so ==`, with as many signs as their leve
 from __future__ import annotations
 
 import re
+from collections import Counter, deque
 from dataclasses import dataclass
 
 __all__ = ["Found", "Page", "Passage", "Section"]
 
-_HEADING = re.compile(r"^(={2,6}) *(\S.*?) *\1$", re.MULTILINE)
+_HEADING = re.compile(r"^(={2,6})([^=\n].*)\1$", re.MULTILINE)
 _WORD = re.compile(r"\w+")
 
 
@@ -72,7 +73,7 @@ class Page:
         ends = [heading.start() for heading in found] + [len(self.text)]
         intro = [Section("", 1, 0, ends[0])] if ends[0] else []
         return intro + [
-            Section(heading[2], len(heading[1]), heading.start(), end)
+            Section(heading[2].strip(), len(heading[1]), heading.start(), end)
             for heading, end in zip(found, ends[1:], strict=True)
         ]
 
@@ -99,17 +100,17 @@ class Page:
 
 def _densest(hits: list[tuple[int, str]], size: int) -> tuple[int, int]:
     """Start and end of where most different words stand within `size` characters, closest together."""
-    best, where, wanted = (0, 0), (0, 0), len({word for _, word in hits})
-    for number, (start, _) in enumerate(hits):
-        seen, end = set[str](), start
-        for at, word in hits[number:]:
-            if at > start + size or len(seen) == wanted:
-                break
-            if word not in seen:
-                seen.add(word)
-                end = at + len(word)
-        if (len(seen), start - end) > best:
-            best, where = (len(seen), start - end), (start, end)
+    best, where, window, counts = (0, 0), (0, 0), deque[tuple[int, str]](), Counter[str]()
+    for at, word in hits:
+        window.append((at, word))
+        counts[word] += 1
+        while counts[window[0][1]] > 1 or at - window[0][0] > size:
+            _, left = window.popleft()
+            counts[left] -= 1
+            if not counts[left]:
+                del counts[left]
+        if (len(counts), window[0][0] - at) > best:
+            best, where = (len(counts), window[0][0] - at), (window[0][0], at + len(word))
     return where
 
 

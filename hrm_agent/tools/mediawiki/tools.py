@@ -7,7 +7,6 @@ it wants to. The artifact of each answer says in JSON what was shown, for a grap
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.tools import BaseTool, StructuredTool
@@ -22,7 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["wiki_tools"]
 
-_SHOWN_OF_AN_INTRO = 300
+_SHOWN_OF_A_HIT = 400
+_SHOWN_OF_A_HEADING = 80
 _SECTIONS_NAMED = 40
 
 
@@ -32,7 +32,7 @@ def wiki_tools(wiki: MediaWiki, page_characters: int) -> list[BaseTool]:
     async def wiki_search(query: str) -> tuple[str, list[dict[str, Any]]]:
         """Search a wiki for pages whose text has all words of the query. Few words find more."""
         found = await wiki.asearch(query)
-        return _listed(found), [asdict(one) for one in found]
+        return _listed(found), [{"title": one.title, "url": one.url} for one in found]
 
     async def wiki_page(title: str, start: int = 0) -> tuple[str, dict[str, Any]]:
         """Read the page of a wiki with this title; of a long one a stretch, from the character `start`."""
@@ -54,7 +54,7 @@ def _tool(function: Callable[..., Coroutine[Any, Any, Any]]) -> BaseTool:
 
 
 def _listed(found: list[Found]) -> str:
-    lines = [f"{one.title} <{one.url}>: {one.snippet or one.intro[:_SHOWN_OF_AN_INTRO]}" for one in found]
+    lines = [f"{one.title} <{one.url}>: {(one.snippet or one.intro)[:_SHOWN_OF_A_HIT]}" for one in found]
     return "\n".join(lines) or "No page has these words."
 
 
@@ -62,7 +62,9 @@ def _rest(page: Page, start: int, end: int) -> str:
     """What there is besides the stretch that is shown; nothing if it is all."""
     if end - start == len(page.text):
         return ""
-    sections = [f"{section.title} at {section.start}" for section in page.sections if section.title]
+    sections = [
+        f"{section.title[:_SHOWN_OF_A_HEADING]} at {section.start}" for section in page.sections if section.title
+    ]
     places = f" Sections: {'; '.join(sections[:_SECTIONS_NAMED])}." if sections else ""
     further = f" Go on with start={end}." if end < len(page.text) else ""
     return f"\n\n[Characters {start} to {end} of {len(page.text)}.{places}{further}]"
