@@ -110,7 +110,9 @@ class _Passages:
     """The passages of one text, ready to be asked."""
 
     def __init__(self, text: str) -> None:
-        self.spans = [(chunk.start, chunk.end) for chunk in chunk_text(text, size=PASSAGE_TOKENS, overlap=0.0)]
+        self.spans = [
+            (chunk.start, chunk.end) for chunk in chunk_text(text, "recursive", size=PASSAGE_TOKENS, overlap=0.0)
+        ]
         self._counts = [Counter(terms_of(text[start:end])) for start, end in self.spans]
         self._lengths = [sum(counts.values()) for counts in self._counts]
         self._in = Counter(term for counts in self._counts for term in counts)

@@ -49,8 +49,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
 }
 """Parameter -> values that ask for nothing."""
-_THE_SERVERS = ("model", "models")
-"""Options of a graph that a client may not set: a model's string reaches files, addresses and keys of the server."""
+_THE_SERVERS = ("model", "models", "wiki", "user_agent", "cache", "index")
+"""Options of a graph that a client may not set: they reach files, addresses and keys of the server."""
 
 
 class RefusedError(Exception):
@@ -146,7 +146,9 @@ def read_request(body: Any) -> Asked:
         raise _refusal(error) from None
     for name in read.context:
         if name in _THE_SERVERS:
-            raise RefusedError(400, "Which models answer is the server's to say.", param=f"context.{name}")
+            raise RefusedError(
+                400, "Which models answer, and from which sources, is the server's to say.", param=f"context.{name}"
+            )
     limits = [limit for limit in (read.max_tokens, read.max_completion_tokens) if limit is not None]
     stops = [read.stop] if isinstance(read.stop, str) else read.stop or []
     given = {"temperature": read.temperature, "top_p": read.top_p}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,10 +18,12 @@ from uuid import uuid4
 
 from langchain_core.messages import AIMessageChunk
 
+from graphs.conversation import fields_of
 from graphs.episode import NO_ANSWER, Episode, EpisodeRunner, run_context
 from graphs.loading import load_graph
 from graphs.serving.answers import visible
 from graphs.serving.requests import Asked, RefusedError
+from hrm_agent.errors import ConfigError
 from hrm_agent.files import to_json
 from hrm_agent.trajectory import RunStatus, StopReason, Trajectory
 
@@ -33,10 +35,20 @@ _END, _INTERRUPT = "__end__", "__interrupt__"
 class Chats:
     """The runs of a server, at most `concurrency` at once."""
 
-    def __init__(self, runner: EpisodeRunner, graphs: Sequence[str], concurrency: int) -> None:
-        """Loads the graphs: a request names one of them and never code. Raises GraphError."""
+    def __init__(
+        self, runner: EpisodeRunner, graphs: Sequence[str], concurrency: int, context: Mapping[str, Any] | None = None
+    ) -> None:
+        """Loads the graphs: a request names one of them and never code. Raises GraphError.
+
+        `context`: options of the graphs that a request is run with unless it names its own. Raises ConfigError for one
+        that no graph knows.
+        """
         self.graphs = {name: _last_nodes(name) for name in graphs}
         """Name of a graph -> the nodes after which it may end."""
+        self._context = {name: _options(name, context or {}) for name in graphs}
+        for option in context or {}:
+            if not any(option in options for options in self._context.values()):
+                raise ConfigError(f"None of the graphs has an option {option!r}.", f"Served: {', '.join(graphs)}.")
         self._runner, self._concurrency = runner, concurrency
         self._threads: set[str] = set()
         self._idle = asyncio.Event()
@@ -56,7 +68,8 @@ class Chats:
         name = thread or f"chat-{uuid4().hex}"
         if name in self._threads:
             raise RefusedError(409, "The thread is being run.", code="thread_busy")
-        episode = Episode(asked.task(name), name, graph=asked.model, seed=asked.seed, context=asked.context)
+        context = {**self._context[asked.model], **asked.context}
+        episode = Episode(asked.task(name), name, graph=asked.model, seed=asked.seed, context=context)
         run_context(load_graph(asked.model), episode)  # an option that the graph does not know is told at once
         self._threads.add(name)
         self._idle.clear()
@@ -152,6 +165,14 @@ class Ear:
         if content.startswith(self.sent):
             return content[len(self.sent) :]
         return f"\n\n{content}"
+
+
+def _options(name: str, context: Mapping[str, Any]) -> dict[str, Any]:
+    """Of these options those that a graph has."""
+    schema = load_graph(name).context_schema
+    return {
+        option: context[option] for option in (fields_of(schema) if schema is not None else ()) if option in context
+    }
 
 
 def _last_nodes(name: str) -> frozenset[str]:

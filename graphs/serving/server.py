@@ -25,7 +25,7 @@ import logging
 import re
 import socket
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import unquote
@@ -81,9 +81,10 @@ class ChatService:
         hosts: Sequence[str] = (),
         concurrency: int = CONCURRENCY,
         request_bytes: int = MAX_REQUEST_BYTES,
+        context: Mapping[str, Any] | None = None,
     ) -> None:
-        """`hosts`: what a request's Host header may say; anything if empty."""
-        self.chats = Chats(runner, graphs, concurrency)
+        """`hosts`: what a request's Host header may say; anything if empty. `context`: see `Chats`."""
+        self.chats = Chats(runner, graphs, concurrency, context)
         self.request_bytes = request_bytes
         self._door = Door(token, hosts)
         self._started = time.time()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -36,6 +37,8 @@ class ServeConfig(BaseModel):
     """The models that clients may name: built-in graphs, or your own as package.module:attribute."""
     policy: str = DEFAULT_POLICY
     """A built-in policy, a model folder, hf:NAME, scripted:FILE, or a provider's chat model."""
+    context: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Options of the graphs, such as max_turns=6; a request may name its own, but no sources, models or files."""
     concurrency: int = Field(default=16, ge=1)
     """Runs at once; a request more is answered with 429."""
     stand_in: bool = False
@@ -84,10 +87,12 @@ async def _until_stopped(
     from graphs.serving.server import ChatService, serving
 
     backend = await asyncio.to_thread(load_policy, config.policy)
-    asked = RunConfig.model_validate(config.model_dump(exclude={"graphs", "concurrency"}))
+    asked = RunConfig.model_validate(config.model_dump(exclude={"graphs", "concurrency", "context"}))
     async with runner_for(asked, store, backend) as runner:
         hosts = hosts_of(arguments)
-        service = ChatService(runner, config.graphs, token.text, hosts=hosts, concurrency=config.concurrency)
+        service = ChatService(
+            runner, config.graphs, token.text, hosts=hosts, concurrency=config.concurrency, context=config.context
+        )
         async with serving(service, listener, drain_seconds=arguments.drain_seconds):
             output, url = Output(as_json=arguments.json), f"{url_of(arguments.host, listener)}/v1"
             what = f"{', '.join(config.graphs)}, with {config.policy}"

@@ -24,6 +24,7 @@ from tests.graphs.small_wiki import PAGES, SmallWiki
 
 GOOD = Researcher()
 ITSELF = "the message itself is the one question"
+LENGTH_QUOTE = "Reaching a length of 29.9 m"
 DENIED, INVALID, ERROR = ToolStatus.DENIED, ToolStatus.INVALID_CALL, ToolStatus.ERROR
 
 
@@ -82,6 +83,19 @@ class Case:
     """Of some tool call."""
     context: dict[str, Any] = field(default_factory=dict[str, Any])
 
+    @property
+    def script(self) -> dict[str, Any]:
+        quick = {"planner": planned("Both?"), "searcher": reads_both} if self.role == "writer" else {}
+        return quick | {self.role: self.says}
+
+
+def reads_both(messages: Any) -> str:
+    """A searcher that is soon done."""
+    both = tool("wiki_page", title="Blue whale") + tool("wiki_page", title="Krill")
+    if messages[-1].type == "human":
+        return both
+    return f'It says so [S1: "{LENGTH_QUOTE}"; S6: "feed near the surface at night"].'
+
 
 def planner(says: Any, *questions: str, **more: Any) -> Case:
     return Case("planner", says, questions=list(questions), **({"citations": 1} | more))
@@ -92,7 +106,6 @@ def writer(says: Any, stop: str = "answer", citations: int = 1, **more: Any) -> 
 
 
 UNCITED: dict[str, Any] = {"stop": "no_answer", "citations": 0}
-LENGTH_QUOTE = "Reaching a length of 29.9 m"
 BOTH = planned(LENGTH, NIGHT)
 CASES = {
     # the planner
@@ -184,7 +197,7 @@ CASES = {
 async def test_it_ends_well(name: str, environment: LocalEnvironment, wiki: SmallWiki, store: RunStore) -> None:
     case = CASES[name]
     context = {"wiki": wiki.url, "user_agent": AGENT, "max_answer_tokens": 2048} | case.context
-    talk = Talk(store, environment, Researcher(**{case.role: case.says}), name, **context)
+    talk = Talk(store, environment, Researcher(**case.script), name, **context)
     trajectory = await talk()
     talk.close()
     state = talk.state

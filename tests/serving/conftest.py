@@ -23,7 +23,7 @@ from hrm_agent.trajectory import Trajectory
 from tests.graphs.scripts import multiplier
 
 TOKEN = "a-token"
-GRAPHS = ("tool_loop", "reasoning", "tests.serving.agents:asking", "tests.serving.agents:broken")
+GRAPHS = ("tool_loop", "reasoning", "research", "tests.serving.agents:asking", "tests.serving.agents:broken")
 
 
 class SlowTongue(ScriptedEngine):

@@ -209,6 +209,8 @@ BAD: list[tuple[int, str, dict[str, Any]]] = [
     (400, "no option 'max_turn'", {"context": {"max_turn": 1}}),
     (400, "the server's to say", {"context": {"model": "hf:someone/elses"}}),
     (400, "the server's to say", {"context": {"models": {"planner": "vllm:http://127.0.0.1:1/v1"}}}),
+    (400, "the server's to say", {"context": {"wiki": "http://169.254.169.254/api.php"}}),
+    (400, "the server's to say", {"context": {"index": "/etc/passwd"}}),
     (400, "wrong kind", {"model": "reasoning", "context": {"prices": 3}}),
     (404, "tool_loop", {"model": "os:system"}),
     (404, "tool_loop", {"model": "../../etc/passwd"}),
