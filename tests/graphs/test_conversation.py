@@ -16,14 +16,17 @@ from typing_extensions import TypedDict
 
 from graphs import drive
 from graphs.episode import Episode, EpisodeRunner
+from graphs.prompts import WRITER_PROMPT
 from graphs.replay import replay_async
 from graphs.time_travel import fork, history
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.errors import ConfigError, ModelError, RunError
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, ToolStatus, Trajectory
+from hrm_agent.tools.local_wiki import LocalWiki
+from hrm_agent.trajectory import RunStatus, Sampling, StopReason, TaskRef, ToolStatus, Trajectory
 from hrm_agent.trajectory.lint import lint
+from tests.graphs.research_scripts import AGENT, Researcher
 from tests.graphs.scripts import boxed, call
 
 ASKED = TaskRef(id="1", family="test", prompt="What is 6 * 7?")
@@ -247,3 +250,53 @@ def test_a_killed_turn_is_gone_on_with(moment: str, tmp_path: Path) -> None:
         trajectory = asyncio.run(checked(store))
         assert trajectory.answer == boxed(5) and len(trajectory.calls) == 4
         assert [text for kind, text in said(store) if kind == "human"] == [ASKED.prompt, "What is 2 + 3?"]
+
+
+def researched_in_a_child(where: str, wiki: str, dies_at: str) -> int:
+    """A research in a process of its own, which kills itself when a role is asked for the second time, or first."""
+    child = os.fork()
+    if child == 0:
+        try:
+            asyncio.run(_researched(where, wiki, dies_at))
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+async def _researched(where: str, wiki: str, dies_at: str) -> None:
+    def answers(messages: Sequence[BaseMessage]) -> str:
+        written = messages[0].text == WRITER_PROMPT
+        if dies_at == ("write" if written else "read") and (written or messages[-1].type == "tool"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return (
+            "NOT ANSWERED It is away."
+            if written and not dies_at and "<source" not in messages[-1].text
+            else (Researcher()(messages))
+        )
+
+    with open_store(where) as store, ScriptedEngine(answers) as engine:
+        runner = EpisodeRunner(store, engine, "scripted", LocalEnvironment(), Sampling(max_tokens=2**14))
+        context = {"wiki": wiki, "user_agent": AGENT}
+        await runner.run(Episode(ASKED, "t", graph="research", seed=1, context=context))
+
+
+@pytest.mark.parametrize("dies_at", ["read", "write"])
+def test_a_research_is_gone_on_with_when_its_wiki_is_gone(dies_at: str, tmp_path: Path) -> None:
+    """What was read is on record; what was not is asked for, and that nobody answers is an outcome of the call."""
+    (pages := tmp_path / "pages").mkdir()
+    (pages / "Blue whale.txt").write_text("The largest animal. Reaching a length of 29.9 m, it is heavy.")
+    (pages / "Krill.txt").write_text("Small and many. They feed near the surface at night.")
+    where = str(tmp_path / "store.db")
+    with LocalWiki(pages) as wiki:
+        assert researched_in_a_child(where, wiki.url, dies_at) == -signal.SIGKILL
+    assert researched_in_a_child(where, wiki.url, "") == 0
+    with open_store(where) as store:
+        trajectory = asyncio.run(checked(store))
+        outcomes = {call.name: call.status for call in trajectory.tool_calls}
+        away = ToolStatus.INFRASTRUCTURE if dies_at == "read" else ToolStatus.OK
+        assert outcomes == {"wiki_search": ToolStatus.OK, "wiki_page": away}
+        said = "The sources do not answer this. It is away." if dies_at == "read" else "It is 29.9 m long [1]."
+        assert trajectory.answer is not None and trajectory.answer.startswith(said)
+        reached = [c.content for c in trajectory.tool_calls if c.status is ToolStatus.INFRASTRUCTURE]
+        assert all(f"{wiki.url} cannot be reached" in content for content in reached)
