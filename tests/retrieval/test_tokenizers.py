@@ -83,6 +83,15 @@ def test_byte_pairs_lose_nothing_and_are_the_same_in_two_libraries(
     assert ours.offsets(text).tolist() == fast.offsets(text).tolist()
 
 
+def test_a_desert_of_white_space_is_crossed(vocabularies: dict[str, Tokenizer]) -> None:
+    """tiktoken gives up at a million of them before a letter."""
+    tokenizer = vocabularies["bpe.tiktoken"]
+    assert tokenizer.offsets("x" + " \n" * 500_000 + "a")[-1, 1] == 1_000_002
+    around, desert = "models" * 777, "x" + " " * 300_000 + " a"
+    both = tokenizer.count(f"{around}{desert} {around}")
+    assert both == tokenizer.count(f"{around}{desert}") + tokenizer.count(f" {around}")
+
+
 def test_the_same_texts_give_the_same_file(tmp_path: Path) -> None:
     """In processes whose hash tables are in another order."""
     program = (

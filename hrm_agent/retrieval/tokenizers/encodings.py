@@ -9,7 +9,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import re
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,9 @@ _CONTENTS = {
     "r50k_base": "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
 }
 """File -> SHA-256."""
+_DESERT = 100_000
+"""Characters of white space. From some 300,000 on the library gives up: its expressions look back over all of them."""
+_VISIBLE = re.compile(r"\S")
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 """What GPT-2 splits a text into before it looks for byte pairs, and the tokenizers library's `ByteLevel` too."""
 
@@ -65,12 +70,12 @@ class Tiktoken:
         return len(self._ids(text))
 
     def offsets(self, text: str) -> Offsets:
-        return self._offsets(text, self._encoding.encode_to_numpy(checked(text), disallowed_special=()))
+        return self._offsets(text, self._ids(text))
 
     def encoded(self, text: str) -> Encoded:
         ids = self._ids(text)
-        rows = self._offsets(text, np.array(ids, dtype=np.int64))
-        return Encoded(ids, rows, 0, spelling(rows))
+        rows = self._offsets(text, ids)
+        return Encoded(ids.tolist(), rows, 0, spelling(rows))
 
     def decoded(self, ids: list[int]) -> str:
         return self._encoding.decode(ids)
@@ -80,8 +85,26 @@ class Tiktoken:
             self._sizes[new] = len(self._encoding.decode_single_token_bytes(new))
         return _from_bytes(text, self._sizes[ids])
 
-    def _ids(self, text: str) -> list[int]:
-        return self._encoding.encode_ordinary(checked(text))
+    def _ids(self, text: str) -> NDArray[np.uint32]:
+        parts = [
+            self._encoding.encode_to_numpy(part, disallowed_special=()) for part in _without_deserts(checked(text))
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _without_deserts(text: str) -> list[str]:
+    """A text in parts, cut where a run of white space is longer than the library's expressions can take.
+
+    Only the run decides where it is cut, so that a text counts the same as its parts do (`Tokenizer.local`).
+    """
+    cuts, done = [0], 0
+    for at in range(0, len(text) - _DESERT + 1, _DESERT):
+        if at >= done and text[at : at + _DESERT].isspace():
+            before = text[max(at - _DESERT, 0) : at]
+            begun, end = at - len(before) + len(before.rstrip()), _VISIBLE.search(text, at)
+            done = end.start() if end else len(text)
+            cuts += range(begun + _DESERT, done, _DESERT)
+    return [text[a:b] for a, b in pairwise([*cuts, len(text)])]
 
 
 def encodings_on_disk() -> list[str]:
