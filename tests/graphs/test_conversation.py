@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,15 @@ from graphs.episode import Episode, EpisodeRunner
 from graphs.prompts import WRITER_PROMPT
 from graphs.replay import replay_async
 from graphs.time_travel import fork, history
-from hrm_agent.environment import LocalEnvironment
+from hrm_agent.environment import Environment, LocalEnvironment
 from hrm_agent.errors import ConfigError, ModelError, RunError
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.tools.local_wiki import LocalWiki
 from hrm_agent.trajectory import RunStatus, Sampling, StopReason, TaskRef, ToolStatus, Trajectory
 from hrm_agent.trajectory.lint import lint
+from tests.graphs.kill_driver import Arithmetic
+from tests.graphs.killed_team import Log
 from tests.graphs.research_scripts import AGENT, Researcher
 from tests.graphs.scripts import boxed, call
 
@@ -41,6 +43,14 @@ def numbers(messages: Sequence[BaseMessage]) -> str:
     return call(messages[-1].text.removeprefix("What is ").removesuffix("?"))
 
 
+@pytest.fixture(scope="module")
+def environment() -> Iterator[LocalEnvironment]:
+    """One for all: a fork server takes seconds to warm up."""
+    opened = LocalEnvironment()
+    yield opened
+    opened.shutdown()
+
+
 class OneTask(TypedDict):
     problem: str
     answer: str
@@ -52,7 +62,7 @@ one_task = StateGraph(OneTask).add_node("answer", lambda _: {"answer": "42"}).ad
 class Talk:
     """A thread that is talked on."""
 
-    def __init__(self, store: RunStore, environment: LocalEnvironment, script: Any = numbers) -> None:
+    def __init__(self, store: RunStore, environment: Environment, script: Any = numbers) -> None:
         self.engine = ScriptedEngine(script)
         self.runner = EpisodeRunner(store, self.engine, "scripted", environment)
         self.store = store
@@ -233,8 +243,9 @@ async def _said_and_killed(where: str, text: str | None, moment: str) -> None:
 
     if moment == "input":  # it is on record, and not given to the graph yet
         drive.turn_input = die
+    (arithmetic := Arithmetic()).log = Log(Path(f"{where}.tools"))
     with open_store(where) as store:
-        await Talk(store, LocalEnvironment(), answers)(text)
+        await Talk(store, arithmetic, answers)(text)
 
 
 @pytest.mark.parametrize("moment", ["input", "model"])
@@ -276,7 +287,7 @@ async def _researched(where: str, wiki: str, dies_at: str) -> None:
         )
 
     with open_store(where) as store, ScriptedEngine(answers) as engine:
-        runner = EpisodeRunner(store, engine, "scripted", LocalEnvironment(), Sampling(max_tokens=2**14))
+        runner = EpisodeRunner(store, engine, "scripted", Arithmetic(), Sampling(max_tokens=2**14))
         context = {"wiki": wiki, "user_agent": AGENT}
         await runner.run(Episode(ASKED, "t", graph="research", seed=1, context=context))
 
