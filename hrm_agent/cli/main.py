@@ -46,6 +46,7 @@ COMMANDS = {
     "tokens": "tokenizers compared on one's texts, or a vocabulary learnt from them",
     "chunk": "how a text is cut, chunk by chunk, or by all strategies side by side",
     "eval-retrieval": "how well chunks are found again: strategies, sizes and rankings on questions",
+    "search": "what an index finds for a question, with exact spans",
     "export": "write trajectories to a file: our own formats, chat, TRL, verifiers",
     "import": "read trajectories of a file into a store",
 }

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hrm_agent.retrieval.index.citations import Citation, Resolution, Verdict, resolve
     from hrm_agent.retrieval.index.database import DocumentIndex, Hit
-    from hrm_agent.retrieval.index.folder import Chunking, files_in, index_folder
+    from hrm_agent.retrieval.index.folder import Chunking, index_folder, remove_folder
+    from hrm_agent.retrieval.index.listing import files_in
     from hrm_agent.retrieval.index.reading import read_document
     from hrm_agent.retrieval.index.retriever import IndexRetriever
 
@@ -23,6 +24,7 @@ __all__ = [
     "files_in",
     "index_folder",
     "read_document",
+    "remove_folder",
     "resolve",
 ]
 
@@ -34,9 +36,10 @@ _HOMES = {
     "IndexRetriever": "retriever",
     "Resolution": "citations",
     "Verdict": "citations",
-    "files_in": "folder",
+    "files_in": "listing",
     "index_folder": "folder",
     "read_document": "reading",
+    "remove_folder": "folder",
     "resolve": "citations",
 }
 

@@ -1,60 +1,38 @@
-"""The index in one SQLite file: documents with their texts, chunks as spans of them, and an FTS5 table of their words.
+"""The index: documents with their texts, chunks as spans of them, and what ranks the chunks for a question.
 
-A text is stored once. The FTS5 table keeps no copy (it is contentless): what is taken out of it is cut from the stored
-text again. A document with its chunks and words is one transaction in WAL, so that the index is whole whenever the
-process dies; a power failure can take the newest documents, which the next run indexes again.
+A text is stored once, and a hit is cut from it. A document with its chunks, their words and their vectors is one
+transaction of the file (`hrm_agent.retrieval.index.file`), so that the index is whole whenever the process dies. The
+words are ranked by SQLite's FTS5 or by tantivy; which one, and whose vectors there are, is on record in the file, and
+whoever opens it need not say it again.
 """
 
 from __future__ import annotations
 
 import sqlite3
-import threading
-from collections.abc import Generator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Literal, Self, get_args
 
-from hrm_agent.errors import RetrievalError
+from hrm_agent.errors import ConfigError, RetrievalError, nearest
 from hrm_agent.retrieval.chunking.chunk import Chunk
+from hrm_agent.retrieval.index import labels, tantivy_words
+from hrm_agent.retrieval.index.file import IndexFile, about, set_about
+from hrm_agent.retrieval.index.hits import MODES, Hit, Mode, Placed, fused
 from hrm_agent.retrieval.index.reading import Document, Kind
-from hrm_agent.retrieval.index.terms import query_of, searchable
+from hrm_agent.retrieval.index.tantivy_words import Tantivy
+from hrm_agent.retrieval.index.vectors import VectorTable
+from hrm_agent.retrieval.index.words import Fts5, Ranked, Words
 
-__all__ = ["DocumentIndex", "Hit", "Stored"]
+if TYPE_CHECKING:
+    from langchain_core.embeddings import Embeddings
 
-_APPLICATION = 0x68726D69
-_VERSION = 1
-_BUSY_SECONDS = 60.0
-_TABLES = (
-    "CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
-    # `source` is the hash of what the document was made from: the same source is not indexed twice.
-    """CREATE TABLE documents (id INTEGER PRIMARY KEY, file TEXT NOT NULL UNIQUE, source TEXT NOT NULL,
-    revision TEXT NOT NULL, kind TEXT NOT NULL, text BLOB NOT NULL)""",
-    # Characters for people and citations, bytes for reading a span without the rest of the text.
-    """CREATE TABLE chunks (id INTEGER PRIMARY KEY, document INTEGER NOT NULL REFERENCES documents(id),
-    start INTEGER NOT NULL, stop INTEGER NOT NULL, first_byte INTEGER NOT NULL, bytes INTEGER NOT NULL,
-    tokens INTEGER NOT NULL)""",
-    "CREATE INDEX chunks_of ON chunks (document)",
-    "CREATE VIRTUAL TABLE words USING fts5 (text, content='', tokenize='porter unicode61 remove_diacritics 2')",
-)
+__all__ = ["ENGINES", "DocumentIndex", "Engine", "Hit", "Stored"]
 
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """A chunk that a question found."""
-
-    file: str
-    """Path inside the indexed folder, with forward slashes."""
-    start: int
-    """First character in the document's text."""
-    end: int
-    """One past the last character."""
-    text: str
-    """`document[start:end]`, to the character."""
-    score: float
-    """BM25, larger is better; comparable within one answer only."""
-    revision: str
-    """Hash of the document's text: the span holds in this text."""
+Engine = Literal["fts5", "tantivy"]
+ENGINES: tuple[Engine, ...] = get_args(Engine)
+_DEPTH = 100
+"""Chunks of each ranking that are fused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,23 +45,37 @@ class Stored:
 
 
 class DocumentIndex:
-    """The documents of one folder, found by their words. Threads may share it; processes open it each by themselves."""
+    """Documents, found by their words and their vectors. Threads may share it; processes open it each by themselves.
 
-    def __init__(self, path: Path | str, *, create: bool = False) -> None:
-        self.path = Path(path)
-        self._lock = threading.RLock()
-        if not create and not self.path.is_file():
-            raise RetrievalError(f"There is no index at {path}.", f"`hrm-agent index DIR --store {path}` makes one.")
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            if self.path.exists():
-                self._look(create)
-            self._connection = sqlite3.connect(
-                self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+    `engine` and `embeddings` are for a new index, or for changing an old one: None is what is on record. `embeddings`
+    are LangChain's, or their string (`hrm_agent.retrieval.embeddings`); those of an object have to be handed in again
+    by whoever asks for vectors.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        create: bool = False,
+        engine: Engine | None = None,
+        embeddings: Embeddings | str | None = None,
+    ) -> None:
+        if engine not in (None, *ENGINES):
+            raise ConfigError(
+                f"There is no engine {engine!r}.", f"{nearest(engine, ENGINES)} Known: {ENGINES}.".strip()
             )
-            self._prepare()
-        except (sqlite3.Error, OSError) as error:
-            raise self._error(error) from error
+        vectors = None if embeddings is None else VectorTable.of(embeddings)
+        self._file = IndexFile(path, create=create)
+        self.path = self._file.path
+        try:
+            self._vectors = vectors
+            self._words = self._engine(engine)
+            if vectors:
+                with self._file.transaction() as cursor:
+                    vectors.claim(cursor)
+        except BaseException:
+            self._file.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -92,29 +84,42 @@ class DocumentIndex:
         self.close()
 
     def close(self) -> None:
-        with self._lock:
-            self._connection.close()
+        self._file.close()
 
     @property
-    def folder(self) -> str:
-        """The folder that was indexed, absolute; empty in an index that is new."""
-        with self._transaction("BEGIN") as cursor:
-            row = cursor.execute("SELECT value FROM about WHERE name = 'folder'").fetchone()
-        return row[0] if row else ""
+    def engine(self) -> str:
+        """What ranks the words."""
+        return self._words.name
 
-    @folder.setter
-    def folder(self, folder: str) -> None:
-        with self._transaction() as cursor:
-            cursor.execute("INSERT OR REPLACE INTO about VALUES ('folder', ?)", (folder,))
+    @property
+    def embeddings(self) -> str | None:
+        """Name of the embeddings whose vectors there are; None without any."""
+        with self._file.reading() as cursor:
+            return about(cursor, "embeddings")
+
+    def folders(self) -> dict[str, str]:
+        """Label -> absolute path. The first folder has an empty label; `LABEL//` begins the files of the others."""
+        with self._file.reading() as cursor:
+            return labels.folders(cursor)
+
+    def label_of(self, folder: Path) -> str:
+        """The label of a folder, which is an absolute path; one that is new is put on record."""
+        with self._file.transaction() as cursor:
+            return labels.label_of(cursor, folder)
+
+    def remove_folder(self, label: str) -> None:
+        """Forget a folder; its documents are taken out before."""
+        with self._file.transaction() as cursor:
+            cursor.execute("DELETE FROM folders WHERE label = ?", (label,))
 
     def sources(self) -> dict[str, str]:
         """File -> hash of what it was indexed from."""
-        with self._transaction("BEGIN") as cursor:
+        with self._file.reading() as cursor:
             return dict(cursor.execute("SELECT file, source FROM documents").fetchall())
 
     def size(self) -> tuple[int, int]:
         """Documents and chunks."""
-        with self._transaction("BEGIN") as cursor:
+        with self._file.reading() as cursor:
             counts = "SELECT (SELECT count(*) FROM documents), (SELECT count(*) FROM chunks)"
             documents, chunks = cursor.execute(counts).fetchone()
         return documents, chunks
@@ -122,130 +127,198 @@ class DocumentIndex:
     def put(self, file: str, source: str, document: Document, chunks: Sequence[Chunk]) -> None:
         """Index a document in the place of what the file was before. All of it is there, or nothing."""
         text = document.text
-        with self._transaction() as cursor:
-            _remove(cursor, file)
+        texts = [text[chunk.start : chunk.end] for chunk in chunks]
+        vectors = self._writing_vectors()
+        rows = vectors.of_texts(texts) if vectors else None
+        offsets = _byte_offsets(text, chunks)
+        with self._file.transaction() as cursor:
+            self._remove(cursor, file)
             row = (file, source, document.revision, str(document.kind), text.encode())
             cursor.execute("INSERT INTO documents (file, source, revision, kind, text) VALUES (?, ?, ?, ?, ?)", row)
-            number = cursor.lastrowid
-            offsets = _byte_offsets(text, chunks)
-            for chunk in chunks:
-                first = offsets[chunk.start]
-                place = (number, chunk.start, chunk.end, first, offsets[chunk.end] - first, chunk.tokens)
-                cursor.execute(
-                    "INSERT INTO chunks (document, start, stop, first_byte, bytes, tokens) VALUES (?, ?, ?, ?, ?, ?)",
-                    place,
-                )
-                words = searchable(text[chunk.start : chunk.end])
-                cursor.execute("INSERT INTO words (rowid, text) VALUES (?, ?)", (cursor.lastrowid, words))
+            ids = _insert(cursor, cursor.lastrowid, chunks, offsets)
+            self._words.add(cursor, list(zip(ids, texts, strict=True)))
+            if vectors and rows is not None:
+                vectors.add(cursor, ids[0] if ids else 0, rows)
+        self._words.settle_much()
+
+    def rename(self, old: str, new: str) -> None:
+        """Another name for a document that stays as it is."""
+        with self._file.transaction() as cursor:
+            self._remove(cursor, new)
+            cursor.execute("UPDATE documents SET file = ? WHERE file = ?", (new, old))
 
     def remove(self, file: str) -> None:
-        with self._transaction() as cursor:
-            _remove(cursor, file)
+        with self._file.transaction() as cursor:
+            self._remove(cursor, file)
+        self._words.settle_much()
+
+    def without_vectors(self) -> list[str]:
+        """Files whose chunks have none yet: those that were indexed before the index had embeddings."""
+        with self._file.reading() as cursor:
+            rows = cursor.execute(
+                "SELECT file FROM documents d JOIN (SELECT document, min(id) first FROM chunks GROUP BY document) c"
+                " ON c.document = d.id WHERE first NOT IN (SELECT first FROM vectors) ORDER BY file"
+            ).fetchall()
+        return [row[0] for row in rows]
+
+    def add_vectors(self, file: str) -> None:
+        """Vectors for a document that is there."""
+        with self._file.reading() as cursor:
+            ids, texts = _chunks_of(cursor, file)
+        vectors = self._writing_vectors()
+        if not (vectors and ids):
+            return
+        rows = vectors.of_texts(texts)
+        with self._file.transaction() as cursor:
+            if _chunks_of(cursor, file)[0] == ids:  # or it was indexed again meanwhile, with its vectors
+                cursor.execute("DELETE FROM vectors WHERE first = ?", (ids[0],))
+                vectors.add(cursor, ids[0], rows, late=True)
+
+    def drop_vectors(self) -> None:
+        """Back to words alone."""
+        with self._file.transaction() as cursor:
+            VectorTable.clear(cursor)
+        self._vectors = None
+
+    def settle(self) -> None:
+        """Bring what was put and removed to where it is searched; `search` does it by itself."""
+        self._words.settle()
 
     def tidy(self) -> None:
         """Merge the pieces that many transactions left. Queries are faster after it; nothing else changes."""
-        with self._transaction() as cursor:
-            cursor.execute("INSERT INTO words (words) VALUES ('optimize')")
+        self._words.settle()
+        with self._file.transaction() as cursor:
+            self._words.tidy(cursor)
 
-    def search(self, question: str, k: int = 5) -> list[Hit]:
-        """The `k` best chunks for a question in plain words, best first; fewer where fewer have a word of it."""
-        query = query_of(question)
-        if not query or k < 1:
+    def search(self, question: str, k: int = 5, mode: Mode = "words") -> list[Hit]:
+        """The `k` best chunks for a question in plain words, best first; fewer where fewer have to do with it."""
+        if mode not in MODES:
+            raise ConfigError(f"There is no mode {mode!r}.", f"{nearest(mode, MODES)} Known: {MODES}.".strip())
+        if k < 1 or not question.strip():
             return []
-        with self._transaction("BEGIN") as cursor:
-            best = "SELECT rowid, rank FROM words WHERE words MATCH ? ORDER BY rank, rowid LIMIT ?"
-            return [self._hit(cursor, *row) for row in cursor.execute(best, (query, k)).fetchall()]
-
-    def _hit(self, cursor: sqlite3.Cursor, chunk: int, rank: float) -> Hit:
-        file, revision, document, start, end, first, count = cursor.execute(
-            "SELECT file, revision, d.id, start, stop, first_byte, bytes FROM chunks c JOIN documents d"
-            " ON d.id = c.document WHERE c.id = ?",
-            (chunk,),
-        ).fetchone()
-        with self._connection.blobopen("documents", "text", document, readonly=True) as blob:
-            blob.seek(first)
-            return Hit(file, start, end, blob.read(count).decode(), -rank, revision)
+        self._words.settle()
+        vectors = self._reading_vectors() if mode != "words" else None
+        wanted = k if mode != "hybrid" else max(k, _DEPTH)
+        with self._file.reading() as cursor:
+            self._same_engine(cursor)
+            while True:
+                words = self._words.best(cursor, question, wanted) if mode != "vectors" else None
+                alike = vectors.best(cursor, question, wanted) if vectors else None
+                placed = fused(_living(cursor, words), _living(cursor, alike))[:k]
+                if len(placed) == k or max(len(words or ()), len(alike or ())) < wanted:
+                    return [self._hit(cursor, one) for one in placed]
+                wanted *= 4  # some that were found have been removed meanwhile
 
     def document(self, file: str) -> Stored | None:
         """The text of a file as it was indexed; None if it is not in the index."""
-        with self._transaction("BEGIN") as cursor:
+        with self._file.reading() as cursor:
             row = cursor.execute("SELECT text, revision, kind FROM documents WHERE file = ?", (file,)).fetchone()
         return Stored(row[0].decode(), row[1], Kind(row[2])) if row else None
 
     def problems(self) -> list[str]:
         """What is broken in the index; empty if it is whole."""
-        with self._transaction("BEGIN") as cursor:
+        self._words.settle()
+        with self._file.reading() as cursor:
             found = [row[0] for row in cursor.execute("PRAGMA integrity_check") if row[0] != "ok"]
-            lost = "SELECT count(*) FROM (SELECT id FROM chunks EXCEPT SELECT id FROM words_docsize)"
-            left = "SELECT count(*) FROM (SELECT id FROM words_docsize EXCEPT SELECT id FROM chunks)"
-            for query, what in ((lost, "chunks without their words"), (left, "words without their chunks")):
-                count = cursor.execute(query).fetchone()[0]
-                found += [f"{count} {what}"] if count else []
+            found += self._words.problems(cursor)
+            found += VectorTable.problems(cursor)
+        if self.embeddings and (bare := self.without_vectors()):
+            found.append(f"{len(bare)} documents without vectors")
         return found
 
-    def _look(self, create: bool) -> None:
-        """Refuse a file of another program, or of another version, before anything that may write to it is done."""
-        with closing(sqlite3.connect(self.path, timeout=_BUSY_SECONDS)) as connection:
-            application = connection.execute("PRAGMA application_id").fetchone()[0]
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-            tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if not tables and create:
-            return
-        if application != _APPLICATION:
-            raise RetrievalError(f"{self.path} is no index of documents.", "Name another file with --store.")
-        if version != _VERSION:
-            raise RetrievalError(
-                f"The index {self.path} has version {version}; this program knows version {_VERSION}.",
-                "Name another file with --store, and index the folder into it.",
-            )
+    def _engine(self, wanted: Engine | None) -> Words:
+        """The engine on record, or the wanted one in its place, with all chunks."""
+        with self._file.reading() as cursor:
+            recorded = about(cursor, "engine") or "fts5"
+        if wanted in (None, recorded):
+            return Tantivy(self._file) if recorded == "tantivy" else Fts5()
+        if wanted == "tantivy":
+            tantivy_words.library()
+        fts5 = Fts5()
+        with self._file.transaction() as cursor:
+            tantivy_words.forget(cursor)
+            fts5.clear(cursor)
+            set_about(cursor, "engine", wanted)
+            if wanted == "fts5":
+                for (file,) in cursor.execute("SELECT file FROM documents").fetchall():
+                    fts5.add(cursor, list(zip(*_chunks_of(cursor, file), strict=True)))
+        if wanted == "tantivy":
+            return Tantivy(self._file)  # whose folder has no mark of this file, and is filled
+        tantivy_words.delete_folder(tantivy_words.folder_of(self.path))
+        return fts5
 
-    def _prepare(self) -> None:
-        self._connection.execute("PRAGMA journal_mode=WAL")
-        self._connection.execute("PRAGMA synchronous=NORMAL")
-        with self._transaction() as cursor:
-            if cursor.execute("PRAGMA application_id").fetchone()[0] == _APPLICATION:
-                return
-            for statement in _TABLES:
-                cursor.execute(statement)
-            cursor.execute(f"PRAGMA application_id={_APPLICATION}")
-            cursor.execute(f"PRAGMA user_version={_VERSION}")
+    def _same_engine(self, cursor: sqlite3.Cursor) -> None:
+        """Raises where another process has changed the engine, and ours would speak for nothing."""
+        if (about(cursor, "engine") or "fts5") != self._words.name:
+            raise RetrievalError(f"Another process has changed the engine of {self.path}.", "Open the index again.")
 
-    @contextmanager
-    def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> Generator[sqlite3.Cursor]:
-        with self._lock:
-            try:
-                with closing(self._connection.cursor()) as cursor:
-                    cursor.execute(begin)
-                    yield cursor
-                    cursor.execute("COMMIT")
-            except BaseException as error:
-                with suppress(sqlite3.Error):
-                    self._connection.execute("ROLLBACK")
-                if isinstance(error, sqlite3.Error):
-                    raise self._error(error) from error
-                raise
+    def _writing_vectors(self) -> VectorTable | None:
+        """None where the index has none."""
+        return self._reading_vectors() if self.embeddings else None
 
-    def _error(self, error: Exception) -> RetrievalError:
-        if "is full" in str(error):
-            hint = "What was indexed is intact: free some space and index again."
-            return RetrievalError(f"The disk that holds {self.path} is full.", hint)
-        if "not a database" in str(error):
-            return RetrievalError(f"{self.path} is no index of documents.", "Name another file with --store.")
-        return RetrievalError(
-            f"The index {self.path} cannot be used: {error}.", "See that its folder exists and is writable."
-        )
+    def _reading_vectors(self) -> VectorTable:
+        with self._file.reading() as cursor:
+            name, spelled = about(cursor, "embeddings"), about(cursor, "embeddings loaded by")
+        if name is None:
+            hint = "`hrm-agent index DIR --vectors static` adds them; `words` needs none."
+            raise RetrievalError(f"The index {self.path} has no vectors.", hint)
+        if self._vectors is None:
+            if spelled is None:
+                hint = "DocumentIndex(path, embeddings=...) takes the object that the index was made with."
+                raise RetrievalError(f"The vectors of {self.path} are those of {name!r}, an object of yours.", hint)
+            self._vectors = VectorTable.of(spelled)
+        return self._vectors
+
+    def _remove(self, cursor: sqlite3.Cursor, file: str) -> None:
+        self._same_engine(cursor)
+        ids, texts = _chunks_of(cursor, file)
+        self._words.remove(cursor, list(zip(ids, texts, strict=True)))
+        if ids:
+            cursor.execute("DELETE FROM vectors WHERE first = ?", (ids[0],))
+        cursor.execute("DELETE FROM chunks WHERE document = (SELECT id FROM documents WHERE file = ?)", (file,))
+        cursor.execute("DELETE FROM documents WHERE file = ?", (file,))
+
+    def _hit(self, cursor: sqlite3.Cursor, placed: Placed) -> Hit:
+        file, revision, document, start, end, first, count = cursor.execute(
+            "SELECT file, revision, d.id, start, stop, first_byte, bytes FROM chunks c JOIN documents d"
+            " ON d.id = c.document WHERE c.id = ?",
+            (placed.chunk,),
+        ).fetchone()
+        with self._file.connection.blobopen("documents", "text", document, readonly=True) as blob:
+            blob.seek(first)
+            text = blob.read(count).decode()
+        return Hit(file, start, end, text, placed.score, revision, placed.words_rank, placed.vectors_rank)
 
 
-def _remove(cursor: sqlite3.Cursor, file: str) -> None:
+def _living(cursor: sqlite3.Cursor, ranked: Ranked | None) -> Ranked | None:
+    """Without the chunks that the index has no longer."""
+    if not ranked:
+        return ranked
+    alive = "SELECT EXISTS (SELECT 1 FROM chunks WHERE id = ?)"
+    return [one for one in ranked if cursor.execute(alive, (one[0],)).fetchone()[0]]
+
+
+def _insert(
+    cursor: sqlite3.Cursor, document: int | None, chunks: Sequence[Chunk], offsets: dict[int, int]
+) -> list[int]:
+    """Their ids, which follow each other."""
+    ids = list[int]()
+    insert = "INSERT INTO chunks (document, start, stop, first_byte, bytes, tokens) VALUES (?, ?, ?, ?, ?, ?)"
+    for chunk in chunks:
+        first = offsets[chunk.start]
+        cursor.execute(insert, (document, chunk.start, chunk.end, first, offsets[chunk.end] - first, chunk.tokens))
+        ids.append(cursor.lastrowid or 0)
+    return ids
+
+
+def _chunks_of(cursor: sqlite3.Cursor, file: str) -> tuple[list[int], list[str]]:
+    """Ids and texts, in order."""
     row = cursor.execute("SELECT id, text FROM documents WHERE file = ?", (file,)).fetchone()
     if row is None:
-        return
-    spans = cursor.execute("SELECT id, first_byte, bytes FROM chunks WHERE document = ?", (row[0],)).fetchall()
-    for chunk, first, count in spans:
-        words = searchable(row[1][first : first + count].decode())
-        cursor.execute("INSERT INTO words (words, rowid, text) VALUES ('delete', ?, ?)", (chunk, words))
-    cursor.execute("DELETE FROM chunks WHERE document = ?", (row[0],))
-    cursor.execute("DELETE FROM documents WHERE id = ?", (row[0],))
+        return [], []
+    spans = cursor.execute("SELECT id, first_byte, bytes FROM chunks WHERE document = ? ORDER BY id", (row[0],))
+    found = [(chunk, row[1][first : first + count].decode()) for chunk, first, count in spans.fetchall()]
+    return [chunk for chunk, _ in found], [text for _, text in found]
 
 
 def _byte_offsets(text: str, chunks: Sequence[Chunk]) -> dict[int, int]:

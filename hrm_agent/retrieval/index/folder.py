@@ -1,10 +1,12 @@
-"""A folder into an index, again and again: what is new or changed is indexed, what is gone is taken out.
+"""Folders into an index, again and again: what is new or changed is indexed, what is gone is taken out.
 
-A file is known by the hash of its bytes, of how it was read and of how it was cut; nothing rests on times of change.
+A file is known by the hash of its bytes, of how it was read and of how it was cut; nothing rests on times of change. A
+file that has gone while the same bytes came under another name has been renamed, and nothing is done but that.
 Every file has an outcome, and no file ends the work. What was a document and is now broken, binary or too large is
 taken out, since its text is no longer that of the file; what only could not be opened this time is kept.
 
-Files and folders whose names begin with a dot are left out, and links to folders are not followed.
+An index may hold several folders. The files of the first one go by their paths in it; those of a further one begin
+with its label and two slashes (`manuals//setup.md`), which no path inside a folder has.
 """
 
 from __future__ import annotations
@@ -16,19 +18,26 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 
 from hrm_agent.errors import RetrievalError
 from hrm_agent.retrieval.chunking.chunk import Chunk
-from hrm_agent.retrieval.chunking.chunker import DEFAULT_OVERLAP, DEFAULT_SIZE, chunk_text
+from hrm_agent.retrieval.chunking.chunker import DEFAULT_OVERLAP, DEFAULT_SIZE, DEFAULT_STRATEGY, chunk_text
 from hrm_agent.retrieval.index.database import DocumentIndex
+from hrm_agent.retrieval.index.labels import is_of, labelled
+from hrm_agent.retrieval.index.listing import inside
 from hrm_agent.retrieval.index.reading import MAX_BYTES, READER, Document, Kind, NotRead, Why, read_document
 from hrm_agent.retrieval.tokenizers.base import DEFAULT_TOKENIZER
+from hrm_agent.retrieval.tokenizers.load import load_tokenizer
+from hrm_agent.retrieval.tokenizers.monitor import RateMonitor
 
-__all__ = ["Chunking", "Done", "FileOutcome", "FolderReport", "files_in", "index_folder"]
+__all__ = ["Chunking", "Done", "FileOutcome", "FolderReport", "index_folder", "remove_folder"]
 
 _SHARE_TO_TIDY = 0.1
 """An index of which so much is new is put in order at the end."""
+_READS = 3
+"""Times that a file is read which changes meanwhile."""
 
 
 class Done(StrEnum):
@@ -37,6 +46,8 @@ class Done(StrEnum):
     ADDED = "added"
     UPDATED = "updated"
     UNCHANGED = "unchanged"
+    RENAMED = "renamed"
+    """Its bytes were there under another name, which is gone."""
     REMOVED = "removed"
     """It is no longer in the folder."""
     SKIPPED = "skipped"
@@ -52,14 +63,14 @@ class FileOutcome:
     why: Why | None = None
     """Of a file that was skipped."""
     reason: str = ""
-    """The same for people."""
+    """The same for people; of a file that was renamed, its old name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunking:
     """How documents are cut. Markdown is cut as Markdown where the strategy is the default."""
 
-    strategy: str = "recursive"
+    strategy: str = DEFAULT_STRATEGY
     tokenizer: str = DEFAULT_TOKENIZER
     size: int = DEFAULT_SIZE
     """Most tokens of a chunk."""
@@ -67,7 +78,7 @@ class Chunking:
     """Share of `size` that neighbours have in common."""
 
     def __call__(self, document: Document) -> Sequence[Chunk]:
-        markdown = document.kind is Kind.MARKDOWN and self.strategy == "recursive"
+        markdown = document.kind is Kind.MARKDOWN and self.strategy == DEFAULT_STRATEGY
         strategy = "markdown" if markdown else self.strategy
         chunks = chunk_text(document.text, strategy, self.tokenizer, size=self.size, overlap=self.overlap)
         return [chunk for chunk in chunks if not chunk.text.isspace()]
@@ -82,6 +93,13 @@ class FolderReport:
     """What a run did."""
 
     outcomes: list[FileOutcome] = field(default_factory=list[FileOutcome])
+    warnings: list[str] = field(default_factory=list[str])
+    """What a person should look at, though everything was indexed: a tokenizer that does not suit, for one."""
+
+    def add(self, other: FolderReport) -> None:
+        """Take over what was done to another folder."""
+        self.outcomes += other.outcomes
+        self.warnings += [warning for warning in other.warnings if warning not in self.warnings]
 
     @property
     def counts(self) -> dict[str, int]:
@@ -105,62 +123,75 @@ def index_folder(
     on_file: Callable[[FileOutcome], None] = lambda outcome: None,
 ) -> FolderReport:
     """Bring an index to the state of a folder. `files` is what `files_in` found there."""
-    root = str(folder.resolve())
-    if index.folder not in ("", root):
-        raise RetrievalError(
-            f"{index.path} is the index of {index.folder}, not of {root}.", "Name another file with --store."
-        )
     (chunking := chunking or Chunking()).check()
-    index.folder = root
-    report, known = FolderReport(), index.sources()
-    run = _Run(index, folder, chunking, max_bytes, known)
-    for file in [*files, *sorted(known.keys() - set(files))]:
+    label = index.label_of(folder.resolve())
+    prefix = labelled(label)
+    known = {file: source for file, source in index.sources().items() if is_of(file, label)}
+    closed = [prefix + file for file in files if file.endswith("/")]
+    gone = sorted(file for file in known.keys() - {prefix + file for file in files} if not inside(file, closed))
+    run = _Run(index, folder, prefix, chunking, max_bytes, known, {known[file]: file for file in gone})
+    report = FolderReport()
+    for file in files:
         report.outcomes.append(run.settle(file))
         on_file(report.outcomes[-1])
+    for file in gone:
+        if file not in run.renamed:
+            index.remove(file)
+            report.outcomes.append(FileOutcome(file, Done.REMOVED))
+            on_file(report.outcomes[-1])
+    report.warnings = [*run.monitor.warnings(), *_lost(index)]
     fresh = report.counts[Done.ADDED] + report.counts[Done.UPDATED]
-    if fresh > _SHARE_TO_TIDY * len(report.outcomes):
-        index.tidy()
+    index.tidy() if fresh > _SHARE_TO_TIDY * len(report.outcomes) else index.settle()
     return report
 
 
-def files_in(folder: Path) -> list[str]:
-    """Paths of the files in a folder, inside it and with forward slashes, in the order of their names."""
-    hint = "Name a folder of text, Markdown, HTML or PDF files."
-    if not folder.is_dir():
-        raise RetrievalError(f"There is no folder {folder}.", hint)
-    found: list[str] = []
-    for place, folders, names in os.walk(folder, onerror=_unlisted):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        inside = Path(place).relative_to(folder)
-        found += [(inside / name).as_posix() for name in sorted(names) if not name.startswith(".")]
-    if not found:
-        raise RetrievalError(f"There is no file in {folder}; the index was left as it is.", hint)
-    return found
+def _lost(index: DocumentIndex) -> list[str]:
+    lost = [path for path in index.folders().values() if not Path(path).is_dir()]
+    hint = f"`hrm-agent index --remove DIR --store {index.path}` takes its documents out"
+    return [f"The folder {path} of this index does not exist any more: {hint}." for path in lost]
 
 
-def _unlisted(error: OSError) -> None:
-    """A folder that cannot be listed looks empty, and its documents gone: nothing is done."""
-    raise RetrievalError(
-        f"The folder {error.filename} cannot be listed: {error.strerror}; the index was left as it is.",
-        "See that it may be read, or move it elsewhere.",
-    ) from error
+def remove_folder(index: DocumentIndex, folder: Path) -> FolderReport:
+    """Take the documents of a folder out of an index; the folder need not exist any more."""
+    paths = {path: label for label, path in index.folders().items()}
+    path = str(folder.resolve())
+    if path not in paths:
+        known = ", ".join(paths) or "none"
+        raise RetrievalError(f"{path} is no folder of {index.path}.", f"Its folders: {known}.")
+    report = FolderReport()
+    for file in sorted(file for file in index.sources() if is_of(file, paths[path])):
+        index.remove(file)
+        report.outcomes.append(FileOutcome(file, Done.REMOVED))
+    index.remove_folder(paths[path])
+    index.tidy()
+    return report
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Run:
     index: DocumentIndex
     folder: Path
+    prefix: str
     chunking: Chunking
     max_bytes: int
     known: dict[str, str]
     """File -> source, as it was at the beginning."""
+    gone: dict[str, str]
+    """Source -> file, of those that are no longer in the folder."""
+    renamed: set[str] = field(default_factory=set[str])
+    """Those of them that have another name now."""
 
-    def settle(self, file: str) -> FileOutcome:
+    @cached_property
+    def monitor(self) -> RateMonitor:
+        return RateMonitor(load_tokenizer(self.chunking.tokenizer))
+
+    def settle(self, path: str) -> FileOutcome:
         """Bring one file up to date, and say what was done."""
+        file = self.prefix + path
         if not file.isprintable():  # a name of other bytes than UTF-8, or one that would break lines
             return FileOutcome(ascii(file), Done.SKIPPED, Why.UNREADABLE, "its name cannot be shown as it is")
         try:
-            return self._index(file)
+            return self._index(file, self.folder / path) if not path.endswith("/") else self._closed(file, path)
         except FileNotFoundError:
             self.index.remove(file)
             return FileOutcome(file, Done.REMOVED)
@@ -171,27 +202,54 @@ class _Run:
             self.index.remove(file)
             return FileOutcome(file, Done.SKIPPED, error.why, str(error))
 
-    def _index(self, file: str) -> FileOutcome:
-        data = self._bytes(file)
-        settings = f"{READER} {self.chunking} {self.max_bytes} {Path(file).suffix}"
+    def _closed(self, file: str, path: str) -> FileOutcome:
+        if Path(self.folder, path.rstrip("/")).is_symlink():
+            reason = "a link to a folder is not followed; index that folder beside this one"
+            return FileOutcome(file, Done.SKIPPED, Why.LINK, reason)
+        kept = any(known.startswith(file) for known in self.known)
+        reason = f"the folder may not be listed{'; what was indexed of it before is kept' if kept else ''}"
+        return FileOutcome(file, Done.SKIPPED, Why.UNREADABLE, reason)
+
+    def _index(self, file: str, path: Path) -> FileOutcome:
+        data = self._bytes(path)
+        settings = f"{READER} {self.chunking} {self.max_bytes} {path.suffix}"
         source = hashlib.sha256(settings.encode() + b"\0" + data).hexdigest()
         if self.known.get(file) == source:
             return FileOutcome(file, Done.UNCHANGED)
+        if file not in self.known and (old := self.gone.pop(source, None)):
+            self.index.rename(old, file)
+            self.renamed.add(old)
+            return FileOutcome(file, Done.RENAMED, reason=f"was {old}")
         document = read_document(file, data, self.max_bytes)
+        self.monitor.see(file, document.text)
         self.index.put(file, source, document, self.chunking(document))
         return FileOutcome(file, Done.UPDATED if file in self.known else Done.ADDED)
 
-    def _bytes(self, file: str) -> bytes:
-        path = self.folder / file
-        about = path.stat()
-        if not stat.S_ISREG(about.st_mode):
-            raise NotRead(Why.BINARY, "it is no regular file")
-        if self._is_ours(path):
-            raise NotRead(Why.BINARY, "it belongs to the index")
-        if about.st_size > self.max_bytes:
-            raise NotRead(Why.TOO_LARGE, f"{about.st_size:,} bytes; files up to {self.max_bytes:,} are read")
-        return path.read_bytes()
+    def _bytes(self, path: Path) -> bytes:
+        """All of a file, as it was at one moment."""
+        if path.is_symlink() and not path.exists():
+            raise NotRead(Why.LINK, "a link that leads nowhere")
+        for _ in range(_READS):
+            about = path.stat()
+            if not stat.S_ISREG(about.st_mode):
+                raise NotRead(Why.BINARY, "it is no regular file")
+            if self._is_ours(path):
+                raise NotRead(Why.BINARY, "it belongs to the index")
+            if about.st_size > self.max_bytes:
+                raise NotRead(Why.TOO_LARGE, f"{about.st_size:,} bytes; files up to {self.max_bytes:,} are read")
+            with path.open("rb") as file:
+                data = file.read(self.max_bytes + 1)
+                after = os.fstat(file.fileno())
+            if len(data) == about.st_size and _moment(after) == _moment(about):
+                return data
+        raise OSError(f"it changed while it was read, {_READS} times")
 
     def _is_ours(self, path: Path) -> bool:
-        """The index may lie in the folder that it indexes, with the two files that SQLite has beside it."""
-        return path.resolve() in [Path(f"{self.index.path.resolve()}{suffix}") for suffix in ("", "-wal", "-shm")]
+        """The index may lie in the folder that it indexes, with what SQLite and tantivy have beside it."""
+        mine, path = self.index.path.resolve(), path.resolve()
+        folder = Path(f"{mine}.tantivy")
+        return path in [Path(f"{mine}{suffix}") for suffix in ("", "-wal", "-shm")] or path.is_relative_to(folder)
+
+
+def _moment(about: os.stat_result) -> tuple[int, ...]:
+    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns

@@ -43,6 +43,8 @@ class Why(StrEnum):
 
     BINARY = "binary"
     """Not text, and no format that is read here."""
+    LINK = "link"
+    """A link to a folder, or to nothing."""
     EMPTY = "empty"
     """No character other than white space: a scanned PDF, for one."""
     TOO_LARGE = "too_large"
@@ -134,9 +136,14 @@ def _html(data: bytes) -> str:
 
 def _pdf(data: bytes) -> str:
     """The pages' texts with a form feed between them, so that a place in the text has a page."""
-    from pypdfium2 import PdfDocument
+    from pypdfium2 import PdfDocument, PdfiumError
 
-    pdf = PdfDocument(data)
+    try:
+        pdf = PdfDocument(data)
+    except PdfiumError as error:
+        locked = "assword" in str(error)
+        reason = "it is encrypted: save it without its password" if locked else f"it is damaged, or no PDF: {error}"
+        raise NotRead(Why.UNREADABLE, reason) from error
     try:
         return "\f".join(_page(pdf, number) for number in range(len(pdf)))
     finally:

@@ -7,22 +7,24 @@ from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from pydantic import ConfigDict, Field
 
-from hrm_agent.retrieval.index.database import DocumentIndex, Hit
+from hrm_agent.retrieval.index.database import DocumentIndex
+from hrm_agent.retrieval.index.hits import Hit, Mode
 
 __all__ = ["IndexRetriever"]
 
 
 class IndexRetriever(BaseRetriever):
-    """The best chunks of an index. `metadata`: file, start, end, revision, as a `Citation` takes them; score."""
+    """The best chunks of an index. `metadata`: file, start, end, revision, as a `Citation` takes them; score, ranks."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     index: DocumentIndex
     k: int = Field(default=5, ge=1)
     """Chunks for each question."""
+    mode: Mode = "words"
 
     def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
-        return [_document(hit) for hit in self.index.search(query, self.k)]
+        return [_document(hit) for hit in self.index.search(query, self.k, self.mode)]
 
 
 def _document(hit: Hit) -> Document:
@@ -35,5 +37,7 @@ def _document(hit: Hit) -> Document:
             "end": hit.end,
             "revision": hit.revision,
             "score": hit.score,
+            "words_rank": hit.words_rank,
+            "vectors_rank": hit.vectors_rank,
         },
     )

@@ -1,10 +1,12 @@
-"""Words as FTS5 takes them: a question as a query, and a text as it is indexed.
+"""Words as an engine takes them: a question as phrases, and a text as it is indexed.
 
-A question is full of what FTS5's query language reserves, so each of its words is quoted, and FTS5's own tokenizer
-splits what is inside the quotes (`don't` and `end-to-end` are phrases). One word is enough for a hit, and BM25 decides.
+A question is full of what query languages reserve, so it is taken apart into words first, at apostrophes and hyphens
+too: who asks for "the president's plan" wants the president. A word that the engine's own tokenizer splits further
+(`3.14`, `U.S.`) is a phrase. One phrase is enough for a hit, and BM25 decides. Words that only ask ("which", "did") are
+left out where there are others: texts seldom have them, so BM25 would take them for what the question is about.
 
-FTS5 splits at white space and punctuation, which Chinese and Japanese text hardly has. There each character is indexed
-as a word, and a question asks for its pairs of neighbours.
+Tokenizers split at white space and punctuation, which Chinese and Japanese text hardly has. There each character is
+indexed as a word, and a question asks for its pairs of neighbours.
 """
 
 from __future__ import annotations
@@ -14,30 +16,31 @@ from itertools import pairwise
 
 from hrm_agent.retrieval.tokenizers.base import mended
 
-__all__ = ["query_of", "searchable"]
+__all__ = ["phrases_of", "searchable"]
 
-_MOST_WORDS = 256
-"""Different words of one question that count; FTS5 bounds the depth of a query."""
+_MOST_PHRASES = 256
+"""Different phrases of one question that count; FTS5 bounds the depth of a query."""
 _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _CHARACTER = re.compile(f"([{_UNSPACED}])")
 _RUN = re.compile(f"[{_UNSPACED}]+")
-_APART = re.compile(r"[\s\0:/|,;=()\[\]{}<>+*&^~!?\"“”„]+")
+_APART = re.compile(r"[\s\0:/|,;=()\[\]{}<>+*&^~!?\"“”„'’‘ʼ‐‑–—-]+")
+_ASKING = frozenset(("did", "do", "does", "how", "what", "when", "where", "which", "who", "whom", "whose", "why"))
 _WORD = re.compile(r"[^\W_]")
 
 
 def searchable(text: str) -> str:
-    """The form in which FTS5 is given a text, to index it and to take it out again."""
+    """The form in which an engine is given a text, to index it and to take it out again."""
     return _CHARACTER.sub(r" \1 ", text.replace("\0", " "))
 
 
-def query_of(question: str) -> str:
-    """A MATCH expression; empty where the question has no word."""
-    words: dict[str, None] = {}
+def phrases_of(question: str) -> list[str]:
+    """What a question asks for, none twice; nothing where it has no word."""
+    found: dict[str, None] = {}
     for word in _APART.split(mended(question)):
-        words |= dict.fromkeys(_phrases(word))
-        if len(words) >= _MOST_WORDS:
+        found |= dict.fromkeys(_phrases(word))
+        if len(found) >= _MOST_PHRASES:
             break
-    return " OR ".join(f'"{word}"' for word in list(words)[:_MOST_WORDS])
+    return [phrase for phrase in found if phrase not in _ASKING][:_MOST_PHRASES] or list(found)
 
 
 def _phrases(word: str) -> list[str]:

@@ -1,0 +1,140 @@
+"""Vectors beside the chunks, and exact search in one matrix.
+
+Each document's rows are one blob of float16, written in the transaction that writes its chunks. For search all rows are
+held in memory as float32 (50,000 of 256 numbers are 51 MB) and multiplied with the question's: no graph to build, to
+keep up to date or to be wrong, and some milliseconds at this size. What is new since the last question is read after
+it; a row whose chunk has gone stays in the matrix and is passed over.
+
+Vectors of different embeddings have nothing to say to each other, so their name and length are on record.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hrm_agent.errors import RetrievalError
+from hrm_agent.retrieval.index.file import about, set_about
+from hrm_agent.retrieval.index.words import Ranked
+
+if TYPE_CHECKING:  # LangChain takes half a second to import, and most indexes are asked by words
+    from langchain_core.embeddings import Embeddings
+
+__all__ = ["VectorTable"]
+
+Rows = NDArray[np.float32]
+"""One row per chunk, of unit length."""
+_MOST_BLOCKS = 32
+"""Reads of what is new, after which everything is read again, without the rows whose chunks have gone."""
+
+
+@dataclass
+class VectorTable:
+    """The vectors of one index."""
+
+    embeddings: Embeddings
+    name: str
+    """What they are on record under."""
+    spelled: str | None
+    """The string that loads the embeddings again; None for an object of the user's."""
+    _ids: list[NDArray[np.int64]] = field(default_factory=list[NDArray[np.int64]], init=False)
+    _blocks: list[Rows] = field(default_factory=list[Rows], init=False)
+    _seen: tuple[str | None, int] = field(default=("", 0), init=False)
+    """Epoch that the matrix belongs to, and the newest first chunk in it."""
+
+    @classmethod
+    def of(cls, embeddings: Embeddings | str) -> VectorTable:
+        from hrm_agent.retrieval.embeddings import load_embeddings, name_of
+
+        loaded = load_embeddings(embeddings) if isinstance(embeddings, str) else embeddings
+        return cls(loaded, name_of(loaded), embeddings if isinstance(embeddings, str) else None)
+
+    def claim(self, cursor: sqlite3.Cursor) -> None:
+        """Put the embeddings on record. Raises if those on record are others."""
+        recorded = about(cursor, "embeddings")
+        if recorded is None:
+            set_about(cursor, "embeddings", self.name)
+            set_about(cursor, "embeddings loaded by", self.spelled)
+        elif recorded != self.name:
+            raise RetrievalError(
+                f"The vectors of this index are those of {recorded!r}, and {self.name!r} makes others.",
+                "Use the same embeddings; `hrm-agent index DIR --vectors none` takes the vectors out, for new ones.",
+            )
+
+    @staticmethod
+    def clear(cursor: sqlite3.Cursor) -> None:
+        """No vectors, of no embeddings."""
+        cursor.execute("DELETE FROM vectors")
+        for name in ("embeddings", "embeddings loaded by", "dimension"):
+            set_about(cursor, name, None)
+        set_about(cursor, "epoch", secrets.token_hex(8))
+
+    def of_texts(self, texts: Sequence[str]) -> Rows:
+        """One row per text; outside of any transaction, since it may take long."""
+        from hrm_agent.retrieval.embeddings import vectors_of
+
+        if not texts:
+            return np.zeros((0, 0), dtype=np.float32)
+        return vectors_of(self.embeddings, texts)
+
+    def add(self, cursor: sqlite3.Cursor, first: int, rows: Rows, *, late: bool = False) -> None:
+        """Store the rows of chunks `first`, `first + 1` and so on. `late`: the chunks were there before."""
+        if not len(rows) or about(cursor, "embeddings") != self.name:  # taken out meanwhile
+            return
+        self._check(cursor, rows.shape[1])
+        cursor.execute("INSERT INTO vectors (first, data) VALUES (?, ?)", (first, rows.astype(np.float16).tobytes()))
+        if late:
+            set_about(cursor, "epoch", secrets.token_hex(8))
+
+    def best(self, cursor: sqlite3.Cursor, question: str, k: int) -> Ranked:
+        """The `k` most alike by cosine. Chunks that have been removed may be among them."""
+        from hrm_agent.retrieval.embeddings import unit
+
+        self._refresh(cursor)
+        if not self._ids:
+            return []
+        asked = unit(np.asarray([self.embeddings.embed_query(question)], dtype=np.float32))[0]
+        self._check(cursor, len(asked))
+        if not asked.any():
+            return []
+        scores = np.concatenate([block @ asked for block in self._blocks])
+        ids = np.concatenate(self._ids)
+        first = np.argpartition(-scores, k - 1)[:k] if k < len(scores) else np.arange(len(scores))
+        first = first[np.lexsort((ids[first], -scores[first]))]
+        return list(zip(ids[first].tolist(), scores[first].tolist(), strict=True))
+
+    @staticmethod
+    def problems(cursor: sqlite3.Cursor) -> list[str]:
+        left = cursor.execute("SELECT count(*) FROM vectors WHERE first NOT IN (SELECT id FROM chunks)").fetchone()[0]
+        return [f"vectors of {left} documents that are gone"] if left else []
+
+    def _check(self, cursor: sqlite3.Cursor, length: int) -> None:
+        recorded = about(cursor, "dimension")
+        if recorded is None:
+            set_about(cursor, "dimension", str(length))
+        elif int(recorded) != length:
+            raise RetrievalError(
+                f"{self.name!r} gives {length} numbers; the index has vectors of {recorded}.",
+                "Use the embeddings that the index was made with.",
+            )
+
+    def _refresh(self, cursor: sqlite3.Cursor) -> None:
+        epoch = about(cursor, "epoch")
+        if epoch != self._seen[0] or len(self._blocks) > _MOST_BLOCKS:
+            self._ids, self._blocks, self._seen = [], [], (epoch, 0)
+        after = "SELECT first, data FROM vectors WHERE first > ? ORDER BY first"
+        new = cursor.execute(after, (self._seen[1],)).fetchall()
+        if not new:
+            return
+        length = int(about(cursor, "dimension") or 0)
+        rows = [np.frombuffer(data, dtype=np.float16).reshape(-1, length) for _, data in new]
+        self._blocks.append(np.concatenate(rows).astype(np.float32))
+        places = [np.arange(first, first + len(row)) for (first, _), row in zip(new, rows, strict=True)]
+        self._ids.append(np.concatenate(places))
+        self._seen = (epoch, new[-1][0])
