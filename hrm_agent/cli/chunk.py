@@ -15,7 +15,7 @@ from hrm_agent.cli.main import main
 from hrm_agent.cli.output import Output, progress
 from hrm_agent.cli.texts import read_whole
 from hrm_agent.errors import ConfigError, RetrievalError
-from hrm_agent.retrieval.chunking.chunker import DEFAULT_OVERLAP, DEFAULT_SIZE, STRATEGIES
+from hrm_agent.retrieval.chunking.chunker import DEFAULT_OVERLAP, DEFAULT_SIZE, DEFAULT_STRATEGY, STRATEGIES
 from hrm_agent.retrieval.chunking.comparison import Cutting, compare, splitters_at_hand
 from hrm_agent.retrieval.chunking.picture import Window, draw, lane, window
 from hrm_agent.retrieval.index.reading import MAX_BYTES, Document, Kind
@@ -52,7 +52,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--strategy", action="append", metavar="NAME",
         help=f"{', '.join(STRATEGIES)}; with --compare it may be repeated, and be a library's "
-        "[markdown for Markdown, else recursive; with --compare all that are installed]",
+        "[markdown for Markdown, else semantic; with --compare all that are installed]",
     )  # fmt: skip
     parser.add_argument(
         "--tokenizer", default=DEFAULT_TOKENIZER, metavar="NAME", help=f"sizes are in its tokens [{DEFAULT_TOKENIZER}]"
@@ -69,7 +69,7 @@ def _parser() -> Parser:
 
 
 def _list(arguments: Arguments, output: Output, document: Document, tokenizer: Tokenizer) -> None:
-    names = arguments.strategy or ["markdown" if document.kind is Kind.MARKDOWN else "recursive"]
+    names = arguments.strategy or ["markdown" if document.kind is Kind.MARKDOWN else DEFAULT_STRATEGY]
     if len(names) > 1:
         raise ConfigError("A text is cut by one strategy at a time.", "Add --compare to see several.")
     (cutting,) = _cut(arguments, document, tokenizer, names)
@@ -114,7 +114,6 @@ def _cut(arguments: Arguments, document: Document, tokenizer: Tokenizer, names: 
             tokenizer,
             size=arguments.size,
             overlap=arguments.overlap,
-            markdown=document.kind is Kind.MARKDOWN,
             on_name=advance,
         )
 

@@ -80,9 +80,7 @@ def test_the_picture_shows_spans_and_overlaps() -> None:
 
 def test_where_sentences_and_words_are_cut() -> None:
     text = 'One ends. "Two ends!" Three\n\n- a\n- b\n日本。語'
-    plain = [text.index(part) for part in ('"Two', "Three", "- a", "語")]
-    assert sorted(sentence_ends(text)) == plain
-    assert sorted(sentence_ends(text, markdown=True)) == sorted([*plain, text.index("- b")])
+    assert sorted(sentence_ends(text)) == [text.index(part) for part in ('"Two', "Three", "- a", "- b", "語")]
     (cutting,) = compare("ab cd. ef gh.", ["fixed"], load_tokenizer("character"), size=4, overlap=0)
     assert [chunk.text for chunk in cutting.chunks] == ["ab c", "d. e", "f gh", "."]
     assert (cutting.cut_sentences, cutting.cut_words) == (3, 2)

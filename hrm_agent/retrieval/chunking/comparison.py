@@ -23,9 +23,10 @@ from hrm_agent.retrieval.tokenizers.base import Tokenizer
 
 __all__ = ["Cutting", "compare", "sentence_ends", "splitters_at_hand"]
 
-_SENTENCE = r"[.!?\u2026][\"'\u2019\u201d)\]*_`]*\s+|[\u3002\uff01\uff1f][\u300d\u300f\u201d]?\s*|\n\s*\n\s*"
-_PLAIN = re.compile(_SENTENCE)
-_MARKDOWN = re.compile(rf"{_SENTENCE}|\n(?= {{0,3}}(?:#|[-*+] |\d+[.)] |\||>|```|~~~))")
+_SENTENCE = re.compile(
+    r"[.!?\u2026][\"'\u2019\u201d)\]*_`]*\s+|[\u3002\uff01\uff1f][\u300d\u300f\u201d]?\s*|\n\s*\n\s*"
+    r"|\n(?= {0,3}(?:#|[-*+] |\d+[.)] |\||>|```|~~~))"
+)
 """Lines of a list, a table, a quotation and the like stand for themselves."""
 _VISIBLE = re.compile(r"\S")
 _WARMING = 500
@@ -81,10 +82,9 @@ def compare(
     *,
     size: int,
     overlap: float,
-    markdown: bool = False,
     on_name: Callable[[str], None] = lambda name: None,
 ) -> list[Cutting]:
-    """Cut `text` in each way; `on_name` is called after each. `markdown`: headings and list items end sentences too.
+    """Cut `text` in each way; `on_name` is called after each.
 
     What a library raises on this text is told in its `problem`; wrong settings raise.
     """
@@ -92,16 +92,16 @@ def compare(
         if name not in (known := [*STRATEGIES, *LIBRARIES]):
             raise ConfigError(f"There is no strategy {name!r}.", nearest(name, known) or f"Known: {', '.join(known)}.")
     chunk_text("", tokenizer=tokenizer, size=size, overlap=overlap)
-    ends, found = sentence_ends(text, markdown=markdown), list[Cutting]()
+    ends, found = sentence_ends(text), list[Cutting]()
     for name in names:
         found.append(_cut(text, name, tokenizer, size, overlap, ends))
         on_name(name)
     return found
 
 
-def sentence_ends(text: str, *, markdown: bool = False) -> frozenset[int]:
+def sentence_ends(text: str) -> frozenset[int]:
     """The first character after each sentence and the white space behind it. An abbreviation ends one, too."""
-    return frozenset(match.end() for match in (_MARKDOWN if markdown else _PLAIN).finditer(text))
+    return frozenset(match.end() for match in _SENTENCE.finditer(text))
 
 
 def _cut(text: str, name: str, tokenizer: Tokenizer, size: int, overlap: float, ends: frozenset[int]) -> Cutting:
