@@ -78,6 +78,12 @@ def test_the_picture_shows_spans_and_overlaps() -> None:
     assert paragraph_starts(TEXT, (0, 200)) == [10, 10 + len(SECTION)]
 
 
+@pytest.mark.filterwarnings("error")
+def test_headings_are_no_formulas(hrm: Command, tmp_path: Path) -> None:
+    (tmp_path / "$a.md").write_text("# From $5 to $x^{\n\ntext\n\n# 日本語 \U0001f433\n\ntext\n")
+    assert hrm("chunk", "$a.md", "--picture", "p.png", "--size", "9").code == 0
+
+
 def test_where_sentences_and_words_are_cut() -> None:
     text = 'One ends. "Two ends!" Three\n\n- a\n- b\n日本。語'
     assert sorted(sentence_ends(text)) == [text.index(part) for part in ('"Two', "Three", "- a", "- b", "語")]

@@ -7,6 +7,7 @@ are filled; there it is drawn in a colour of its own. What the text is made of s
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -69,10 +70,12 @@ def draw(text: str, cuttings: Sequence[Cutting], path: Path, title: str, shown: 
         _lane(axes, row, cutting, shown)
     _structure(axes, text, shown, len(cuttings))
     _scales(axes, cuttings, shown)
-    axes.set_title(title, loc="left", pad=46 if headings(text, shown) else 16)
+    axes.set_title(title, loc="left", pad=46 if headings(text, shown) else 16, parse_math=False)
     _legend(figure)
     try:
-        figure.savefig(path, dpi=120)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing")  # a heading in a script that its font lacks
+            figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:  # a folder that is not there, a format that is not known
         raise ConfigError(
             f"The picture {path} cannot be written: {error}.", "Name a file such as chunks.png."
@@ -94,7 +97,7 @@ def _lane(axes: Any, row: int, cutting: Cutting, shown: Window) -> None:
     shared = [(b.start, a.end - b.start) for (_, a), (_, b) in pairwise(visible) if b.start < a.end]
     axes.broken_barh(shared, (row - 0.36, 0.72), facecolors=_OVERLAP)
     if cutting.problem:
-        axes.text(shown[0], row, f"  {cutting.problem}", va="center", color=_WRONG, fontsize="small")
+        axes.text(shown[0], row, f"  {cutting.problem}", va="center", color=_WRONG, fontsize="small", parse_math=False)
 
 
 def _structure(axes: Any, text: str, shown: Window, rows: int) -> None:
@@ -105,7 +108,15 @@ def _structure(axes: Any, text: str, shown: Window, rows: int) -> None:
         axes.vlines(place, -0.9, rows - 0.5, color="0.25", linewidth=0.7, linestyle=":", zorder=0.5)
         if place - last > 0.025 * (shown[1] - shown[0]):
             label = title if len(title) <= _LABEL else f"{title[: _LABEL - 1]}…"
-            axes.annotate(label, (place, -0.95), rotation=28, fontsize="x-small", va="bottom", annotation_clip=False)
+            axes.annotate(
+                label,
+                (place, -0.95),
+                rotation=28,
+                fontsize="x-small",
+                va="bottom",
+                annotation_clip=False,
+                parse_math=False,
+            )
             last = place
 
 
