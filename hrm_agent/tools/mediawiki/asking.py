@@ -11,8 +11,10 @@ machine is not for a wiki to name. Nothing takes longer than `patience`, the wai
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import random
+import ssl
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
@@ -126,7 +128,10 @@ class Asker:
     def _connections(self) -> httpx.AsyncClient:
         loop = asyncio.get_running_loop()
         if self._client is None or self._client[0] is not loop:
-            self._client = (loop, httpx.AsyncClient(headers=self._headers, timeout=self._timeout))
+            self._client = (
+                loop,
+                httpx.AsyncClient(headers=self._headers, timeout=self._timeout, verify=_certificates()),
+            )
         return self._client[1]
 
     def _unreachable(self, error: Exception) -> Exception:
@@ -135,6 +140,12 @@ class Asker:
         )
         # A wrong certificate is no better the next time.
         return failure if "SSL" in str(error) else ComeBackLater(failure)
+
+
+@functools.cache
+def _certificates() -> ssl.SSLContext:
+    """Of all authorities: reading them takes longer than a request."""
+    return httpx.create_ssl_context()
 
 
 def _next(url: httpx.URL, location: str) -> httpx.URL:
