@@ -3,7 +3,8 @@
 TextTiling's idea (Hearst 1997): at each gap between sentences the sentences before it are compared with those after
 it, by cosine. A gap where they are less alike than on both sides of it is a valley, and its depth is how far it lies
 below the two hills; the deepest valley within reach is where a chunk ends. Deviations: sentences instead of blocks of
-a fixed length, and the hills are looked for a bounded way off, so that time is linear.
+a fixed length; the mean over a narrow and a wide window, as topics are short and long; and the hills are looked for a
+bounded way off, so that time is linear.
 
 Without a model a sentence is its words, weighted by how few sentences of this text have them. With one it is a vector.
 """
@@ -14,6 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from hrm_agent.retrieval.chunking.prose import Prose
@@ -27,10 +29,12 @@ __all__ = ["boundaries", "topics"]
 
 Scores = NDArray[np.float64]
 
-_SIDE = 6
-"""Sentences on either side of a gap that are compared."""
+_SIDES = (4, 8)
+"""Sentences on either side of a gap that are compared, narrow and wide."""
 _HILL = 12
 """Gaps to either side in which the hill beside a valley is looked for."""
+_NOTABLE, _AROUND = 0.25, 2
+"""A boundary's depth, in deviations above the mean, and the gaps to either side of which it is the deepest."""
 _STEM = 6
 """Letters by which words are told apart: "model" and "models" are alike, and so now and then are others."""
 
@@ -50,9 +54,8 @@ def boundaries(text: str, embeddings: Embeddings | None = None) -> list[int]:
     if level.strength is None:
         return []
     depths = level.strength
-    valleys = np.flatnonzero(depths > depths.mean() + depths.std())
-    kept = [int(i) for i in valleys if depths[i] == depths[max(i - 2, 0) : i + 3].max()]
-    return [int(level.places[i]) for i in kept]
+    deepest = sliding_window_view(np.pad(depths, _AROUND, constant_values=-np.inf), 2 * _AROUND + 1).max(axis=1)
+    return level.places[(depths == deepest) & (depths > depths.mean() + _NOTABLE * depths.std())].tolist()
 
 
 def _alike_in_vectors(surface: Surface, places: Positions, embeddings: Embeddings) -> Scores:
@@ -62,24 +65,31 @@ def _alike_in_vectors(surface: Surface, places: Positions, embeddings: Embedding
     edges = [0, *places.tolist(), len(surface.text)]
     rows = vectors_of(embeddings, [surface.text[a:b] for a, b in pairwise(edges)])
     sums = np.concatenate((np.zeros((1, rows.shape[1])), rows.cumsum(axis=0, dtype=np.float64)))
-    gaps = np.arange(1, len(rows))
-    before = sums[gaps] - sums[np.maximum(gaps - _SIDE, 0)]
-    after = sums[np.minimum(gaps + _SIDE, len(rows))] - sums[gaps]
-    return _cosine((before * after).sum(axis=1), (before**2).sum(axis=1), (after**2).sum(axis=1))
+    gaps, alike = np.arange(1, len(rows)), np.zeros(len(rows) - 1)
+    for side in _SIDES:
+        before = sums[gaps] - sums[np.maximum(gaps - side, 0)]
+        after = sums[np.minimum(gaps + side, len(rows))] - sums[gaps]
+        alike += _cosine((before * after).sum(axis=1), (before**2).sum(axis=1), (after**2).sum(axis=1))
+    return alike / len(_SIDES)
 
 
 def _alike_in_words(surface: Surface, places: Positions) -> Scores:
     """Cosine of the words before and after each gap, from the products of sentences less than two sides apart."""
     products = _products(surface, places)
-    count = products.shape[1]
     sums = np.concatenate((np.zeros((len(products), 1)), products.cumsum(axis=1)), axis=1)
+    return np.mean([_alike_in_window(sums, side) for side in _SIDES], axis=0)
+
+
+def _alike_in_window(sums: Scores, side: int) -> Scores:
+    """Cosine of `side` sentences before and after each gap; `sums[d, i]`: products of `_products` summed up to i."""
+    count = sums.shape[1] - 1
     gaps = np.arange(1, count)
-    least, most = np.maximum(gaps - _SIDE, 0), np.minimum(gaps + _SIDE, count)
-    shared, before, after = np.zeros(count - 1), np.zeros(count - 1), np.zeros(count - 1)
-    for apart, row in enumerate(sums):
+    least, most = np.maximum(gaps - side, 0), np.minimum(gaps + side, count)
+    shared, before, after = np.zeros((3, count - 1))
+    for apart, row in enumerate(sums[: 2 * side]):
         first, last = np.maximum(least, gaps - apart), np.minimum(gaps, most - apart)
         shared += row[np.maximum(last, first)] - row[first]
-        if apart < _SIDE:
+        if apart < side:
             times = 1 if apart == 0 else 2
             before += times * (row[np.maximum(gaps - apart, least)] - row[least])
             after += times * (row[np.maximum(most - apart, gaps)] - row[gaps])
@@ -89,7 +99,7 @@ def _alike_in_words(surface: Surface, places: Positions) -> Scores:
 def _products(surface: Surface, places: Positions) -> Scores:
     """[d, i]: the product of the word vectors of sentences i and i + d."""
     words, sentence = _words(surface, places)
-    count, reach = len(places) + 1, 2 * _SIDE
+    count, reach = len(places) + 1, 2 * max(_SIDES)
     stride = count + reach
     keys, times = np.unique(words * stride + sentence, return_counts=True)
     words, sentence = keys // stride, keys % stride
@@ -130,6 +140,6 @@ def _cosine(shared: Scores, before: Scores, after: Scores) -> Scores:
 def _depths(alike: Scores) -> Scores:
     """How far each gap lies below the hills on its two sides."""
     padded = np.pad(alike, _HILL, constant_values=-1.0)
-    reach = np.lib.stride_tricks.sliding_window_view(padded, _HILL + 1)
+    reach = sliding_window_view(padded, _HILL + 1)
     left, right = reach[: len(alike)].max(axis=1), reach[_HILL:].max(axis=1)
     return left + right - 2 * alike
