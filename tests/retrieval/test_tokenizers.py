@@ -170,8 +170,10 @@ def test_rates_are_watched_over_documents(vocabularies: dict[str, Tokenizer]) ->
     first, second = monitor.warnings()
     assert "of the tokens are unknown to hf:" in first
     assert "limit 1.0%" in first
-    assert second.startswith("1 document is past a limit") and "greek.txt above all" in second
+    assert second.startswith("greek.txt is past a limit of hf:")
     assert (monitor.documents, monitor.over) == (10, 1)
+    monitor.see("more.txt", "λόγος " * 900)
+    assert list(monitor.warnings())[1].startswith("2 of 11 documents, more.txt above all, are past")
 
 
 def test_byte_pairs_are_watched_by_bytes_and_by_tokens_per_word(vocabularies: dict[str, Tokenizer]) -> None:
@@ -191,7 +193,8 @@ def test_a_long_document_is_judged_by_a_part_of_it(vocabularies: dict[str, Token
     assert seen.characters == monitor.most < len(text)
     whole = tally(vocabularies["wordpiece"], text).unknown_rate
     assert seen.unknown_rate == pytest.approx(whole, rel=0.5)
-    assert list(RateMonitor(load_tokenizer("pieces")).warnings()) == []
+    plain = RateMonitor(load_tokenizer("pieces"))
+    assert (plain.see("a", "λόγος " * 999), plain.documents, list(plain.warnings())) == (Tally(), 1, [])
     assert sum([Tally(1, 1, 1), Tally(2, 1, 1, 1)], Tally()) == Tally(3, 2, 2, 1)
 
 

@@ -10,8 +10,9 @@ are kept over all documents, and a rate past its limit is said in one sentence.
     for warning in monitor.warnings():       # at the end, or now and then
         print(warning)
 
-A long document is judged by eight windows spread evenly over it, so that watching costs little beside cutting. Rates
-are those of what was seen; they estimate, they do not account.
+A long document is judged by four windows spread evenly over it, so that watching costs little beside cutting. Rates
+are those of what was seen; they estimate, they do not account. A tokenizer without a vocabulary (`pieces`) lacks
+nothing, and is not asked.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hrm_agent.retrieval.tokenizers.base import Tokenizer, mended
+from hrm_agent.retrieval.tokenizers.base import Tokenizer, Vocabulary, mended
 from hrm_agent.retrieval.tokenizers.statistics import Tally, tally
 
 __all__ = ["RateLimits", "RateMonitor"]
 
-_WINDOWS = 8
+_WINDOWS = 4
 _ENOUGH = 200
 """Tokens of a document or of all of them, below which a rate says nothing."""
 _KEPT = 5
@@ -49,7 +50,7 @@ class RateMonitor:
 
     tokenizer: Tokenizer
     limits: RateLimits = field(default_factory=RateLimits)
-    most: int = 8_192
+    most: int = 2_048
     """Characters of a document that are looked at."""
     total: Tally = field(default_factory=Tally)
     documents: int = 0
@@ -60,9 +61,11 @@ class RateMonitor:
 
     def see(self, name: str, text: str) -> Tally:
         """Count a document; `name` is what it is called in warnings."""
+        self.documents += 1
+        if not isinstance(self.tokenizer, Vocabulary):
+            return Tally()
         seen = sum((tally(self.tokenizer, mended(part)) for part in _windows(text, self.most)), Tally())
         self.total += seen
-        self.documents += 1
         if self._excess(seen) > 1:
             self.over += 1
             self._remember([(name, seen)])
@@ -81,8 +84,10 @@ class RateMonitor:
             yield from self._rates()
         if self.over:
             name, _ = self.worst[0]
-            what = "1 document is" if self.over == 1 else f"{self.over} of {self.documents} documents are"
-            yield f"{what} past a limit of {self.tokenizer.name}, {name} above all: another tokenizer may suit."
+            which = (
+                f"{name} is" if self.over == 1 else f"{self.over} of {self.documents} documents, {name} above all, are"
+            )
+            yield f"{which} past a limit of {self.tokenizer.name}: another tokenizer may suit."
 
     def _rates(self) -> Iterator[str]:
         total, limits, name = self.total, self.limits, self.tokenizer.name
@@ -90,16 +95,19 @@ class RateMonitor:
             yield f"{total.unknown_rate:.1%} of the tokens are unknown to {name} (limit {limits.unknown:.1%})."
         if (total.byte_rate or 0) > limits.spelled:
             yield f"{total.byte_rate:.1%} of the tokens of {name} spell bytes (limit {limits.spelled:.1%})."
-        if (total.tokens_per_word or 0) > limits.tokens_per_word and total.unknown is not None:
+        if (total.tokens_per_word or 0) > limits.tokens_per_word:
             yield f"{name} takes {total.tokens_per_word:.1f} tokens for a word (limit {limits.tokens_per_word:.1f})."
 
     def _excess(self, seen: Tally) -> float:
         """The largest of the rates, each as a multiple of its limit; 0 where there is too little to judge."""
         if seen.tokens < _ENOUGH:
             return 0.0
-        rates = [(seen.unknown_rate or 0, self.limits.unknown), (seen.byte_rate or 0, self.limits.spelled)]
-        if seen.unknown is not None:
-            rates.append((seen.tokens_per_word or 0, self.limits.tokens_per_word))
+        limits = self.limits
+        rates = [
+            (seen.unknown_rate or 0, limits.unknown),
+            (seen.byte_rate or 0, limits.spelled),
+            (seen.tokens_per_word or 0, limits.tokens_per_word),
+        ]
         return max(rate / limit if limit else float(rate > 0) * 2 for rate, limit in rates)
 
     def _remember(self, found: list[tuple[str, Tally]]) -> None:
