@@ -69,7 +69,7 @@ class _Chat:
         refuse_broken(text, "What is said")
         if not text.strip():
             raise ConfigError("--say says nothing.", "Write --say TEXT.")
-        if self._session.cut_short:
+        if self._session.cut_short and self._session.as_before:
             self._go_on()
         self._take(text)
         return 1 if self._wrong else 0
@@ -77,9 +77,7 @@ class _Chat:
     def to_the_end(self) -> int:
         """Line by line, until there is none."""
         self._greet()
-        if self._session.cut_short:
-            self._output.say("Going on with the turn that was interrupted.", style="dim")
-            self._safely(self._go_on)
+        self._go_on_with_what_was_cut_short()
         while True:
             try:
                 line = self._screen.ask(self._prompt())
@@ -95,10 +93,21 @@ class _Chat:
                 continue
             try:
                 self._safely(lambda line=line: self._take(line))
-            except Leave:
+            except (Leave, EOFError):  # the end may come where a command asks
                 break
         self._part()
         return 1 if self._wrong and not self._screen.typed else 0
+
+    def _go_on_with_what_was_cut_short(self) -> None:
+        """By other options only if the person wants it: what is on record answers what the old ones asked."""
+        if not self._session.cut_short:
+            return
+        if self._session.as_before:
+            self._output.say("Going on with the turn that was interrupted.", style="dim")
+            self._safely(self._go_on)
+        else:
+            other = "A turn was interrupted that had other options: /resume goes on with it by these."
+            self._output.say(other, style="yellow")
 
     def _greet(self) -> None:
         known, thread = self._session.known, self._session.thread

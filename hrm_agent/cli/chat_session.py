@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -44,6 +45,8 @@ class Session:
     def __init__(self, store: RunStore, config: RunConfig, screen: Screen) -> None:
         self.store, self.config, self.screen = store, config, screen
         self.thread = ""
+        self.as_before = True
+        """The thread is gone on with by the options that its newest turn was begun with."""
         self._loop = asyncio.Runner()
         self._open, self._held = AsyncExitStack(), ExitStack()
         self._runner: EpisodeRunner | None = None
@@ -99,8 +102,7 @@ class Session:
                 f"Thread {self.thread!r} is one of graph {known.graph!r}.",
                 f"Leave out --graph, or fork it: `hrm-agent fork {self.thread} --graph {config.graph}`.",
             )
-        if known is not None and self.cut_short:  # what is on record of the turn answers what these options ask
-            compare_on_resume(config, "run", config_folder(self.store, known.id), free=FREE_ON_RESUME)
+        self.as_before = known is None or _is_alike(config, config_folder(self.store, known.id))
         if self._runner is not None and config != self.config:
             self._loop.run(self._open.aclose())
             self._open, self._runner = AsyncExitStack(), None
@@ -216,6 +218,14 @@ class Session:
         if self.known is None:
             raise RunError("Nothing has been said yet.", "Say something.")
         return self._loop.run(replay_async(self.store, self.thread))
+
+
+def _is_alike(config: RunConfig, folder: Path) -> bool:
+    try:
+        compare_on_resume(config, "run", folder, free=FREE_ON_RESUME)
+    except RunError:
+        return False
+    return True
 
 
 def _is_there(store: RunStore, thread: str) -> bool:

@@ -70,10 +70,9 @@ def turn_lines(prompt: str | None, end: Trajectory | TurnEnd) -> Iterator[tuple[
     answer = _TAG.sub("", own_text(end.answer or "")).strip()
     if answer:
         yield answer, ""
-    reason = end.stop_reason.value if end.stop_reason else ""
     if end.status is not RunStatus.COMPLETED:
-        said = f": {end.error}" if end.error else ""
-        yield f"({end.status.value}, {reason}{said})" if reason else f"({end.status.value})", "yellow"
+        reason = end.error or (end.stop_reason.value if end.stop_reason else "")
+        yield f"({end.status.value}{f': {reason}' if reason not in ('', end.status.value) else ''})", "yellow"
     elif not answer:
         yield "(no answer)", "yellow"
 
