@@ -115,11 +115,18 @@ class Tantivy:
     def _write(self) -> None:
         """Work off the list, or fill the folder again if it is not that of the file."""
         try:
-            while not self._written():
-                pass
-        except (ValueError, OSError) as error:  # the library raises ValueError for what the disk says, too
-            raise self._broken(error) from error
+            self._until_written()
+        except (ValueError, OSError):  # the library raises ValueError for what the disk says, too
+            try:
+                self._index = self._open(fresh=True)
+                self._until_written()
+            except (ValueError, OSError) as error:
+                raise self._broken(error) from error
         self._unwritten = 0
+
+    def _until_written(self) -> None:
+        while not self._written():
+            pass
 
     def _written(self) -> bool:
         """False if another process came between."""
@@ -140,6 +147,7 @@ class Tantivy:
 
     def _commit(self, mark: str, texts: Iterable[tuple[int, str | None]], *, fresh: bool) -> None:
         writer = self._index.writer(_HEAP, 1)
+        writer.garbage_collect_files()  # what a process that died has left stands in the way of the next commit
         if fresh:
             writer.delete_all_documents()
         for chunk, text in texts:
@@ -170,12 +178,12 @@ class Tantivy:
         query = self._library.Query.term_query(self._index.schema, "mark", mark)
         return bool(searcher.search(query, 1).hits)
 
-    def _open(self) -> Any:
-        """The folder as it is, or an empty one where it cannot be used."""
+    def _open(self, *, fresh: bool = False) -> Any:
+        """The folder as it is, or an empty one where it cannot be used, or is not to be."""
         try:
             with self._file.reading() as cursor:
                 last = about(cursor, "tantivy") or ""
-            if last.startswith(_LAYOUT) and self._library.Index.exists(str(self.folder)):
+            if not fresh and last.startswith(_LAYOUT) and self._library.Index.exists(str(self.folder)):
                 return self._ready(self._library.Index.open(str(self.folder)))
         except ValueError:  # what tantivy raises for a folder that it cannot read
             pass

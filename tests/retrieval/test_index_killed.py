@@ -1,0 +1,212 @@
+"""kill -9 in the middle of indexing, for both engines, with vectors: nothing is lost, nothing is there twice.
+
+A forked process indexes and is killed: at chosen moments (within a document's transaction, before its vectors, on both
+sides of tantivy's commit) and at moments that nobody chose.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from langchain_core.embeddings import Embeddings
+
+from hrm_agent.retrieval.index import Chunking, DocumentIndex, files_in, index_folder, tantivy_words
+from hrm_agent.retrieval.index.database import ENGINES, Engine
+from hrm_agent.retrieval.index.folder import FolderReport
+from hrm_agent.retrieval.index.tantivy_words import Tantivy
+from hrm_agent.retrieval.index.vectors import VectorTable
+from hrm_agent.retrieval.index.words import Fts5
+from tests.retrieval.documents import write_texts
+
+FILES = 12
+Contents = list[tuple[object, ...]]
+
+
+class Hashed(Embeddings):
+    """A vector for each text, that nothing had to learn."""
+
+    def embed_query(self, text: str) -> list[float]:
+        digest = hashlib.sha256(text.encode()).digest()
+        return (np.frombuffer(digest, dtype=np.uint8) - 127.5).tolist()
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        return [self.embed_query(text) for text in texts]
+
+
+def opened(path: Path, engine: Engine | None = None) -> DocumentIndex:
+    return DocumentIndex(path, create=True, engine=engine, embeddings=Hashed())
+
+
+def update(index: DocumentIndex, folder: Path) -> FolderReport:
+    return index_folder(index, folder, files_in(folder), chunking=Chunking(size=64))
+
+
+def contents(path: Path) -> Contents:
+    """Everything that is in an index, but its ids."""
+    with sqlite3.connect(path) as connection:
+        return connection.execute(
+            "SELECT file, source, revision, text, start, stop, first_byte, bytes, tokens, v.data FROM documents d"
+            " LEFT JOIN chunks c ON c.document = d.id LEFT JOIN vectors v ON v.first = c.id ORDER BY file, start, stop"
+        ).fetchall()
+
+
+def check(index: DocumentIndex) -> None:
+    """What there is of words and vectors is what there is of chunks."""
+    assert index.problems() == []
+    chunks = index.size()[1]
+    for mode in ("words", "vectors"):
+        hits = index.search("Sentence of the text or story", 10_000, mode)
+        assert len(hits) == len({(hit.file, hit.start) for hit in hits}) == chunks
+        for hit in hits[::25]:
+            stored = index.document(hit.file)
+            assert stored and stored.text[hit.start : hit.end] == hit.text
+
+
+def in_a_process(action: Callable[[], None], seconds: float | None = None) -> bool:
+    """True if it was killed: by itself, or after some seconds."""
+    child = os.fork()
+    if child == 0:
+        try:
+            action()
+        finally:
+            os._exit(0)
+    if seconds is not None:
+        time.sleep(seconds)
+        os.kill(child, signal.SIGKILL)
+    return os.waitpid(child, 0)[1] == signal.SIGKILL
+
+
+def index_and_die(folder: Path, path: Path, of: type, name: str, left: int, *, before: bool) -> None:
+    """Die where a method is called for the `left`-th time."""
+    method = getattr(of, name)
+
+    def dying(*arguments: Any, **named: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0 and before:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = method(*arguments, **named)
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(of, name, dying)
+    tantivy_words._BATCH = 60  # several commits
+    with opened(path) as index:
+        update(index, folder)
+
+
+@pytest.fixture
+def changed(tmp_path: Path) -> tuple[Path, Contents]:
+    """A folder, and what is in an index of it that was made undisturbed."""
+    folder = tmp_path / "docs"
+    write_texts(folder, FILES)
+    with opened(tmp_path / "whole.db") as index:
+        update(index, folder)
+    return folder, contents(tmp_path / "whole.db")
+
+
+def older(folder: Path, path: Path, engine: Engine) -> None:
+    """An index of what the folder was: some files had another text, one has gone since."""
+    old = folder.parent / "old"
+    shutil.copytree(folder, old)
+    for file in files_in(old)[::2]:
+        (old / file).write_text((old / file).read_text().replace("text", "story"))
+    (old / "gone.txt").write_text("A Sentence that has gone since.")
+    folder.rename(folder.parent / "new")
+    old.rename(folder)
+    with opened(path, engine) as index:
+        update(index, folder)
+    shutil.rmtree(folder)
+    (folder.parent / "new").rename(folder)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_killed_at_chosen_moments(engine: Engine, changed: tuple[Path, Contents], tmp_path: Path) -> None:
+    """One death after another, while an index of an older state is brought up to date."""
+    folder, expected = changed
+    path = tmp_path / "index.db"
+    older(folder, path, engine)
+    words: type = Tantivy if engine == "tantivy" else Fts5
+    moments: list[tuple[type, str, int, bool]] = [(words, "add", 1, False), (VectorTable, "add", 2, True)]
+    moments += [(DocumentIndex, "put", 1, False), (DocumentIndex, "remove", 1, True)]
+    if engine == "tantivy":
+        moments[2:2] = [(Tantivy, "_commit", 1, True), (Tantivy, "_commit", 1, False)]
+    updated = 0
+    for of, name, left, before in moments:
+        assert in_a_process(lambda: index_and_die(folder, path, of, name, left, before=before)), name
+        with opened(path) as index:
+            check(index)
+            assert index.engine == engine and index.size()[0] == FILES + 1
+        now = len(set(contents(path)) & set(expected))
+        assert now >= updated
+        updated = now
+    with opened(path) as index:
+        assert update(index, folder).counts["removed"] == 1
+        assert contents(path) == expected
+        check(index)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+def test_killed_at_moments_that_nobody_chose(engine: Engine, changed: tuple[Path, Contents], tmp_path: Path) -> None:
+    folder, expected = changed
+    path, rng, killed = tmp_path / "index.db", random.Random(6), 0
+    older(folder, path, engine)
+
+    def work() -> None:
+        tantivy_words._BATCH = 60
+        with opened(path) as index:
+            update(index, folder)
+
+    for _ in range(25):
+        killed += in_a_process(work, rng.uniform(0.0, 0.2))
+        with opened(path) as index:
+            check(index)
+            for file in rng.sample(files_in(folder), 6 if contents(path) == expected else 0):
+                index.remove(file)
+    assert killed > 5
+    with opened(path) as index:
+        update(index, folder)
+        assert contents(path) == expected
+        check(index)
+
+
+def test_a_folder_of_tantivys_from_elsewhere_is_filled_again(changed: tuple[Path, Contents], tmp_path: Path) -> None:
+    """One that is lost, broken, from a backup or from another index; and the way from one engine to the other."""
+    folder, expected = changed
+    path, beside = tmp_path / "index.db", tmp_path / "index.db.tantivy"
+    with opened(path) as index:
+        update(index, folder)
+    with opened(path, "tantivy") as index:
+        check(index)
+    shutil.copytree(beside, tmp_path / "backup")
+    (folder / "new.txt").write_text("A text about Sentence newts.")
+    with opened(path) as index:
+        update(index, folder)
+    for damage in ("lost", "backup", "broken"):
+        shutil.rmtree(beside)
+        if damage != "lost":
+            shutil.copytree(tmp_path / "backup", beside)
+        if damage == "broken":
+            (beside / "meta.json").write_text("{")
+        with opened(path) as index:
+            check(index)
+            assert index.search("newts")[0].file == "new.txt", damage
+    (folder / "new.txt").unlink()
+    with opened(path, "fts5") as index:
+        assert not beside.exists()
+        update(index, folder)
+        check(index)
+    assert contents(path) == expected
