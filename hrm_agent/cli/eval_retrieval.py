@@ -12,10 +12,11 @@ from hrm_agent.cli.arguments import Arguments, Parser
 from hrm_agent.cli.main import main
 from hrm_agent.cli.output import Output, progress
 from hrm_agent.retrieval.chunking.chunker import DEFAULT_OVERLAP, DEFAULT_SIZE, STRATEGIES
-from hrm_agent.retrieval.evaluation.configurations import DEFAULT, MODES, Configuration
+from hrm_agent.retrieval.evaluation.configurations import DEFAULT, Configuration
 from hrm_agent.retrieval.evaluation.evaluate import Settings, evaluate
 from hrm_agent.retrieval.evaluation.questions import read_questions
 from hrm_agent.retrieval.evaluation.reports import LEGEND, record, tables, write_results
+from hrm_agent.retrieval.index.hits import MODES
 
 __all__ = ["run"]
 
@@ -64,6 +65,8 @@ def _parser() -> Parser:
     text = f"of the size [{DEFAULT_OVERLAP}]"
     parser.add_argument("--overlap", type=float, default=DEFAULT_OVERLAP, metavar="SHARE", help=text)
     parser.add_argument("--mode", nargs="+", default=["words"], metavar="MODE", help=f"{', '.join(MODES)} [words]")
+    text = f"of vectors and hybrid, as for `hrm-agent index --vectors` [{usual['embeddings']}]"
+    parser.add_argument("--embeddings", default=usual["embeddings"], metavar="NAME", help=text)
     text = f"what the others are compared with, as STRATEGY:SIZE/OVERLAP:MODE [{_BASE}]"
     parser.add_argument("--base", default=_BASE, metavar="CONFIGURATION", help=text)
     parser.add_argument("--k", type=int, default=usual["k"], metavar="CHUNKS", help=f"chunks shown [{usual['k']}]")

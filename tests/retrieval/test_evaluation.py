@@ -19,6 +19,7 @@ from hrm_agent.retrieval.evaluation.questions import QuestionSet, read_questions
 from hrm_agent.retrieval.evaluation.ranking import Found, rank, within
 from hrm_agent.retrieval.evaluation.spans import Piece, merged, overlap, reciprocal_rank
 from hrm_agent.retrieval.index import Citation, DocumentIndex, Verdict, files_in, index_folder, resolve
+from hrm_agent.retrieval.index.hits import MODES
 from hrm_agent.retrieval.tokenizers.load import load_tokenizer
 
 WORDS = load_tokenizer("word")
@@ -137,6 +138,14 @@ def test_what_can_be_found_is_found(questions: QuestionSet) -> None:
     assert again == found, "seeded"
 
 
+def test_modes_rank_differently_and_are_measured_alike(questions: QuestionSet) -> None:
+    modes = [Configuration("fixed", 40, 0, mode) for mode in MODES]
+    found = evaluate(questions, modes, modes[0], Settings(k=1, budget=40, resamples=200))
+    by_words, by_vectors, by_both = (result.scores[ALL]["mrr"] for result in found.results)
+    assert by_vectors.value.value < by_words.value.value and by_vectors.less_base.high < 0, "markers are no words"
+    assert by_vectors.value.value < by_both.value.value <= by_words.value.value
+
+
 def test_in_one_index_a_question_meets_the_other_corpora(questions: QuestionSet) -> None:
     base = Configuration.read("fixed:20/0:words")
     assert Configuration.read(str(base)) == base
@@ -176,7 +185,7 @@ def test_quotes_of_what_was_found_resolve_and_others_do_not(folder: Path, tmp_pa
                 quote = hit.text[start : start + 12 + chance.randrange(20)]
                 exact = resolve(Citation(hit.file, hit.start, hit.end, quote, hit.revision), index)
                 assert exact.accepted == bool(quote.strip()) and exact.text == quote
-                for made_up in (quote[:5] + "#" + quote[6:], quote[::-1] + "?", f"{quote} {quote}"):
+                for made_up in (quote[:5] + "#" + quote[6:], quote[::-1] + "?", f"{quote} indeed"):
                     rejected = resolve(Citation(hit.file, hit.start, hit.end, made_up, hit.revision), index)
                     assert not rejected.accepted and rejected.verdict is Verdict.FABRICATED
             reference = question.references[0]

@@ -15,20 +15,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Self, cast
 
 from hrm_agent.errors import ConfigError, nearest
 from hrm_agent.retrieval.chunking.chunk import Chunk
 from hrm_agent.retrieval.chunking.chunker import STRATEGIES, chunk_text
 from hrm_agent.retrieval.chunking.libraries import LIBRARIES, library_chunks
 from hrm_agent.retrieval.index.folder import Chunking
+from hrm_agent.retrieval.index.hits import MODES, Mode
 from hrm_agent.retrieval.index.reading import Document
 from hrm_agent.retrieval.tokenizers.load import load_tokenizer
 
-__all__ = ["DEFAULT", "LOCATED", "MODES", "Configuration"]
+__all__ = ["DEFAULT", "LOCATED", "Configuration"]
 
 DEFAULT, LOCATED = "default", "-located"
-MODES = ("words", "vectors", "hybrid")
 _WRITTEN = re.compile(r"([\w-]+):(\d+)/(\d+):(\w+)")
 
 
@@ -42,7 +42,7 @@ class Configuration:
     """Most tokens of a chunk."""
     overlap: int
     """Tokens that neighbours have in common, as far as the strategy gives them any."""
-    mode: str
+    mode: Mode
     """How chunks are ranked: one of `MODES`."""
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class Configuration:
         match = _WRITTEN.fullmatch(written)
         if match is None:
             raise ConfigError(f"{written!r} is no configuration.", "Write STRATEGY:SIZE/OVERLAP:MODE, both in tokens.")
-        return cls(match[1], int(match[2]), int(match[3]), match[4])
+        return cls(match[1], int(match[2]), int(match[3]), cast("Mode", match[4]))
 
     def cut(self, document: Document, tokenizer: str) -> list[Chunk]:
         """The chunks of a document, without those of white space alone, which no index holds."""

@@ -42,6 +42,8 @@ class Settings:
     """Tokens that are shown, where chunks are cut off at a number of tokens instead."""
     tokenizer: str = DEFAULT_TOKENIZER
     """What sizes, overlaps and the budget are counted with."""
+    embeddings: str = "static"
+    """Of the modes that rank by vectors, as `hrm-agent index` takes them."""
     apart: bool = False
     """Each corpus in an index of its own."""
     resamples: int = 10_000
@@ -99,7 +101,7 @@ def evaluate(
     tokenizer = load_tokenizer(settings.tokenizer)
     for configuration in dict.fromkeys([base, *configurations]):
         depth = depth_for(settings.k, settings.budget, configuration.size)
-        ranking = rank(questions, configuration, tokenizer, depth, apart=settings.apart)
+        ranking = rank(questions, configuration, tokenizer, depth, apart=settings.apart, embeddings=settings.embeddings)
         scored = zip(questions.questions, ranking.found, strict=True)
         rows = [_measures(question, found, settings, tokenizer) for question, found in scored]
         measured[configuration] = ranking, rows

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hrm_agent.retrieval.evaluation.configurations import MODES
 from hrm_agent.retrieval.evaluation.evaluate import ALL, Evaluation, Score
+from hrm_agent.retrieval.index.hits import MODES
 
 __all__ = ["draw"]
 

@@ -20,7 +20,7 @@ from hrm_agent.retrieval.index.database import DocumentIndex, Hit
 from hrm_agent.retrieval.index.reading import Document, Kind
 from hrm_agent.retrieval.tokenizers.base import Tokenizer
 
-__all__ = ["Found", "Ranking", "rank", "within"]
+__all__ = ["Found", "Ranking", "depth_for", "rank", "within"]
 
 _SPARE = 4
 """So many times the chunks that fill a budget are asked for, as chunks are shorter than they may be."""
@@ -47,22 +47,35 @@ class Ranking:
 
 
 def rank(
-    questions: QuestionSet, configuration: Configuration, tokenizer: Tokenizer, depth: int, *, apart: bool
+    questions: QuestionSet,
+    configuration: Configuration,
+    tokenizer: Tokenizer,
+    depth: int,
+    *,
+    apart: bool = False,
+    embeddings: str | None = None,
 ) -> Ranking:
-    """Index the corpora as `configuration` says and ask every question for `depth` chunks."""
-    ranking = Ranking([[] for _ in questions.questions])
-    names = list(questions.documents)
+    """Index the corpora as `configuration` says and ask every question for `depth` chunks.
+
+    `embeddings`, as `hrm-agent index` takes them, are of use to the modes that rank by vectors only.
+    """
+    ranking, mode = Ranking([[] for _ in questions.questions]), configuration.mode
+    names, vectors = list(questions.documents), None if mode == "words" else embeddings
     for group in [[name] for name in names] if apart else [names]:
-        with TemporaryDirectory() as folder, DocumentIndex(Path(folder) / "index.db", create=True) as index:
+        with TemporaryDirectory() as folder, _index(Path(folder), vectors) as index:
             pieces = _Pieces(index, ranking)
             for name in group:
                 document = questions.documents[name]
                 pieces.put(name, document, configuration.cut(document, tokenizer.name))
             for number, question in enumerate(questions.questions):
                 if question.corpus in group:
-                    hits = index.search(question.text, depth)
+                    hits = index.search(question.text, depth, mode)
                     ranking.found[number] = [Found(pieces.of(hit), hit.text) for hit in hits]
     return ranking
+
+
+def _index(folder: Path, vectors: str | None) -> DocumentIndex:
+    return DocumentIndex(folder / "index.db", create=True, embeddings=vectors)
 
 
 def depth_for(k: int, budget: int, size: int) -> int:
