@@ -158,9 +158,9 @@ class _Book:
             self._remark(name, name, quote, span)
             return name, *span
         others = [(n, span) for n, source in self._sources.items() if (span := _span(source["text"], quote))]
-        if len(others) != 1:
+        if len({self._sources[other]["title"] for other, _ in others}) != 1:
             return None
-        (found,) = others
+        found = others[0]
         self._remark(name, found[0], quote, found[1])
         return found[0], *found[1]
 

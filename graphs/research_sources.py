@@ -29,8 +29,8 @@ from hrm_agent.retrieval.tokenizers.base import mended
 __all__ = ["Citation", "Source", "display", "evidence", "new_source", "number_of", "renamed", "same_source", "terms_of"]
 
 PASSAGE_TOKENS = 128
-MAX_TITLE = 300
-"""Characters."""
+MAX_TITLE, MAX_TEXT = 300, 500_000
+"""Characters; what comes later is neither shown nor quoted."""
 GAP = "[...]"
 Span = tuple[int, int]
 _FIRST = 1e6
@@ -76,11 +76,11 @@ class Citation(TypedDict):
 
 
 def new_source(
-    title: str, text: str, limit: int, *, url: str = "", revision: object = "", file: str = "", offset: int = 0
+    title: str, text: str, *, url: str = "", revision: object = "", file: str = "", offset: int = 0
 ) -> Source:
-    """A source that has no name yet. Addresses other than of the web are left out, and so is what is over the limit."""
+    """A source that has no name yet. Addresses other than of the web are left out."""
     safe = url if urlsplit(url).scheme in ("http", "https") and not re.search(r"[\s<>]", url) else ""
-    text = mended(text[:limit]).replace("\0", "\ufffd")  # not every store takes it
+    text = mended(text[:MAX_TEXT]).replace("\0", "\ufffd")  # not every store takes it
     title = one_line(title, MAX_TITLE) or "untitled"
     return Source(id="", title=title, url=safe, revision=str(revision), file=file, text=text, offset=offset)
 

@@ -50,6 +50,8 @@ class ResearchContext:
     """Folder that keeps the wiki's answers; None: none is kept."""
     index: str | None = None
     """File of `hrm-agent index`: documents of one's own. None: there are none."""
+    index_mode: str = "words"
+    """How documents are found: by `words`; or, where the index has them, by `vectors`, or `hybrid`."""
     model: str | None = None
     """Another model than the policy in force, by its string."""
     temperature: float | None = None
@@ -67,7 +69,7 @@ class ResearchContext:
     max_context_chars: int = 24_000
     """Characters of all sources together that the writer is shown."""
     max_remembered_chars: int = 400_000
-    """Characters of sources that a new turn begins with, and at most of one source that is kept."""
+    """Characters of sources that a new turn begins with."""
     max_answer_tokens: int = 2048
     """Sampled tokens of one answer of a role."""
     max_calls: int = 40

@@ -107,7 +107,7 @@ class _Reader:
         return await self._shown(file, stored.text, about, file=file, revision=stored.revision)
 
     async def _shown(self, title: str, text: str, about: str, **where: Any) -> Result:
-        source = self._named(0, new_source(title, text, max(self.context.max_remembered_chars, 1), **where))
+        source = self._named(0, new_source(title, text, **where))
         shown = self.context.max_source_chars
         # A long text is cut into passages, which takes a moment.
         return await asyncio.to_thread(display, source, f"{about} {self.about}", shown), [source]
@@ -117,10 +117,10 @@ class _Reader:
 
     def _hits(self, query: str) -> list[Source]:
         with documents.DocumentIndex(self.context.index or "") as index:
-            hits = index.search(query, IDS_OF_A_CALL)
-        limit = self.context.max_source_chars
+            mode: Any = self.context.index_mode
+            hits = index.search(query, IDS_OF_A_CALL, mode)
         return [
-            self._named(n, new_source(h.file, h.text, limit, file=h.file, revision=h.revision, offset=h.start))
+            self._named(n, new_source(h.file, h.text, file=h.file, revision=h.revision, offset=h.start))
             for n, h in enumerate(hits)
         ]
 

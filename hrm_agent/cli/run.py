@@ -214,8 +214,8 @@ def _refuse_another_task(thread: str, known: TaskRef, text: str) -> None:
         )
 
 
-_BOOKS = ("spent", "best")
-"""Parts of a state that an agent keeps for itself: on record and in JSON, and not worth a line."""
+_BOOKS = ("spent", "best", "sources", "found", "drafts", "citations")
+"""Parts of a state that an agent keeps for itself, whole pages among them: on record and in JSON, not worth a line."""
 
 
 class Printer:

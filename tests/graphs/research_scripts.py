@@ -35,13 +35,13 @@ class Researcher:
         """`answers`: by role, what it says instead: a text, several in turn (the last one for ever), or a function."""
         self.seen: dict[str, list[str]] = {"planner": [], "searcher": [], "writer": []}
         """What each role was shown last, at each of its turns."""
-        self._answers = answers
+        self.answers = answers
 
     def __call__(self, messages: Sequence[BaseMessage]) -> str:
         prompts = {RESEARCH_PLANNER_PROMPT: "planner", SEARCHER_PROMPT: "searcher", WRITER_PROMPT: "writer"}
         role = prompts[messages[0].text]
         self.seen[role].append(messages[-1].text)
-        said = self._answers.get(role, getattr(self, role))
+        said = self.answers.get(role, getattr(self, role))
         if isinstance(said, (list, tuple)):
             said = said[min(len(self.seen[role]), len(said)) - 1]
         return said(messages) if callable(said) else said
@@ -101,6 +101,13 @@ class Talk:
             on_chunk=lambda _, node, chunk: self.heard.append((node, chunk.text)),
             on_event=lambda _, event: self.events.append(event),
         )
+
+    async def resumed(self) -> Trajectory:
+        """A turn that was cut short, to its end."""
+        known = self.store.journal.find_trajectory(self.thread)
+        assert known is not None
+        episode = Episode(known.task, self.thread, graph="research", context=self.context, seed=1)
+        return await self.runner.run(episode)
 
     @property
     def state(self) -> Mapping[str, Any]:

@@ -29,14 +29,6 @@ from tests.graphs.research_scripts import AGENT, ASKED, LENGTH, NIGHT, Researche
 from tests.graphs.small_wiki import PAGES, SmallWiki
 
 
-@pytest.fixture(scope="module")
-def environment() -> Iterator[LocalEnvironment]:
-    """Nobody computes here: one serves all."""
-    opened = LocalEnvironment(slots=1)
-    yield opened
-    opened.shutdown()
-
-
 @pytest.fixture
 def wiki() -> Iterator[SmallWiki]:
     served = SmallWiki()
@@ -56,11 +48,11 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def talk_to(store: RunStore, environment: LocalEnvironment, wiki: SmallWiki) -> Iterator[Any]:
+def talk_to(store: RunStore, idle_environment: LocalEnvironment, wiki: SmallWiki) -> Iterator[Any]:
     opened: list[Talk] = []
 
     def talk_to(script: Any, **context: Any) -> Talk:
-        opened.append(Talk(store, environment, script, **({"wiki": wiki.url, "user_agent": AGENT} | context)))
+        opened.append(Talk(store, idle_environment, script, **({"wiki": wiki.url, "user_agent": AGENT} | context)))
         return opened[-1]
 
     yield talk_to

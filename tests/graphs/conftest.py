@@ -1,0 +1,17 @@
+"""What tests of graphs share that compute nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from hrm_agent.environment import LocalEnvironment
+
+
+@pytest.fixture(scope="session")
+def idle_environment() -> Iterator[LocalEnvironment]:
+    """An environment that nobody uses: one serves all."""
+    opened = LocalEnvironment(slots=1)
+    yield opened
+    opened.shutdown()
