@@ -17,7 +17,7 @@ from hrm_agent.errors import ConfigError, HrmError, nearest
 from hrm_agent.retrieval.tokenizers.base import Tokenizer
 from hrm_agent.retrieval.tokenizers.load import load_tokenizer, tokenizers_at_hand
 from hrm_agent.retrieval.tokenizers.statistics import TokenStatistics, measure
-from hrm_agent.retrieval.tokenizers.training import train_tokenizer, vocabulary_file
+from hrm_agent.retrieval.tokenizers.training import train_tokenizer, vocabulary_file, vocabulary_name
 
 __all__ = ["run"]
 
@@ -29,16 +29,19 @@ def run(words: list[str]) -> int:
     output = Output(as_json=arguments.json)
     _check(arguments)
     file = vocabulary_file(arguments.train, arguments.out) if arguments.train else None
-    tokenizers = list(_chosen(arguments.tokenizer))
-    texts, held = Texts(arguments.files), None
+    own = [] if file is None else [vocabulary_name(arguments.train, file)]
+    tokenizers = [one for one in _chosen(arguments.tokenizer) if one.name not in own]
+    prices = _prices(arguments.price, own + [one.name for one in tokenizers])
+    texts, held, learnt = Texts(arguments.files), None, 0
     if file is not None:
         held = HeldOut.of(texts, most=round(arguments.train_mb * _MEGABYTE))
-        tokenizers.insert(0, _trained(arguments, held, file))
-    prices = _prices(arguments.price, [tokenizer.name for tokenizer in tokenizers])
+        tokenizer, learnt = _trained(arguments, held, file)
+        tokenizers.insert(0, tokenizer)
     found = _measured(tokenizers, texts if held is None else held)
     rows = [_record(numbers, prices) for numbers in found]
-    output.result(_whole(arguments.files, found[0], held) | {"tokenizers": rows})
-    _say(output, arguments.files, rows, found[0], held)
+    output.result(_whole(arguments.files, found[0], held, learnt) | {"tokenizers": rows})
+    _head(output, arguments.files, found[0], held, learnt)
+    _say(output, rows)
     return 0
 
 
@@ -81,11 +84,12 @@ def _chosen(names: Sequence[str] | None) -> Iterator[Tokenizer]:
             print(f"left out {name}: {error.message}", file=sys.stderr)
 
 
-def _trained(arguments: Arguments, held: HeldOut, file: Path) -> Tokenizer:
+def _trained(arguments: Arguments, held: HeldOut, file: Path) -> tuple[Tokenizer, int]:
+    """The tokenizer, and the characters that it was learnt from."""
     learnt = list(held.learnt())
     size = sum(map(len, learnt))
     print(f"learning at most {arguments.vocab:,} {arguments.train} tokens from {size:,} characters", file=sys.stderr)
-    return train_tokenizer(arguments.train, learnt, file, size=arguments.vocab)
+    return train_tokenizer(arguments.train, learnt, file, size=arguments.vocab), size
 
 
 def _prices(given: Sequence[str], names: Sequence[str]) -> dict[str, float]:
@@ -146,27 +150,30 @@ def _record(numbers: TokenStatistics, prices: dict[str, float]) -> dict[str, Any
     }
 
 
-def _whole(files: Sequence[Path], numbers: TokenStatistics, held: HeldOut | None) -> dict[str, Any]:
-    """What was measured."""
+def _whole(files: Sequence[Path], numbers: TokenStatistics, held: HeldOut | None, learnt: int) -> dict[str, Any]:
+    """What was measured, and what was learnt from."""
     return {
         "files": [str(file) for file in files],
         "characters": numbers.tally.characters,
         "bytes": numbers.bytes,
         "words": numbers.tally.words,
         "held_out": held and {"every": held.every, "blocks": held.blocks, "block_characters": held.size},
+        "learnt_characters": learnt or None,
     }
 
 
-def _say(
-    output: Output, files: Sequence[Path], rows: list[dict[str, Any]], numbers: TokenStatistics, held: HeldOut | None
-) -> None:
-    name = files[0] if len(files) == 1 else f"{len(files)} files"
+def _head(output: Output, files: Sequence[Path], numbers: TokenStatistics, held: HeldOut | None, learnt: int) -> None:
+    name = str(files[0]) if len(files) == 1 else f"{len(files)} files"
     size = f"{numbers.tally.characters:,} characters, {numbers.tally.words:,} words"
-    if held is not None:
-        part = f"one in {held.every} of {held.blocks} blocks" if held.blocks >= held.every else "the last block"
-        output.say(f"{name}, {part} of about {held.size:,} characters, held out from learning: {size}")
-    else:
+    if held is None:
         output.say(f"{name}: {size}")
+        return
+    part = f"one in {held.every} of {held.blocks} blocks" if held.blocks >= held.every else "the last block"
+    output.say(f"{name}, {part} of about {held.size:,} characters, held out: {size}")
+    output.say(f"{numbers.tokenizer} was learnt from {learnt:,} other characters")
+
+
+def _say(output: Output, rows: list[dict[str, Any]]) -> None:
     columns = ["tokenizer", "tokens", "chars/token", "tokens/word", "unknown", "bytes", "round trip", "MB/s"]
     priced = any(row["dollars"] is not None for row in rows)
     output.table([*columns, "dollars"] if priced else columns, [_cells(row)[: 9 if priced else 8] for row in rows])

@@ -62,8 +62,12 @@ def test_a_vocabulary_is_learnt_and_measured_on_what_was_held_out(
     assert done.json["held_out"]["every"] == 10
     assert 0.05 < done.json["characters"] / (len(TEXT) * 5) < 0.15
     assert [row["tokenizer"] for row in done.json["tokenizers"]] == [loads, "character", "pieces", "word"]
+    assert done.json["learnt_characters"] + done.json["characters"] == len(TEXT) * 5 + len("Zürich£")
     first = load_tokenizer(loads).count(TEXT)
-    assert hrm(*words).code == 0  # over what it wrote itself
+    people = hrm(*words[:-1], "--tokenizer", loads, "--price", f"{loads}=3")  # over what it wrote itself
+    assert people.code == 0
+    assert "one in 10 of" in people.out and f"{loads} was learnt from" in people.out
+    assert "measuring, MB 1/1" in people.err  # not also as the file that was there before
     assert load_tokenizer(loads).count(TEXT) == first
 
 

@@ -30,7 +30,7 @@ from hrm_agent.retrieval.tokenizers.base import Tokenizer, mended
 from hrm_agent.retrieval.tokenizers.libraries import require
 from hrm_agent.retrieval.tokenizers.load import load_tokenizer
 
-__all__ = ["KINDS", "Kind", "train_tokenizer", "vocabulary_file"]
+__all__ = ["KINDS", "Kind", "train_tokenizer", "vocabulary_file", "vocabulary_name"]
 
 _UNKNOWN = "[UNK]"
 _LONGEST_LINE = 1_000
@@ -65,6 +65,11 @@ def vocabulary_file(kind: str, out: Path) -> Path:
     return out
 
 
+def vocabulary_name(kind: str, file: Path) -> str:
+    """The string that loads a vocabulary of this kind from this file."""
+    return f"{'tiktoken' if file.suffix == '.tiktoken' else _kind(kind).library}:{file}"
+
+
 def _is_vocabulary(kind: str, file: Path) -> bool:
     try:
         _load(kind, file)
@@ -75,7 +80,7 @@ def _is_vocabulary(kind: str, file: Path) -> bool:
 
 def _load(kind: str, file: Path) -> Tokenizer:
     load_tokenizer.cache_clear()  # the file may be another by now
-    return load_tokenizer(f"{'tiktoken' if file.suffix == '.tiktoken' else KINDS[kind].library}:{file}")
+    return load_tokenizer(vocabulary_name(kind, file))
 
 
 def train_tokenizer(kind: str, texts: Iterable[str], file: Path, *, size: int = 8_192) -> Tokenizer:
