@@ -13,7 +13,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -38,17 +40,25 @@ class LocalWiki:
         self._folder = Path(folder)
         if not self._folder.is_dir():
             raise RetrievalError(f"{folder} is no folder.", "A local wiki serves the .md and .txt files in one.")
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), type("Handler", (_Handler,), {"wiki": self}))
+        try:
+            self._server = _Server(("127.0.0.1", port), type("Handler", (_Handler,), {"wiki": self}))
+        except (OSError, OverflowError) as error:
+            raise RetrievalError(
+                f"No wiki can be served on port {port}: {error}", "Without one it takes a free one."
+            ) from error
+        self._serving: threading.Thread | None = None
         self.site = f"http://127.0.0.1:{self._server.server_port}"
         self.url = f"{self.site}/api.php"
 
     def start(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        self._serving = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._serving.start()
         return self
 
     def stop(self) -> None:
         """Nobody is answered from here on."""
-        self._server.shutdown()
+        if self._serving is not None:
+            self._server.shutdown()
         self._server.server_close()
 
     def __enter__(self) -> Self:
@@ -58,8 +68,12 @@ class LocalWiki:
         self.stop()
 
     def pages(self) -> dict[str, _Page]:
-        files = sorted(path for path in self._folder.rglob("*") if path.suffix in (".md", ".txt") and path.is_file())
-        return {page.title: page for page in (_read(file, self._folder) for file in files)}
+        pages: dict[str, _Page] = {}
+        for file in sorted(self._folder.rglob("*")):
+            with suppress(OSError):  # a folder, or not for us to read, or gone by now
+                page = _read(file, self._folder) if file.suffix in (".md", ".txt") else None
+                pages |= {page.title: page} if page else {}
+        return pages
 
     def answer(self, asked: dict[str, str]) -> dict[str, Any]:
         """What the API says."""
@@ -71,25 +85,22 @@ class LocalWiki:
             return {"parse": {"text": f"<pre>{escape(text)}</pre>"}}
         if asked.get("action") != "query":
             return {"error": {"code": "badvalue", "info": "This wiki knows the actions query and parse."}}
-        ids, passed = asked.get("pageids", "").split("|"), list[dict[str, str]]()
+        ids, passed = asked.get("pageids", "").split("|"), dict[str, str]()
         titles = [_title(title) for title in asked.get("titles", "").split("|") if title]
         titles += [page.title for page in pages.values() if str(_number(page.title)) in ids]
         ends = dict.fromkeys(_followed(pages, title, passed) for title in titles)
-        described = [self._described(pages.get(title), title, "exintro" in asked) for title in ends]
-        return {"query": {"redirects": passed, "pages": described}}
+        described = [
+            self._described(pages.get(title), title, "exintro" in asked) for title in ends if title not in passed
+        ]
+        redirects = [{"from": title, "to": to} for title, to in passed.items()]
+        return {"query": {"redirects": redirects, "pages": described}}
 
     def _described(self, page: _Page | None, title: str, intro: bool) -> dict[str, Any]:
         if page is None:
             return {"title": title, "missing": True}
         url = f"{self.site}/wiki/{quote(title.replace(' ', '_'), safe='/')}"
-        text = page.text.partition("\n==")[0] if intro else page.text
-        return {
-            "pageid": _number(title),
-            "title": title,
-            "lastrevid": page.number,
-            "canonicalurl": url,
-            "extract": text,
-        }
+        about = {"pageid": _number(title), "title": title, "lastrevid": page.number, "canonicalurl": url}
+        return about | {"extract": page.text.partition("\n==")[0] if intro else page.text}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +109,13 @@ class _Page:
     text: str
     number: int
     """Of the revision."""
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Who hangs up before the end makes no mistake."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -149,11 +167,11 @@ def _title(name: str) -> str:
     return spaced[:1].upper() + spaced[1:]
 
 
-def _followed(pages: dict[str, _Page], title: str, passed: list[dict[str, str]]) -> str:
-    """The title behind redirects, which are noted."""
-    while title in pages and (to := _REDIRECT.match(pages[title].text)) and len(passed) < len(pages):
-        passed.append({"from": title, "to": _title(to[1])})
-        title = _title(to[1])
+def _followed(pages: dict[str, _Page], title: str, passed: dict[str, str]) -> str:
+    """The title behind redirects, which are noted. Where they lead in a circle, one of them."""
+    while title in pages and title not in passed and (to := _REDIRECT.match(pages[title].text)):
+        passed[title] = _title(to[1])
+        title = passed[title]
     return title
 
 

@@ -15,6 +15,7 @@ import pytest
 from hrm_agent.errors import ConfigError
 from hrm_agent.tools import ToolFailure
 from hrm_agent.tools.mediawiki import MediaWiki, open_wiki
+from hrm_agent.tools.mediawiki.cache import AnswerCache
 from tests.wiki.conftest import AGENT
 from tests.wiki.proxy import Proxy, dies, says
 
@@ -46,6 +47,16 @@ def test_old_answers_are_asked_for_again(proxy: Proxy, tmp_path: Path) -> None:
     client = MediaWiki(proxy.url, user_agent=AGENT, cache=tmp_path, cache_seconds=0)
     assert client.page("Vell") == client.page("Vell")
     assert len(proxy.asked) == 2
+
+
+async def test_it_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hrm_agent.tools.mediawiki.cache._MAX_BYTES", 500_000)
+    cache, rows = AnswerCache(tmp_path, seconds=60.0), [{"noise": os.urandom(20_000).hex()} for _ in range(60)]
+    for number, row in enumerate(rows):
+        await cache.set(f"key {number}", row)
+    assert await cache.get("key 59") == rows[59] and await cache.get("key 0") is None
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*.val")) < 600_000
+    cache.close()
 
 
 PROGRAM = """

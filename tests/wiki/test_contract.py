@@ -72,6 +72,13 @@ def test_redirects_lead_to_the_page(wiki: MediaWiki, title: str, target: str) ->
     assert wiki.page(title) == wiki.page(target)
 
 
+@pytest.mark.parametrize(("title", "said"), [("Here", "in a circle"), ("Nowhere", "There is no page 'Nowhere'")])
+def test_redirects_that_lead_nowhere(wiki: MediaWiki, title: str, said: str) -> None:
+    with pytest.raises(ToolFailure, match=said) as failure:
+        wiki.page(title)
+    assert failure.value.status is ToolStatus.ERROR
+
+
 @pytest.mark.parametrize("title", ["vell", " Vell ", "Orrin_Lighthouse", "  orrin Lighthouse"])
 def test_titles_are_written_in_several_ways(wiki: MediaWiki, title: str) -> None:
     assert wiki.page(title).title in ("Vell", "Orrin Lighthouse")

@@ -52,8 +52,6 @@ def test_a_long_page_is_whole(wiki: MediaWiki) -> None:
 @pytest.mark.parametrize(
     ("title", "status", "said"),
     [
-        ("Here", ToolStatus.ERROR, "in a circle"),
-        ("Nowhere", ToolStatus.ERROR, "There is no page 'Nowhere'"),
         ("Elsewhere", ToolStatus.ERROR, "of another wiki: 'https://en.wikipedia.org/wiki/Lighthouse'"),
         ("Special:RecentChanges", ToolStatus.ERROR, "There is no page"),
         ("File:No such file.png", ToolStatus.ERROR, "There is no page"),

@@ -74,7 +74,7 @@ def meaning(url: str, status: int, headers: Mapping[str, str], body: bytes) -> d
         raise ComeBackLater(ToolFailure(f"{url} broke off in the middle of its answer.", _NOBODYS), later)
     if answer is not None and "error" in answer:
         raise _refusal(answer["error"], later)
-    if status != 200 or answer is None or not answer.keys() & {"query", "parse", "batchcomplete"}:
+    if status != 200 or answer is None or not answer.keys() & {"query", "parse", "batchcomplete", "continue"}:
         raise ToolFailure(
             f"{url} is no API of a MediaWiki (HTTP {status}, {_kind(headers)}). The path of one ends in api.php.",
             _NOBODYS,
