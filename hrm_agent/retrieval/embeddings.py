@@ -60,11 +60,15 @@ class StaticEmbeddings(Embeddings):
         """One row per text."""
         rows = np.zeros((len(texts), self.dimension), dtype=np.float32)
         for first in range(0, len(texts), _BATCH):
-            batch = [mended(text) for text in texts[first : first + _BATCH]]
-            for row, found in enumerate(self._tokenizer.encode_batch_fast(batch, add_special_tokens=False), first):
-                if found.ids and texts[row]:
-                    rows[row] = self._table[found.ids].mean(axis=0)
+            for row, ids in enumerate(self._ids([mended(text) for text in texts[first : first + _BATCH]]), first):
+                if ids and texts[row]:
+                    rows[row] = self._table[ids].mean(axis=0)
         return unit(rows)
+
+    def _ids(self, texts: list[str]) -> list[list[int]]:
+        if len(texts) == 1:  # a question: waking the library's threads would take longer than the work
+            return [self._tokenizer.encode(texts[0], add_special_tokens=False).ids]
+        return [found.ids for found in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         return self.vectors(texts).tolist()

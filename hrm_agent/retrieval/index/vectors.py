@@ -50,10 +50,14 @@ class VectorTable:
 
     @classmethod
     def of(cls, embeddings: Embeddings | str) -> VectorTable:
-        from hrm_agent.retrieval.embeddings import load_embeddings, name_of
+        from hrm_agent.retrieval.embeddings import StaticEmbeddings, load_embeddings, name_of
 
-        loaded = load_embeddings(embeddings) if isinstance(embeddings, str) else embeddings
-        return cls(loaded, name_of(loaded), embeddings if isinstance(embeddings, str) else None)
+        if isinstance(embeddings, StaticEmbeddings):
+            return cls(embeddings, embeddings.name, embeddings.name)
+        if isinstance(embeddings, str):
+            loaded = load_embeddings(embeddings)
+            return cls(loaded, name_of(loaded), embeddings)
+        return cls(embeddings, name_of(embeddings), None)
 
     def claim(self, cursor: sqlite3.Cursor) -> None:
         """Put the embeddings on record. Raises if those on record are others."""

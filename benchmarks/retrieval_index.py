@@ -1,0 +1,259 @@
+"""An index of 50,000 chunks: build time, size, time of a question, time to add one document; beside the floors.
+
+    python benchmarks/retrieval_index.py [--chunks N] [--questions N] [--json FILE]
+
+The corpus is what lies on every machine that runs this: the READMEs and docstrings of Python's library and of the
+installed packages, in the order of their paths, cut at the default size until there are enough chunks; the same
+packages give the same corpus. Questions are sentences out of it, of which six words in ten are kept, so that it is
+known which chunk should be found; a fixed seed draws them. Cutting is done once and counted apart.
+
+Floors: the same rows inserted into SQLite and nothing else; tantivy and a matrix product alone, without our index
+around them. bm25s stands beside them where it is installed (`pip install --target DIR bm25s`, PYTHONPATH=DIR).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import platform
+import random
+import re
+import shutil
+import sqlite3
+import statistics
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hrm_agent.retrieval.chunking.chunk import Chunk
+from hrm_agent.retrieval.embeddings import StaticEmbeddings
+from hrm_agent.retrieval.index import Chunking, DocumentIndex
+from hrm_agent.retrieval.index.database import Engine
+from hrm_agent.retrieval.index.hits import Mode
+from hrm_agent.retrieval.index.reading import Document, Kind
+from hrm_agent.retrieval.index.terms import phrases_of
+
+DOCSTRING = re.compile(r'"""(.{200,}?)"""', re.DOTALL)
+Corpus = list[tuple[str, Document, Sequence[Chunk]]]
+Question = tuple[str, str, int]
+"""Text, file and first character of the chunk that it was taken from."""
+
+
+@dataclass
+class Row:
+    name: str
+    build_s: float | None = None
+    megabytes: float | None = None
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    hit_at_5: float | None = None
+    """Share of the questions whose chunk is among the first five."""
+    add_ms: float | None = None
+    """Median: one small document is put, and found."""
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    library, packages = Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))
+    for root in (library, packages):
+        for path in sorted(root.rglob("*")):
+            if root is library and "site-packages" in path.parts:
+                continue
+            text = ""
+            if path.suffix in (".md", ".rst") or path.name == "METADATA":
+                text = path.read_text(errors="replace")
+            elif path.suffix == ".py":
+                text = "\n\n".join(DOCSTRING.findall(path.read_text(errors="replace")))
+            if len(text) > 400:
+                yield path.relative_to(root).as_posix(), text
+
+
+def corpus(chunks: int) -> tuple[Corpus, float]:
+    found, total, seconds, cut = list[tuple[str, Document, Sequence[Chunk]]](), 0, 0.0, Chunking()
+    for name, text in texts():
+        document = Document(text, Kind.TEXT)
+        clock = time.process_time()
+        pieces = cut(document)[: chunks - total]
+        seconds += time.process_time() - clock
+        found.append((name, document, pieces))
+        total += len(pieces)
+        if total == chunks:
+            break
+    return found, seconds
+
+
+def questions(documents: Corpus, count: int) -> list[Question]:
+    rng, drawn = random.Random(7), list[Question]()
+    every = [(name, chunk) for name, _, chunks in documents for chunk in chunks]
+    while len(drawn) < count:
+        name, chunk = rng.choice(every)
+        sentences = [
+            one for one in re.split(r"(?<=[.:])\s+", chunk.text) if 8 <= len(re.findall("[a-z]{3,}", one)) < 31
+        ]
+        words = [word for word in re.findall("[A-Za-z]+", rng.choice(sentences or [""])) if rng.random() < 0.6]
+        if len(words) >= 5:
+            drawn.append((" ".join(words), name, chunk.start))
+    return drawn
+
+
+def size_of(path: Path) -> float:
+    files = [one for one in path.parent.rglob("*") if one.is_file()]
+    return sum(one.stat().st_size for one in files) / 1e6
+
+
+def asked(row: Row, ask: Callable[[str], list[tuple[str, int]]], drawn: list[Question]) -> None:
+    """Wall time of each question after a first round, and whether its chunk came."""
+    for question, _, _ in drawn[:20]:
+        ask(question)
+    times, hits = list[float](), 0
+    for question, name, start in drawn:
+        clock = time.perf_counter()
+        found = ask(question)
+        times.append((time.perf_counter() - clock) * 1000)
+        hits += (name, start) in found
+    row.p50_ms, row.p99_ms = (float(np.percentile(times, share)) for share in (50, 99))
+    row.hit_at_5 = hits / len(drawn)
+
+
+def ours(
+    documents: Corpus, drawn: list[Question], place: Path, engine: Engine, static: StaticEmbeddings | None = None
+) -> list[Row]:
+    """One index, asked by words, or by vectors and by both; then build and size are those of words and vectors."""
+    modes: tuple[Mode, ...] = ("vectors", "hybrid") if static else ("words",)
+    rows = [Row(f"{engine}, {mode}") for mode in modes]
+    path = place / f"{engine}-{modes[0]}" / "index.db"
+    path.parent.mkdir()
+    with DocumentIndex(path, create=True, engine=engine, embeddings=static) as index:
+        clock = time.process_time()
+        for name, document, chunks in documents:
+            index.put(name, "", document, chunks)
+        index.tidy()
+        rows[0].build_s, rows[0].megabytes = time.process_time() - clock, size_of(path)
+        for row, mode in zip(rows, modes, strict=True):
+            asked(row, lambda text, mode=mode: [(h.file, h.start) for h in index.search(text, 5, mode)], drawn)
+            row.add_ms = statistics.median(add_one(index, number, mode) for number in range(15))
+        assert index.problems() == []
+    return rows
+
+
+def add_one(index: DocumentIndex, number: int, mode: Mode) -> float:
+    document = Document(f"A note on zebra{number}x{mode}, striped like none before it.", Kind.TEXT)
+    chunks = Chunking()(document)
+    clock = time.perf_counter()
+    index.put(f"added-{mode}-{number}.txt", "", document, chunks)
+    hits = index.search(f"zebra{number}x{mode} striped note", 5, mode)
+    seconds = time.perf_counter() - clock
+    assert any(hit.file == f"added-{mode}-{number}.txt" for hit in hits)
+    return seconds * 1000
+
+
+def bare_inserts(documents: Corpus, place: Path) -> Row:
+    path = place / "bare" / "rows.db"
+    path.parent.mkdir()
+    clock = time.process_time()
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE chunks (file TEXT, start INTEGER, stop INTEGER, text TEXT)")
+        rows = ((name, one.start, one.end, one.text) for name, _, chunks in documents for one in chunks)
+        connection.executemany("INSERT INTO chunks VALUES (?, ?, ?, ?)", rows)
+    return Row("floor: rows inserted", time.process_time() - clock, size_of(path))
+
+
+def bare_tantivy(documents: Corpus, drawn: list[Question], place: Path) -> Row:
+    import tantivy
+
+    (folder := place / "bare-tantivy" / "index").mkdir(parents=True)
+    builder = tantivy.SchemaBuilder()
+    builder.add_integer_field("chunk", stored=True)
+    builder.add_text_field("text", tokenizer_name="en_stem")
+    clock = time.process_time()
+    index = tantivy.Index(builder.build(), str(folder))
+    writer, every = index.writer(64 * 2**20, 1), list[tuple[str, int]]()
+    for name, _, chunks in documents:
+        for one in chunks:
+            writer.add_document(tantivy.Document(chunk=len(every), text=one.text))
+            every.append((name, one.start))
+    writer.commit()
+    writer.wait_merging_threads()
+    row = Row("floor: tantivy alone", time.process_time() - clock, size_of(folder))
+    index.reload()
+
+    def ask(question: str) -> list[tuple[str, int]]:
+        searcher = index.searcher()
+        hits = searcher.search(index.parse_query(" ".join(phrases_of(question)), ["text"]), 5).hits
+        return [every[searcher.doc(place)["chunk"][0]] for _, place in hits]
+
+    asked(row, ask, drawn)
+    return row
+
+
+def bare_matrix(documents: Corpus, drawn: list[Question], static: StaticEmbeddings) -> Row:
+    every = [(name, one.start) for name, _, chunks in documents for one in chunks]
+    clock = time.process_time()
+    matrix = static.vectors([one.text for _, _, chunks in documents for one in chunks])
+    row = Row("floor: vectors and matrix product", time.process_time() - clock, matrix.nbytes / 2e6)
+
+    def ask(question: str) -> list[tuple[str, int]]:
+        scores = matrix @ static.vectors([question])[0]
+        return [every[place] for place in np.argpartition(-scores, 4)[:5]]
+
+    asked(row, ask, drawn)
+    return row
+
+
+def bm25s_row(documents: Corpus, drawn: list[Question]) -> Row:
+    import bm25s
+
+    every = [(name, one.start) for name, _, chunks in documents for one in chunks]
+    clock = time.process_time()
+    retriever = bm25s.BM25()
+    tokens = bm25s.tokenize([one.text for _, _, chunks in documents for one in chunks], show_progress=False)
+    retriever.index(tokens, show_progress=False)
+    row = Row("bm25s (no stems, in memory)", time.process_time() - clock)
+
+    def ask(question: str) -> list[tuple[str, int]]:
+        found, _ = retriever.retrieve(bm25s.tokenize([question], show_progress=False), k=5, show_progress=False)
+        return [every[place] for place in found[0]]
+
+    asked(row, ask, drawn)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--chunks", type=int, default=50_000)
+    parser.add_argument("--questions", type=int, default=300)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    documents, cutting = corpus(arguments.chunks)
+    drawn, static = questions(documents, arguments.questions), StaticEmbeddings()
+    characters = sum(len(document.text) for _, document, _ in documents)
+    chunks = sum(len(pieces) for _, _, pieces in documents)
+    print(f"{len(documents):,} documents, {characters:,} characters, {chunks:,} chunks; cut in {cutting:.1f} s")
+    place = Path(tempfile.mkdtemp(prefix="retrieval-index-"))
+    try:
+        rows = [bare_inserts(documents, place)]
+        rows += ours(documents, drawn, place, "fts5") + ours(documents, drawn, place, "tantivy")
+        rows += ours(documents, drawn, place, "fts5", static)
+        rows += [bare_tantivy(documents, drawn, place), bare_matrix(documents, drawn, static)]
+        if importlib.util.find_spec("bm25s"):
+            rows.append(bm25s_row(documents, drawn))
+    finally:
+        shutil.rmtree(place)
+    columns = ("build s", "MB", "p50 ms", "p99 ms", "hit@5", "add ms")
+    print(f"{'':36}" + "".join(f"{column:>9}" for column in columns))
+    for row in rows:
+        cells = [f"{value:9.3g}" if value is not None else f"{'':9}" for value in list(asdict(row).values())[1:]]
+        print(f"{row.name:36}" + "".join(cells))
+    if arguments.json:
+        about = {"python": platform.python_version(), "sqlite": sqlite3.sqlite_version, "cutting_s": cutting}
+        sizes = {"documents": len(documents), "characters": characters, "chunks": chunks}
+        arguments.json.write_text(json.dumps({**about, **sizes, "rows": [asdict(row) for row in rows]}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
