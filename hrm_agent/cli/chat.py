@@ -36,6 +36,9 @@ def run(words: list[str]) -> int:
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"where it is recorded [{DEFAULT_STORE}]")
     add_config(parser, RunConfig)
     arguments = parser.read(words)
+    if arguments.dry_run and arguments.thread is None:
+        print_config(config_from(arguments, RunConfig, "run"), "run", as_json=arguments.json)
+        return 0
     with open_store(arguments.store) as store:
         known = store.journal.find_trajectory(arguments.thread) if arguments.thread else None
         if known is not None and known.graph == CHOICE_GRAPH:

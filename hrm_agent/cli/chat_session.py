@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from graphs.conversation import reopened
+from graphs.conversation import reopened, takes_turns
 from graphs.episode import NO_ANSWER, Episode, EpisodeRunner, run_context
 from graphs.loading import load_graph
 from graphs.replay import Replay, replay_async
@@ -190,8 +190,14 @@ class Session:
         """Raise what is wrong with the options before anything is said."""
         if self.config.mode != "single":
             raise ConfigError(f"A conversation is one run: it has no mode {self.config.mode!r}.", "Leave out --mode.")
-        episode = Episode(TaskRef(id="", family="chat", prompt=""), "", context=self.config.context)
-        run_context(load_graph(self.config.graph), episode)
+        graph = load_graph(self.config.graph)
+        if not takes_turns(graph):
+            raise ConfigError(
+                f"Graph {self.config.graph!r} takes one task a thread: its input has no messages.",
+                f"Give it the task: `hrm-agent run TEXT --graph {self.config.graph}`.",
+            )
+        task = TaskRef(id="", family="chat", prompt="")
+        run_context(graph, Episode(task, "", graph=self.config.graph, context=self.config.context))
 
     # other ways
 

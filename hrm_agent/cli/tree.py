@@ -45,8 +45,10 @@ def _line(found: History) -> frozenset[str]:
 
 def _way(found: History, here: Moment, line: frozenset[str], bars: str) -> Iterator[Line]:
     """From one moment down to the end of its way, with what parts from it on its side."""
-    shown = _id_length(found)
+    shown, said = _id_length(found), _said_later(found)
     while True:
+        if here.checkpoint_id in said:
+            yield f"{bars}       {said[here.checkpoint_id]}", "bold"
         yield bars + _text(here, shown), ""
         yield from _beneath(here.ran, bars, shown)
         yield from _waiting(here, bars, shown)
@@ -60,6 +62,14 @@ def _way(found: History, here: Moment, line: frozenset[str], bars: str) -> Itera
         if main is None:
             return
         here = main
+
+
+def _said_later(found: History) -> dict[str, str]:
+    """Id of a moment -> the turn of a conversation that begins with it, from the second one on."""
+    inputs = [moment.checkpoint_id for moment in found.lineage() if moment.source == "input"]
+    turns = found.trajectory.turns if found.trajectory is not None else ()
+    later = zip(inputs[1:], turns, strict=False)
+    return {id_: f"turn {n}: {' '.join(turn.prompt.split())[:100]}" for n, (id_, turn) in enumerate(later, start=2)}
 
 
 def _parting(found: History, moment: Moment, line: frozenset[str]) -> tuple[Moment | None, list[Moment]]:

@@ -20,7 +20,7 @@ import pytest
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.store import open_store
 from hrm_agent.tools.local_wiki import LocalWiki
-from hrm_agent.trajectory import RunStatus, ToolStatus
+from hrm_agent.trajectory import RunStatus, StopReason, ToolStatus
 from hrm_agent.trajectory.lint import lint
 from tests.cli.conftest import SCRIPT, Command, Outcome
 from tests.postgres import PostgresServer
@@ -84,7 +84,13 @@ def test_turn_by_turn_without_a_prompt(chat: Command, hrm: Command, tmp_path: Pa
     assert events[-1]["event"] == "end" and events[-1]["answer"].endswith("<answer>\\boxed{42}</answer>")
     assert {"chunk", "custom", "node"} <= {event["event"] for event in events}
     assert chat("--say", "And now?", "--thread", "t", "--policy", script(tmp_path / "u", "So.")).out == "So.\n"
+    assert "turn 2: And now?" in hrm("history", "t").out
     hrm("fork", "t", "--at", "4", "--name", "other")
+    with open_store("runs/store.db") as store:  # as Ctrl-C leaves a turn
+        known = store.journal.trajectory("other")
+        stopped = {"status": RunStatus.ABORTED, "stop_reason": StopReason.ABORTED, "ended_at": known.started_at}
+        store.journal.write_trajectory(known.model_copy(update=stopped))
+    assert hrm("resume", "other", "--json").json["status"] == "completed", "it is gone on with, to its end"
     assert chat("--say", "Or so?", "--thread", "other", "--policy", script(tmp_path / "v", "Or.")).out == "Or.\n"
     assert "reason" in hrm("history", "other").out and hrm("diff", "t", "other").code == 0
     prompts = hrm("resume", "other", "--json").json
@@ -124,6 +130,7 @@ def test_mistakes_are_told_in_a_line(chat: Command, tmp_path: Path) -> None:
     [
         (("--graph", "resaerch"), "There is no graph 'resaerch'. Did you mean 'research'?"),
         (("--graph", "research"), "The research agent has nothing to search"),
+        (("--graph", "tests.graphs.test_conversation:one_task"), "takes one task a thread"),
         (("--mode", "majority"), "it has no mode 'majority'"),
         (("--context", "turns=1"), "has no option 'turns'"),
         (("--say", " "), "--say says nothing"),
@@ -252,9 +259,14 @@ def test_at_a_terminal(tmp_path: Path, hrm: Command) -> None:
     one.type("\x03")
     one.until("Stopped; what was recorded is kept")
     one.until("> ")
+    one.type("/resume\r")
+    one.until("(?s)/resume.*running import time")
+    one.type("\x03")
+    one.until("Stopped; what was recorded is kept")
+    one.until("> ")
     one.type("\x03")  # at the prompt it only drops the line
     one.until("> ")
-    one.type("\x1b[A\x1b[A\x1b[B and now?\r")  # the line before, from the history, with more
+    one.type("\x1b[A\x1b[A and now?\r")  # the line before, from the history, with more
     one.until("gone on.*\n")
     one.until("> ")
     one.type("/ba\t\r")
