@@ -28,7 +28,7 @@ _BLOCK = 2**20
 _NEAR = 4_096
 """Characters at the end of a piece in which a place to end it is looked for."""
 _JOINT = re.compile(r"(?<=[A-Za-z0-9]) (?=[A-Za-z])")
-_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, b"%PDF-")
+_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, b"%PDF-")
 _CONVERTED = {".html", ".htm", ".xhtml", ".pdf"}
 _ANOTHER = "Name a file of text."
 
@@ -58,7 +58,7 @@ class Texts:
             if file.text is not None:
                 yield from _cut(io.StringIO(file.text, newline=""), size)
             else:
-                with file.path.open(encoding="utf-8", newline="") as reader:
+                with file.path.open(encoding="utf-8-sig", newline="") as reader:
                     yield from _cut(reader, size)
 
 

@@ -92,19 +92,23 @@ def test_a_desert_of_white_space_is_crossed(vocabularies: dict[str, Tokenizer]) 
     assert both == tokenizer.count(f"{around}{desert}") + tokenizer.count(f" {around}")
 
 
-def test_the_same_texts_give_the_same_file(tmp_path: Path) -> None:
-    """In processes whose hash tables are in another order."""
-    program = (
-        "import sys, pathlib\nfrom hrm_agent.retrieval.tokenizers.training import train_tokenizer\n"
-        "texts = [' '.join(str(i * i % 7919) for i in range(4000))]\n"
-        "for kind in ('bpe', 'unigram', 'wordpiece'):\n"
-        "    train_tokenizer(kind, texts, pathlib.Path(sys.argv[1], kind), size=400)"
-    )
-    for number in range(2):
-        subprocess.run([sys.executable, "-c", program, str(tmp_path / str(number))], check=True, cwd=PROJECT)
-    first, second = ({file.parent.name: file.read_bytes() for file in tmp_path.glob(f"{n}/*/*")} for n in range(2))
-    assert first.keys() == {"bpe", "unigram", "wordpiece"}
-    assert first == second
+LEARN = """
+import sys, pathlib
+from hrm_agent.retrieval.tokenizers.training import train_tokenizer
+texts = [" ".join(str(i * i % 7919) for i in range(4000))]
+for kind in ("bpe", "unigram", "wordpiece"):
+    train_tokenizer(kind, texts, pathlib.Path(sys.argv[1], kind), size=400)
+"""
+
+
+def test_the_same_texts_give_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In another process too, whose hash tables are in another order."""
+    subprocess.run([sys.executable, "-c", LEARN, str(tmp_path / "there")], check=True, cwd=PROJECT)
+    monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "here")])
+    exec(LEARN, {})
+    here, there = ({f.parent.name: f.read_bytes() for f in tmp_path.glob(f"{n}/*/*")} for n in ("here", "there"))
+    assert here.keys() == {"bpe", "unigram", "wordpiece"}
+    assert here == there
 
 
 def test_trained_vocabularies_count_and_cut(trained: Tokenizer) -> None:
