@@ -1,9 +1,9 @@
 """The research agent: a conversation over a wiki and one's own documents, with citations of exact spans.
 
     START -> plan -> search (one per question, side by side) -> gather -> write -> check -> END
-              |                                                   ^         ^        |
-              +-> reply -> END                                    |         +--------+ once, if a quote is not true
-              +---------------- the sources at hand are enough ---+
+              |  |                                                ^         ^        |
+              |  +--- what was read before is enough -------------+         +--------+ once, if a quote is not true
+              +-> reply -> END
 
 The planner says what has to be looked up, asks the person back, or returns a courtesy. Each searcher is a tool loop of
 its own. `gather` gives what they have read names that last for the conversation, and keeps of their findings the quotes
@@ -31,7 +31,7 @@ from graphs.prompts import RESEARCH_PLANNER_PROMPT, WRITER_PROMPT, research_requ
 from graphs.research_citations import Checked, check, quoted_again
 from graphs.research_plan import ResearchPlan, earlier_lines, reading, whole_question
 from graphs.research_search import SearchMeans, SearchState, build_search
-from graphs.research_sources import Source, evidence, number_of, renamed, same_source
+from graphs.research_sources import Source, evidence, renamed, same_source
 from graphs.research_state import (
     Finding,
     Found,
@@ -57,6 +57,8 @@ PLANNER = Role("planner", RESEARCH_PLANNER_PROMPT, ResearchPlan)
 NO_ANSWER = "The sources do not answer this."
 UNSUPPORTED = "No source was cited for this."
 REMOVED = "Removed: {} that no source has."
+MAX_LISTED, MAX_LISTED_TITLE = 50, 100
+"""Sources at hand that the planner is told of, and characters of their titles."""
 QUESTION, REPLY, UNANSWERED = "question", "reply", "no_answer"
 """Ends of a turn beside `StopReason`'s."""
 
@@ -96,7 +98,7 @@ class _Research:
         at_hand = {name: source for name, source in sources.items() if name not in gone}
         fresh = ResearchState(messages=state["messages"])
         left = budget_left(fresh, context)
-        request = research_request(newest_request(state), earlier_lines(state["messages"]), _named(at_hand))
+        request = research_request(newest_request(state), earlier_lines(state["messages"]), _listed(at_hand))
         means = self._means(context, left.tokens, 0 if left.used_up() else min(2, left.calls - 1))
         may_ask = not state.get("asked_back")
         said = await ask(PLANNER, request, means, read=reading(may_ask=may_ask, has_sources=bool(at_hand)))
@@ -167,7 +169,7 @@ def after_plan(state: ResearchState, runtime: Runtime[ResearchContext]) -> Seque
     if left.used_up(calls=1):
         return "gather"
     known = [evidence(sources, _about(question), {}, context.max_source_chars) for question in questions]
-    tasks = search_tasks(questions, known, _next_id(sources), left, context)
+    tasks = search_tasks(questions, known, state.get("named", 0) + 1, left, context)
     return [Send("search", task) for task in tasks] or "gather"
 
 
@@ -184,21 +186,20 @@ def reply(state: ResearchState) -> dict[str, Any]:
 def gather(state: ResearchState) -> dict[str, Any]:
     """A join: names for the new sources, and findings whose quotes stand in them."""
     sources, findings, remarks = dict(state.get("sources", {})), list[Finding](), list[str]()
-    new: dict[str, Source] = {}
+    new, named = dict[str, Source](), state.get("named", 0)
     for found in state.get("found", []):
         names: dict[str, str] = {}
         for source in found["sources"]:
             known = next((name for name, one in (sources | new).items() if same_source(one, source)), None)
-            name = known or f"S{_next_id(sources | new)}"
-            names[source["id"]] = name
-            new[name] = (sources | new).get(name) or renamed(source, name)
+            named += known is None
+            names[source["id"]] = name = known or f"S{named}"
+            new[name] = renamed(source, name)
         shown = sources | {source["id"]: source for source in found["sources"]}
-        text, _ = quoted_again(found["text"], shown, names)
-        read = list(dict.fromkeys(names.values()))
+        text, read = quoted_again(found["text"], shown, names), list(dict.fromkeys(names.values()))
         findings.append(Finding(question=found["question"], text=text, stop=found["stop"], sources=read))
         if found["stop"] != StopReason.ANSWER:
             remarks.append(f"search: {found['question']}: ended by {found['stop']}")
-    return {"sources": new, "findings": findings, "found": [None], "remarks": remarks}
+    return {"sources": new, "named": named, "findings": findings, "found": [None], "remarks": remarks}
 
 
 def check_draft(state: ResearchState, runtime: Runtime[ResearchContext]) -> dict[str, Any]:
@@ -259,16 +260,14 @@ def _final_text(best: Checked) -> str:
 def _end(state: ResearchState, context: ResearchContext, best: Checked) -> tuple[str, str]:
     """Why the turn ends, as a name and in words."""
     drafts = state.get("drafts", [])
-    limit = budget_left(state, context).used_up(calls=0)
+    limit = budget_left(state, context).used_up()
     short = [finding for finding in state.get("findings", []) if finding["stop"] != StopReason.ANSWER]
     missing = len(state.get("findings", [])) < len(state.get("questions", []))
     if limit is not None and (not drafts or short or missing):
         return limit.value, f"The budget is used up ({limit.value}); this is the best answer so far."
     if not drafts or was_cut(drafts[-1]):
-        return (
-            StopReason.MAX_TOKENS.value,
-            "The answer was cut off." if drafts else "The sources are too long to read.",
-        )
+        why = "The answer was cut off." if drafts else "The sources are too long for the model."
+        return StopReason.MAX_TOKENS.value, why
     if best.denies or not best.citations:
         return UNANSWERED, "The sources have no answer." if best.denies else "No source was cited."
     return StopReason.ANSWER.value, "The answer rests on sources."
@@ -312,12 +311,9 @@ def _about(question: Question) -> str:
     return " ".join([question["question"], *question["queries"]])
 
 
-def _named(sources: Mapping[str, Source]) -> list[str]:
-    return [f"{name} {source['title']}" for name, source in sources.items()]
-
-
-def _next_id(sources: Mapping[str, Any]) -> int:
-    return max(map(number_of, sources), default=0) + 1
+def _listed(sources: Mapping[str, Source]) -> list[str]:
+    """The newest sources by name and title, as the planner is shown them."""
+    return [f"{name} {source['title'][:MAX_LISTED_TITLE]}" for name, source in [*sources.items()][-MAX_LISTED:]]
 
 
 def _final_id(state: ResearchState) -> str:

@@ -24,10 +24,12 @@ from graphs.research_sources import Citation, Source
 from graphs.roles import one_line
 from hrm_agent.models.guard import without_surrogates
 
-__all__ = ["NOT_ANSWERED", "Checked", "check", "quoted_again"]
+__all__ = ["LIST", "NOT_ANSWERED", "Checked", "check", "quoted_again"]
 
 NOT_ANSWERED = "NOT ANSWERED"
 """With it begins an answer that says that the sources have none."""
+LIST = "\n\nSources:\n"
+"""Between an answer and the list of its citations."""
 MAX_TEXT = 40_000
 """Characters of an answer; what comes later is not read."""
 LONGEST_QUOTE, SHORTEST_QUOTE = 1000, 10
@@ -77,19 +79,16 @@ def check(text: str, sources: Mapping[str, Source]) -> Checked:
     book = _Book(sources)
     body = book.rendered(own[denies.end() :] if denies else own)
     listed = book.listed()
-    whole = f"{body}\n\nSources:\n{listed}" if listed else body
+    whole = f"{body}{LIST}{listed}" if listed else body
     return Checked(whole, tuple(book.citations), tuple(book.problems), tuple(book.mended), denies is not None, body)
 
 
-def quoted_again(
-    text: str, sources: Mapping[str, Source], names: Mapping[str, str]
-) -> tuple[str, tuple[Citation, ...]]:
-    """A searcher's text with its citations in exact form, and without those that do not stand; and those that do.
+def quoted_again(text: str, sources: Mapping[str, Source], names: Mapping[str, str]) -> str:
+    """A searcher's text with its citations in exact form, and without those that do not stand.
 
     `names`: by those that the searcher knew the sources by, the ones that they are to have.
     """
-    book = _Book(sources, names)
-    return book.rendered(_own(text)), tuple(book.citations)
+    return _Book(sources, names).rendered(_own(text))
 
 
 def _own(text: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any, cast
 from langchain_core.messages import AnyMessage
 from pydantic import BaseModel, Field, field_validator, model_validator
 
+from graphs.research_citations import LIST
 from graphs.research_state import Question
 from graphs.roles import Unreadable, one_line, read_as
 
@@ -123,4 +124,4 @@ def earlier_lines(messages: Sequence[AnyMessage]) -> list[str]:
     newest = next((i for i in reversed(range(len(messages))) if messages[i].type == "human"), 0)
     who = {"human": "Person", "ai": "Agent"}
     said = [message for message in messages[:newest] if message.type in who][-MAX_EARLIER:]
-    return [f"{who[m.type]}: {one_line(m.text.partition(chr(10) * 2 + 'Sources:')[0], MAX_LINE)}" for m in said]
+    return [f"{who[m.type]}: {one_line(m.text.partition(LIST)[0], MAX_LINE)}" for m in said]

@@ -26,15 +26,15 @@ from graphs.roles import one_line
 from hrm_agent.retrieval.chunking.chunker import chunk_text
 from hrm_agent.retrieval.tokenizers.base import mended
 
-__all__ = ["Citation", "Source", "display", "evidence", "new_source", "number_of", "renamed", "same_source", "terms_of"]
+__all__ = ["Citation", "Source", "display", "evidence", "new_source", "renamed", "same_source"]
 
 PASSAGE_TOKENS = 128
 MAX_TITLE, MAX_TEXT = 300, 500_000
 """Characters; what comes later is neither shown nor quoted."""
 GAP = "[...]"
 Span = tuple[int, int]
-_FIRST = 1e6
-"""A score above all others."""
+_FIRST, _FILL = 1e6, 1e-6
+"""A score above all others, and one below."""
 _SHARE = 1 / 3
 """Of the best passage's score: less is by chance."""
 _K, _B = 1.2, 0.75
@@ -96,11 +96,7 @@ def same_source(one: Source, other: Source) -> bool:
     return renamed(one, "") == renamed(other, "")
 
 
-def number_of(name: str) -> int:
-    return int(name[1:])
-
-
-def terms_of(text: str) -> list[str]:
+def _terms(text: str) -> list[str]:
     """Words for comparison. A plural and its singular count as one."""
     words = (word.casefold() for word in _WORD.findall(text))
     return [word.removesuffix("s") if len(word) > 3 else word for word in words if word not in _COMMON]
@@ -113,7 +109,7 @@ class _Passages:
         self.spans = [
             (chunk.start, chunk.end) for chunk in chunk_text(text, "recursive", size=PASSAGE_TOKENS, overlap=0.0)
         ]
-        self._counts = [Counter(terms_of(text[start:end])) for start, end in self.spans]
+        self._counts = [Counter(_terms(text[start:end])) for start, end in self.spans]
         self._lengths = [sum(counts.values()) for counts in self._counts]
         self._in = Counter(term for counts in self._counts for term in counts)
 
@@ -142,7 +138,7 @@ def _passages(text: str) -> _Passages:
 
 def display(source: Source, about: str, limit: int) -> str:
     """A source in its frame, as a model is shown it: at most about `limit` characters of its text."""
-    (first, _), *others = _scored(source, terms_of(about)) or [((0, 0), 0.0)]
+    (first, _), *others = _scored(source, _terms(about)) or [((0, 0), 0.0)]
     ranked = [first, *(span for span, _ in sorted(others, key=lambda one: -one[1]))]
     return _framed(source, _chosen(source["text"], ranked, limit))
 
@@ -154,7 +150,7 @@ def evidence(sources: Mapping[str, Source], about: str, read: Mapping[str, Seque
     what has words of the question, of other sources only what has many; what is left over goes to the sources of this
     turn from their beginning.
     """
-    terms = terms_of(about)
+    terms = _terms(about)
     scored = {name: _scored(source, terms) for name, source in sources.items()}
     least = _SHARE * max((score for passages in scored.values() for _, score in passages), default=0.0)
     rated: list[tuple[float, str, Span]] = []
@@ -162,7 +158,7 @@ def evidence(sources: Mapping[str, Source], about: str, read: Mapping[str, Seque
         for number, (span, score) in enumerate(passages):
             if name in read:
                 quoted = any(span[0] <= at < span[1] for at in read[name])
-                rated.append((score + _FIRST * quoted + 1e-6 / (1 + number), name, span))
+                rated.append((score + _FIRST * quoted + _FILL / (1 + number), name, span))
             elif score > 0 and score >= least:
                 rated.append((score, name, span))
     chosen: dict[str, list[Span]] = {}

@@ -164,6 +164,8 @@ class ResearchState(TypedDict):
     """The person's turns and the final answers, nothing else."""
     sources: NotRequired[Annotated[dict[str, Source], _remembered]]
     """By id, the one that was read or cited longest ago first."""
+    named: NotRequired[int]
+    """The highest number of a source so far: of one that is forgotten it is not given again."""
     citations: NotRequired[list[Citation]]
     """Of the newest answer, in the order of their marks: the first is `[1]`."""
     answered: NotRequired[bool]

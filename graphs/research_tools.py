@@ -95,9 +95,8 @@ class _Reader:
     async def documents_search(self, query: str) -> Result:
         """Search the person's own documents; gives the passages that have most of the query's words."""
         hits = await asyncio.to_thread(self._hits, query)
-        return "\n\n".join(
-            display(hit, query, len(hit["text"])) for hit in hits
-        ) or "No document has these words.", hits
+        share = self.context.max_source_chars // max(len(hits), 1)
+        return "\n\n".join(display(hit, query, share) for hit in hits) or "No document has these words.", hits
 
     async def documents_read(self, file: str, about: str = "") -> Result:
         """Read one of the person's own documents: its beginning and what it says about the words of `about`."""
