@@ -26,38 +26,45 @@ Table = tuple[str, Sequence[str], list[list[str]]]
 def record(found: Evaluation, source: str) -> dict[str, Any]:
     """The whole evaluation as plain values."""
     results = [{**asdict(result), "configuration": str(result.configuration)} for result in found.results]
-    settings = asdict(found.settings)
-    return {"source": source, "base": results[0]["configuration"], **settings, **asdict(found), "results": results}
+    return {"source": source, "base": results[0]["configuration"], **asdict(found), "results": results}
 
 
 def tables(found: Evaluation) -> list[Table]:
-    """At k chunks, at the token budget, and by corpus where there are several."""
+    """At k chunks, at the token budget, chunks and ranks, and by corpus where there are several."""
     k, budget = found.settings.k, found.settings.budget
     place = "an index for each corpus" if found.settings.apart else "one index of all corpora"
-    asked = f"{sum(found.questions.values())} questions, {place}"
-    chunks = ("configuration", "chunks", "tokens", "wrong", "recall", "", "precision", "IoU", "", "MRR", "")
-    paid = ("configuration", "recall", "", "precision", "IoU", "")
-    made: list[Table] = [(f"The best {k} chunks ({asked})", chunks, [_chunk_row(result) for result in found.results])]
-    made += [(f"The best {budget:,} tokens", paid, [_budget_row(result) for result in found.results])]
+    shown = ("configuration", "recall", "", "precision", "IoU", "")
+    ranked = ("configuration", "chunks", "tokens", "wrong", "MRR", "")
+    made: list[Table] = [
+        (
+            f"The best {k} chunks ({sum(found.questions.values())} questions, {place})",
+            shown,
+            [_shown(r, "") for r in found.results],
+        ),
+        (f"The best {budget:,} tokens", shown, [_shown(result, "budget_") for result in found.results]),
+        (
+            "Chunks, their mean tokens, and the rank of the answer",
+            ranked,
+            [_ranked(result) for result in found.results],
+        ),
+    ]
     if len(found.questions) > 1:
         columns = ("configuration", *(name for corpus in found.questions for name in (corpus, "")))
         for measure, title in (("recall", f"Recall of {k} chunks"), ("budget_iou", f"IoU of {budget:,} tokens")):
             rows = [_corpus_row(result, list(found.questions), measure) for result in found.results]
-            made += [(f"{title}, by corpus", columns, rows)]
+            made.append((f"{title}, by corpus", columns, rows))
     return made
 
 
-def _chunk_row(result: Result) -> list[str]:
+def _shown(result: Result, kind: str) -> list[str]:
     scores = result.scores[ALL]
+    recall, iou = _both(scores[f"{kind}recall"]), _both(scores[f"{kind}iou"])
+    return [str(result.configuration), *recall, _percent(scores[f"{kind}precision"].value.value), *iou]
+
+
+def _ranked(result: Result) -> list[str]:
     sizes = [str(result.chunks), f"{result.mean_tokens:.0f}", str(result.wrong_spans)]
-    recall, iou, mrr = (_both(scores[name]) for name in ("recall", "iou", "mrr"))
-    return [str(result.configuration), *sizes, *recall, _percent(scores["precision"].value.value), *iou, *mrr]
-
-
-def _budget_row(result: Result) -> list[str]:
-    scores = result.scores[ALL]
-    recall, iou = _both(scores["budget_recall"]), _both(scores["budget_iou"])
-    return [str(result.configuration), *recall, _percent(scores["budget_precision"].value.value), *iou]
+    return [str(result.configuration), *sizes, *_both(result.scores[ALL]["mrr"])]
 
 
 def _corpus_row(result: Result, corpora: Sequence[str], measure: str) -> list[str]:
