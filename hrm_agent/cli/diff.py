@@ -12,6 +12,8 @@ from hrm_agent.cli.source import DEFAULT_STORE, existing_store
 __all__ = ["run", "show_difference"]
 
 _COLUMNS = ("", "moment", "steps", "calls", "tool calls", "tokens", "status", "reward", "answer")
+_SHOWN = 80
+"""Characters of an answer in the table."""
 _STYLES = {"+": "green", "-": "red"}
 
 
@@ -36,13 +38,19 @@ def show_difference(output: Output, found: Difference) -> None:
     else:
         ran = ", ".join(dict.fromkeys(found.common.ran.nodes)) or found.common.source
         output.say(f"They parted at moment {found.common.index}, after {ran}.", style="bold")
-    output.table(_COLUMNS, [tuple(_side(side).values()) for side in (found.a, found.b)])
+    output.table(_COLUMNS, [_row(side) for side in (found.a, found.b)])
     for change in found.changes:
         output.say(f"\n{change.channel}{change.part}", style="bold")
         for line in change.lines:
             output.say(line, style=_STYLES.get(line[:1], ""))
     if not found.changes:
         output.say("\nTheir states are the same.")
+
+
+def _row(side: Side) -> tuple[Any, ...]:
+    *values, answer = _side(side).values()
+    said = " ".join(str(answer or "").split())
+    return *values, said if len(said) <= _SHOWN else f"{said[: _SHOWN - 3]}..."
 
 
 def _side(side: Side) -> dict[str, Any]:

@@ -114,6 +114,13 @@ async def test_each_turn_has_the_whole_budget(store: RunStore, environment: Loca
     await checked(store)
 
 
+async def test_what_the_tool_knows_lives_on_over_turns(store: RunStore, environment: LocalEnvironment) -> None:
+    talk = Talk(store, environment)
+    await talk("What is (x := 6) * 7?")
+    assert (await talk("What is x + 1?")).answer == boxed(7)
+    await checked(store)
+
+
 async def test_a_turn_that_reached_a_limit_is_followed(store: RunStore, environment: LocalEnvironment) -> None:
     """What it had asked a tool for is answered in the state, or a provider would refuse the conversation."""
     talk = Talk(store, environment)
