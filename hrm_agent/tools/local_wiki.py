@@ -21,6 +21,7 @@ from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
+from unicodedata import normalize
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from hrm_agent.errors import RetrievalError
@@ -163,7 +164,7 @@ def _number(name: str) -> int:
 
 
 def _title(name: str) -> str:
-    spaced = " ".join(name.replace("_", " ").split())
+    spaced = " ".join(normalize("NFC", name).replace("_", " ").split())
     return spaced[:1].upper() + spaced[1:]
 
 

@@ -42,6 +42,10 @@ Zürich is the largest city of Switzerland. It lies at the north end of Lake Zü
 القاهرة عاصمة مصر. Cairo is the capital of Egypt, on the Nile.""",
     "🐋 (sign)": """\
 The sign 🐋 stands for a whale, and 👩‍👩‍👧‍👦 is one grapheme of seven code points.""",
+    "کتاب‌خانه": """\
+کتاب‌خانه is a library in Persian, written with a joiner that is not seen.""",
+    "👩‍👩‍👧‍👦": """\
+A family is one grapheme of seven code points, in a title as well.""",
     "Blue whale": """\
 The blue whale is the largest animal known to have lived. It grows to about 30 metres and feeds on krill.
 

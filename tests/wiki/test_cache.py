@@ -176,7 +176,7 @@ def test_who_does_not_say_who_he_is(agent: str) -> None:
 
 
 def test_wikis_by_language() -> None:
-    for language in ("en", "de", "simple", "zh-min-nan", "be-tarask", "roa-rup"):
+    for language in ("en", "de", "simple", "zh-min-nan", "be-x-old", "roa-rup"):
         assert open_wiki(language, AGENT).url == f"https://{language}.wikipedia.org/w/api.php"
     assert open_wiki("en", AGENT) is open_wiki(" en ", AGENT)
     with pytest.raises(ConfigError, match="no language"):

@@ -12,7 +12,7 @@ import pytest
 
 from hrm_agent.tools import ToolFailure
 from hrm_agent.tools.local_wiki import LocalWiki
-from hrm_agent.tools.mediawiki import MediaWiki
+from hrm_agent.tools.mediawiki import MediaWiki, Page
 from hrm_agent.trajectory import ToolStatus
 from tests.wiki.pages import PLAIN, as_folder
 
@@ -79,9 +79,9 @@ def test_redirects_that_lead_nowhere(wiki: MediaWiki, title: str, said: str) -> 
     assert failure.value.status is ToolStatus.ERROR
 
 
-@pytest.mark.parametrize("title", ["vell", " Vell ", "Orrin_Lighthouse", "  orrin Lighthouse"])
+@pytest.mark.parametrize("title", ["vell", " Vell\n", "Orrin_Lighthouse", " orrin\u3000 Lighthouse", "Zu\u0308rich"])
 def test_titles_are_written_in_several_ways(wiki: MediaWiki, title: str) -> None:
-    assert wiki.page(title).title in ("Vell", "Orrin Lighthouse")
+    assert wiki.page(title).title in ("Vell", "Orrin Lighthouse", "Zürich")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_titles_are_written_in_several_ways(wiki: MediaWiki, title: str) -> None
         ("東京都庁?&=#", ToolStatus.ERROR),
         ("", ToolStatus.INVALID_CALL),
         ("Vell|Krill", ToolStatus.INVALID_CALL),
-        ("\x1fVell\x1fKrill", ToolStatus.INVALID_CALL),
+        ("\x1fVell\x1fKrill", ToolStatus.ERROR),
         ("\ud800", ToolStatus.INVALID_CALL),
         ("x" * 100_000, ToolStatus.INVALID_CALL),
     ],
@@ -140,6 +140,8 @@ def test_sections_and_passages_are_stretches_of_the_text(wiki: MediaWiki) -> Non
     assert cut.text == page.text[cut.start : cut.end] and {"engineer", "whale"} <= set(cut.text.split())
     assert len(cut.text) < 120 and cut.text.strip() == cut.text
     assert page.passage("zebra", size=50).start == 0
+    unspaced = Page("東京", "", 1, "あ" * 500 + "首都" + "い" * 500).passage("日本の首都", size=20)
+    assert "首都" in unspaced.text and len(unspaced.text) < 100
 
 
 def test_a_model_searches_and_reads(wiki: MediaWiki) -> None:

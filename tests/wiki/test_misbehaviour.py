@@ -82,7 +82,7 @@ async def in_html(request: web.Request) -> web.StreamResponse:
         (says(503, {"Retry-After": "0"}), INFRASTRUCTURE, "HTTP 503", 2),
         (says(503, {"Retry-After": "²"}), INFRASTRUCTURE, "HTTP 503", 2),
         (says(503, {"Retry-After": "3600"}), INFRASTRUCTURE, "a pause of 3600 s", 1),
-        (says(503, {"Retry-After": "9" * 400}), INFRASTRUCTURE, "a pause of inf s", 1),
+        (says(503, {"Retry-After": "9" * 400}), INFRASTRUCTURE, "a pause of 3600 s", 1),
         (says(403), DENIED, "refuses", 1),
         (says(414), INVALID, "too long", 1),
         (error("readapidenied"), DENIED, "does not let us read", 1),

@@ -22,6 +22,8 @@ __all__ = ["ComeBackLater", "meaning", "read_body"]
 
 _NOBODYS = ToolStatus.INFRASTRUCTURE
 MAX_BYTES = 32 * 2**20
+_LONGEST_PAUSE = 3600.0
+"""Seconds. Who asks for more is asked once an hour: such a wish is a mistake more often than not."""
 _SHOWN = 300
 """Characters of a wiki's own words in a failure."""
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
@@ -113,9 +115,9 @@ def _retry_after(value: str | None) -> float | None:
     """Seconds to wait, from seconds or a date; None if it says nothing."""
     try:
         if value is None or value.strip().isdigit():
-            return None if value is None else float(value)
+            return None if value is None else min(float(value), _LONGEST_PAUSE)
         date = parsedate_to_datetime(value)
         date = date if date.tzinfo is not None else date.replace(tzinfo=UTC)
-        return max(0.0, (date - datetime.now(UTC)).total_seconds())
+        return min(max(0.0, (date - datetime.now(UTC)).total_seconds()), _LONGEST_PAUSE)
     except (TypeError, ValueError, OverflowError):
         return None

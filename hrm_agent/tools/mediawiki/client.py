@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 import json
 import re
 from contextlib import suppress
@@ -39,7 +40,9 @@ _MOST_FOUND = 50
 _LONGEST_QUERY = 300
 """Characters. The search of Wikipedia takes no more."""
 _CONTINUED = 10
-_LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z0-9]{2,12})*|[a-z]{3,12}(-[a-z0-9]{1,12})+|simple")
+_LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z0-9]{1,12})*|simple")
+_UNSENDABLE = re.compile("[\0\ud800-\udfff]")
+"""NUL, and halves of surrogates, which a model may write and no URL can hold."""
 _HOST = re.compile(r"[\w.:-]+")
 _HEADING = re.compile(r"<(/?)h([2-6])(\b[^<>]*)>", re.IGNORECASE)
 
@@ -164,7 +167,9 @@ class MediaWiki:
 
     async def _ask(self, shape: type[_Shape], asked: dict[str, str]) -> _Shape:
         """One answer of the API, from the cache if it is there."""
-        key, shown = json.dumps([self.url, sorted(asked.items())]), self._asker.shown
+        shown, question = self._asker.shown, json.dumps([self.url, sorted(asked.items())])
+        # A hash, since there may be a password in the URL.
+        key = hashlib.sha256(question.encode()).hexdigest()
         kept = await self._cache.get(key) if self._cache is not None else None
         if kept is not None:
             with suppress(ToolFailure):
@@ -235,7 +240,7 @@ def _open_cache(folder: Path | str | None, seconds: float) -> AnswerCache | None
 
 
 def _words(query: str) -> str:
-    if not query.strip() or not _is_text(query):
+    if not query.strip() or _UNSENDABLE.search(query):
         raise ToolFailure("The query has no words.", ToolStatus.INVALID_CALL)
     if len(query) > _LONGEST_QUERY:
         text = f"The query has {len(query):,} characters, and a wiki takes {_LONGEST_QUERY}: give a few words."
@@ -244,18 +249,14 @@ def _words(query: str) -> str:
 
 
 def _title(title: str) -> str:
-    if not title.strip() or "|" in title or not title.strip().isprintable() or len(title) > 2 * _LONGEST_QUERY:
+    named = " ".join(title.split())
+    if not named or "|" in named or _UNSENDABLE.search(named) or len(named) > _LONGEST_QUERY:
         raise ToolFailure(f"{title[:80]!r} is no title of a page.", ToolStatus.INVALID_CALL)
-    return title.strip()
+    return named
 
 
 def _searching(words: str, limit: int) -> dict[str, str]:
     return {"action": "query", "list": "search", "srsearch": words, "srprop": "snippet", "srlimit": str(limit)}
-
-
-def _is_text(value: str) -> bool:
-    """False for half a surrogate, which a model may write and no URL can hold."""
-    return value.isprintable() or not any("\ud800" <= character <= "\udfff" or character == "\0" for character in value)
 
 
 def _only(answer: Query, title: str) -> PageRow:

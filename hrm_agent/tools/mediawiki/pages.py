@@ -13,7 +13,8 @@ from dataclasses import dataclass
 __all__ = ["Found", "Page", "Passage", "Section"]
 
 _HEADING = re.compile(r"^(={2,6})([^=\n].*)\1$", re.MULTILINE)
-_WORD = re.compile(r"\w+")
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
+"""Chinese and Japanese are written without spaces: each sign is a word."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ A wiki may say anything. This is where it is checked: what is no title, no URL o
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Self, TypeVar
 
 import httpx
@@ -19,11 +20,13 @@ _Shape = TypeVar("_Shape", bound=BaseModel)
 _LONGEST_TITLE = 512
 """Characters. A title has 255 bytes, and a namespace before it."""
 _LONGEST_URL = 8_192
-_NOT_IN_A_URL = set(' <>"\\^`{|}')
+_NOT_IN_A_URL = re.compile(r'[ <>"\\^`{|}]')
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+"""What begins a line or commands a terminal. Joiners are letters' business: Persian titles have them."""
 
 
 def _titled(value: str) -> str:
-    if not (value.isprintable() and 0 < len(value) <= _LONGEST_TITLE):
+    if not 0 < len(value) <= _LONGEST_TITLE or _CONTROL.search(value):
         raise ValueError("no title of a page")
     return value
 
@@ -33,7 +36,7 @@ def _of_the_web(value: str) -> str:
         url = httpx.URL(value)
     except httpx.InvalidURL as error:
         raise ValueError("no URL") from error
-    if url.scheme not in ("http", "https") or not url.host or set(value) & _NOT_IN_A_URL or not value.isprintable():
+    if url.scheme not in ("http", "https") or not url.host or _CONTROL.search(value) or _NOT_IN_A_URL.search(value):
         raise ValueError("no URL of the web")
     return value
 
