@@ -28,8 +28,10 @@ _PLAIN = (
     (0x3001, 0x3029),
     (0x3041, 0x3096),
     (0x30A1, 0x30FA),
+    (0x3400, 0x4DBF),
+    (0x4E00, 0x9FFF),
+    (0xFF01, 0xFF60),
 )
-_PLAIN_ABOVE = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xFF01, 0xFF60))
 """Ranges of code points that join with no neighbour of their own kind: neither marks nor emoji nor Hangul parts."""
 _TABLE = 0x10000
 """What is above is put to the library."""

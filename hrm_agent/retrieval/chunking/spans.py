@@ -8,7 +8,8 @@ here, whatever they propose:
   none starts after its predecessor's end.
 * *The limit.* The text is tokenized once, and positions are looked up in that index. A piece of a text may count more
   on its own than inside of it, so the chunk is counted again and shortened where it is over. Where the tokenizer is
-  `local` only its two edges are: one pass and a bit, instead of two and more.
+  `local` only its two edges are, up to the first and the last space that no token reaches over: one pass and a bit,
+  instead of two and more.
 * *Graphemes.* Every place to cut is an end of a grapheme. Only one that is over the limit alone is cut, between code
   points; a code point that is over it alone is an error, as no chunk can hold it.
 * *Overlap moves the start back* into the chunk before, to the best place at two to four thirds of the wanted number of
@@ -30,10 +31,11 @@ from hrm_agent.errors import ConfigError
 from hrm_agent.retrieval.chunking.chunk import Chunk
 from hrm_agent.retrieval.chunking.surface import Positions, Surface
 from hrm_agent.retrieval.tokenizers.base import Tokenizer
+from hrm_agent.retrieval.tokenizers.plain import Characters, Expression
 
 __all__ = ["Level", "Spans"]
 
-_JOINT = re.compile("[A-Za-z0-9] (?=[A-Za-z])")
+_JOINT = re.compile(" (?<=[A-Za-z0-9] )(?=[A-Za-z])")
 """No token of a local tokenizer reaches over this space."""
 _LEAST_WINDOW = 16
 """Characters in which the end of a grapheme is looked for, beside four times as far as the limit reaches."""
@@ -77,6 +79,7 @@ class Spans:
         self.tokenizer = tokenizer
         self.size = size
         self.overlap = round(size * overlap)
+        self._restarts = isinstance(tokenizer, Characters | Expression)  # a token does not know what was before it
         rows = tokenizer.offsets(surface.text)
         self._starts, self._ends = np.ascontiguousarray(rows[:, 0]), np.ascontiguousarray(rows[:, 1])
 
@@ -159,17 +162,25 @@ class Spans:
     def count(self, start: int, end: int) -> int:
         """Tokens of `text[start:end]` on its own, as `tokenizer.count` would say."""
         text = self.text
-        joint = _JOINT.search(text, start, end) if self.tokenizer.local else None
+        if self._restarts and (whole := self._whole_tokens(start, end)) is not None:
+            return whole
+        joint = _JOINT.search(text, start + 1, end) if self.tokenizer.local else None
         if joint is None:
             return self.tokenizer.count(text[start:end])
-        first = last = joint.start() + 1
+        first = last = joint.start()
         place = end - 1
         while (place := text.rfind(" ", first + 1, place)) > 0:
-            if _JOINT.match(text, place - 1, end):
+            if _JOINT.match(text, place, end):
                 last = place
                 break
         inside = int(self._starts.searchsorted(last)) - int(self._starts.searchsorted(first))
         return inside + self.tokenizer.count(text[start:first]) + self.tokenizer.count(text[last:end])
+
+    def _whole_tokens(self, start: int, end: int) -> int | None:
+        """How many tokens lie between, if one starts at `start` and one ends at `end`."""
+        first, last = int(self._starts.searchsorted(start)), int(self._ends.searchsorted(end))
+        whole = first <= last < len(self._ends) and self._starts[first] == start and self._ends[last] == end
+        return last + 1 - first if whole else None
 
 
 def _within(places: Positions, first: int, last: int) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -163,5 +164,5 @@ def models_on_disk() -> list[str]:
 
 
 def _tiled(found: Sequence[tuple[int, int]], text: str) -> Offsets:
-    rows = np.array(found, dtype=np.int64).reshape(-1, 2)
+    rows = np.fromiter(chain.from_iterable(found), dtype=np.int64, count=2 * len(found)).reshape(-1, 2)
     return tiled(rows[:, 0], rows[:, 1], len(text))
