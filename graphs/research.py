@@ -116,7 +116,7 @@ class _Research:
             "say": plan.say if plan else "",
             "asked_back": bool(plan and plan.say and plan.ask),
             "spent": spent_on(said.messages, context.prices) | {"anew": True},
-            "remarks": [None, *remarks],
+            "remarks": [None, *remarks] if remarks else None,
         }
 
     async def search(self, state: SearchTask, runtime: Runtime[ResearchContext]) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def gather(state: ResearchState) -> dict[str, Any]:
         findings.append(Finding(question=found["question"], text=text, stop=found["stop"], sources=read))
         if found["stop"] != StopReason.ANSWER:
             remarks.append(f"search: {found['question']}: ended by {found['stop']}")
-    return {"sources": new, "named": named, "findings": findings, "found": [None], "remarks": remarks}
+    return {"sources": new, "named": named, "findings": findings, "found": None, "remarks": remarks}
 
 
 def check_draft(state: ResearchState, runtime: Runtime[ResearchContext]) -> dict[str, Any]:

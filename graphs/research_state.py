@@ -93,12 +93,12 @@ class ResearchContext:
         if not self.wiki and not self.index:
             raise ConfigError(
                 "The research agent has nothing to search: neither a wiki nor an index of documents.",
-                "Give `--context wiki=en --context user_agent='ME/1.0 (me@example.org)'`, or `--context index=FILE`.",
+                "Give `--context wiki=en user_agent='NAME/1.0 (you@example.org)'`, or `--context index=FILE`.",
             )
         if self.wiki and not any(mark in self.user_agent for mark in ("@", "://")):
             raise ConfigError(
                 f"The user agent {self.user_agent!r} does not say whom to write to.",
-                "Wikis ask for a contact: `--context user_agent='ME/1.0 (me@example.org)'`.",
+                "Wikis ask for a contact: `--context user_agent='NAME/1.0 (you@example.org)'`.",
             )
 
 
@@ -152,8 +152,10 @@ def _remembered(old: dict[str, Source], new: Mapping[str, Source | None]) -> dic
     return kept | {name: source for name, source in new.items() if source is not None}
 
 
-def _listed(old: list[Any], new: list[Any]) -> list[Any]:
-    """Side by side; None in front begins anew."""
+def _listed(old: list[Any], new: list[Any] | None) -> list[Any]:
+    """Side by side; None, alone or in front, begins anew."""
+    if new is None:
+        return []
     return new[1:] if new[:1] == [None] else [*old, *new]
 
 
@@ -201,11 +203,11 @@ def new_turn() -> dict[str, Any]:
         "answered": False,
         "questions": [],
         "findings": [],
-        "found": [None],
+        "found": None,
         "say": "",
         "drafts": [],
         "complaint": "",
-        "remarks": [None],
+        "remarks": None,
         "stop_reason": "",
         "reason": "",
     }
