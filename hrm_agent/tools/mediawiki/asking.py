@@ -99,7 +99,7 @@ class Asker:
                 if host.quiet_until > deadline:
                     text = f"{self.shown} wants to be left alone for another {left:.0f} s."
                     raise ToolFailure(text, ToolStatus.INFRASTRUCTURE)
-                await asyncio.sleep(left)
+                await asyncio.sleep(left * random.uniform(1.0, 1.1))
             yield
         finally:
             host.turns.release()
@@ -111,7 +111,7 @@ class Asker:
             async with asyncio.timeout(seconds):
                 status, headers, body = await self._follow(self._url.copy_merge_params(query))
         except (TimeoutError, httpx.TimeoutException) as error:
-            text = f"{self.shown} gave no answer in {seconds:.2g} s."
+            text = f"{self.shown} gave no answer in {round(seconds, 1):g} s."
             raise ComeBackLater(ToolFailure(text, ToolStatus.TIMEOUT)) from error
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise self._unreachable(error) from error
