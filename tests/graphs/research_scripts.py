@@ -6,11 +6,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from langchain_core.messages import BaseMessage
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
 
 from graphs.episode import Episode, EpisodeRunner
 from graphs.prompts import RESEARCH_PLANNER_PROMPT, SEARCHER_PROMPT, WRITER_PROMPT
+from graphs.research import build_research
 from hrm_agent.environment import LocalEnvironment
+from hrm_agent.models.parsing import parse_turn
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import Sampling, TaskRef, Trajectory
@@ -69,8 +73,29 @@ class Researcher:
         )
 
 
+class Held(BaseChatModel):
+    """A chat model that a graph holds itself, and that knows nothing of records."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "held"
+
+    def bind_tools(self, tools: Any, **options: Any) -> Any:
+        return self.bind(tools=list(tools), **options)
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **options: Any) -> ChatResult:
+        said = parse_turn(Researcher()(messages))
+        calls = [{**call, "id": f"call-{len(messages)}", "type": "tool_call"} for call in said.tool_calls]
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(said.content, tool_calls=calls))])
+
+
+held = build_research(Held())
+
+
 class Talk:
     """One thread of the research graph, turn after turn."""
+
+    graph = "research"
 
     def __init__(
         self, store: RunStore, environment: LocalEnvironment, script: Any, thread: str = "talk", **context: Any
@@ -87,13 +112,13 @@ class Talk:
         known = self.store.journal.find_trajectory(self.thread)
         first = said if known is None else known.task.prompt
         task = TaskRef(id="1", family="test", prompt=first)
-        episode = Episode(task, self.thread, graph="research", context=self.context | context, seed=1)
+        episode = Episode(task, self.thread, graph=self.graph, context=self.context | context, seed=1)
         return await self.runner.run(episode, say=said if known is not None else None)
 
     async def listened(self, said: str = ASKED) -> Trajectory:
         """The first turn, heard as a terminal hears it."""
         episode = Episode(
-            TaskRef(id="1", family="test", prompt=said), self.thread, graph="research", context=self.context
+            TaskRef(id="1", family="test", prompt=said), self.thread, graph=self.graph, context=self.context
         )
         return await self.runner.run(
             episode,
@@ -106,7 +131,7 @@ class Talk:
         """A turn that was cut short, to its end."""
         known = self.store.journal.find_trajectory(self.thread)
         assert known is not None
-        episode = Episode(known.task, self.thread, graph="research", context=self.context, seed=1)
+        episode = Episode(known.task, self.thread, graph=self.graph, context=self.context, seed=1)
         return await self.runner.run(episode)
 
     @property

@@ -394,6 +394,17 @@ async def test_a_chat_model_of_ones_own(wiki: SmallWiki) -> None:
     assert_exact(state)
 
 
+async def test_what_a_model_of_ones_own_says_is_on_record(talk_to: Any, wiki: SmallWiki, store: RunStore) -> None:
+    talk = talk_to([])  # nobody asks the policy
+    talk.graph = "tests.graphs.research_scripts:held"
+    trajectory = await talk()
+    assert talk.state["answered"] and len(trajectory.calls) == 8 and lint(trajectory) == []
+    assert {call.untrainable for call in trajectory.calls} == {"the model reports no token ids"}
+    assert_exact(talk.state)
+    wiki.close()
+    assert (await replay_async(store, "talk")).equal
+
+
 BUDGETS = {
     "no call": ({"max_calls": 0}, "max_calls", 0),
     "a call for the writer alone": ({"max_calls": 1}, "max_calls", 1),
