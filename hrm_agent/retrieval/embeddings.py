@@ -14,6 +14,7 @@ settled. They are therefore nobody's default here: whoever ships a product decid
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -83,7 +84,7 @@ def load_embeddings(name: str) -> Embeddings:
     if kind == "static":
         if rest and not rest.isdigit():
             raise ConfigError(f"{rest!r} is no number of dimensions.", f"`static:64`; known: {DIMENSIONS}.")
-        return StaticEmbeddings(int(rest)) if rest else StaticEmbeddings()
+        return _static(int(rest)) if rest else _static(max(DIMENSIONS))
     if not (kind and rest):
         raise ConfigError(f"There are no embeddings {name!r}.", "Known: static, static:64, package.module:attribute.")
     try:
@@ -96,6 +97,12 @@ def load_embeddings(name: str) -> Embeddings:
     if not isinstance(made, Embeddings):
         raise ConfigError(f"{name!r} is no Embeddings of LangChain's but a {type(made).__name__}.", "See its class.")
     return made
+
+
+@lru_cache(maxsize=len(DIMENSIONS))
+def _static(dimension: int) -> StaticEmbeddings:
+    """Read once in a process, however often an index is opened."""
+    return StaticEmbeddings(dimension)
 
 
 def name_of(embeddings: Embeddings) -> str:

@@ -14,7 +14,7 @@ import pytest
 from langchain_core.tools.retriever import create_retriever_tool
 
 from hrm_agent.errors import ConfigError, RetrievalError
-from hrm_agent.retrieval.index import Chunking, DocumentIndex, IndexRetriever, files_in, index_folder
+from hrm_agent.retrieval.index import Chunking, DocumentIndex, IndexRetriever, files_in, index_folder, words
 from hrm_agent.retrieval.index.database import ENGINES
 from hrm_agent.retrieval.index.folder import FolderReport
 from hrm_agent.retrieval.index.reading import Why
@@ -107,6 +107,25 @@ def test_the_best_hit_comes_first(index: DocumentIndex, folder: Path) -> None:
     assert hits[0].score > hits[1].score > 0
     assert index.search("otters", 1) == hits[:1]
     assert index.search("otters", 0) == []
+
+
+def test_a_long_question_reads_no_more_than_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The words that most chunks have are left out, if enough others remain; never the ones that tell."""
+    write_texts(tmp_path / "docs", 8)
+    (tmp_path / "docs" / "rare.txt").write_text("Sentence of the text about a narwhal, its tusk and the ice.")
+    question = "What does Sentence 7 of the text say about the narwhal and its tusk in the ice?"
+    with DocumentIndex(tmp_path / "index.db", create=True) as index:
+        update(index, tmp_path / "docs")
+        everything = index.search(question, 1000)
+        monkeypatch.setattr(words, "_MOST_READ", 50)
+        found = index.search(question, 1000)
+        assert found[0].file == everything[0].file == "rare.txt"
+        assert len(found) <= 50 < len(everything) == index.size()[1]
+        assert len(index.search("the text of the sentence", 1000)) == index.size()[1]
+        assert index.search("narwhals", 1)[0].file == "rare.txt"
+        (tmp_path / "docs" / "more.txt").write_text("A second narwhal.")
+        update(index, tmp_path / "docs")
+        assert {hit.file for hit in index.search("narwhal tusk ice", 2)} == {"rare.txt", "more.txt"}
 
 
 def test_only_what_changed_is_done_again(index: DocumentIndex, folder: Path) -> None:
