@@ -80,10 +80,14 @@ class _Chat:
     def to_the_end(self) -> int:
         """Line by line, until there is none."""
         self._greet()
-        self._go_on_with_what_was_cut_short()
+        if self._session.questions() is not None:
+            self._ask()
+        elif self._session.cut_short:
+            self._go_on_with_what_was_cut_short()
         while True:
+            prompt = self._prompt()
             try:
-                line = self._screen.ask(self._prompt())
+                line = self._screen.ask(prompt)
             except EOFError:
                 break
             except KeyboardInterrupt:  # the line is dropped, as a shell does
@@ -103,8 +107,6 @@ class _Chat:
 
     def _go_on_with_what_was_cut_short(self) -> None:
         """By other options only if the person wants it: what is on record answers what the old ones asked."""
-        if not self._session.cut_short:
-            return
         if self._session.as_before:
             self._output.say("Going on with the turn that was interrupted.", style="dim")
             self._safely(self._go_on)
@@ -161,8 +163,10 @@ class _Chat:
         self._show(self._session.go_on())
 
     def _answer(self, text: str) -> None:
-        """One question after the other; all are answered together. At a breakpoint an empty line goes on."""
+        """One question after the other, all answered together. At a breakpoint any line goes on, even an empty one."""
         waits = [asked for asked in self._session.questions() or () if asked.id not in self._answers]
+        if waits and not text:
+            return
         answer = value_of(text) if text else None
         if waits:
             self._answers[waits[0].id] = answer

@@ -146,9 +146,18 @@ def test_questions_of_a_graph_are_asked_at_the_prompt(chat: Command, tmp_path: P
     policy = ("--policy", script(tmp_path / "s", "Hm.", "Ho."))
     done = chat(*options, *policy, lines=("Help me.", "one", "/history"))
     assert done.out.splitlines()[:2] == ["first?", "second?"]
-    done = chat(*options, lines=("two", "And then?"))
-    assert done.out.splitlines() == ["Hm. one two", "first?"] and done.code == 0
+    done = chat(*options, lines=("", "two", "And then?"))
+    assert done.out.splitlines() == ["second?", "Hm. one two", "first?"] and done.code == 0
     assert chat(*options, "--say", "1").out == "second?\n"
+
+
+def test_several_questions_are_asked_one_by_one(chat: Command, hrm: Command, tmp_path: Path) -> None:
+    options = ("--graph", "tests.graphs.replayed_agents:asks_side_by_side", "--thread", "t")
+    policy = ("--policy", script(tmp_path / "s", *4 * ["Hm."]))
+    done = chat(*options, *policy, lines=("Help us.", "a", "b", "c", "d"))
+    assert done.out.splitlines()[:4] == ["first?", "first?", "second?", "second?"] and done.code == 0
+    assert done.out.splitlines()[4] == "Hm. b d"
+    assert hrm("replay", "t").code == 0
 
 
 def test_citations_and_the_cited_span(chat: Command, hrm: Command, tmp_path: Path) -> None:
