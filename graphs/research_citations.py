@@ -217,10 +217,10 @@ def _span(text: str, quote: str) -> tuple[int, int] | None:
     return (places[at], places[at + len(wanted) - 1] + 1) if at >= 0 and wanted else None
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _normal(text: str) -> tuple[str, array[int]]:
     """`text` with one space between words and plain typography; and where each of its characters stands in it."""
-    words, places = list[str](), array("l")
+    words, places = list[str](), array("I")
     for word in _WORDS.finditer(text):
         if words:
             places.append(word.start() - 1)

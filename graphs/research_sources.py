@@ -131,7 +131,7 @@ class _Passages:
         return math.log(1 + (len(self.spans) - number + 0.5) / (number + 0.5))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=32)
 def _passages(text: str) -> _Passages:
     return _Passages(text)
 

@@ -93,7 +93,7 @@ def test_training_reaches_agents_only_through_the_front_door() -> None:
     [
         ("import hrm_agent", {"torch", "transformers", "langgraph", "pydantic"}),
         ("import hrm_agent.trajectory, hrm_agent.store, hrm_agent.models, hrm_agent.tools", {"torch", "transformers"}),
-        ("import graphs.episode, graphs.tool_loop, graphs.reasoning", {"torch", "transformers"}),
+        ("import graphs.episode, graphs.tool_loop, graphs.reasoning, graphs.research", {"torch", "transformers"}),
         ("import training.collect, training.evaluate", {"torch", "transformers"}),
         ("from hrm_agent.cli.main import main; main(['--help'])", {"torch", "transformers", "langgraph", "pydantic"}),
         ("import hrm_agent.cli.history, hrm_agent.cli.lint, hrm_agent.cli.run", {"torch", "transformers"}),
