@@ -12,7 +12,7 @@ PIP_ARGS ?=
 PYTEST_ARGS ?=
 # Tests side by side, for at most four processes: many wait for a process that they have started.
 TOGETHER := -n logical --maxprocesses 4 --dist worksteal
-BENCHMARKS := training_step engine environment store orchestration demo retrieval_index
+BENCHMARKS := training_step engine environment store orchestration chunking demo retrieval_index
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo server servers test slow vllm lint format policy bench docs clean

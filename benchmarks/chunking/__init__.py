@@ -1,0 +1,1 @@
+"""Our chunks beside other libraries' and beside the tokenizer alone: `python -m benchmarks.chunking`."""
