@@ -53,8 +53,6 @@ def run(words: list[str]) -> int:
 def _update(
     index: DocumentIndex, files: dict[Path, list[str]], chunking: Chunking, arguments: Namespace, report: FolderReport
 ) -> None:
-    if not files:
-        return
     with progress("indexing", sum(map(len, files.values()))) as advance:
 
         def on_file(outcome: FileOutcome) -> None:

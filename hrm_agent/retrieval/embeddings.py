@@ -116,7 +116,13 @@ def vectors_of(embeddings: Embeddings, texts: Sequence[str]) -> Vectors:
     """Rows of unit length from any embeddings."""
     if isinstance(embeddings, StaticEmbeddings):
         return embeddings.vectors(texts)
-    rows = np.asarray(embeddings.embed_documents(list(texts)), dtype=np.float32)
+    try:
+        rows = np.asarray(embeddings.embed_documents(list(texts)), dtype=np.float32)
+    except Exception as error:  # theirs, or that of the service behind them
+        raise RetrievalError(
+            f"{name_of(embeddings)} failed: {type(error).__name__}: {error}.",
+            "What was indexed before is kept: see to it, then index again.",
+        ) from error
     if rows.ndim != 2 or len(rows) != len(texts) or not np.isfinite(rows).all():
         raise RetrievalError(
             f"{name_of(embeddings)} gave {rows.shape} numbers for {len(texts)} texts, or some that are none.",

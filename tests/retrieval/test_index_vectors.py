@@ -153,7 +153,10 @@ def test_embeddings_by_their_string() -> None:
             load_embeddings(wrong)
     broken = Letters()
     broken.embed_documents = lambda texts: [[float("nan")] for _ in texts]  # type: ignore[method-assign]
-    with pytest.raises(RetrievalError):
+    with pytest.raises(RetrievalError, match="for 1 texts"):
+        vectors_of(broken, ["a"])
+    broken.embed_documents = lambda texts: 1 // 0  # type: ignore[method-assign]
+    with pytest.raises(RetrievalError, match="ZeroDivisionError"):
         vectors_of(broken, ["a"])
 
 

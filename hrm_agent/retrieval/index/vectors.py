@@ -98,12 +98,10 @@ class VectorTable:
 
     def best(self, cursor: sqlite3.Cursor, question: str, k: int) -> Ranked:
         """The `k` most alike by cosine. Chunks that have been removed may be among them."""
-        from hrm_agent.retrieval.embeddings import unit
-
         self._refresh(cursor)
         if not self._ids:
             return []
-        asked = unit(np.asarray([self.embeddings.embed_query(question)], dtype=np.float32))[0]
+        asked = self._asked(question)
         self._check(cursor, len(asked))
         if not asked.any():
             return []
@@ -112,6 +110,17 @@ class VectorTable:
         first = np.argpartition(-scores, k - 1)[:k] if k < len(scores) else np.arange(len(scores))
         first = first[np.lexsort((ids[first], -scores[first]))]
         return list(zip(ids[first].tolist(), scores[first].tolist(), strict=True))
+
+    def _asked(self, question: str) -> Rows:
+        """Embeddings may treat a question otherwise than a text, so it is not given as one."""
+        from hrm_agent.retrieval.embeddings import unit
+
+        try:
+            row = np.asarray([self.embeddings.embed_query(question)], dtype=np.float32)
+        except Exception as error:  # theirs, or that of the service behind them
+            hint = "See to it, or search by words."
+            raise RetrievalError(f"{self.name} failed: {type(error).__name__}: {error}.", hint) from error
+        return unit(row)[0]
 
     @staticmethod
     def problems(cursor: sqlite3.Cursor) -> list[str]:
