@@ -32,7 +32,7 @@ class SmallWiki:
                 query = {name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()}
                 wiki.requests.append(query)
                 if wiki.status is None:
-                    time.sleep(2.0)
+                    time.sleep(3.0)
                 body = json.dumps(wiki.answer(query)).encode() if wiki.status == 200 else b"<h1>no</h1>"
                 self.send_response(wiki.status or 200)
                 self.send_header("Content-Type", "application/json")

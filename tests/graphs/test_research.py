@@ -42,7 +42,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
     @functools.cache
     def open_wiki(url: str, user_agent: str, cache: str | None) -> MediaWiki:
-        return MediaWiki(url, user_agent=user_agent, cache=cache, timeout=1.0, attempts=1)
+        return MediaWiki(url, user_agent=user_agent, cache=cache, timeout=2.0, attempts=1)
 
     monkeypatch.setattr(research_tools, "open_wiki", open_wiki)
 

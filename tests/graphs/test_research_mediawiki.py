@@ -41,7 +41,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: dict[str, MediaWiki] = {}
 
     def open_wiki(url: str, user_agent: str, cache: str | None) -> MediaWiki:
-        patience: dict[str, Any] = {"timeout": 2.0, "attempts": 2, "patience": 5.0}
+        patience: dict[str, Any] = {"timeout": 3.0, "attempts": 2, "patience": 10.0}
         return opened.setdefault(url, MediaWiki(url, user_agent=user_agent, cache=cache, **patience))
 
     monkeypatch.setattr(research_tools, "open_wiki", open_wiki)

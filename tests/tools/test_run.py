@@ -18,7 +18,7 @@ from langgraph.types import Command, interrupt
 
 from hrm_agent.errors import GraphError
 from hrm_agent.tools import python, run_tool_calls
-from hrm_agent.trajectory import MemoryJournal
+from hrm_agent.trajectory import MemoryJournal, Recording, recording
 
 
 @tool
@@ -74,6 +74,27 @@ async def test_every_call_is_answered_in_order_with_its_status(journal: MemoryJo
     undecoded = journal.find_tool_call(answers[7].artifact["record"])
     assert undecoded is not None
     assert undecoded.arguments == '{"code": '
+
+
+async def test_what_a_tool_gives_beside_its_text_is_on_record(journal: MemoryJournal) -> None:
+    """And is given again, where the call is not run again."""
+    runs: list[int] = []
+
+    @tool(response_format="content_and_artifact")
+    def look_up(number: int) -> tuple[str, Any]:
+        """Look it up."""
+        runs.append(number)
+        return f"no. {number}", {"pages": [number, None]} if number else object()
+
+    asked = message(("look_up", {"number": 7}), ("look_up", {"number": 0}))
+    config: Any = {"metadata": {"thread_id": "t", "langgraph_checkpoint_ns": "tools:1"}}
+    first = await run_tool_calls(asked, [look_up], config)
+    with recording(Recording(journal)):
+        again = await run_tool_calls(asked, [look_up], config)
+    for answers in (first, again):
+        assert answers[0].artifact["artifact"] == {"pages": [7, None]} and answers[0].text == "no. 7"
+        assert "artifact" not in answers[1].artifact, "an object that no record can hold"
+    assert sorted(runs) == [0, 7]
 
 
 async def test_calls_that_could_not_be_decoded_survive_streaming(journal: MemoryJournal) -> None:
