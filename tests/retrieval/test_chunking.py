@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import time
-from itertools import pairwise
+import random
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.chunking.fuzz import fuzz_text
+from benchmarks.chunking.segments import documents, pk, segmented
 from hrm_agent.errors import ConfigError, HrmError
-from hrm_agent.retrieval import STRATEGIES, Chunk, chunk_text, load_tokenizer
-from hrm_agent.retrieval.chunking.check import faults
+from hrm_agent.retrieval import STRATEGIES, Chunk, Tokenizer, chunk_text, load_tokenizer
+from hrm_agent.retrieval.chunking.check import faults, shared_tokens
 from hrm_agent.retrieval.chunking.graphemes import grapheme_ends
+from hrm_agent.retrieval.chunking.prose import Prose
 from hrm_agent.retrieval.chunking.semantic import boundaries
+from hrm_agent.retrieval.embeddings import StaticEmbeddings
+from hrm_agent.retrieval.tokenizers.base import Offsets
+from hrm_agent.retrieval.tokenizers.training import train_tokenizer
 
 WRITTEN = ["The policy learns. ", "Dr. Who? ", "word", " ", "\n", "\n\n", "x" * 90, "1234567 ", "<|endoftext|>"]
 MARKED = ["# Title\n", "## Part\n", "```\n", "- item\n", "def f():\n    return 1\n\n"]
@@ -25,11 +31,12 @@ TEXTS = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"]), max_size=300),
 )
 FOREST = "The forest has tall trees. Birds nest in the trees of the forest. Leaves fall from trees in autumn. " * 4
+PROJECT = Path(__file__).parents[2]
 MONEY = "Banks lend money at interest. The interest on loans goes to banks. Money buys bonds from banks. " * 4
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     text=TEXTS,
     tokenizer=st.sampled_from(["character", "pieces", "word"]),
@@ -39,6 +46,32 @@ MONEY = "Banks lend money at interest. The interest on loans goes to banks. Mone
 def test_any_text_is_cut_without_a_fault(strategy: str, text: str, tokenizer: str, size: int, overlap: float) -> None:
     chunks = chunk_text(text, strategy, tokenizer, size=size, overlap=overlap)
     assert faults(text, chunks, load_tokenizer(tokenizer), size) == []
+
+
+@pytest.fixture(scope="module")
+def vocabularies(tmp_path_factory: pytest.TempPathFactory) -> list[Tokenizer]:
+    folder, text = tmp_path_factory.mktemp("vocabularies"), [(FOREST + MONEY) * 3]
+    trained = [train_tokenizer(kind, text, folder / kind, size=400) for kind in ("bpe", "unigram", "wordpiece")]
+    return [*trained, *map(load_tokenizer, ("pieces", "character", "word"))]
+
+
+def assert_right(seed: int, known: list[Tokenizer]) -> None:
+    """Strategies and tokenizers take turns; every other text with overlap."""
+    text, rng = fuzz_text(seed), random.Random(seed)
+    strategy, tokenizer = [*STRATEGIES][seed % len(STRATEGIES)], known[seed // len(STRATEGIES) % len(known)]
+    size, overlap = rng.choice((24, 48, 128)), rng.choice((0.0, 0.0, 0.15, 0.5))
+    assert faults(text, chunk_text(text, strategy, tokenizer, size=size, overlap=overlap), tokenizer, size) == [], seed
+
+
+def test_texts_of_everything_unicode_has(vocabularies: list[Tokenizer]) -> None:
+    for seed in range(150):
+        assert_right(seed, vocabularies)
+
+
+@pytest.mark.slow
+def test_ten_thousand_texts_of_everything_unicode_has(vocabularies: list[Tokenizer]) -> None:
+    for seed in range(150, 10_150):
+        assert_right(seed, vocabularies)
 
 
 def test_a_fault_would_be_seen() -> None:
@@ -55,7 +88,7 @@ def test_a_fault_would_be_seen() -> None:
 
 
 @given(TEXTS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_graphemes_are_those_of_unicode(text: str) -> None:
     import regex
 
@@ -67,25 +100,61 @@ def test_graphemes_are_those_of_unicode(text: str) -> None:
 def test_neighbours_overlap_by_ten_to_twenty_percent(strategy: str) -> None:
     text, tokenizer = (FOREST + MONEY) * 20, load_tokenizer("pieces")
     chunks = chunk_text(text, strategy, size=100)
-    shared = [tokenizer.count(text[b.start : a.end]) for a, b in pairwise(chunks)]
+    shared = shared_tokens(text, chunks, tokenizer)
     assert len(shared) > 40
     assert sum(10 <= tokens <= 20 for tokens in shared) >= 0.95 * len(shared)
 
 
-@pytest.mark.parametrize("unit", ["x", "\n", " ", "\0", "🇩", "\u0301", "日本語。", "# a\n", ". "])
-def test_time_is_linear(unit: str) -> None:
-    def seconds(length: int) -> float:
-        text = unit * (length // len(unit))
-        begun = time.process_time()
-        chunk_text(text, "markdown")
-        return time.process_time() - begun
+class Counting:
+    """`pieces`, and how many characters it was asked to look at."""
 
-    seconds(1_000)
-    assert seconds(80_000) < 16 * max(seconds(20_000), 0.01)
+    name, local = "counting", True
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self._pieces = load_tokenizer("pieces")
+
+    def count(self, text: str) -> int:
+        self.seen += len(text)
+        return self._pieces.count(text)
+
+    def offsets(self, text: str) -> Offsets:
+        self.seen += len(text)
+        return self._pieces.offsets(text)
+
+
+@pytest.mark.parametrize("strategy", ["semantic", "markdown"])
+@pytest.mark.parametrize("unit", ["x", "\n", " ", "\0", "🇩", "\u0301", "日本語。", "# a\n", ". ", "\r\n", "a "])
+def test_no_text_is_tokenized_again_and_again(strategy: str, unit: str) -> None:
+    text, tokenizer = unit * (20_000 // len(unit)), Counting()
+    chunks = chunk_text(text, strategy, tokenizer)
+    assert chunks[-1].end == len(text)
+    assert tokenizer.seen < 5 * len(text)
+
+
+def test_prose_is_tokenized_little_more_than_once() -> None:
+    text, tokenizer = (FOREST + MONEY) * 40, Counting()
+    chunk_text(text, tokenizer=tokenizer)
+    assert tokenizer.seen < 1.1 * len(text)
 
 
 def test_nothing_is_made_of_an_empty_text() -> None:
     assert {strategy: chunk_text("", strategy) for strategy in STRATEGIES} == {strategy: [] for strategy in STRATEGIES}
+
+
+@pytest.mark.parametrize(
+    ("text", "starts"),
+    [
+        ("It ends. It begins. 3.5 is none.", [9, 20]),
+        ("Dr. Who, e.g. A. Smith et al. said so. Yes", [39]),
+        ('He said "no." Then he left.) So?! Well\u2026 it goes on', [14, 29, 34, 40]),
+        ("日本語。次の文！「終わり。」はい", [4, 8, 14]),
+        ("no mark\n \nnext. small letters follow", [10]),
+        ("trailing. ", []),
+    ],
+)
+def test_sentences_end_where_readers_see_it(text: str, starts: list[int]) -> None:
+    assert Prose(text).sentences.tolist() == starts
 
 
 def test_chunks_end_where_the_topic_changes() -> None:
@@ -93,6 +162,25 @@ def test_chunks_end_where_the_topic_changes() -> None:
     assert len(FOREST) in boundaries(text)
     ends = [chunk.end for chunk in chunk_text(text, "semantic", size=110, overlap=0)]
     assert len(FOREST) in ends
+
+
+def test_vectors_tell_topics_too() -> None:
+    embeddings = StaticEmbeddings()
+    assert len(FOREST) in boundaries(FOREST + MONEY, embeddings)
+    chunks = chunk_text(FOREST + MONEY, "semantic", size=110, overlap=0, embeddings=embeddings)
+    assert len(FOREST) in [chunk.end for chunk in chunks]
+    with pytest.raises(ConfigError, match="Choose `semantic`"):
+        chunk_text(FOREST, "recursive", embeddings=embeddings)
+
+
+@pytest.mark.shared_data
+def test_changes_of_topic_are_found_among_other_documents(shared_data: Path) -> None:
+    found = documents(shared_data / "retrieval", PROJECT / "docs")[1::2]
+    texts, embeddings = [segmented(found, seed) for seed in range(30)], StaticEmbeddings()
+    assert sum(pk(given, boundaries(given.text)) for given in texts) / len(texts) < 0.27
+    assert sum(pk(given, boundaries(given.text, embeddings)) for given in texts) / len(texts) < 0.20
+    assert sum(pk(given, given.changes) for given in texts) == 0
+    assert sum(pk(given, []) for given in texts) / len(texts) > 0.4
 
 
 def test_markdown_starts_chunks_at_headings_and_keeps_fences() -> None:
