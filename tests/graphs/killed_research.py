@@ -1,6 +1,8 @@
 """A research that a test kills: one of its two searches never comes to its end.
 
     python -m tests.graphs.killed_research URL STORE
+
+It prints a line when the other one has.
 """
 
 from __future__ import annotations
