@@ -4,7 +4,7 @@ FTS5 reads, for every chunk that has one of the words, its places and its length
 chunks, and a tenth of a second is gone at 50,000 of them. Most of that is spent on words that decide nothing. So the
 words of a question are taken from the rarest on until the chunks to be read are 20,000, three words at least: the time
 has a bound whatever the size of the index, and small indexes are ranked in full. At 50,000 chunks, asked with 300
-half-forgotten sentences out of them, 88.0 % were among the first five instead of 88.3 %, in a quarter of the time.
+half-forgotten sentences out of them, 88.0 % were among the first five instead of 88.3 %, in a third of the time.
 
 The table is contentless: it keeps no copy of the texts, and what is taken out of it is handed in once more.
 """
