@@ -26,11 +26,10 @@ def run(words: list[str]) -> int:
     arguments = _parser().read(words)
     question, output = " ".join(arguments.question), Output(as_json=arguments.json)
     with DocumentIndex(arguments.store) as index:
-        mode = arguments.mode or ("hybrid" if index.embeddings else "words")
-        hits = index.search(question, arguments.k, mode)
+        hits = index.search(question, arguments.k, arguments.mode)
         pages = [_page(index, hit) for hit in hits]
     rows = [{**asdict(hit), "page": page} for hit, page in zip(hits, pages, strict=True)]
-    output.result({"question": question, "mode": mode, "hits": rows})
+    output.result({"question": question, "mode": arguments.mode, "hits": rows})
     for number, (hit, page) in enumerate(zip(hits, pages, strict=True), start=1):
         output.say(f"{number}. {_place(hit, page)}", "bold")
         output.say(f"   {_around(hit.text, question)}\n")
@@ -44,7 +43,7 @@ def _parser() -> Parser:
     parser.add_argument("question", nargs="+", metavar="WORDS", help="in plain words; nothing in them is a command")
     parser.add_argument("--store", type=Path, default=DEFAULT_INDEX, metavar="FILE", help=f"index [{DEFAULT_INDEX}]")
     parser.add_argument("-k", type=int, default=5, metavar="N", help="hits [5]")
-    parser.add_argument("--mode", choices=MODES, help="[hybrid where the index has vectors, else words]")
+    parser.add_argument("--mode", choices=MODES, default="words", help="what ranks the chunks [words]")
     return parser
 
 

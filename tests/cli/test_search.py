@@ -38,7 +38,7 @@ def test_vectors_and_engines(hrm: Command, docs: Path) -> None:
     assert hrm("search", "--store", "x.db", "--mode", "vectors", "lamp").code == 2
     added = hrm("index", "docs", "--store", "x.db", "--vectors", "static:64", "--engine", "tantivy", "--json").json
     assert (added["unchanged"], added["engine"], added["vectors"], added["warnings"]) == (2, "tantivy", "static:64", [])
-    found = hrm("search", "--store", "x.db", "--json", "boiling water in a kettle").json
+    found = hrm("search", "--store", "x.db", "--mode", "hybrid", "--json", "boiling water in a kettle").json
     assert found["mode"] == "hybrid" and found["hits"][0]["file"] == "manual.pdf"
     assert found["hits"][0]["words_rank"] == found["hits"][0]["vectors_rank"] == 1
     refused = hrm("index", "docs", "--store", "x.db", "--vectors", "static", "--json")
