@@ -11,6 +11,7 @@ is not UTF-16 makes a file binary.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -26,6 +27,8 @@ MAX_BYTES = 32 * 2**20
 READER = 1
 """Raised when the same bytes give another text: what was indexed before is read again."""
 _INSTALL = "install it with `pip install 'hrm-agent[retrieval]'`"
+_PDFIUM = threading.Lock()
+"""pdfium is not made for threads: two of them in it at once end the process."""
 _MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 
 
@@ -136,6 +139,11 @@ def _html(data: bytes) -> str:
 
 def _pdf(data: bytes) -> str:
     """The pages' texts with a form feed between them, so that a place in the text has a page."""
+    with _PDFIUM:
+        return _pages(data)
+
+
+def _pages(data: bytes) -> str:
     from pypdfium2 import PdfDocument, PdfiumError
 
     try:
