@@ -25,7 +25,7 @@ def run(words: list[str]) -> int:
     """1 if nothing was found."""
     arguments = _parser().read(words)
     question, output = " ".join(arguments.question), Output(as_json=arguments.json)
-    with DocumentIndex(arguments.store) as index:
+    with DocumentIndex(arguments.store, embeddings=arguments.vectors) as index:
         hits = index.search(question, arguments.k, arguments.mode)
         pages = [_page(index, hit) for hit in hits]
     rows = [{**asdict(hit), "page": page} for hit, page in zip(hits, pages, strict=True)]
@@ -44,6 +44,7 @@ def _parser() -> Parser:
     parser.add_argument("--store", type=Path, default=DEFAULT_INDEX, metavar="FILE", help=f"index [{DEFAULT_INDEX}]")
     parser.add_argument("-k", type=int, default=5, metavar="N", help="hits [5]")
     parser.add_argument("--mode", choices=MODES, default="words", help="what ranks the chunks [words]")
+    parser.add_argument("--vectors", metavar="NAME", help="package.module:attribute, where they are of one's own")
     return parser
 
 

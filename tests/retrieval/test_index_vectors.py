@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 from langchain_core.embeddings import Embeddings
 
 from hrm_agent.errors import ConfigError, RetrievalError
-from hrm_agent.retrieval.embeddings import StaticEmbeddings, load_embeddings, vectors_of
+from hrm_agent.retrieval.embeddings import StaticEmbeddings, load_embeddings, name_of, vectors_of
 from hrm_agent.retrieval.index import Chunking, DocumentIndex, IndexRetriever, files_in, index_folder
 from hrm_agent.retrieval.index.hits import fused
 
@@ -136,6 +137,12 @@ def test_other_embeddings_are_refused(index: DocumentIndex, tmp_path: Path, fold
         pytest.raises(RetrievalError, match=r"Letters.*embeddings="),
     ):
         own.search("whale", 1, "vectors")
+    with sqlite3.connect(tmp_path / "own.db") as forged:
+        forged.execute("UPDATE about SET value = 'os:abort' WHERE name = 'embeddings'")
+    with DocumentIndex(tmp_path / "own.db") as own, pytest.raises(RetrievalError, match="os:abort"):
+        own.search("whale", 1, "vectors")
+    with sqlite3.connect(tmp_path / "own.db") as mended:
+        mended.execute("UPDATE about SET value = ? WHERE name = 'embeddings'", (name_of(Letters()),))
     longer = Letters()
     longer.size = 30
     with (

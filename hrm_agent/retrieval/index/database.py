@@ -48,8 +48,8 @@ class DocumentIndex:
     """Documents, found by their words and their vectors. Threads may share it; processes open it each by themselves.
 
     `engine` and `embeddings` are for a new index, or for changing an old one: None is what is on record. `embeddings`
-    are LangChain's, or their string (`hrm_agent.retrieval.embeddings`); those of an object have to be handed in again
-    by whoever asks for vectors.
+    are LangChain's, or their string (`hrm_agent.retrieval.embeddings`); all but the static ones have to be handed in
+    again by whoever asks for vectors.
     """
 
     def __init__(
@@ -257,16 +257,15 @@ class DocumentIndex:
         return self._reading_vectors() if self.embeddings else None
 
     def _reading_vectors(self) -> VectorTable:
-        with self._file.reading() as cursor:
-            name, spelled = about(cursor, "embeddings"), about(cursor, "embeddings loaded by")
+        name = self.embeddings
         if name is None:
             hint = "`hrm-agent index DIR --vectors static` adds them; `words` needs none."
             raise RetrievalError(f"The index {self.path} has no vectors.", hint)
         if self._vectors is None:
-            if spelled is None:
-                hint = "DocumentIndex(path, embeddings=...) takes the object that the index was made with."
-                raise RetrievalError(f"The vectors of {self.path} are those of {name!r}, an object of yours.", hint)
-            self._vectors = VectorTable.of(spelled)
+            if not name.startswith("static:"):  # the file may be anybody's: it does not say what is to be imported
+                hint = "Name them: `--vectors package.module:attribute`, or DocumentIndex(path, embeddings=...)."
+                raise RetrievalError(f"The vectors of {self.path} are those of {name!r}.", hint)
+            self._vectors = VectorTable.of(name)
         return self._vectors
 
     def _remove(self, cursor: sqlite3.Cursor, file: str) -> None:

@@ -41,8 +41,6 @@ class VectorTable:
     embeddings: Embeddings
     name: str
     """What they are on record under."""
-    spelled: str | None
-    """The string that loads the embeddings again; None for an object of the user's."""
     _ids: list[NDArray[np.int64]] = field(default_factory=list[NDArray[np.int64]], init=False)
     _blocks: list[Rows] = field(default_factory=list[Rows], init=False)
     _seen: tuple[str | None, int] = field(default=("", 0), init=False)
@@ -50,21 +48,16 @@ class VectorTable:
 
     @classmethod
     def of(cls, embeddings: Embeddings | str) -> VectorTable:
-        from hrm_agent.retrieval.embeddings import StaticEmbeddings, load_embeddings, name_of
+        from hrm_agent.retrieval.embeddings import load_embeddings, name_of
 
-        if isinstance(embeddings, StaticEmbeddings):
-            return cls(embeddings, embeddings.name, embeddings.name)
-        if isinstance(embeddings, str):
-            loaded = load_embeddings(embeddings)
-            return cls(loaded, name_of(loaded), embeddings)
-        return cls(embeddings, name_of(embeddings), None)
+        loaded = load_embeddings(embeddings) if isinstance(embeddings, str) else embeddings
+        return cls(loaded, name_of(loaded))
 
     def claim(self, cursor: sqlite3.Cursor) -> None:
         """Put the embeddings on record. Raises if those on record are others."""
         recorded = about(cursor, "embeddings")
         if recorded is None:
             set_about(cursor, "embeddings", self.name)
-            set_about(cursor, "embeddings loaded by", self.spelled)
         elif recorded != self.name:
             raise RetrievalError(
                 f"The vectors of this index are those of {recorded!r}, and {self.name!r} makes others.",
@@ -75,7 +68,7 @@ class VectorTable:
     def clear(cursor: sqlite3.Cursor) -> None:
         """No vectors, of no embeddings."""
         cursor.execute("DELETE FROM vectors")
-        for name in ("embeddings", "embeddings loaded by", "dimension"):
+        for name in ("embeddings", "dimension"):
             set_about(cursor, name, None)
         set_about(cursor, "epoch", secrets.token_hex(8))
 
