@@ -156,7 +156,7 @@ def test_nothing_outlasts_its_time(proxy: Proxy, answer: Answer) -> None:
     proxy.always = answer
     begun = time.monotonic()
     failure = failure_of(MediaWiki(proxy.url, user_agent=AGENT, timeout=0.4, attempts=9, patience=1.5))
-    assert failure.status is ToolStatus.TIMEOUT and "gave no answer in" in str(failure)
+    assert failure.status is ToolStatus.INFRASTRUCTURE and "gave no answer in" in str(failure)
     assert time.monotonic() - begun < 5
 
 
@@ -342,7 +342,7 @@ async def test_waiting_for_a_place_has_an_end(proxy: Proxy) -> None:
         await asyncio.sleep(0.01)
     with pytest.raises(ToolFailure, match="busy with other questions of ours") as failure:
         await MediaWiki(proxy.url, user_agent=AGENT, patience=0.3).apage("Vell")
-    assert failure.value.status is ToolStatus.TIMEOUT
+    assert failure.value.status is ToolStatus.INFRASTRUCTURE
     for task in tasks:
         task.cancel()
 

@@ -5,7 +5,8 @@ it is behind (`maxlag`), and left alone by all of this process for as long as it
 comes later each time, and not in step with others.
 
 A redirect is followed on the same host only, and never from https down to http: an address inside the network of this
-machine is not for a wiki to name. Nothing takes longer than `patience`, the wait for one's turn included.
+machine is not for a wiki to name. Nothing takes longer than `patience`, the wait for one's turn included. A wiki
+that is slow is out of order (`infrastructure`), and not something that the model asked too much of (`timeout`).
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Asker:
                 await host.turns.acquire()
         except TimeoutError as error:
             text = f"{self.shown} had no time within {self._patience:g} s: it is busy with other questions of ours."
-            raise ToolFailure(text, ToolStatus.TIMEOUT) from error
+            raise ToolFailure(text, ToolStatus.INFRASTRUCTURE) from error
         try:
             while (left := host.quiet_until - time.monotonic()) > 0:
                 if host.quiet_until > deadline:
@@ -112,7 +113,7 @@ class Asker:
                 status, headers, body = await self._follow(self._url.copy_merge_params(query))
         except (TimeoutError, httpx.TimeoutException) as error:
             text = f"{self.shown} gave no answer in {round(seconds, 1):g} s."
-            raise ComeBackLater(ToolFailure(text, ToolStatus.TIMEOUT)) from error
+            raise ComeBackLater(ToolFailure(text, ToolStatus.INFRASTRUCTURE)) from error
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise self._unreachable(error) from error
         return meaning(self.shown, status, headers, body)
