@@ -121,11 +121,8 @@ class Drive:
     def _answer(self, final: Mapping[str, Any]) -> str | None:
         shown = self.graph.output_channels
         output = {k: v for k, v in final.items() if isinstance(shown, str) or k in shown}
-        thread, turns = (
-            str(self.config.get("configurable", {}).get("thread_id")),
-            self.known.turns if self.known else (),
-        )
-        said = last_answer(output.get("messages", ()), thread, turns)
+        thread = str(self.config.get("configurable", {}).get("thread_id"))
+        said = last_answer(output.get("messages", ()), thread, self.known.turns if self.known else ())
         if said is not None:
             return said
         return next((str(output[name]) for name in _OUTPUTS if output.get(name) is not None), None)
