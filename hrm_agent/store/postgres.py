@@ -50,6 +50,7 @@ _PATIENCE_SECONDS = 60.0
 """How long a server that is gone is waited for."""
 _ANSWER_SECONDS = 10.0
 """How long one attempt to reach it may take."""
+_LOST = (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout)
 
 
 class _Cursor:
@@ -165,9 +166,12 @@ class PostgresDatabase(Database):
                     self.epoch = str((cursor.fetchone() or ("", ""))[1])
                     results = [work(_Cursor(cursor)) for work in works]
                     cursor.execute("COMMIT")
-            except BaseException:
+            except BaseException as error:
                 with suppress(psycopg.Error):
                     self._writer.rollback()
+                # What a connection says that is gone means nothing: psycopg then takes earlier answers for later ones.
+                if self._writer.closed and isinstance(error, Exception) and not isinstance(error, _LOST):
+                    raise psycopg.OperationalError(str(error)) from error
                 raise
             return results
 
@@ -188,7 +192,7 @@ class PostgresDatabase(Database):
                 result = attempt()
                 self._given_up = False
                 return result
-            except (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout) as error:
+            except _LOST as error:
                 on_loss()
                 if _is_final(error):
                     raise self._store_error(error) from error

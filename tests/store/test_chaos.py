@@ -190,6 +190,30 @@ def test_connections_that_break_at_any_moment_double_nothing(
     check_log(log_of(plan), plan, 0)
 
 
+def test_whatever_a_lost_connection_says_is_asked_again(fresh_database: str) -> None:
+    """psycopg has been seen to take the answer to an earlier statement for that of the one which was cut off."""
+    tries = 0
+
+    def work(cursor: Cursor) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            connection = socket.socket(fileno=os.dup(cursor._cursor.connection.fileno()))
+            connection.shutdown(socket.SHUT_RDWR)
+            raise psycopg.ProgrammingError("the last operation didn't produce records (command status: BEGIN)")
+        return cursor.execute("SELECT 'back'").fetchone()[0]
+
+    with open_store(fresh_database) as store:
+        assert store.database.write(work) == "back"
+        with pytest.raises(StoreError, match="cannot be used: no fault of the connection"):
+            store.database.write(wrong)
+    assert tries == 2
+
+
+def wrong(cursor: Cursor) -> None:
+    raise psycopg.ProgrammingError("no fault of the connection")
+
+
 def wait_for_lines(plan: Plan, lines: int) -> None:
     deadline = time.monotonic() + 60
     while len(log_of(plan)) < lines:
