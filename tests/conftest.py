@@ -102,6 +102,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.get_closest_marker("first") is None)
     if shared_data_folder() is not None or os.environ.get("CI") == "true":
         return
     without = [item for item in items if item.get_closest_marker("shared_data") is not None]

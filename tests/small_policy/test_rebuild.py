@@ -19,6 +19,7 @@ def figures(folder: Path) -> dict[str, tuple[float, float]]:
     return {graph: (float(correct), float(errors)) for graph, correct, errors in _FIGURES.findall(card)}
 
 
+@pytest.mark.first
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_both_policies_rebuilt_from_nothing_hold_the_figures_of_their_cards(tmp_path: Path) -> None:
