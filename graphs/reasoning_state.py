@@ -17,7 +17,7 @@ from typing_extensions import TypedDict  # typing's has too little for LangGraph
 
 from graphs.planning import FAILED, Subgoal
 from graphs.roles import one_line
-from graphs.spending import Left, Prices, Spent, added, refuse_limits, seconds_of
+from graphs.spending import Left, Prices, Spent, added, left_of, refuse_limits
 from hrm_agent.errors import ConfigError, nearest
 
 __all__ = [
@@ -171,13 +171,7 @@ def shown(results: Mapping[str, str]) -> dict[str, str]:
 
 
 def budget_left(state: ReasoningState, context: ReasoningContext) -> Left:
-    spent = state.get("spent", Spent())
-    return Left(
-        context.max_calls - spent.get("calls", 0),
-        context.max_tokens - spent.get("tokens", 0),
-        context.max_seconds - seconds_of(spent),
-        None if context.max_cost is None else context.max_cost - spent.get("cost", 0.0),
-    )
+    return left_of(context, state.get("spent", Spent()))
 
 
 def solver_task(state: ReasoningState, subgoal: Subgoal, share: Left) -> SolverTask:

@@ -20,7 +20,7 @@ from langgraph.graph.message import add_messages
 from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
 
 from graphs.research_sources import Citation, Source
-from graphs.spending import Left, Prices, Spent, added, refuse_limits, seconds_of
+from graphs.spending import Left, Prices, Spent, added, left_of, refuse_limits
 from hrm_agent.errors import ConfigError
 
 __all__ = [
@@ -230,13 +230,7 @@ def forgotten(sources: Mapping[str, Source], limit: int) -> dict[str, None]:
 
 
 def budget_left(state: ResearchState, context: ResearchContext) -> Left:
-    spent = state.get("spent", Spent())
-    return Left(
-        context.max_calls - spent.get("calls", 0),
-        context.max_tokens - spent.get("tokens", 0),
-        context.max_seconds - seconds_of(spent),
-        None if context.max_cost is None else context.max_cost - spent.get("cost", 0.0),
-    )
+    return left_of(context, state.get("spent", Spent()))
 
 
 def search_tasks(

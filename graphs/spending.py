@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from langchain_core.messages import AIMessage, BaseMessage
 from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
@@ -17,7 +17,18 @@ from hrm_agent.errors import ConfigError
 from hrm_agent.models.turns import ENDED_AT, STARTED_AT
 from hrm_agent.trajectory import StopReason
 
-__all__ = ["Left", "Prices", "Spent", "added", "paused", "refuse_limits", "sampled_tokens", "seconds_of", "spent_on"]
+__all__ = [
+    "Left",
+    "Prices",
+    "Spent",
+    "added",
+    "left_of",
+    "paused",
+    "refuse_limits",
+    "sampled_tokens",
+    "seconds_of",
+    "spent_on",
+]
 
 Prices = Mapping[str, tuple[float, float]]
 """By the model's name as its answers give it, `*` for any other: the price of a million tokens read, and sampled."""
@@ -65,6 +76,29 @@ class Left:
         """What each of so many that work side by side may use; they share the time as it passes."""
         cost = None if self.cost is None else self.cost / parts
         return Left((self.calls - calls) // parts, self.tokens // parts, self.seconds, cost)
+
+
+class Limits(Protocol):
+    """The budgets of a run context."""
+
+    @property
+    def max_calls(self) -> int: ...
+    @property
+    def max_tokens(self) -> int: ...
+    @property
+    def max_seconds(self) -> float: ...
+    @property
+    def max_cost(self) -> float | None: ...
+
+
+def left_of(limits: Limits, spent: Spent) -> Left:
+    """What the limits leave of what was spent."""
+    return Left(
+        limits.max_calls - spent.get("calls", 0),
+        limits.max_tokens - spent.get("tokens", 0),
+        limits.max_seconds - seconds_of(spent),
+        None if limits.max_cost is None else limits.max_cost - spent.get("cost", 0.0),
+    )
 
 
 def spent_on(messages: Iterable[BaseMessage], prices: Prices) -> Spent:
