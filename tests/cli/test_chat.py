@@ -242,6 +242,15 @@ class Terminal:
         before, self.shown = self.shown[: found.end()], self.shown[found.end() :]
         return before
 
+    def waits(self) -> None:
+        """Until its main thread has slept for a while without being woken: it waits for what is typed."""
+        status, still, seen = Path(f"/proc/{self.process}/task/{self.process}/status"), 0, ""
+        while still < 10:
+            found = "".join(re.findall(r"(?m)^(?:State|\w*ctxt_switches):.*$", status.read_text()))
+            still = still + 1 if found == seen and "S (sleeping)" in found else 0
+            seen = found
+            time.sleep(0.02)
+
     def ends(self) -> int:
         """The exit code, once it has ended."""
         while True:
@@ -273,7 +282,7 @@ def test_at_a_terminal(tmp_path: Path, hrm: Command) -> None:
     one.type("\x03")
     one.until("Stopped; what was recorded is kept")
     one.until("> ")
-    time.sleep(0.5)  # Python's line editor misses a signal between its prompt and its wait
+    one.waits()  # Python's line editor misses a signal between its prompt and its wait
     one.type("\x03")  # at the prompt it only drops the line
     one.until("> ")
     one.type("\x1b[A\x1b[A and now?\r")  # the line before, from the history, with more
@@ -290,7 +299,7 @@ def test_at_a_terminal(tmp_path: Path, hrm: Command) -> None:
     one.until("running import time")
     with open_store(tmp_path / "runs" / "store.db") as store:
         while not any(call.status is None for call in store.journal.trajectory("t/fork-1").own_tool_calls):
-            time.sleep(0.05)
+            time.sleep(0.02)
     os.kill(one.process, signal.SIGKILL)
     assert one.ends() == -signal.SIGKILL
 

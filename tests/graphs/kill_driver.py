@@ -7,6 +7,9 @@ A line of the log is written when the engine is asked, the sandbox called, or a 
 `model SEED`, `tool CODE`, `node THREAD PLACE STEP`. The seed names a model call, because it is a function of its place
 in the run; the code names a tool call, because each task has numbers of its own.
 
+The run kills itself at the moment that its plan names, in the thread that writes that line of the log: a kill from
+outside at such a moment would be a race with the run.
+
 A fork costs no imports, so that a test can afford hundreds. Its process number is printed, and after an empty line on
 stdin its exit code.
 """
@@ -17,7 +20,9 @@ import asyncio
 import json
 import os
 import random
+import signal
 import sys
+import threading
 import time
 import traceback
 from dataclasses import asdict, dataclass
@@ -63,6 +68,11 @@ class Plan:
     """Seconds that a PostgreSQL server is waited for."""
     stock: bool = False
     """Checkpoints go to LangGraph's own SqliteSaver, and only the journal to the store."""
+    dies_at: int | None = None
+    """The line of its own log with which it dies; 0 while it opens its store, None never."""
+    dies_of: int = int(signal.SIGKILL)
+    later: float = 0.0
+    """Up to so many seconds after that line, if it has not ended by then."""
 
     @property
     def threads(self) -> list[str]:
@@ -158,9 +168,33 @@ def tasks(graph: str, number: int) -> list[Task]:
     ]
 
 
+class Deadly(Log):
+    """The log of a run that dies with a line of it."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan.log)
+        self._plan, self._lines = plan, 0
+        self._lock = threading.Lock()
+        if plan.dies_at == 0 and not plan.url.startswith("postgres"):
+            sys.addaudithook(lambda event, _: self._die() if event == "sqlite3.connect/handle" else None)
+
+    def write(self, line: str) -> None:
+        super().write(line)
+        with self._lock:
+            self._lines += 1
+            last = self._plan.dies_at is not None and self._lines == max(1, self._plan.dies_at)
+        if last and self._plan.later:
+            threading.Timer(random.random() * self._plan.later, self._die).start()
+        elif last:
+            self._die()
+
+    def _die(self) -> None:
+        os.kill(os.getpid(), self._plan.dies_of)
+
+
 async def main(plan: Plan) -> list[Trajectory]:
     """Begin the run of a plan, or go on with it."""
-    log = Log(plan.log)
+    log = Deadly(plan)
     nodes.append(log)
     engine, environment = LoggedEngine(answer), LoggedSandbox() if plan.sandbox else Arithmetic()
     engine.log = environment.log = log

@@ -17,19 +17,22 @@ from hrm_agent.store import open_store
 from tests.graphs.research_scripts import AGENT, NIGHT, Researcher, Talk
 
 HANGS = "hangs"
-
-
-def searcher(messages: Any) -> str:
-    """The one that looks for krill stops when it has searched."""
-    if NIGHT in messages[1].text and messages[-1].type == "tool":
-        time.sleep(1.0)  # the other one is done by then
-        print(HANGS, flush=True)
-        time.sleep(600)
-    return Researcher().searcher(messages)
+CALLS = 5
+"""The planner's, three of the search that comes to its end, and one of the other."""
 
 
 async def main(url: str, path: str) -> None:
     with open_store(path) as store:
+
+        def searcher(messages: Any) -> str:
+            """The one that looks for krill stops when it has searched, and all that the other one does is on record."""
+            if NIGHT in messages[1].text and messages[-1].type == "tool":
+                while len(store.journal.trajectory("talk").calls) < CALLS:
+                    time.sleep(0.02)
+                print(HANGS, flush=True)
+                time.sleep(600)
+            return Researcher().searcher(messages)
+
         await Talk(store, LocalEnvironment(slots=1), Researcher(searcher=searcher), wiki=url, user_agent=AGENT)()
 
 

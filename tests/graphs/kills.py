@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +20,6 @@ from hrm_agent.trajectory.lint import lint
 from tests.graphs.kill_driver import CALLS, Plan, tool_line
 
 COMMAND = [sys.executable, "-m", "tests.graphs.kill_driver"]
-SECONDS = 120
 
 
 class Driver:
@@ -63,25 +60,10 @@ def log_of(plan: Plan) -> list[str]:
     return plan.log.read_text().splitlines() if plan.log.exists() else []
 
 
-def is_running(pid: int) -> bool:
-    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return state not in "ZX"
-
-
-def kill(run: Started, plan: Plan, log_lines: int, number: int = signal.SIGKILL) -> bool:
-    """Kill a run when its log has grown by so many lines, or a little later; False if it ended first."""
-    size, deadline = len(log_of(plan)), time.monotonic() + SECONDS
-    while is_running(run.pid):
-        assert time.monotonic() < deadline, "the run neither ended nor was it killed"
-        if len(log_of(plan)) >= size + log_lines:
-            time.sleep(random.random() * 0.02)
-            os.kill(run.pid, number)
-            break
-        time.sleep(0.001)
-    clock = time.monotonic()
-    code = run.result()
-    assert time.monotonic() - clock < 5, "it did not end at once"
-    assert code in (0, -number), Path(plan.folder, "error.txt").read_text()
+def killed(start: Callable[[Plan], Started], plan: Plan) -> bool:
+    """Whether a run died at the moment of its plan; False if it ended before that."""
+    code = start(plan).result()
+    assert code in (0, -plan.dies_of), Path(plan.folder, "error.txt").read_text()
     return code != 0
 
 
@@ -132,11 +114,11 @@ def killed_often(
     count = 0
     while True:
         before, logged = done_in(plan), len(log_of(plan))
-        killed = kill(start(plan), plan, next(moments) if count < kills else 10**9)
+        died = killed(start, replace(plan, dies_at=next(moments) if count < kills else None))
         check_asked(before, log_of(plan)[logged:])
         after = done_in(plan)
         assert before.lines <= after.lines, "a finished call was lost"
-        if not killed:
+        if not died:
             return count, log_of(plan)
         count += 1
 
@@ -208,7 +190,7 @@ def check_campaign(
 
 
 def numbers(seed: int | str, largest: int) -> Iterator[int]:
-    """Moments; one in eight is at once, while the store is being opened."""
+    """Moments, as lines of a run's log; one in eight is while the store is being opened."""
     rng = random.Random(seed)
     while True:
         yield 0 if rng.random() < 0.125 else rng.randint(1, largest)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
+
+from hrm_agent.tools.mediawiki import MediaWiki
 
 PAGES = {
     "Blue whale": "The blue whale is a marine mammal.\n\nReaching a length of 29.9 m, it is the largest animal known "
@@ -18,6 +19,21 @@ PAGES = {
 }
 
 
+class Patience:
+    """Opens wikis, each once, and gives them `seconds` for an answer: few only while none is to be expected."""
+
+    def __init__(self, attempts: int) -> None:
+        self.seconds = 60.0
+        self._attempts = attempts
+        self._opened: dict[str, MediaWiki] = {}
+
+    def open_wiki(self, url: str, user_agent: str, cache: str | None) -> MediaWiki:
+        options: dict[str, Any] = {"timeout": 60.0, "attempts": self._attempts}
+        opened = self._opened.setdefault(url, MediaWiki(url, user_agent=user_agent, cache=cache, **options))
+        opened._asker._patience = self.seconds
+        return opened
+
+
 class SmallWiki:
     """`requests` are what it was asked; `answer` takes the place of its own answer: a status, or None to hang."""
 
@@ -25,6 +41,7 @@ class SmallWiki:
         self.pages = dict(PAGES if pages is None else pages)
         self.requests: list[dict[str, str]] = []
         self.status: int | None = 200
+        self._over = threading.Event()
         wiki = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -32,7 +49,7 @@ class SmallWiki:
                 query = {name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()}
                 wiki.requests.append(query)
                 if wiki.status is None:
-                    time.sleep(3.0)
+                    wiki._over.wait(600)
                 body = json.dumps(wiki.answer(query)).encode() if wiki.status == 200 else b"<h1>no</h1>"
                 self.send_response(wiki.status or 200)
                 self.send_header("Content-Type", "application/json")
@@ -49,6 +66,7 @@ class SmallWiki:
         self._thread.start()
 
     def close(self) -> None:
+        self._over.set()
         self._server.shutdown()
         self._server.server_close()
 

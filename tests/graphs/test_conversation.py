@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -271,7 +272,7 @@ def test_a_killed_turn_is_gone_on_with(moment: str, tmp_path: Path) -> None:
 
 
 def researched_in_a_child(where: str, wiki: str, dies_at: str) -> int:
-    """A research in a process of its own, which kills itself when a role is asked for the second time, or first."""
+    """A research in a process of its own, which kills itself when both of its searches have found, or when it writes."""
     child = os.fork()
     if child == 0:
         try:
@@ -283,9 +284,13 @@ def researched_in_a_child(where: str, wiki: str, dies_at: str) -> int:
 
 
 async def _researched(where: str, wiki: str, dies_at: str) -> None:
+    both = threading.Barrier(2, timeout=60)
+
     def answers(messages: Sequence[BaseMessage]) -> str:
         written = messages[0].text == WRITER_PROMPT
         if dies_at == ("write" if written else "read") and (written or messages[-1].type == "tool"):
+            if not written:
+                both.wait()  # what the other one has found is on record too
             os.kill(os.getpid(), signal.SIGKILL)
         return (
             "NOT ANSWERED It is away."

@@ -22,7 +22,7 @@ from tests.graphs.kills import (
     check_log,
     done_in,
     fresh,
-    kill,
+    killed,
     killed_often,
     log_of,
     numbers,
@@ -46,7 +46,8 @@ def test_killed_forks(driver: Driver, tmp_path: Path) -> None:
     """All three graphs at once, in one store."""
     plan = plan_in(tmp_path / "killed", tasks=4, sandbox=False)
     untouched = untouched_record(driver, plan, tmp_path / "alone")
-    assert check_campaign(driver.start, plan, untouched, numbers(1, 40), 6) >= 4
+    moments = [12, 0, 7, 1, 19, 0, 15]
+    assert check_campaign(driver.start, plan, untouched, iter(moments), len(moments)) == len(moments)
 
 
 def test_processes_killed_and_terminated(driver: Driver, tmp_path: Path) -> None:
@@ -55,7 +56,7 @@ def test_processes_killed_and_terminated(driver: Driver, tmp_path: Path) -> None
     untouched = untouched_record(driver, replace(plan, sandbox=False), tmp_path / "alone")
     for number in (signal.SIGKILL, signal.SIGTERM):
         before, logged = done_in(plan), len(log_of(plan))
-        assert kill(fresh(plan), plan, 10, number)
+        assert killed(driver.start, replace(plan, dies_at=10, dies_of=int(number)))
         check_asked(before, log_of(plan)[logged:])
     _, log = killed_often(driver.start, replace(plan, sandbox=False), iter(()), 0)
     check_log(log, plan, 2)
@@ -67,14 +68,14 @@ def test_processes_killed_and_terminated(driver: Driver, tmp_path: Path) -> None
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("body", BODIES)
 def test_killed_often(body: str, graph: str, driver: Driver, tmp_path: Path, request: Any) -> None:
-    """22 kills on each body and graph, as many runs as that takes."""
+    """22 kills on each body and graph, as many runs as that takes: each a moment after a line of the log."""
     base = Plan("", graphs=(graph,), tasks=8, sandbox=False)
     untouched = untouched_record(driver, base, tmp_path / "alone")
     moments = numbers(f"{body} {graph}", sum(CALLS[graph]) * 3)
     kills, runs = 0, 0
     while kills < 22:
         folder = tmp_path / str(runs)
-        plan = replace(plan_in(folder, url_of(body, folder, request)), graphs=(graph,), tasks=8, sandbox=False)
+        plan = plan_in(folder, url_of(body, folder, request), graphs=(graph,), tasks=8, sandbox=False, later=0.02)
         kills += check_campaign(driver.start, plan, untouched, moments, 22 - kills)
         runs += 1
 
@@ -90,6 +91,8 @@ def url_of(body: str, folder: Path, request: Any) -> str:
 
 @pytest.mark.slow
 def test_killed_processes(driver: Driver, tmp_path: Path) -> None:
+    """As a user's are: begun afresh, each with its sandbox."""
     plan = plan_in(tmp_path / "killed", tasks=6)
     untouched = untouched_record(driver, replace(plan, sandbox=False), tmp_path / "alone")
-    assert check_campaign(fresh, plan, untouched, numbers(3, 20), 10) >= 5
+    moments = [14, 0, 9, 3, 17, 1, 11, 6]
+    assert check_campaign(fresh, plan, untouched, iter(moments), len(moments)) == len(moments)

@@ -257,14 +257,17 @@ async def test_a_thread_is_run_by_one_at_a_time(store: RunStore, environment: Lo
 
 
 async def test_a_cancelled_episode_is_gone_on_with(store: RunStore, environment: LocalEnvironment) -> None:
-    with ScriptedEngine(lambda _: "late", delay=0.3) as engine:
+    seconds = [600.0]
+    with ScriptedEngine(lambda _: "late", delay=lambda _: seconds[-1]) as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment)
         episode = Episode(TASK, "thread", graph="tests.graphs.test_own_graph:slow_graph", seed=1)
         task = asyncio.create_task(runner.run(episode))
-        await asyncio.sleep(0.1)
+        while not engine.calls:
+            await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        seconds.append(0.0)
         trajectory = await runner.run(episode)
     assert trajectory.answer == "late" and len(trajectory.calls) == 1
     assert lint(trajectory) == []

@@ -243,11 +243,12 @@ async def test_a_node_that_runs_again_gets_its_recorded_answers(store: RunStore)
 
 
 async def test_a_stream_that_is_given_up_frees_its_place_and_its_index(store: RunStore) -> None:
-    with ScriptedEngine(lambda _: "x" * 200, delay=0.1) as engine, recording(Recording(store.journal)) as active:
+    with ScriptedEngine(lambda _: "x" * 200, delay=600) as engine, recording(Recording(store.journal)) as active:
         config: Any = {"metadata": {"thread_id": "t"}}
         stream = PolicyModel(backend=engine).astream("q", config)
         task = asyncio.ensure_future(anext(stream))
-        await asyncio.sleep(0.02)
+        while not engine.calls:
+            await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import as_completed
 from typing import Any
 
 import pytest
@@ -22,25 +21,25 @@ def request(text: str = "hello", on_token: Any = None, **sampling: Any) -> Gener
 def test_a_sequence_is_dealt_out_in_order_and_then_exhausted() -> None:
     with ScriptedEngine(["a", "b"]) as engine:
         futures = [engine.submit(request()) for _ in range(3)]
-        assert [engine.codec.decode(future.result(5).token_ids) for future in futures[:2]] == ["a", "b"]
+        assert [engine.codec.decode(future.result(60).token_ids) for future in futures[:2]] == ["a", "b"]
         with pytest.raises(ModelError, match="2 answers"):
-            futures[2].result(5)
+            futures[2].result(60)
         assert engine.calls == 3
         assert engine.requests[0].messages[0].content == "hello"
 
 
 def test_a_function_answers_the_conversation_and_may_fail() -> None:
     with ScriptedEngine(lambda messages: str(10 // int(messages[-1].text))) as engine:
-        assert engine.codec.decode(engine.submit(request("5")).result(5).token_ids) == "2"
+        assert engine.codec.decode(engine.submit(request("5")).result(60).token_ids) == "2"
         with pytest.raises(ZeroDivisionError):
-            engine.submit(request("0")).result(5)
+            engine.submit(request("0")).result(60)
 
 
 def test_answers_are_the_same_every_time(codec: ChatTemplateCodec) -> None:
     answers = []
     for _ in range(2):
         with ScriptedEngine(["<reason>x</reason>"], codec=codec) as engine:
-            answers.append(engine.submit(request()).result(5))
+            answers.append(engine.submit(request()).result(60))
     assert (answers[0].token_ids, answers[0].logprobs) == (answers[1].token_ids, answers[1].logprobs)
     assert answers[0].token_ids == tuple(codec.encode_answer("<reason>x</reason>"))
     assert all(logprob < 0 for logprob in answers[0].logprobs)
@@ -49,32 +48,33 @@ def test_answers_are_the_same_every_time(codec: ChatTemplateCodec) -> None:
 def test_limits_stop_strings_and_observers() -> None:
     seen: list[int] = []
     with ScriptedEngine(["abcdef", "abcdef", "ab"]) as engine:
-        cut = engine.submit(request(max_tokens=3, on_token=seen.append)).result(5)
+        cut = engine.submit(request(max_tokens=3, on_token=seen.append)).result(60)
         assert (bytes(cut.token_ids), cut.finish_reason, bytes(seen)) == (b"abc", FinishReason.LENGTH, b"abc")
-        stopped = engine.submit(request(stop=("x", "cd"))).result(5)
+        stopped = engine.submit(request(stop=("x", "cd"))).result(60)
         assert (bytes(stopped.token_ids), stopped.finish_reason) == (b"abcd", FinishReason.STOP)
-        whole = engine.submit(request(max_tokens=3)).result(5)
+        whole = engine.submit(request(max_tokens=3)).result(60)
         assert (whole.token_ids[-1], whole.finish_reason) == (engine.codec.end_of_turn, FinishReason.STOP)
 
 
 def test_answers_can_overtake_each_other() -> None:
-    with ScriptedEngine(["slow", "fast"], delay=lambda messages: 0.3 if messages[-1].text == "slow" else 0) as engine:
-        futures = [engine.submit(request("slow")), engine.submit(request("fast"))]
-        order = [engine.codec.decode(future.result().token_ids) for future in as_completed(futures, 5)]
-    assert order == ["fast", "slow"]
+    seconds = {"slow": 600.0, "fast": 0.0, "later": 0.05}
+    with ScriptedEngine(["slow", "fast", "later"], delay=lambda messages: seconds[messages[-1].text]) as engine:
+        slow, *others = (engine.submit(request(text)) for text in seconds)
+        assert [engine.codec.decode(future.result(60).token_ids) for future in others] == ["fast", "later"]
+        assert not slow.done()
 
 
 def test_closing_fails_what_is_pending() -> None:
-    engine = ScriptedEngine(lambda _: "x", delay=60)
+    engine = ScriptedEngine(lambda _: "x", delay=600)
     futures = [engine.submit(request()) for _ in range(20)]
     engine.close()
-    assert all(isinstance(future.exception(5), ModelError) for future in futures)
+    assert all(isinstance(future.exception(60), ModelError) for future in futures)
     with pytest.raises(ModelError, match="closed"):
         engine.submit(request())
 
 
 def test_publishing_changes_the_version() -> None:
     with ScriptedEngine(["a", "b"]) as engine:
-        before = engine.submit(request()).result(5)
+        before = engine.submit(request()).result(60)
         engine.publish(3)
-        assert (before.policy_version, engine.submit(request()).result(5).policy_version) == (0, 3)
+        assert (before.policy_version, engine.submit(request()).result(60).policy_version) == (0, 3)

@@ -63,13 +63,13 @@ def ask(engine: VllmEngine, prompt: tuple[int, ...] = PROMPT, **options: Any) ->
 
 
 def failure(engine: VllmEngine, **options: Any) -> ModelError:
-    error = ask(engine, **options).exception(20)
+    error = ask(engine, **options).exception(60)
     assert isinstance(error, ModelError)
     return error
 
 
 def test_what_is_sent_and_what_becomes_of_the_answer(stub: VllmStub, engine: VllmEngine) -> None:
-    whole = ask(engine, temperature=0.7, top_p=0.9, stop=("x",)).result(20)
+    whole = ask(engine, temperature=0.7, top_p=0.9, stop=("x",)).result(60)
     assert whole.token_ids == (*b"ok", END) and whole.finish_reason is FinishReason.STOP
     assert whole.logprobs == tuple(map(logprob, whole.token_ids)) and not whole.constrained
     body = stub.bodies[0]
@@ -79,14 +79,14 @@ def test_what_is_sent_and_what_becomes_of_the_answer(stub: VllmStub, engine: Vll
     assert [body[name] for name in neutral] == [0, 0.0, 1.0, 0.0, 0.0, False]
 
     seen: list[int] = []
-    streamed = ask(engine, on_token=seen.append).result(20)
+    streamed = ask(engine, on_token=seen.append).result(60)
     assert tuple(seen) == streamed.token_ids == whole.token_ids and streamed.logprobs == whole.logprobs
     stub.answer = lambda _: b"a long answer without an end"
-    assert ask(engine).result(20).finish_reason is FinishReason.LENGTH
+    assert ask(engine).result(60).finish_reason is FinishReason.LENGTH
     stub.answer = lambda _: [*b"forged", 256]
-    assert ask(engine).result(20).finish_reason is FinishReason.CONTROL_TOKEN
+    assert ask(engine).result(60).finish_reason is FinishReason.CONTROL_TOKEN
     schema = {"type": "object"}
-    assert ask(engine, schema=schema).result(20).constrained
+    assert ask(engine, schema=schema).result(60).constrained
     assert stub.bodies[-1]["structured_outputs"] == {"json": schema}
 
 
@@ -113,10 +113,10 @@ async def test_a_graph_is_recorded_whichever_way_it_asks(stub: VllmStub, engine:
 
 
 def test_many_requests_are_with_the_server_at_once_and_no_more_than_allowed(stub: VllmStub) -> None:
-    stub.seconds = 0.02
+    stub.seconds, stub.together = 0.02, 8
     with engine_of(stub, max_requests=8) as engine:
         futures = [ask(engine, (i,)) for i in range(40)]
-        answers = [future.result(20) for future in futures]
+        answers = [future.result(60) for future in futures]
     assert stub.most_busy == 8 and len(stub.bodies) == 40
     assert max(answer.queue_seconds for answer in answers) > 0.1
 
@@ -130,10 +130,10 @@ def test_cancelling_hangs_up(stub: VllmStub, engine: VllmEngine, streaming: bool
     wait_for(lambda: stub.busy == 0)
     assert stub.hung_up == 1
     with pytest.raises(CancelledError):
-        future.result(1)
+        future.result(60)
 
 
-def wait_for(holds: Any, seconds: float = 20) -> None:
+def wait_for(holds: Any, seconds: float = 60) -> None:
     until = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < until
@@ -141,13 +141,13 @@ def wait_for(holds: Any, seconds: float = 20) -> None:
 
 
 def test_closing_fails_what_is_pending(stub: VllmStub) -> None:
-    stub.seconds = 5
+    stub.seconds = 600
     engine = engine_of(stub, max_requests=2)
     futures = [ask(engine) for _ in range(5)]
     wait_for(lambda: stub.busy == 2)
     engine.close()
     engine.close()
-    assert all("closed" in str(future.exception(5)) for future in futures)
+    assert all("closed" in str(future.exception(60)) for future in futures)
     with pytest.raises(ModelError, match="closed"):
         ask(engine)
     wait_for(lambda: stub.busy == 0)
@@ -160,22 +160,30 @@ def test_a_server_that_is_busy_or_cuts_the_line_is_asked_again(stub: VllmStub, e
         hangs_up,
     ):
         stub.next.extend([trouble, trouble])
-        assert ask(engine).result(20).token_ids == (*b"ok", END)
+        assert ask(engine).result(60).token_ids == (*b"ok", END)
     stub.next.extend([says(b"Internal Server Error", 500)] * 4)
     assert "HTTP 500): Internal Server Error" in failure(engine).message
     assert len({json.dumps(body) for body in stub.bodies}) == 1
 
 
 def test_a_server_that_dies_and_comes_back(stub: VllmStub, engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ask(engine).result(20).token_ids
+    assert ask(engine).result(60).token_ids
     stub.stop()
     error = failure(engine)
     assert "does not answer" in error.message and "hrm-agent resume" in error.hint
-    monkeypatch.setattr(connection_module, "_DELAYS", (0.2,) * 50)
+    tries, opened = list[Any](), connection_module._Attempt
+
+    def attempt(*parts: Any) -> Any:
+        tries.append(opened(*parts))
+        return tries[-1]
+
+    monkeypatch.setattr(connection_module, "_Attempt", attempt)
+    monkeypatch.setattr(connection_module, "_DELAYS", (0.05,) * 2000)
     future = ask(engine)
-    time.sleep(0.3)
-    stub.start(stub.port)
-    assert future.result(20).token_ids == (*b"ok", END)
+    wait_for(lambda: len(tries) > 2)
+    assert not future.done()
+    stub.start()
+    assert future.result(60).token_ids == (*b"ok", END)
 
 
 def test_nothing_is_asked_again_once_tokens_were_shown(stub: VllmStub, engine: VllmEngine) -> None:
@@ -231,7 +239,7 @@ def test_hostile_answers(name: str, stub: VllmStub, engine: VllmEngine) -> None:
     stub.next.append(misbehaviour)
     assert said in failure(engine).message
     assert len(stub.bodies) == 1
-    assert ask(engine).result(20).token_ids == (*b"ok", END)
+    assert ask(engine).result(60).token_ids == (*b"ok", END)
 
 
 def test_hostile_streams(stub: VllmStub, engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,36 +260,37 @@ def test_hostile_streams(stub: VllmStub, engine: VllmEngine, monkeypatch: pytest
         assert said in failure(engine, on_token=lambda _: None).message
     split = event({"choices": [choice([65, END], prompt=list(PROMPT))]}) + done
     stub.next.append(streams(b": hello\r\n\r\n", *(split[i : i + 3] for i in range(0, len(split), 3))))
-    assert ask(engine, on_token=lambda _: None).result(20).token_ids == (65, END)
+    assert ask(engine, on_token=lambda _: None).result(60).token_ids == (65, END)
 
 
 def test_a_caller_that_fails_gets_its_own_error_and_the_line_is_cut(stub: VllmStub, engine: VllmEngine) -> None:
     def broken(token: int) -> None:
         raise ZeroDivisionError
 
-    stub.seconds = 0.2
-    assert isinstance(ask(engine, on_token=broken).exception(20), ZeroDivisionError)
+    stub.seconds = 600
+    assert isinstance(ask(engine, on_token=broken).exception(60), ZeroDivisionError)
     wait_for(lambda: stub.hung_up == 1)
 
 
 def test_limits_of_time_and_length(stub: VllmStub) -> None:
     stub.models[0]["max_model_len"] = 16
-    with engine_of(stub, "?timeout=0.3") as engine:
+    with engine_of(stub) as engine:
         stub.answer = lambda _: b"x" * 100
-        assert len(ask(engine, max_tokens=99).result(20).token_ids) == 16 - len(PROMPT)
+        assert len(ask(engine, max_tokens=99).result(60).token_ids) == 16 - len(PROMPT)
         assert isinstance(failure(engine, prompt=(1,) * 16), ContextLengthError)
         stub.next.append(says({"error": {"message": "This model's maximum context length is 8 tokens."}}, 400))
         assert isinstance(failure(engine), ContextLengthError)
+    with engine_of(stub, "?timeout=0.3") as engine:
         stub.next.append(streams(b"data: ", hang=True))
         error = failure(engine, on_token=lambda _: None)
         assert "within 0.3 s" in error.message and "timeout=" in error.hint
-        wait_for(lambda: stub.hung_up == 1)
+        wait_for(lambda: stub.busy == 0)
 
 
 def test_a_schema_that_the_server_refuses_is_left_out(stub: VllmStub, engine: VllmEngine) -> None:
     refused = says({"error": {"message": "the grammar has unsupported features"}}, 400)
     stub.next.append(refused)
-    assert not ask(engine, schema={"type": "odd"}).result(20).constrained
+    assert not ask(engine, schema={"type": "odd"}).result(60).constrained
     assert "structured_outputs" not in stub.bodies[-1]
     stub.next.append(refused)
     assert "refused the request: the grammar" in failure(engine).message
@@ -294,7 +303,7 @@ def test_the_key_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> Non
             engine_of(stub, "?key_env=OTHER_KEY")
         monkeypatch.setenv("OTHER_KEY", "hush")
         with engine_of(stub, "?key_env=OTHER_KEY") as engine:
-            assert ask(engine).result(20).token_ids and "hush" not in engine.name
+            assert ask(engine).result(60).token_ids and "hush" not in engine.name
 
 
 @pytest.mark.parametrize("key", ["hush\nhush", "hüsh"])
@@ -411,7 +420,7 @@ def test_what_is_served_is_asked_once(stub: VllmStub) -> None:
     stub.stop()
     with pytest.raises(ModelError, match="does not answer"):
         served()
-    stub.start(stub.port)
+    stub.start()
 
 
 def test_opening_by_its_string(stub: VllmStub, tokenizer: Any, tmp_path: Path) -> None:
@@ -421,7 +430,7 @@ def test_opening_by_its_string(stub: VllmStub, tokenizer: Any, tmp_path: Path) -
     stub.tokenize = lambda text: tokenizer.encode(text, add_special_tokens=False)
     with open_vllm(f"vllm:{stub.url}?tokenizer={tmp_path}") as engine:
         stub.answer = lambda _: engine.codec.encode_answer("the sum")
-        assert engine.codec.decode(ask(engine).result(20).token_ids) == "the sum"
+        assert engine.codec.decode(ask(engine).result(60).token_ids) == "the sum"
         assert load_codec(engine.name).decode(engine.codec.encode_answer("the sum")) == "the sum"
         told = engine.capabilities()
         assert (told.kind, told.logprobs, told.max_length, told.lacks) == ("vllm", LogprobKind.RAW, 4096, ())
@@ -431,6 +440,6 @@ def test_opening_by_its_string(stub: VllmStub, tokenizer: Any, tmp_path: Path) -
 
 
 async def test_callers_on_other_loops_do_not_wait_for_each_other(stub: VllmStub, engine: VllmEngine) -> None:
-    stub.seconds = 0.05
+    stub.together = 10
     answers = await asyncio.gather(*(asyncio.wrap_future(ask(engine, (i,))) for i in range(10)))
-    assert all(answer.token_ids == (*b"ok", END) for answer in answers) and stub.most_busy > 1
+    assert all(answer.token_ids == (*b"ok", END) for answer in answers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -36,20 +37,26 @@ class VllmStub:
         self.busy = self.most_busy = 0
         self.seconds = 0.0
         """Between one token and the next."""
+        self.together = 1
+        """Nobody is answered before so many have asked at once."""
         self.tokenize: Callable[[str], list[int]] | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._runner: Any = None
-        self.port = 0
+        self._place = socket.socket()
+        """Keeps the port for this server while it is stopped: nobody else is given it, and nobody answers there."""
+        self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self._place.bind(("127.0.0.1", 0))
+        self.port: int = self._place.getsockname()[1]
 
-    def start(self, port: int = 0) -> Self:
+    def start(self) -> Self:
         self._thread.start() if not self._thread.is_alive() else None
-        self.port = asyncio.run_coroutine_threadsafe(self._start(port), self._loop).result(20)
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(60)
         return self
 
     def stop(self) -> None:
-        """As if killed: connections are cut. `start(port)` brings it back."""
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(20)
+        """As if killed: connections are cut. `start` brings it back."""
+        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(60)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -59,21 +66,20 @@ class VllmStub:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+        self._place.close()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/v1"
 
-    async def _start(self, port: int) -> int:
+    async def _start(self) -> None:
         app = web.Application(client_max_size=1 << 26)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_post("/tokenize", self._tokenize)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", port)
-        await site.start()
-        return self._runner.addresses[0][1]
+        await web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_port=True).start()
 
     async def _models(self, request: web.Request) -> web.Response:
         return self._refused(request) or web.json_response({"object": "list", "data": self.models})
@@ -98,6 +104,8 @@ class VllmStub:
         self.busy += 1
         self.most_busy = max(self.busy, self.most_busy)
         try:
+            while self.most_busy < self.together:
+                await asyncio.sleep(0.01)
             return await (self.next.popleft()(request, body) if self.next else self._answered(request, body))
         except (asyncio.CancelledError, ConnectionError):
             self.hung_up += 1
@@ -172,7 +180,7 @@ def streams(*pieces: bytes | Callable[[dict[str, Any]], bytes], hang: bool = Fal
         for piece in pieces:
             await response.write(piece if isinstance(piece, bytes) else piece(asked))
         if hang:
-            await asyncio.sleep(60)
+            await asyncio.sleep(600)
         return response
 
     return misbehave
@@ -182,5 +190,5 @@ async def hangs_up(request: web.Request, asked: dict[str, Any]) -> web.StreamRes
     """Cuts the connection without a word."""
     assert request.transport is not None
     request.transport.abort()
-    await asyncio.sleep(60)
+    await asyncio.sleep(600)
     raise AssertionError

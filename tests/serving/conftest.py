@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -26,25 +25,27 @@ TOKEN = "a-token"
 GRAPHS = ("tool_loop", "reasoning", "research", "tests.serving.agents:asking", "tests.serving.agents:broken")
 
 
-class SlowTongue(ScriptedEngine):
-    """Lets `pause` seconds pass between tokens."""
+class PatientTongue(ScriptedEngine):
+    """Says no more after a token before `heard`, which is called with what it has said of its answer so far, returns."""
 
-    pause = 0.0
+    heard: Callable[[str], None] | None = None
 
     def submit(self, request: Any) -> Any:
-        tell = request.on_token
+        tell, heard, said = request.on_token, self.heard, list[int]()
 
-        def slowly(token: int) -> None:
-            time.sleep(self.pause)
+        def patiently(token: int) -> None:
             tell(token)
+            said.append(token)
+            if heard is not None:
+                heard(self.codec.decode(said))
 
-        return super().submit(replace(request, on_token=slowly) if tell else request)
+        return super().submit(replace(request, on_token=patiently) if tell else request)
 
 
 @dataclass
 class Served:
     url: str
-    engine: SlowTongue
+    engine: PatientTongue
     store: RunStore
     service: ChatService
 
@@ -74,7 +75,7 @@ def serve(tmp_path: Path, environment: LocalEnvironment) -> Serve:
     ) -> AsyncIterator[Served]:
         listener = listen_tcp("127.0.0.1", 0)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with SlowTongue(script, delay=delay, codec=codec) as engine, open_store(tmp_path / "store.db") as store:
+        with PatientTongue(script, delay=delay, codec=codec) as engine, open_store(tmp_path / "store.db") as store:
             runner = EpisodeRunner(store, engine, "scripted", environment)
             service = ChatService(runner, GRAPHS, TOKEN, hosts=("127.0.0.1",), **options)
             async with serving(service, listener, drain_seconds=drain):
@@ -83,7 +84,7 @@ def serve(tmp_path: Path, environment: LocalEnvironment) -> Serve:
     return served
 
 
-async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.01)

@@ -14,11 +14,12 @@ from hrm_agent.trajectory import SessionState, ToolStatus
 class Cells(Environment):
     """Runs the tests' own harmless code. `raise SystemExit("timeout")` makes a snippet end with that status."""
 
-    def __init__(self, pause: float = 0.0) -> None:
+    def __init__(self) -> None:
         self.asked: list[Submission] = []
         self.ended: list[str] = []
         self.living: dict[str, tuple[dict[str, Any], list[Cell]]] = {}
-        self.pause = pause
+        self.together = 1
+        """No cell runs before so many are open; none at all for 0."""
         self.open = 0
         self.most_open = 0
 
@@ -30,7 +31,9 @@ class Cells(Environment):
         self.asked.append(submission)
         self.open += 1
         self.most_open = max(self.open, self.most_open)
-        await asyncio.sleep(self.pause)
+        await asyncio.sleep(0)
+        while self.most_open < self.together or not self.together:
+            await asyncio.sleep(0.01)
         self.open -= 1
         if submission.session is None:
             return _run(submission.code, {}, None)

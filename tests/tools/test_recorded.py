@@ -80,12 +80,15 @@ async def test_another_request_under_the_same_id_is_run(journal: MemoryJournal) 
 
 
 async def test_a_cancelled_call_stays_unfinished_and_runs_again(journal: MemoryJournal) -> None:
+    begun = asyncio.Event()
+
     async def endless() -> ToolOutcome:
-        await asyncio.sleep(60)
+        begun.set()
+        await asyncio.sleep(600)
         raise AssertionError
 
     task = asyncio.create_task(record(endless))
-    await asyncio.sleep(0.01)
+    await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import time
+import threading
 from typing import Any
 
 import pytest
@@ -105,11 +105,27 @@ async def test_calls_that_could_not_be_decoded_survive_streaming(journal: Memory
 
 
 async def test_calls_run_side_by_side(journal: MemoryJournal) -> None:
-    asked = message(*[("python", {"code": f"import time\ntime.sleep(0.3)\n{i}"}) for i in range(4)])
-    started = time.monotonic()
-    answers = await run_tool_calls(asked, [python], {})
-    assert [answer.content for answer in answers] == ["0", "1", "2", "3"]
-    assert time.monotonic() - started < 1.0
+    """None ends before all have begun."""
+    begun: list[int] = []
+
+    @tool
+    async def meet(number: int) -> int:
+        """Wait for the others."""
+        begun.append(number)
+        while len(begun) < 4:
+            await asyncio.sleep(0.01)
+        return number
+
+    @tool
+    def meet_in_a_thread(number: int) -> int:
+        """Wait for the others."""
+        barrier.wait()
+        return number
+
+    barrier = threading.Barrier(4, timeout=60)
+    for meeting in (meet, meet_in_a_thread):
+        answers = await run_tool_calls(message(*[(meeting.name, {"number": i}) for i in range(4)]), [meeting], {})
+        assert [answer.content for answer in answers] == ["0", "1", "2", "3"]
 
 
 async def test_nothing_runs_twice(journal: MemoryJournal) -> None:
@@ -182,7 +198,8 @@ async def test_an_interrupt_of_a_tool_reaches_the_graph_and_the_other_calls_are_
 async def test_cancelling_leaves_the_calls_unfinished(journal: MemoryJournal) -> None:
     asked = message(("python", {"code": "import time\ntime.sleep(60)"}))
     task = asyncio.create_task(run_tool_calls(asked, [python], {}))
-    await asyncio.sleep(0.2)
+    while not journal._tool_calls:
+        await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -303,7 +303,6 @@ async def test_a_thread_whose_old_checkpoints_were_pruned_has_its_cells(store: R
 async def test_the_calls_of_a_message_run_one_by_one_in_its_order(
     tools: str, way: str, cells: Cells, store: RunStore
 ) -> None:
-    cells.pause = 0.005
     script = [["x = []"], [f"x.append({i})" for i in range(12)], ["x"]]
     graph = loop(script, tools).compile(checkpointer=InMemorySaver())
     with recording(Recording(store.journal)):
@@ -313,19 +312,21 @@ async def test_the_calls_of_a_message_run_one_by_one_in_its_order(
 
 
 async def test_calls_without_a_session_run_side_by_side(cells: Cells) -> None:
-    cells.pause = 0.02
+    cells.together = 4
     await run_tool_calls(asking(["1"] * 4), [python], {})
     assert cells.most_open == 4
 
 
 async def test_one_that_is_cancelled_while_it_waits_lets_the_others_through(cells: Cells) -> None:
-    cells.pause = 0.05
+    cells.together = 0
     calls = [{**asking([str(i)]).tool_calls[0], "id": f"cancel-{i}"} for i in range(4)]
     tasks = [asyncio.create_task(python.ainvoke(call, THREAD)) for call in calls]
-    await asyncio.sleep(0.02)
+    while not cells.open:
+        await asyncio.sleep(0.01)
     tasks[0].cancel()
     tasks[2].cancel()
-    done = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
+    cells.together = 1
+    done = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
     assert [d.text if isinstance(d, ToolMessage) else type(d).__name__ for d in done] == [
         "CancelledError", "1", "CancelledError", "3",
     ]  # fmt: skip
