@@ -272,7 +272,7 @@ def test_a_killed_turn_is_gone_on_with(moment: str, tmp_path: Path) -> None:
 
 
 def researched_in_a_child(where: str, wiki: str, dies_at: str) -> int:
-    """A research in a process of its own, which kills itself when both of its searches have found, or when it writes."""
+    """A research in a process of its own, which kills itself when both searches have found, or when it writes."""
     child = os.fork()
     if child == 0:
         try:

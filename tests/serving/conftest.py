@@ -26,7 +26,7 @@ GRAPHS = ("tool_loop", "reasoning", "research", "tests.serving.agents:asking", "
 
 
 class PatientTongue(ScriptedEngine):
-    """Says no more after a token before `heard`, which is called with what it has said of its answer so far, returns."""
+    """Says no more after a token before `heard` returns, which is given what it has said of its answer so far."""
 
     heard: Callable[[str], None] | None = None
 
