@@ -1,14 +1,14 @@
 """What all tests share: the data sets, two servers, and that nothing waits for a terminal or a network.
 
-Tests that read the shared data sets are marked `shared_data`. Without the data they are deselected, and one line says
-so; where `CI=true` they are demanded. Tests on PostgreSQL or MediaWiki are never left out: where one is missing the
-session ends before its first test, with the command that installs it.
+Tests that read the shared data sets are marked `shared_data`; those on PostgreSQL or MediaWiki are recognised by their
+fixtures and parameters, and marked `server`. Where the data or a server is missing they are deselected, and one line
+says how many and what to do; where `CI=true` they are demanded.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,20 +48,18 @@ def store(tmp_path: Path) -> Iterator[RunStore]:
         yield opened
 
 
-@pytest.fixture
-async def environment() -> AsyncIterator[LocalEnvironment]:
+@pytest.fixture(scope="session")
+def environment() -> Iterator[LocalEnvironment]:
+    """One for all tests of a process: a call leaves nothing behind. Tests that close or kill it open their own."""
     opened = LocalEnvironment()
     yield opened
-    await opened.close()
+    opened.shutdown()
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """The PostgreSQL server of this session."""
-    try:
-        server = PostgresServer()
-    except RuntimeError as error:
-        pytest.fail(str(error), pytrace=False)
+    server = PostgresServer()
     yield server
     server.stop()
 
@@ -90,45 +88,70 @@ def wiki_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WikiServer
     server.stop()
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    if session.config.option.collectonly or hasattr(session.config, "workerinput"):
-        return
-    asked_for = {name for item in session.items for name in getattr(item, "fixturenames", ())}
-    if "postgres" in asked_for and postgresql.find_server() is None:
-        raise pytest.UsageError(postgresql.MISSING)
-    if "wiki_server" in asked_for and not mediawiki.find_wiki():
-        raise pytest.UsageError(mediawiki.MISSING)
+def parts_of(item: pytest.Item) -> set[str]:
+    """What a test wants that a machine may lack. A test with a parameter for its database wants the one named there."""
+    fixtures: Sequence[str] = getattr(item, "fixturenames", ())
+    callspec = getattr(item, "callspec", None)
+    given = [value for value in callspec.params.values() if isinstance(value, str)] if callspec else []
+    parts = {"data"} if item.get_closest_marker("shared_data") else set[str]()
+    elsewhere = any(value.startswith("sqlite") for value in given)
+    if any(value.startswith("postgres") for value in given) or ("postgres" in fixtures and not elsewhere):
+        parts.add("postgres")
+    if "mediawiki" in given or "wiki_server" in fixtures:
+        parts.add("wiki")
+    return parts
+
+
+def missing(part: str) -> str:
+    """What to do where this machine lacks a part; empty where it is there."""
+    match part:
+        case "data":
+            return "" if shared_data_folder() else "There is no data at HRM_SHARED_DATA or ../shared/data."
+        case "postgres":
+            return "" if postgresql.find_server() else postgresql.MISSING
+        case _:
+            return "" if mediawiki.find_wiki() else mediawiki.MISSING
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if parts_of(item) & {"postgres", "wiki"}:
+        item.add_marker("server")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """After `-m` and `-k` have chosen: of what they chose, what cannot be had here."""
     items.sort(key=lambda item: item.get_closest_marker("first") is None)
-    if shared_data_folder() is not None or os.environ.get("CI") == "true":
+    wanted = {part for item in items for part in parts_of(item)}
+    lacking = {part: advice for part in sorted(wanted) if (advice := missing(part))}
+    if not lacking or config.option.collectonly:
         return
-    without = [item for item in items if item.get_closest_marker("shared_data") is not None]
-    if not without:
-        return
-    items[:] = [item for item in items if item.get_closest_marker("shared_data") is None]
+    if os.environ.get("CI") == "true":
+        if hasattr(config, "workerinput"):  # the tests themselves fail, and say why
+            return
+        raise pytest.UsageError(*lacking.values())
+    without = [item for item in items if parts_of(item) & lacking.keys()]
+    items[:] = [item for item in items if not parts_of(item) & lacking.keys()]
     config.hook.pytest_deselected(items=without)
-    config.stash[DESELECTED] = len(without)
+    config.stash[LEFT_OUT] = {
+        advice: sum(part in parts_of(item) for item in without) for part, advice in lacking.items()
+    }
 
 
-DESELECTED = pytest.StashKey[int]()
+LEFT_OUT = pytest.StashKey[dict[str, int]]()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workerinput"):  # one of several processes: the first one tells
-        session.config.workeroutput["left_out"] = session.config.stash.get(DESELECTED, 0)
+        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, {})
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    node.config.stash[DESELECTED] = getattr(node, "workeroutput", {}).get("left_out", 0)
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", {})
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    count = config.stash.get(DESELECTED, 0)
-    if count:
-        terminalreporter.write_line(
-            f"{count} tests of the shared data sets were left out: no data at HRM_SHARED_DATA or ../shared/data."
-        )
+    for advice, count in config.stash.get(LEFT_OUT, {}).items():
+        terminalreporter.write_line(f"{count} tests were left out. {advice}")
