@@ -1,5 +1,5 @@
-# `make demo` and `make test` set everything up on a fresh machine: a virtual environment in .venv, once, and again when
-# pyproject.toml changes. PIP_ARGS reaches pip: for example, a smaller download without CUDA libraries by
+# `make demo` and `make test` set everything up on a fresh machine: what is missing of the system (tests/install), and a
+# virtual environment in .venv, once, and again when pyproject.toml changes. PIP_ARGS reaches pip: for example, a smaller download without CUDA libraries by
 #   make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 
 SHELL := /bin/bash
@@ -10,12 +10,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_ARGS ?=
 PYTEST_ARGS ?=
-# Tests side by side, for at most four processes: many wait for a process that they have started.
-TOGETHER := -n logical --maxprocesses 4 --dist worksteal
+# Two processes of tests a core, for many wait for a process that they have started; at most eight.
+WORKERS ?= $(shell n=$$(( 2 * $$(nproc) )); echo $$(( n < 8 ? n : 8 )))
+TOGETHER := -n $(WORKERS) --dist worksteal
 BENCHMARKS := training_step engine environment store orchestration chunking demo retrieval_index
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo server servers test slow vllm lint format policy bench docs clean
+.PHONY: help setup demo system check quick test slow vllm lint format policy bench docs clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -23,7 +24,7 @@ help: ## this list
 setup: $(STAMP) ## the virtual environment with every extra that the tests need
 
 $(STAMP): pyproject.toml hatch_build.py hrm_agent/environment/sandbox/_serve.c
-	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11")'
+	@PYTHON=$(PYTHON) tests/install python
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -e ".[train,dev]"
 	touch $(STAMP)
@@ -31,19 +32,23 @@ $(STAMP): pyproject.toml hatch_build.py hrm_agent/environment/sandbox/_serve.c
 demo: $(STAMP) ## train the small policy with sandboxed tools and show what became of it
 	$(BIN)/hrm-agent demo
 
-server: # before minutes are spent on the set-up
-	@$(PYTHON) -m tests.postgres
+system: # before minutes are spent on the set-up
+	@PYTHON=$(PYTHON) tests/install tests
+# A compiler that came after the set-up: the sandbox's compiled body is still to be built.
+	@test ! -e $(STAMP) || ! command -v cc >/dev/null || compgen -G "hrm_agent/environment/sandbox/_serve*.so" >/dev/null || \
+	  touch hatch_build.py
 
-servers: server
-	@$(PYTHON) -m tests.wiki
+check: $(STAMP) ## lint, types, and the tests that are quick and want no server: two minutes
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint quick
 
-test: servers lint ## lint, types, and the default tests
-	$(BIN)/python -m pytest -m "not slow and not alone" $(TOGETHER) $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -m "not slow and alone" $(PYTEST_ARGS)
+quick: $(STAMP)
+	$(BIN)/python -m pytest -m "not (slow or server or whole)" $(TOGETHER) $(PYTEST_ARGS)
 
-slow: servers $(STAMP) ## the tests that take minutes
-	$(BIN)/python -m pytest -m "slow and not alone" $(TOGETHER) $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -m "slow and alone" $(PYTEST_ARGS)
+test: system lint ## lint, types, and the default tests; installs the servers that they start
+	$(BIN)/python -m pytest $(TOGETHER) $(PYTEST_ARGS)
+
+slow: system $(STAMP) ## the tests that take minutes
+	$(BIN)/python -m pytest -m slow $(TOGETHER) $(PYTEST_ARGS)
 
 vllm: ## the vLLM server that slow tests talk to, in an environment of its own (.venv-vllm, 2 GB)
 	PYTHON=$(PYTHON) PIP_ARGS="$(PIP_ARGS)" tests/vllm/install
@@ -60,7 +65,7 @@ format: $(STAMP) ## rewrite the sources in the common format
 policy: $(STAMP) ## rebuild the two policies that are shipped, from nothing
 	$(BIN)/python -m training.small_policy
 
-bench: server $(STAMP) ## every benchmark, some minutes each; the numbers go to benchmarks/results
+bench: system $(STAMP) ## every benchmark, some minutes each; the numbers go to benchmarks/results
 	mkdir -p benchmarks/results
 	for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json; done
 
