@@ -1,8 +1,8 @@
 """A store in PostgreSQL: for more than one machine, or for many writers at once.
 
 Every commit survives a power failure of the server (its `synchronous_commit`, on unless somebody turned it off). One
-connection writes for the whole process, and what waits is committed together (`Committer`); reads take connections from
-a pool. Statements go out in pipeline mode, without waiting for each answer.
+connection writes for the whole process, and what waits is committed together (`Committer`); reads have connections of
+their own (`Readers`). Statements go out in pipeline mode, without waiting for each answer.
 
 A server that restarts in the middle is waited for: each write is idempotent, so work whose commit was not confirmed is
 done again on a new connection. Blobs are collected under an advisory lock that every writer shares.
@@ -26,7 +26,8 @@ from hrm_agent.store.tables import STORE_VERSION, schema
 try:
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
-    from psycopg_pool import ConnectionPool, PoolTimeout
+
+    from hrm_agent.store.readers import Readers
 except ImportError as error:
     raise StoreError(
         "A PostgreSQL store needs psycopg, which is not installed.", "Run `pip install 'hrm-agent[postgres]'`."
@@ -50,7 +51,7 @@ _PATIENCE_SECONDS = 60.0
 """How long a server that is gone is waited for."""
 _ANSWER_SECONDS = 10.0
 """How long one attempt to reach it may take."""
-_LOST = (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout)
+_LOST = (psycopg.OperationalError, psycopg.InterfaceError)
 
 
 class _Cursor:
@@ -119,9 +120,7 @@ class PostgresDatabase(Database):
             raise self._store_error(error) from error
         self._broken = self._given_up = False
         self._prepare(create)
-        self._pool: ConnectionPool[psycopg.Connection[Any]] = ConnectionPool(
-            url, min_size=1, max_size=_READERS, kwargs={"autocommit": True}, open=True
-        )
+        self._readers = Readers(self._connect, _READERS, _ANSWER_SECONDS)
         self._exclusive = threading.Lock()
         self._committer = Committer(self._commit)
 
@@ -175,12 +174,14 @@ class PostgresDatabase(Database):
                 raise
             return results
 
-        return self._patiently(transaction, self._mark_broken)
+        return self._patiently(transaction)
 
-    def _mark_broken(self) -> None:
+    def _lose_all(self) -> None:
+        """Where one connection was lost, all may be: who asks next connects."""
         self._broken = True
+        self._readers.forget()
 
-    def _patiently(self, attempt: Callable[[], T], on_loss: Callable[[], None]) -> T:
+    def _patiently(self, attempt: Callable[[], T]) -> T:
         """The result of `attempt`, made again while the server is away. Raises `StoreError` after a minute.
 
         Whoever comes after that minute finds out at once whether the server is back: a run that ends for want of its
@@ -193,10 +194,10 @@ class PostgresDatabase(Database):
                 self._given_up = False
                 return result
             except _LOST as error:
-                on_loss()
+                self._lose_all()
                 if _is_final(error):
                     raise self._store_error(error) from error
-                if time.monotonic() > deadline:
+                if time.monotonic() >= deadline:
                     self._given_up = True
                     raise self._gone(error) from error
                 time.sleep(0.1)
@@ -224,7 +225,7 @@ class PostgresDatabase(Database):
             with self._begun() as cursor:
                 return reading(cursor)
 
-        return self._patiently(attempt, self._discard_broken)
+        return self._patiently(attempt)
 
     @contextmanager
     def _read(self) -> Generator[Cursor]:
@@ -236,31 +237,24 @@ class PostgresDatabase(Database):
 
     @contextmanager
     def _begun(self) -> Generator[Cursor]:
-        reading = _Reading(
-            lambda query, values: self._patiently(lambda: self._begin(query, values), self._discard_broken)
-        )
+        reading = _Reading(lambda query, values: self._patiently(lambda: self._begin(query, values)))
         try:
             yield reading
         finally:
             if reading.cursor is not None:
                 with suppress(psycopg.Error):
                     reading.cursor.connection.execute("ROLLBACK")
-                self._pool.putconn(reading.cursor.connection)
+                self._readers.give(reading.cursor.connection)
 
     def _begin(self, query: bytes, values: Sequence[Any]) -> psycopg.Cursor[Any]:
-        """The first statement of a transaction that sees one moment, on a connection of the pool."""
-        connection = self._pool.getconn(timeout=_ANSWER_SECONDS)
+        """The first statement of a transaction that sees one moment, on a connection that nobody else has."""
+        connection = self._readers.take()
         try:
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             return connection.cursor().execute(query, values)
         except BaseException:
-            self._pool.putconn(connection)
+            self._readers.give(connection)
             raise
-
-    def _discard_broken(self) -> None:
-        """Where one connection of the pool was lost, all may be."""
-        with suppress(psycopg.Error):
-            self._pool.check()
 
     def size(self) -> int:
         query = "SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class WHERE relkind = 'r' AND relname IN "
@@ -284,7 +278,7 @@ class PostgresDatabase(Database):
 
     def _close(self) -> None:
         self._committer.close()
-        self._pool.close()
+        self._readers.close()
         self._writer.close()
 
     def _gone(self, error: Exception) -> StoreError:

@@ -1,0 +1,73 @@
+"""The connections on which a PostgreSQL store reads.
+
+Whoever reads takes one that is idle, or connects in its own thread. A server that is away so refuses the one who asks,
+at once, and how long to try again is for the store to say, as with its writer. A pool that connects in a thread of its
+own, at times of its own choosing, lets the asker wait for a whole time-out to learn that, and for the rest of a pause
+that has grown when the server is back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+
+__all__ = ["Connection", "Readers"]
+
+Connection = psycopg.Connection[Any]
+
+
+class Readers:
+    """At most so many connections at a time; they stay open for the next reader."""
+
+    def __init__(self, connect: Callable[[], Connection], most: int, seconds: float) -> None:
+        """`seconds`: how long a reader waits where all are taken."""
+        self._connect, self._most, self._seconds = connect, most, seconds
+        self._places = threading.BoundedSemaphore(most)
+        self._idle: list[Connection] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def take(self) -> Connection:
+        """A connection that nobody else has, until `give`. Raises what connecting raises."""
+        if not self._places.acquire(timeout=self._seconds):
+            raise psycopg.OperationalError(f"all of the {self._most} connections for reading are taken")
+        try:
+            with self._lock:
+                if self._closed:
+                    raise psycopg.ProgrammingError("it was closed")
+                found = self._idle.pop() if self._idle else None
+            return found or self._connect()
+        except BaseException:
+            self._places.release()
+            raise
+
+    def give(self, connection: Connection) -> None:
+        """Take back. What is lost, or in the middle of something, is closed."""
+        with self._lock:
+            usable = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE and not self._closed
+            if usable:
+                self._idle.append(connection)
+        if not usable:
+            _end(connection)
+        self._places.release()
+
+    def forget(self) -> None:
+        """Close those that are idle: where one was lost, all may be."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            _end(connection)
+
+    def close(self) -> None:
+        """Close them all; those that are taken when they are given back."""
+        self._closed = True
+        self.forget()
+
+
+def _end(connection: Connection) -> None:
+    with suppress(psycopg.Error):
+        connection.close()

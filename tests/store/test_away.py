@@ -1,0 +1,179 @@
+"""A server that is away: how long it is waited for, by whom, and that nobody waits for anything else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import psycopg
+import pytest
+
+from hrm_agent.errors import StoreError
+from hrm_agent.store import RunStore, open_store, postgres
+from hrm_agent.store.readers import Readers
+from tests.store.way import Way
+
+PATIENCE = 2.0
+
+
+class Clock:
+    """A clock that only those who sleep move on."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.sleeps = 0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.sleeps += 1
+
+
+class Opened(NamedTuple):
+    store: RunStore
+    way: Way
+    clock: Clock
+
+
+@pytest.fixture
+def opened(fresh_database: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
+    """A store whose connections were used, and the way to its server."""
+    clock = Clock()
+    monkeypatch.setattr(postgres, "time", clock)
+    monkeypatch.setattr(postgres, "_PATIENCE_SECONDS", PATIENCE)
+    with Way(fresh_database) as way, open_store(way.url) as store:
+        store.database.write(lambda cursor: cursor.execute("CREATE TABLE noted (number INTEGER)"))
+        assert store.threads() == []
+        yield Opened(store, way, clock)
+
+
+def write(store: RunStore) -> None:
+    store.database.write(lambda cursor: cursor.execute("INSERT INTO noted VALUES (1)"))
+
+
+def read(store: RunStore) -> None:
+    assert store.journal.find_call("none") is None
+
+
+def look(store: RunStore) -> None:
+    assert store.checkpointer.get_tuple({"configurable": {"thread_id": "none"}}) is None
+
+
+ASKED = {ask.__name__: ask for ask in (write, read, look)}
+
+
+def refused(asked: Opened, ask: Callable[[RunStore], None]) -> int:
+    """How often the server was tried. What is said is that it refuses, and not that somebody had waited for it."""
+    with pytest.raises(StoreError, match=r"away for more than 2 seconds: connection .*refused"):
+        ask(asked.store)
+    tries, asked.clock.sleeps = asked.clock.sleeps + 1, 0
+    return tries
+
+
+@pytest.mark.parametrize("first", ASKED)
+def test_a_server_that_stays_away_is_waited_for_once(first: str, opened: Opened) -> None:
+    """By whoever asks first. A run that ends for want of its store has much to read and to write until it has ended."""
+    opened.way.shut()
+    assert refused(opened, ASKED[first]) == pytest.approx(PATIENCE / 0.1, abs=2)
+    assert [refused(opened, ask) for ask in (*ASKED.values(), *ASKED.values())] == [1] * 6
+    opened.way.open()
+    opened.clock.sleeps = 0
+    for ask in ASKED.values():
+        ask(opened.store)
+    assert opened.clock.sleeps == 0, "a server that is back is found at once"
+    opened.way.shut()
+    assert refused(opened, ASKED[first]) > 10, "and is waited for when it goes again"
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_server_that_comes_back_is_found_by_who_waits(asked: str, opened: Opened) -> None:
+    opened.way.shut()
+    sleep, waited = opened.clock.sleep, threading.Event()
+
+    def reopened(seconds: float) -> None:
+        if opened.clock.sleeps == 3:
+            opened.way.open()
+            waited.set()
+        sleep(seconds)
+
+    opened.clock.sleep = reopened  # type: ignore[method-assign]
+    ASKED[asked](opened.store)
+    assert waited.is_set() and opened.clock.sleeps == 4
+
+
+class Held:
+    """Stands for a connection."""
+
+    def __init__(self, status: psycopg.pq.TransactionStatus = psycopg.pq.TransactionStatus.IDLE) -> None:
+        self.info = self
+        self.transaction_status = status
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_readers_share_so_many_connections() -> None:
+    made: list[Any] = []
+
+    def connect() -> Any:
+        made.append(Held())
+        return made[-1]
+
+    readers = Readers(connect, 2, seconds=0)
+    first, second = readers.take(), readers.take()
+    with pytest.raises(psycopg.OperationalError, match="all of the 2 connections"):
+        readers.take()
+    readers.give(first)
+    assert readers.take() is first and len(made) == 2
+    made[0].transaction_status = psycopg.pq.TransactionStatus.INTRANS
+    readers.give(first)
+    assert made[0].closed and readers.take() is made[2], "what is in the middle of something is nobody's"
+    readers.give(second)
+    readers.forget()
+    assert made[1].closed and not made[2].closed
+    readers.close()
+    readers.give(made[2])
+    assert made[2].closed
+    with pytest.raises(psycopg.ProgrammingError, match="closed"):
+        readers.take()
+
+
+def test_who_cannot_connect_takes_no_place() -> None:
+    def connect() -> Any:
+        raise psycopg.OperationalError("refused")
+
+    readers = Readers(connect, 1, seconds=0)
+    for _ in range(3):
+        with pytest.raises(psycopg.OperationalError, match="refused"):
+            readers.take()
+
+
+def test_a_closed_store_is_not_waited_for(opened: Opened) -> None:
+    opened.store.close()
+    with pytest.raises(StoreError, match="cannot be used: it was closed"):
+        read(opened.store)
+    assert opened.clock.sleeps == 0
+
+
+def test_many_read_side_by_side(opened: Opened) -> None:
+    """More of them than there are connections."""
+    errors: list[BaseException] = []
+
+    def several() -> None:
+        with suppress(StoreError):
+            for _ in range(20):
+                read(opened.store)
+            return
+        errors.append(StoreError("refused"))
+
+    threads = [threading.Thread(target=several) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == [] and opened.clock.sleeps == 0

@@ -1,0 +1,93 @@
+"""A way to a server, which can be shut and opened, and on which an answer may be lost."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Collection
+from contextlib import suppress
+from typing import Self
+
+__all__ = ["Way"]
+
+_COMMITTED = b"C\x00\x00\x00\x0bCOMMIT\x00"
+
+
+class Way:
+    """A proxy before a PostgreSQL server.
+
+    `deaf`: numbers of commits, counted from one, that are done while the client is not told: its connection breaks.
+    """
+
+    def __init__(self, url: str, deaf: Collection[int] = ()) -> None:
+        place, _, name = url.rpartition("/")
+        before, _, port = place.rpartition(":")
+        self._server = ("127.0.0.1", int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._address: tuple[str, int] = self._listener.getsockname()
+        self.url = f"{before}:{self._address[1]}/{name}"
+        self.lost = self._commits = 0
+        self._deaf, self._lock = deaf, threading.Lock()
+        self._ends: list[socket.socket] = []
+
+    def __enter__(self) -> Self:
+        self._listen()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shut()
+
+    def shut(self) -> None:
+        """All connections break, and who comes is refused."""
+        self._listener.close()
+        self._accepting.join()
+        with self._lock:
+            for end in self._ends:
+                _break(end)
+            self._ends.clear()
+
+    def open(self) -> None:
+        """As it was before."""
+        self._listener = socket.create_server(self._address)
+        self._listen()
+
+    def _listen(self) -> None:
+        self._listener.settimeout(0.05)  # closing it does not wake who waits for it
+        self._accepting = threading.Thread(target=self._accept, args=(self._listener,), daemon=True)
+        self._accepting.start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while listener.fileno() >= 0:
+            with suppress(OSError):
+                client = listener.accept()[0]
+                server = socket.create_connection(self._server)
+                for end in (client, server):
+                    end.settimeout(None)
+                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                with self._lock:
+                    self._ends += (client, server)
+                threading.Thread(target=self._pass, args=(client, server, False), daemon=True).start()
+                threading.Thread(target=self._pass, args=(server, client, True), daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                if answers and self._loses(data):
+                    break
+                target.sendall(data)
+        for end in (source, target):
+            _break(end)
+
+    def _loses(self, data: bytes) -> bool:
+        with self._lock:
+            if _COMMITTED not in data:
+                return False
+            self._commits += 1
+            lost = self._commits in self._deaf
+            self.lost += lost
+            return lost
+
+
+def _break(end: socket.socket) -> None:
+    with suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
