@@ -17,14 +17,18 @@ from hrm_agent.environment.result import Cell, Environment, ExecutionResult, Lim
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
 
-__all__ = ["SLOTS", "EnvironmentContract", "until"]
+__all__ = ["FOREVER", "IDLE", "LONG", "SHORT", "SLOTS", "EnvironmentContract", "all_slots_free", "gauge", "until"]
 
 SLOTS = 2
 FOREVER = "while True: pass"
-SHORT = Limits(wall_seconds=0.3)
+IDLE = "import time\nwhile True: time.sleep(60)"
+"""As endless, but nothing else runs slower for it."""
+SHORT = Limits(wall_seconds=0.5)
+LONG = Limits(wall_seconds=300, cpu_seconds=300)
+"""For what ends by itself, or by the test: no slow machine makes a time-out of it."""
 
 
-async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 60.0) -> None:
     """Waits for it; fails if it does not come."""
     async with asyncio.timeout(seconds):
         while not await condition():
@@ -36,21 +40,21 @@ async def gauge(environment: Environment, name: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"hrm_environment_{name} "))
 
 
-async def all_slots_free(environment: Environment) -> None:
-    async def free() -> bool:
-        return await gauge(environment, "running") == 0
+async def until_gauge(environment: Environment, name: str, value: float) -> None:
+    async def reached() -> bool:
+        return await gauge(environment, name) == value
 
-    await until(free)
+    await until(reached)
+
+
+async def all_slots_free(environment: Environment) -> None:
+    await until_gauge(environment, "running", 0)
 
 
 async def occupied(environment: Environment) -> list[asyncio.Task[ExecutionResult]]:
     """Every slot is taken by a call that goes on until it is cancelled."""
-    tasks = [asyncio.create_task(environment.execute(FOREVER, limits=Limits(60, 60))) for _ in range(SLOTS)]
-
-    async def full() -> bool:
-        return await gauge(environment, "running") == SLOTS
-
-    await until(full)
+    tasks = [asyncio.create_task(environment.execute(IDLE, limits=LONG)) for _ in range(SLOTS)]
+    await until_gauge(environment, "running", SLOTS)
     return tasks
 
 
@@ -68,15 +72,15 @@ class EnvironmentContract:
     @pytest.mark.parametrize(
         ("code", "limits", "status"),
         [
-            ("6 * 7", Limits(), ToolStatus.OK),
-            ("1 / 0", Limits(), ToolStatus.ERROR),
-            ("1 +", Limits(), ToolStatus.ERROR),
-            ("import os\nos._exit(7)", Limits(), ToolStatus.ERROR),
+            ("6 * 7", LONG, ToolStatus.OK),
+            ("1 / 0", LONG, ToolStatus.ERROR),
+            ("1 +", LONG, ToolStatus.ERROR),
+            ("import os\nos._exit(7)", LONG, ToolStatus.ERROR),
             (FOREVER, SHORT, ToolStatus.TIMEOUT),
-            ("import time\ntime.sleep(60)", SHORT, ToolStatus.TIMEOUT),
-            (FOREVER, Limits(wall_seconds=30, cpu_seconds=0.3), ToolStatus.TIMEOUT),
-            ("[0] * 10**10", Limits(), ToolStatus.OUT_OF_MEMORY),
-            ("while True: print('x' * 1_000_000)", Limits(), ToolStatus.OUTPUT_LIMIT),
+            (IDLE, SHORT, ToolStatus.TIMEOUT),
+            (FOREVER, Limits(wall_seconds=300, cpu_seconds=0.3), ToolStatus.TIMEOUT),
+            ("[0] * 10**10", LONG, ToolStatus.OUT_OF_MEMORY),
+            ("while True: print('x' * 1_000_000)", LONG, ToolStatus.OUTPUT_LIMIT),
             ("1", Limits(wall_seconds=-1), ToolStatus.INVALID_CALL),
             ("1", Limits(wall_seconds=float("nan")), ToolStatus.INVALID_CALL),
             ("1", Limits(memory_bytes=10**30), ToolStatus.INVALID_CALL),
@@ -89,15 +93,17 @@ class EnvironmentContract:
         result = await environment.execute(code, limits=limits)
         assert result.status is status, result
         assert result.isolation == environment.isolation
-        assert result.attempt == 1
+        assert result.attempt == 1 or limits is SHORT  # on a slow machine it may not have begun by then
 
     async def test_what_is_measured(self, environment: Environment) -> None:
-        code = "import time\nx = b'x' * 50_000_000\nend = time.time() + 0.1\nwhile time.time() < end: pass"
-        result = await environment.execute(code)
-        assert 0.1 <= result.duration_seconds < 5
-        assert 0.02 <= result.cpu_seconds < 5
+        code = "import time\nx = b'x' * 50_000_000\nwhile time.process_time() < 0.1: pass"
+        began = time.monotonic()
+        result = await environment.execute(code, limits=LONG)
+        whole = time.monotonic() - began
+        assert 0.05 <= result.duration_seconds <= whole
+        assert 0.05 <= result.cpu_seconds <= whole + 0.05  # of one core; a clock's tick more
         assert 50_000_000 <= result.peak_memory_bytes < 500_000_000
-        assert 0 <= result.queued_seconds < 5
+        assert 0 <= result.queued_seconds <= whole
 
     @pytest.mark.parametrize(
         ("code", "value", "as_json"),
@@ -216,33 +222,34 @@ class EnvironmentContract:
     async def test_cancelling_what_waits_leaves_the_rest_alone(self, environment: Environment) -> None:
         holders = await occupied(environment)
         waiting = [asyncio.create_task(environment.execute(f"{i}")) for i in range(3)]
-        await asyncio.sleep(0.1)
+        await until_gauge(environment, "waiting", 3)
         await cancelled(waiting[1], *holders)
         assert [(await waiting[i]).value for i in (0, 2)] == ["0", "2"]
 
     async def test_a_timeout_around_a_call_ends_it(self, environment: Environment) -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
-                await environment.execute(FOREVER, limits=Limits(60, 60))
+                await environment.execute(IDLE, limits=LONG)
         await all_slots_free(environment)
 
     async def test_a_call_that_has_not_begun_at_its_deadline_never_does(self, environment: Environment) -> None:
         holders = await occupied(environment)
         began = time.monotonic()
         late = await environment.run(Submission("1", deadline_seconds=0.2))
-        assert 0.2 <= time.monotonic() - began < 3
+        assert time.monotonic() - began >= 0.2
         assert (late.status, late.value) == (ToolStatus.INFRASTRUCTURE, None)
+        assert not any(holder.done() for holder in holders)  # so no slot was free: it was told all the same
         await cancelled(*holders)
-        assert (await environment.run(Submission("1", deadline_seconds=10))).value == "1"
+        assert (await environment.run(Submission("1", deadline_seconds=60))).value == "1"
 
     async def test_outcomes_of_a_batch_stand_in_its_order(self, environment: Environment) -> None:
-        codes = [f"import time\ntime.sleep({0.2 if i == 0 else 0})\n{i}" for i in range(20)]
+        codes = [f"import time\ntime.sleep({0.1 if i == 0 else 0})\n{i}" for i in range(20)]
         results = await environment.run_batch([Submission(code) for code in codes])
         assert [result.value for result in results] == [str(i) for i in range(20)]
         assert await environment.run_batch([]) == []
 
     async def test_a_slow_call_delays_no_other(self, environment: Environment) -> None:
-        slow = asyncio.create_task(environment.execute("import time\ntime.sleep(3)"))
+        slow = asyncio.create_task(environment.execute(IDLE, limits=LONG))
         quick = [asyncio.create_task(environment.execute(f"{i}")) for i in range(10)]
         assert [result.value for result in await asyncio.gather(*quick)] == [str(i) for i in range(10)]
         assert not slow.done()
@@ -253,14 +260,15 @@ class EnvironmentContract:
         ended: list[int] = []
 
         async def call(priority: int) -> None:
-            await environment.run(Submission("import time\ntime.sleep(0.05)", priority=priority))
+            await environment.run(Submission("1", priority=priority))
             ended.append(priority)
 
         calls = [asyncio.create_task(call(priority)) for priority in (0, 0, 0, 0, 5, 5)]
-        await asyncio.sleep(0.2)
-        await cancelled(*holders)
+        await until_gauge(environment, "waiting", len(calls))
+        await cancelled(holders[0])  # the other goes on: one after the other they come to the one slot
         await asyncio.gather(*calls)
-        assert set(ended[:2]) == {5}
+        assert ended == [5, 5, 0, 0, 0, 0]
+        await cancelled(holders[1])
 
     async def test_many_at_once_get_their_own_answers(self, environment: Environment) -> None:
         results = await asyncio.gather(*(environment.execute(f"print({i})\n{i} ** 2") for i in range(200)))
@@ -288,12 +296,10 @@ class EnvironmentContract:
         assert await ok() == before + 1
 
     async def test_closing_gives_open_calls_an_outcome(self, closing: Environment) -> None:
-        call = asyncio.create_task(closing.execute(FOREVER, limits=Limits(60, 60)))
-        await asyncio.sleep(0.3)
-        began = time.monotonic()
+        call = asyncio.create_task(closing.execute(FOREVER, limits=LONG))
+        await until_gauge(closing, "running", 1)
         await closing.close()
         assert (await call).status is ToolStatus.INFRASTRUCTURE
-        assert time.monotonic() - began < 5
         with pytest.raises(HrmError, match="closed"):
             await closing.execute("1")
         await closing.close()

@@ -1,9 +1,11 @@
-"""Workers for tests of the front: threads instead of processes, honest about what the interface promises.
+"""Workers for tests of the front: threads instead of processes, honest about what the interface promises; and workers
+without any, where nothing happens before the test says so.
 
 The code of a call is a few words of a language of its own, so that a test says what is to happen:
-`sleep 0.1`, `wait` (until killed), `value 5`, `set 5`, `get` (the session's variable), `clock` (another value each
-time), `fail` (status error), `die` (the process ends, with an error), `timeout`, `lose`, `lose once...`, `break` (an
-infrastructure failure after the code had begun). What is wrong with the calls that come in is noted in `broken`.
+`sleep 0.1`, `wait` (until killed), `hold` (until `ThreadWorkers.let_go`), `value 5`, `set 5`, `get` (the session's
+variable), `clock` (another value each time), `fail` (status error), `die` (the process ends, with an error), `timeout`,
+`lose`, `lose once...`, `break` (an infrastructure failure after the code had begun). What is wrong with the calls that
+come in is noted in `broken`.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ class ThreadWorkers:
     processes: dict[int, Process] = field(default_factory=dict)
     most_running: int = 0
     most_processes: int = 0
+    let_go: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self._pool = ThreadPoolExecutor(self.slots + 8)
@@ -117,7 +120,9 @@ class ThreadWorkers:
         """Outcome, whether it was lost, and whether it ended its process."""
         word, _, rest = work.code.partition(" ")
         if word in ("sleep", "wait"):
-            killed.wait(float(rest or 30))
+            killed.wait(float(rest or 300))
+        if word == "hold":
+            self.let_go.wait(60)
         if word == "set":
             process.variable = rest
         if word == "lose" and not (rest.startswith("once") and work.code in self._lost):
@@ -133,11 +138,60 @@ class ThreadWorkers:
         return ends.get(word, (ExecutionResult(ToolStatus.OK, value=values.get(word, rest)), False, False))
 
 
+@dataclass
+class SteppedWorkers:
+    """Nothing ends before the test says so: what runs, in the order in which it was started."""
+
+    check: Callable[[Work], None]
+    slots: int = 2
+    isolation: str = "L0"
+    slot_deaths: int = 0
+    running: list[Work] = field(default_factory=list)
+    ran: dict[int, list[str]] = field(default_factory=dict)
+    """Number of a session -> codes that its process has run."""
+    broken: list[AssertionError] = field(default_factory=list)
+
+    def start(self, work: Work) -> None:
+        try:
+            assert work.fresh == (work.session != 0 and work.session not in self.ran)
+            assert len(self.running) < self.slots
+            assert work.session not in {other.session for other in self.running} - {0}
+            self.check(work)
+        except AssertionError as error:  # what is raised here is the call's outcome, and no failure of the test
+            self.broken.append(error)
+        self.running.append(work)
+        if work.session:
+            self.ran.setdefault(work.session, [])
+
+    def end(self, work: Work, result: ExecutionResult, *, lost: bool) -> None:
+        self.running.remove(work)
+        if work.session and result.status in (ToolStatus.OK, ToolStatus.ERROR):
+            self.ran[work.session].append(work.code)
+        elif work.session:
+            del self.ran[work.session]
+        work.done(result, lost)
+
+    def kill(self, work: Work) -> None:
+        if work in self.running:
+            self.end(work, failed("killed"), lost=False)
+
+    def end_session(self, session: int) -> None:
+        assert session not in [work.session for work in self.running]
+        self.ran.pop(session, None)
+
+    def on_session_death(self, callback: Callable[[int], None]) -> None:
+        self.died = callback
+
+    def close(self) -> None:
+        for work in list(self.running):
+            self.end(work, failed("closed"), lost=False)
+
+
 def failed(why: str) -> ExecutionResult:
     return ExecutionResult(ToolStatus.INFRASTRUCTURE, stderr=why)
 
 
-def until(condition: Callable[[], bool], within: float = 5.0) -> None:
+def until(condition: Callable[[], bool], within: float = 60.0) -> None:
     """Wait for it. Fails if it does not come."""
     end = time.monotonic() + within
     while not condition():

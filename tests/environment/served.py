@@ -39,12 +39,12 @@ def served(environment: Environment, listener: socket.socket, **options: Any) ->
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
     thread.start()
-    assert up.wait(10), "the server does not start"
+    assert up.wait(60), "the server does not start"
     try:
         yield started[0]
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive(), "the server does not stop"
         loop.close()
 
@@ -64,13 +64,18 @@ class ServerProcess:
         assert self._process.stdout is not None
         assert json.loads(self._process.stdout.readline())["url"] == self.url
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def signal(self, number: int) -> None:
         assert self._process is not None
         self._process.send_signal(number)
 
     def wait(self) -> int:
         assert self._process is not None
-        return self._process.wait(30)
+        return self._process.wait(60)
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)

@@ -3,6 +3,9 @@ one id, and they begin in the order in which they came.
 
 What runs in a sandbox has no effect outside, so that a second run is seen by its answer: each call draws a random
 number, and all who submit it under its id have to be told the same.
+
+By default the kills come at chosen points, of which it is known what they hit (`killing`); in the slow set at moments
+that nobody chose, among thousands of calls.
 """
 
 from __future__ import annotations
@@ -21,15 +24,18 @@ from pathlib import Path
 
 import pytest
 
-from hrm_agent.environment import Environment, ExecutionResult, Limits, LocalEnvironment
+from hrm_agent.environment import Environment, ExecutionResult, LocalEnvironment
 from hrm_agent.environment.result import Submission
 from hrm_agent.environment.served.client import RemoteEnvironment
 from hrm_agent.trajectory import ToolStatus
-from tests.environment.attacks.host import descendants, orphans
+from tests.environment.attacks.host import orphans
+from tests.environment.contract import LONG, until
+from tests.environment.held import HOLD, let_go, until_held
+from tests.environment.killing import FORK_SERVER, SLOT, ChosenKills, at_depth
 from tests.environment.served import TOKEN, ServerProcess
 
-PATIENT = Limits(wall_seconds=60, cpu_seconds=60)
 ZYGOTE_SHARE = 0.1
+ROUNDS = 6
 
 
 class Killer:
@@ -45,7 +51,7 @@ class Killer:
     def run(self) -> None:
         while not self._stop.wait(self._chance.uniform(0.5, 1.5) * self._seconds):
             zygote = self._zygotes and self._chance.random() < ZYGOTE_SHARE
-            victims = list(_at_depth(2 if zygote else 3))
+            victims = list(at_depth(FORK_SERVER if zygote else SLOT))
             if victims:
                 with suppress(ProcessLookupError):
                     os.kill(self._chance.choice(victims), signal.SIGKILL)
@@ -53,23 +59,6 @@ class Killer:
 
     def stop(self) -> None:
         self._stop.set()
-
-
-def _at_depth(depth: int) -> Iterator[int]:
-    """Process ids that many steps below this one: 1 and 2 are a fork server, 3 its slots, 4 what they run."""
-    for pid in descendants(os.getpid()):
-        steps, parent = 0, pid
-        while parent not in (os.getpid(), 0):
-            steps, parent = steps + 1, _parent(parent)
-        if steps == depth:
-            yield pid
-
-
-def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
 
 
 @contextmanager
@@ -86,7 +75,7 @@ def killing(seconds: float, *, zygotes: bool = True) -> Iterator[Killer]:
 
 def call(number: int, name: str = "") -> Submission:
     code = f"import os\nprint({number})\n[{number} * 7, os.urandom(8).hex()]"
-    return Submission(code, limits=PATIENT, id=f"{name}{number}")
+    return Submission(code, limits=LONG, id=f"{name}{number}")
 
 
 def is_right(number: int, result: ExecutionResult) -> bool:
@@ -133,7 +122,21 @@ async def storm(calls: int, clients: int, seconds: float) -> None:
 
 
 async def test_slots_and_fork_servers_are_killed_during_calls() -> None:
-    await storm(300, clients=8, seconds=0.1)
+    """Each call is submitted twice at the same time, and once more when all is over."""
+    environment = LocalEnvironment(slots=4)
+    kills, results = ChosenKills(environment), list[ExecutionResult]()
+    for round_ in range(ROUNDS):
+        calls = [call(number) for number in range(round_ * 16, round_ * 16 + 16)]
+        twins = environment.run_batch([*calls, *calls])
+        found = await kills.during(twins, nth=1 + round_ * 5 % 16, fork_server=round_ % 3 == 2)
+        assert found[:16] == found[16:]
+        results += found[:16]
+    assert kills.killed == {"slot": 4, "fork server": 2}
+    assert [result for number, result in enumerate(results) if not is_right(number, result)] == []
+    assert {result.attempt for result in results} == {1, 2}
+    assert sum(result.attempt == 2 for result in results) >= ROUNDS
+    assert [await environment.run(call(number)) for number in range(len(results))] == results
+    await environment.close()
 
 
 @pytest.mark.slow
@@ -163,7 +166,16 @@ async def flood(calls: int, seconds: float) -> None:
 
 
 async def test_calls_begin_in_the_order_in_which_they_came() -> None:
-    await flood(400, seconds=0.3)
+    environment = LocalEnvironment(slots=4)
+    kills = ChosenKills(environment)
+    calls = [call(number) for number in range(60)]
+    results = await kills.during(environment.run_batch(calls), nth=20)
+    assert [result for number, result in enumerate(results) if not is_right(number, result)] == []
+    assert results[19].attempt == 2
+    first_tries = list(dict.fromkeys(kills.began))
+    assert first_tries == [each.code for each in calls]
+    assert Counter(kills.began)[calls[19].code] == 2
+    await environment.close()
 
 
 @pytest.mark.slow
@@ -177,7 +189,7 @@ async def episode(environment: Environment, name: str, cells: int) -> int:
     known, lost = 0, 0
     for number in range(1, cells + 1):
         code = f"total = {number}\ntotal" if known == 0 else f"total += {number}\ntotal"
-        result = await environment.execute(code, session=name, limits=PATIENT)
+        result = await environment.execute(code, session=name, limits=LONG)
         if result.status is ToolStatus.INFRASTRUCTURE:
             await environment.end_session(name)
             known, lost = 0, lost + 1
@@ -199,7 +211,21 @@ async def sessions_in_a_storm(sessions: int, cells: int, seconds: float) -> None
 
 
 async def test_sessions_never_go_on_from_a_wrong_state() -> None:
-    await sessions_in_a_storm(sessions=6, cells=100, seconds=0.2)
+    environment = LocalEnvironment(slots=4)
+    kills, cells = ChosenKills(environment), 5
+
+    async def go_on(name: str, round_: int) -> None:
+        for number in range(round_ * cells, round_ * cells + cells):
+            code = f"total = {number}\ntotal" if number == 0 else f"total += {number}\ntotal"
+            result = await environment.execute(code, session=name, limits=LONG)
+            assert (result.status, result.value) == (ToolStatus.OK, str(number * (number + 1) // 2)), result
+
+    for round_ in range(ROUNDS):
+        together = asyncio.gather(*(go_on(f"episode {number}", round_) for number in range(6)))
+        await kills.during(together, nth=3 + 7 * round_ % 24, fork_server=round_ % 3 == 2)
+    assert kills.killed == {"slot": 4, "fork server": 2}
+    assert "hrm_environment_rebuilt_cells_total 0\n" not in await environment.metrics()
+    await environment.close()
 
 
 @pytest.mark.slow
@@ -211,10 +237,10 @@ async def test_many_sessions_never_go_on_from_a_wrong_state() -> None:
 @contextmanager
 def restarting(server: ServerProcess, seconds: float) -> Iterator[list[float]]:
     """Kills the server again and again, and starts another one at its address; gives the times."""
-    stop, killed = threading.Event(), list[float]()
+    stop, killed, chance = threading.Event(), list[float](), random.Random(11)
 
     def run() -> None:
-        while not stop.wait(random.uniform(0.5, 1.5) * seconds):
+        while not stop.wait(chance.uniform(0.5, 1.5) * seconds):
             server.restart()
             killed.append(time.monotonic())
 
@@ -249,15 +275,46 @@ async def served_storm(folder: Path, calls: int, sessions: int, cells: int, seco
     lost = [number for number, result in results.items() if result.status is ToolStatus.INFRASTRUCTURE]
     assert [number for number in results if number not in lost and not is_right(number, results[number])] == []
     assert len(lost) <= 2 + len(results) // 100
-    for _ in range(100):
-        if orphans() <= before:
-            break
-        await asyncio.sleep(0.05)
-    assert orphans() <= before
+    await none_left(before)
+
+
+async def none_left(before: set[int]) -> None:
+    async def gone() -> bool:
+        return orphans() <= before
+
+    await until(gone)
 
 
 async def test_the_server_is_killed_during_calls(tmp_path: Path) -> None:
-    await served_storm(tmp_path, calls=200, sessions=2, cells=25, seconds=2.5)
+    """Twice: when so many calls were answered, and others are under way, of which one does not end by itself."""
+    before, server = orphans(), ServerProcess(tmp_path)
+    server.start()
+    environment = RemoteEnvironment(server.url, token=TOKEN, patience_seconds=120)
+    answered = asyncio.Semaphore(0)
+
+    async def client(numbers: range) -> list[ExecutionResult]:
+        results = list[ExecutionResult]()
+        for number in numbers:
+            results.append(await environment.run(call(number)))
+            answered.release()
+        return results
+
+    held = asyncio.create_task(environment.execute(f"{HOLD}'held'", limits=LONG))
+    clients = [asyncio.create_task(client(range(each * 25, each * 25 + 25))) for each in range(4)]
+    sessions = [asyncio.create_task(episode(environment, f"episode {each}", 12)) for each in range(2)]
+    for _ in range(2):
+        await until_held(below=server.pid)
+        for _ in range(30):
+            await answered.acquire()
+        await asyncio.to_thread(server.restart)
+    let_go(await until_held(below=server.pid))
+    found = [result for results in await asyncio.gather(*clients) for result in results]
+    assert [result for number, result in enumerate(found) if not is_right(number, result)] == []
+    assert ((await held).value, (await held).attempt) == ("'held'", 3)
+    await asyncio.gather(*sessions)
+    await environment.close()
+    server.kill()
+    await none_left(before)
 
 
 @pytest.mark.slow

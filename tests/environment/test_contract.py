@@ -1,4 +1,7 @@
-"""The contract, held by each body that needs nothing but this machine; Ray's is in test_ray."""
+"""The contract, held by each body that needs nothing but this machine; Ray's is in test_ray.
+
+A server at a socket file is one at a port but for the first line of its client; test_service has it killed and cut off.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from hrm_agent.environment.served.listening import listen_tcp, listen_unix
 from tests.environment.contract import SLOTS, EnvironmentContract
 from tests.environment.served import TOKEN, served
 
-BODIES = ("local", "tcp", "unix")
+BODIES = ("local", "tcp", pytest.param("unix", marks=pytest.mark.slow))
 
 
 def opened(body: str, folder: Path, stack: ExitStack) -> Environment:

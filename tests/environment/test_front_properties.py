@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from hypothesis import settings
+import pytest
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -16,58 +16,9 @@ from hrm_agent.environment.front.front import Front
 from hrm_agent.environment.result import ExecutionResult, SessionState, Submission
 from hrm_agent.environment.workers import Work
 from hrm_agent.trajectory import ToolStatus
-from tests.environment.front_workers import ThreadWorkers, failed
+from tests.environment.front_workers import SteppedWorkers, ThreadWorkers, failed
 
 SLOTS = 2
-
-
-@dataclass
-class SteppedWorkers:
-    """Nothing ends before the test says so: what runs, in the order in which it was started."""
-
-    check: Callable[[Work], None]
-    slots: int = SLOTS
-    isolation: str = "L0"
-    slot_deaths: int = 0
-    running: list[Work] = field(default_factory=list)
-    ran: dict[int, list[str]] = field(default_factory=dict)
-    """Number of a session -> codes that its process has run."""
-    broken: list[AssertionError] = field(default_factory=list)
-
-    def start(self, work: Work) -> None:
-        try:
-            assert work.fresh == (work.session != 0 and work.session not in self.ran)
-            assert len(self.running) < self.slots
-            assert work.session not in {other.session for other in self.running} - {0}
-            self.check(work)
-        except AssertionError as error:  # what is raised here is the call's outcome, and no failure of the test
-            self.broken.append(error)
-        self.running.append(work)
-        if work.session:
-            self.ran.setdefault(work.session, [])
-
-    def end(self, work: Work, result: ExecutionResult, *, lost: bool) -> None:
-        self.running.remove(work)
-        if work.session and result.status in (ToolStatus.OK, ToolStatus.ERROR):
-            self.ran[work.session].append(work.code)
-        elif work.session:
-            del self.ran[work.session]
-        work.done(result, lost)
-
-    def kill(self, work: Work) -> None:
-        if work in self.running:
-            self.end(work, failed("killed"), lost=False)
-
-    def end_session(self, session: int) -> None:
-        assert session not in [work.session for work in self.running]
-        self.ran.pop(session, None)
-
-    def on_session_death(self, callback: Callable[[int], None]) -> None:
-        self.died = callback
-
-    def close(self) -> None:
-        for work in list(self.running):
-            self.end(work, failed("closed"), lost=False)
 
 
 @dataclass(eq=False)
@@ -223,8 +174,16 @@ class Queueing(RuleBasedStateMachine):
         self.front.close()
 
 
+ANY_SPEED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+
+
 TestQueueing = Queueing.TestCase
-TestQueueing.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestQueueing.settings = settings(ANY_SPEED, max_examples=30, stateful_step_count=25, derandomize=True)
+
+
+@pytest.mark.slow
+class TestMuchQueueing(Queueing.TestCase):
+    settings = settings(ANY_SPEED, max_examples=1000, stateful_step_count=40)
 
 
 def test_a_call_that_ends_well_after_it_was_cancelled_is_none_of_the_session() -> None:
@@ -263,10 +222,10 @@ def test_under_threads_nothing_is_lost_or_doubled() -> None:
                 future.cancel()
                 seen["cancelled"] += 1
                 continue
-            result = future.result(30)
+            result = future.result(60)
             assert result.value in (code.partition(" ")[2], None)
             if result.status is not ToolStatus.INFRASTRUCTURE:
-                assert front.submit(submission).result(30) == result
+                assert front.submit(submission).result(60) == result
             seen[result.status] += 1
         return seen
 
@@ -274,7 +233,7 @@ def test_under_threads_nothing_is_lost_or_doubled() -> None:
         seen = sum(pool.map(client, range(8)), Counter[str]())
     assert sum(seen.values()) == 8 * 150
     assert min(seen[status] for status in (ToolStatus.OK, ToolStatus.TIMEOUT, ToolStatus.INFRASTRUCTURE)) > 20
-    assert front.drain(10)
+    assert front.drain(60)
     assert "hrm_environment_waiting 0\n" in front.metrics()
     front.close()
     assert workers.broken == []

@@ -36,7 +36,7 @@ def submit(front: Front, code: str, session: str = "s", **fields: object) -> Fut
 
 
 def run(front: Front, code: str, session: str = "s", **fields: object) -> ExecutionResult:
-    return submit(front, code, session, **fields).result(5)
+    return submit(front, code, session, **fields).result(60)
 
 
 def found(front: Front, code: str, session: str = "s", **fields: object) -> tuple[str | None, SessionState | None]:
@@ -60,7 +60,7 @@ def test_calls_of_a_session_run_one_at_a_time_in_order(front: Front, workers: Th
     calls = [submit(front, f"sleep 0.0{i}") for i in (3, 2, 1)] + [submit(front, f"set {i}") for i in range(50)]
     others = [submit(front, "set 1", f"other{i}") for i in range(50)]
     for call in calls + others:
-        call.result(5)
+        call.result(60)
     own = [work.code for work in workers.works if work.session == workers.works[0].session]
     assert own == [*(f"sleep 0.0{i}" for i in (3, 2, 1)), *(f"set {i}" for i in range(50))]
 
@@ -68,7 +68,7 @@ def test_calls_of_a_session_run_one_at_a_time_in_order(front: Front, workers: Th
 def test_a_call_behind_another_of_its_session_holds_no_slot(workers: ThreadWorkers) -> None:
     front = Front(workers)
     hold = [submit(front, "wait") for _ in range(20)]
-    assert front.submit(Submission("value 1")).result(5).value == "1"
+    assert front.submit(Submission("value 1")).result(60).value == "1"
     assert workers.began == ["wait", "value 1"]
     for call in reversed(hold):
         call.cancel()
@@ -91,7 +91,7 @@ def test_a_cancelled_call_is_none_of_the_session(front: Front, workers: ThreadWo
     until(lambda: "wait" in workers.began)
     after = submit(front, "get")
     hold.cancel()
-    result = after.result(5)
+    result = after.result(60)
     assert (result.value, result.session) == ("5", REPLAYED)
 
 
@@ -183,8 +183,8 @@ def test_the_one_idle_longest_makes_room_and_is_rebuilt(workers: ThreadWorkers) 
 
 def test_there_is_a_process_for_every_slot(workers: ThreadWorkers) -> None:
     front = Front(workers, max_sessions=1)
-    calls = [submit(front, "sleep 0.01", f"s{i % 9}") for i in range(90)]
-    assert {call.result(5).status for call in calls} == {ToolStatus.OK}
+    calls = [submit(front, "sleep 0.01", f"s{i % 9}") for i in range(45)]
+    assert {call.result(60).status for call in calls} == {ToolStatus.OK}
     assert workers.most_processes <= 4
     front.close()
 
@@ -210,7 +210,7 @@ def test_what_is_remembered_is_bounded(workers: ThreadWorkers) -> None:
 
 def test_a_fork_is_a_copy_apart(front: Front, workers: ThreadWorkers) -> None:
     run(front, "set 5")
-    front.fork_session("s", "copy").result(5)
+    front.fork_session("s", "copy").result(60)
     run(front, "set 6")
     assert found(front, "get", "copy") == ("5", REPLAYED)
     run(front, "set 7", "copy")
@@ -221,24 +221,25 @@ def test_a_fork_is_a_copy_apart(front: Front, workers: ThreadWorkers) -> None:
 
 
 def test_a_fork_waits_for_the_running_call_only(front: Front, workers: ThreadWorkers) -> None:
-    calls = [submit(front, "set 5"), submit(front, "sleep 0.1"), submit(front, "set 6")]
-    calls[0].result(5)
-    until(lambda: "sleep 0.1" in workers.began)
+    calls = [submit(front, "set 5"), submit(front, "hold"), submit(front, "set 6")]
+    calls[0].result(60)
+    until(lambda: "hold" in workers.began)
     copied = front.fork_session("s", "copy")
     assert not copied.done()
-    copied.result(5)
+    workers.let_go.set()
+    copied.result(60)
     assert found(front, "get", "copy") == ("5", REPLAYED)
-    assert [work.code for work in workers.works if work.session == 2] == ["set 5", "sleep 0.1", "get"]
+    assert [work.code for work in workers.works if work.session == 2] == ["set 5", "hold", "get"]
 
 
 def test_a_fork_replaces_an_idle_session_but_no_busy_one(front: Front, workers: ThreadWorkers) -> None:
     run(front, "set 5")
     run(front, "set 9", "target")
-    front.fork_session("s", "target").result(5)
+    front.fork_session("s", "target").result(60)
     assert found(front, "get", "target") == ("5", REPLAYED)
     hold = submit(front, "wait", "target")
     with pytest.raises(HrmError, match="under way"):
-        front.fork_session("s", "target").result(5)
+        front.fork_session("s", "target").result(60)
     hold.cancel()
 
 
@@ -256,8 +257,8 @@ def test_end_session_ends_its_open_calls(front: Front, workers: ThreadWorkers) -
     until(lambda: "wait" in workers.began)
     front.end_session("s")
     after = submit(front, "get")
-    assert [call.result(5).status for call in calls] == [ToolStatus.INFRASTRUCTURE] * 3
-    result = after.result(5)
+    assert [call.result(60).status for call in calls] == [ToolStatus.INFRASTRUCTURE] * 3
+    result = after.result(60)
     assert (result.value, result.session) == ("nothing", NEW)
     until(lambda: set(workers.processes) == {2})
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,32 +14,34 @@ import pytest
 import hrm_agent.environment.process as process
 from hrm_agent.environment import ExecutionResult, Limits, LocalEnvironment
 from hrm_agent.environment.process import PURE, missing_body
-from tests.environment.test_lifecycle import descendants
+from hrm_agent.trajectory import ToolStatus
+from tests.environment.attacks.host import descendants
+from tests.environment.contract import FOREVER, IDLE, LONG
 
 INSTALL = "apt-get install -y gcc libc6-dev python3-dev, then pip install -e . again"
 FOLDER = "import os\nsorted(os.listdir('.')), oct(os.stat('.').st_mode)"
 CASES = {
-    "value": ("print(1)\n40 + 2", Limits()),
-    "empty": ("", Limits()),
-    "text": ("print('\u00fc\u4e2d\U0001f600')\n'\\udc80'", Limits()),
-    "long code": ("x = 0\n" + "x += 1\n" * 30_000 + "x", Limits()),
-    "error": ("print('before')\n1/0", Limits()),
-    "syntax": ("def", Limits()),
-    "exit code": ("import os\nos._exit(7)", Limits()),
-    "signal": ("import os, signal\nsignal.raise_signal(signal.SIGTERM)", Limits()),
-    "fault": ("import ctypes\nctypes.string_at(0)", Limits()),
+    "value": ("print(1)\n40 + 2", LONG),
+    "empty": ("", LONG),
+    "text": ("print('\u00fc\u4e2d\U0001f600')\n'\\udc80'", LONG),
+    "long code": ("x = 0\n" + "x += 1\n" * 30_000 + "x", LONG),
+    "error": ("print('before')\n1/0", LONG),
+    "syntax": ("def", LONG),
+    "exit code": ("import os\nos._exit(7)", LONG),
+    "signal": ("import os, signal\nsignal.raise_signal(signal.SIGTERM)", LONG),
+    "fault": ("import ctypes\nctypes.string_at(0)", LONG),
     "refused call": (
         "import ctypes\nctypes.CDLL(None, use_errno=True).unshare(0x10000000), ctypes.get_errno()",
-        Limits(),
+        LONG,
     ),
-    "at the first look": ("import time\ntime.sleep(0.05)\n3", Limits()),
-    "after some looks": ("import time\ntime.sleep(0.17)\n3", Limits()),
-    "time-out": ("print('before')\nwhile True: pass", Limits(wall_seconds=0.2)),
-    "time-out before the first look": ("import time\ntime.sleep(9)", Limits(wall_seconds=0.02)),
-    "CPU": ("while True: pass", Limits(cpu_seconds=0.1)),
-    "CPU before the first look": ("while True: pass", Limits(cpu_seconds=0.01)),
+    "at the first look": ("import time\ntime.sleep(0.05)\n3", LONG),
+    "after some looks": ("import time\ntime.sleep(0.17)\n3", LONG),
+    "time-out": (f"print('before', flush=True)\n{IDLE}", Limits(wall_seconds=0.5)),
+    "time-out before the first look": (IDLE, Limits(wall_seconds=0.02)),
+    "CPU": (FOREVER, Limits(wall_seconds=300, cpu_seconds=0.1)),
+    "CPU before the first look": (FOREVER, Limits(wall_seconds=300, cpu_seconds=0.01)),
     "no time at all": ("print(1)", Limits(wall_seconds=0.0)),
-    "memory": ("[0] * 10**10", Limits(memory_bytes=2**27)),
+    "memory": ("[0] * 10**10", Limits(300, 300, memory_bytes=2**27)),
     "memory of a tree": (
         """
 import os, time
@@ -45,15 +49,15 @@ for _ in range(3):
     if not os.fork():
         x = b'x' * 10**8
         break
-time.sleep(9)
+time.sleep(300)
 """,
-        Limits(memory_bytes=2**28, wall_seconds=20),
+        Limits(300, 300, memory_bytes=2**28),
     ),
-    "output": ("while True: print('x' * 10_000)", Limits(output_bytes=1000)),
-    "daemon": ("import os, time\nif not os.fork():\n    os.setsid()\n    time.sleep(60)\n1", Limits()),
+    "output": ("while True: print('x' * 10_000)", Limits(300, 300, output_bytes=1000)),
+    "daemon": ("import os, time\nif not os.fork():\n    os.setsid()\n    time.sleep(60)\n1", LONG),
     "files": (
         "import os\nos.mkdir('a')\nopen('a/b', 'w').write('x')\nos.symlink('/usr', 'c')\nos.listdir('.')[:0]",
-        Limits(),
+        LONG,
     ),
     "files of mode 0": (
         """
@@ -64,11 +68,11 @@ for name in 'ab':
     os.chmod(name, 0)
 os.close(os.open('f', os.O_CREAT, 0))
 """,
-        Limits(),
+        LONG,
     ),
-    "folder of mode 0": ("import os\ntry: os.chmod('.', 0)\nexcept OSError as error: print(error)", Limits()),
-    "hidden file": ("open('...', 'w').close()", Limits()),
-    "many files": ("for i in range(500): open(f'{i:0>99}', 'w').close()", Limits()),
+    "folder of mode 0": ("import os\ntry: os.chmod('.', 0)\nexcept OSError as error: print(error)", LONG),
+    "hidden file": ("open('...', 'w').close()", LONG),
+    "many files": ("for i in range(500): open(f'{i:0>99}', 'w').close()", LONG),
     "what a child is": (
         """
 import ctypes, os, resource, signal, sys
@@ -86,9 +90,29 @@ print([*capabilities], death.value, limits, 2**28 < memory < 2**30, opened)
 print(os.getpid(), os.getppid(), os.getsid(0), os.getcwd(), signal.pthread_sigmask(0, []))
 __name__, sorted(globals()), sys.argv[:1], signal.getsignal(signal.SIGINT) is signal.default_int_handler
 """,
-        Limits(memory_bytes=2**28),
+        Limits(300, 300, memory_bytes=2**28),
     ),
 }
+
+
+LEAST = {
+    "at the first look": (0.05, 0.0),
+    "after some looks": (0.17, 0.0),
+    "time-out": (0.5, 0.0),
+    "time-out before the first look": (0.02, 0.0),
+    "CPU": (0.1, 0.1),
+    "CPU before the first look": (0.01, 0.01),
+}
+"""Seconds that a case takes, and of the CPU."""
+CORES = os.cpu_count() or 1
+
+
+async def begun(environment: LocalEnvironment, code: str, limits: Limits) -> ExecutionResult:
+    """What a call came to. One whose time is over when a slow machine has not begun it, twice, is made anew."""
+    while True:
+        result = await environment.execute(code, limits=limits)
+        if result.status is not ToolStatus.INFRASTRUCTURE:
+            return result
 
 
 def start(pure: bool) -> LocalEnvironment:
@@ -148,11 +172,16 @@ async def test_the_compiled_body_leaves_the_slots_pages_shared(
 @pytest.mark.parametrize("name", CASES)
 async def test_both_bodies_tell_the_same(pure: LocalEnvironment, compiled: LocalEnvironment, name: str) -> None:
     code, limits = CASES[name]
-    results = [await environment.execute(code, limits=limits) for environment in (pure, compiled)]
+    took, used = LEAST.get(name, (0.0, 0.0))
+    results = list[ExecutionResult]()
+    for environment in (pure, compiled):
+        began = time.monotonic()
+        result = await begun(environment, code, limits)
+        assert took <= result.duration_seconds <= time.monotonic() - began
+        assert used <= result.cpu_seconds <= (time.monotonic() - began) * CORES + 0.1
+        results.append(result)
     assert told(results[0]) == told(results[1])
     one, other = results
-    assert one.duration_seconds == pytest.approx(other.duration_seconds, abs=2)  # a loaded machine, the right unit
-    assert one.cpu_seconds == pytest.approx(other.cpu_seconds, abs=2)
     assert one.peak_memory_bytes == pytest.approx(other.peak_memory_bytes, rel=0.5)
     after = [await environment.execute(FOLDER) for environment in (pure, compiled)]
     assert {result.value for result in after} == {"([], '0o41777')"}
@@ -175,10 +204,10 @@ async def test_a_call_is_killed_in_time(body: bool, pure: LocalEnvironment, comp
     """Before the compiled body has handed it over, and after."""
     environment = pure if body else compiled
     for wait in (0.001, 0.01, 0.03, 0.06, 0.2):
-        call = asyncio.create_task(environment.execute("import time\ntime.sleep(60)"))
+        call = asyncio.create_task(environment.execute(IDLE, limits=LONG))
         await asyncio.sleep(wait)
         call.cancel()
-        assert (await asyncio.wait_for(environment.execute("1"), 10)).value == "1"
+        assert (await asyncio.wait_for(environment.execute("1"), 60)).value == "1"
 
 
 async def test_slots_do_without_a_body_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

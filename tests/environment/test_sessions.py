@@ -10,6 +10,8 @@ from hrm_agent.environment import Environment, Limits, LocalEnvironment
 from hrm_agent.environment.result import Cell, SessionState, Submission
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
+from tests.environment.contract import FOREVER, IDLE, LONG, SHORT, gauge, until_gauge
+from tests.environment.held import HOLD, until_held
 
 
 async def test_variables_and_files_are_kept_and_sessions_are_apart(environment: Environment) -> None:
@@ -38,15 +40,19 @@ async def test_calls_of_one_session_run_one_after_the_other(environment: Environ
 
 
 async def test_a_timeout_ends_the_process_and_limits_hold_per_call(environment: Environment) -> None:
-    limits = Limits(wall_seconds=1, cpu_seconds=1)
-    for _ in range(3):  # 1.2 s together: no limit on the sum
-        result = await environment.execute(
-            "x = 1\nimport time\nend = time.time() + 0.4\nwhile time.time() < end: pass", session="time", limits=limits
-        )
-        assert result.status is ToolStatus.OK
-    assert (await environment.execute("while True: pass", session="time", limits=limits)).status is ToolStatus.TIMEOUT
+    code = "import time\nx, end = 1, time.process_time() + 0.1\nwhile time.process_time() < end: pass"
+    limits = Limits(wall_seconds=300, cpu_seconds=0.25)
+    for _ in range(3):  # 0.3 s together: no limit on the sum
+        assert (await environment.execute(code, session="time", limits=limits)).status is ToolStatus.OK
+    assert (await environment.execute(FOREVER, session="time", limits=limits)).status is ToolStatus.TIMEOUT
     again = await environment.execute("x", session="time")
     assert (again.value, again.session) == ("1", SessionState.REPLAYED)
+
+
+async def test_the_wall_clock_is_each_calls_own(environment: Environment) -> None:
+    await environment.execute("import time\ntime.sleep(0.2)", session="wall", limits=LONG)
+    late = await environment.execute(IDLE, session="wall", limits=SHORT)
+    assert (late.status, late.duration_seconds >= SHORT.wall_seconds) == (ToolStatus.TIMEOUT, True)
 
 
 @pytest.mark.parametrize("end", ["import os\nos._exit(3)", "import os\nos._exit(0)"])
@@ -61,8 +67,8 @@ async def test_after_a_death_the_cells_before_it_are_run_again(environment: Envi
 
 async def test_a_cancelled_call_leaves_no_trace(environment: Environment) -> None:
     await environment.execute("x = 1", session="cancel")
-    call = asyncio.create_task(environment.execute("x = 2\nimport time\ntime.sleep(60)", session="cancel"))
-    await asyncio.sleep(0.3)
+    call = asyncio.create_task(environment.execute(f"x = 2\n{HOLD}", session="cancel", limits=LONG))
+    await until_held()
     call.cancel()
     again = await environment.execute("x", session="cancel")
     assert (again.value, again.session) == ("1", SessionState.REPLAYED)
@@ -150,8 +156,9 @@ def speak():
 threading.Thread(target=speak).start()
 x = 1
 """
+    before = await gauge(environment, "sessions_living")
     await environment.execute(code, session="speaker")
-    await asyncio.sleep(0.4)
+    await until_gauge(environment, "sessions_living", before)
     after = await environment.execute("x", session="speaker")
     assert (after.value, after.session) == ("1", SessionState.REPLAYED)
     assert (await environment.execute("2", session="bystander")).value == "2"

@@ -1,0 +1,79 @@
+"""Snippets that wait for a word from the test: what runs when something happens to it is so by construction.
+
+`HOLD`, put before a snippet's code, has it wait for a signal; `held` finds the processes that wait, and `let_go` sends
+it to them. Nothing inside a sandbox can be told anything else from without, and no length of a sleep is the right one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+from tests.environment.attacks.host import descendants
+
+__all__ = ["HOLD", "PATIENCE_SECONDS", "Releasing", "held", "let_go", "until_held"]
+
+HOLD = """\
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1, signal.SIGUSR2])
+signal.sigwait([signal.SIGUSR1])
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1, signal.SIGUSR2])
+"""
+"""It is known by the second signal: the kernel does not show one as blocked that is waited for. Once it has gone on,
+another word does nothing to it."""
+PATIENCE_SECONDS = 60.0
+"""Only what hangs takes longer."""
+_BIT = 1 << (signal.SIGUSR2 - 1)
+
+
+def held(below: int | None = None) -> set[int]:
+    """Processes below `below`, else below this one, that wait to be let go."""
+    return {pid for pid in descendants(os.getpid() if below is None else below) if _waits(pid)}
+
+
+def _waits(pid: int) -> bool:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    blocked = next((line.split()[1] for line in lines if line.startswith("SigBlk:")), "0")
+    return bool(int(blocked, 16) & _BIT)
+
+
+async def until_held(count: int = 1, *, below: int | None = None, known: set[int] | None = None) -> set[int]:
+    """Those that wait, besides the `known`, once there are so many."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while len(found := held(below) - (known or set())) < count:
+            await asyncio.sleep(0.01)
+    return found
+
+
+def let_go(pids: set[int]) -> None:
+    """They go on with their code."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
+
+
+class Releasing:
+    """Inside the block, whatever waits is let go."""
+
+    def __init__(self, below: int | None = None) -> None:
+        self._below = below
+
+    async def __aenter__(self) -> None:
+        self._task = asyncio.create_task(self._release())
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _release(self) -> None:
+        while True:
+            let_go(held(self._below))
+            await asyncio.sleep(0.01)
