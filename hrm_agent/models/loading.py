@@ -16,6 +16,7 @@ import torch
 import transformers
 
 from hrm_agent.errors import ModelError
+from hrm_agent.models.nf4 import choose_kernels
 from hrm_agent.models.strings import LoadOptions
 from hrm_agent.models.transformers_engine import TransformersEngine
 
@@ -51,9 +52,10 @@ def load_for_answers(path_or_name: str, options: LoadOptions) -> tuple[Any, Any]
         model, tokenizer = load_pretrained(path_or_name, dtype=options.dtype, device=device)
     else:
         _need("bitsandbytes", "quant", f"load={options.load}")
-        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it tells of a cast in every layer of every step
+        _hush()
         kinds = {"dtype": options.dtype, "quantization_config": _quantization(path_or_name, options)}
         model, tokenizer = _read(path_or_name, {**kinds, "device_map": {"": device}})
+        choose_kernels(model, options.kernel)
     return (_adapted(model, options.adapter) if options.adapter else model).eval(), tokenizer
 
 
@@ -98,6 +100,7 @@ def _quantization(path_or_name: str, options: LoadOptions) -> Any:
 def _adapted(model: Any, adapter: str) -> Any:
     """The model with the adapter's layers put into it."""
     _need("peft", "adapters", f"adapter={adapter}")
+    _hush()
     import peft
 
     before = {name for name, _ in model.named_parameters()}
@@ -111,6 +114,11 @@ def _adapted(model: Any, adapter: str) -> Any:
     if before == {name for name, _ in adapted.named_parameters()}:
         raise ModelError(f"The adapter {adapter!r} changes nothing in the model.", "Use one made for this model.")
     return adapted.requires_grad_(False)
+
+
+def _hush() -> None:
+    """bitsandbytes, which PEFT imports too, tells of a kernel that it could download, and of casts in every step."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 def _need(package: str, extra: str, why: str) -> None:

@@ -33,9 +33,11 @@ class LoadOptions:
     """`cpu`, `cuda`, `cuda:1`, `mps`; `auto` is a GPU where there is one, else the CPU."""
     adapter: str | None = None
     """Folder or hub name of a LoRA adapter that PEFT knows."""
+    kernel: str = "auto"
+    """How a CPU multiplies by weights in 4 bits: `plain`; `auto` is packed where it can be (`hrm_agent.models.nf4`)."""
 
 
-_VALUES = {"load": ("nf4", "int8"), "dtype": ("auto", "float32", "bfloat16", "float16")}
+_VALUES = {"load": ("nf4", "int8"), "dtype": ("auto", "float32", "bfloat16", "float16"), "kernel": ("auto", "plain")}
 _DEVICES = ("auto", "cpu", "cuda", "mps")
 
 

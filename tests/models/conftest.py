@@ -65,7 +65,7 @@ def make_tokenizer(template: str = CHATML) -> Any:
     )
 
 
-def make_model(kind: str, seed: int = 0) -> Any:
+def make_model(kind: str, seed: int = 0, **more: Any) -> Any:
     torch.manual_seed(seed)
     sizes = {
         "hidden_size": 32,
@@ -76,6 +76,7 @@ def make_model(kind: str, seed: int = 0) -> Any:
         "vocab_size": 340,
         "max_position_embeddings": 320,
         "initializer_range": 0.3,
+        **more,
     }
     if kind == "llama":
         return LlamaForCausalLM(LlamaConfig(**sizes)).eval()
