@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.postgres import free_port
 from tests.training.builders import tiny_model
 from tests.training.test_loss import random_rows
 from training.batch import micro_batches
@@ -19,11 +19,9 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 def run_ranks(count: int, *arguments: str) -> None:
     """Start the ranks as torchrun would, on the loopback interface whatever name this machine has."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     shared = {
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
     }
@@ -41,7 +39,7 @@ def run_ranks(count: int, *arguments: str) -> None:
     ]
     try:
         for rank in ranks:
-            _, said = rank.communicate(timeout=120)
+            _, said = rank.communicate(timeout=280)
             assert rank.returncode == 0, said[-3000:]
     finally:
         for rank in ranks:
