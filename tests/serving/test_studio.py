@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,8 @@ from typing import Any
 import pytest
 from langgraph_sdk import get_sync_client
 from langgraph_sdk.client import SyncLangGraphClient
+
+from tests.postgres import free_port
 
 PROJECT = Path(__file__).parents[2]
 CALL = '<reason>compute</reason><tool_call>{"name": "python", "arguments": {"code": "6 * 7"}}</tool_call>'
@@ -33,9 +34,7 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncLangGraphCl
     """A server of the repository's own langgraph.json whose policy calls the tool, then answers, again and again."""
     folder = tmp_path_factory.mktemp("studio")
     (folder / "script.jsonl").write_text(f"{json.dumps(CALL)}\n{json.dumps(ANSWER)}\n" * 20)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     words = ["dev", "--no-browser", "--no-reload", "--port", str(port), "--config", str(PROJECT / "langgraph.json")]
     program = [sys.executable, "-c", "from langgraph_cli.cli import cli; cli()", *words]
     given = {

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx
+
+from tests.postgres import free_port
 
 __all__ = ["MISSING", "VllmServer", "find_python"]
 
@@ -41,9 +42,7 @@ class VllmServer:
     """Started at once, and ready when the constructor returns. Raises `RuntimeError` with the end of its log."""
 
     def __init__(self, python: Path, model: str, folder: Path, *options: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
+        self.port = free_port()
         self._log = folder / "vllm.log"
         command = [
             "setpriv",
