@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +120,15 @@ def test_what_cannot_be_had_is_said(folder: Path, tmp_path: Path) -> None:
     if not torch.cuda.is_available():
         with pytest.raises(ModelError, match="no GPU"):
             load_for_answers(str(folder), LoadOptions(device="cuda"))
+
+
+@pytest.mark.slow
+def test_where_nothing_is_quantized_nobody_hears_of_kernels(folder: Path, adapter: str) -> None:
+    program = f"""if True:
+        import sys, training.demo
+        assert "bitsandbytes" not in sys.modules and "peft" not in sys.modules
+        from hrm_agent.models.load import load_policy
+        load_policy("{folder}?device=cpu&adapter={adapter}")
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
