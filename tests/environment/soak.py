@@ -25,8 +25,8 @@ from pathlib import Path
 
 from hrm_agent.environment import ExecutionResult, Limits, LocalEnvironment
 from hrm_agent.trajectory import ToolStatus
-from tests.environment.attacks.host import Host, descendants, open_descriptors, resident_bytes
-from tests.environment.attacks.snippets import CORPUS, Call, read_folder
+from tests.environment.attacks.host import PATIENCE_SECONDS, Host, descendants, open_descriptors, resident_bytes
+from tests.environment.attacks.snippets import CORPUS, DEFAULTS, Call, read_folder
 from tests.environment.attacks.trial import warm_up
 
 __all__ = ["Report", "Sample", "soak"]
@@ -35,10 +35,12 @@ CLIENTS, SLOTS = 8, 4
 ROUNDS = 20
 WARM_ROUNDS = 6
 """Before these have ended, growth is caches that fill."""
+REST_SECONDS = 0.25
+"""Between the end of a round and the count: what is on its way out is gone."""
 ATTACK_SHARE = 0.02
 ATTACK_SECONDS = 0.7
 """Attacks that may take longer by their own word are left to the corpus' own test."""
-PATIENT = Limits(wall_seconds=60, cpu_seconds=60)
+PATIENT = Limits(wall_seconds=300, cpu_seconds=300)
 """A healthy call is not to fail because the machine is busy with an attack."""
 MIB = 2**20
 
@@ -167,8 +169,8 @@ def _attacks() -> list[Call]:
     """Those of one call that are soon over."""
     calls = [snippet.calls[0] for snippet in read_folder(CORPUS) if len(snippet.calls) == 1]
     short = [call for call in calls if call.limits.wall_seconds <= ATTACK_SECONDS or ToolStatus.OK in call.outcomes]
-    heavy = ("memory: ", "wall: 4", "wall: 5", "wall: 6", "wall: 8", "wall: 3")
-    return [call for call in short if call.session is None and not any(word in call.code for word in heavy)]
+    light = [call for call in short if call.session is None and not call.heavy]
+    return [call for call in light if call.limits.memory_bytes == DEFAULTS["memory"] * MIB]
 
 
 @contextmanager
@@ -211,7 +213,7 @@ def _proportional_bytes(pid: int) -> int:
     return 0
 
 
-async def soak(calls: int, *, show: bool = False) -> Report:
+async def soak(calls: int, *, rounds: int = ROUNDS, show: bool = False) -> Report:
     """`calls` in all, by `CLIENTS`, in rounds."""
     report, start, before = Report(), time.monotonic(), descendants(os.getpid())
     with _temporary_folder() as folder, Host() as host:
@@ -219,9 +221,9 @@ async def soak(calls: int, *, show: bool = False) -> Report:
         await warm_up(environment, host, SLOTS)
         attacks = _attacks()
         clients = [_Client(environment, f"client {number}", attacks, host) for number in range(CLIENTS)]
-        for number in range(ROUNDS):
-            await asyncio.gather(*(client.make(calls // ROUNDS // CLIENTS, report) for client in clients))
-            await asyncio.sleep(0.25)
+        for number in range(rounds):
+            await asyncio.gather(*(client.make(calls // rounds // CLIENTS, report) for client in clients))
+            await asyncio.sleep(REST_SECONDS)
             report.samples.append(_sample(folder))
             if show:
                 print(f"{number + 1:3} {time.monotonic() - start:7.1f} s  {report.samples[-1]}", flush=True)
@@ -229,15 +231,15 @@ async def soak(calls: int, *, show: bool = False) -> Report:
         await environment.close()
         if left := await _left(before | {host.victim.pid}):
             report.wrong.append(f"after the end, {len(left)} processes are left")
+        report.wrong += [f"after the end, {path} is left" for path in folder.rglob("*")]
     report.seconds = time.monotonic() - start
     return report
 
 
 async def _left(known: set[int]) -> set[int]:
     """Processes below this one that are not known, a moment after the end."""
-    for _ in range(100):
-        if not (left := descendants(os.getpid()) - known):
-            break
+    end = time.monotonic() + PATIENCE_SECONDS
+    while (left := descendants(os.getpid()) - known) and time.monotonic() < end:
         await asyncio.sleep(0.02)
     return left
 

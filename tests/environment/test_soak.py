@@ -20,10 +20,11 @@ async def test_thousands_of_calls_leave_nothing() -> None:
 
 
 async def test_hundreds_of_calls_are_answered_rightly() -> None:
-    report = await soak(160)
+    """And what they leave behind is seen by the host's own look at the end, which waits for what is on its way out."""
+    report = await soak(160, rounds=2)
     assert sum(report.statuses.values()) == 160
+    assert report.kinds["attack"] > 0
     assert report.wrong == []
-    assert max(report.growth.processes, report.growth.memory_files, report.growth.temporary_files) <= 0
 
 
 def test_a_leak_would_be_seen() -> None:

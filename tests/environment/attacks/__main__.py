@@ -15,7 +15,7 @@ from tests.environment.attacks.snippets import CORPUS, Snippet, read_folder
 from tests.environment.attacks.trial import try_attack, warm_up
 
 
-async def run(snippets: list[Snippet], slots: int) -> int:
+async def run(snippets: list[Snippet], slots: int, late: float) -> int:
     """Exit code: 1 if one was not contained."""
     failed, counts, began = 0, Counter[str](), time.monotonic()
     with Host() as host:
@@ -24,7 +24,7 @@ async def run(snippets: list[Snippet], slots: int) -> int:
         await warm_up(environment, host, slots)
         for snippet in snippets:
             start = time.monotonic()
-            trial = await try_attack(snippet, environment, host, slots)
+            trial = await try_attack(snippet, environment, host, slots, late)
             statuses = " ".join(dict.fromkeys(str(result.status) for result in trial.results))
             counts.update(str(result.status) for result in trial.results)
             failed += bool(trial.complaints)
@@ -42,12 +42,13 @@ def main() -> int:
     parser.add_argument("folder", nargs="?", type=Path, default=CORPUS, help="of .py files; default: our own corpus")
     parser.add_argument("--only", default="", help="attacks with this in their name")
     parser.add_argument("--slots", type=int, default=2)
+    parser.add_argument("--late", type=float, default=5.0, help="seconds that a call may go on after its time [5]")
     arguments = parser.parse_args()
     snippets = [snippet for snippet in read_folder(arguments.folder.resolve()) if arguments.only in snippet.name]
     if not snippets:
         print(f"No attack in {arguments.folder}.", file=sys.stderr)
         return 2
-    return asyncio.run(run(snippets, arguments.slots))
+    return asyncio.run(run(snippets, arguments.slots, arguments.late))
 
 
 if __name__ == "__main__":

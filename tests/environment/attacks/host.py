@@ -22,21 +22,35 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-__all__ = ["PROJECT", "Host", "descendants", "is_running", "open_descriptors", "orphans", "resident_bytes"]
+__all__ = [
+    "PATIENCE_SECONDS",
+    "PROJECT",
+    "Host",
+    "descendants",
+    "is_running",
+    "open_descriptors",
+    "orphans",
+    "resident_bytes",
+]
 
 PROJECT = Path(__file__).resolve().parents[3]
 SHARED_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/", "/usr", "/usr/lib", "/usr/bin", "/etc", "/home", "/root", "/var")
 SHARED_MEMORY_KEY = 0x48524D
-PATIENCE_SECONDS = 4.0
+PATIENCE_SECONDS = 60.0
 """For what was killed to be gone, and for a slot that was given up to be replaced."""
 
 
 def _stat_fields(pid: int) -> list[str]:
     """State, parent, ... of a process, from after its name; empty if it is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 -- of every process, again and again
+            return file.read().decode(errors="replace").rpartition(")")[2].split()
     except OSError:
         return []
+
+
+def _processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 -- likewise
 
 
 def is_running(pid: int) -> bool:
@@ -47,9 +61,9 @@ def is_running(pid: int) -> bool:
 def descendants(pid: int) -> set[int]:
     """Processes below `pid`; one that has ended but was not waited for counts too."""
     children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        if fields := _stat_fields(int(entry.name)):
-            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    for each in _processes():
+        if fields := _stat_fields(each):
+            children.setdefault(int(fields[1]), []).append(each)
     found, open_ids = set[int](), [pid]
     while open_ids:
         below = children.get(open_ids.pop(), [])
@@ -62,10 +76,10 @@ def orphans() -> set[int]:
     """Processes of a process-id namespace that is not ours, whose parent is the first process of the machine."""
     ours = Path("/proc/self/ns/pid").readlink()
     found = set[int]()
-    for entry in Path("/proc").glob("[0-9]*"):
+    for each in _processes():
         with suppress(OSError):
-            if _stat_fields(int(entry.name))[1:2] == ["1"] and (entry / "ns/pid").readlink() != ours:
-                found.add(int(entry.name))
+            if _stat_fields(each)[1:2] == ["1"] and Path(f"/proc/{each}/ns/pid").readlink() != ours:
+                found.add(each)
     return found
 
 

@@ -11,10 +11,15 @@ The comments at the head of a file, and after each `# %%`, which begins another 
     # cpu: 2
     # memory: 64
     # output: 4096
-    # seconds: 0.3 3          that the call must be said to have taken
+    # seconds: 0.3            that the call must be said to have taken, at least
     # wait: 0.2               seconds before it begins
+    # runs: 2                 so often may it be run: what it shares variables with may be gone when it begins
     # copies: 3               side by side, so that they reach several slots
     # differs: yes            the copies' stdout must not be the same
+    # heavy: yes              takes its time: too much for a long run of mixed calls
+
+Time limits are wide where no time-out is among the outcomes: how fast the machine is makes no difference. Where one is,
+an attack that only the limit of its CPU time is to stop has a wide limit by the clock.
 
 `@WORD@` in the code is replaced by what `Host.words` knows: paths, ports and process ids of the host; `@NUL@` and
 `@SURROGATE@` by characters that a file cannot hold.
@@ -35,7 +40,9 @@ __all__ = ["CORPUS", "Call", "Snippet", "read_folder", "read_snippet"]
 CORPUS = Path(__file__).with_name("corpus")
 ANY = frozenset(ToolStatus) - {ToolStatus.INFRASTRUCTURE}
 DEFAULTS = {"wall": 2.0, "cpu": 4.0, "memory": 256.0, "output": 4096.0}
-KEYS = {"outcome", "shows", "never", "session", "seconds", "wait", "copies", "differs", *DEFAULTS}
+WIDE = DEFAULTS | {"wall": 200.0, "cpu": 200.0}
+"""For what is not to end by its time."""
+KEYS = {"outcome", "shows", "never", "session", "seconds", "wait", "runs", "copies", "differs", "heavy", *DEFAULTS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +57,12 @@ class Call:
     never: tuple[str, ...] = ()
     session: str | None = None
     limits: Limits = field(default_factory=Limits)
-    seconds: tuple[float, float] | None = None
+    seconds: float = 0.0
     wait: float = 0.0
+    runs: int = 1
     copies: int = 1
     differs: bool = False
+    heavy: bool = False
 
     def filled(self, words: Mapping[str, str]) -> str:
         """The code with what the host put into it."""
@@ -100,18 +109,21 @@ def _directive(line: str) -> tuple[str, str] | None:
 def _call(code: str, head: list[str]) -> Call:
     said = [found for line in head if (found := _directive(line)) is not None]
     last = dict(said)
-    wall, cpu, memory, output = (float(last.get(key, default)) for key, default in DEFAULTS.items())
-    low_high = [float(number) for number in last.get("seconds", "").split()]
+    outcomes = frozenset(map(ToolStatus, last["outcome"].split())) if "outcome" in last else ANY
+    defaults = DEFAULTS if ToolStatus.TIMEOUT in outcomes else WIDE
+    wall, cpu, memory, output = (float(last.get(key, default)) for key, default in defaults.items())
     return Call(
         code,
-        frozenset(map(ToolStatus, last["outcome"].split())) if "outcome" in last else ANY,
+        outcomes,
         stated="outcome" in last,
         shows=tuple(value for key, value in said if key == "shows"),
         never=tuple(value for key, value in said if key == "never"),
         session=last.get("session"),
         limits=Limits(wall, cpu, int(memory * 2**20), int(output)),
-        seconds=(low_high[0], low_high[1]) if low_high else None,
+        seconds=float(last.get("seconds", 0)),
         wait=float(last.get("wait", 0)),
+        runs=int(last.get("runs", 1)),
         copies=int(last.get("copies", 1)),
         differs="differs" in last,
+        heavy="heavy" in last,
     )

@@ -13,11 +13,14 @@ from hrm_agent.environment import Environment, ExecutionResult, Limits
 from hrm_agent.trajectory import ToolStatus
 from tests.environment.attacks.host import PROJECT, Host
 from tests.environment.attacks.snippets import Call, Snippet
+from tests.environment.contract import gauge
 
 __all__ = ["Trial", "health", "judge", "try_attack", "warm_up"]
 
-LATE_SECONDS = 1.0
-"""How late a call may end on a slow and loaded machine."""
+LATE_SECONDS = 60.0
+"""How late a call may end: only one that nobody ends is later, however slow and loaded the machine is."""
+SOON_SECONDS = 2.0
+"""Where the wall clock is over before, a slow machine may not have begun the call: then it is run once more."""
 NOTE_BYTES = 400
 """Of what is put between the head and the tail of what was cut, or below it."""
 HEALTHY = "import os, time\ntime.sleep({})\nprint(40 + 2)\nsorted(os.listdir('/tmp'))"
@@ -34,9 +37,12 @@ class Trial:
     """Empty if it was contained."""
 
 
-async def try_attack(snippet: Snippet, environment: Environment, host: Host, slots: int) -> Trial:
+async def try_attack(
+    snippet: Snippet, environment: Environment, host: Host, slots: int, late: float = LATE_SECONDS
+) -> Trial:
     """Run all calls of an attack, then look at the host and at every slot."""
     trial, number, words = Trial(snippet), next(_numbers), host.words()
+    deaths = await gauge(environment, "slot_deaths")
     for i, call in enumerate(snippet.calls):
         await asyncio.sleep(call.wait)
         session = f"{call.session} of {number}" if call.session is not None else None
@@ -44,18 +50,22 @@ async def try_attack(snippet: Snippet, environment: Environment, host: Host, slo
         copies = [one(call.filled(words), session=session, limits=call.limits) for _ in range(call.copies)]
         results = await asyncio.gather(*copies)
         trial.results += results
-        found = [complaint for result in results for complaint in judge(call, result, host, words)]
+        found = [complaint for result in results for complaint in judge(call, result, host, words, late)]
         if call.differs and len({result.stdout for result in results}) < len(results):
             found.append("the copies are the same")
         trial.complaints += [f"call {i + 1}: {complaint}" for complaint in dict.fromkeys(found)]
     for name in {call.session for call in snippet.calls if call.session is not None}:
         await environment.end_session(f"{name} of {number}")
     trial.complaints += await health(environment, slots)
+    if await gauge(environment, "slot_deaths") > deaths:
+        trial.complaints.append("a slot died")
     trial.complaints += await asyncio.to_thread(host.complaints)
     return trial
 
 
-def judge(call: Call, result: ExecutionResult, host: Host, words: Mapping[str, str]) -> list[str]:
+def judge(
+    call: Call, result: ExecutionResult, host: Host, words: Mapping[str, str], late: float = LATE_SECONDS
+) -> list[str]:
     """What is wrong with an outcome: with what the attack was to come to, and with what holds for every outcome."""
     value = result.value or ""
     text = f"{result.stdout}\n{result.stderr}\nvalue={value}"
@@ -68,17 +78,17 @@ def judge(call: Call, result: ExecutionResult, host: Host, words: Mapping[str, s
         found.append("a path of the host in a traceback")
     found += [f"does not show {regex}: {text[-300:]!r}" for regex in call.shows if not re.search(regex, text)]
     found += [f"shows {regex}: {text[-300:]!r}" for regex in call.never if re.search(regex, text)]
-    if call.seconds is not None and not call.seconds[0] <= result.duration_seconds <= call.seconds[1]:
+    if result.duration_seconds < call.seconds:
         found.append(f"is said to have taken {result.duration_seconds:.2f} s")
-    return found + _wrong_always(call.limits, result)
-
-
-def _wrong_always(limits: Limits, result: ExecutionResult) -> list[str]:
-    found = list[str]()
-    if result.status is not ToolStatus.INFRASTRUCTURE and result.duration_seconds > limits.wall_seconds + LATE_SECONDS:
-        found.append(f"took {result.duration_seconds:.2f} s of {limits.wall_seconds}")
-    if result.attempt != 1:
+    if result.attempt > (call.runs if call.limits.wall_seconds >= SOON_SECONDS else 2):
         found.append(f"was run {result.attempt} times")
+    return found + _wrong_always(call.limits, result, late)
+
+
+def _wrong_always(limits: Limits, result: ExecutionResult, late: float) -> list[str]:
+    found = list[str]()
+    if result.status is not ToolStatus.INFRASTRUCTURE and result.duration_seconds > limits.wall_seconds + late:
+        found.append(f"took {result.duration_seconds:.2f} s of {limits.wall_seconds}")
     for name in ("stdout", "stderr", "value", "value_json"):
         text: str = getattr(result, name) or ""
         try:
@@ -98,7 +108,7 @@ def _wrong_always(limits: Limits, result: ExecutionResult) -> list[str]:
 
 async def health(environment: Environment, slots: int, seconds: float = 0.02) -> list[str]:
     """What is wrong with healthy calls: one on every slot at once, and one in a session."""
-    code, limits, session = HEALTHY.format(seconds), Limits(10, 10), f"healthy {next(_numbers)}"
+    code, limits, session = HEALTHY.format(seconds), Limits(200, 200), f"healthy {next(_numbers)}"
     results = await asyncio.gather(*(environment.execute(code, limits=limits) for _ in range(slots)))
     results.append(await environment.execute(code, session=session, limits=limits))
     await environment.end_session(session)
@@ -113,8 +123,8 @@ async def warm_up(environment: Environment, host: Host, slots: int) -> None:
     """Start everything that is started on demand, then take the host as it is."""
     imports = "try: import numpy, sympy\nexcept ImportError: pass\n" + HEALTHY.format(0.2)
     for code in (HEALTHY.format(0.2), imports):
-        await asyncio.gather(*(environment.execute(code, limits=Limits(20, 20)) for _ in range(slots)))
-        await environment.execute(code, session="warm", limits=Limits(20, 20))
+        await asyncio.gather(*(environment.execute(code, limits=Limits(200, 200)) for _ in range(slots)))
+        await environment.execute(code, session="warm", limits=Limits(200, 200))
         await environment.end_session("warm")
     await health(environment, slots)
     await asyncio.sleep(0.5)

@@ -1,5 +1,4 @@
 # A line of millions of characters that fails.
 # outcome: error
-# wall: 8
-# cpu: 8
+# heavy: yes
 exec(compile("x = [" + "1," * 200_000 + "]; 1/0", "<snippet>", "exec"))

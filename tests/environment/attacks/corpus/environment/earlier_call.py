@@ -5,8 +5,6 @@ print(x[0])
 # %%
 # outcome: ok
 # copies: 2
-# wall: 8
-# cpu: 8
 import ctypes
 import gc
 import os

@@ -1,7 +1,6 @@
 # An exception that was caused by ten thousand others.
 # outcome: error output_limit
-# wall: 8
-# cpu: 8
+# heavy: yes
 error = None
 for number in range(10_000):
     new = ValueError(number)

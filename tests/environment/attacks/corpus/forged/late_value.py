@@ -4,9 +4,11 @@
 import os
 import time
 
+parent = os.getpid()
 if os.fork() == 0:
     os.setsid()
-    time.sleep(0.05)
+    while os.getppid() == parent:
+        time.sleep(0.005)
     while True:
         for descriptor in range(1, 16):
             try:

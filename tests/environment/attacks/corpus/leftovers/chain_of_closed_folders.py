@@ -1,6 +1,6 @@
 # The same, with every folder closed behind it.
 # outcome: ok error
-# wall: 4
+# heavy: yes
 import os
 
 os.chdir("/tmp")

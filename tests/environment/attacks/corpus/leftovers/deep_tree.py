@@ -1,6 +1,6 @@
 # Leaves folders within folders, deeper than any path is long.
 # outcome: ok error
-# wall: 4
+# heavy: yes
 import os
 
 os.chdir("/tmp")

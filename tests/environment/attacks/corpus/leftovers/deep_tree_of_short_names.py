@@ -1,6 +1,6 @@
 # Leaves folders within folders, deep enough for whoever walks them by calling itself.
 # outcome: ok error
-# wall: 4
+# heavy: yes
 import os
 
 os.chdir("/tmp")

@@ -1,6 +1,6 @@
 # Leaves as many names as there may be.
 # outcome: ok error
-# wall: 4
+# heavy: yes
 import os
 
 try:

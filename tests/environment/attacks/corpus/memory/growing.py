@@ -1,8 +1,6 @@
 # Grows until it is stopped, and touches every page.
 # outcome: out_of_memory
 # memory: 96
-# wall: 8
-# cpu: 8
 blocks = []
 while True:
     blocks.append(bytearray(b"x" * 2**20))

@@ -1,8 +1,6 @@
 # Keeps its data in files that have no name, which no map and no folder shows.
 # outcome: out_of_memory error ok denied
 # memory: 64
-# wall: 4
-# cpu: 8
 import os
 import time
 

@@ -1,7 +1,6 @@
 # Keeps its data in pipes and sockets, which are the kernel's memory.
 # outcome: ok error out_of_memory
 # memory: 64
-# wall: 4
 import fcntl
 import os
 import socket

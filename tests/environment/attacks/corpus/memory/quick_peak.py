@@ -1,7 +1,6 @@
 # Takes it all and gives it back before anybody looks.
 # outcome: ok error out_of_memory
 # memory: 64
-# wall: 2
 import os
 
 for _ in range(20):

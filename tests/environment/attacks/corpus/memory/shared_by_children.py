@@ -1,7 +1,6 @@
 # Children that each map the same large file of their own making.
 # outcome: ok error out_of_memory
 # memory: 96
-# wall: 3
 import mmap
 import os
 import time

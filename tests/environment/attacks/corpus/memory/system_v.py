@@ -1,8 +1,6 @@
 # Keeps its data in shared memory segments that nothing maps.
 # outcome: ok error out_of_memory denied
 # memory: 64
-# wall: 5
-# cpu: 8
 import ctypes
 import time
 

@@ -1,7 +1,7 @@
 # Fills /tmp, which is memory.
 # outcome: ok error output_limit out_of_memory
 # shows: No space|File too large|Disk quota
-# wall: 4
+# heavy: yes
 import os
 
 total = 0

@@ -1,8 +1,6 @@
 # Shared memory by way of /dev/zero.
 # outcome: out_of_memory ok error denied
 # memory: 64
-# wall: 4
-# cpu: 8
 import mmap
 import os
 import time

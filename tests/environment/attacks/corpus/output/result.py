@@ -1,5 +1,4 @@
 # A result of many small things.
 # outcome: ok out_of_memory output_limit
-# wall: 8
-# cpu: 8
+# heavy: yes
 RESULT = [{"a": [i, str(i)]} for i in range(200_000)]

@@ -1,6 +1,5 @@
 # Leaves a process pool behind, with its queues and semaphores.
 # outcome: ok error
-# wall: 3
 import multiprocessing
 
 pool = multiprocessing.get_context("fork").Pool(2)

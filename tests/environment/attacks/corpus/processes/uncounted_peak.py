@@ -4,7 +4,7 @@
 import os
 import time
 
-end = time.monotonic() + 0.8
+end = time.monotonic() + 0.4
 count = 0
 while time.monotonic() < end:
     try:

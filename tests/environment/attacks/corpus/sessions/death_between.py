@@ -9,10 +9,12 @@ x = 1
 # %%
 # outcome: ok error
 # session: a
-# wait: 0.4
+# wait: 0.2
+# runs: 2
 print("again")
 # %%
 # outcome: ok error
 # session: a
-# wait: 0.3
+# wait: 0.2
+# runs: 2
 print("and again")

@@ -7,7 +7,6 @@ os.closerange(3, 4096)
 # %%
 # outcome: ok error infrastructure
 # session: a
-# wall: 1
 print("again")
 # %%
 # outcome: ok

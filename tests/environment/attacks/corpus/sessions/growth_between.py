@@ -1,5 +1,5 @@
 # Grows between two calls, when nobody seems to look.
-# outcome: ok
+# outcome: ok out_of_memory
 # session: a
 # memory: 96
 import os

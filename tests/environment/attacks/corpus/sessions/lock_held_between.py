@@ -1,5 +1,5 @@
 # Holds the interpreter's lock between two calls, so that the next one never begins.
-# outcome: ok
+# outcome: ok timeout
 # session: a
 import threading
 import time

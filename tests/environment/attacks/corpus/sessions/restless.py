@@ -17,7 +17,7 @@ for _ in range(12):
 # %%
 # outcome: ok error timeout out_of_memory
 # session: a
-# wait: 1
+# wait: 0.4
 # wall: 1
 print("again")
 # %%

@@ -1,6 +1,6 @@
 # Burns CPU time in threads of C, which do not wait for the interpreter's lock.
 # outcome: timeout
-# wall: 2
+# wall: 200
 # cpu: 0.4
 import hashlib
 import threading

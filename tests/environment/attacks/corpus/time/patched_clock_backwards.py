@@ -1,6 +1,6 @@
 # Makes its own clocks run, so that it seems to have waited, or that a limit seems far.
 # outcome: timeout
-# seconds: 0.4 3
+# seconds: 0.4
 # wall: 0.4
 import time
 

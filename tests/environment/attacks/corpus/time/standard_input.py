@@ -1,5 +1,4 @@
 # Waits for input that never comes.
 # outcome: error
-# wall: 1
 # shows: EOF
 input()
