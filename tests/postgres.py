@@ -99,14 +99,16 @@ class PostgresServer:
                 raise RuntimeError(f"PostgreSQL did not start:\n{self._log.read_text()[-2000:]}")
             time.sleep(0.02)
 
-    def crash(self) -> None:
-        """Take the server down at once, without a last checkpoint: what `pg_ctl stop -m immediate` does."""
-        self._end(signal.SIGQUIT)
+    @property
+    def pid(self) -> int:
+        """Of the process that goes down at once, without a last checkpoint, when it is sent SIGQUIT."""
+        assert self._process is not None
+        return self._process.pid
 
-    def restart(self) -> None:
-        """Crash and recover: every connection breaks; what was committed is there."""
-        self.crash()
-        self.start()
+    def await_crash(self) -> None:
+        """Wait until the server has gone down, which somebody else has told it to."""
+        assert self._process is not None
+        self._process.wait(_SECONDS)
 
     def stop(self) -> None:
         """Stop the server and remove all that it wrote."""

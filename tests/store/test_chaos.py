@@ -13,14 +13,15 @@ import shutil
 import signal
 import socket
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, TypedDict
+from typing import Any, TypedDict
 
 import psycopg
 import pytest
@@ -31,7 +32,7 @@ from graphs.loading import load_graph
 from hrm_agent.environment import using_environment
 from hrm_agent.errors import StoreError
 from hrm_agent.models import using_policy
-from hrm_agent.store import open_store
+from hrm_agent.store import RunStore, open_store
 from hrm_agent.store.care import collect_values, verify
 from hrm_agent.store.database import Cursor, settled
 from hrm_agent.store.serializer import StrictSerializer
@@ -53,6 +54,8 @@ from tests.graphs.kills import (
     untouched_record,
 )
 from tests.postgres import PostgresServer
+from tests.store.chaos_driver import BROKEN, PAGES, plan_events
+from tests.store.way import Way
 
 BALLAST, STEP, STEPS = 12 * 2**20, 320 * 2**10, 4
 TABLE = "CREATE TABLE IF NOT EXISTS noted (number INTEGER)"
@@ -60,20 +63,51 @@ TABLE = "CREATE TABLE IF NOT EXISTS noted (number INTEGER)"
 
 @pytest.fixture(scope="module")
 def driver() -> Iterator[Driver]:
-    opened = Driver()
+    opened = Driver([sys.executable, "-m", "tests.store.chaos_driver"])
     yield opened
     opened.close()
+
+
+@pytest.fixture(scope="module")
+def untouched(driver: Driver, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The record of a run of two tasks that nothing happens to."""
+    return untouched_record(driver, plan_of(tmp_path_factory.mktemp("alone")), tmp_path_factory.mktemp("alone") / "run")
+
+
+def plan_of(folder: Path, url: str = "", tasks: int = 2) -> Plan:
+    return plan_in(folder / "plan", url, tasks=tasks, sandbox=False)
+
+
+def error_of(plan: Plan) -> str:
+    return Path(plan.folder, "error.txt").read_text()
 
 
 # a full disk
 
 
+def test_a_run_that_runs_out_of_room_goes_on_when_there_is_some(
+    driver: Driver, untouched: dict[str, Any], tmp_path: Path
+) -> None:
+    """Some room is made whenever the run has ended for want of it, and at last enough."""
+    plan, times_full = plan_of(tmp_path), 0
+    for pages in (36, 55, 75):
+        Path(plan.folder, PAGES).write_text(str(pages))
+        assert driver.start(plan).result() == 1
+        assert "StoreFullError" in error_of(plan) and "hrm-agent resume" in error_of(plan), error_of(plan)
+        times_full += 1
+    Path(plan.folder, PAGES).unlink()
+    assert driver.start(plan).result() == 0
+    assert record_of(plan) == untouched
+    check_log(log_of(plan), plan, times_full)
+
+
+@pytest.mark.slow
 def test_a_run_that_fills_its_disk_goes_on_when_there_is_room(driver: Driver, tmp_path: Path) -> None:
     """On a small disk of its own. Some room is made whenever the run has ended for want of it, and at last enough."""
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()
     plan = plan_in(kept, f"sqlite:///{disk}/store.db", tasks=3, sandbox=False)
-    untouched = untouched_record(driver, plan, tmp_path / "alone")
+    expected = untouched_record(driver, plan, tmp_path / "alone")
     mount = f"mount -t tmpfs -o size={BALLAST + STEP} none {disk} && head -c {BALLAST} /dev/zero > {disk}/ballast"
     namespace = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
     small = Driver([*namespace, "sh", "-c", f'{mount} && exec "$@"', "sh", *COMMAND])
@@ -93,7 +127,7 @@ def test_a_run_that_fills_its_disk_goes_on_when_there_is_room(driver: Driver, tm
         small.close()
     assert times_full >= 2
     there = replace(plan, url="")
-    assert record_of(there) == untouched
+    assert record_of(there) == expected
     check_log(log_of(there), there, times_full)
 
 
@@ -101,34 +135,31 @@ def test_a_run_that_fills_its_disk_goes_on_when_there_is_room(driver: Driver, tm
 
 
 def test_a_run_waits_for_a_server_that_restarts(
-    driver: Driver, postgres: PostgresServer, fresh_database: str, tmp_path: Path
+    driver: Driver, untouched: dict[str, Any], postgres: PostgresServer, fresh_database: str, tmp_path: Path
 ) -> None:
-    plan = plan_in(tmp_path / "restarted", fresh_database, tasks=4, sandbox=False)
-    untouched = untouched_record(driver, plan, tmp_path / "alone")
+    plan = plan_of(tmp_path, fresh_database)
+    plan_events(plan, {20: ["signal", postgres.pid, signal.SIGQUIT]})
     run = driver.start(plan)
-    wait_for_lines(plan, 20)
-    postgres.restart()
-    assert run.result() == 0, (tmp_path / "restarted" / "error.txt").read_text()
+    postgres.await_crash()
+    postgres.start()
+    assert run.result() == 0, error_of(plan)
     assert record_of(plan) == untouched
     check_log(log_of(plan), plan, 0)
 
 
 def test_a_server_that_stays_away_ends_the_run_and_it_goes_on_later(
-    driver: Driver, postgres: PostgresServer, fresh_database: str, tmp_path: Path
+    driver: Driver, untouched: dict[str, Any], postgres: PostgresServer, fresh_database: str, tmp_path: Path
 ) -> None:
-    plan = plan_in(tmp_path / "away", fresh_database, tasks=3, sandbox=False)
-    untouched = untouched_record(driver, plan, tmp_path / "alone")
-    run = driver.start(replace(plan, patience=1.0))
-    wait_for_lines(plan, 10)
-    postgres.crash()
-    clock = time.monotonic()
-    try:
-        assert run.result() == 1
-        assert time.monotonic() - clock < 20, "each of its writes waited anew"
-    finally:
-        postgres.start()
-    error = (tmp_path / "away" / "error.txt").read_text()
+    """`tests.store.test_away` has what is waited for, and how often."""
+    plan = plan_of(tmp_path, fresh_database)
+    plan_events(plan, {10: ["signal", postgres.pid, signal.SIGQUIT]})
+    code = driver.start(replace(plan, patience=1.0)).result()
+    postgres.await_crash()
+    postgres.start()
+    assert code == 1
+    error = error_of(plan)
     assert "StoreError: The server of postgresql://" in error and "away for more than 1 seconds" in error, error
+    plan_events(plan, {})
     before, logged = done_in(plan), len(log_of(plan))
     assert driver.start(plan).result() == 0
     check_asked(before, log_of(plan)[logged:])
@@ -136,13 +167,15 @@ def test_a_server_that_stays_away_ends_the_run_and_it_goes_on_later(
     assert record_of(plan) == untouched
 
 
-def test_lost_answers_to_commits_double_nothing(driver: Driver, fresh_database: str, tmp_path: Path) -> None:
-    """Every tenth commit is done, and its answer does not arrive: the connection breaks instead."""
-    plan = plan_in(tmp_path / "lost", fresh_database, tasks=2, sandbox=False)
-    untouched = untouched_record(driver, plan, tmp_path / "alone")
-    with Deaf(fresh_database, every=10) as proxy:
-        assert driver.start(replace(plan, url=proxy.url)).result() == 0, (tmp_path / "lost/error.txt").read_text()
-        assert proxy.lost >= 5
+def test_lost_answers_to_commits_double_nothing(
+    driver: Driver, untouched: dict[str, Any], fresh_database: str, tmp_path: Path
+) -> None:
+    """Some commits are done, and the answer does not arrive: the connection breaks instead."""
+    plan = plan_of(tmp_path, fresh_database)
+    lost = range(3, 30, 5)  # a task alone makes more commits than that, one after the other
+    with Way(fresh_database, deaf=lost) as way:
+        assert driver.start(replace(plan, url=way.url)).result() == 0, error_of(plan)
+        assert way.lost == len(lost)
     assert record_of(plan) == untouched
     check_log(log_of(plan), plan, 0)
 
@@ -152,40 +185,26 @@ class Sum(TypedDict):
 
 
 def test_a_fork_whose_commit_was_not_confirmed_is_one_fork(fresh_database: str) -> None:
-    with Deaf(fresh_database, every=2) as proxy, open_store(proxy.url) as store:
+    with Way(fresh_database, deaf=range(0, 100, 2)) as way, open_store(way.url) as store:
         graph = StateGraph(Sum).add_node("n", lambda state: state).add_edge(START, "n").compile(store.checkpointer)
         graph.invoke({"value": 1}, {"configurable": {"thread_id": "origin"}})
         newest = next(store.checkpointer.list({"configurable": {"thread_id": "origin"}}))
-        for number in range(4):
+        for number in range(2):
             store.fork_thread("origin", f"fork {number}", newest.checkpoint["id"])
             store.checkpointer.copy_thread("origin", f"copy {number}")
-        assert proxy.lost >= 4
-        assert len(store.threads()) == 9
+        assert way.lost >= 4
+        assert len(store.threads()) == 5
 
 
-def test_connections_that_break_at_any_moment_double_nothing(
-    driver: Driver, postgres_url: str, fresh_database: str, tmp_path: Path
+def test_connections_that_break_double_nothing(
+    driver: Driver, untouched: dict[str, Any], postgres_url: str, fresh_database: str, tmp_path: Path
 ) -> None:
-    plan = plan_in(tmp_path / "broken", fresh_database, tasks=4, sandbox=False)
-    untouched = untouched_record(driver, plan, tmp_path / "alone")
-    run, broken, ended = driver.start(plan), 0, threading.Event()
-    wait_for_lines(plan, 5)
-    name = fresh_database.rpartition("/")[2]
-
-    def break_connections() -> None:
-        nonlocal broken
-        with psycopg.connect(postgres_url, autocommit=True) as connection:
-            while not ended.wait(0.4):
-                query = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = %s"
-                broken += (connection.execute(query, (name,)).fetchone() or (0,))[0]
-
-    thread = threading.Thread(target=break_connections)
-    thread.start()
-    code = run.result()
-    ended.set()
-    thread.join()
-    assert code == 0, (tmp_path / "broken" / "error.txt").read_text()
-    assert broken >= 3
+    plan = plan_of(tmp_path, fresh_database)
+    moments = random.Random(2).sample(range(1, 40), 5)
+    plan_events(plan, {moment: ["break", postgres_url, fresh_database.rpartition("/")[2]] for moment in moments})
+    assert driver.start(plan).result() == 0, error_of(plan)
+    broken = Path(plan.folder, BROKEN).read_text().split()
+    assert len(broken) == len(moments) and all(int(connections) > 0 for connections in broken)
     assert record_of(plan) == untouched
     check_log(log_of(plan), plan, 0)
 
@@ -214,67 +233,17 @@ def wrong(cursor: Cursor) -> None:
     raise psycopg.ProgrammingError("no fault of the connection")
 
 
-def wait_for_lines(plan: Plan, lines: int) -> None:
-    deadline = time.monotonic() + 60
-    while len(log_of(plan)) < lines:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-class Deaf:
-    """A proxy before a server that breaks a connection when a commit is done, before the client is told."""
-
-    def __init__(self, url: str, every: int) -> None:
-        place, _, name = url.rpartition("/")
-        before, _, port = place.rpartition(":")
-        self._server = ("127.0.0.1", int(port))
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"{before}:{self._listener.getsockname()[1]}/{name}"
-        self.lost = self._commits = 0
-        self._every = every
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._listener.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client = self._listener.accept()[0]
-                server = socket.create_connection(self._server)
-                for end in (client, server):
-                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                threading.Thread(target=self._pass, args=(client, server, False), daemon=True).start()
-                threading.Thread(target=self._pass, args=(server, client, True), daemon=True).start()
-
-    def _pass(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
-        with suppress(OSError):
-            while data := source.recv(65536):
-                if answers and b"C\x00\x00\x00\x0bCOMMIT\x00" in data:
-                    self._commits += 1
-                    if self._commits % self._every == 0:
-                        self.lost += 1
-                        break
-                target.sendall(data)
-        for end in (source, target):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-
 # another checkpointer
 
 
 def test_the_journal_beside_a_stock_checkpointer(driver: Driver, tmp_path: Path) -> None:
     """A graph that its user runs on SqliteSaver, inside a recording: what was answered is not asked again."""
-    alone = plan_in(tmp_path / "alone", tasks=4, sandbox=False, stock=True)
+    alone = plan_in(tmp_path / "alone", tasks=2, sandbox=False, stock=True)
     assert driver.start(alone).result() == 0
     plan = replace(alone, folder=str(tmp_path / "killed"))
     Path(plan.folder).mkdir()
-    kills, log = killed_often(driver.start, plan, numbers(2, 25), 3)
-    assert kills >= 2
+    kills, log = killed_often(driver.start, plan, iter((0, 14)), 2)
+    assert kills == 2
     check_log(log, plan, kills)
     assert json.loads(plan.answers.read_text()) == json.loads(alone.answers.read_text())
     with closing(sqlite3.connect(tmp_path / "killed" / "own.db")) as own:
@@ -291,11 +260,11 @@ def held_up(store: Any) -> Iterator[threading.Event]:
 
     def wait(cursor: Cursor) -> None:
         inside.set()
-        go_on.wait(10)
+        go_on.wait(60)
 
     thread = threading.Thread(target=lambda: store.database.write(wait))
     thread.start()
-    inside.wait(10)
+    assert inside.wait(60)
     try:
         yield go_on
     finally:
@@ -309,48 +278,94 @@ async def test_a_cancelled_waiter_loses_nothing(tmp_path: Path) -> None:
         with held_up(store):
             future: Future[Any] = store.database.submit(lambda cursor: cursor.execute("INSERT INTO noted VALUES (1)"))
             waiter = asyncio.create_task(settled(future))
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)  # now it waits
             waiter.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiter
         written = store.database.submit(lambda cursor: cursor.execute("INSERT INTO noted VALUES (2)"))
-        await asyncio.wait_for(asyncio.to_thread(written.result), 5)
+        await asyncio.wait_for(asyncio.to_thread(written.result), 60)
         with store.database.read() as cursor:
             assert cursor.execute("SELECT number FROM noted ORDER BY number").fetchall() == [(1,), (2,)]
 
 
-@pytest.mark.parametrize("durability", ["sync", "async"])
-@pytest.mark.parametrize("level", ["process", "power"])
-async def test_a_run_that_is_cancelled_again_and_again_goes_on(level: str, durability: Any, tmp_path: Path) -> None:
-    """In one process and on one open store, and never taken for a second run on its thread."""
-    plan = plan_in(tmp_path / "run", f"sqlite:///{tmp_path}/store.db?level={level}", graphs=(TEAM,), tasks=6)
-    nodes.append(Log(plan.log))
-    engine, environment, moments = LoggedEngine(answer), Arithmetic(), random.Random(level + durability)
-    engine.log = environment.log = nodes[-1]
-    cancelled = 0
+class Cut(Log):
+    """A log that cancels a task with one of its lines, or with one of a store's transactions."""
+
+    def __init__(self, path: Path, store: RunStore) -> None:
+        super().__init__(path)
+        self._loop, self._lock = asyncio.get_running_loop(), threading.Lock()
+        self._task: asyncio.Task[Any] | None = None
+        self._left = 0
+        database: Any = store.database
+        transact = database._transact
+
+        def counted(works: Any) -> Any:
+            self._count()
+            return transact(works)
+
+        database._transact = counted
+
+    def write(self, line: str) -> None:
+        super().write(line)
+        self._count()
+
+    def arm(self, task: asyncio.Task[Any] | None, events: int = 0) -> None:
+        """Cancel a task when so many lines and transactions have begun from now on; None for no task."""
+        with self._lock:
+            self._task, self._left = task, events
+
+    def _count(self) -> None:
+        with self._lock:
+            self._left -= 1
+            if self._left == 0 and self._task is not None:
+                self._loop.call_soon_threadsafe(self._task.cancel)
+
+
+async def cancelled_at(level: str, durability: Any, folder: Path, moments: Iterator[int], times: int) -> None:
+    """Runs in one process and on one open store, each cancelled so many times; never taken for a second run."""
+    plan = plan_in(folder / "run", f"sqlite:///{folder}/store.db?level={level}", graphs=(TEAM,), tasks=4)
+    engine, environment = LoggedEngine(answer), Arithmetic()
     with open_store(plan.store) as store, engine, using_policy(engine), using_environment(environment):
+        cut = engine.log = environment.log = Cut(plan.log, store)
+        nodes.append(cut)
         graph = load_graph(TEAM)
         graph = graph.copy(update={"checkpointer": store.checkpointer.allowing(graph)})
         for number, thread_id in enumerate(plan.threads, start=11):
             config: Any = {"configurable": {"thread_id": thread_id}}
-            state: dict[str, Any] = {}
-            while not state:
+            for left in reversed(range(times + 1)):
                 begun = (await graph.aget_state(config)).values
                 given = None if begun else {"messages": [HumanMessage(f"Team {number}")]}
                 before, logged = done_in(plan), len(log_of(plan))
                 with recording(Recording(store.journal, 7)):
                     running = asyncio.create_task(graph.ainvoke(given, config, durability=durability))
-                await asyncio.wait([running], timeout=moments.random() * 0.06)
-                running.cancel()
-                with suppress(asyncio.CancelledError):
-                    state = await running
-                cancelled += not state
+                if left:
+                    cut.arm(running, next(moments))
+                    with pytest.raises(asyncio.CancelledError):
+                        await running
+                    cut.arm(None)
                 check_asked(before, log_of(plan)[logged:])
+            state = await running
             assert state["messages"][-1].text == "Answer: " + sum_of_team(number)
         assert list(verify(store)) == []
     nodes.pop()
-    assert cancelled >= 6
-    check_log(log_of(plan), plan, cancelled)
+    check_log(log_of(plan), plan, plan.tasks * times)
+
+
+@pytest.mark.parametrize("durability", ["sync", "async"])
+@pytest.mark.parametrize("level", ["process", "power"])
+async def test_a_run_that_is_cancelled_again_and_again_goes_on(level: str, durability: Any, tmp_path: Path) -> None:
+    rng = random.Random(level + durability)
+    await cancelled_at(level, durability, tmp_path, iter(lambda: rng.randint(1, 8), 0), 3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("durability", ["sync", "async"])
+@pytest.mark.parametrize("level", ["process", "power"])
+async def test_a_run_that_is_cancelled_many_times_goes_on(level: str, durability: Any, tmp_path: Path) -> None:
+    for seed in range(12):
+        rng = random.Random(f"{level} {durability} {seed}")
+        await cancelled_at(level, durability, tmp_path / str(seed), iter(lambda rng=rng: rng.randint(1, 8), 0), 3)
 
 
 def sum_of_team(number: int) -> str:
@@ -370,7 +385,7 @@ def test_what_was_to_be_done_later_is_read_while_it_is_committed(level: str, tmp
             cursor.execute("INSERT INTO noted VALUES (1)")
 
         store.database.later(slowly)
-        assert begun.wait(5), "it was not done by itself"
+        assert begun.wait(60), "it was not done by itself"
         with store.database.read() as cursor:
             assert cursor.execute("SELECT number FROM noted").fetchall() == [(1,)]
 
@@ -380,7 +395,7 @@ def test_a_fork_opens_a_store_of_its_own(level: str, tmp_path: Path) -> None:
     with open_store(f"sqlite:///{tmp_path}/store.db?level={level}") as store:
         child = os.fork()
         if child == 0:
-            signal.alarm(20)  # the end of a fork that waits for a thread which it does not have
+            signal.alarm(120)  # the end of a fork that waits for a thread which it does not have
             os._exit(said_in_fork(store))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         store.database.write(lambda cursor: cursor.execute(TABLE))

@@ -105,6 +105,9 @@ def test_a_thread_has_one_run(url: str) -> None:
     with writers(url, run, "t", "t") as processes:
         for process in processes:
             process.begin()
+        assert [process.says() for process in processes] == ["has read the thread"] * 2
+        for process in processes:
+            process.line.send("go on")
         words = sorted(process.says() for process in processes)
     assert words[1] == "done"
     assert words[0].startswith("RunError: Thread 't' was taken on by another run")
@@ -148,15 +151,13 @@ def test_a_thread_whose_owner_was_killed_is_free_at_once(url: str) -> None:
         with pytest.raises(RunError, match="is being run already"):
             take(store)
         process.kill()
-        started = time.monotonic()
-        take(store)
-        assert time.monotonic() - started < 2
+        take(store)  # a lease is had or refused, never waited for
 
 
 def test_an_owner_on_another_machine_is_waited_for(url: str) -> None:
     with open_store(url) as store, holder(url) as process:
         process.kill()
-        elsewhere = ("elsewhere/1/1", time.time() + 60)
+        elsewhere = ("elsewhere/1/1", time.time() + 3600)
         execute(url, "UPDATE leases SET process = ?, expires_at = ?", elsewhere)
         with pytest.raises(RunError, match="by process 1 on elsewhere"):
             take(store)

@@ -6,7 +6,6 @@ Each waits for a word before it opens the store, so that several begin at one mo
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -30,7 +29,7 @@ from hrm_agent.trajectory import (
 
 __all__ = ["STEPS", "THREADS", "call", "hold", "main", "run", "write"]
 
-THREADS, STEPS = 12, 10
+THREADS, STEPS = 5, 8
 
 
 class Count(TypedDict):
@@ -38,9 +37,8 @@ class Count(TypedDict):
     text: str
 
 
-def graph_over(store: RunStore, seconds: float = 0.0) -> Any:
+def graph_over(store: RunStore) -> Any:
     def step(state: Count) -> dict[str, Any]:
-        time.sleep(seconds)
         return {"n": state["n"] + 1, "text": f"what is said at step {state['n']} " * 20}
 
     builder = StateGraph(Count).add_node("step", step).add_edge(START, "step")
@@ -97,9 +95,20 @@ def call(thread: str, index: int) -> Call:
     )
 
 
-def run(store: RunStore, thread: str, _: Connection) -> None:
-    """Run a graph on one thread, slowly."""
-    graph_over(store, seconds=0.02).invoke({"n": 0, "text": ""}, {"configurable": {"thread_id": thread}})
+def run(store: RunStore, thread: str, other: Connection) -> None:
+    """Run a graph on one thread, and go on from what was read of it when the other end says so."""
+    saver: Any = store.checkpointer
+    read, waits = saver.get_tuple, iter([True])
+
+    def waiting(config: Any) -> Any:
+        found = read(config)
+        if next(waits, False):
+            other.send("has read the thread")
+            other.recv()
+        return found
+
+    saver.get_tuple = waiting
+    graph_over(store).invoke({"n": 0, "text": ""}, {"configurable": {"thread_id": thread}})
 
 
 def hold(store: RunStore, thread: str, other: Connection) -> None:
