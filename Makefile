@@ -10,6 +10,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_ARGS ?=
 PYTEST_ARGS ?=
+# Bytecode is kept, whatever the machine is set to: every process of the tests reads the same thousands of modules.
+unexport PYTHONDONTWRITEBYTECODE
 # Two processes of tests a core, for many wait for a process that they have started; at most eight.
 WORKERS ?= $(shell n=$$(( 2 * $$(nproc) )); echo $$(( n < 8 ? n : 8 )))
 TOGETHER := -n $(WORKERS) --dist worksteal

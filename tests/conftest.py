@@ -7,6 +7,7 @@ says how many and what to do; where `CI=true` they are demanded.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -137,6 +138,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.stash[LEFT_OUT] = {
         advice: sum(part in parts_of(item) for item in without) for part, advice in lacking.items()
     }
+
+
+def pytest_collection_finish() -> None:
+    """What collecting made lives until the end: the collector of garbage need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 LEFT_OUT = pytest.StashKey[dict[str, int]]()
