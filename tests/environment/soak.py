@@ -231,9 +231,14 @@ async def soak(calls: int, *, rounds: int = ROUNDS, show: bool = False) -> Repor
         await environment.close()
         if left := await _left(before | {host.victim.pid}):
             report.wrong.append(f"after the end, {len(left)} processes are left")
-        report.wrong += [f"after the end, {path} is left" for path in folder.rglob("*")]
+        report.wrong += [f"after the end, {path} is left" for path in _files(folder, host)]
     report.seconds = time.monotonic() - start
     return report
+
+
+def _files(folder: Path, host: Host) -> list[Path]:
+    """Temporary files, without the host's own."""
+    return [path for path in folder.rglob("*") if not path.is_relative_to(host.scratch)]
 
 
 async def _left(known: set[int]) -> set[int]:
