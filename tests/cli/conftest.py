@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from hrm_agent.cli.main import main
+from hrm_agent.environment import LocalEnvironment
 from hrm_agent.store import open_store
+from tests.lent import lend
 from tests.trajectory.samples import make_trajectory
 
 
@@ -37,9 +39,15 @@ SCRIPT = (
 
 
 @pytest.fixture
-def hrm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def hrm(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    environment: LocalEnvironment,
+) -> Command:
     """Runs `hrm-agent WORDS` and gives back its exit code and what it printed."""
     monkeypatch.chdir(tmp_path)
+    lend(environment, monkeypatch)
 
     def run(*words: str) -> Outcome:
         capsys.readouterr()

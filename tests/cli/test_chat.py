@@ -11,13 +11,10 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from hrm_agent.environment import LocalEnvironment
 from hrm_agent.store import open_store
 from hrm_agent.tools.local_wiki import LocalWiki
 from hrm_agent.trajectory import RunStatus, StopReason, ToolStatus
@@ -34,18 +31,9 @@ def script(path: Path, *answers: str) -> str:
     return f"scripted:{path}"
 
 
-@pytest.fixture(scope="module")
-def environment() -> Iterator[LocalEnvironment]:
-    """One for all: a fork server takes seconds to warm up."""
-    opened = LocalEnvironment()
-    yield opened
-    opened.shutdown()
-
-
 @pytest.fixture
-def chat(hrm: Command, environment: LocalEnvironment, monkeypatch: pytest.MonkeyPatch) -> Command:
+def chat(hrm: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
     """`hrm-agent chat WORDS` with lines from a pipe."""
-    monkeypatch.setattr("hrm_agent.cli.run.opened_environment", lambda *_, **__: nullcontext(environment))
 
     def run(*words: str, lines: tuple[str, ...] = ()) -> Outcome:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("".join(f"{x}\n" for x in lines).encode())))

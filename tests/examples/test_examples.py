@@ -15,9 +15,11 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 
 from hrm_agent.cli.main import main
+from hrm_agent.environment import LocalEnvironment
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import RunStatus, StopReason, Trajectory
 from hrm_agent.trajectory.lint import lint
+from tests.lent import lend
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
@@ -33,10 +35,11 @@ def commands(name: str) -> list[list[str]]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: LocalEnvironment) -> Path:
     """Where the commands are typed: it has the examples and no record yet."""
     (tmp_path / "examples").symlink_to(EXAMPLES)
     monkeypatch.chdir(tmp_path)
+    lend(environment, monkeypatch)
     return tmp_path
 
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +42,6 @@ def numbers(messages: Sequence[BaseMessage]) -> str:
     if "before" in messages[-1].text:
         return boxed(sum(message.type == "human" for message in messages) - 1)
     return call(messages[-1].text.removeprefix("What is ").removesuffix("?"))
-
-
-@pytest.fixture(scope="module")
-def environment() -> Iterator[LocalEnvironment]:
-    """One for all: a fork server takes seconds to warm up."""
-    opened = LocalEnvironment()
-    yield opened
-    opened.shutdown()
 
 
 class OneTask(TypedDict):

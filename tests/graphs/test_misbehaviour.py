@@ -6,7 +6,7 @@ Whatever it says, the run ends with a typed status and a reason in words, within
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,6 @@ from tests.graphs.scripts import Roles, boxed, call
 TASK = TaskRef(id="1", family="test", prompt="Count the pears. Return exactly: 'Answer: <number>'.")
 ANSWER, ROUNDS, TOKENS = StopReason.ANSWER, StopReason.MAX_ROUNDS, StopReason.MAX_TOKENS
 MEGABYTE = 10**6
-
-
-@pytest.fixture(scope="module")
-def environment() -> Iterator[LocalEnvironment]:
-    opened = LocalEnvironment(slots=2)
-    yield opened
-    opened.shutdown()
 
 
 class Model(Roles):

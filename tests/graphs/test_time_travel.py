@@ -35,13 +35,16 @@ class Keyed(MessagesState):
 HERE = "tests.graphs.test_time_travel"
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunStore]:
-    """Both bodies of the store."""
+    """Both bodies of the store: on a server by default where a test asks for `both`, the others with the slow ones."""
     monkeypatch.chdir(tmp_path)
     where = request.getfixturevalue("fresh_database") if request.param == "postgresql" else tmp_path / "store.db"
     with open_store(where) as opened:
         yield opened
+
+
+both = pytest.mark.parametrize("store", ["sqlite", "postgresql"], indirect=True)
 
 
 async def run(
@@ -86,6 +89,7 @@ async def test_a_history_says_what_ran_and_what_comes_next(store: RunStore, envi
     assert not any(name.startswith(("branch:", "__")) for name in found.moments[4].values)
 
 
+@both
 async def test_sent_tasks_and_subgraphs_lie_beneath_their_step(store: RunStore, environment: LocalEnvironment) -> None:
     await run(store, environment, Roles(), "reasoning")
     found = history(store, "thread")
@@ -120,24 +124,22 @@ async def test_a_moment_is_named_in_many_ways(store: RunStore, environment: Loca
     assert found.select("before:solve/tools").index == "3.0.2"
 
 
-@pytest.mark.parametrize(
-    ("selector", "message"),
-    [
-        ("before:slove", "Did you mean 'before:solve'?"),
-        ("99", "It has 0 to 9, before:__start__, before:plan"),
-        ("before:solve#3", "'before:solve' is there 2 times. Write before:solve#1 to before:solve#2"),
-        ("before:solve#x", "'before:solve' is there 2 times"),
-        ("1f", "have an id that begins with '1f'"),
-        (lambda _: False, "has no moment that the predicate holds for"),
-    ],
-)
-async def test_a_moment_that_is_not_there(
-    selector: Any, message: str, store: RunStore, environment: LocalEnvironment
-) -> None:
+MISSING: list[tuple[Any, str]] = [
+    ("before:slove", "Did you mean 'before:solve'?"),
+    ("99", "It has 0 to 9, before:__start__, before:plan"),
+    ("before:solve#3", "'before:solve' is there 2 times. Write before:solve#1 to before:solve#2"),
+    ("before:solve#x", "'before:solve' is there 2 times"),
+    ("1f", "have an id that begins with '1f'"),
+    (lambda _: False, "has no moment that the predicate holds for"),
+]
+
+
+async def test_a_moment_that_is_not_there(store: RunStore, environment: LocalEnvironment) -> None:
     await run(store, environment, Roles(), "reasoning")
-    with pytest.raises(RunError) as caught:
-        history(store, "thread").select(selector)
-    assert message in str(caught.value)
+    for selector, message in MISSING:
+        with pytest.raises(RunError) as caught:
+            history(store, "thread").select(selector)
+        assert message in str(caught.value)
 
 
 async def test_no_such_thread(store: RunStore, environment: LocalEnvironment) -> None:
@@ -146,6 +148,7 @@ async def test_no_such_thread(store: RunStore, environment: LocalEnvironment) ->
         history(store, "tread")
 
 
+@both
 async def test_siblings_are_one_group_with_seeds_of_their_own(store: RunStore, environment: LocalEnvironment) -> None:
     original = await run(store, environment, multiplier)
     group = await travel(
@@ -181,6 +184,7 @@ async def test_forks_hang_on_the_moment_they_left(store: RunStore, environment: 
     assert told(found.branches[0].history) == told(found)
 
 
+@both
 async def test_a_fork_of_a_fork_hangs_on_whoever_made_the_moment(
     store: RunStore, environment: LocalEnvironment
 ) -> None:
@@ -230,6 +234,7 @@ async def test_a_tool_result_is_edited(store: RunStore, environment: LocalEnviro
     assert lint(trajectory) == []
 
 
+@both
 async def test_an_edit_that_cannot_be_made_leaves_nothing(store: RunStore, environment: LocalEnvironment) -> None:
     await run(store, environment, multiplier)
     cases: list[tuple[Any, Any, str]] = [
@@ -264,6 +269,7 @@ async def test_a_writer_of_no_edit(store: RunStore, environment: LocalEnvironmen
         fork(store, "thread", "before:tools", edit=Edit(as_node="reason"))
 
 
+@both
 def test_what_looks_like_a_header_of_a_difference(store: RunStore) -> None:
     def begin(thread: str, *messages: str) -> None:
         builder = StateGraph(Keyed).add_node(
@@ -410,6 +416,7 @@ outer_builder = StateGraph(MessagesState).add_node("inner", twice_graph).add_nod
 outer_graph = outer_builder.add_edge(START, "inner").add_edge("inner", "outer").compile()
 
 
+@both
 async def test_a_question_inside_a_subgraph(store: RunStore, environment: LocalEnvironment) -> None:
     graph = f"{HERE}:outer_graph"
     await run(store, environment, [], graph)
@@ -449,6 +456,7 @@ async def test_several_questions_are_answered_by_id(store: RunStore, environment
     assert history(store, "thread").last.values["seen"] == ["a=1", "b=2"]
 
 
+@both
 async def test_another_answer_on_a_fork(store: RunStore, environment: LocalEnvironment) -> None:
     graph = f"{HERE}:twice_graph"
     await run(store, environment, [], graph)
@@ -476,6 +484,7 @@ async def test_a_breakpoint_is_passed(store: RunStore, environment: LocalEnviron
     assert (await run(store, environment, [], graph, answer=None)).answer == "done"
 
 
+@both
 async def test_branches_that_langgraph_made_in_place(store: RunStore) -> None:
     """A thread of the user's own program: no trajectory, and two ways in one thread."""
     graph = load_graph(f"{HERE}:side_graph").copy(update={"checkpointer": store.checkpointer})
@@ -501,6 +510,7 @@ async def test_branches_that_langgraph_made_in_place(store: RunStore) -> None:
         fork(store, "own", edit={"seen": []})
 
 
+@both
 async def test_turns_of_a_conversation(store: RunStore) -> None:
     """One thread, several inputs: each begins where the last one ended."""
 

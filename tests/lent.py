@@ -1,0 +1,36 @@
+"""The environment of all tests, where a command would open one of its own: processes take seconds to start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hrm_agent.environment import LocalEnvironment, local, opening
+from hrm_agent.environment.isolation import DEFAULT_ISOLATION
+
+__all__ = ["lend"]
+
+
+class Lent:
+    """Everything that another one is, and cannot be closed."""
+
+    def __init__(self, environment: LocalEnvironment) -> None:
+        self._environment = environment
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._environment, name)
+
+    async def close(self) -> None:
+        """Nothing is: it goes back."""
+
+
+def lend(environment: LocalEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give `environment` to whoever wants one on this machine by the usual level, unless a test has put in another."""
+    kind, open_ = local.LocalEnvironment, opening._open
+
+    def opened(where: str | None, isolation: Any, token: str | None) -> Any:
+        usual = where is None and isolation == DEFAULT_ISOLATION and local.LocalEnvironment is kind
+        return Lent(environment) if usual else open_(where, isolation, token)
+
+    monkeypatch.setattr(opening, "_open", opened)
