@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hrm_agent.errors import ConfigError, RetrievalError
@@ -62,6 +62,7 @@ def test_the_rank_of_the_answer() -> None:
 
 
 @given(spans, spans.filter(bool), st.randoms())
+@settings(max_examples=50, derandomize=True, database=None, deadline=None)
 def test_measures_are_those_of_sets_of_characters(found: list, references: list, chance: random.Random) -> None:
     shown, wanted = ({i for span in side for i in range(*span)} for side in (found, references))
     assert {i for span in merged(found) for i in range(*span)} == shown

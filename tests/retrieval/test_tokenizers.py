@@ -28,6 +28,7 @@ SIZES = {"bpe": 320, "bpe.tiktoken": 320, "sentencepiece-bpe": 320, "unigram": 3
 PROJECT = Path(__file__).parents[2]
 STRANGE = "The models, naïve 👨‍👩‍👧‍👦 🇩🇪 日本語 e\u0301 <|endoftext|> [UNK] <s>\r\n\0 " + "x" * 200 + "  words\n\n"
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
+EXAMPLES = settings(max_examples=30, derandomize=True, database=None, deadline=None)
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +56,14 @@ def assert_covers(tokenizer: Tokenizer, text: str) -> None:
 
 
 @given(text=TEXTS)
-@settings(max_examples=60, deadline=None)
+@EXAMPLES
 def test_offsets_cover_any_text(text: str, vocabularies: dict[str, Tokenizer]) -> None:
     for tokenizer in (*map(load_tokenizer, ("character", "pieces", "word")), *vocabularies.values()):
         assert_covers(tokenizer, text)
 
 
 @given(left=TEXTS, right=TEXTS)
-@settings(max_examples=60, deadline=None)
+@EXAMPLES
 def test_local_tokenizers_count_a_text_by_its_parts(left: str, right: str, vocabularies: dict[str, Tokenizer]) -> None:
     """What a tokenizer that calls itself local has promised."""
     asked = [*map(load_tokenizer, ("character", "pieces", "word")), *vocabularies.values()]
@@ -74,13 +75,22 @@ def test_local_tokenizers_count_a_text_by_its_parts(left: str, right: str, vocab
 
 
 @given(text=st.lists(st.one_of(TEXTS, st.sampled_from(["the models ", "words", " ", "\n", "\r\n", "  "]))).map("".join))
-@settings(max_examples=60, deadline=None)
+@EXAMPLES
 def test_byte_pairs_lose_nothing_and_are_the_same_in_two_libraries(
     text: str, vocabularies: dict[str, Tokenizer]
 ) -> None:
     ours, fast = vocabularies["bpe"], vocabularies["bpe.tiktoken"]
     assert measure(ours, [text]).round_trip == measure(fast, [text]).round_trip == "exact"
     assert ours.offsets(text).tolist() == fast.offsets(text).tolist()
+
+
+@pytest.mark.slow
+@given(left=TEXTS, right=TEXTS)
+@settings(EXAMPLES, max_examples=1000, derandomize=False)
+def test_all_of_that_holds_of_many_more_texts(left: str, right: str, vocabularies: dict[str, Tokenizer]) -> None:
+    test_offsets_cover_any_text.hypothesis.inner_test(left, vocabularies)
+    test_local_tokenizers_count_a_text_by_its_parts.hypothesis.inner_test(left, right, vocabularies)
+    test_byte_pairs_lose_nothing_and_are_the_same_in_two_libraries.hypothesis.inner_test(left + right, vocabularies)
 
 
 def test_a_desert_of_white_space_is_crossed(vocabularies: dict[str, Tokenizer]) -> None:

@@ -153,7 +153,11 @@ def nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 VALUES = st.recursive(PLAIN | MESSAGES, nested, max_leaves=30)
 EXAMPLES = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=15,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 
@@ -198,6 +202,16 @@ def test_equal_values_have_equal_references(value: Any) -> None:
     reader.load([reference])
     assert referred(value) == reference
     assert referred(reader.value(reference)) == reference
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@settings(EXAMPLES, max_examples=400, derandomize=False)
+@given(value=VALUES)
+def test_all_of_that_holds_of_many_more_values(value: Any, store: RunStore) -> None:
+    test_what_goes_in_comes_out.hypothesis.inner_test(value, store)
+    test_so_do_pending_writes.hypothesis.inner_test(value, store)
+    test_equal_values_have_equal_references.hypothesis.inner_test(value)
 
 
 AS_STOCK: list[Any] = [

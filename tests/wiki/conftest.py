@@ -6,11 +6,36 @@ from collections.abc import Iterator
 
 import pytest
 
-from hrm_agent.tools.mediawiki import MediaWiki
+from hrm_agent.tools.mediawiki import MediaWiki, asking
 from tests.wiki.proxy import Proxy, serving
 from tests.wiki.server import WikiServer
 
 AGENT = "tests/1.0 (tests@example.org)"
+
+
+class Clock:
+    """Pauses take no time, and are remembered."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock by which wikis are left alone; nothing is known of any wiki."""
+    clock = Clock()
+    monkeypatch.setattr(asking, "_now", clock.monotonic)
+    monkeypatch.setattr(asking, "_sleep", clock.sleep)
+    monkeypatch.setattr(asking, "_hosts", {})
+    return clock
 
 
 @pytest.fixture

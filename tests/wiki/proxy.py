@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 import threading
-import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -20,7 +19,6 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Asked(NamedTuple):
     """A request that came in."""
 
-    at: float
     query: dict[str, str]
     headers: dict[str, str]
 
@@ -39,7 +37,7 @@ class Proxy:
         self.url = ""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append(Asked(time.monotonic(), dict(request.query), dict(request.headers)))
+        self.asked.append(Asked(dict(request.query), dict(request.headers)))
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:
@@ -73,10 +71,10 @@ def serving(proxy: Proxy, tls: ssl.SSLContext | None = None) -> Generator[Proxy]
     thread = threading.Thread(target=lambda: (loop.run_until_complete(begin()), loop.run_forever()), daemon=True)
     thread.start()
     try:
-        assert ready.wait(10)
+        assert ready.wait(60)
         yield proxy
     finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
@@ -95,7 +93,7 @@ def says(status: int = 200, headers: dict[str, str] | None = None, **body: Any) 
 async def silence(request: web.Request) -> web.StreamResponse:
     """No answer for as long as a client of the tests has patience."""
     del request
-    await asyncio.sleep(30)
+    await asyncio.sleep(300)
     return web.json_response({})
 
 

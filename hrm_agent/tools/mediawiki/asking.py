@@ -34,6 +34,8 @@ _AT_ONCE = 3
 _LAG_SECONDS = 5
 _LONGEST_WAIT = 8.0
 _REDIRECTS = 5
+_now, _sleep = time.monotonic, asyncio.sleep
+"""The clock of all pauses. Tests put one in their place that does not pass."""
 
 
 @dataclass(slots=True)
@@ -72,10 +74,10 @@ class Asker:
                 if error.seconds is not None:
                     # Those who were sent away together are not to come back together.
                     wait = error.seconds * random.uniform(1.0, 1.1)
-                    host.quiet_until = max(host.quiet_until, time.monotonic() + error.seconds)
-                if attempt >= self._attempts or time.monotonic() + wait > deadline:
+                    host.quiet_until = max(host.quiet_until, _now() + error.seconds)
+                if attempt >= self._attempts or _now() + wait > deadline:
                     raise _given_up(error) from error
-                await asyncio.sleep(wait)
+                await _sleep(wait)
 
     async def close(self) -> None:
         """Let go of the connections. Another request opens them again."""
@@ -84,30 +86,30 @@ class Asker:
             await held[1].aclose()
 
     def _deadline(self) -> float:
-        return time.monotonic() + self._patience
+        return _now() + self._patience
 
     @asynccontextmanager
     async def _turn(self, host: _Host, deadline: float) -> AsyncGenerator[None]:
         """One of the three places, at a time at which the wiki may be asked."""
         try:
-            async with asyncio.timeout(deadline - time.monotonic()):
+            async with asyncio.timeout(deadline - _now()):
                 await host.turns.acquire()
         except TimeoutError as error:
             text = f"{self.shown} had no time within {self._patience:g} s: it is busy with other questions of ours."
             raise ToolFailure(text, ToolStatus.INFRASTRUCTURE) from error
         try:
-            while (left := host.quiet_until - time.monotonic()) > 0:
+            while (left := host.quiet_until - _now()) > 0:
                 if host.quiet_until > deadline:
                     text = f"{self.shown} wants to be left alone for another {left:.0f} s."
                     raise ToolFailure(text, ToolStatus.INFRASTRUCTURE)
-                await asyncio.sleep(left * random.uniform(1.0, 1.1))
+                await _sleep(left * random.uniform(1.0, 1.1))
             yield
         finally:
             host.turns.release()
 
     async def _request(self, parameters: Mapping[str, str], deadline: float) -> dict[str, Any]:
         query = {**parameters, "format": "json", "formatversion": "2", "maxlag": str(_LAG_SECONDS)}
-        seconds = max(0.001, min(self._timeout, deadline - time.monotonic()))
+        seconds = max(0.001, min(self._timeout, deadline - _now()))
         try:
             async with asyncio.timeout(seconds):
                 status, headers, body = await self._follow(self._url.copy_merge_params(query))
