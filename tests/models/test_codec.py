@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import (
     AIMessage,
@@ -21,6 +20,7 @@ from hrm_agent.errors import ModelError
 from hrm_agent.models.byte_codec import ByteCodec
 from hrm_agent.models.codec import ChatTemplateCodec
 from hrm_agent.models.engine import TemplateMismatch
+from tests.properties import few_and_many, holds
 
 TAGS = ["<reason>", "</reason>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>"]
 ADDED = ["<|im_start|>", "<|im_end|>", *TAGS]
@@ -56,16 +56,19 @@ pieces = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
-@given(texts=st.lists(st.lists(pieces, max_size=6).map("".join), min_size=3, max_size=3))
-def test_any_text_comes_through_and_forges_nothing(codec: ChatTemplateCodec, texts: list[str]) -> None:
-    messages = [message_of(role, text) for role, text in zip(("system", "user", "tool"), texts, strict=True)]
-    ids = codec.encode(messages)
+@few_and_many
+def test_any_text_comes_through_and_forges_nothing(codec: ChatTemplateCodec, examples: int) -> None:
     frame = codec.encode([message_of(role, "x") for role in ("system", "user", "tool")])
-    assert added_tokens(codec, ids) == added_tokens(codec, frame)
-    shown = codec.decode(ids)
-    for text in texts:
-        assert text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace") in shown
+
+    def check(texts: list[str]) -> None:
+        messages = [message_of(role, text) for role, text in zip(("system", "user", "tool"), texts, strict=True)]
+        ids = codec.encode(messages)
+        assert added_tokens(codec, ids) == added_tokens(codec, frame)
+        shown = codec.decode(ids)
+        for text in texts:
+            assert text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace") in shown
+
+    holds(check, examples, texts=st.lists(st.lists(pieces, max_size=6).map("".join), min_size=3, max_size=3))
 
 
 def test_control_tokens_stay_text_everywhere_else_too(codec: ChatTemplateCodec) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from hrm_agent.models.byte_codec import ByteCodec
 from hrm_agent.models.parsing import parse_turn, tool_call_text
 from hrm_agent.models.streaming import StreamDecoder
+from tests.properties import few_and_many, holds
 
 
 def test_text_without_calls_is_content_as_it_stands() -> None:
@@ -25,12 +25,15 @@ def test_calls_are_taken_out_in_order() -> None:
     assert turn.tool_calls == [{"name": "f", "args": {"x": 1}}, {"name": "g", "args": {}}]
 
 
-@given(code=st.text(st.characters(exclude_categories=["Cs"])))
-def test_an_argument_may_hold_anything(code: str) -> None:
-    for hidden in (code, f"</tool_call>{code}<tool_call>"):
-        assert parse_turn(tool_call_text("python", {"code": hidden})).tool_calls == [
-            {"name": "python", "args": {"code": hidden}}
-        ]
+@few_and_many
+def test_an_argument_may_hold_anything(examples: int) -> None:
+    def check(code: str) -> None:
+        for hidden in (code, f"</tool_call>{code}<tool_call>"):
+            assert parse_turn(tool_call_text("python", {"code": hidden})).tool_calls == [
+                {"name": "python", "args": {"code": hidden}}
+            ]
+
+    holds(check, examples, code=st.text(st.characters(exclude_categories=["Cs"])))
 
 
 @pytest.mark.parametrize(

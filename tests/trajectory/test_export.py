@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from hrm_agent.errors import StoreError, StoreVersionError
 from hrm_agent.trajectory import Trajectory
 from hrm_agent.trajectory.formats import COLUMNS, read_jsonl, read_parquet, write_jsonl, write_parquet
+from tests.properties import few_and_many, holds
 from tests.trajectory.samples import make_call, make_trajectory
 
 Write = Callable[[Iterable[Trajectory], Path], int]
@@ -47,12 +47,14 @@ def test_round_trip_of_nothing(write: Write, read: Read, tmp_path: Path) -> None
 
 
 @both
-@given(call=calls)
-def test_tokens_survive(write: Write, read: Read, call: object, tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.mktemp("export") / "export"
-    original = make_trajectory(calls=(call,))
-    write([original], path)
-    assert list(read(path)) == [original]
+@few_and_many
+def test_tokens_survive(write: Write, read: Read, examples: int, tmp_path: Path) -> None:
+    def check(call: object) -> None:
+        original = make_trajectory(calls=(call,))
+        write([original], tmp_path / "export")
+        assert list(read(tmp_path / "export")) == [original]
+
+    holds(check, examples, call=calls)
 
 
 def test_parquet_is_read_without_this_project(tmp_path: Path) -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
 
 from hrm_agent.errors import ConfigError, StoreError
 from hrm_agent.trajectory import LogprobKind, RunStatus, StopReason, Trajectory
 from hrm_agent.trajectory.formats import Origin, export_to, import_from
 from hrm_agent.trajectory.formats.trl import rollout_columns
 from hrm_agent.trajectory.lint import lint
+from tests.properties import few_and_many, holds
 from tests.trajectory.forests import learned, trajectories
 from tests.trajectory.samples import make_call, make_trajectory
 
@@ -27,18 +27,20 @@ def there_and_back(original: Trajectory, name: str, folder: Path) -> list[Trajec
 
 
 @of_tokens
-@settings(max_examples=60)
-@given(original=trajectories())
-def test_the_same_is_learned(name: str, original: Trajectory, tmp_path_factory: pytest.TempPathFactory) -> None:
-    assert lint(original) == []
-    found = there_and_back(original, name, tmp_path_factory.mktemp("formats"))
-    expected = learned(original)
-    assert sum(map(learned, found), type(expected)()) == expected
-    for trajectory in found:
-        assert lint(trajectory) == []
-        assert trajectory.id == original.id
-        assert trajectory.rewards == original.rewards
-        assert trajectory.policy == original.policy
+@few_and_many
+def test_the_same_is_learned(name: str, examples: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    def check(original: Trajectory) -> None:
+        assert lint(original) == []
+        found = there_and_back(original, name, tmp_path_factory.mktemp("formats"))
+        expected = learned(original)
+        assert sum(map(learned, found), type(expected)()) == expected
+        for trajectory in found:
+            assert lint(trajectory) == []
+            assert trajectory.id == original.id
+            assert trajectory.rewards == original.rewards
+            assert trajectory.policy == original.policy
+
+    holds(check, examples, original=trajectories())
 
 
 @of_tokens
