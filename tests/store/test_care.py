@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from hrm_agent.store.care import collect_values, delete_runs, prune, stats, veri
 from hrm_agent.store.values import LIST, MSGPACK
 from hrm_agent.trajectory import ForkRef, Overlay, RunStatus, StopReason, Trajectory, Verdict
 from tests.store.bodies import execute
+from tests.store.processes import writers
 from tests.trajectory.samples import make_call, make_tool_call, make_trajectory
 
 DAY = 86400.0
@@ -146,20 +147,11 @@ def test_a_process_goes_on_where_its_thread_was_deleted(store: RunStore) -> None
     assert sound(store)
 
 
-SECOND = """
-import sys
-from hrm_agent.store import open_store
-from tests.store.test_care import second_process
-with open_store(sys.argv[1]) as store:
-    second_process(store)
-"""
-
-
-def second_process(store: RunStore) -> None:
-    """Obeys lines: `talk THREAD WORD...`, `checkpoint THREAD` (the last one of it again, under the next id)."""
+def obey(store: RunStore, _: str, other: Connection) -> None:
+    """Obeys words: `talk THREAD WORD...`, `go-on THREAD` (the last checkpoint of it again, under the next id)."""
     remembered: dict[str, Any] = {}
-    for line in sys.stdin:
-        command, thread, *words = line.split()
+    while said := other.recv():
+        command, thread, *words = said.split()
         if command == "talk":
             talk(store, thread, *words)
             remembered[thread] = store.checkpointer.get_tuple(on(thread))
@@ -170,22 +162,17 @@ def second_process(store: RunStore) -> None:
                 store.checkpointer.put_writes(before.config, [("messages", values)], task)
             new = {**before.checkpoint, "id": before.checkpoint["id"].replace("1", "f", 1)}
             store.checkpointer.put(before.config, new, before.metadata, {})
-        print("done", flush=True)
+        other.send("obeyed")
 
 
 def test_what_another_process_collected_is_written_again(url: str) -> None:
     """A process that knows of values, and keeps referring to them, while another deletes and collects."""
-    command = [sys.executable, "-c", SECOND, url]
-    with (
-        open_store(url) as store,
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as second,
-    ):
-        assert second.stdin and second.stdout
+    with open_store(url) as store, writers(url, obey, "second") as (second,):
+        second.begin()
 
-        def tell(line: str) -> None:
-            assert second.stdin and second.stdout
-            print(line, file=second.stdin, flush=True)
-            assert second.stdout.readline() == "done\n"
+        def tell(words: str) -> None:
+            second.line.send(words)
+            assert second.says() == "obeyed"
 
         tell("talk a hello again")
         expected = messages(store, "a")
@@ -202,8 +189,8 @@ def test_what_another_process_collected_is_written_again(url: str) -> None:
         tell("go-on a")  # and still remembers these
         assert sound(store, "writes of thread a: their checkpoint is lost")
         assert [m.content for m in messages(store, "a")] == [m.content for m in expected]
-        second.stdin.close()
-        assert second.wait(60) == 0
+        second.line.send("")
+        assert second.says() == "done"
 
 
 # pruning
@@ -311,10 +298,11 @@ def test_the_numbers_of_stats(store: RunStore) -> None:
 
 
 def test_vacuum_gives_back_what_was_freed(store: RunStore) -> None:
-    for number in range(30):
-        talk(store, f"{number}", *(f"{number} {turn} " + "many words " * 100 for turn in range(3)))
+    noise = random.Random(0)  # what cannot be packed
+    for number in range(6):
+        talk(store, f"{number}", *(noise.randbytes(2500).hex() for _ in range(3)))
     full = store.database.size()
-    delete_runs(store, [f"{number}" for number in range(1, 30)])
+    delete_runs(store, [f"{number}" for number in range(1, 6)])
     store.database.vacuum()
     assert store.database.size() < full / 2
     assert len(messages(store, "0")) == 6 and sound(store)

@@ -6,7 +6,8 @@ The suite calls asynchronous methods only. `Synchronous` answers each of them by
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from langgraph.checkpoint.conformance import checkpointer_test, validate
 from langgraph.checkpoint.conformance.capabilities import Capability
 
 from hrm_agent.store import RunStore, open_store
+from tests.postgres import PostgresServer
 
 KEY = base64.b64encode(bytes(range(32))).decode()
-OpenNew = Callable[[], RunStore]
+OpenNew = Callable[[], AbstractContextManager[RunStore]]
 
 
 class Synchronous(BaseCheckpointSaver[Any]):
@@ -57,23 +59,45 @@ class Synchronous(BaseCheckpointSaver[Any]):
         self._saver.prune(thread_ids, **named)
 
 
-@pytest.fixture(params=["sqlite", "sqlite power", "sqlite encrypted", "postgresql", "postgresql encrypted"])
-def open_new(request: pytest.FixtureRequest, tmp_path: Path, postgres: Any) -> Callable[[], RunStore]:
+DEFAULT = {
+    "asynchronous": ("sqlite", "sqlite power", "postgresql encrypted"),
+    "synchronous": ("sqlite encrypted", "postgresql"),
+}
+"""Each body and variant once, both ways on each body; the other combinations are in the slow set."""
+
+
+@pytest.fixture
+def open_new(body: str, tmp_path: Path, postgres: PostgresServer) -> OpenNew:
     """Opens a new, empty store at every call, as the suite wants one for each capability."""
-    body, _, variant = request.param.partition(" ")
+    kind, _, variant = body.partition(" ")
+    key = KEY if variant == "encrypted" else None
     numbers = iter(range(100))
 
-    def opened() -> RunStore:
-        if body == "postgresql":
-            return open_store(postgres.create_database(), key=KEY if variant else None)
+    @contextmanager
+    def opened() -> Iterator[RunStore]:
+        if kind == "postgresql":
+            url = postgres.create_database()
+            with open_store(url, key=key) as store:
+                yield store
+            postgres.drop_database(url)
+            return
         url = f"sqlite:///{tmp_path}/{next(numbers)}.db" + ("?level=power" if variant == "power" else "")
-        return open_store(url, key=KEY if variant == "encrypted" else None)
+        with open_store(url, key=key) as store:
+            yield store
 
     return opened
 
 
-@pytest.mark.parametrize("way", ["asynchronous", "synchronous"])
-async def test_langgraphs_conformance_suite(way: str, open_new: OpenNew) -> None:
+def combinations() -> Iterator[Any]:
+    for body in ("sqlite", "sqlite power", "sqlite encrypted", "postgresql", "postgresql encrypted"):
+        for way, bodies in DEFAULT.items():
+            yield pytest.param(body, way, marks=() if body in bodies else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("body", "way"), [*combinations()])
+async def test_langgraphs_conformance_suite(body: str, way: str, open_new: OpenNew) -> None:
+    del body
+
     @checkpointer_test(name=way)
     async def fresh() -> AsyncGenerator[BaseCheckpointSaver[Any]]:
         with open_new() as store:

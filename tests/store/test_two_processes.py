@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,7 +18,8 @@ from hrm_agent.store.care import verify
 from hrm_agent.trajectory import RunStatus
 from tests.postgres import PostgresServer
 from tests.store.bodies import execute
-from tests.store.writer import STEPS, THREADS, call, hold, main, run, write
+from tests.store.processes import Writer, writers
+from tests.store.writer import STEPS, THREADS, call, hold, run, write
 
 NAMES = ("first", "second", "third")
 
@@ -36,44 +32,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, postgres: PostgresServer
         postgres.drop_database(database)
     else:
         yield f"sqlite:///{tmp_path}/store.db" + ("?level=power" if "power" in request.param else "")
-
-
-@dataclass
-class Writer:
-    """Another process, and the line to it."""
-
-    process: BaseProcess
-    line: Connection
-
-    def begin(self) -> None:
-        self.line.send("go")
-
-    def says(self) -> str:
-        assert self.line.poll(120), "no word for two minutes"
-        return self.line.recv()
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.join()
-
-
-@contextmanager
-def writers(url: str, work: Any, *names: str) -> Iterator[list[Writer]]:
-    """Processes that are ready to begin; killed at the end of the block if they have not ended."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.store.writer"])  # so that a process costs a fork, not LangGraph's import
-    started: list[Writer] = []
-    try:
-        for name in names:
-            here, there = context.Pipe()
-            process = context.Process(target=main, args=(there, work, url, name))
-            process.start()
-            there.close()
-            started.append(Writer(process, here))
-        yield started
-    finally:
-        for writer in started:
-            writer.kill()
 
 
 def test_processes_write_side_by_side(url: str) -> None:
