@@ -17,6 +17,7 @@ import pytest
 
 from hrm_agent.store import open_store
 from hrm_agent.tools.local_wiki import LocalWiki
+from hrm_agent.tools.mediawiki import asking
 from hrm_agent.trajectory import RunStatus, StopReason, ToolStatus
 from hrm_agent.trajectory.lint import lint
 from tests.cli.conftest import SCRIPT, Command, Outcome
@@ -148,8 +149,11 @@ def test_several_questions_are_asked_one_by_one(chat: Command, hrm: Command, tmp
     assert hrm("replay", "t").code == 0
 
 
-def test_citations_and_the_cited_span(chat: Command, hrm: Command, tmp_path: Path) -> None:
+def test_citations_and_the_cited_span(
+    chat: Command, hrm: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The research graph, its wiki gone after the first turn: the conversation goes on, and its sources stay."""
+    monkeypatch.setattr(asking, "_LONGEST_WAIT", 0.0)
     (tmp_path / "wiki").mkdir()
     text = "The blue whale is the largest animal. Reaching a length of 29.9 metres, it weighs 199 tonnes."
     (tmp_path / "wiki" / "Blue whale.txt").write_text(text)

@@ -25,6 +25,7 @@ from hrm_agent.errors import ConfigError, ModelError, RunError
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.tools.local_wiki import LocalWiki
+from hrm_agent.tools.mediawiki import asking
 from hrm_agent.trajectory import RunStatus, Sampling, StopReason, TaskRef, ToolStatus, Trajectory
 from hrm_agent.trajectory.lint import lint
 from tests.graphs.kill_driver import Arithmetic
@@ -277,6 +278,7 @@ def researched_in_a_child(where: str, wiki: str, dies_at: str) -> int:
 
 async def _researched(where: str, wiki: str, dies_at: str) -> None:
     both = threading.Barrier(2, timeout=60)
+    asking._LONGEST_WAIT = 0.0
 
     def answers(messages: Sequence[BaseMessage]) -> str:
         written = messages[0].text == WRITER_PROMPT
