@@ -57,7 +57,7 @@ def test_html_says_its_own_encoding() -> None:
 def test_html_that_other_parsers_stumble_on(source: str) -> None:
     clock = time.process_time()
     assert html_to_text(source) == "deep"
-    assert time.process_time() - clock < 5
+    assert time.process_time() - clock < 60, "read again for each tag, it would be hours"
 
 
 def test_a_pdf_has_its_pages_in_order() -> None:

@@ -38,7 +38,7 @@ def test_pages_are_read_by_their_titles(wiki: MediaWiki) -> None:
     """And are to be seen at their permanent URLs."""
     with ThreadPoolExecutor(4) as threads:
         pages = list(threads.map(wiki.page, TITLES))
-        shown = list(threads.map(lambda page: httpx.get(page.permanent_url, timeout=60), pages))
+        shown = list(threads.map(lambda page: httpx.get(page.permanent_url, timeout=120), pages))
     for title, page, seen in zip(TITLES, pages, shown, strict=True):
         assert (page.title, words(page.text)) == (title, words(PLAIN[title]))
         assert f"oldid={page.revision}" in page.permanent_url and seen.status_code == 200, title

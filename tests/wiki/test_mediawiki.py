@@ -85,7 +85,7 @@ def test_a_citation_stays_true_when_the_page_changes(wiki_server: WikiServer, tm
     assert after.revision > before.revision
     assert with_cache.page("Ferry") == before, "from the cache, for a day"
     for page in (before, after):
-        seen = httpx.get(page.permanent_url, timeout=30)
+        seen = httpx.get(page.permanent_url, timeout=120)
         assert seen.status_code == 200 and page.text in html.unescape(seen.text)
     wiki_server.edit("Vanity", "A page about me.")
     assert open_wiki(wiki_server.url, AGENT).page("Vanity").text == "A page about me."
