@@ -69,10 +69,10 @@ def test_broken_json(said: str, value: Any) -> None:
     ids=lambda said: said[:8],
 )  # fmt: skip
 def test_a_megabyte_of_anything_is_read_in_no_time(said: str) -> None:
-    began = time.process_time()
+    began = time.thread_time()
     with pytest.raises(Unreadable):
         read_as(Judgement, said)
-    assert time.process_time() - began < 2
+    assert time.thread_time() - began < 10
 
 
 def test_verdicts_by_other_names() -> None:
@@ -129,9 +129,9 @@ def test_formats(final_format: str, problem: str, kept: str, broken: str) -> Non
 )
 def test_answers_that_keep_no_format_are_told_in_no_time(final_format: str, said: str) -> None:
     wanted = format_of(final_format, "")
-    began = time.process_time()
+    began = time.thread_time()
     assert wanted is not None and wanted.found_in(f"{said}\n" * 500) is None
-    assert time.process_time() - began < 2
+    assert time.thread_time() - began < 10
 
 
 @pytest.mark.parametrize(
