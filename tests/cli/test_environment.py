@@ -73,7 +73,7 @@ def test_a_token_is_made_once_kept_and_found_again(serve: Serve, hrm: Command, h
     assert 'hrm_environment_calls_total{status="ok"} 1' in status["metrics"]
     assert said["url"] in hrm("environment", "status", said["url"]).out
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
+    assert process.wait(120) == 0
     assert process.communicate()[1] == ""
 
     _, again = serve("--port", "0", lines=2)
@@ -87,7 +87,7 @@ def test_a_unix_socket_and_a_token_of_the_variable(serve: Serve, home: Path) -> 
     assert value_of(f"unix:{path}", "secret") == "42"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 0
+    assert process.wait(120) == 0
     assert not path.exists()
     assert not (home / "config").exists()
 

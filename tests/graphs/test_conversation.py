@@ -21,9 +21,11 @@ from graphs.prompts import WRITER_PROMPT
 from graphs.replay import replay_async
 from graphs.time_travel import fork, history
 from hrm_agent.environment import Environment, LocalEnvironment
+from hrm_agent.environment.result import Limits
 from hrm_agent.errors import ConfigError, ModelError, RunError
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.store import RunStore, open_store
+from hrm_agent.tools import python, python_stateless
 from hrm_agent.tools.local_wiki import LocalWiki
 from hrm_agent.tools.mediawiki import asking
 from hrm_agent.trajectory import RunStatus, Sampling, StopReason, TaskRef, ToolStatus, Trajectory
@@ -144,8 +146,10 @@ async def test_a_turn_that_failed_is_followed(store: RunStore, environment: Loca
 
 
 async def test_a_turn_that_was_stopped_is_given_up_or_gone_on_with(
-    store: RunStore, environment: LocalEnvironment
+    store: RunStore, environment: LocalEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for tool in (python, python_stateless):
+        monkeypatch.setattr(tool, "limits", Limits(wall_seconds=600.0))
     talk = Talk(store, environment)
     await talk()
     stopped = asyncio.ensure_future(talk("What is __import__('time').sleep(60)?"))

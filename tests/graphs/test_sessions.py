@@ -11,10 +11,11 @@ from graphs.episode import Episode, EpisodeRunner
 from graphs.replay import replay_async
 from graphs.time_travel import siblings
 from hrm_agent.environment import LocalEnvironment
-from hrm_agent.environment.result import ExecutionResult, Submission
+from hrm_agent.environment.result import ExecutionResult, Limits, Submission
 from hrm_agent.errors import HrmError
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.store import RunStore
+from hrm_agent.tools import python
 from hrm_agent.trajectory import RunStatus, SessionState, TaskRef, ToolStatus, Trajectory
 from hrm_agent.trajectory.lint import lint
 from tests.graphs.scripts import Roles, boxed, call
@@ -107,7 +108,11 @@ async def test_a_replay_runs_nothing(store: RunStore, environment: Watched) -> N
 
 
 @pytest.mark.parametrize("how", ["fails", "is cancelled", "is stopped"])
-async def test_sessions_end_however_the_episode_does(how: str, store: RunStore, environment: Watched) -> None:
+async def test_sessions_end_however_the_episode_does(
+    how: str, store: RunStore, environment: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(python, "limits", Limits(wall_seconds=600.0))
+
     def script(messages: Any) -> str:
         if messages[-1].type != "tool":
             return call("x = 1")

@@ -16,6 +16,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
 
+from hrm_agent.environment.result import Limits
 from hrm_agent.errors import GraphError
 from hrm_agent.tools import python, run_tool_calls
 from hrm_agent.trajectory import MemoryJournal, Recording, recording
@@ -195,7 +196,8 @@ async def test_an_interrupt_of_a_tool_reaches_the_graph_and_the_other_calls_are_
     assert runs == ["note"]
 
 
-async def test_cancelling_leaves_the_calls_unfinished(journal: MemoryJournal) -> None:
+async def test_cancelling_leaves_the_calls_unfinished(journal: MemoryJournal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(python, "limits", Limits(wall_seconds=600.0))
     asked = message(("python", {"code": "import time\ntime.sleep(60)"}))
     task = asyncio.create_task(run_tool_calls(asked, [python], {}))
     while not journal._tool_calls:
