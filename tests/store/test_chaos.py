@@ -203,8 +203,8 @@ def test_connections_that_break_double_nothing(
     moments = random.Random(2).sample(range(1, 40), 5)
     plan_events(plan, {moment: ["break", postgres_url, fresh_database.rpartition("/")[2]] for moment in moments})
     assert driver.start(plan).result() == 0, error_of(plan)
-    broken = Path(plan.folder, BROKEN).read_text().split()
-    assert len(broken) == len(moments) and all(int(connections) > 0 for connections in broken)
+    broken = [int(number) for number in Path(plan.folder, BROKEN).read_text().split()]
+    assert len(broken) == len(moments) and broken[0] > 0  # the next may come before anybody has connected again
     assert record_of(plan) == untouched
     check_log(log_of(plan), plan, 0)
 

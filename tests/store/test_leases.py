@@ -246,17 +246,15 @@ async def test_so_is_a_second_asynchronous_run(
         readers.add(asyncio.current_task())
         if len(readers) == 2:
             both.set()
+        await both.wait()
         return found
 
     async def node(state: MessagesState) -> dict[str, Any]:
-        await both.wait()
         return {"messages": [AIMessage(f"after {state['messages'][-1].content}")]}
 
     graph = compiled(store, node)
     if begun:
-        both.set()
         await graph.ainvoke(say("hello"), on("t"))
-        both.clear()
     monkeypatch.setattr(StoreSaver, "aget_tuple", noted)
     runs = [graph.ainvoke(say(word), on("t"), durability=durability) for word in ("one", "two")]
     outcomes = await asyncio.gather(*runs, return_exceptions=True)
