@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.whole
+
 PROJECT = Path(__file__).parents[1]
 FOLDER = PROJECT / "benchmarks"
 BENCHMARKS = sorted(

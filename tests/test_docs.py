@@ -22,6 +22,8 @@ import pytest
 
 from hrm_agent.cli.main import main
 
+pytestmark = pytest.mark.whole
+
 PROJECT = Path(__file__).parents[1]
 PAGES = [*PROJECT.glob("README.md"), *sorted((PROJECT / "docs").glob("*.md"))]
 MENTIONED = {"cd", "git", "pip", "python", "source"}

@@ -34,6 +34,8 @@ from tests.environment.held import HOLD, let_go, until_held
 from tests.environment.killing import FORK_SERVER, SLOT, ChosenKills, at_depth
 from tests.environment.served import TOKEN, ServerProcess
 
+pytestmark = pytest.mark.whole
+
 ZYGOTE_SHARE = 0.1
 ROUNDS = 6
 

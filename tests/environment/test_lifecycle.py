@@ -22,6 +22,8 @@ from tests.environment.attacks.host import descendants
 from tests.environment.contract import LONG
 from tests.environment.held import HOLD, Releasing, let_go, until_held
 
+pytestmark = pytest.mark.whole
+
 PROJECT = Path(__file__).resolve().parents[2]
 HOST_PROCESSES = 6
 """Of an environment with two calls under way: the starter, the zygote, two slots, what they run."""

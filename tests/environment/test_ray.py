@@ -28,6 +28,8 @@ from tests.environment.contract import LONG, SLOTS, EnvironmentContract, until
 from tests.environment.front_workers import ThreadWorkers
 from tests.environment.held import HOLD, let_go, until_held
 
+pytestmark = pytest.mark.whole
+
 PROJECT = Path(__file__).parents[2]
 NODES = 2
 

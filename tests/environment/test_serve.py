@@ -18,6 +18,8 @@ from hrm_agent.trajectory import ToolStatus
 from tests.environment.attacks.host import descendants
 from tests.environment.contract import FOREVER, IDLE, LONG
 
+pytestmark = pytest.mark.whole
+
 INSTALL = "apt-get install -y gcc libc6-dev python3-dev, then pip install -e . again"
 FOLDER = "import os\nsorted(os.listdir('.')), oct(os.stat('.').st_mode)"
 CASES = {

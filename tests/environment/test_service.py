@@ -34,6 +34,8 @@ from tests.environment.contract import IDLE, LONG, SLOTS, all_slots_free, gauge,
 from tests.environment.held import HOLD, let_go, until_held
 from tests.environment.served import TOKEN, ServerProcess, served
 
+pytestmark = pytest.mark.whole
+
 HEADERS = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
 
 

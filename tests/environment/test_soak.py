@@ -9,6 +9,8 @@ import pytest
 
 from tests.environment.soak import ROUNDS, Report, Sample, soak
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)

@@ -15,6 +15,8 @@ from hrm_agent.store import open_store
 from hrm_agent.trajectory import RunStatus, ToolStatus
 from hrm_agent.trajectory.lint import lint
 
+pytestmark = pytest.mark.whole
+
 MOMENTS = ["model 1", "asked", "paid under pay:o-1", "model 4", "streamed", "read", "look 1", "looked", "paid again"]
 INTERRUPTED = {moment: moment for moment in ("model 1", "paid under pay:o-1", "model 4", "look 1")} | {
     "streamed": "model 4"

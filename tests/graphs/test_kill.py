@@ -32,6 +32,8 @@ from tests.graphs.kills import (
 )
 from tests.postgres import PostgresServer
 
+pytestmark = pytest.mark.whole
+
 BODIES = ("process", "power", "postgres")
 
 

@@ -17,6 +17,8 @@ from tests.graphs.killed_research import HANGS
 from tests.graphs.research_scripts import AGENT, NIGHT, Researcher, Talk, assert_exact
 from tests.graphs.small_wiki import SmallWiki
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.mark.slow
 async def test_a_search_that_was_done_is_not_made_again(tmp_path: Path, idle_environment: LocalEnvironment) -> None:

@@ -22,6 +22,8 @@ from tests.graphs.small_wiki import Patience
 from tests.wiki.proxy import Proxy, dies, says, serving, silence
 from tests.wiki.server import WikiServer
 
+pytestmark = pytest.mark.whole
+
 SEARCH, READ = "wiki_search", "wiki_page"
 OK, ERROR, INFRASTRUCTURE = ToolStatus.OK, ToolStatus.ERROR, ToolStatus.INFRASTRUCTURE
 

@@ -29,6 +29,8 @@ from hrm_agent.retrieval.index.vectors import VectorTable
 from hrm_agent.retrieval.index.words import Fts5
 from tests.retrieval.documents import write_texts
 
+pytestmark = pytest.mark.whole
+
 FILES = 12
 Contents = list[tuple[object, ...]]
 

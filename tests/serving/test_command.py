@@ -18,6 +18,8 @@ from hrm_agent.cli.main import main
 from hrm_agent.store import open_store
 from tests.graphs.scripts import boxed, call
 
+pytestmark = pytest.mark.whole
+
 ANSWERS = [call("import time; time.sleep(2); 6 * 7"), boxed(42)]
 WORDS = ["serve", "--port", "0", "--policy", "scripted:script.jsonl", "--token-file", "token", "--store", "store.db"]
 

@@ -17,6 +17,8 @@ from training.evaluate import evaluate
 from training.rollout import open_runner
 from training.tasks.word_problems import problem
 
+pytestmark = pytest.mark.whole
+
 COLD_START = "builtin:cold-start"
 
 

@@ -15,6 +15,8 @@ from hrm_agent.store import RunStore, open_store, postgres
 from hrm_agent.store.readers import Readers
 from tests.store.way import Way
 
+pytestmark = pytest.mark.whole
+
 PATIENCE = 2.0
 
 

@@ -57,6 +57,8 @@ from tests.postgres import PostgresServer
 from tests.store.chaos_driver import BROKEN, PAGES, plan_events
 from tests.store.way import Way
 
+pytestmark = pytest.mark.whole
+
 BALLAST, STEP, STEPS = 12 * 2**20, 320 * 2**10, 4
 TABLE = "CREATE TABLE IF NOT EXISTS noted (number INTEGER)"
 

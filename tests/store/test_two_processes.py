@@ -21,6 +21,8 @@ from tests.store.bodies import execute
 from tests.store.processes import Writer, writers
 from tests.store.writer import STEPS, THREADS, call, hold, run, write
 
+pytestmark = pytest.mark.whole
+
 NAMES = ("first", "second", "third")
 
 

@@ -22,6 +22,8 @@ from training.tasks import load_tasks, verify
 from training.tasks.grader import graded
 from training.tasks.verify import exact_verifier
 
+pytestmark = pytest.mark.whole
+
 WRONG, RIGHT = r"<answer>\boxed{41}</answer>", r"<answer>\boxed{42}</answer>"
 
 

@@ -14,6 +14,8 @@ from tests.training.test_loss import random_rows
 from training.batch import micro_batches
 from training.update import policy_update
 
+pytestmark = pytest.mark.whole
+
 PROJECT = Path(__file__).resolve().parents[2]
 
 

@@ -17,6 +17,8 @@ from training.configs import GrpoConfig
 from training.grpo import train
 from training.metrics import read_metrics
 
+pytestmark = pytest.mark.whole
+
 CONFIG = GrpoConfig(steps=3, prompts_per_step=2, group_size=2, seed=5, context={"max_turns": 4, "max_tokens": 96})
 ROLLOUTS = 2 * CONFIG.group_size * CONFIG.prompts_per_step
 """Of one step."""

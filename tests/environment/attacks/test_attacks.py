@@ -21,6 +21,8 @@ from tests.environment.attacks.host import PROJECT, Host
 from tests.environment.attacks.snippets import CORPUS, Call, Snippet, read_folder
 from tests.environment.attacks.trial import judge, try_attack, warm_up
 
+pytestmark = pytest.mark.whole
+
 SLOTS = 2
 SNIPPETS = read_folder(CORPUS)
 LONG_BY_NATURE = {"memory/many_maps"}
