@@ -32,6 +32,11 @@ class Outcome(NamedTuple):
 
 Command = Callable[..., Outcome]
 
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker("whole")
+
+
 SCRIPT = (
     '<reason>compute</reason><tool_call>{"name": "python", "arguments": {"code": "6 * 7"}}</tool_call>',
     r"<reason>done</reason><answer>\boxed{42}</answer>",

@@ -21,6 +21,8 @@ from hrm_agent.trajectory import RunStatus, StopReason, Trajectory
 from hrm_agent.trajectory.lint import lint
 from tests.lent import lend
 
+pytestmark = pytest.mark.whole
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 CALL = '<tool_call>{"name": "python", "arguments": {"code": "6 * 7"}}</tool_call>'
