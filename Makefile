@@ -43,8 +43,9 @@ system: # before minutes are spent on the set-up
 check: $(STAMP) ## lint, types, and the tests that are quick and want no server: two minutes
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint quick
 
+# These wait for nobody: one process a core, since each takes ten seconds to begin.
 quick: $(STAMP)
-	$(BIN)/python -m pytest -m "not (slow or server or whole)" $(TOGETHER) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not (slow or server or whole)" -n logical --dist worksteal $(PYTEST_ARGS)
 
 test: system lint ## lint, types, and the default tests; installs the servers that they start
 	$(BIN)/python -m pytest $(TOGETHER) $(PYTEST_ARGS)

@@ -206,8 +206,9 @@ async def test_it_ends_well(
     name: str, environment: LocalEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = CASES[name]
+    cpu_seconds = 0.3 if name in ("an infinite loop", "a check that loops for ever") else 60.0
     for tool in (python, python_stateless):
-        monkeypatch.setattr(tool, "limits", Limits(60.0, cpu_seconds=0.3 if name == "an infinite loop" else 60.0))
+        monkeypatch.setattr(tool, "limits", Limits(60.0, cpu_seconds=cpu_seconds))
     with open_store(tmp_path / "store.db") as store, ScriptedEngine(Model({case.role: case.says})) as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment, Sampling(max_tokens=2**21))
         limits = {"max_answer_tokens": 4096, "max_calls": 40} | case.context
