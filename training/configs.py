@@ -94,11 +94,17 @@ class SftConfig(BaseModel):
     """Conversations of one step, over all processes."""
     micro_batch_tokens: int = Field(default=8192, ge=1)
     """Most tokens, padding included, that one process holds at a time; a longer conversation goes alone."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """Muon for the matrices of the layers and AdamW for the rest: fewer steps where a model is trained from nothing."""
     learning_rate: float = Field(default=3e-3, gt=0)
-    """At the end of the warm-up; a cosine leads from there to 0."""
+    """AdamW's, at the end of the warm-up; a cosine leads from there to 0."""
+    matrix_learning_rate: float = Field(default=0.02, gt=0)
+    """Muon's, likewise."""
     warmup_steps: int = Field(default=30, ge=0)
     weight_decay: float = Field(default=0.01, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
+    average: float = Field(default=0.0, ge=0, lt=1)
+    """Decay of a running mean of the weights, with which the run ends (0.98: of the last 50 steps, say); 0: none."""
     seed: int = 0
     """Decides the order of the conversations."""
 

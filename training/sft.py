@@ -25,12 +25,14 @@ import torch
 from accelerate import Accelerator
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
 from torch.nn.functional import cross_entropy
-from transformers import PreTrainedModel, get_cosine_schedule_with_warmup
+from transformers import PreTrainedModel
 
 from hrm_agent.errors import ConfigError, TaskError
 from hrm_agent.models.engine import Codec, TemplateMismatch
 from hrm_agent.models.parsing import tool_call_text
 from training.configs import SftConfig
+from training.optimizers import RunningMean, make_optimizers
+from training.schedule import cosine_with_warmup
 
 __all__ = ["Conversation", "Example", "answer_text", "read_chats", "save_policy", "tokenize", "train_sft"]
 
@@ -77,22 +79,26 @@ def train_sft(
     examples = [example for conversation in conversations for example in tokenize(conversation, codec)]
     if not examples:
         raise TaskError("No conversation holds an answer to learn from.", "Add one with an assistant message.")
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, betas=(0.9, 0.98), fused=True
-    )
-    schedule = get_cosine_schedule_with_warmup(optimizer, config.warmup_steps, config.steps)
-    wrapped, prepared = accelerator.prepare(model, optimizer)
+    optimizers = make_optimizers(model, config)
+    schedules = [cosine_with_warmup(each, config.warmup_steps, config.steps) for each in optimizers]
+    wrapped, *prepared = accelerator.prepare(model, *optimizers)
     wrapped.train()
+    mean = RunningMean(model, config.average) if config.average else None
     rows: list[Metrics] = []
     for step, batch in enumerate(_batches(examples, config), start=1):
-        began, rate = time.perf_counter(), float(schedule.get_last_lr()[0])
+        began, rate = time.perf_counter(), float(schedules[-1].get_last_lr()[0])
         row = _train_step(accelerator, wrapped, batch, config)
-        prepared.step()
-        prepared.zero_grad()
-        schedule.step()
+        for optimizer, schedule in zip(prepared, schedules, strict=True):
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+        if mean is not None:
+            mean.update()
         rows.append({"step": step, **row, "learning_rate": rate, "seconds": time.perf_counter() - began})
         if accelerator.is_main_process:
             _report(rows[-1], metrics_path, progress)
+    if mean is not None:
+        mean.take_place()
     model.eval()
     return rows
 

@@ -1,32 +1,29 @@
 """Rebuild the policies that the package ships: the cold start, then what GRPO-RoC makes of it.
 
     python -m training.small_policy [--out FOLDER] [--runs FOLDER] [--seed N] [--only cold-start|trained]
+    python -m training.small_policy --check
 
 Each is measured on held-out problems through the graphs, the engine and the sandbox, and the figures go to its card.
+With `--check` nothing is built: it says whether the policies in the folder are what would be built now.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import shutil
+import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import hrm_agent.models
-from training.collect import collect
-from training.configs import CollectConfig, GrpoConfig
-from training.evaluate import Evaluation, evaluate
-from training.grpo import train
+from training.small_policy.cards import figures_text, spread_text
 from training.small_policy.cold_start import COLD_START, build_cold_start
+from training.small_policy.figures import measure
+from training.small_policy.inputs import Inputs, cold_start_inputs, stale, trained_inputs
+from training.small_policy.trained import REINFORCEMENT, build_trained
 
 __all__ = ["main"]
-
-EVAL_SEED = 1
-LOOP_PROBLEMS = 256
-ROLE_PROBLEMS = 100
-TRAINED_CARD = Path(__file__).with_name("trained_card.md")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -36,47 +33,54 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/small-policy"), help="where the runs are recorded")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=["cold-start", "trained"], help="build one of the two")
+    parser.add_argument("--check", action="store_true", help="only say whether those in the folder are up to date")
     options = parser.parse_args(arguments)
-    cold, trained = options.out / "cold-start", options.out / "trained"
-    if options.only != "trained":
-        build_cold_start(cold, options.seed, _teller(COLD_START.steps, "loss"))
-        _measure(cold, options.runs / "eval-cold-start")
-    if options.only != "cold-start":
-        _train(cold, trained, options.runs / "train", options.seed)
-        _measure(trained, options.runs / "eval-trained")
+    if options.check:
+        _check(options.out, options.seed)
+        return
+    build(options.out, options.runs, options.seed, options.only)
 
 
-def _train(start: Path, out: Path, run: Path, seed: int) -> None:
-    config = GrpoConfig(policy=str(start), seed=seed)
-    model = asyncio.run(train(config, run, on_step=_teller(config.steps, "rollout/correct")))
-    shutil.copytree(model, out, dirs_exist_ok=True)
-    (out / "README.md").write_text(TRAINED_CARD.read_text(encoding="utf-8").format(config=config), encoding="utf-8")
+def build(out: Path, runs: Path, seed: int = 0, only: str | None = None) -> None:
+    """Build into `out`, measure, and write the cards; the figures lie in `runs` as JSON, too."""
+    cold, trained = out / "cold-start", out / "trained"
+    runs.mkdir(parents=True, exist_ok=True)
+    inputs = cold_start_inputs(seed)
+    if only != "trained":
+        seconds = _timed(lambda: build_cold_start(cold, seed, _teller(COLD_START.steps, "loss")))
+        _finish(cold, runs, inputs, seconds)
+    if only != "cold-start":
+        tell = _teller(REINFORCEMENT.steps, "rollout/correct")
+        seconds = _timed(lambda: build_trained(cold, trained, runs / "train", seed, tell))
+        _finish(trained, runs, trained_inputs(cold, inputs, seed), seconds)
 
 
-def _measure(policy: Path, run: Path) -> None:
-    """Append the policy's figures to its card."""
-    loop = CollectConfig(policy=str(policy), count=LOOP_PROBLEMS, context=GrpoConfig().context, seed=EVAL_SEED)
-    roles = CollectConfig(policy=str(policy), count=ROLE_PROBLEMS, graph="reasoning", temperature=0, seed=EVAL_SEED)
-    in_loop = evaluate(asyncio.run(collect(loop, run / "tool_loop")))
-    in_roles = evaluate(asyncio.run(collect(roles, run / "reasoning")))
-    figures = [
-        "",
-        f"**Figures** on held-out problems (seed {EVAL_SEED}), through the graphs of this package.",
-        "",
-        "| graph | temperature | problems | correct (95 % interval) | of these with a tool error |",
-        "|---|---|---|---|---|",
-        _row("tool_loop", loop, in_loop),
-        _row("reasoning", roles, in_roles),
-    ]
+def _check(out: Path, seed: int) -> None:
+    old = stale(out, seed)
+    for name in ("cold-start", "trained"):
+        sys.stdout.write(
+            f"{name}: {'not what would be built now: run `make policy`' if name in old else 'up to date'}\n"
+        )
+    sys.exit(1 if old else 0)
+
+
+def _finish(policy: Path, runs: Path, inputs: Inputs, seconds: float) -> None:
+    """Measure a policy; its card gets its figures, those of other seeds, and what it was made from."""
+    began = time.perf_counter()
+    found = measure(policy, runs / f"eval-{policy.name}")
+    measuring = time.perf_counter() - began
+    told = {"figures": {name: figures.rounded() for name, figures in found.items()}, "seconds": seconds}
+    (runs / f"{policy.name}.json").write_text(json.dumps({**told, "measuring_seconds": measuring}), encoding="utf-8")
+    text = figures_text(found)
     with (policy / "README.md").open("a", encoding="utf-8") as card:
-        card.write("\n".join(figures) + "\n")
-    sys.stderr.write("\n".join(figures) + "\n")
+        card.write(f"{text}{spread_text(policy.name, inputs)}\n{inputs}\n")
+    sys.stderr.write(text)
 
 
-def _row(graph: str, asked: CollectConfig, found: Evaluation) -> str:
-    low, high = found.interval
-    share = f"{found.pass_at_1:.3f} ({low:.3f} to {high:.3f})"
-    return f"| {graph} | {asked.temperature} | {found.problems} | {share} | {found.correct_with_tool_error:.3f} |"
+def _timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
 
 
 def _teller(steps: int, figure: str) -> Callable[[dict[str, float]], None]:

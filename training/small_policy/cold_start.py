@@ -28,8 +28,17 @@ VOCABULARY = 1024
 """Tokens, those of the tags and control tokens included."""
 TOKENIZER_TEXTS = 3000
 """Demonstrations that the tokenizer is trained on."""
-COLD_START = SftConfig(steps=2000, batch_size=32, learning_rate=3e-3, warmup_steps=30, micro_batch_tokens=4096)
-"""The recipe; its seed is replaced by the caller's."""
+COLD_START = SftConfig(
+    steps=800,
+    batch_size=32,
+    optimizer="muon",
+    learning_rate=3e-3,
+    matrix_learning_rate=0.02,
+    warmup_steps=30,
+    average=0.99,
+    micro_batch_tokens=1024,
+)
+"""The recipe; its seed is replaced by the caller's. Micro-batches of 1,024 tokens hardly pad, and stay in the cache."""
 CARD = Path(__file__).with_name("cold_start_card.md")
 _CONTROLS = re.compile("|".join(map(re.escape, CONTROL_TOKENS)))
 _MARKS = re.compile("|".join(map(re.escape, (*CONTROL_TOKENS, *TAGS))))

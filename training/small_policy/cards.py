@@ -1,0 +1,56 @@
+"""The parts of a model card that are figures: this build's, and how far those of other builds lie from them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from training.small_policy.figures import EVAL_SEED, Figures
+from training.small_policy.inputs import Inputs
+
+__all__ = ["SPREAD", "figures_of_card", "figures_text", "read_spread", "spread_text"]
+
+SPREAD = Path(__file__).with_name("spread.json")
+"""What `training.small_policy.spread` found."""
+
+_ROW = re.compile(r"^\| (\w+) \| [\d.]+ \| (\d+) \| ([\d.]+) \([^|]*\| ([\d.]+) \|$", re.MULTILINE)
+
+
+def figures_text(found: Mapping[str, Figures]) -> str:
+    """A table of this build's figures."""
+    rows = [_row(graph, figures) for graph, figures in found.items()]
+    head = f"\n**Figures** on held-out problems (seed {EVAL_SEED}), through the graphs of this package.\n\n"
+    columns = "| graph | temperature | rollouts | correct (95 % interval) | of these with a tool error |"
+    return head + "\n".join([columns, "|---|---|---|---|---|", *rows]) + "\n"
+
+
+def _row(graph: str, found: Figures) -> str:
+    low, high = found.interval
+    share = f"{found.correct:.3f} ({low:.3f} to {high:.3f})"
+    return f"| {graph} | {found.temperature} | {found.rollouts} | {share} | {found.tool_errors:.3f} |"
+
+
+def figures_of_card(card: str) -> dict[str, tuple[int, float, float]]:
+    """By graph: rollouts, share of correct answers, and share of the correct ones with a tool error."""
+    return {graph: (int(count), float(right), float(errors)) for graph, count, right, errors in _ROW.findall(card)}
+
+
+def read_spread() -> dict[str, Any]:
+    """Figures of the builds from several seeds, on several instruction sets."""
+    return json.loads(SPREAD.read_text(encoding="utf-8"))
+
+
+def spread_text(policy: str, inputs: Inputs) -> str:
+    """The same figures over several builds; nothing if those were made from something else."""
+    if not SPREAD.exists() or (found := read_spread())["inputs"].get(policy) != inputs.digest:
+        return ""
+    head = f"\n**Spread** over {found['builds']}.\n\n"
+    columns = "| figure | mean | standard deviation | smallest | largest |"
+    rows = [
+        f"| {name} | {row['mean']:.3f} | {row['deviation']:.3f} | {row['smallest']:.3f} | {row['largest']:.3f} |"
+        for name, row in found["figures"][policy].items()
+    ]
+    return head + "\n".join([columns, "|---|---|---|---|---|", *rows]) + "\n"

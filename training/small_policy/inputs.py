@@ -1,0 +1,138 @@
+"""What the shipped weights are made from, in a few figures that stand in their cards.
+
+They say when the policies have to be built again, so they are taken from what the sources *make*, not from the sources:
+a module that is renamed or tidied changes nothing here. A digest covers what is the same to the byte everywhere: the
+tokens of the first demonstrations (with them the problems, the prompts, the chat template, the tokenizer and the codec)
+and the recipe's figures. What is computed in floats is rehearsed: a few steps in miniature, whose losses and change of
+weights come out alike on every CPU (to six digits, with SSE4, AVX2 and AVX-512, one thread and two), and otherwise if
+initialisation, optimiser, sampling, graph, verifier, selection or loss have changed. Versions of libraries are left out
+for the same reason: what they change is seen in what they compute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isclose
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from hrm_agent.models.codec import ChatTemplateCodec
+from training.grpo import train
+from training.metrics import read_metrics
+from training.sft import tokenize, train_sft
+from training.small_policy.architecture import new_model
+from training.small_policy.cold_start import COLD_START, TOKENIZER_TEXTS, build_tokenizer
+from training.small_policy.traces import demonstrations
+from training.small_policy.trained import REINFORCEMENT
+
+__all__ = ["Inputs", "cold_start_inputs", "inputs_of_card", "stale", "trained_inputs"]
+
+TOLERANCE = 3e-5
+"""Relative difference of two rehearsals that are the same but for rounding."""
+
+SFT_KEYS = (
+    "steps", "batch_size", "optimizer", "learning_rate", "matrix_learning_rate", "warmup_steps", "weight_decay",
+    "max_grad_norm", "average",
+)  # fmt: skip
+RL_KEYS = (
+    "tasks", "graph", "context", "max_tokens", "algorithm", "selection", "steps", "prompts_per_step", "group_size",
+    "oversampling", "learning_rate", "warmup_steps", "weight_decay", "max_grad_norm", "clip_low", "clip_high",
+    "temperature",
+)  # fmt: skip
+"""By name, so that an option that is added, and does nothing unless it is set, makes no weights stale."""
+
+_LINE = re.compile(r"^Inputs: `([0-9a-f]{16})`, rehearsal ((?:\S+ ?)+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What one of the policies is made from."""
+
+    digest: str
+    rehearsal: tuple[float, ...]
+
+    def __str__(self) -> str:
+        return f"Inputs: `{self.digest}`, rehearsal {' '.join(f'{figure:.6g}' for figure in self.rehearsal)}"
+
+    def agree_with(self, others: Inputs) -> bool:
+        """Whether both make the same weights but for rounding."""
+        return (
+            self.digest == others.digest
+            and len(self.rehearsal) == len(others.rehearsal)
+            and all(
+                isclose(a, b, rel_tol=TOLERANCE, abs_tol=1e-6)
+                for a, b in zip(self.rehearsal, others.rehearsal, strict=True)
+            )
+        )
+
+
+def inputs_of_card(card: str) -> Inputs | None:
+    """What a card says that its weights were made from."""
+    found = _LINE.search(card)
+    return Inputs(found[1], tuple(map(float, found[2].split()))) if found else None
+
+
+def stale(builtin: Path, seed: int = 0) -> list[str]:
+    """Of the policies in a folder, those that would come out otherwise if they were built now."""
+    cold = cold_start_inputs(seed)
+    if not _agrees(builtin / "cold-start", cold):
+        return ["cold-start", "trained"]
+    return [] if _agrees(builtin / "trained", trained_inputs(builtin / "cold-start", cold, seed)) else ["trained"]
+
+
+def _agrees(policy: Path, now: Inputs) -> bool:
+    said = inputs_of_card((policy / "README.md").read_text(encoding="utf-8"))
+    return said is not None and said.agree_with(now)
+
+
+def cold_start_inputs(seed: int = 0) -> Inputs:
+    """Some seconds: the texts of the tokenizer, and four steps of training."""
+    lessons = list(demonstrations("train", seed, TOKENIZER_TEXTS))
+    tokenizer = build_tokenizer(lessons)
+    codec = ChatTemplateCodec(tokenizer)
+    tokens = [[example.token_ids, example.mask] for lesson in lessons for example in tokenize(lesson, codec)]
+    digest = _digest(seed, tokens, COLD_START.model_dump(mode="json", include=set(SFT_KEYS)))
+    model = new_model(tokenizer, seed)
+    before = _weights(model)
+    short = COLD_START.model_copy(update={"steps": 4, "batch_size": 8, "warmup_steps": 1, "seed": seed})
+    rows = train_sft(model, codec, lessons[:32], short)
+    return Inputs(digest, (*(row["loss"] for row in rows), _change(before, _weights(model))))
+
+
+def trained_inputs(cold: Path, made_from: Inputs, seed: int = 0) -> Inputs:
+    """Some seconds: two steps of reinforcement learning from the cold start in `cold`."""
+    config = REINFORCEMENT.model_copy(update={"policy": str(cold), "seed": seed})
+    digest = _digest(seed, made_from.digest, config.model_dump(mode="json", include=set(RL_KEYS)))
+    short = config.model_copy(update={"steps": 2, "prompts_per_step": 2, "group_size": 4})
+    with TemporaryDirectory() as folder:
+        model = asyncio.run(train(short, Path(folder) / "rehearsal"))
+        rows = read_metrics(Path(folder) / "rehearsal" / "metrics.jsonl")
+        change = _change(_weights(_load(cold)), _weights(_load(model)))
+    seen = [float(row.get(key) or 0.0) for row in rows for key in ("trained_tokens", "grad_norm")]
+    return Inputs(digest, (*seen, change))
+
+
+def _digest(*parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _load(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+
+
+def _weights(model: Any) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def _change(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> float:
+    """Length of the way from the one weights to the others."""
+    return float(sum((a - b).square().sum() for a, b in zip(after, before, strict=True)) ** 0.5)

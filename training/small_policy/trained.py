@@ -1,0 +1,27 @@
+"""What reinforcement learning on the tool loop makes of the cold start."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from training.configs import GrpoConfig
+from training.grpo import train
+
+__all__ = ["REINFORCEMENT", "build_trained"]
+
+REINFORCEMENT = GrpoConfig(steps=30)
+"""The recipe; start and seed are replaced by the caller's. Fewer steps than the demo's, so that a rebuild is short."""
+CARD = Path(__file__).with_name("trained_card.md")
+
+
+def build_trained(
+    start: Path, out: Path, run: Path, seed: int = 0, progress: Callable[[dict[str, float]], None] | None = None
+) -> None:
+    """Train the policy in `start`, recorded in `run`, and save what comes of it to `out`."""
+    config = REINFORCEMENT.model_copy(update={"policy": str(start), "seed": seed})
+    model = asyncio.run(train(config, run, on_step=progress))
+    shutil.copytree(model, out, dirs_exist_ok=True)
+    (out / "README.md").write_text(CARD.read_text(encoding="utf-8").format(config=config), encoding="utf-8")
