@@ -1,34 +1,74 @@
-"""`make policy` from nothing gives what the cards of the shipped policies say."""
+"""The shipped policies are what the sources make: rebuilt if that is something else now, else held to their cards."""
 
 from __future__ import annotations
 
-import re
+import sys
+import warnings
+from math import sqrt
 from pathlib import Path
 
 import pytest
 
 from hrm_agent.models.load import model_folder
 from training.small_policy.__main__ import main
+from training.small_policy.cards import figures_of_card, read_spread
+from training.small_policy.figures import measure
+from training.small_policy.inputs import cold_start_inputs, inputs_of_card, stale
 
-_FIGURES = re.compile(r"^\| (\w+) \| [\d.]+ \| \d+ \| ([\d.]+) \([^|]*\| ([\d.]+) \|$", re.MULTILINE)
+POLICIES = ("cold-start", "trained")
 
 
-def figures(folder: Path) -> dict[str, tuple[float, float]]:
-    """By graph: share of correct answers, and share of the correct ones with a tool error."""
-    card = (folder / "README.md").read_text(encoding="utf-8")
-    return {graph: (float(correct), float(errors)) for graph, correct, errors in _FIGURES.findall(card)}
+def shipped(name: str) -> Path:
+    return Path(model_folder(f"builtin:{name}"))
+
+
+def card(folder: Path) -> str:
+    return (folder / "README.md").read_text(encoding="utf-8")
+
+
+def test_cards_say_what_the_weights_were_made_from() -> None:
+    """A stale card does not fail here: `test_the_shipped_policies_are_what_their_cards_say` rebuilds them."""
+    said = {name: inputs_of_card(card(shipped(name))) for name in POLICIES}
+    assert all(said.values()), "A card names no inputs: build the policies with `make policy`."
+    if not cold_start_inputs().agree_with(said["cold-start"]):
+        told = "The shipped policies are not what the sources would make now: build them with `make policy`."
+        sys.stdout.write(told + "\n")
+        warnings.warn(told, stacklevel=1)
 
 
 @pytest.mark.first
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_both_policies_rebuilt_from_nothing_hold_the_figures_of_their_cards(tmp_path: Path) -> None:
-    main(["--out", str(tmp_path / "built"), "--runs", str(tmp_path / "runs")])
-    for name in ("cold-start", "trained"):
-        shipped, rebuilt = figures(Path(model_folder(f"builtin:{name}"))), figures(tmp_path / "built" / name)
-        assert rebuilt.keys() == shipped.keys() == {"tool_loop", "reasoning"}
-        for graph, (correct, errors) in shipped.items():
-            assert rebuilt[graph][0] == pytest.approx(correct, abs=0.1), f"{name}, {graph}"
-            assert rebuilt[graph][1] == pytest.approx(errors, abs=0.12), f"{name}, {graph}, tool errors"
-    cold, trained = (figures(tmp_path / "built" / name)["tool_loop"] for name in ("cold-start", "trained"))
-    assert cold[0] <= 0.65 and trained[0] >= 0.80 and trained[1] <= cold[1] / 5
+def test_the_shipped_policies_are_what_their_cards_say(tmp_path: Path) -> None:
+    folder = shipped("trained").parent
+    old = stale(folder)
+    if old:
+        folder = tmp_path / "built"
+        main(["--out", str(folder), "--runs", str(tmp_path / "runs")])
+        found = {name: figures_of_card(card(folder / name)) for name in POLICIES}
+    else:
+        measured = {name: measure(f"builtin:{name}", tmp_path / name) for name in POLICIES}
+        found = {
+            name: {graph: (f.rollouts, f.correct, f.tool_errors) for graph, f in graphs.items()}
+            for name, graphs in measured.items()
+        }
+    for name in POLICIES:
+        said = figures_of_card(card(shipped(name)))
+        assert found[name].keys() == said.keys() == {"tool_loop", "reasoning"}
+        for graph, (rollouts, correct, errors) in found[name].items():
+            _, card_correct, card_errors = said[graph]
+            # Rebuilt weights are other weights: two draws from the builds. The same weights differ by rounding at most.
+            allowed = 0.1 if old else max(0.01, 2 * sqrt(card_correct * (1 - card_correct) / rollouts))
+            assert correct == pytest.approx(card_correct, abs=allowed), f"{name}, {graph}"
+            assert errors == pytest.approx(card_errors, abs=allowed), f"{name}, {graph}, tool errors"
+    cold, trained = (found[name]["tool_loop"] for name in POLICIES)
+    assert 0.5 <= cold[1] <= 0.65
+    assert trained[1] >= 0.80 and trained[2] <= cold[2] / 5
+
+
+def test_no_build_of_the_cold_start_fails_its_purpose() -> None:
+    """The roles within a twentieth of the mean, and of the tool loop something left to learn."""
+    found = read_spread()["cold-start"]["figures"]
+    roles, loop = found["reasoning, correct"], found["tool_loop, correct"]
+    assert max(roles["largest"] - roles["mean"], roles["mean"] - roles["smallest"]) <= 0.05
+    assert loop["smallest"] >= 0.5 and loop["largest"] <= 0.65

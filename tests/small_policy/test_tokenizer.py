@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from hrm_agent.models.codec import ChatTemplateCodec
+from hrm_agent.models.load import load_codec
 from training.sft import tokenize
 from training.small_policy.cold_start import VOCABULARY
 from training.small_policy.tokenizer import CONTROL_TOKENS, TAGS
@@ -46,7 +47,8 @@ def test_a_saved_tokenizer_is_the_same(tokenizer, lessons, codec, tmp_path):
     assert [tokenize(c, again) for c in lessons[:50]] == [tokenize(c, codec) for c in lessons[:50]]
 
 
-def test_prompts_and_episodes_are_short(lessons, codec):
+def test_prompts_and_episodes_are_short(lessons):
+    codec = load_codec("builtin:cold-start")
     sizes = [len(tokenize(lesson, codec)[0].token_ids) for lesson in lessons]
     prompts = [len(codec.encode(lesson.messages[:2], lesson.tools)) for lesson in lessons]
     assert max(sizes) < 256

@@ -44,13 +44,14 @@ def read_spread() -> dict[str, Any]:
 
 
 def spread_text(policy: str, inputs: Inputs) -> str:
-    """The same figures over several builds; nothing if those were made from something else."""
-    if not SPREAD.exists() or (found := read_spread())["inputs"].get(policy) != inputs.digest:
-        return ""
+    """The same figures over several builds, if those were made from the same."""
+    found = read_spread().get(policy) if SPREAD.exists() else None
+    if found is None or found["inputs"] != inputs.digest:
+        return "\nThis is one build: how far others from the same recipe lie from it was not measured.\n"
     head = f"\n**Spread** over {found['builds']}.\n\n"
     columns = "| figure | mean | standard deviation | smallest | largest |"
     rows = [
         f"| {name} | {row['mean']:.3f} | {row['deviation']:.3f} | {row['smallest']:.3f} | {row['largest']:.3f} |"
-        for name, row in found["figures"][policy].items()
+        for name, row in found["figures"].items()
     ]
     return head + "\n".join([columns, "|---|---|---|---|---|", *rows]) + "\n"

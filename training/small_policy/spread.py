@@ -1,9 +1,11 @@
 """How much the small policies hang on the seed and on the CPU's rounding: builds of both from several seeds, measured.
 
-    python -m training.small_policy.spread [--seeds 5] [--at-once 2] [--runs runs/small-policy-spread] [--write]
+    python -m training.small_policy.spread [--seeds 5] [--at-once 2] [--runs runs/small-policy-spread]
+                                           [--on-record] [--write]
 
 Each seed is built twice, as a process of its own: with the instruction set that torch picks on this CPU and one thread,
 and with `ATEN_CPU_CAPABILITY=avx2` and two threads. Built is what is not on record in `--runs` yet: some minutes each.
+With `--on-record` nothing is built, and the table is of what there is.
 
 `--write` keeps the table for the cards of later builds (`training/small_policy/spread.json`), and ships the build of
 seed 0 on the CPU's own instruction set.
@@ -17,7 +19,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean, stdev
@@ -27,7 +29,9 @@ import torch
 
 import hrm_agent.models
 from training.small_policy.cards import SPREAD, spread_text
-from training.small_policy.inputs import Inputs, inputs_of_card
+from training.small_policy.inputs import inputs_of_card
+
+__all__ = ["main", "table"]
 
 POLICIES = ("cold-start", "trained")
 PATHS: Mapping[str, tuple[int, dict[str, str]]] = {
@@ -35,6 +39,8 @@ PATHS: Mapping[str, tuple[int, dict[str, str]]] = {
     "avx2": (2, {"ATEN_CPU_CAPABILITY": "avx2"}),
 }
 """Name -> (threads, variables)."""
+Build = tuple[str, int]
+"""Path and seed."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -45,57 +51,71 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--at-once", type=int, default=2, help="builds side by side")
     parser.add_argument("--runs", type=Path, default=Path("runs/small-policy-spread"))
+    parser.add_argument("--on-record", action="store_true", help="build nothing")
     parser.add_argument("--write", action="store_true", help="keep the table, and ship the first build")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
-    wanted = [(path, seed) for seed in range(options.seeds) for path in PATHS]
-    with ThreadPoolExecutor(options.at_once) as pool:
-        builds = list(pool.map(lambda build: _built(options.runs, *build), wanted))
-    first = {name: _inputs(options.runs / "own-0" / "built" / name) for name in POLICIES}
-    spread = {
-        "builds": f"{len(builds)} builds: seeds 0 to {options.seeds - 1}, each by two paths of rounding ({_paths()})",
-        "inputs": {name: inputs.digest for name, inputs in first.items()},
-        "figures": {name: _table([build[name] for build in builds]) for name in POLICIES},
-    }
+    runs: Path = options.runs
+    builds = [(path, seed) for path in PATHS for seed in range(options.seeds)]
+    if not options.on_record:
+        with ThreadPoolExecutor(options.at_once) as pool:
+            list(pool.map(lambda build: _build(runs, *build), builds))
+    spread = {name: found for name in POLICIES if (found := _spread(runs, name, builds))}
     told = json.dumps(spread, indent=2) + "\n"
     sys.stdout.write(told)
-    if options.json:
-        options.json.write_text(told, encoding="utf-8")
     if options.write:
         SPREAD.write_text(told, encoding="utf-8")
-        _ship(options.runs / "own-0" / "built", first)
+        _ship(runs / "own-0" / "built")
 
 
-def _paths() -> str:
-    """The paths in words. `own` is what torch picks where this runs."""
-    picked = torch.backends.cpu.get_cpu_capability()
-    return "; ".join(
-        f"{variables.get('ATEN_CPU_CAPABILITY', picked).upper()}, threads: {n}" for n, variables in PATHS.values()
-    )
-
-
-def _built(runs: Path, path: str, seed: int) -> dict[str, dict[str, float]]:
-    """Figures of one build by policy, from the record if it is there."""
+def _build(runs: Path, path: str, seed: int) -> None:
     folder, (threads, variables) = runs / f"{path}-{seed}", PATHS[path]
-    told = {name: folder / "runs" / f"{name}.json" for name in POLICIES}
-    if not all(file.exists() for file in told.values()):
-        shutil.rmtree(folder, ignore_errors=True)
-        command = [sys.executable, "-m", "training.small_policy", "--seed", str(seed)]
-        command += ["--out", str(folder / "built"), "--runs", str(folder / "runs")]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **variables}
-        subprocess.run(command, env=environment, check=True, capture_output=True)
-    return {name: _figures(json.loads(file.read_text(encoding="utf-8"))) for name, file in told.items()}
+    if all((folder / "runs" / f"{name}.json").exists() for name in POLICIES):
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    command = [sys.executable, "-m", "training.small_policy", "--seed", str(seed)]
+    command += ["--out", str(folder / "built"), "--runs", str(folder / "runs")]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **variables}
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+
+
+def _spread(runs: Path, name: str, builds: Sequence[Build]) -> dict[str, Any] | None:
+    """Of one policy, over the builds that are on record; None for fewer than two."""
+    found = {
+        (path, seed): json.loads(file.read_text(encoding="utf-8"))
+        for path, seed in builds
+        if (file := runs / f"{path}-{seed}" / "runs" / f"{name}.json").exists()
+    }
+    if len(found) < 2:
+        return None
+    card = inputs_of_card((runs / "own-0" / "built" / name / "README.md").read_text(encoding="utf-8"))
+    assert card is not None, name
+    return {
+        "builds": f"{len(found)} builds ({_in_words(list(found))})",
+        "inputs": card.digest,
+        "figures": table([_figures(told) for told in found.values()]),
+    }
+
+
+def _in_words(builds: Sequence[Build]) -> str:
+    picked = torch.backends.cpu.get_cpu_capability()
+    parts: list[str] = []
+    for path, (threads, variables) in PATHS.items():
+        seeds = [str(seed) for of, seed in builds if of == path]
+        name = variables.get("ATEN_CPU_CAPABILITY", picked).upper()
+        parts += [f"{name}, threads: {threads}, seeds: {', '.join(seeds)}"] if seeds else []
+    return "; ".join(parts)
 
 
 def _figures(told: Mapping[str, Any]) -> dict[str, float]:
     return {
         f"{graph}, {what}": figures[key]
         for graph, figures in told["figures"].items()
-        for key, what in (("correct", "correct"), ("tool_errors", "with a tool error"))
+        for key, what in (("correct", "correct"), ("tool_errors", "of these with a tool error"))
     }
 
 
-def _table(builds: list[dict[str, float]]) -> dict[str, dict[str, float]]:
+def table(builds: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """By figure, over builds that have the same figures."""
     columns = {name: [build[name] for build in builds] for name in builds[0]}
     return {
         name: {
@@ -108,22 +128,16 @@ def _table(builds: list[dict[str, float]]) -> dict[str, dict[str, float]]:
     }
 
 
-def _inputs(policy: Path) -> Inputs:
-    found = inputs_of_card((policy / "README.md").read_text(encoding="utf-8"))
-    assert found is not None, policy
-    return found
-
-
-def _ship(built: Path, inputs: Mapping[str, Inputs]) -> None:
+def _ship(built: Path) -> None:
     """Copy the policies, with the table in their cards."""
     for name in POLICIES:
         target = Path(hrm_agent.models.__file__).parent / "builtin" / name
         shutil.copytree(built / name, target, dirs_exist_ok=True)
         card = (built / name / "README.md").read_text(encoding="utf-8")
-        line = str(inputs[name])
-        assert card.count(line) == 1, name
-        before = card.partition("\n**Spread**")[0] if "\n**Spread**" in card else card.partition(f"\n{line}")[0]
-        (target / "README.md").write_text(f"{before}{spread_text(name, inputs[name])}\n{line}\n", encoding="utf-8")
+        inputs = inputs_of_card(card)
+        assert inputs is not None, name
+        before = card.replace(f"\n{inputs}\n", "").partition("\n**Spread**")[0].partition("\nThis is one")[0]
+        (target / "README.md").write_text(f"{before}{spread_text(name, inputs)}\n{inputs}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

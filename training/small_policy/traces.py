@@ -49,7 +49,7 @@ __all__ = [
     "tool_loop_trace",
 ]
 
-GUESS_SHARE = 0.4
+GUESS_SHARE = 0.38
 """Of the tool loop's traces: answered without the tool, by a number that is wrong."""
 SLIP_SHARE = 0.4
 """Of those with the tool: a first call that fails."""

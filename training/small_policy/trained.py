@@ -13,7 +13,7 @@ from training.grpo import train
 __all__ = ["REINFORCEMENT", "build_trained"]
 
 REINFORCEMENT = GrpoConfig(steps=30)
-"""The recipe; start and seed are replaced by the caller's. Fewer steps than the demo's, so that a rebuild is short."""
+"""The recipe; start and seed are replaced by the caller's. Each step costs the roles a little."""
 CARD = Path(__file__).with_name("trained_card.md")
 
 
