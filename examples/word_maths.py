@@ -26,8 +26,8 @@ from training.tasks.verify import exact_verifier
 
 STORE = "runs/word_maths.db"
 TANK = "A tank holds 1200 L. It leaks 2% per hour for 3 hours, then is refilled by 150 L."
-FARM = "A farm keeps 23 hens and 45 cows. How many legs do they have?"
-PROBLEMS = {"tank": (f"{TANK} Return exactly: 'Answer: <liters>'.", "1279.43"), "farm": (FARM, "226")}
+FARM = "A farm keeps 123 hens and 145 cows. How many legs do they have?"
+PROBLEMS = {"tank": (f"{TANK} Return exactly: 'Answer: <liters>'.", "1279.43"), "farm": (FARM, "826")}
 """By the thread's name: what is asked, and the answer."""
 
 
