@@ -150,19 +150,22 @@ def told(result: ExecutionResult) -> tuple[object, ...]:
     return (result.status, result.stdout, result.stderr, result.value, result.value_json, result.isolation)
 
 
-async def faults_of_the_slot(environment: LocalEnvironment, calls: int) -> float:
-    """Pages that a slot of one environment has to be given, per call: the busiest of the processes counts."""
+async def faults_of_the_slot(environment: LocalEnvironment, calls: int) -> int:
+    """Pages that a slot has to be given for a call: of the busiest process, and of the call that needed fewest.
+
+    On a busy machine a call may last so long that the compiled body hands it over, which costs pages too.
+    """
 
     def faults() -> dict[int, int]:
         pids = descendants(environment.pid)
         return {pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7]) for pid in pids}
 
-    for _ in range(3):
-        await environment.execute("1")
-    before = faults()
+    found: list[int] = []
     for _ in range(calls):
+        before = faults()
         await environment.execute("1")
-    return max(after - before.get(pid, 0) for pid, after in faults().items()) / calls
+        found.append(max(after - before.get(pid, 0) for pid, after in faults().items()))
+    return min(found)
 
 
 async def test_the_compiled_body_leaves_the_slots_pages_shared(

@@ -230,7 +230,7 @@ class Host:
 def _names(pids: set[int]) -> str:
     lines = list[str]()
     for pid in sorted(pids):
-        with suppress(OSError):
+        with suppress(OSError, IndexError):  # gone in the meantime
             lines.append(f"{pid} {Path(f'/proc/{pid}/comm').read_text().strip()} {_stat_fields(pid)[0]}")
     return ", ".join(lines)
 
