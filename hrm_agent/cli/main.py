@@ -113,6 +113,8 @@ def _help() -> str:
 
 def _explain(error: Exception) -> tuple[str, str, int]:
     """Message, hint and exit code for an error."""
+    while isinstance(error, ExceptionGroup):  # of tasks side by side: what we have words for, else the first
+        error = next((each for each in error.exceptions if isinstance(each, HrmError)), error.exceptions[0])
     if _is_full(error) and not isinstance(error, HrmError):
         error = StoreFullError(
             f"The disk is full: {error}.",

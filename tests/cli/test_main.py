@@ -14,8 +14,8 @@ import pytest
 
 from hrm_agent import __version__
 from hrm_agent.cli import lint as lint_command
-from hrm_agent.cli.main import COMMANDS, main, module_of
-from hrm_agent.errors import StoreError
+from hrm_agent.cli.main import COMMANDS, _explain, main, module_of
+from hrm_agent.errors import StoreError, StoreFullError
 from tests.cli.conftest import Command
 
 CLI = Path(lint_command.__file__).parent
@@ -104,3 +104,10 @@ def test_what_becomes_of_other_errors(
         monkeypatch.setattr(sys, "stderr", io.StringIO())  # main closes it
     assert main(["lint", "x"]) == code
     assert said in capsys.readouterr().err
+
+
+def test_what_failed_side_by_side_is_told_as_if_alone() -> None:
+    full = StoreFullError("The disk is full.", "Free some space.")
+    group = ExceptionGroup("", [ExceptionGroup("", [ValueError("odd"), full])])
+    assert _explain(group) == ("The disk is full.", "Free some space.", 2)
+    assert _explain(ExceptionGroup("", [ValueError("odd")]))[0] == "Unexpected ValueError: odd"
