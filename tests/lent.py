@@ -26,7 +26,7 @@ class Lent:
 
 
 def lend(environment: LocalEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give `environment` to whoever wants one on this machine by the usual level, unless a test has put in another."""
+    """Make commands use `environment` where they would open a local one at the default isolation level."""
     kind, open_ = local.LocalEnvironment, opening._open
 
     def opened(where: str | None, isolation: Any, token: str | None) -> Any:

@@ -81,7 +81,7 @@ class PostgresServer:
         return self.url(name)
 
     def drop_database(self, url: str) -> None:
-        """Empty a database for the next test, whoever is still connected to it. Making one takes ten times as long."""
+        """Empty a database and end its connections, to use it again: ten times faster than making one."""
         self._execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND pid <> pg_backend_pid();"

@@ -110,7 +110,7 @@ CORES = os.cpu_count() or 1
 
 
 async def begun(environment: LocalEnvironment, code: str, limits: Limits) -> ExecutionResult:
-    """What a call came to. One whose time is over when a slow machine has not begun it, twice, is made anew."""
+    """The result of a call; repeated where a slow machine had not started the snippet when its time limit ended."""
     while True:
         result = await environment.execute(code, limits=limits)
         if result.status is not ToolStatus.INFRASTRUCTURE:

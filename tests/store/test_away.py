@@ -78,7 +78,7 @@ def refused(asked: Opened, ask: Callable[[RunStore], None]) -> int:
 
 @pytest.mark.parametrize("first", ASKED)
 def test_a_server_that_stays_away_is_waited_for_once(first: str, opened: Opened) -> None:
-    """By whoever asks first. A run that ends for want of its store has much to read and to write until it has ended."""
+    """The first request waits out the patience; the many reads and writes by which the run then ends fail at once."""
     opened.way.shut()
     assert refused(opened, ASKED[first]) == pytest.approx(PATIENCE / 0.1, abs=2)
     assert [refused(opened, ask) for ask in (*ASKED.values(), *ASKED.values())] == [1] * 6

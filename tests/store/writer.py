@@ -96,7 +96,7 @@ def call(thread: str, index: int) -> Call:
 
 
 def run(store: RunStore, thread: str, other: Connection) -> None:
-    """Run a graph on one thread, and go on from what was read of it when the other end says so."""
+    """Run a graph on one thread; it reads the checkpoint, then waits for the other process before it continues."""
     saver: Any = store.checkpointer
     read, waits = saver.get_tuple, iter([True])
 

@@ -41,7 +41,7 @@ CORPUS = Path(__file__).with_name("corpus")
 ANY = frozenset(ToolStatus) - {ToolStatus.INFRASTRUCTURE}
 DEFAULTS = {"wall": 2.0, "cpu": 4.0, "memory": 256.0, "output": 4096.0}
 WIDE = DEFAULTS | {"wall": 200.0, "cpu": 200.0}
-"""For what is not to end by its time."""
+"""Limits for snippets that must not end by a time-out."""
 KEYS = {"outcome", "shows", "never", "session", "seconds", "wait", "runs", "copies", "differs", "heavy", *DEFAULTS}
 
 
