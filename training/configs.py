@@ -135,9 +135,11 @@ class GrpoConfig(BaseModel):
     oversampling: int = Field(default=2, ge=1)
     """grpo-random and grpo-roc sample this many times G (paper: 2); grpo samples G."""
     learning_rate: float = Field(default=2e-4, gt=0)
-    """Constant after the warm-up (paper: 1e-6 for 14B parameters)."""
+    """Between warm-up and cool-down (paper: 1e-6 for 14B parameters)."""
     warmup_steps: int = Field(default=0, ge=0)
     """Paper: 20."""
+    cooldown_steps: int = Field(default=0, ge=0)
+    """In so many last steps the learning rate falls to almost nothing (paper: none)."""
     weight_decay: float = Field(default=0.01, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
     clip_low: float = Field(default=0.2, gt=0)

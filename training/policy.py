@@ -23,6 +23,7 @@ from hrm_agent.models.loading import load_pretrained
 from hrm_agent.models.transformers_engine import TransformersEngine
 from training.batch import MicroBatch
 from training.configs import GrpoConfig
+from training.schedule import trapezoid
 from training.sft import save_policy
 from training.update import policy_update
 
@@ -54,9 +55,9 @@ class TrainablePolicy:
     def update(self, batches: Sequence[MicroBatch]) -> dict[str, float]:
         """One optimiser step, then version n + 1 on the engine."""
         config = self._config
-        warm = min(1.0, (self.version + 1) / max(1, config.warmup_steps))
+        share = trapezoid(self.version, config.steps, config.warmup_steps, config.cooldown_steps)
         for group in self.optimizer.param_groups:
-            group["lr"] = config.learning_rate * warm
+            group["lr"] = config.learning_rate * share
         metrics = policy_update(
             self.model,
             self.optimizer,

@@ -11,7 +11,7 @@ import math
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-__all__ = ["cosine_with_warmup"]
+__all__ = ["cosine_with_warmup", "trapezoid"]
 
 
 def cosine_with_warmup(optimizer: Optimizer, warmup_steps: int, steps: int) -> LambdaLR:
@@ -24,3 +24,8 @@ def cosine_with_warmup(optimizer: Optimizer, warmup_steps: int, steps: int) -> L
         return max(0.0, 0.5 * (1.0 + math.cos(math.pi * done)))
 
     return LambdaLR(optimizer, share)
+
+
+def trapezoid(step: int, steps: int, warmup_steps: int, cooldown_steps: int) -> float:
+    """The share of the rate in a step, counted from 0: a straight line up, level, and one down towards 0 at `steps`."""
+    return min(1.0, (step + 1) / max(1, warmup_steps), (steps - step) / (cooldown_steps + 1))

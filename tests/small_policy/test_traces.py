@@ -85,6 +85,13 @@ def test_the_tool_loop_is_as_sloppy_as_it_says():
     assert shapes[2] / (1000 - shapes[0]) == pytest.approx(traces.SLIP_SHARE, abs=0.05)
 
 
+def test_guesses_are_spread_evenly_over_the_demonstrations():
+    lessons = of_kind(traces.demonstrations("train", 0, 3000), TOOL_LOOP_PROMPT)
+    guesses = [len(lesson.messages) == 3 for lesson in lessons]
+    for start in range(0, len(guesses) - 200, 100):
+        assert sum(guesses[start : start + 200]) == pytest.approx(200 * traces.GUESS_SHARE, abs=1)
+
+
 def test_a_slip_fails_and_the_call_after_it_works():
     lessons = traces.demonstrations("train", 0, 800)
     slipped = [lesson for lesson in of_kind(lessons, TOOL_LOOP_PROMPT) if len(lesson.messages) == 7]

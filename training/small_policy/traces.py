@@ -15,6 +15,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
+from itertools import count as naturals
 from string import digits
 from typing import Any
 
@@ -78,15 +79,27 @@ LAST_THOUGHTS = ("That is the value.", "Python has computed it.")
 def demonstrations(split: Split, seed: int, count: int) -> Iterator[Conversation]:
     """`count` conversations of all kinds, mixed as `KINDS` says, each about a problem of its own."""
     rng = random.Random(derive_seed(seed, "demonstrations", split))
+    guesses = _evenly(GUESS_SHARE)
     for problem in sample_problems(split, seed, count):
         kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
-        yield TRACES[kind](problem, rng)
+        yield tool_loop_trace(problem, rng, next(guesses)) if kind == "tool_loop" else TRACES[kind](problem, rng)
 
 
-def tool_loop_trace(problem: WordProblem, rng: random.Random) -> Conversation:
-    """The tool loop, sloppily: a guess, or one good call, possibly after one that fails."""
+def _evenly(share: float) -> Iterator[bool]:
+    """True in this share of any stretch, give or take one.
+
+    A policy guesses as often as its last few hundred traces of the tool loop did. Were each drawn for itself, policies
+    of two seeds would differ by as much as some steps of reinforcement learning.
+    """
+    return (int((k + 1) * share) > int(k * share) for k in naturals())
+
+
+def tool_loop_trace(problem: WordProblem, rng: random.Random, guess: bool | None = None) -> Conversation:
+    """The tool loop, sloppily: a guess (None: drawn), or one good call, possibly after one that fails."""
     head = [SystemMessage(TOOL_LOOP_PROMPT), HumanMessage(problem.prompt())]
-    if rng.random() < GUESS_SHARE:
+    if guess is None:
+        guess = rng.random() < GUESS_SHARE
+    if guess:
         return _conversation(*head, _answer(rng.choice(GUESS_THOUGHTS), wrong_guess(problem, rng)))
     slip = _call(rng.choice(FIRST_THOUGHTS), broken(problem.expression, rng)) if rng.random() < SLIP_SHARE else []
     thought = rng.choice(REPAIR_THOUGHTS if slip else FIRST_THOUGHTS)

@@ -1,0 +1,18 @@
+"""The learning rate over the steps."""
+
+import pytest
+
+from training.schedule import trapezoid
+
+
+@pytest.mark.parametrize(
+    ("steps", "warmup", "cooldown", "shares"),
+    [
+        (4, 0, 0, [1, 1, 1, 1]),
+        (6, 2, 3, [1 / 2, 1, 1, 3 / 4, 2 / 4, 1 / 4]),
+        (3, 0, 9, [3 / 10, 2 / 10, 1 / 10]),  # a cool-down that is longer than the training
+        (3, 3, 2, [1 / 3, 2 / 3, 1 / 3]),
+    ],
+)
+def test_the_rate_rises_stays_and_falls(steps, warmup, cooldown, shares):
+    assert [trapezoid(step, steps, warmup, cooldown) for step in range(steps)] == pytest.approx(shares)
