@@ -126,7 +126,7 @@ class GrpoConfig(BaseModel):
     algorithm: Literal["grpo", "grpo-random", "grpo-roc"] = "grpo-roc"
     selection: Literal["inverse", "lowest"] = "inverse"
     """How RoC draws positives: as in the paper, or as in its released code."""
-    steps: int = Field(default=40, ge=1)
+    steps: int = Field(default=30, ge=1)
     """Optimiser steps (paper: 510 in three stages)."""
     prompts_per_step: int = Field(default=16, ge=1)
     """Paper: 512."""
@@ -134,12 +134,12 @@ class GrpoConfig(BaseModel):
     """G, the rollouts of a prompt that are trained on (paper: 16)."""
     oversampling: int = Field(default=2, ge=1)
     """grpo-random and grpo-roc sample this many times G (paper: 2); grpo samples G."""
-    learning_rate: float = Field(default=2e-4, gt=0)
+    learning_rate: float = Field(default=3e-4, gt=0)
     """Between warm-up and cool-down (paper: 1e-6 for 14B parameters)."""
     warmup_steps: int = Field(default=0, ge=0)
     """Paper: 20."""
-    cooldown_steps: int = Field(default=0, ge=0)
-    """In so many last steps the learning rate falls to almost nothing (paper: none)."""
+    cooldown: float = Field(default=0.67, ge=0, le=1)
+    """Share of the steps, the last ones, in which the learning rate falls to almost nothing (paper: none)."""
     weight_decay: float = Field(default=0.01, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
     clip_low: float = Field(default=0.2, gt=0)

@@ -45,7 +45,7 @@ SFT_KEYS = (
 )  # fmt: skip
 RL_KEYS = (
     "tasks", "graph", "context", "max_tokens", "algorithm", "selection", "steps", "prompts_per_step", "group_size",
-    "oversampling", "learning_rate", "warmup_steps", "cooldown_steps", "weight_decay", "max_grad_norm",
+    "oversampling", "learning_rate", "warmup_steps", "cooldown", "weight_decay", "max_grad_norm",
     "clip_low", "clip_high", "temperature",
 )  # fmt: skip
 """By name, so that an option that is added, and does nothing unless it is set, makes no weights stale."""

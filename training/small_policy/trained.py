@@ -12,9 +12,9 @@ from training.grpo import train
 
 __all__ = ["REINFORCEMENT", "build_trained"]
 
-REINFORCEMENT = GrpoConfig(steps=30, learning_rate=3e-4, cooldown_steps=20)
-"""The recipe; start and seed are replaced by the caller's. It learns fast, for each step costs the roles a little, and
-cools down for most of the way: at the full rate, each step moves both figures by some hundredths."""
+REINFORCEMENT = GrpoConfig()
+"""The recipe, which is the demo's; start and seed are replaced by the caller's. It learns fast, for each step costs the
+roles a little, and cools down for most of the way: at the full rate, each step moves the figures by some hundredths."""
 CARD = Path(__file__).with_name("trained_card.md")
 
 
