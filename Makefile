@@ -1,5 +1,6 @@
 # `make demo` and `make test` set everything up on a fresh machine: what is missing of the system (tests/install), and a
-# virtual environment in .venv, once, and again when pyproject.toml changes. PIP_ARGS reaches pip: for example, a smaller download without CUDA libraries by
+# virtual environment in .venv, once, and again when pyproject.toml changes. PIP_ARGS reaches pip: for example, a smaller
+# download without CUDA libraries by
 #   make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 
 SHELL := /bin/bash
@@ -18,15 +19,18 @@ TOGETHER := -n $(WORKERS) --dist worksteal
 BENCHMARKS := training_step engine environment store orchestration chunking demo retrieval_index
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo system check quick test slow vllm lint format policy bench docs clean
+.PHONY: help python setup demo system check quick test slow vllm lint format policy bench docs clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
 
 setup: $(STAMP) ## the virtual environment with every extra that the tests need
 
-$(STAMP): pyproject.toml hatch_build.py hrm_agent/environment/sandbox/_serve.c
+# A target of its own: make looks for the interpreter before it begins with a target's lines.
+python:
 	@PYTHON=$(PYTHON) tests/install python
+
+$(STAMP): pyproject.toml hatch_build.py hrm_agent/environment/sandbox/_serve.c | python
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -e ".[train,dev]"
 	touch $(STAMP)

@@ -206,7 +206,7 @@ def _account() -> tuple[int, int]:
 
 
 def free_port() -> int:
-    """A port of the loopback below those that the kernel hands out, so that no connection takes it in the meantime."""
+    """A port of the loopback below those that the kernel hands out by default, so that no connection takes it."""
     while True:
         port = 10_240 + secrets.randbelow(32_768 - 10_240)
         with socket.socket() as taken, suppress(OSError):

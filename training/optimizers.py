@@ -2,7 +2,7 @@
 
 Muon (Keller Jordan, 2024) takes a step of the same size in every direction of a matrix: the momentum of the gradient
 with all its singular values brought near 1, by a few rounds of a polynomial in place of a decomposition. A small model
-that is trained from nothing learns to copy in a third of the steps that AdamW needs.
+that is trained from nothing learns to copy in 500 steps where it has not begun to with AdamW.
 
 torch 2.13 has one of its own, but those rounds are taken in bfloat16: 0.31 s a step for half a million parameters on a
 CPU that has no instructions for it, against 0.02 s in single precision on any.

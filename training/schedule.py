@@ -28,4 +28,4 @@ def cosine_with_warmup(optimizer: Optimizer, warmup_steps: int, steps: int) -> L
 
 def trapezoid(step: int, steps: int, warmup_steps: int, cooldown_steps: int) -> float:
     """The share of the rate in a step, counted from 0: a straight line up, level, and one down towards 0 at `steps`."""
-    return min(1.0, (step + 1) / max(1, warmup_steps), (steps - step) / (cooldown_steps + 1))
+    return max(0.0, min(1.0, (step + 1) / max(1, warmup_steps), (steps - step) / (cooldown_steps + 1)))

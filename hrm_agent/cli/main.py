@@ -113,8 +113,7 @@ def _help() -> str:
 
 def _explain(error: Exception) -> tuple[str, str, int]:
     """Message, hint and exit code for an error."""
-    while isinstance(error, ExceptionGroup):  # of tasks side by side: what we have words for, else the first
-        error = next((each for each in error.exceptions if isinstance(each, HrmError)), error.exceptions[0])
+    error = _of_several(error)
     if _is_full(error) and not isinstance(error, HrmError):
         error = StoreFullError(
             f"The disk is full: {error}.",
@@ -123,6 +122,14 @@ def _explain(error: Exception) -> tuple[str, str, int]:
     if isinstance(error, HrmError):
         return error.message, error.hint, 2
     return f"Unexpected {type(error).__name__}: {error}", "Run the command again with --debug to see where.", 1
+
+
+def _of_several(error: Exception) -> Exception:
+    """Of errors of tasks side by side one that we have words for, if there is one, else the first."""
+    if not isinstance(error, ExceptionGroup):
+        return error
+    several = [_of_several(each) for each in error.exceptions]
+    return next((each for each in several if isinstance(each, HrmError) or _is_full(each)), several[0])
 
 
 def _is_full(error: Exception) -> bool:

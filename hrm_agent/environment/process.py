@@ -172,7 +172,7 @@ def locate(packages: Sequence[str]) -> dict[str, str]:
         waiting += [_name_of(needed) for needed in distribution.requires or () if "extra ==" not in needed]
         # Thousands of files lie under a handful of folders: only those are looked up on the disk.
         for top in dict.fromkeys(str(file).partition("/")[0] for file in distribution.files or ()):
-            if top not in ("..", "__pycache__") and not top.endswith(".pth"):
+            if top not in ("", "..", "__pycache__") and not top.endswith(".pth"):
                 found[str(Path(str(distribution.locate_file(top))).resolve())] = top
     return {path: name for path, name in found.items() if os.path.exists(path)}  # noqa: PTH110
 

@@ -1,7 +1,7 @@
 """Which layers in 4 bits are multiplied packed on a CPU.
 
 Where a CPU has AVX512-BF16, bitsandbytes rearranges the weight of a 4-bit layer at its first answer and multiplies by
-it as it lies, ten times as fast and more. It does so with every layer, and that goes wrong in three ways. They are seen
+it as it lies, 5 to 50 times as fast. It does so with every layer, and that goes wrong in three ways. They are seen
 to here, by the layer's own flag and two hooks:
 
 * It takes layers only whose rows are a multiple of 32 and whose columns are one of the block (64). Others fail.

@@ -118,7 +118,7 @@ class PostgresDatabase(Database):
             self._writer = self._connect()
         except psycopg.Error as error:
             raise self._store_error(error) from error
-        self._broken = self._given_up = False
+        self._broken = self._doubted = self._given_up = False
         self._prepare(create)
         self._readers = Readers(self._connect, _READERS, _ANSWER_SECONDS)
         self._exclusive = threading.Lock()
@@ -152,10 +152,11 @@ class PostgresDatabase(Database):
 
     def _transact(self, works: Sequence[Work[Any]]) -> list[Any]:
         def transaction() -> list[Any]:
-            if self._broken:
+            if self._broken or (self._doubted and not _answers(self._writer)):
                 with suppress(psycopg.Error):
                     self._writer.close()
-                self._writer, self._broken = self._connect(), False
+                self._writer = self._connect()
+            self._broken = self._doubted = False
             try:
                 with self._writer.pipeline(), self._writer.cursor() as cursor:
                     self.transaction += 1
@@ -169,6 +170,7 @@ class PostgresDatabase(Database):
                 with suppress(psycopg.Error):
                     self._writer.rollback()
                 # What a connection says that is gone means nothing: psycopg then takes earlier answers for later ones.
+                self._broken = isinstance(error, _LOST) or self._writer.closed
                 if self._writer.closed and isinstance(error, Exception) and not isinstance(error, _LOST):
                     raise psycopg.OperationalError(str(error)) from error
                 raise
@@ -176,16 +178,16 @@ class PostgresDatabase(Database):
 
         return self._patiently(transaction)
 
-    def _lose_all(self) -> None:
-        """Where one connection was lost, all may be: who asks next connects."""
-        self._broken = True
+    def _doubt_all(self) -> None:
+        """Where one connection was lost, all may be: who reads next connects, who writes next asks first."""
+        self._doubted = True
         self._readers.forget()
 
     def _patiently(self, attempt: Callable[[], T]) -> T:
         """The result of `attempt`, made again while the server is away. Raises `StoreError` after a minute.
 
-        Whoever comes after that minute finds out at once whether the server is back: a run that ends for want of its
-        store has much to close.
+        Whoever still asks after that minute finds out at once whether the server is back: a run that ends for want of
+        its store has much to close.
         """
         deadline = time.monotonic() + (0 if self._given_up else _PATIENCE_SECONDS)
         while True:
@@ -194,10 +196,10 @@ class PostgresDatabase(Database):
                 self._given_up = False
                 return result
             except _LOST as error:
-                self._lose_all()
+                self._doubt_all()
                 if _is_final(error):
                     raise self._store_error(error) from error
-                if time.monotonic() >= deadline:
+                if self._given_up or time.monotonic() >= deadline:
                     self._given_up = True
                     raise self._gone(error) from error
                 time.sleep(0.1)
@@ -297,6 +299,14 @@ class PostgresDatabase(Database):
             f"The store {self.url} cannot be used: {_words(error)}.",
             "See that the server runs and that the URL is right.",
         )
+
+
+def _answers(connection: psycopg.Connection[Any]) -> bool:
+    try:
+        connection.execute("SELECT 1")
+    except psycopg.Error:
+        return False
+    return True
 
 
 def _words(error: Exception) -> str:

@@ -1,7 +1,7 @@
 """The connections on which a PostgreSQL store reads.
 
-Whoever reads takes one that is idle, or connects in its own thread. A server that is away so refuses the one who asks,
-at once, and how long to try again is for the store to say, as with its writer. A pool that connects in a thread of its
+Whoever reads takes one that is idle, or connects in its own thread. So a server that is away refuses the reader at
+once, and the store decides how long to retry, as with its writer. A pool that connects in a thread of its
 own, at times of its own choosing, lets the asker wait for a whole time-out to learn that, and for the rest of a pause
 that has grown when the server is back.
 """
@@ -14,6 +14,8 @@ from contextlib import suppress
 from typing import Any
 
 import psycopg
+
+from hrm_agent.errors import StoreError
 
 __all__ = ["Connection", "Readers"]
 
@@ -32,9 +34,12 @@ class Readers:
         self._closed = False
 
     def take(self) -> Connection:
-        """A connection that nobody else has, until `give`. Raises what connecting raises."""
+        """A connection that nobody else has, until `give`. Raises what connecting raises, or `StoreError`."""
         if not self._places.acquire(timeout=self._seconds):
-            raise psycopg.OperationalError(f"all of the {self._most} connections for reading are taken")
+            raise StoreError(
+                f"All {self._most} connections for reading have been taken for {self._seconds:.0f} seconds.",
+                "Read in fewer threads at a time, and finish each iteration over the store.",
+            )
         try:
             with self._lock:
                 if self._closed:

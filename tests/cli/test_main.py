@@ -110,4 +110,7 @@ def test_what_failed_side_by_side_is_told_as_if_alone() -> None:
     full = StoreFullError("The disk is full.", "Free some space.")
     group = ExceptionGroup("", [ExceptionGroup("", [ValueError("odd"), full])])
     assert _explain(group) == ("The disk is full.", "Free some space.", 2)
+    group = ExceptionGroup("", [ExceptionGroup("", [ValueError("odd")]), ExceptionGroup("", [KeyError("even"), full])])
+    assert _explain(group)[0] == "The disk is full."
+    assert "disk is full" in _explain(ExceptionGroup("", [ValueError("odd"), OSError(errno.ENOSPC, "no space")]))[0]
     assert _explain(ExceptionGroup("", [ValueError("odd")]))[0] == "Unexpected ValueError: odd"

@@ -23,8 +23,8 @@ signal.sigwait([signal.SIGUSR1])
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1, signal.SIGUSR2])
 """
-"""It is known by the second signal: the kernel does not show one as blocked that is waited for. Once it has gone on,
-another word does nothing to it."""
+"""SIGUSR2 is blocked only to be seen: the kernel does not list the signal that is waited for. Once the code has gone
+on, another SIGUSR1 does nothing to it."""
 PATIENCE_SECONDS = 60.0
 """Only what hangs takes longer."""
 _BIT = 1 << (signal.SIGUSR2 - 1)

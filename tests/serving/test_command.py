@@ -7,7 +7,9 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,12 @@ import pytest
 
 from hrm_agent.cli.main import main
 from hrm_agent.store import open_store
+from tests.environment.held import HOLD, held, let_go
 from tests.graphs.scripts import boxed, call
 
 pytestmark = pytest.mark.whole
 
-ANSWERS = [call("import time; time.sleep(2); 6 * 7"), boxed(42)]
+ANSWERS = [call(HOLD + "6 * 7"), boxed(42)]
 WORDS = ["serve", "--port", "0", "--policy", "scripted:script.jsonl", "--token-file", "token", "--store", "store.db"]
 
 
@@ -44,12 +47,16 @@ def test_it_finishes_what_runs_before_it_goes(process: subprocess.Popen[str], tm
             model="tool_loop", messages=[{"role": "user", "content": "6 * 7?"}], stream=True
         )
         first = next(events)
+        while not (held_calls := held(below=process.pid)):
+            time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
+        with suppress(openai.APIError):
+            while client.models.list():  # until it takes nothing new
+                time.sleep(0.01)
+        let_go(held_calls)
         rest = [event.choices[0] for event in events]
         assert "".join(choice.delta.content or "" for choice in rest) == r"\boxed{42}"
         assert rest[-1].finish_reason == "stop" and first.choices[0].delta.role == "assistant"
-        with pytest.raises(openai.APIError):
-            client.models.list()
     assert process.wait(120) == 0
     with open_store(tmp_path / "store.db") as store:
         assert [trajectory.status for trajectory in store.journal.trajectories()] == ["completed"]

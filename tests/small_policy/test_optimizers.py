@@ -78,15 +78,14 @@ def test_muon_trains_and_its_rates_follow_the_schedule(tokenizer, codec, lessons
 
 def test_the_mean_is_of_the_last_weights():
     layer = torch.nn.Linear(1, 1, bias=False)
-    mean = RunningMean(layer, 0.5)
+    mean, expected = RunningMean(layer, 0.5), layer.weight.item()
     for value in (8.0, 4.0, 2.0, 1.0, 1.0, 1.0):
         layer.weight.data.fill_(value)
         mean.update()
     mean.take_place()
-    expected = 8.0
-    for step, value in enumerate((4.0, 2.0, 1.0, 1.0, 1.0), start=2):
+    for step, value in enumerate((8.0, 4.0, 2.0, 1.0, 1.0, 1.0), start=1):
         expected += (value - expected) * (1 - min(0.5, step / (9 + step)))
-    assert layer.weight.item() == pytest.approx(8.0 + (expected - 8.0), rel=0.2)
+    assert layer.weight.item() == pytest.approx(expected, rel=1e-5)
     assert 1 < layer.weight.item() < 2
 
 

@@ -67,6 +67,12 @@ def test_the_shipped_policies_are_what_their_cards_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+def test_the_spread_is_of_the_shipped_recipe(policy: str) -> None:
+    found, said = inputs_of_card(read_spread()[policy]["inputs"]), inputs_of_card(card(shipped(policy)))
+    assert found is not None and said is not None and found.agree_with(said)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("graph", ["tool_loop", "reasoning"])
 def test_builds_from_any_seed_on_any_cpu_are_alike(policy: str, graph: str) -> None:
     found = read_spread()[policy]["figures"][f"{graph}, correct"]

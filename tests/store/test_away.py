@@ -128,7 +128,7 @@ def test_readers_share_so_many_connections() -> None:
 
     readers = Readers(connect, 2, seconds=0)
     first, second = readers.take(), readers.take()
-    with pytest.raises(psycopg.OperationalError, match="all of the 2 connections"):
+    with pytest.raises(StoreError, match="All 2 connections for reading have been taken"):
         readers.take()
     readers.give(first)
     assert readers.take() is first and len(made) == 2
@@ -153,6 +153,24 @@ def test_who_cannot_connect_takes_no_place() -> None:
     for _ in range(3):
         with pytest.raises(psycopg.OperationalError, match="refused"):
             readers.take()
+
+
+def test_a_reader_that_is_refused_leaves_the_writer_alone(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that has no place for one more connection serves those that it has."""
+    database = opened.store.database
+    assert isinstance(database, postgres.PostgresDatabase)
+    write(opened.store)
+    writer = database._writer
+    database._readers.forget()
+
+    def refuse() -> Any:
+        raise psycopg.errors.TooManyConnections("sorry, too many clients already")
+
+    monkeypatch.setattr(database._readers, "_connect", refuse)
+    with pytest.raises(StoreError, match="too many clients"):
+        read(opened.store)
+    write(opened.store)
+    assert database._writer is writer and not writer.closed
 
 
 def test_a_closed_store_is_not_waited_for(opened: Opened) -> None:

@@ -136,14 +136,23 @@ def test_a_run_that_fills_its_disk_goes_on_when_there_is_room(driver: Driver, tm
 # a server that is lost
 
 
+@contextmanager
+def restarted(postgres: PostgresServer) -> Iterator[None]:
+    """The server runs again afterwards, for the tests that come."""
+    try:
+        yield
+    finally:
+        postgres.start()
+
+
 def test_a_run_waits_for_a_server_that_restarts(
     driver: Driver, untouched: dict[str, Any], postgres: PostgresServer, fresh_database: str, tmp_path: Path
 ) -> None:
     plan = plan_of(tmp_path, fresh_database)
     plan_events(plan, {20: ["signal", postgres.pid, signal.SIGQUIT]})
-    run = driver.start(plan)
-    postgres.await_crash()
-    postgres.start()
+    with restarted(postgres):
+        run = driver.start(plan)
+        postgres.await_crash()
     assert run.result() == 0, error_of(plan)
     assert record_of(plan) == untouched
     check_log(log_of(plan), plan, 0)
@@ -155,9 +164,9 @@ def test_a_server_that_stays_away_ends_the_run_and_it_goes_on_later(
     """`tests.store.test_away` has what is waited for, and how often."""
     plan = plan_of(tmp_path, fresh_database)
     plan_events(plan, {10: ["signal", postgres.pid, signal.SIGQUIT]})
-    code = driver.start(replace(plan, patience=1.0)).result()
-    postgres.await_crash()
-    postgres.start()
+    with restarted(postgres):
+        code = driver.start(replace(plan, patience=1.0)).result()
+        postgres.await_crash()
     assert code == 1
     error = error_of(plan)
     assert "StoreError: The server of postgresql://" in error and "away for more than 1 seconds" in error, error

@@ -8,6 +8,8 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Self
 
+from tests.postgres import free_port
+
 __all__ = ["Way"]
 
 _COMMITTED = b"C\x00\x00\x00\x0bCOMMIT\x00"
@@ -23,7 +25,8 @@ class Way:
         place, _, name = url.rpartition("/")
         before, _, port = place.rpartition(":")
         self._server = ("127.0.0.1", int(port))
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        # While it is shut nobody else may be given its port.
+        self._listener = socket.create_server(("127.0.0.1", free_port()))
         self._address: tuple[str, int] = self._listener.getsockname()
         self.url = f"{before}:{self._address[1]}/{name}"
         self.lost = self._commits = 0

@@ -95,10 +95,10 @@ def test_any_mixture_of_tags_is_read_without_raising(parts):
     ],
 )
 def test_hostile_texts_cost_next_to_nothing(hostile):
-    start = time.process_time()
+    start = time.thread_time()
     assert not exact_equal(hostile, "1")
     assert exact_verifier("1")(hostile) == 0.0
-    assert time.process_time() - start < 1.0
+    assert time.thread_time() - start < 1.0
 
 
 @pytest.mark.parametrize(

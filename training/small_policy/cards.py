@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from training.small_policy.figures import EVAL_SEED, Figures
-from training.small_policy.inputs import Inputs
+from training.small_policy.inputs import Inputs, inputs_of_card
 
 __all__ = ["SPREAD", "figures_of_card", "figures_text", "read_spread", "spread_text"]
 
@@ -46,7 +46,8 @@ def read_spread() -> dict[str, Any]:
 def spread_text(policy: str, inputs: Inputs) -> str:
     """The same figures over several builds, if those were made from the same."""
     found = read_spread().get(policy) if SPREAD.exists() else None
-    if found is None or found["inputs"] != inputs.digest:
+    made_from = inputs_of_card(found["inputs"]) if found else None
+    if found is None or made_from is None or not made_from.agree_with(inputs):
         return "\nThis is one build: how far others from the same recipe lie from it was not measured.\n"
     head = f"\n**Spread** over {found['builds']}.\n\n"
     columns = "| figure | mean | standard deviation | smallest | largest |"

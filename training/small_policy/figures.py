@@ -35,8 +35,8 @@ class Figures:
 def measure(policy: Path | str, run: Path) -> dict[str, Figures]:
     """By graph, on the same problems for every policy.
 
-    The tool loop is sampled four times on each problem: that its share of correct answers is known to 0.016 is what
-    makes two cold starts comparable.
+    The tool loop is sampled four times on each problem: a standard error of 0.016 is what makes two cold starts
+    comparable.
     """
     loop = CollectConfig(policy=str(policy), count=256, samples=4, seed=EVAL_SEED)
     roles = CollectConfig(policy=str(policy), count=100, graph="reasoning", temperature=0, seed=EVAL_SEED)

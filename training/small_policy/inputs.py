@@ -81,11 +81,13 @@ def inputs_of_card(card: str) -> Inputs | None:
     return Inputs(found[1], tuple(map(float, found[2].split()))) if found else None
 
 
-def stale(builtin: Path, seed: int = 0) -> list[str]:
-    """Of the policies in a folder, those that would come out otherwise if they were built now."""
+def stale(builtin: Path, seed: int = 0, of: Sequence[str] = ("cold-start", "trained")) -> list[str]:
+    """Of these policies in a folder, those that would come out otherwise if they were built now."""
     cold = cold_start_inputs(seed)
     if not _agrees(builtin / "cold-start", cold):
-        return ["cold-start", "trained"]
+        return list(of)
+    if "trained" not in of:
+        return []
     return [] if _agrees(builtin / "trained", trained_inputs(builtin / "cold-start", cold, seed)) else ["trained"]
 
 

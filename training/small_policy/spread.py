@@ -4,8 +4,8 @@
                                            [--on-record] [--write]
 
 Each seed is built twice, as a process of its own: with the instruction set that torch picks on this CPU and one thread,
-and with `ATEN_CPU_CAPABILITY=avx2` and two threads. Built is what is not on record in `--runs` yet: some minutes each.
-With `--on-record` nothing is built, and the table is of what there is.
+and with `ATEN_CPU_CAPABILITY=avx2` and two threads, some minutes each. Not built again is what is on record in `--runs`
+and was made by the present recipe. With `--on-record` nothing is built, and the table is of what there is.
 
 `--write` keeps the table for the cards of later builds (`training/small_policy/spread.json`), and ships the build of
 seed 0 on the CPU's own instruction set.
@@ -29,7 +29,7 @@ import torch
 
 import hrm_agent.models
 from training.small_policy.cards import SPREAD, spread_text
-from training.small_policy.inputs import inputs_of_card
+from training.small_policy.inputs import inputs_of_card, stale
 
 __all__ = ["main", "table"]
 
@@ -63,27 +63,38 @@ def main(arguments: list[str] | None = None) -> None:
     told = json.dumps(spread, indent=2) + "\n"
     sys.stdout.write(told)
     if options.write:
+        if not spread:
+            parser.error(f"no two builds of the present recipe are on record in {runs}")
         SPREAD.write_text(told, encoding="utf-8")
         _ship(runs / "own-0" / "built")
 
 
 def _build(runs: Path, path: str, seed: int) -> None:
     folder, (threads, variables) = runs / f"{path}-{seed}", PATHS[path]
-    if all((folder / "runs" / f"{name}.json").exists() for name in POLICIES):
+    if all(_on_record(runs, name, (path, seed)) for name in POLICIES):
         return
     shutil.rmtree(folder, ignore_errors=True)
     command = [sys.executable, "-m", "training.small_policy", "--seed", str(seed)]
     command += ["--out", str(folder / "built"), "--runs", str(folder / "runs")]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **variables}
-    subprocess.run(command, env=environment, check=True, capture_output=True)
+    done = subprocess.run(command, env=environment, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    if done.returncode:
+        sys.exit(f"{done.stderr.decode(errors='replace')}\nThe build of seed {seed} ({path}) failed.")
+
+
+def _on_record(runs: Path, name: str, build: Build) -> bool:
+    """Whether a policy was built and measured, from what it would be made from now."""
+    folder = runs / f"{build[0]}-{build[1]}"
+    measured = (folder / "runs" / f"{name}.json").exists()
+    return measured and name not in stale(folder / "built", build[1], of=(name,))
 
 
 def _spread(runs: Path, name: str, builds: Sequence[Build]) -> dict[str, Any] | None:
     """Of one policy, over the builds that are on record; None for fewer than two."""
     found = {
-        (path, seed): json.loads(file.read_text(encoding="utf-8"))
+        (path, seed): json.loads((runs / f"{path}-{seed}" / "runs" / f"{name}.json").read_text(encoding="utf-8"))
         for path, seed in builds
-        if (file := runs / f"{path}-{seed}" / "runs" / f"{name}.json").exists()
+        if _on_record(runs, name, (path, seed))
     }
     if len(found) < 2:
         return None
@@ -91,7 +102,7 @@ def _spread(runs: Path, name: str, builds: Sequence[Build]) -> dict[str, Any] | 
     assert card is not None, name
     return {
         "builds": f"{len(found)} builds ({_in_words(list(found))})",
-        "inputs": card.digest,
+        "inputs": str(card),
         "figures": table([_figures(told) for told in found.values()]),
     }
 

@@ -35,7 +35,7 @@ _LAG_SECONDS = 5
 _LONGEST_WAIT = 8.0
 _REDIRECTS = 5
 _now, _sleep = time.monotonic, asyncio.sleep
-"""The clock of all pauses. Tests put one in their place that does not pass."""
+"""The clock of all pauses. Tests replace them by a clock that only sleeping moves on."""
 
 
 @dataclass(slots=True)
