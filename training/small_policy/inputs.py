@@ -81,18 +81,19 @@ def inputs_of_card(card: str) -> Inputs | None:
     return Inputs(found[1], tuple(map(float, found[2].split()))) if found else None
 
 
-def stale(builtin: Path, seed: int = 0, of: Sequence[str] = ("cold-start", "trained")) -> list[str]:
-    """Of these policies in a folder, those that would come out otherwise if they were built now."""
+def stale(builtin: Path, seed: int = 0) -> list[str]:
+    """Of the policies in a folder, those that are missing, or would come out otherwise if they were built now."""
     cold = cold_start_inputs(seed)
     if not _agrees(builtin / "cold-start", cold):
-        return list(of)
-    if "trained" not in of:
-        return []
+        return ["cold-start", "trained"]
+    if not (builtin / "trained").exists():
+        return ["trained"]
     return [] if _agrees(builtin / "trained", trained_inputs(builtin / "cold-start", cold, seed)) else ["trained"]
 
 
 def _agrees(policy: Path, now: Inputs) -> bool:
-    said = inputs_of_card((policy / "README.md").read_text(encoding="utf-8"))
+    card = policy / "README.md"
+    said = inputs_of_card(card.read_text(encoding="utf-8")) if card.exists() else None
     return said is not None and said.agree_with(now)
 
 

@@ -21,6 +21,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -80,13 +81,18 @@ def _build(runs: Path, path: str, seed: int) -> None:
     done = subprocess.run(command, env=environment, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     if done.returncode:
         sys.exit(f"{done.stderr.decode(errors='replace')}\nThe build of seed {seed} ({path}) failed.")
+    _stale.cache_clear()
 
 
 def _on_record(runs: Path, name: str, build: Build) -> bool:
     """Whether a policy was built and measured, from what it would be made from now."""
     folder = runs / f"{build[0]}-{build[1]}"
-    measured = (folder / "runs" / f"{name}.json").exists()
-    return measured and name not in stale(folder / "built", build[1], of=(name,))
+    return (folder / "runs" / f"{name}.json").exists() and name not in _stale(folder / "built", build[1])
+
+
+@cache
+def _stale(built: Path, seed: int) -> list[str]:
+    return stale(built, seed)
 
 
 def _spread(runs: Path, name: str, builds: Sequence[Build]) -> dict[str, Any] | None:
