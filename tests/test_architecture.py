@@ -99,6 +99,7 @@ def test_training_reaches_agents_only_through_the_front_door() -> None:
         ("import hrm_agent.cli.history, hrm_agent.cli.lint, hrm_agent.cli.run", {"torch", "transformers"}),
     ],
 )
+@pytest.mark.whole
 def test_what_stays_out_of_memory(program: str, kept_out: set[str]) -> None:
     check = f"import sys; {program}; print(sorted({kept_out!r} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True, cwd=PROJECT)

@@ -370,6 +370,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
+@pytest.mark.whole
 def test_a_fork_neither_asks_nor_hangs_at_its_end() -> None:
     done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.strip() == "7", done.stderr

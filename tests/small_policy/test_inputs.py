@@ -8,6 +8,8 @@ from training.small_policy import inputs, traces
 from training.small_policy.cold_start import COLD_START
 from training.small_policy.inputs import Inputs, cold_start_inputs, inputs_of_card
 
+pytestmark = pytest.mark.whole
+
 NOW = Inputs("0123456789abcdef", (6.88891, 0.00432, 268))
 
 

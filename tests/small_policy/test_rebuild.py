@@ -26,6 +26,7 @@ def card(folder: Path) -> str:
     return (folder / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.whole
 def test_cards_say_what_the_weights_were_made_from() -> None:
     """A stale card does not fail here: `test_the_shipped_policies_are_what_their_cards_say` rebuilds them."""
     said = {name: inputs_of_card(card(shipped(name))) for name in POLICIES}

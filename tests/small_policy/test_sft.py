@@ -14,6 +14,8 @@ from training.configs import SftConfig
 from training.sft import Conversation, answer_text, read_chats, save_policy, tokenize, train_sft
 from training.small_policy.architecture import new_model
 
+pytestmark = pytest.mark.whole
+
 SHORT = SftConfig(steps=8, batch_size=16, learning_rate=3e-3, warmup_steps=2)
 
 

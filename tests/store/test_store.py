@@ -290,6 +290,7 @@ print(json.dumps({"written": written, "message": ""}))
 """
 
 
+@pytest.mark.whole
 def test_a_full_disk_is_said_and_loses_nothing(tmp_path: Path) -> None:
     """In a mount namespace of its own, on a tmpfs of one mebibyte; then the file is copied out and read."""
     disk, kept = tmp_path / "disk", tmp_path / "kept"

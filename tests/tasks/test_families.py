@@ -118,6 +118,7 @@ def test_gsm8k_is_understood(shared_data):
 # --- reasoning-gym ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 def test_problems_are_a_function_of_split_and_seed():
     def prompts(split: str, seed: int, spec: str = "reasoning_gym:chain_sum") -> list[str]:
         return [t.prompt for t in load_tasks(spec, split=split, seed=seed, count=5)]
@@ -136,6 +137,7 @@ def test_the_librarys_verifier_scores_answer_or_text():
     assert task.verify("<answer>no box</answer>") == 0.0
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("family", sorted(_FORMS))
 def test_answers_of_families_that_evaluate_text_pass_the_guard_and_code_does_not(family):
     attacks = [
@@ -195,6 +197,7 @@ def test_a_missing_library_is_named_with_the_command(monkeypatch):
         load_tasks("reasoning_gym:chain_sum", split="train", seed=0, count=1)
 
 
+@pytest.mark.whole
 def test_arc_agi_is_each_published_grid_once():
     train, held_out = (load_tasks("arc_agi", split=split, seed=0) for split in ("train", "eval"))
     assert (len(train), len(held_out), len({t.id for t in train + held_out})) == (416, 419, 835)
