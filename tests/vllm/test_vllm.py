@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, Literal
 
 import httpx
@@ -161,13 +162,24 @@ def check_a_cancelled_request_leaves_the_server(server: VllmServer, engine: Vllm
         lines = httpx.get(f"http://127.0.0.1:{server.port}/metrics").text.splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("vllm:num_requests_running"))
 
-    sampled: list[int] = []
-    futures = [ask(engine, seed, max_tokens=900, temperature=2.0, on_token=sampled.append) for seed in range(8)]
-    until = time.monotonic() + 60
-    while not sampled and time.monotonic() < until:
-        time.sleep(0.02)
-    cancelled = [future.cancel() for future in futures]
+    asked, sampled, cancelled = threading.Event(), list[int](), list[bool]()
+    futures: list[Future[Completion]] = []
+
+    def cancel_at_the_first_token(seed: int) -> Any:
+        def told(token: int) -> None:
+            assert asked.wait(60)
+            sampled.append(token)
+            cancelled.append(futures[seed].cancel())
+
+        return told
+
+    for seed in range(8):
+        heard = cancel_at_the_first_token(seed)
+        futures.append(ask(engine, seed, max_tokens=900, temperature=2.0, on_token=heard))
+    asked.set()
+    wait(futures, 60)
     assert sampled and any(cancelled)
+    until = time.monotonic() + 60
     while running() and time.monotonic() < until:
         time.sleep(0.05)
     assert running() == 0 and len(sampled) < 8 * 900
