@@ -60,5 +60,5 @@ def build(source: Path) -> str:
 
 
 def digest(source: Path) -> str:
-    """By which `hrm_agent.environment.process` knows a body that was built from another version."""
+    """By which `hrm_agent.environment.local.zygote_process` knows a body that was built from another version."""
     return hashlib.sha256(source.read_bytes()).hexdigest()[:16]

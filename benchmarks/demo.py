@@ -40,15 +40,15 @@ from langgraph.prebuilt import tools_condition
 from rich.console import Console
 from rich.table import Table
 
-from graphs.prompts import TOOL_LOOP_PROMPT
+from hrm_agent.graphs.parts.prompts import TOOL_LOOP_PROMPT
 from hrm_agent.models import GenerationRequest, load_policy
 from hrm_agent.store import open_store
 from hrm_agent.tools import python
+from hrm_agent.training.collect import collect
+from hrm_agent.training.configs import CollectConfig, DemoConfig
+from hrm_agent.training.demo import demo
+from hrm_agent.training.tasks import load_tasks
 from hrm_agent.trajectory import Sampling
-from training.collect import collect
-from training.configs import CollectConfig, DemoConfig
-from training.demo import demo
-from training.tasks import load_tasks
 
 POLICY = "builtin:cold-start"
 MAX_TOKENS = 256

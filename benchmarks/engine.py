@@ -28,13 +28,13 @@ from rich.console import Console
 from rich.table import Table
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from hrm_agent.models.byte_codec import ByteCodec
+from hrm_agent.models.codec.bytes import ByteCodec
 from hrm_agent.models.engine import Completion, GenerationRequest
-from hrm_agent.models.kv_cache import KVPool
-from hrm_agent.models.packed import replica
-from hrm_agent.models.rows import SAMPLING, Rows
-from hrm_agent.models.transformers_engine import TransformersEngine
-from hrm_agent.models.weights import kv_shape
+from hrm_agent.models.local.cache_rows import SAMPLING, Rows
+from hrm_agent.models.local.engine import TransformersEngine
+from hrm_agent.models.local.kv_cache import KVPool
+from hrm_agent.models.local.model_inspection import kv_shape
+from hrm_agent.models.local.packed_attention import replica
 from hrm_agent.trajectory import Sampling
 
 VOCABULARY, PROMPT, ANSWER, SAMPLES, TOOL_RESULT = 500, 80, 100, 16, 20

@@ -37,6 +37,10 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from hrm_agent.training.advantages import group_advantages
+from hrm_agent.training.batch import MicroBatch, build_batches
+from hrm_agent.training.optimizer_step import policy_update
+from hrm_agent.training.roc import select
 from hrm_agent.trajectory import (
     BranchReason,
     Call,
@@ -47,10 +51,6 @@ from hrm_agent.trajectory import (
     TaskRef,
     Trajectory,
 )
-from training.advantages import group_advantages
-from training.batch import MicroBatch, build_batches
-from training.roc import select
-from training.update import policy_update
 
 VOCABULARY = 512
 TOKEN_BUDGET = 4096

@@ -20,8 +20,8 @@ from typing import Any
 from langchain_core.messages import HumanMessage
 from langgraph.graph import END, START, MessagesState, StateGraph
 
-from graphs.reasoning import ReasoningContext
-from graphs.reasoning import graph as reason
+from hrm_agent.graphs.reasoning.agent import ReasoningContext
+from hrm_agent.graphs.reasoning.agent import graph as reason
 
 Grid = list[list[int]]
 

@@ -21,7 +21,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import Command, interrupt
 
-from graphs.prompts import TOOL_LOOP_PROMPT
+from hrm_agent.graphs.parts.prompts import TOOL_LOOP_PROMPT
 from hrm_agent.models import policy
 from hrm_agent.tools import python
 

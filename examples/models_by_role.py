@@ -21,8 +21,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.runtime import Runtime
 
-from graphs.answers import final_answer
-from graphs.prompts import TOOL_LOOP_PROMPT
+from hrm_agent.graphs.parts.final_answer import final_answer
+from hrm_agent.graphs.parts.prompts import TOOL_LOOP_PROMPT
 from hrm_agent.models import policy
 from hrm_agent.tools import python
 

@@ -14,7 +14,7 @@ from langchain_core.messages import SystemMessage
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 
-from graphs.prompts import TOOL_LOOP_PROMPT
+from hrm_agent.graphs.parts.prompts import TOOL_LOOP_PROMPT
 from hrm_agent.models import policy
 from hrm_agent.tools import python
 

@@ -20,10 +20,10 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command
 from pydantic import BaseModel
 
-from graphs.answers import final_answer
-from graphs.prompts import SOLVER_PROMPT, solver_request
-from graphs.roles import Role, ask
-from graphs.tool_loop import build_tool_loop
+from hrm_agent.graphs.parts.final_answer import final_answer
+from hrm_agent.graphs.parts.prompts import SOLVER_PROMPT, solver_request
+from hrm_agent.graphs.parts.roles import Role, ask
+from hrm_agent.graphs.tool_loop import build_tool_loop
 
 MAX_TRIES = 2
 

@@ -28,13 +28,13 @@ from typing import Any
 
 from langchain_core.messages import BaseMessage
 
-from graphs.episode import CONTEXT, Episode, EpisodeRunner
-from graphs.prompts import RESEARCH_PLANNER_PROMPT, SEARCHER_PROMPT
-from graphs.replay import replay_async
-from graphs.time_travel import Edit, fork, history
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.errors import HrmError
+from hrm_agent.graphs.parts.prompts import RESEARCH_PLANNER_PROMPT, SEARCHER_PROMPT
 from hrm_agent.models.scripted import ScriptedEngine
+from hrm_agent.runtime.episode import CONTEXT, Episode, EpisodeRunner
+from hrm_agent.runtime.replay.player import replay_async
+from hrm_agent.runtime.time_travel.fork import Edit, fork, history
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.tools.local_wiki import LocalWiki
 from hrm_agent.trajectory import Sampling, TaskRef, Trajectory

@@ -6,7 +6,7 @@
 Every run is a thread of the store that it prints: `hrm-agent show tank --store runs/word_maths.db` tells who said what,
 and the same command again reads the answers back instead of asking once more.
 
-The small policy that comes with the package knows problems of this kind (those of `training.tasks.word_problems`) over
+The small policy that comes with the package knows problems of this kind (those of `hrm_agent.training.tasks.word_problems`) over
 numbers that it has never seen, and nothing else. Nobody has told it what a tank is.
 """
 
@@ -16,13 +16,13 @@ import argparse
 import asyncio
 from collections import Counter
 
-from graphs.episode import Episode, EpisodeRunner
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.errors import HrmError
 from hrm_agent.models import DEFAULT_POLICY, load_policy
+from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.store import open_store
+from hrm_agent.training.tasks.verify import exact_verifier
 from hrm_agent.trajectory import Sampling, TaskRef, Trajectory
-from training.tasks.verify import exact_verifier
 
 STORE = "runs/word_maths.db"
 TANK = "A tank holds 1200 L. It leaks 2% per hour for 3 hours, then is refilled by 150 L."

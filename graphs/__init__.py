@@ -1,3 +1,4 @@
-"""The agents: ordinary LangGraph graphs, and the door through which every run goes."""
+"""The agents: ordinary LangGraph graphs to run, read and copy. Imported as `hrm_agent.graphs`."""
 
-import hrm_agent  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before langgraph: it makes deserialisation strict
+if __name__ != "hrm_agent.graphs":
+    raise ImportError(f"This folder is the package hrm_agent.graphs, not {__name__}: import it by that name.")

@@ -22,8 +22,8 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.runtime import Runtime
 from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
 
-from graphs.prompts import TOOL_LOOP_PROMPT
-from graphs.spending import Prices, refuse_limits, sampled_tokens, spent_on
+from hrm_agent.graphs.parts.budget import Prices, refuse_limits, sampled_tokens, spent_on
+from hrm_agent.graphs.parts.prompts import TOOL_LOOP_PROMPT
 from hrm_agent.models import invalid_tool_calls, policy, seconds_between, was_cut
 from hrm_agent.tools import python, run_tool_calls
 from hrm_agent.trajectory import StopReason

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from hrm_agent.environment import LocalEnvironment, local, opening
+from hrm_agent.environment import LocalEnvironment
+from hrm_agent.environment import open as opening
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION
+from hrm_agent.environment.local.environment import environment as local
 
 __all__ = ["lend"]
 

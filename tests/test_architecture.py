@@ -41,11 +41,18 @@ ALLOWED |= {
     "training": CORE | {"graphs"},
     "hrm_agent.cli": CORE | {"graphs", "training"},
 }
-FRONT_DOORS = {"graphs.answers", "graphs.episode", "graphs.modes", "graphs.parsing", "graphs.prompts", "graphs.votes"}
+FRONT_DOORS = {
+    "hrm_agent.graphs.parts.final_answer",
+    "hrm_agent.runtime.episode",
+    "hrm_agent.runtime.selection.strategies",
+    "hrm_agent.graphs.parts.json_repair",
+    "hrm_agent.graphs.parts.prompts",
+    "hrm_agent.graphs.parts.answer_equivalence",
+}
 
 
 def room_of(module: str) -> str:
-    """`hrm_agent.models.chat` -> `hrm_agent.models`; `training.tasks.base` -> `training`."""
+    """`hrm_agent.models.chat` -> `hrm_agent.models`; `hrm_agent.training.tasks.base` -> `training`."""
     parts = module.split(".")
     return ".".join(parts[:2]) if parts[0] == "hrm_agent" else parts[0]
 
@@ -77,7 +84,9 @@ def wrong_imports(path: Path) -> set[str]:
 
 
 def test_a_wrong_import_would_be_seen(tmp_path: Path) -> None:
-    (tmp_path / "x.py").write_text("def f():\n    from training.grpo import train\n    import hrm_agent.cli.main\n")
+    (tmp_path / "x.py").write_text(
+        "def f():\n    from hrm_agent.training.grpo import train\n    import hrm_agent.cli.main\n"
+    )
     assert {room_of(name) for name in imports(tmp_path / "x.py")} == {"training", "hrm_agent.cli"}
 
 
@@ -93,10 +102,16 @@ def test_training_reaches_agents_only_through_the_front_door() -> None:
     [
         ("import hrm_agent", {"torch", "transformers", "langgraph", "pydantic"}),
         ("import hrm_agent.trajectory, hrm_agent.store, hrm_agent.models, hrm_agent.tools", {"torch", "transformers"}),
-        ("import graphs.episode, graphs.tool_loop, graphs.reasoning, graphs.research", {"torch", "transformers"}),
-        ("import training.collect, training.evaluate", {"torch", "transformers"}),
+        (
+            "import hrm_agent.runtime.episode, hrm_agent.graphs.tool_loop, hrm_agent.graphs.reasoning.agent, hrm_agent.graphs.research.agent",
+            {"torch", "transformers"},
+        ),
+        ("import hrm_agent.training.collect, hrm_agent.training.evaluation.evaluate", {"torch", "transformers"}),
         ("from hrm_agent.cli.main import main; main(['--help'])", {"torch", "transformers", "langgraph", "pydantic"}),
-        ("import hrm_agent.cli.history, hrm_agent.cli.lint, hrm_agent.cli.run", {"torch", "transformers"}),
+        (
+            "import hrm_agent.cli.records.history, hrm_agent.cli.records.lint, hrm_agent.cli.runs.run",
+            {"torch", "transformers"},
+        ),
     ],
 )
 @pytest.mark.whole

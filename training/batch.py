@@ -32,9 +32,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hrm_agent.errors import ModelError
+from hrm_agent.training.advantages import Credit, whole_trajectory
 from hrm_agent.trajectory import Call, Overlay, Trajectory, Verdict
 from hrm_agent.trajectory.forest import paths
-from training.advantages import Credit, whole_trajectory
 
 __all__ = ["MicroBatch", "Row", "build_batches", "kept_rows", "left_out", "linearise", "micro_batches"]
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from graphs.modes import Mode
 from hrm_agent.models import Backend, load_policy
+from hrm_agent.runtime.selection.strategies import Mode
+from hrm_agent.training.configs import CollectConfig
+from hrm_agent.training.rollout import group_episodes, open_runner, rollout, run_id_of
+from hrm_agent.training.tasks import load_tasks
 from hrm_agent.trajectory import Sampling, Trajectory
-from training.configs import CollectConfig
-from training.rollout import group_episodes, open_runner, rollout, run_id_of
-from training.tasks import load_tasks
 
 __all__ = ["collect"]
 

@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION
-from hrm_agent.environment.opening import LeastIsolation, Where
+from hrm_agent.environment.open import LeastIsolation, Where
 from hrm_agent.errors import ConfigError
 
 __all__ = ["FREE_ON_RESUME", "CollectConfig", "DemoConfig", "GrpoConfig", "ModeName", "SftConfig"]
 
 ModeName = Literal["single", "best-of-n", "majority", "search"]
-"""As `graphs.modes` has them."""
+"""As `hrm_agent.runtime.selection.strategies` has them."""
 
 FREE_ON_RESUME = frozenset({"concurrency", "isolation", "environment"})
 """Keys that say how a run is carried out, not what it comes to: they may change before it is gone on with."""

@@ -15,16 +15,16 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from graphs.episode import Episode, OnUpdate
 from hrm_agent.models import load_policy
+from hrm_agent.runtime.episode import Episode, OnUpdate
+from hrm_agent.training.collect import collect
+from hrm_agent.training.configs import CollectConfig, DemoConfig
+from hrm_agent.training.evaluation.evaluate import Evaluation, evaluate
+from hrm_agent.training.grpo import train
+from hrm_agent.training.metrics import read_metrics
+from hrm_agent.training.plots import plot_curves
+from hrm_agent.training.rollout import open_runner, run_id_of
 from hrm_agent.trajectory import Sampling, TaskRef, Trajectory
-from training.collect import collect
-from training.configs import CollectConfig, DemoConfig
-from training.evaluate import Evaluation, evaluate
-from training.grpo import train
-from training.metrics import read_metrics
-from training.plots import plot_curves
-from training.rollout import open_runner, run_id_of
 
 __all__ = ["DemoReport", "OnProgress", "demo"]
 
@@ -40,7 +40,7 @@ class DemoReport(BaseModel):
 
     before: dict[str, Any]
     after: dict[str, Any]
-    """Statistics on the held-out problems (`training.evaluate.Evaluation`)."""
+    """Statistics on the held-out problems (`hrm_agent.training.evaluation.evaluate.Evaluation`)."""
     steps: int
     groups_rejected: float
     """Share of groups without a signal, mean over the steps."""
@@ -66,11 +66,15 @@ async def demo(
 
     def on_step(row: dict[str, float]) -> None:
         steps.append(row)
-        tell("train", int(row["step"]) + 1, training.steps, row)
+        tell("train", int(row["step"]) + 1, hrm_agent.training.steps, row)
 
     model = await train(training, folder, on_step=on_step)
     rows = read_metrics(folder / "metrics.jsonl")
-    plot_curves(rows, folder / "curves.png", f"{training.algorithm}, {training.graph}, seed {training.seed}")
+    plot_curves(
+        rows,
+        folder / "curves.png",
+        f"{hrm_agent.training.algorithm}, {hrm_agent.training.graph}, seed {hrm_agent.training.seed}",
+    )
     after = await _evaluate(str(model), "after", config, folder, tell)
     solved = await _solve(str(model), config, folder, on_update)
     tell("solve", 1, 1, {})
@@ -80,7 +84,7 @@ async def demo(
 
 
 def _cold_start(folder: Path, tell: OnProgress) -> str:
-    from training.small_policy.cold_start import COLD_START, build_cold_start
+    from hrm_agent.training.small_policy.cold_start import COLD_START, build_cold_start
 
     out = folder / "cold-start"
     if not (out / "README.md").exists():  # the card is written last

@@ -1,7 +1,7 @@
 """Reinforcement learning over recorded graph runs: GRPO, and GRPO-RoC of rStar2-Agent (arXiv 2508.20722, section 3).
 
 One step: draw prompts, roll out a group of episodes for each through the graph, verify, select, credit, one optimiser
-step, publish. `train` below is that sentence. The three algorithms (`training.roc.ALGORITHMS`) differ in which
+step, publish. `train` below is that sentence. The three algorithms (`hrm_agent.training.roc.ALGORITHMS`) differ in which
 rollouts of a group are trained on, and in nothing else.
 
 Kill it anywhere. Every model and tool call of the step under way is on record, and the weights before it are in the
@@ -20,16 +20,16 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from hrm_agent.errors import ConfigError
+from hrm_agent.training.advantages import group_advantages
+from hrm_agent.training.batch import build_batches, left_out
+from hrm_agent.training.configs import GrpoConfig
+from hrm_agent.training.evaluation.evaluate import group_metrics
+from hrm_agent.training.metrics import MetricsLog, Phases
+from hrm_agent.training.policy import TrainablePolicy
+from hrm_agent.training.roc import RocOptions, select
+from hrm_agent.training.rollout import group_episodes, open_runner, rollout, run_id_of
+from hrm_agent.training.tasks import Task, load_tasks
 from hrm_agent.trajectory import Overlay, Sampling, Trajectory, derive_seed
-from training.advantages import group_advantages
-from training.batch import build_batches, left_out
-from training.configs import GrpoConfig
-from training.evaluate import group_metrics
-from training.metrics import MetricsLog, Phases
-from training.policy import TrainablePolicy
-from training.roc import RocOptions, select
-from training.rollout import group_episodes, open_runner, rollout, run_id_of
-from training.tasks import Task, load_tasks
 
 __all__ = ["train"]
 

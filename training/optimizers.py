@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from training.configs import SftConfig
+from hrm_agent.training.configs import SftConfig
 
 __all__ = ["Muon", "RunningMean", "make_optimizers", "orthogonalised"]
 

@@ -18,14 +18,14 @@ from accelerate import Accelerator
 from safetensors.torch import load_model
 
 from hrm_agent.errors import RunError
-from hrm_agent.models.load import model_folder
-from hrm_agent.models.loading import load_pretrained
-from hrm_agent.models.transformers_engine import TransformersEngine
-from training.batch import MicroBatch
-from training.configs import GrpoConfig
-from training.schedule import trapezoid
-from training.sft import save_policy
-from training.update import policy_update
+from hrm_agent.models.load_policy import model_folder
+from hrm_agent.models.local.engine import TransformersEngine
+from hrm_agent.models.local.load_weights import load_pretrained
+from hrm_agent.training.batch import MicroBatch
+from hrm_agent.training.configs import GrpoConfig
+from hrm_agent.training.optimizer_step import policy_update
+from hrm_agent.training.schedule import trapezoid
+from hrm_agent.training.sft import save_policy
 
 __all__ = ["TrainablePolicy"]
 

@@ -17,15 +17,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from graphs.episode import Episode, EpisodeRunner
-from graphs.modes import ONE_RUN, Mode, solve
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation
-from hrm_agent.environment.opening import opened_environment
+from hrm_agent.environment.open import opened_environment
 from hrm_agent.files import alone_in
 from hrm_agent.models import Backend
+from hrm_agent.runtime.episode import Episode, EpisodeRunner
+from hrm_agent.runtime.selection.strategies import ONE_RUN, Mode, solve
 from hrm_agent.store import STORE_POINTER, open_store
+from hrm_agent.training.tasks.base import Task
 from hrm_agent.trajectory import Sampling, Trajectory, derive_seed
-from training.tasks.base import Task
 
 __all__ = ["group_episodes", "open_runner", "rollout", "run_id_of"]
 

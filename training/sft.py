@@ -28,11 +28,11 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from hrm_agent.errors import ConfigError, TaskError
+from hrm_agent.models.codec.tool_calls import tool_call_text
 from hrm_agent.models.engine import Codec, TemplateMismatch
-from hrm_agent.models.parsing import tool_call_text
-from training.configs import SftConfig
-from training.optimizers import RunningMean, make_optimizers
-from training.schedule import cosine_with_warmup
+from hrm_agent.training.configs import SftConfig
+from hrm_agent.training.optimizers import RunningMean, make_optimizers
+from hrm_agent.training.schedule import cosine_with_warmup
 
 __all__ = ["Conversation", "Example", "answer_text", "read_chats", "save_policy", "tokenize", "train_sft"]
 

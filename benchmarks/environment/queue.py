@@ -31,7 +31,7 @@ import psutil
 from benchmarks.environment.__main__ import show
 from benchmarks.environment.measure import Row, at
 from hrm_agent.environment import LocalEnvironment
-from hrm_agent.environment.result import ExecutionResult, Submission
+from hrm_agent.environment.base import ExecutionResult, Submission
 
 BEARABLE_SECONDS = 0.3
 SHARES = (0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35)

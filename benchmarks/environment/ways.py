@@ -21,9 +21,9 @@ import aiohttp
 from benchmarks.environment.measure import Call
 from benchmarks.environment.workloads import Answer, Workload
 from hrm_agent.environment import LocalEnvironment
-from hrm_agent.environment.result import Environment, ExecutionResult, Limits, Submission
-from hrm_agent.environment.served.client import RemoteEnvironment
-from hrm_agent.environment.served.wire import parse_result, submission_record
+from hrm_agent.environment.base import Environment, ExecutionResult, Limits, Submission
+from hrm_agent.environment.remote.client import RemoteEnvironment
+from hrm_agent.environment.remote.messages import parse_result, submission_record
 
 __all__ = ["bubblewrap", "ended", "in_process", "served", "session", "subprocesses"]
 

@@ -22,8 +22,8 @@ from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import Send
 
 from benchmarks.orchestration.conversation import PROBLEM, VALUE
-from graphs.answers import final_answer
-from graphs.prompts import (
+from hrm_agent.graphs.parts.final_answer import final_answer
+from hrm_agent.graphs.parts.prompts import (
     CRITIC_PROMPT,
     PLANNER_PROMPT,
     SOLVER_PROMPT,

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 
 from langchain_core.messages import BaseMessage
 
-from graphs.prompts import CRITIC_PROMPT, PLANNER_PROMPT, SOLVER_PROMPT, SYNTHESIZER_PROMPT
 from hrm_agent.environment import Environment, ExecutionResult
-from hrm_agent.environment.result import Submission
+from hrm_agent.environment.base import Submission
+from hrm_agent.graphs.parts.prompts import CRITIC_PROMPT, PLANNER_PROMPT, SOLVER_PROMPT, SYNTHESIZER_PROMPT
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.trajectory import ToolStatus
 

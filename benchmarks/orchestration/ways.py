@@ -14,10 +14,10 @@ from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
 from benchmarks.orchestration import bare
 from benchmarks.orchestration.conversation import PROBLEM, Instant, engine
-from graphs.episode import Episode, EpisodeRunner
-from graphs.loading import load_graph
 from hrm_agent.environment import Environment, LocalEnvironment, using_environment
 from hrm_agent.models import policy, using_policy
+from hrm_agent.runtime.episode import Episode, EpisodeRunner
+from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import MemoryJournal, Recording, TaskRef, recording
 

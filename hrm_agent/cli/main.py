@@ -14,43 +14,55 @@ import json
 import os
 import sqlite3
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from keyword import iskeyword
 
 from hrm_agent import __version__
 from hrm_agent.errors import ConfigError, HrmError, StoreFullError, nearest
 
-__all__ = ["COMMANDS", "main", "module_of"]
+__all__ = ["COMMANDS", "COMMAND_GROUPS", "main", "module_of"]
 
-COMMANDS = {
-    "demo": "train the small policy on sandboxed tools, and show what became of it",
-    "run": "run one task through a graph, node by node",
-    "chat": "talk with a graph, turn by turn, with a way back to every moment",
-    "collect": "run tasks through a graph and keep the trajectories",
-    "train": "train a policy: `train rl` by reinforcement, `train sft` on conversations",
-    "eval": "how well a policy does on tasks, or did in a run on record; two runs compared",
-    "resume": "go on with an interrupted run, from an earlier moment, or with an answer",
-    "history": "list the runs of a store, or the moments of one thread as a tree",
-    "fork": "go on from a moment of a thread another way, once or as a group",
-    "diff": "compare two threads, or two moments",
-    "show": "one trajectory: messages, tool calls, tokens, verdicts",
-    "serve": "graphs for chat clients, behind OpenAI's /v1/chat/completions",
-    "environment": "run model-written code for others: serve, status",
-    "models": "what a model can do, and what is missing: `models check STRING`",
-    "doctor": "what this machine can give: layers of isolation, in force or missing, and their cost",
-    "store": "care of a store: stats, verify, prune, delete, vacuum, copy, migrate",
-    "replay": "play stored runs again from their recorded answers, with the graphs as they are now",
-    "lint": "prove that stored trajectories can be trained on",
-    "index": "documents of one's own into an index that agents search and cite from",
-    "tokens": "tokenizers compared on one's texts, or a vocabulary learnt from them",
-    "chunk": "how a text is cut, chunk by chunk, or by all strategies side by side",
-    "eval-retrieval": "how well chunks are found again: strategies, sizes and rankings on questions",
-    "search": "what an index finds for a question, with exact spans",
-    "export": "write trajectories to a file: our own formats, chat, TRL, verifiers",
-    "import": "read trajectories of a file into a store",
+COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
+    "runs": {
+        "run": "run one task through a graph, node by node",
+        "chat": "talk with a graph, turn by turn, with a way back to every moment",
+        "resume": "continue an interrupted run, an earlier checkpoint, or a question with its answer",
+        "fork": "continue from a checkpoint of a thread another way, once or as a group",
+        "replay": "play stored runs again from their recorded answers, with the graphs as they are now",
+        "diff": "compare two threads, or two checkpoints",
+    },
+    "training": {
+        "demo": "train a tiny policy end to end, and compare before and after",
+        "collect": "run tasks through a graph and keep the trajectories",
+        "train": "train a policy: `train rl` by reinforcement, `train sft` on conversations",
+        "eval": "how well a policy does on tasks, or did in a recorded run; two runs compared",
+    },
+    "records": {
+        "history": "list the runs of a store, or the checkpoints of one thread as a tree",
+        "show": "one trajectory: messages, tool calls, tokens, verdicts",
+        "lint": "check that stored trajectories can be trained on",
+        "export": "write trajectories to a file: our own formats, chat, TRL, verifiers",
+        "import": "read trajectories of a file into a store",
+        "store": "maintain a store: stats, verify, prune, delete, vacuum, copy, migrate",
+    },
+    "documents": {
+        "index": "your documents into an index that agents search and cite from",
+        "search": "what an index finds for a question, with exact spans",
+        "chunk": "how a text is cut, chunk by chunk, or by all strategies side by side",
+        "tokens": "compare tokenizers on your texts, or train a vocabulary on them",
+        "eval-retrieval": "how well chunks are found again: strategies, sizes and rankings on questions",
+    },
+    "services": {
+        "serve": "serve graphs to chat clients at OpenAI's /v1/chat/completions",
+        "environment": "run model-written code for others: serve, status",
+        "models": "what a model can do, and what is missing: `models check STRING`",
+        "doctor": "check sandbox support on this machine",
+    },
 }
-"""Command -> what it does; `module_of` says which module holds it."""
+"""Package of `hrm_agent.cli` -> command -> what it does."""
+
+COMMANDS = {name: text for group in COMMAND_GROUPS.values() for name, text in group.items()}
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -86,13 +98,14 @@ def _dispatch(words: list[str]) -> int:
             f"There is no command {words[0]!r}.",
             nearest(words[0], COMMANDS) or "`hrm-agent --help` lists the commands.",
         )
-    run: Callable[[list[str]], int] = import_module(f"hrm_agent.cli.{module_of(words[0])}").run
+    run: Callable[[list[str]], int] = import_module(module_of(words[0])).run
     return run(words[1:])
 
 
 def module_of(command: str) -> str:
-    """Name of the module that holds a command; hyphens are underscores, and a word of Python's has one after it."""
-    return f"{command}_" if iskeyword(command) else command.replace("-", "_")
+    """The module that holds a command; hyphens are underscores, and a keyword of Python has one after it."""
+    group = next(name for name, commands in COMMAND_GROUPS.items() if command in commands)
+    return f"hrm_agent.cli.{group}." + (f"{command}_" if iskeyword(command) else command.replace("-", "_"))
 
 
 def _help() -> str:
@@ -103,12 +116,15 @@ def _help() -> str:
             "",
             "Reasoning agents that learn: what a graph run leaves on record is what a trainer learns from.",
             "",
-            *(f"  {name:{width}}  {text}" for name, text in COMMANDS.items()),
-            "",
+            *(line for group, commands in COMMAND_GROUPS.items() for line in _group(group, commands, width)),
             "`hrm-agent COMMAND --help` lists the options of a command. Every command takes --json (results as JSON on",
             "stdout) and --debug (tracebacks).",
         ]
     )
+
+
+def _group(name: str, commands: Mapping[str, str], width: int) -> list[str]:
+    return [f"{name.capitalize()}:", *(f"  {command:{width}}  {text}" for command, text in commands.items()), ""]
 
 
 def _explain(error: Exception) -> tuple[str, str, int]:

@@ -1,9 +1,9 @@
 """Where model-written code runs: isolated, limited, and with an outcome that the code cannot choose."""
 
-from hrm_agent.environment.active import active_environment, ready_environment, using_environment
+from hrm_agent.environment.base import Cell, Environment, ExecutionResult, Limits, SessionState, Submission
+from hrm_agent.environment.current import active_environment, ready_environment, using_environment
 from hrm_agent.environment.isolation import Isolation
-from hrm_agent.environment.local import LocalEnvironment
-from hrm_agent.environment.result import Cell, Environment, ExecutionResult, Limits, SessionState, Submission
+from hrm_agent.environment.local.environment import LocalEnvironment
 
 __all__ = [
     "Cell",

@@ -1,10 +1,10 @@
 """Models: the chat model that graphs call, and the engines behind it."""
 
-from hrm_agent.models.active import ActivePolicy, Backend, active_policy, using_policy
+from hrm_agent.models.call_recording import seconds_between, was_cut
 from hrm_agent.models.chat import PolicyModel, invalid_tool_calls, policy
+from hrm_agent.models.current_policy import ActivePolicy, Backend, active_policy, using_policy
 from hrm_agent.models.engine import Codec, Completion, Engine, GenerationRequest
-from hrm_agent.models.load import DEFAULT_POLICY, load_policy
-from hrm_agent.models.turns import seconds_between, was_cut
+from hrm_agent.models.load_policy import DEFAULT_POLICY, load_policy
 
 __all__ = [
     "DEFAULT_POLICY",

@@ -35,11 +35,11 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, ConfigDict, Field
 
 from hrm_agent.errors import ModelError
-from hrm_agent.models.active import ActivePolicy, Backend, active_policy
+from hrm_agent.models.call_recording import Prefix, Turn, close_text_turn, close_turn, find_prefix, open_turn
+from hrm_agent.models.codec.stream_decoder import StreamDecoder
+from hrm_agent.models.current_policy import ActivePolicy, Backend, active_policy
 from hrm_agent.models.engine import Completion, Engine, GenerationRequest
-from hrm_agent.models.load import load_policy, loaded_policy
-from hrm_agent.models.streaming import StreamDecoder
-from hrm_agent.models.turns import Prefix, Turn, close_text_turn, close_turn, find_prefix, open_turn
+from hrm_agent.models.load_policy import load_policy, loaded_policy
 from hrm_agent.trajectory import Call, GraphIdentity, Sampling, active_recording
 from hrm_agent.trajectory.identity import graph_identity
 

@@ -21,9 +21,9 @@ from typing import Any, Self
 from langchain_core.messages import BaseMessage
 
 from hrm_agent.errors import ModelError
-from hrm_agent.models.byte_codec import ByteCodec
+from hrm_agent.models.codec.bytes import ByteCodec
 from hrm_agent.models.engine import Codec, Completion, GenerationRequest
-from hrm_agent.models.stopping import StopStrings
+from hrm_agent.models.local.stop_strings import StopStrings
 from hrm_agent.trajectory import FinishReason, LogprobKind
 
 __all__ = ["ScriptedEngine"]

@@ -12,9 +12,9 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from hrm_agent.store.cipher import Cipher
+from hrm_agent.store.content_addressed import Blob, Known, ValueReader, ValueWriter
 from hrm_agent.store.database import Cursor, Database, Work, placeholders
 from hrm_agent.store.serializer import StrictSerializer
-from hrm_agent.store.values import Blob, Known, ValueReader, ValueWriter
 
 __all__ = ["Blobs"]
 

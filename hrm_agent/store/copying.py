@@ -12,11 +12,11 @@ from typing import Any
 import ormsgpack
 
 from hrm_agent.errors import StoreError
+from hrm_agent.store.checkpoint_codec import read_manifest
 from hrm_agent.store.cipher import Cipher
+from hrm_agent.store.content_addressed import DICT, LIST, hash_of, references
 from hrm_agent.store.database import Cursor
-from hrm_agent.store.rows import read_manifest
 from hrm_agent.store.run_store import RunStore
-from hrm_agent.store.values import DICT, LIST, hash_of, references
 
 __all__ = ["copy_store"]
 

@@ -28,9 +28,7 @@ from langgraph.pregel import Pregel
 
 from hrm_agent.errors import RunError, StoreError
 from hrm_agent.store.blobs import Blobs
-from hrm_agent.store.database import Cursor, Database, settled
-from hrm_agent.store.reading import ROW, Reading, Row
-from hrm_agent.store.rows import (
+from hrm_agent.store.checkpoint_codec import (
     REGULAR,
     Channels,
     Place,
@@ -41,9 +39,11 @@ from hrm_agent.store.rows import (
     refusing,
     slots_of,
 )
+from hrm_agent.store.checkpoint_reader import ROW, Reading, Row
+from hrm_agent.store.content_addressed import ValueWriter
+from hrm_agent.store.database import Cursor, Database, settled
 from hrm_agent.store.serializer import StrictSerializer, collect_declared_types, declared_types
 from hrm_agent.store.threads import copy_rows, delete_threads, head_of, keep_newest, touch_thread
-from hrm_agent.store.values import ValueWriter
 
 __all__ = ["StoreSaver"]
 
@@ -321,7 +321,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
     # care of threads
 
     def delete_thread(self, thread_id: str) -> None:
-        """Delete the checkpoints of a thread. Its trajectory stays: `hrm_agent.store.care.delete_runs` takes both."""
+        """Delete the checkpoints of a thread. Its trajectory stays: `hrm_agent.store.maintenance.delete_runs` takes both."""
         self._touched.pop(str(thread_id), None)
         self._database.write(lambda cursor: delete_threads(cursor, [str(thread_id)]))
 

@@ -26,10 +26,10 @@ from langchain_core.tools import BaseTool, InjectedToolCallId
 from pydantic import BaseModel, Field
 
 from hrm_agent.environment import ExecutionResult, Limits, ready_environment
-from hrm_agent.environment.result import Cell, Submission
-from hrm_agent.tools.recorded import ToolOutcome, as_message, record_tool_call
+from hrm_agent.environment.base import Cell, Submission
+from hrm_agent.tools.call_order import calls_before
+from hrm_agent.tools.record_call import ToolOutcome, as_message, record_tool_call
 from hrm_agent.tools.sessions import scope_of, sessions_of
-from hrm_agent.tools.turns import calls_before
 from hrm_agent.trajectory import SessionState, ToolStatus, active_recording, tool_record_id
 from hrm_agent.trajectory.identity import graph_identity
 

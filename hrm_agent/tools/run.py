@@ -19,11 +19,11 @@ from pydantic import BaseModel, ValidationError
 
 from hrm_agent.errors import GraphError, HrmError
 from hrm_agent.models.chat import invalid_tool_calls
+from hrm_agent.tools.external_tools import recorded_by_caller
 from hrm_agent.tools.failures import ToolFailure
-from hrm_agent.tools.foreign import recorded_by_caller
 from hrm_agent.tools.idempotency import key_of
-from hrm_agent.tools.outputs import pack
-from hrm_agent.tools.recorded import ToolOutcome, as_message, record_tool_call
+from hrm_agent.tools.output_codec import pack
+from hrm_agent.tools.record_call import ToolOutcome, as_message, record_tool_call
 from hrm_agent.trajectory import ToolStatus
 
 __all__ = ["run_tool_calls"]

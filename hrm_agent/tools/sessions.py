@@ -24,8 +24,8 @@ from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 from hrm_agent.environment import Environment
-from hrm_agent.environment.result import Cell, ExecutionResult
-from hrm_agent.tools.turns import Turns
+from hrm_agent.environment.base import Cell, ExecutionResult
+from hrm_agent.tools.call_order import Turns
 from hrm_agent.trajectory import (
     GraphIdentity,
     Line,

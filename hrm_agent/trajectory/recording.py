@@ -1,6 +1,6 @@
 """The active recording: how a model call or a tool call finds its journal, and gets its recorded answer back.
 
-`graphs.episode` opens a `Recording` around a graph run; it travels in a context variable, through LangGraph's tasks and
+`hrm_agent.runtime.episode` opens a `Recording` around a graph run; it travels in a context variable, through LangGraph's tasks and
 threads, so that a graph needs to know nothing of it. Outside a recording everything works too, with a bounded memory
 in place of the journal (a chat in a notebook keeps its token prefix, but nothing survives the process).
 
@@ -191,7 +191,7 @@ class Recording:
     """One run's open record: hands out call indices, seeds and recorded answers."""
 
     replaying: bool = False
-    """True where nothing may be asked or run, not even what failed: `graphs.replay`."""
+    """True where nothing may be asked or run, not even what failed: `hrm_agent.runtime.replay.player`."""
 
     def __init__(self, journal: Journal, seed: int | None = None, inherited: Iterable[str] = ()) -> None:
         self.journal = journal

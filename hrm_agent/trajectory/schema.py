@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hrm_agent.trajectory.kinds import (
+from hrm_agent.trajectory.enums import (
     BranchReason,
     FinishReason,
     LogprobKind,

@@ -17,7 +17,7 @@ import pytest
 
 from hrm_agent.store import open_store
 from hrm_agent.tools.local_wiki import LocalWiki
-from hrm_agent.tools.mediawiki import asking
+from hrm_agent.tools.mediawiki import transport as asking
 from hrm_agent.trajectory import RunStatus, StopReason, ToolStatus
 from hrm_agent.trajectory.lint import lint
 from tests.cli.conftest import SCRIPT, Command, Outcome

@@ -12,7 +12,7 @@ from hrm_agent.retrieval import STRATEGIES, load_tokenizer
 from hrm_agent.retrieval.chunking.chunk import Chunk
 from hrm_agent.retrieval.chunking.comparison import compare, sentence_ends, splitters_at_hand
 from hrm_agent.retrieval.chunking.libraries import LIBRARIES
-from hrm_agent.retrieval.chunking.picture import headings, lane, paragraph_starts, window
+from hrm_agent.retrieval.chunking.plot import headings, lane, paragraph_starts, window
 from tests.cli.conftest import Command
 
 SECTION = "Whales sing at night. They are mammals, and they breathe. A calf drinks milk for a year or so.\n\n"

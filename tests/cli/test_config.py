@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from hrm_agent.cli.arguments import Parser, add_config, config_from
+from hrm_agent.cli.common.arguments import Parser, add_config, config_from
 from hrm_agent.config import build_config, compare_on_resume, read_config_file, save_config, to_toml
 from hrm_agent.errors import ConfigError, RunError
 from tests.cli.conftest import Command

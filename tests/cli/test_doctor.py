@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hrm_agent.cli import doctor
+from hrm_agent.cli.services import doctor
 from hrm_agent.environment.isolation import Isolation, Layer, level_of
 from hrm_agent.environment.sandbox import probe
 from tests.cli.conftest import Command

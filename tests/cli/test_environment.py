@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from hrm_agent.environment.served.address import TOKEN_VARIABLE
-from hrm_agent.environment.served.client import RemoteEnvironment
+from hrm_agent.environment.remote.address import TOKEN_VARIABLE
+from hrm_agent.environment.remote.client import RemoteEnvironment
 from tests.cli.conftest import Command
 
 Serve = Callable[..., tuple[subprocess.Popen[str], list[str]]]

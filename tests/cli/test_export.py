@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from hrm_agent.models.byte_codec import ByteCodec
+from hrm_agent.models.codec.bytes import ByteCodec
 from hrm_agent.store import open_store
+from hrm_agent.training.sft import read_chats, tokenize
 from hrm_agent.trajectory import Trajectory
 from hrm_agent.trajectory.forest import path_mask, path_tokens, paths
 from hrm_agent.trajectory.formats import import_from, write_jsonl
@@ -18,7 +19,6 @@ from tests.cli.conftest import SCRIPT, Command
 from tests.graphs.own_agent import multiply
 from tests.trajectory.forests import learned
 from tests.trajectory.samples import make_call, make_tool_call, make_trajectory
-from training.sft import read_chats, tokenize
 
 TASK = "What is 6 * 7?"
 READ_BACK = ("jsonl", "parquet", "trl", "verifiers", "verifiers-rollouts")

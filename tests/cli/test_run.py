@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from hrm_agent.environment import LocalEnvironment, local
+from hrm_agent.environment import LocalEnvironment
 from hrm_agent.environment.isolation import Isolation
-from hrm_agent.environment.served.address import TOKEN_VARIABLE
+from hrm_agent.environment.local.environment import environment as local
+from hrm_agent.environment.remote.address import TOKEN_VARIABLE
 from hrm_agent.errors import HrmError
 from tests.cli.conftest import SCRIPT, Command
 from tests.environment.served import TOKEN, served

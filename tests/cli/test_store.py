@@ -14,7 +14,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, MessagesState, StateGraph
 
-from hrm_agent.cli.store import ACTIONS
+from hrm_agent.cli.records.store import ACTIONS
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import RunStatus, StopReason
 from tests.cli.conftest import Command

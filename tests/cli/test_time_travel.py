@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from graphs.time_travel import fork
+from hrm_agent.runtime.time_travel.fork import fork
 from hrm_agent.store import open_store
 from hrm_agent.store.journal import StoreJournal
 from hrm_agent.trajectory import RunStatus, Trajectory
@@ -217,7 +217,7 @@ def test_a_fork_of_another_program(thread: str, hrm: Command) -> None:
 
 
 def test_a_thread_of_a_program_of_ones_own(asking: tuple[str, ...], hrm: Command, tmp_path: Path) -> None:
-    from graphs.loading import load_graph
+    from hrm_agent.runtime.execution.loading import load_graph
 
     config: Any = {"configurable": {"thread_id": "mine"}}
     with open_store(tmp_path / "runs" / "store.db") as store:

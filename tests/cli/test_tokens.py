@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hrm_agent.cli.texts import HeldOut, Texts
+from hrm_agent.cli.common.text_files import HeldOut, Texts
 from hrm_agent.retrieval import load_tokenizer
 from hrm_agent.retrieval.tokenizers.statistics import measure
 from tests.cli.conftest import Command

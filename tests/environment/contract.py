@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from hrm_agent.environment.result import Cell, Environment, ExecutionResult, Limits, SessionState, Submission
+from hrm_agent.environment.base import Cell, Environment, ExecutionResult, Limits, SessionState, Submission
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
 

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from hrm_agent.environment.result import ExecutionResult
-from hrm_agent.environment.workers import Work
+from hrm_agent.environment.base import ExecutionResult
+from hrm_agent.environment.scheduler.workers import Work
 from hrm_agent.trajectory import ToolStatus
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hrm_agent.environment import LocalEnvironment
-from hrm_agent.environment.workers import Work
+from hrm_agent.environment.scheduler.workers import Work
 from tests.environment.attacks.host import descendants, is_running
 from tests.environment.contract import IDLE
 from tests.environment.front_workers import until

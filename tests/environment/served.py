@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hrm_agent.environment.result import Environment
-from hrm_agent.environment.served.address import TOKEN_VARIABLE
-from hrm_agent.environment.served.server import Service, serving
+from hrm_agent.environment.base import Environment
+from hrm_agent.environment.remote.address import TOKEN_VARIABLE
+from hrm_agent.environment.remote.server import Service, serving
 
 __all__ = ["TOKEN", "ServerProcess", "served"]
 

@@ -25,8 +25,8 @@ from pathlib import Path
 import pytest
 
 from hrm_agent.environment import Environment, ExecutionResult, LocalEnvironment
-from hrm_agent.environment.result import Submission
-from hrm_agent.environment.served.client import RemoteEnvironment
+from hrm_agent.environment.base import Submission
+from hrm_agent.environment.remote.client import RemoteEnvironment
 from hrm_agent.trajectory import ToolStatus
 from tests.environment.attacks.host import orphans
 from tests.environment.contract import LONG, until

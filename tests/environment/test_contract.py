@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hrm_agent.environment.local import LocalEnvironment
-from hrm_agent.environment.result import Environment
-from hrm_agent.environment.served.client import RemoteEnvironment
-from hrm_agent.environment.served.listening import listen_tcp, listen_unix
+from hrm_agent.environment.base import Environment
+from hrm_agent.environment.local.environment import LocalEnvironment
+from hrm_agent.environment.remote.client import RemoteEnvironment
+from hrm_agent.environment.remote.sockets import listen_tcp, listen_unix
 from tests.environment.contract import SLOTS, EnvironmentContract
 from tests.environment.served import TOKEN, served
 

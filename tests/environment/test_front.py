@@ -10,10 +10,10 @@ from concurrent.futures import CancelledError, Future
 
 import pytest
 
-from hrm_agent.environment.front.bounds import Bounds
-from hrm_agent.environment.front.front import Front
-from hrm_agent.environment.result import Cell, ExecutionResult, Limits, Submission
-from hrm_agent.environment.workers import Work
+from hrm_agent.environment.base import Cell, ExecutionResult, Limits, Submission
+from hrm_agent.environment.scheduler.admission import Bounds
+from hrm_agent.environment.scheduler.scheduler import Front
+from hrm_agent.environment.scheduler.workers import Work
 from hrm_agent.errors import HrmError, QueueFullError
 from hrm_agent.trajectory import ToolStatus
 from tests.environment.front_workers import SteppedWorkers, ThreadWorkers, until

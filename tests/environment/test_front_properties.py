@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from hrm_agent.environment.front.front import Front
-from hrm_agent.environment.result import ExecutionResult, SessionState, Submission
-from hrm_agent.environment.workers import Work
+from hrm_agent.environment.base import ExecutionResult, SessionState, Submission
+from hrm_agent.environment.scheduler.scheduler import Front
+from hrm_agent.environment.scheduler.workers import Work
 from hrm_agent.trajectory import ToolStatus
 from tests.environment.front_workers import SteppedWorkers, ThreadWorkers, failed
 

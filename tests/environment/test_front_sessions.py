@@ -7,9 +7,9 @@ from concurrent.futures import Future
 
 import pytest
 
-from hrm_agent.environment.front.bounds import Bounds
-from hrm_agent.environment.front.front import Front
-from hrm_agent.environment.result import Cell, ExecutionResult, SessionState, Submission
+from hrm_agent.environment.base import Cell, ExecutionResult, SessionState, Submission
+from hrm_agent.environment.scheduler.admission import Bounds
+from hrm_agent.environment.scheduler.scheduler import Front
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
 from tests.environment.front_workers import ThreadWorkers, until

@@ -211,7 +211,7 @@ def test_an_ordinary_user_gets_the_same_isolation() -> None:
 
 NO_NAMESPACES = """
         import asyncio, os
-        import hrm_agent.environment.slots as slots
+        import hrm_agent.environment.local.slots as slots
         from hrm_agent.environment import LocalEnvironment, Limits
         from hrm_agent.environment.isolation import Isolation
         class Denied(slots.ZygoteProcess):

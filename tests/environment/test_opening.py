@@ -12,9 +12,9 @@ import pytest
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.environment.isolation import Isolation
 from hrm_agent.environment.on_ray import environment as on_ray
-from hrm_agent.environment.opening import open_environment, opened_environment, parse_where
-from hrm_agent.environment.served.address import TOKEN_VARIABLE
-from hrm_agent.environment.served.client import RemoteEnvironment
+from hrm_agent.environment.open import open_environment, opened_environment, parse_where
+from hrm_agent.environment.remote.address import TOKEN_VARIABLE
+from hrm_agent.environment.remote.client import RemoteEnvironment
 from hrm_agent.errors import ConfigError, HrmError
 from tests.environment.served import TOKEN, served
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
+from hrm_agent.environment.base import SessionState, Submission
 from hrm_agent.environment.isolation import Isolation
 from hrm_agent.environment.on_ray import cluster as nodes
 from hrm_agent.environment.on_ray.environment import RayEnvironment
-from hrm_agent.environment.result import SessionState, Submission
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
 from tests.environment.contract import LONG, SLOTS, EnvironmentContract, until

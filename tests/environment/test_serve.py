@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-import hrm_agent.environment.process as process
+import hrm_agent.environment.local.zygote_process as process
 from hrm_agent.environment import ExecutionResult, Limits, LocalEnvironment
-from hrm_agent.environment.process import PURE, missing_body
+from hrm_agent.environment.local.zygote_process import PURE, missing_body
 from hrm_agent.trajectory import ToolStatus
 from tests.environment.attacks.host import descendants
 from tests.environment.contract import FOREVER, IDLE, LONG

@@ -20,14 +20,14 @@ from typing import Any
 import aiohttp
 import pytest
 
+from hrm_agent.environment.base import Cell, Environment, SessionState, Submission
 from hrm_agent.environment.isolation import Isolation
-from hrm_agent.environment.local import LocalEnvironment
-from hrm_agent.environment.result import Cell, Environment, SessionState, Submission
-from hrm_agent.environment.served import channel
-from hrm_agent.environment.served.address import kept_token_file, parse_address, token_for
-from hrm_agent.environment.served.client import RemoteEnvironment
-from hrm_agent.environment.served.listening import listen_tcp, listen_unix
-from hrm_agent.environment.served.server import Service
+from hrm_agent.environment.local.environment import LocalEnvironment
+from hrm_agent.environment.remote import client_channel as channel
+from hrm_agent.environment.remote.address import kept_token_file, parse_address, token_for
+from hrm_agent.environment.remote.client import RemoteEnvironment
+from hrm_agent.environment.remote.server import Service
+from hrm_agent.environment.remote.sockets import listen_tcp, listen_unix
 from hrm_agent.errors import ConfigError, HrmError
 from hrm_agent.trajectory import ToolStatus
 from tests.environment.contract import IDLE, LONG, SLOTS, all_slots_free, gauge, until, until_gauge
@@ -496,6 +496,6 @@ async def test_a_call_that_breaks_every_connection_is_given_up(http_: Http) -> N
 
 def test_what_stays_out_of_memory() -> None:
     """The extra is needed by those who serve or are served, and by nobody else."""
-    program = "import sys, hrm_agent.environment, hrm_agent.cli.environment; print('aiohttp' in sys.modules)"
+    program = "import sys, hrm_agent.environment, hrm_agent.cli.services.environment; print('aiohttp' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

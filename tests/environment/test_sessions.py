@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from hrm_agent.environment import Environment, Limits, LocalEnvironment
-from hrm_agent.environment.result import Cell, SessionState, Submission
+from hrm_agent.environment.base import Cell, SessionState, Submission
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
 from tests.environment.contract import FOREVER, IDLE, LONG, SHORT, gauge, until_gauge

@@ -22,9 +22,9 @@ from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 
-from graphs.episode import Episode, EpisodeRunner
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.models.scripted import ScriptedEngine
+from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.store import open_store
 from hrm_agent.tools import idempotency_key, idempotent
 from hrm_agent.trajectory import TaskRef, Trajectory

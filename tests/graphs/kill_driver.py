@@ -32,19 +32,19 @@ from typing import Any
 from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
-from graphs.episode import Episode, EpisodeRunner
-from graphs.loading import load_graph
-from graphs.prompts import TOOL_LOOP_PROMPT
 from hrm_agent.environment import Environment, ExecutionResult, LocalEnvironment, using_environment
-from hrm_agent.environment.result import Submission
+from hrm_agent.environment.base import Submission
+from hrm_agent.graphs.parts.prompts import TOOL_LOOP_PROMPT
 from hrm_agent.models import using_policy
 from hrm_agent.models.scripted import ScriptedEngine
+from hrm_agent.runtime.episode import Episode, EpisodeRunner
+from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.store import RunStore, open_store, postgres
+from hrm_agent.training.rollout import group_episodes, rollout
+from hrm_agent.training.tasks import Task
 from hrm_agent.trajectory import Recording, ToolStatus, Trajectory, recording
 from tests.graphs.killed_team import Log, nodes
 from tests.graphs.scripts import Roles, multiplier
-from training.rollout import group_episodes, rollout
-from training.tasks import Task
 
 TEAM = "tests.graphs.killed_team:team"
 GRAPHS = ("tool_loop", "reasoning", TEAM)

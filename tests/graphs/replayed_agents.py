@@ -14,8 +14,8 @@ from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, Send, interrupt
 from pydantic import BaseModel
 
-from graphs.prompts import TOOL_LOOP_PROMPT
-from graphs.tool_loop import Budget, LoopState, build_tool_loop
+from hrm_agent.graphs.parts.prompts import TOOL_LOOP_PROMPT
+from hrm_agent.graphs.tool_loop import Budget, LoopState, build_tool_loop
 from hrm_agent.models import policy
 
 effects: list[str] = []

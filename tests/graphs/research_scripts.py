@@ -10,12 +10,12 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 
-from graphs.episode import Episode, EpisodeRunner
-from graphs.prompts import RESEARCH_PLANNER_PROMPT, SEARCHER_PROMPT, WRITER_PROMPT
-from graphs.research import build_research
 from hrm_agent.environment import LocalEnvironment
-from hrm_agent.models.parsing import parse_turn
+from hrm_agent.graphs.parts.prompts import RESEARCH_PLANNER_PROMPT, SEARCHER_PROMPT, WRITER_PROMPT
+from hrm_agent.graphs.research.agent import build_research
+from hrm_agent.models.codec.tool_calls import parse_turn
 from hrm_agent.models.scripted import ScriptedEngine
+from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import Sampling, TaskRef, Trajectory
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from langchain_core.messages import BaseMessage
 
-from graphs.prompts import CRITIC_PROMPT, PLANNER_PROMPT, SOLVER_PROMPT, SYNTHESIZER_PROMPT
+from hrm_agent.graphs.parts.prompts import CRITIC_PROMPT, PLANNER_PROMPT, SOLVER_PROMPT, SYNTHESIZER_PROMPT
 
 TASK_PROMPT = "What is 6 * 7?"
 

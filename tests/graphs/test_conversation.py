@@ -15,19 +15,19 @@ from langchain_core.messages import BaseMessage
 from langgraph.graph import START, StateGraph
 from typing_extensions import TypedDict
 
-from graphs import drive
-from graphs.episode import Episode, EpisodeRunner
-from graphs.prompts import WRITER_PROMPT
-from graphs.replay import replay_async
-from graphs.time_travel import fork, history
 from hrm_agent.environment import Environment, LocalEnvironment
-from hrm_agent.environment.result import Limits
+from hrm_agent.environment.base import Limits
 from hrm_agent.errors import ConfigError, ModelError, RunError
+from hrm_agent.graphs.parts.prompts import WRITER_PROMPT
 from hrm_agent.models.scripted import ScriptedEngine
+from hrm_agent.runtime.episode import Episode, EpisodeRunner
+from hrm_agent.runtime.execution import graph_run as drive
+from hrm_agent.runtime.replay.player import replay_async
+from hrm_agent.runtime.time_travel.fork import fork, history
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.tools import python, python_stateless
 from hrm_agent.tools.local_wiki import LocalWiki
-from hrm_agent.tools.mediawiki import asking
+from hrm_agent.tools.mediawiki import transport as asking
 from hrm_agent.trajectory import RunStatus, Sampling, StopReason, TaskRef, ToolStatus, Trajectory
 from hrm_agent.trajectory.lint import lint
 from tests.graphs.kill_driver import Arithmetic

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from graphs.replay import replay_async
+from hrm_agent.runtime.replay.player import replay_async
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import RunStatus, ToolStatus
 from hrm_agent.trajectory.lint import lint

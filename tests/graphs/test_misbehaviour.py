@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from graphs.episode import Episode, EpisodeRunner
 from hrm_agent.environment import LocalEnvironment
-from hrm_agent.environment.result import Limits
+from hrm_agent.environment.base import Limits
 from hrm_agent.models.scripted import ScriptedEngine
+from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.store import open_store
 from hrm_agent.tools import python, python_stateless
 from hrm_agent.trajectory import RunStatus, Sampling, StopReason, TaskRef

@@ -16,22 +16,22 @@ from langchain_core.messages import BaseMessage, SystemMessage
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
-from graphs.answers import final_answer
-from graphs.choice import CHOICE_GRAPH, JUDGE_PROMPT
-from graphs.episode import HISTORY, Episode, EpisodeRunner
-from graphs.modes import Mode, Outcome, solve
-from graphs.parsing import json_values
-from graphs.votes import most_frequent, vote
 from hrm_agent.environment import Environment
 from hrm_agent.errors import ConfigError, RunError
+from hrm_agent.graphs.parts.answer_equivalence import most_frequent, vote
+from hrm_agent.graphs.parts.final_answer import final_answer
+from hrm_agent.graphs.parts.json_repair import json_values
 from hrm_agent.models import policy
 from hrm_agent.models.scripted import ScriptedEngine
+from hrm_agent.runtime.episode import HISTORY, Episode, EpisodeRunner
+from hrm_agent.runtime.selection.choice import CHOICE_GRAPH, JUDGE_PROMPT
+from hrm_agent.runtime.selection.strategies import Mode, Outcome, solve
 from hrm_agent.store import RunStore, open_store
+from hrm_agent.training.tasks.verify import exact_verifier
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, Verdict
 from hrm_agent.trajectory.lint import lint
 from tests.graphs.kill_driver import Arithmetic
 from tests.graphs.scripts import TASK_PROMPT, Roles, boxed
-from training.tasks.verify import exact_verifier
 
 HERE = "tests.graphs.test_modes"
 TASK = TaskRef(id="1", family="test", prompt=TASK_PROMPT)

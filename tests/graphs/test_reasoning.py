@@ -11,14 +11,15 @@ import pytest
 from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
-from graphs.episode import NO_ANSWER, Episode, EpisodeRunner
-from graphs.planning import read_plan
-from graphs.reasoning import ReasoningContext, graph
-from graphs.replay import replay_async
 from hrm_agent.environment import LocalEnvironment, using_environment
 from hrm_agent.errors import ConfigError, ContextLengthError
-from hrm_agent.models import turns, using_policy
+from hrm_agent.graphs.reasoning.agent import ReasoningContext, graph
+from hrm_agent.graphs.reasoning.plan import read_plan
+from hrm_agent.models import call_recording as turns
+from hrm_agent.models import using_policy
 from hrm_agent.models.scripted import ScriptedEngine
+from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner
+from hrm_agent.runtime.replay.player import replay_async
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, ToolStatus, Trajectory
 from hrm_agent.trajectory.lint import lint

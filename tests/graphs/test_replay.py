@@ -11,18 +11,18 @@ import pytest
 from langchain_core.messages import HumanMessage
 from langgraph.types import Command
 
-from graphs.asked import asked_lines
-from graphs.episode import Episode, EpisodeRunner
-from graphs.loading import load_graph
-from graphs.prompts import SOLVER_PROMPT
-from graphs.replay import Replay, ReplayVerdict, replay_async
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.errors import ContextLengthError
+from hrm_agent.graphs.parts.prompts import SOLVER_PROMPT
 from hrm_agent.models import Completion, GenerationRequest, using_policy
-from hrm_agent.models.foreign import record_foreign_models
+from hrm_agent.models.external_models import record_foreign_models
 from hrm_agent.models.scripted import ScriptedEngine
+from hrm_agent.runtime.episode import Episode, EpisodeRunner
+from hrm_agent.runtime.execution.loading import load_graph
+from hrm_agent.runtime.replay.player import Replay, ReplayVerdict, replay_async
+from hrm_agent.runtime.replay.request_diff import asked_lines
 from hrm_agent.store import RunStore
-from hrm_agent.tools.foreign import record_foreign_tools
+from hrm_agent.tools.external_tools import record_foreign_tools
 from hrm_agent.trajectory import Recording, StopReason, TaskRef, Trajectory, recording
 from hrm_agent.trajectory.lint import lint
 from tests.graphs.replayed_agents import effects

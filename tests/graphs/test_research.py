@@ -12,15 +12,15 @@ from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
-from graphs import research_tools
-from graphs.episode import Episode, run_context
-from graphs.replay import replay_async
-from graphs.research import build_research, graph
-from graphs.research_state import ResearchContext
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.errors import ConfigError, ContextLengthError, RetrievalError
+from hrm_agent.graphs.research import tools as research_tools
+from hrm_agent.graphs.research.agent import build_research, graph
+from hrm_agent.graphs.research.state import ResearchContext
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.retrieval.index import DocumentIndex, index_folder
+from hrm_agent.runtime.episode import Episode, run_context
+from hrm_agent.runtime.replay.player import replay_async
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, ToolStatus
 from hrm_agent.trajectory.lint import lint

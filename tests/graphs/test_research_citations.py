@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from graphs.research_citations import check, quoted_again
-from graphs.research_sources import Source, new_source, renamed
+from hrm_agent.graphs.research.citations import check, quoted_again
+from hrm_agent.graphs.research.sources import Source, new_source, renamed
 
 # fmt: off
 WORDS = [

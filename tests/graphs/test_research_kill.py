@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from graphs.replay import replay_async
 from hrm_agent.environment import LocalEnvironment
+from hrm_agent.runtime.replay.player import replay_async
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import RunStatus
 from hrm_agent.trajectory.lint import lint

@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
-from graphs import research_tools
-from graphs.replay import replay_async
 from hrm_agent.environment import LocalEnvironment
+from hrm_agent.graphs.research import tools as research_tools
 from hrm_agent.models import load_policy
+from hrm_agent.runtime.replay.player import replay_async
 from hrm_agent.store import RunStore
-from hrm_agent.tools.mediawiki import asking
+from hrm_agent.tools.mediawiki import transport as asking
 from hrm_agent.trajectory import RunStatus, ToolStatus
 from hrm_agent.trajectory.lint import lint
 from tests.graphs.research_scripts import AGENT, Researcher, Talk, assert_exact, planned, tool

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from graphs.checks import format_of
-from graphs.critic import CriticAnswer
-from graphs.parsing import json_values
-from graphs.planning import PlannerAnswer
-from graphs.roles import Means, Role, Unreadable, ask, read_as
+from hrm_agent.graphs.parts.json_repair import json_values
+from hrm_agent.graphs.parts.roles import Means, Role, Unreadable, ask, read_as
+from hrm_agent.graphs.reasoning.answer_checks import format_of
+from hrm_agent.graphs.reasoning.critique import CriticAnswer
+from hrm_agent.graphs.reasoning.plan import PlannerAnswer
 from hrm_agent.models import using_policy
 from hrm_agent.models.scripted import ScriptedEngine
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from graphs.episode import Episode, EpisodeRunner
-from graphs.replay import replay_async
-from graphs.time_travel import siblings
 from hrm_agent.environment import LocalEnvironment
-from hrm_agent.environment.result import ExecutionResult, Limits, Submission
+from hrm_agent.environment.base import ExecutionResult, Limits, Submission
 from hrm_agent.errors import HrmError
 from hrm_agent.models.scripted import ScriptedEngine
+from hrm_agent.runtime.episode import Episode, EpisodeRunner
+from hrm_agent.runtime.replay.player import replay_async
+from hrm_agent.runtime.time_travel.fork import siblings
 from hrm_agent.store import RunStore
 from hrm_agent.tools import python
 from hrm_agent.trajectory import RunStatus, SessionState, TaskRef, ToolStatus, Trajectory

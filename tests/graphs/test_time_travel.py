@@ -11,13 +11,13 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, Send, interrupt
 
-from graphs.episode import Episode, EpisodeRunner
-from graphs.loading import load_graph
-from graphs.time_travel import Edit, History, difference, fork, history, siblings
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.errors import ConfigError, ModelError, RunError
 from hrm_agent.models import policy
 from hrm_agent.models.scripted import ScriptedEngine
+from hrm_agent.runtime.episode import Episode, EpisodeRunner
+from hrm_agent.runtime.execution.loading import load_graph
+from hrm_agent.runtime.time_travel.fork import Edit, History, difference, fork, history, siblings
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, Trajectory, content_hash
 from hrm_agent.trajectory.lint import lint

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from graphs.answers import final_answer
-from graphs.episode import Episode, EpisodeRunner
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.errors import ContextLengthError
+from hrm_agent.graphs.parts.final_answer import final_answer
 from hrm_agent.models import Completion, GenerationRequest
 from hrm_agent.models.scripted import ScriptedEngine
+from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, ToolStatus, Trajectory
 from hrm_agent.trajectory.lint import lint

@@ -9,7 +9,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from hrm_agent.models.codec import ChatTemplateCodec
+from hrm_agent.models.codec.chat_template import ChatTemplateCodec
 
 SPECIAL = ["<|im_start|>", "<|im_end|>"]
 TAGS = ["<reason>", "</reason>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>"]

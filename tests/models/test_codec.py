@@ -17,8 +17,8 @@ from langchain_core.messages import (
 )
 
 from hrm_agent.errors import ModelError
-from hrm_agent.models.byte_codec import ByteCodec
-from hrm_agent.models.codec import ChatTemplateCodec
+from hrm_agent.models.codec.bytes import ByteCodec
+from hrm_agent.models.codec.chat_template import ChatTemplateCodec
 from hrm_agent.models.engine import TemplateMismatch
 from tests.properties import few_and_many, holds
 

@@ -10,7 +10,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 
-from hrm_agent.models.foreign import record_foreign_models
+from hrm_agent.models.external_models import record_foreign_models
 from hrm_agent.trajectory import MemoryJournal, Recording, recording
 
 CONFIG: Any = {

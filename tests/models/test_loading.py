@@ -10,8 +10,8 @@ from langchain_core.messages import HumanMessage
 
 from hrm_agent.errors import ModelError
 from hrm_agent.models.engine import GenerationRequest
-from hrm_agent.models.loading import load_engine
-from hrm_agent.models.strings import LoadOptions
+from hrm_agent.models.local.load_weights import load_engine
+from hrm_agent.models.model_string import LoadOptions
 from hrm_agent.trajectory import Sampling
 
 

@@ -19,9 +19,9 @@ from peft import LoraConfig, get_peft_model
 
 from hrm_agent.models import nf4
 from hrm_agent.models.engine import GenerationRequest
-from hrm_agent.models.loading import load_engine, load_for_answers
+from hrm_agent.models.local.load_weights import load_engine, load_for_answers
+from hrm_agent.models.model_string import LoadOptions
 from hrm_agent.models.nf4 import choose_kernels, has_packed_kernel, takes_packed
-from hrm_agent.models.strings import LoadOptions
 from hrm_agent.trajectory import Sampling
 from tests.models.conftest import make_model
 

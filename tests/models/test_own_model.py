@@ -12,12 +12,13 @@ import pytest
 from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import BaseModel
 
-from graphs.episode import Episode, EpisodeRunner
-from graphs.replay import replay_async
 from hrm_agent.environment.isolation import Isolation
-from hrm_agent.environment.opening import opened_environment
-from hrm_agent.models import load, load_policy, policy, using_policy
+from hrm_agent.environment.open import opened_environment
+from hrm_agent.models import load_policy, policy, using_policy
+from hrm_agent.models import load_policy as load
 from hrm_agent.models.scripted import ScriptedEngine
+from hrm_agent.runtime.episode import Episode, EpisodeRunner
+from hrm_agent.runtime.replay.player import replay_async
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import TaskRef
 
@@ -52,7 +53,7 @@ async def test_it_is_recorded_under_its_name_and_never_loaded_in_a_replay(
     other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = two_models(other)
-    monkeypatch.setattr("graphs.episode.load_graph", lambda name: graph)
+    monkeypatch.setattr("hrm_agent.runtime.episode.load_graph", lambda name: graph)
     task = TaskRef(id="1", family="test", prompt="What is 6 * 7?")
     with open_store(tmp_path / "s.db") as store, ScriptedEngine(["42"]) as engine:
         async with opened_environment(None, isolation=Isolation.L0) as environment:

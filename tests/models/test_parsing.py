@@ -7,9 +7,9 @@ import json
 import pytest
 from hypothesis import strategies as st
 
-from hrm_agent.models.byte_codec import ByteCodec
-from hrm_agent.models.parsing import parse_turn, tool_call_text
-from hrm_agent.models.streaming import StreamDecoder
+from hrm_agent.models.codec.bytes import ByteCodec
+from hrm_agent.models.codec.stream_decoder import StreamDecoder
+from hrm_agent.models.codec.tool_calls import parse_turn, tool_call_text
 from tests.properties import few_and_many, holds
 
 

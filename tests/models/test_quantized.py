@@ -13,12 +13,12 @@ from langchain_core.messages import HumanMessage
 from peft import LoraConfig, get_peft_model
 
 from hrm_agent.errors import ModelError
-from hrm_agent.models import loading
 from hrm_agent.models.engine import GenerationRequest
-from hrm_agent.models.loading import load_engine, load_for_answers
-from hrm_agent.models.strings import LoadOptions
-from hrm_agent.models.transformers_engine import TransformersEngine
-from hrm_agent.models.weights import quantization
+from hrm_agent.models.local import load_weights as loading
+from hrm_agent.models.local.engine import TransformersEngine
+from hrm_agent.models.local.load_weights import load_engine, load_for_answers
+from hrm_agent.models.local.model_inspection import quantization
+from hrm_agent.models.model_string import LoadOptions
 from hrm_agent.trajectory import LogprobKind, Sampling
 from tests.models.conftest import make_model
 
@@ -125,9 +125,9 @@ def test_what_cannot_be_had_is_said(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_where_nothing_is_quantized_nobody_hears_of_kernels(folder: Path, adapter: str) -> None:
     program = f"""if True:
-        import sys, training.demo
+        import sys, hrm_agent.training.demo
         assert "bitsandbytes" not in sys.modules and "peft" not in sys.modules
-        from hrm_agent.models.load import load_policy
+        from hrm_agent.models.load_policy import load_policy
         load_policy("{folder}?device=cpu&adapter={adapter}")
     """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

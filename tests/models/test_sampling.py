@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from hrm_agent.models.sampling import sample_rows, seed_state, uniform
+from hrm_agent.models.local.sampling import sample_rows, seed_state, uniform
 
 
 def test_noise_is_uniform_and_uncorrelated() -> None:

@@ -8,7 +8,7 @@ import pytest
 from langchain_core.messages import HumanMessage
 
 from hrm_agent.errors import ModelError
-from hrm_agent.models.codec import ChatTemplateCodec
+from hrm_agent.models.codec.chat_template import ChatTemplateCodec
 from hrm_agent.models.engine import GenerationRequest
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.trajectory import FinishReason, Sampling

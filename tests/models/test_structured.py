@@ -12,10 +12,11 @@ import pytest
 import torch
 from langchain_core.messages import HumanMessage
 
-from hrm_agent.models import PolicyModel, policy, structured, using_policy
+from hrm_agent.models import PolicyModel, policy, using_policy
 from hrm_agent.models.engine import Completion, GenerationRequest
-from hrm_agent.models.structured import Schemas
-from hrm_agent.models.transformers_engine import TransformersEngine
+from hrm_agent.models.local import constrained_decoding as structured
+from hrm_agent.models.local.constrained_decoding import Schemas
+from hrm_agent.models.local.engine import TransformersEngine
 from hrm_agent.trajectory import FinishReason, MemoryJournal, Recording, Sampling, recording
 from tests.models.conftest import make_model
 
@@ -97,7 +98,7 @@ def test_a_schema_that_cannot_be_enforced_is_not(engine: TransformersEngine, sch
 def test_a_schema_that_takes_too_long_holds_up_nobody(
     engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hrm_agent.models.transformers_engine.COMPILE_SECONDS", 0.2)
+    monkeypatch.setattr("hrm_agent.models.local.engine.COMPILE_SECONDS", 0.2)
     slow = {"type": "object", "properties": {f"property {i}": {"type": "number"} for i in range(1200)}}
     assert len(json.dumps(slow)) < structured._LONGEST
     compile_, compiled = Schemas._matcher, threading.Event()

@@ -15,11 +15,11 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from hrm_agent.errors import ContextLengthError, ModelError
-from hrm_agent.models import rows
-from hrm_agent.models.byte_codec import ByteCodec
-from hrm_agent.models.codec import ChatTemplateCodec
+from hrm_agent.models.codec.bytes import ByteCodec
+from hrm_agent.models.codec.chat_template import ChatTemplateCodec
 from hrm_agent.models.engine import Completion, GenerationRequest
-from hrm_agent.models.transformers_engine import TransformersEngine
+from hrm_agent.models.local import cache_rows as rows
+from hrm_agent.models.local.engine import TransformersEngine
 from hrm_agent.trajectory import FinishReason, LogprobKind, Sampling
 
 

@@ -19,14 +19,14 @@ from langchain_core.messages import AIMessage
 
 from hrm_agent.errors import ContextLengthError, ModelError
 from hrm_agent.models import using_policy
-from hrm_agent.models import vllm_connection as connection_module
-from hrm_agent.models import vllm_engine as engine_module
-from hrm_agent.models import vllm_server as server_module
-from hrm_agent.models.byte_codec import ByteCodec
+from hrm_agent.models.codec.bytes import ByteCodec
 from hrm_agent.models.engine import Completion, GenerationRequest
-from hrm_agent.models.load import load_codec
-from hrm_agent.models.vllm_engine import VllmEngine, open_vllm
-from hrm_agent.models.vllm_server import client_options, look_up, parse_address
+from hrm_agent.models.load_policy import load_codec
+from hrm_agent.models.vllm import connection as connection_module
+from hrm_agent.models.vllm import engine as engine_module
+from hrm_agent.models.vllm import server as server_module
+from hrm_agent.models.vllm.engine import VllmEngine, open_vllm
+from hrm_agent.models.vllm.server import client_options, look_up, parse_address
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import FinishReason, LogprobKind, Recording, Sampling, recording
 from tests.models.test_contract import WAYS, calls_of, graph_of
@@ -351,10 +351,10 @@ def test_a_server_that_is_looked_up_cannot_fill_the_memory(stub: VllmStub, monke
 FORKED = """
 import os, sys, warnings
 from hrm_agent.errors import ModelError
-from hrm_agent.models.byte_codec import ByteCodec
+from hrm_agent.models.codec.bytes import ByteCodec
 from hrm_agent.models.engine import GenerationRequest
-from hrm_agent.models.vllm_engine import VllmEngine
-from hrm_agent.models.vllm_server import Served, parse_address
+from hrm_agent.models.vllm.engine import VllmEngine
+from hrm_agent.models.vllm.server import Served, parse_address
 from hrm_agent.trajectory import LogprobKind, Sampling
 
 served = Served("m", "t", 100, LogprobKind.RAW)

@@ -15,8 +15,8 @@ from hrm_agent.errors import ConfigError, HrmError
 from hrm_agent.retrieval import STRATEGIES, Chunk, Tokenizer, chunk_text, load_tokenizer
 from hrm_agent.retrieval.chunking.check import faults, shared_tokens
 from hrm_agent.retrieval.chunking.graphemes import grapheme_ends
-from hrm_agent.retrieval.chunking.prose import Prose
 from hrm_agent.retrieval.chunking.semantic import boundaries
+from hrm_agent.retrieval.chunking.sentences import Prose
 from hrm_agent.retrieval.embeddings import StaticEmbeddings
 from hrm_agent.retrieval.tokenizers.base import Offsets
 from hrm_agent.retrieval.tokenizers.training import train_tokenizer

@@ -19,7 +19,7 @@ from hrm_agent.retrieval.evaluation.questions import QuestionSet, read_questions
 from hrm_agent.retrieval.evaluation.ranking import Found, rank, within
 from hrm_agent.retrieval.evaluation.spans import Piece, merged, overlap, reciprocal_rank
 from hrm_agent.retrieval.index import Citation, DocumentIndex, Verdict, files_in, index_folder, resolve
-from hrm_agent.retrieval.index.hits import MODES
+from hrm_agent.retrieval.index.fusion import MODES
 from hrm_agent.retrieval.tokenizers.load import load_tokenizer
 
 WORDS = load_tokenizer("word")

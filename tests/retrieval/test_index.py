@@ -14,7 +14,8 @@ import pytest
 from langchain_core.tools.retriever import create_retriever_tool
 
 from hrm_agent.errors import ConfigError, RetrievalError
-from hrm_agent.retrieval.index import Chunking, DocumentIndex, IndexRetriever, files_in, index_folder, words
+from hrm_agent.retrieval.index import Chunking, DocumentIndex, IndexRetriever, files_in, index_folder
+from hrm_agent.retrieval.index import full_text as words
 from hrm_agent.retrieval.index.database import ENGINES
 from hrm_agent.retrieval.index.folder import FolderReport
 from hrm_agent.retrieval.index.reading import Why

@@ -21,12 +21,13 @@ import numpy as np
 import pytest
 from langchain_core.embeddings import Embeddings
 
-from hrm_agent.retrieval.index import Chunking, DocumentIndex, files_in, index_folder, tantivy_words
+from hrm_agent.retrieval.index import Chunking, DocumentIndex, files_in, index_folder
+from hrm_agent.retrieval.index import tantivy_full_text as tantivy_words
 from hrm_agent.retrieval.index.database import ENGINES, Engine
 from hrm_agent.retrieval.index.folder import FolderReport
-from hrm_agent.retrieval.index.tantivy_words import Tantivy
+from hrm_agent.retrieval.index.full_text import Fts5
+from hrm_agent.retrieval.index.tantivy_full_text import Tantivy
 from hrm_agent.retrieval.index.vectors import VectorTable
-from hrm_agent.retrieval.index.words import Fts5
 from tests.retrieval.documents import write_texts
 
 pytestmark = pytest.mark.whole

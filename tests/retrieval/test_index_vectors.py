@@ -15,7 +15,7 @@ from langchain_core.embeddings import Embeddings
 from hrm_agent.errors import ConfigError, RetrievalError
 from hrm_agent.retrieval.embeddings import StaticEmbeddings, load_embeddings, name_of, vectors_of
 from hrm_agent.retrieval.index import Chunking, DocumentIndex, IndexRetriever, files_in, index_folder
-from hrm_agent.retrieval.index.hits import fused
+from hrm_agent.retrieval.index.fusion import fused
 
 TEXTS = {
     "sea.txt": "The blue whale is the largest mammal that ever lived.",

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from graphs.episode import EpisodeRunner
-from graphs.serving.server import ChatService, serving
 from hrm_agent.environment import LocalEnvironment
-from hrm_agent.environment.served.listening import listen_tcp
+from hrm_agent.environment.remote.sockets import listen_tcp
 from hrm_agent.models.scripted import ScriptedEngine
+from hrm_agent.runtime.episode import EpisodeRunner
+from hrm_agent.runtime.serving.server import ChatService, serving
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.trajectory import Trajectory
 from tests.graphs.scripts import multiplier

@@ -80,7 +80,7 @@ def _texts(values: Any) -> list[str]:
 def test_every_built_in_graph_is_served(studio: SyncLangGraphClient) -> None:
     served = {assistant["graph_id"]: assistant["assistant_id"] for assistant in studio.assistants.search()}
     listed: dict[str, str] = json.loads((PROJECT / "langgraph.json").read_text())["graphs"]
-    from graphs.loading import BUILTIN_GRAPHS
+    from hrm_agent.runtime.execution.loading import BUILTIN_GRAPHS
 
     assert served.keys() == listed.keys()
     assert listed.items() <= BUILTIN_GRAPHS.items()

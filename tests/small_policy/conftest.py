@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hrm_agent.models.codec import ChatTemplateCodec
-from training.small_policy.cold_start import build_tokenizer
-from training.small_policy.traces import demonstrations
+from hrm_agent.models.codec.chat_template import ChatTemplateCodec
+from hrm_agent.training.small_policy.cold_start import build_tokenizer
+from hrm_agent.training.small_policy.traces import demonstrations
 
 
 @pytest.fixture(autouse=True)

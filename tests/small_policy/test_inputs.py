@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from training.small_policy import inputs, traces
-from training.small_policy.cold_start import COLD_START
-from training.small_policy.inputs import Inputs, cold_start_inputs, inputs_of_card
+from hrm_agent.training.small_policy import inputs, traces
+from hrm_agent.training.small_policy.cold_start import COLD_START
+from hrm_agent.training.small_policy.inputs import Inputs, cold_start_inputs, inputs_of_card
 
 pytestmark = pytest.mark.whole
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.configs import SftConfig
-from training.optimizers import Muon, RunningMean, make_optimizers, orthogonalised
-from training.sft import train_sft
-from training.small_policy.architecture import new_model
+from hrm_agent.training.configs import SftConfig
+from hrm_agent.training.optimizers import Muon, RunningMean, make_optimizers, orthogonalised
+from hrm_agent.training.sft import train_sft
+from hrm_agent.training.small_policy.architecture import new_model
 
 SHORT = SftConfig(steps=8, batch_size=4, learning_rate=3e-3, warmup_steps=2)
 

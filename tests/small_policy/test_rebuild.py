@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from hrm_agent.models.load import model_folder
-from training.small_policy.__main__ import main
-from training.small_policy.cards import figures_of_card, read_spread
-from training.small_policy.figures import measure
-from training.small_policy.inputs import cold_start_inputs, inputs_of_card, stale
+from hrm_agent.models.load_policy import model_folder
+from hrm_agent.training.small_policy.__main__ import main
+from hrm_agent.training.small_policy.cards import figures_of_card, read_spread
+from hrm_agent.training.small_policy.figures import measure
+from hrm_agent.training.small_policy.inputs import cold_start_inputs, inputs_of_card, stale
 
 POLICIES = ("cold-start", "trained")
 
@@ -50,7 +50,7 @@ def test_the_shipped_policies_are_what_their_cards_say(tmp_path: Path) -> None:
     else:
         measured = {name: measure(f"builtin:{name}", tmp_path / name) for name in POLICIES}
         found = {
-            name: {graph: (f.rollouts, f.correct, f.tool_errors) for graph, f in graphs.items()}
+            name: {graph: (f.rollouts, f.correct, f.tool_errors) for graph, f in hrm_agent.graphs.items()}
             for name, graphs in measured.items()
         }
     for name in POLICIES:

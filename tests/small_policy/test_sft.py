@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hrm_agent.errors import TaskError
 from hrm_agent.models.engine import TemplateMismatch
-from training.configs import SftConfig
-from training.sft import Conversation, answer_text, read_chats, save_policy, tokenize, train_sft
-from training.small_policy.architecture import new_model
+from hrm_agent.training.configs import SftConfig
+from hrm_agent.training.sft import Conversation, answer_text, read_chats, save_policy, tokenize, train_sft
+from hrm_agent.training.small_policy.architecture import new_model
 
 pytestmark = pytest.mark.whole
 

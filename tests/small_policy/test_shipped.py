@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from graphs.episode import Episode
 from hrm_agent.models import load_policy
-from hrm_agent.models.load import model_folder
+from hrm_agent.models.load_policy import model_folder
+from hrm_agent.runtime.episode import Episode
+from hrm_agent.training.collect import collect
+from hrm_agent.training.configs import CollectConfig
+from hrm_agent.training.evaluation.evaluate import evaluate
+from hrm_agent.training.rollout import open_runner
+from hrm_agent.training.tasks.word_problems import problem
 from hrm_agent.trajectory import Sampling, TaskRef
-from training.collect import collect
-from training.configs import CollectConfig
-from training.evaluate import evaluate
-from training.rollout import open_runner
-from training.tasks.word_problems import problem
 
 pytestmark = pytest.mark.whole
 

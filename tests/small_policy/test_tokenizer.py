@@ -5,12 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from hrm_agent.models.codec import ChatTemplateCodec
-from hrm_agent.models.load import load_codec
-from training.sft import tokenize
-from training.small_policy.cold_start import VOCABULARY
-from training.small_policy.tokenizer import CONTROL_TOKENS, TAGS
-from training.small_policy.traces import PYTHON_TOOL, TRACES
+from hrm_agent.models.codec.chat_template import ChatTemplateCodec
+from hrm_agent.models.load_policy import load_codec
+from hrm_agent.training.sft import tokenize
+from hrm_agent.training.small_policy.cold_start import VOCABULARY
+from hrm_agent.training.small_policy.tokenizer import CONTROL_TOKENS, TAGS
+from hrm_agent.training.small_policy.traces import PYTHON_TOOL, TRACES
 
 
 def ids(tokenizer, text):
@@ -73,7 +73,7 @@ def test_generation_marks_cover_exactly_what_the_codec_says_the_policy_wrote(tok
     """
     import random
 
-    from training.tasks.word_problems import sample_problems
+    from hrm_agent.training.tasks.word_problems import sample_problems
 
     for problem in sample_problems("train", 5, 10):
         lesson = TRACES[kind](problem, random.Random(0))

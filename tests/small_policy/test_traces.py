@@ -6,10 +6,9 @@ from collections import Counter
 
 import pytest
 
-from graphs.answers import final_answer
-from graphs.planning import FAILED as FAILED_IN_GRAPH
-from graphs.planning import read_plan
-from graphs.prompts import (
+from hrm_agent.environment import LocalEnvironment
+from hrm_agent.graphs.parts.final_answer import final_answer
+from hrm_agent.graphs.parts.prompts import (
     CRITIC_PROMPT,
     SOLVER_PROMPT,
     TOOL_LOOP_PROMPT,
@@ -17,12 +16,13 @@ from graphs.prompts import (
     planner_request,
     solver_request,
 )
-from hrm_agent.environment import LocalEnvironment
+from hrm_agent.graphs.reasoning.plan import FAILED as FAILED_IN_GRAPH
+from hrm_agent.graphs.reasoning.plan import read_plan
 from hrm_agent.tools.python_tool import tool_content
-from training.sft import answer_text, tokenize
-from training.small_policy import traces
-from training.small_policy.snippets import tool_text
-from training.tasks.word_problems import sample_problems
+from hrm_agent.training.sft import answer_text, tokenize
+from hrm_agent.training.small_policy import traces
+from hrm_agent.training.small_policy.snippets import tool_text
+from hrm_agent.training.tasks.word_problems import sample_problems
 
 
 def of_kind(lessons, prompt):

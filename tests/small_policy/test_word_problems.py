@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from training.tasks.word_problems import TEMPLATES, problem, sample_problems, split_of, word_problems
+from hrm_agent.training.tasks.word_problems import TEMPLATES, problem, sample_problems, split_of, word_problems
 
 TANK = (
     "A tank holds 1200 L. It leaks 2% per hour for 3 hours, then is refilled by 150 L. "

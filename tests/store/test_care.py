@@ -18,8 +18,8 @@ from langgraph.types import interrupt
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.store.care import collect_values, delete_runs, prune, stats, verify
-from hrm_agent.store.values import LIST, MSGPACK
+from hrm_agent.store.content_addressed import LIST, MSGPACK
+from hrm_agent.store.maintenance import collect_values, delete_runs, prune, stats, verify
 from hrm_agent.trajectory import ForkRef, Overlay, RunStatus, StopReason, Trajectory, Verdict
 from tests.store.bodies import execute
 from tests.store.processes import writers

@@ -28,15 +28,15 @@ import pytest
 from langchain_core.messages import HumanMessage
 from langgraph.graph import START, StateGraph
 
-from graphs.loading import load_graph
 from hrm_agent.environment import using_environment
 from hrm_agent.errors import StoreError
 from hrm_agent.models import using_policy
+from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.store.care import collect_values, verify
+from hrm_agent.store.content_addressed import ValueWriter
 from hrm_agent.store.database import Cursor, settled
+from hrm_agent.store.maintenance import collect_values, verify
 from hrm_agent.store.serializer import StrictSerializer
-from hrm_agent.store.values import ValueWriter
 from hrm_agent.trajectory import Recording, recording
 from tests.graphs.kill_driver import TEAM, Arithmetic, LoggedEngine, Plan, answer
 from tests.graphs.killed_team import Log, nodes

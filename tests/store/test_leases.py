@@ -19,7 +19,7 @@ from langgraph.types import StateUpdate
 
 from hrm_agent.errors import RunError, StoreError
 from hrm_agent.store import RunStore, leases, open_store
-from hrm_agent.store.care import verify
+from hrm_agent.store.maintenance import verify
 from hrm_agent.store.saver import StoreSaver
 from tests.store.bodies import execute, wait_until
 

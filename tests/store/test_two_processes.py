@@ -14,7 +14,7 @@ import pytest
 
 from hrm_agent.errors import RunError
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.store.care import verify
+from hrm_agent.store.maintenance import verify
 from hrm_agent.trajectory import RunStatus
 from tests.postgres import PostgresServer
 from tests.store.bodies import execute

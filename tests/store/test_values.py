@@ -30,8 +30,8 @@ from pydantic import BaseModel
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore, open_store
+from hrm_agent.store.content_addressed import FANOUT, Known, ValueReader, ValueWriter
 from hrm_agent.store.serializer import StrictSerializer
-from hrm_agent.store.values import FANOUT, Known, ValueReader, ValueWriter
 from tests.postgres import PostgresServer
 from tests.store.bodies import execute
 

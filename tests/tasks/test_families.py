@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hrm_agent.errors import HrmError, TaskError
-from training.tasks import load_tasks, verifier_of
-from training.tasks.mixture import read_mixture, shares
-from training.tasks.reasoning_gym import _FORMS, answer_form_is_safe
+from hrm_agent.training.tasks import load_tasks, verifier_of
+from hrm_agent.training.tasks.mixture import read_mixture, shares
+from hrm_agent.training.tasks.reasoning_gym import _FORMS, answer_form_is_safe
 
 
 def boxed(answer: object) -> str:

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from graphs.episode import Episode, EpisodeRunner
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.models.scripted import ScriptedEngine
+from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.store import open_store
+from hrm_agent.training.tasks import load_tasks, verify
+from hrm_agent.training.tasks.grader import graded
+from hrm_agent.training.tasks.verify import exact_verifier
 from hrm_agent.trajectory import TaskRef, Trajectory
 from tests.tasks.hostile_sets import Held, Odd
-from training.tasks import load_tasks, verify
-from training.tasks.grader import graded
-from training.tasks.verify import exact_verifier
 
 pytestmark = pytest.mark.whole
 

@@ -7,7 +7,7 @@ import contextlib
 import io
 from typing import Any
 
-from hrm_agent.environment.result import Cell, Environment, ExecutionResult, Submission
+from hrm_agent.environment.base import Cell, Environment, ExecutionResult, Submission
 from hrm_agent.trajectory import SessionState, ToolStatus
 
 

@@ -12,8 +12,8 @@ from langgraph.types import Command
 
 from hrm_agent.errors import ConfigError
 from hrm_agent.tools import idempotency_key, idempotent, run_tool_calls
-from hrm_agent.tools.foreign import record_foreign_tools
-from hrm_agent.tools.outputs import pack, unpack
+from hrm_agent.tools.external_tools import record_foreign_tools
+from hrm_agent.tools.output_codec import pack, unpack
 from hrm_agent.trajectory import MemoryJournal, Recording, ToolStatus, recording
 
 runs: list[Any] = []

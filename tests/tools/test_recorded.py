@@ -9,7 +9,7 @@ import pytest
 from langgraph.errors import GraphInterrupt
 
 from hrm_agent.errors import HrmError
-from hrm_agent.tools.recorded import ToolOutcome, as_message, record_tool_call
+from hrm_agent.tools.record_call import ToolOutcome, as_message, record_tool_call
 from hrm_agent.trajectory import MemoryJournal, ToolCall, ToolStatus, tool_record_id
 
 CONFIG: Any = {

@@ -16,7 +16,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
 
-from hrm_agent.environment.result import Limits
+from hrm_agent.environment.base import Limits
 from hrm_agent.errors import GraphError
 from hrm_agent.tools import python, run_tool_calls
 from hrm_agent.trajectory import MemoryJournal, Recording, recording

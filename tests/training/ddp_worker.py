@@ -8,10 +8,10 @@ import sys
 import torch
 from accelerate import Accelerator
 
+from hrm_agent.training.batch import micro_batches
+from hrm_agent.training.optimizer_step import policy_update
 from tests.training.builders import tiny_model
 from tests.training.test_loss import random_rows
-from training.batch import micro_batches
-from training.update import policy_update
 
 
 def main(output: str) -> None:

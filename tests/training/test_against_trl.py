@@ -19,12 +19,12 @@ from transformers import PreTrainedTokenizerFast
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from hrm_agent.training.advantages import group_advantages
+from hrm_agent.training.batch import build_batches
+from hrm_agent.training.loss import clipped_surrogate, token_logprobs
+from hrm_agent.training.roc import select
 from hrm_agent.trajectory import Trajectory
 from tests.training.builders import VOCABULARY, sampled_call, tiny_model, trajectory
-from training.advantages import group_advantages
-from training.batch import build_batches
-from training.loss import clipped_surrogate, token_logprobs
-from training.roc import select
 
 REWARDS = (1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0)
 GENERATIONS = 4

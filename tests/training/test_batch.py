@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hrm_agent.errors import ModelError
+from hrm_agent.training.advantages import group_advantages, normalised, whole_trajectory
+from hrm_agent.training.batch import Row, build_batches, kept_rows, left_out, linearise, micro_batches
+from hrm_agent.training.roc import select
 from hrm_agent.trajectory import Call, LogprobKind, Overlay, Trajectory, Verdict
 from tests.training.builders import call, group, sampled_call, trajectory
-from training.advantages import group_advantages, normalised, whole_trajectory
-from training.batch import Row, build_batches, kept_rows, left_out, linearise, micro_batches
-from training.roc import select
 
 
 @st.composite

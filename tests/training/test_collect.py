@@ -11,8 +11,8 @@ import pytest
 
 from hrm_agent.errors import RunError
 from hrm_agent.models.scripted import ScriptedEngine
-from training.collect import collect
-from training.configs import CollectConfig
+from hrm_agent.training.collect import collect
+from hrm_agent.training.configs import CollectConfig
 
 CONFIG = CollectConfig(policy="scripted", count=3, context={"max_turns": 1})
 HOLD = """

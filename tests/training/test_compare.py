@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from hrm_agent.errors import ConfigError, RunError
+from hrm_agent.training.evaluation.compare import compare
+from hrm_agent.training.evaluation.evaluate import evaluate
+from hrm_agent.training.evaluation.prices import read_prices
+from hrm_agent.training.evaluation.reports import summary
+from hrm_agent.training.evaluation.roles import role_counts
+from hrm_agent.training.evaluation.samples import samples_of
 from hrm_agent.trajectory import FinishReason, RunStatus, StopReason, TaskRef, Trajectory
 from tests.training.builders import ANSWER, call, place, rollout, trajectory
-from training.evaluate import evaluate
-from training.evaluation.compare import compare
-from training.evaluation.prices import read_prices
-from training.evaluation.reports import summary
-from training.evaluation.roles import role_counts
-from training.evaluation.samples import samples_of
 
 
 def answered(problem: str, index: int, answer: str, right: bool, **changes: Any) -> Trajectory:

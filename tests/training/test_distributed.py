@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from hrm_agent.training.batch import micro_batches
+from hrm_agent.training.optimizer_step import policy_update
 from tests.postgres import free_port
 from tests.training.builders import tiny_model
 from tests.training.test_loss import random_rows
-from training.batch import micro_batches
-from training.update import policy_update
 
 pytestmark = pytest.mark.whole
 

@@ -6,11 +6,11 @@ import random
 import pytest
 
 from hrm_agent.intervals import wilson_interval
+from hrm_agent.training.advantages import group_advantages
+from hrm_agent.training.evaluation.evaluate import evaluate, group_metrics
+from hrm_agent.training.roc import select
 from hrm_agent.trajectory import RunStatus, TaskRef, Trajectory
 from tests.training.builders import group, rollout, trajectory
-from training.advantages import group_advantages
-from training.evaluate import evaluate, group_metrics
-from training.roc import select
 
 
 def sample(problem: int, index: int, reward: float, **changes: object) -> Trajectory:

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from hrm_agent.store import open_store
+from hrm_agent.training.configs import GrpoConfig
+from hrm_agent.training.grpo import train
+from hrm_agent.training.metrics import read_metrics
 from hrm_agent.trajectory.lint import lint
-from training.configs import GrpoConfig
-from training.grpo import train
-from training.metrics import read_metrics
 
 pytestmark = pytest.mark.whole
 
@@ -32,7 +32,7 @@ PROGRAM = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from tests.training.test_grpo_kill import CONFIG, KILLS
-from training.grpo import train
+from hrm_agent.training.grpo import train
 
 def run(name):
     what, count = KILLS[name]
@@ -97,7 +97,7 @@ def test_what_was_trained_on_passes_the_linter(undisturbed: Path) -> None:
 
 
 def test_training_moves_the_weights(undisturbed: Path) -> None:
-    from hrm_agent.models.load import model_folder
+    from hrm_agent.models.load_policy import model_folder
 
     before = load_file(Path(model_folder(CONFIG.policy)) / "model.safetensors")
     after = load_file(undisturbed / "model" / "model.safetensors")

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hrm_agent.training import loss as loss_module
+from hrm_agent.training.batch import MicroBatch, Row, micro_batches
+from hrm_agent.training.loss import chosen_logprobs, clipped_surrogate, merge_metrics, token_logprobs
+from hrm_agent.training.optimizer_step import policy_update
 from tests.training.builders import VOCABULARY, tiny_model
-from training import loss as loss_module
-from training.batch import MicroBatch, Row, micro_batches
-from training.loss import chosen_logprobs, clipped_surrogate, merge_metrics, token_logprobs
-from training.update import policy_update
 
 MODEL = tiny_model()
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from training.schedule import trapezoid
+from hrm_agent.training.schedule import trapezoid
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from graphs.episode import Episode, EpisodeRunner
-from graphs.time_travel import Edit, siblings
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.models.scripted import ScriptedEngine
+from hrm_agent.runtime.episode import Episode, EpisodeRunner
+from hrm_agent.runtime.time_travel.fork import Edit, siblings
 from hrm_agent.store import open_store
+from hrm_agent.training.advantages import group_advantages
+from hrm_agent.training.batch import build_batches, kept_rows
+from hrm_agent.training.roc import select
 from hrm_agent.trajectory import Overlay, TaskRef, Trajectory, Verdict
 from hrm_agent.trajectory.forest import path_to, path_tokens
 from hrm_agent.trajectory.lint import lint
 from tests.graphs.scripts import boxed, call
-from training.advantages import group_advantages
-from training.batch import build_batches, kept_rows
-from training.roc import select
 
 TASK = TaskRef(id="1", family="test", prompt="What is 6 * 7?", answer="42")
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hrm_agent.intervals import bootstrapped, wilson_interval
-from training.evaluation.statistics import (
+from hrm_agent.training.evaluation.statistics import (
     Answers,
     majority_curve,
     pass_at_k,

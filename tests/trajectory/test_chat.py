@@ -11,11 +11,11 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from hrm_agent.tools import python
+from hrm_agent.training.sft import read_chats
 from hrm_agent.trajectory import BranchReason, Call, ForkRef, RunStatus, StopReason, TaskRef, Trajectory, content_hash
 from hrm_agent.trajectory.formats import Known, Report, export_to
 from hrm_agent.trajectory.formats.messages import context_hash
 from tests.trajectory.samples import THREAD, identity, make_call, make_tool_call, make_trajectory
-from training.sft import read_chats
 
 ASKED = HumanMessage("What is 6 * 7?")
 CALLS = AIMessage(

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from hrm_agent.models.load import model_folder
-from hrm_agent.models.vllm_engine import VllmEngine, open_vllm
+from hrm_agent.models.load_policy import model_folder
+from hrm_agent.models.vllm.engine import VllmEngine, open_vllm
 from tests.vllm.server import MISSING, VllmServer, find_python
 
 POLICY = "builtin:trained"

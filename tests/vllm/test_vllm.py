@@ -18,19 +18,19 @@ import torch
 from langchain_core.messages import HumanMessage
 from pydantic import BaseModel
 
-from graphs.episode import EpisodeRunner
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.models import Completion, GenerationRequest, policy, using_policy
-from hrm_agent.models.load import load_policy, model_folder
-from hrm_agent.models.loading import load_pretrained
-from hrm_agent.models.vllm_engine import VllmEngine
+from hrm_agent.models.load_policy import load_policy, model_folder
+from hrm_agent.models.local.load_weights import load_pretrained
+from hrm_agent.models.vllm.engine import VllmEngine
+from hrm_agent.runtime.episode import EpisodeRunner
 from hrm_agent.store import RunStore
+from hrm_agent.training.rollout import group_episodes, rollout
+from hrm_agent.training.tasks import load_tasks
 from hrm_agent.trajectory import Call, FinishReason, LogprobKind, Recording, RunStatus, Sampling, Trajectory, recording
 from hrm_agent.trajectory.lint import lint
 from tests.vllm.conftest import POLICY
 from tests.vllm.server import VllmServer
-from training.rollout import group_episodes, rollout
-from training.tasks import load_tasks
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from hrm_agent.tools.mediawiki import MediaWiki, asking
+from hrm_agent.tools.mediawiki import MediaWiki
+from hrm_agent.tools.mediawiki import transport as asking
 from tests.wiki.proxy import Proxy, serving
 from tests.wiki.server import WikiServer
 

@@ -106,7 +106,7 @@ def test_a_wiki_that_is_behind_is_left_alone(
     """Its own error for a lag, which is forced, asks for five seconds: all of this process waits for them."""
     eager = MediaWiki(wiki_server.url, user_agent=AGENT, attempts=1)
     with monkeypatch.context() as lagging:
-        lagging.setattr("hrm_agent.tools.mediawiki.asking._LAG_SECONDS", -5)
+        lagging.setattr("hrm_agent.tools.mediawiki.transport._LAG_SECONDS", -5)
         with pytest.raises(ToolFailure, match=r"busy \(maxlag\).*It asks for a pause of 5 s") as failure:
             eager.page("Vell")
     assert failure.value.status is ToolStatus.INFRASTRUCTURE

@@ -29,7 +29,7 @@ INFRASTRUCTURE, INVALID, DENIED = ToolStatus.INFRASTRUCTURE, ToolStatus.INVALID_
 
 @pytest.fixture
 def client(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[MediaWiki]:
-    monkeypatch.setattr("hrm_agent.tools.mediawiki.asking._LONGEST_WAIT", 0.02)
+    monkeypatch.setattr("hrm_agent.tools.mediawiki.transport._LONGEST_WAIT", 0.02)
     client = MediaWiki(proxy.url, user_agent=AGENT, attempts=2, timeout=60, patience=120)
     yield client
     client.close()

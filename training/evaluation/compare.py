@@ -14,9 +14,9 @@ from statistics import fmean
 
 from hrm_agent.errors import RunError
 from hrm_agent.intervals import Estimate, bootstrapped, wilson_interval
+from hrm_agent.training.evaluation.samples import Problem, Sample
+from hrm_agent.training.evaluation.statistics import sign_flip_p
 from hrm_agent.trajectory import RunStatus
-from training.evaluation.samples import Problem, Sample
-from training.evaluation.statistics import sign_flip_p
 
 __all__ = ["Comparison", "Side", "compare"]
 

@@ -16,10 +16,10 @@ from typing import Any
 
 from hrm_agent.files import replacing, to_json
 from hrm_agent.intervals import Estimate
-from training.evaluate import Evaluation
-from training.evaluation.compare import Comparison
-from training.evaluation.roles import ROLE_COUNTS
-from training.evaluation.statistics import shown_ks
+from hrm_agent.training.evaluation.compare import Comparison
+from hrm_agent.training.evaluation.evaluate import Evaluation
+from hrm_agent.training.evaluation.roles import ROLE_COUNTS
+from hrm_agent.training.evaluation.statistics import shown_ks
 
 __all__ = [
     "comparison_lines",
@@ -44,7 +44,7 @@ def write_results(found: Evaluation, folder: Path, title: str, config: Mapping[s
     written = [_write_json(folder / "results.json", record)]
     written.append(_write(folder / "results.md", markdown(found, title, config)))
     if find_spec("matplotlib") is not None:
-        from training.evaluation.picture import draw
+        from hrm_agent.training.evaluation.plot import draw
 
         with replacing(folder / "results.png") as part:
             draw(found, part, title)

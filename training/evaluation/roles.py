@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, cast
 
-from graphs.answers import final_answer
-from graphs.parsing import json_values
+from hrm_agent.graphs.parts.final_answer import final_answer
+from hrm_agent.graphs.parts.json_repair import json_values
+from hrm_agent.training.evaluation.prices import usage
 from hrm_agent.trajectory import Call, FinishReason, GraphIdentity, ToolCall, Trajectory
-from training.evaluation.prices import usage
 
 __all__ = ["ROLE_COUNTS", "Roles", "role_counts"]
 

@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from graphs.votes import vote
+from hrm_agent.graphs.parts.answer_equivalence import vote
+from hrm_agent.training.evaluation.prices import reported_cost, usage
+from hrm_agent.training.evaluation.roles import Roles, role_counts
+from hrm_agent.training.roc import is_positive, outcome_reward
 from hrm_agent.trajectory import RunStatus, Trajectory, content_hash
-from training.evaluation.prices import reported_cost, usage
-from training.evaluation.roles import Roles, role_counts
-from training.roc import is_positive, outcome_reward
 
 __all__ = ["Effort", "Problem", "Sample", "samples_of"]
 

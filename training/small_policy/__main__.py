@@ -1,7 +1,7 @@
 """Rebuild the policies that the package ships: the cold start, then what GRPO-RoC makes of it.
 
-    python -m training.small_policy [--out FOLDER] [--runs FOLDER] [--seed N] [--only cold-start|trained]
-    python -m training.small_policy --check
+    python -m hrm_agent.training.small_policy [--out FOLDER] [--runs FOLDER] [--seed N] [--only cold-start|trained]
+    python -m hrm_agent.training.small_policy --check
 
 Each is measured on held-out problems through the graphs, the engine and the sandbox, and the figures go to its card.
 With `--check` nothing is built: it says whether the policies in the folder are what would be built now.
@@ -17,18 +17,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import hrm_agent.models
-from training.small_policy.cards import figures_text, spread_text
-from training.small_policy.cold_start import COLD_START, build_cold_start
-from training.small_policy.figures import measure
-from training.small_policy.inputs import Inputs, cold_start_inputs, stale, trained_inputs
-from training.small_policy.trained import REINFORCEMENT, build_trained
+from hrm_agent.training.small_policy.cards import figures_text, spread_text
+from hrm_agent.training.small_policy.cold_start import COLD_START, build_cold_start
+from hrm_agent.training.small_policy.figures import measure
+from hrm_agent.training.small_policy.inputs import Inputs, cold_start_inputs, stale, trained_inputs
+from hrm_agent.training.small_policy.trained import REINFORCEMENT, build_trained
 
 __all__ = ["main"]
 
 
 def main(arguments: list[str] | None = None) -> None:
     """The command."""
-    parser = argparse.ArgumentParser(prog="python -m training.small_policy", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m hrm_agent.training.small_policy", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("--out", type=Path, default=Path(hrm_agent.models.__file__).parent / "builtin")
     parser.add_argument("--runs", type=Path, default=Path("runs/small-policy"), help="where the runs are recorded")
     parser.add_argument("--seed", type=int, default=0)

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from training.small_policy.figures import EVAL_SEED, Figures
-from training.small_policy.inputs import Inputs, inputs_of_card
+from hrm_agent.training.small_policy.figures import EVAL_SEED, Figures
+from hrm_agent.training.small_policy.inputs import Inputs, inputs_of_card
 
 __all__ = ["SPREAD", "figures_of_card", "figures_text", "read_spread", "spread_text"]
 
 SPREAD = Path(__file__).with_name("spread.json")
-"""What `training.small_policy.spread` found."""
+"""What `hrm_agent.training.small_policy.spread` found."""
 
 _ROW = re.compile(r"^\| (\w+) \| [\d.]+ \| (\d+) \| ([\d.]+) \([^|]*\| ([\d.]+) \|$", re.MULTILINE)
 

@@ -1,7 +1,7 @@
 """The cold start: from nothing to a policy that holds both conversation forms, in minutes on a CPU.
 
 Demonstrations, tokenizer, fresh weights and their training are a function of one seed. What comes out is sloppy in the
-tool loop by construction (`training.small_policy.traces`): the point that reinforcement learning starts from.
+tool loop by construction (`hrm_agent.training.small_policy.traces`): the point that reinforcement learning starts from.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from langchain_core.messages import AIMessage
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from hrm_agent.models.codec import ChatTemplateCodec
-from training.configs import SftConfig
-from training.sft import Conversation, answer_text, save_policy, train_sft
-from training.small_policy.architecture import new_model
-from training.small_policy.tokenizer import CHAT_TEMPLATE, CONTROL_TOKENS, TAGS, train_tokenizer
-from training.small_policy.traces import GUESS_SHARE, SLIP_SHARE, demonstrations
+from hrm_agent.models.codec.chat_template import ChatTemplateCodec
+from hrm_agent.training.configs import SftConfig
+from hrm_agent.training.sft import Conversation, answer_text, save_policy, train_sft
+from hrm_agent.training.small_policy.architecture import new_model
+from hrm_agent.training.small_policy.tokenizer import CHAT_TEMPLATE, CONTROL_TOKENS, TAGS, train_tokenizer
+from hrm_agent.training.small_policy.traces import GUESS_SHARE, SLIP_SHARE, demonstrations
 
 __all__ = ["COLD_START", "VOCABULARY", "build_cold_start", "build_tokenizer"]
 

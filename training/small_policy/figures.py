@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.collect import collect
-from training.configs import CollectConfig
-from training.evaluate import Evaluation, evaluate
+from hrm_agent.training.collect import collect
+from hrm_agent.training.configs import CollectConfig
+from hrm_agent.training.evaluation.evaluate import Evaluation, evaluate
 
 __all__ = ["EVAL_SEED", "GRAPHS", "Figures", "measure"]
 

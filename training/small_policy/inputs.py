@@ -25,14 +25,14 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from hrm_agent.models.codec import ChatTemplateCodec
-from training.grpo import train
-from training.metrics import read_metrics
-from training.sft import tokenize, train_sft
-from training.small_policy.architecture import new_model
-from training.small_policy.cold_start import COLD_START, TOKENIZER_TEXTS, build_tokenizer
-from training.small_policy.traces import demonstrations
-from training.small_policy.trained import REINFORCEMENT
+from hrm_agent.models.codec.chat_template import ChatTemplateCodec
+from hrm_agent.training.grpo import train
+from hrm_agent.training.metrics import read_metrics
+from hrm_agent.training.sft import tokenize, train_sft
+from hrm_agent.training.small_policy.architecture import new_model
+from hrm_agent.training.small_policy.cold_start import COLD_START, TOKENIZER_TEXTS, build_tokenizer
+from hrm_agent.training.small_policy.traces import demonstrations
+from hrm_agent.training.small_policy.trained import REINFORCEMENT
 
 __all__ = ["Inputs", "cold_start_inputs", "inputs_of_card", "stale", "trained_inputs"]
 

@@ -12,8 +12,8 @@ import traceback
 from hrm_agent.environment import ExecutionResult
 from hrm_agent.environment.sandbox.protocol import SNIPPET
 from hrm_agent.tools.python_tool import tool_content
+from hrm_agent.training.tasks.word_problems import snippet_value
 from hrm_agent.trajectory import ToolStatus
-from training.tasks.word_problems import snippet_value
 
 __all__ = ["tool_text"]
 

@@ -1,6 +1,6 @@
 """How much the small policies hang on the seed and on the CPU's rounding: builds of both from several seeds, measured.
 
-    python -m training.small_policy.spread [--seeds 5] [--at-once 2] [--runs runs/small-policy-spread]
+    python -m hrm_agent.training.small_policy.spread [--seeds 5] [--at-once 2] [--runs runs/small-policy-spread]
                                            [--on-record] [--write]
 
 Each seed is built twice, as a process of its own: with the instruction set that torch picks on this CPU and one thread,
@@ -29,8 +29,8 @@ from typing import Any
 import torch
 
 import hrm_agent.models
-from training.small_policy.cards import SPREAD, spread_text
-from training.small_policy.inputs import inputs_of_card, stale
+from hrm_agent.training.small_policy.cards import SPREAD, spread_text
+from hrm_agent.training.small_policy.inputs import inputs_of_card, stale
 
 __all__ = ["main", "table"]
 
@@ -47,7 +47,7 @@ Build = tuple[str, int]
 def main(arguments: list[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(
-        prog="python -m training.small_policy.spread", description=(__doc__ or "").split("\n")[0]
+        prog="python -m hrm_agent.training.small_policy.spread", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--at-once", type=int, default=2, help="builds side by side")
@@ -75,7 +75,7 @@ def _build(runs: Path, path: str, seed: int) -> None:
     if all(_on_record(runs, name, (path, seed)) for name in POLICIES):
         return
     shutil.rmtree(folder, ignore_errors=True)
-    command = [sys.executable, "-m", "training.small_policy", "--seed", str(seed)]
+    command = [sys.executable, "-m", "hrm_agent.training.small_policy", "--seed", str(seed)]
     command += ["--out", str(folder / "built"), "--runs", str(folder / "runs")]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **variables}
     done = subprocess.run(command, env=environment, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)

@@ -1,7 +1,7 @@
 """Demonstrations for the small policy, as the graphs' own conversations.
 
 Every message is what a graph would send or a policy would answer at run time: the prompts and requests are those of
-`graphs.prompts`, the tool is the python tool, and what it shows is written by its own formatter. A demonstration that
+`hrm_agent.graphs.parts.prompts`, the tool is the python tool, and what it shows is written by its own formatter. A demonstration that
 merely resembles a rollout teaches a policy to answer prompts that it never meets.
 
 The tool loop is taught sloppily, on purpose: reinforcement learning needs something to put right. Of its traces some
@@ -22,7 +22,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from graphs.prompts import (
+from hrm_agent.graphs.parts.prompts import (
     CRITIC_PROMPT,
     PLANNER_PROMPT,
     SOLVER_PROMPT,
@@ -34,10 +34,10 @@ from graphs.prompts import (
     synthesizer_request,
 )
 from hrm_agent.tools import python
+from hrm_agent.training.sft import Conversation
+from hrm_agent.training.small_policy.snippets import tool_text
+from hrm_agent.training.tasks.word_problems import Form, Split, Subgoal, WordProblem, sample_problems
 from hrm_agent.trajectory import derive_seed
-from training.sft import Conversation
-from training.small_policy.snippets import tool_text
-from training.tasks.word_problems import Form, Split, Subgoal, WordProblem, sample_problems
 
 __all__ = [
     "FAILED",

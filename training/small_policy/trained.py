@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from training.configs import GrpoConfig
-from training.grpo import train
+from hrm_agent.training.configs import GrpoConfig
+from hrm_agent.training.grpo import train
 
 __all__ = ["REINFORCEMENT", "build_trained"]
 

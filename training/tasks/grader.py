@@ -1,6 +1,6 @@
 """A process for a library's verifiers, which nobody made for hostile texts: some do algebra with them.
 
-It runs verifiers and nothing else, on texts that have passed the guards of `training.tasks.reasoning_gym`. It is a
+It runs verifiers and nothing else, on texts that have passed the guards of `hrm_agent.training.tasks.reasoning_gym`. It is a
 child of the trainer, outside of the environment that model-written code runs in, and tied to the trainer by two
 pipes that nobody else has. What the trainer sends is its own data set and the text; what it reads back is one number.
 
@@ -83,7 +83,7 @@ _graders: dict[int, _Grader] = {}
 def _start() -> subprocess.Popen[bytes]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     process = subprocess.Popen(
-        [sys.executable, "-m", "training.tasks.grader"],
+        [sys.executable, "-m", "hrm_agent.training.tasks.grader"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

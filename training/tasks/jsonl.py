@@ -24,9 +24,9 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from hrm_agent.errors import TaskError, nearest
+from hrm_agent.training.tasks.base import Task, Verifier
+from hrm_agent.training.tasks.verify import contest_integer, contest_verifier, exact_verifier
 from hrm_agent.trajectory import derive_seed
-from training.tasks.base import Task, Verifier
-from training.tasks.verify import contest_integer, contest_verifier, exact_verifier
 
 __all__ = ["load_aime", "load_jsonl"]
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from hrm_agent.errors import TaskError
+from hrm_agent.training.tasks.base import Task
 from hrm_agent.trajectory import derive_seed
-from training.tasks.base import Task
 
 __all__ = ["Part", "mixed", "read_mixture", "shares"]
 

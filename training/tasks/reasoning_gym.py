@@ -10,7 +10,7 @@ Problems and verifiers are the library's own. Two things are added to its verifi
   everything else scores 0. The library's own answers pass, except for the unevaluated `Integral(...)` that it sometimes
   gives: it is no solution, and a policy could answer it to anything.
 
-The verifiers run in a process of their own, which bounds what one takes (`training.tasks.grader`).
+The verifiers run in a process of their own, which bounds what one takes (`hrm_agent.training.tasks.grader`).
 
 Splits are different seeds of the same generator: a family with few distinct problems repeats itself across them.
 `reasoning_gym:arc_agi` is such a one: it draws from all of ARC-AGI-1, with turned grids and other colours. The family
@@ -27,12 +27,12 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl
 
-from graphs.answers import final_answer, own_text
 from hrm_agent.errors import HrmError, TaskError, nearest
+from hrm_agent.graphs.parts.final_answer import final_answer, own_text
+from hrm_agent.training.tasks.base import Task, Verifier
+from hrm_agent.training.tasks.grader import graded
+from hrm_agent.training.tasks.verify import grid_verifier
 from hrm_agent.trajectory import derive_seed
-from training.tasks.base import Task, Verifier
-from training.tasks.grader import graded
-from training.tasks.verify import grid_verifier
 
 __all__ = ["answer_form_is_safe", "load_arc_agi", "load_reasoning_gym"]
 
@@ -84,7 +84,7 @@ _FORMS: dict[str, Callable[[str], bool]] = {
     "string_insertion": _matches(r"[A-Za-z]*"),
 }
 """Families whose verifier evaluates the answer, with the form that an answer must have to reach it. What a verifier may
-take all the same is bounded by `training.tasks.grader`."""
+take all the same is bounded by `hrm_agent.training.tasks.grader`."""
 _COMPARED = frozenset({"game_of_life_halting"})
 """Families whose verifier takes any text for right: the answer has to be the library's own."""
 

@@ -19,12 +19,12 @@ from collections.abc import Callable
 from typing import Literal
 
 from hrm_agent.errors import HrmError, TaskError, nearest
+from hrm_agent.training.tasks.base import Task, Verifier
+from hrm_agent.training.tasks.mixture import Part, mixed, read_mixture
+from hrm_agent.training.tasks.reasoning_gym import load_arc_agi, load_reasoning_gym
+from hrm_agent.training.tasks.verify import contest_verifier, exact_verifier, grid_verifier
 from hrm_agent.trajectory import TaskRef
-from training.tasks.base import Task, Verifier
-from training.tasks.jsonl import load_aime, load_jsonl
-from training.tasks.mixture import Part, mixed, read_mixture
-from training.tasks.reasoning_gym import load_arc_agi, load_reasoning_gym
-from training.tasks.verify import contest_verifier, exact_verifier, grid_verifier
+from hrm_agent.training.tasks.jsonl import load_aime, load_jsonl
 
 __all__ = ["FAMILIES", "load_tasks", "verifier_of"]
 
@@ -32,7 +32,7 @@ _WORD_PROBLEM_SPLITS: dict[str, Literal["train", "eval"]] = {"train": "train", "
 
 
 def _word_problems(spec: str, *, split: str, seed: int, count: int | None = None) -> list[Task]:
-    from training.tasks.word_problems import word_problems
+    from hrm_agent.training.tasks.word_problems import word_problems
 
     if spec:
         raise TaskError(f"word_problems takes no parameters, {spec!r} was given.", "Write: word_problems")

@@ -23,9 +23,9 @@ from itertools import islice
 from typing import Literal, cast
 
 from hrm_agent.environment.sandbox.protocol import SNIPPET
+from hrm_agent.training.tasks.base import Task
+from hrm_agent.training.tasks.verify import exact_verifier
 from hrm_agent.trajectory import derive_seed
-from training.tasks.base import Task
-from training.tasks.verify import exact_verifier
 
 __all__ = [
     "TEMPLATES",

@@ -18,7 +18,7 @@ from typing import Any
 
 from hrm_agent.environment.isolation import Isolation
 from hrm_agent.environment.on_ray.node import POLL_SECONDS, RayNode
-from hrm_agent.environment.workers import Work, Workers
+from hrm_agent.environment.scheduler.workers import Work, Workers
 
 __all__ = ["Node", "RayCluster", "answer_of", "line_of"]
 

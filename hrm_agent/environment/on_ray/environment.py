@@ -28,14 +28,14 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from hrm_agent.environment.front.bounds import Bounds
-from hrm_agent.environment.front.front import Front
+from hrm_agent.environment.base import Environment, ExecutionResult, Submission
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation
+from hrm_agent.environment.local.slots import LocalWorkers
 from hrm_agent.environment.on_ray.cluster import line_of
 from hrm_agent.environment.on_ray.workers import RayWorkers
-from hrm_agent.environment.result import Environment, ExecutionResult, Submission
-from hrm_agent.environment.slots import LocalWorkers
-from hrm_agent.environment.workers import Workers
+from hrm_agent.environment.scheduler.admission import Bounds
+from hrm_agent.environment.scheduler.scheduler import Front
+from hrm_agent.environment.scheduler.workers import Workers
 from hrm_agent.errors import HrmError
 
 __all__ = ["RayEnvironment"]

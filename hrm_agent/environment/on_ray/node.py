@@ -17,9 +17,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from hrm_agent.environment.outcome import infrastructure_failure
-from hrm_agent.environment.result import ExecutionResult, Limits
-from hrm_agent.environment.workers import Work, Workers
+from hrm_agent.environment.base import ExecutionResult, Limits
+from hrm_agent.environment.local.slot_files import infrastructure_failure
+from hrm_agent.environment.scheduler.workers import Work, Workers
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
 

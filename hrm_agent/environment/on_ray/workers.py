@@ -25,10 +25,10 @@ from itertools import count
 from typing import Any, TypeVar
 
 from hrm_agent.environment.isolation import Isolation
+from hrm_agent.environment.local.slot_files import infrastructure_failure
 from hrm_agent.environment.on_ray.cluster import Node, RayCluster, answer_of, line_of
 from hrm_agent.environment.on_ray.node import POLL_SECONDS, Collected, Event, Given, unpack
-from hrm_agent.environment.outcome import infrastructure_failure
-from hrm_agent.environment.workers import Work, Workers
+from hrm_agent.environment.scheduler.workers import Work, Workers
 from hrm_agent.errors import HrmError
 
 __all__ = ["BATCH", "RayWorkers"]

@@ -9,8 +9,8 @@ from hrm_agent.errors import ConfigError, nearest
 from hrm_agent.retrieval.chunking.chunk import Chunk
 from hrm_agent.retrieval.chunking.code import code_levels
 from hrm_agent.retrieval.chunking.markdown import markdown_levels
-from hrm_agent.retrieval.chunking.prose import Prose
 from hrm_agent.retrieval.chunking.semantic import topics
+from hrm_agent.retrieval.chunking.sentences import Prose
 from hrm_agent.retrieval.chunking.spans import Level, Spans
 from hrm_agent.retrieval.tokenizers.base import DEFAULT_TOKENIZER, Tokenizer, checked
 from hrm_agent.retrieval.tokenizers.load import load_tokenizer

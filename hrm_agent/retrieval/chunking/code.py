@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from hrm_agent.retrieval.chunking.boundaries import Surface
 from hrm_agent.retrieval.chunking.spans import Level
-from hrm_agent.retrieval.chunking.surface import Surface
 
 __all__ = ["code_levels"]
 

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hrm_agent.retrieval.chunking.prose import Prose
+from hrm_agent.retrieval.chunking.boundaries import Flags, Positions
 from hrm_agent.retrieval.chunking.semantic import topics
+from hrm_agent.retrieval.chunking.sentences import Prose
 from hrm_agent.retrieval.chunking.spans import Level
-from hrm_agent.retrieval.chunking.surface import Flags, Positions
 
 __all__ = ["markdown_levels"]
 

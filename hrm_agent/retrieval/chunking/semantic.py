@@ -18,9 +18,9 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from hrm_agent.retrieval.chunking.prose import Prose
+from hrm_agent.retrieval.chunking.boundaries import WORD, Positions, Surface
+from hrm_agent.retrieval.chunking.sentences import Prose
 from hrm_agent.retrieval.chunking.spans import Level
-from hrm_agent.retrieval.chunking.surface import WORD, Positions, Surface
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings

@@ -28,8 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hrm_agent.errors import ConfigError
+from hrm_agent.retrieval.chunking.boundaries import Positions, Surface
 from hrm_agent.retrieval.chunking.chunk import Chunk
-from hrm_agent.retrieval.chunking.surface import Positions, Surface
 from hrm_agent.retrieval.tokenizers.base import Tokenizer
 from hrm_agent.retrieval.tokenizers.plain import Characters, Expression
 

@@ -22,7 +22,7 @@ from hrm_agent.retrieval.chunking.chunk import Chunk
 from hrm_agent.retrieval.chunking.chunker import STRATEGIES, chunk_text
 from hrm_agent.retrieval.chunking.libraries import LIBRARIES, library_chunks
 from hrm_agent.retrieval.index.folder import Chunking
-from hrm_agent.retrieval.index.hits import MODES, Mode
+from hrm_agent.retrieval.index.fusion import MODES, Mode
 from hrm_agent.retrieval.index.reading import Document
 from hrm_agent.retrieval.tokenizers.load import load_tokenizer
 

@@ -105,7 +105,7 @@ def write_results(found: Evaluation, folder: Path, source: str) -> list[Path]:
     written = [_write(folder / "results.json", json.dumps(plain, ensure_ascii=False, indent=2) + "\n")]
     written.append(_write(folder / "results.md", markdown(found, source)))
     if find_spec("matplotlib") is not None:
-        from hrm_agent.retrieval.evaluation.picture import draw
+        from hrm_agent.retrieval.evaluation.plot import draw
 
         with replacing(folder / "results.png") as part:
             draw(found, part, source)

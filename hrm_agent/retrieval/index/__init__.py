@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from hrm_agent.retrieval.index.citations import Citation, Resolution, Verdict, resolve
     from hrm_agent.retrieval.index.database import DocumentIndex, Hit
     from hrm_agent.retrieval.index.folder import Chunking, index_folder, remove_folder
-    from hrm_agent.retrieval.index.listing import files_in
     from hrm_agent.retrieval.index.reading import read_document
     from hrm_agent.retrieval.index.retriever import IndexRetriever
+    from hrm_agent.retrieval.index.walk import files_in
 
 __all__ = [
     "Chunking",

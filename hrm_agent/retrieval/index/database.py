@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Literal, Self, get_args
 
 from hrm_agent.errors import ConfigError, RetrievalError, nearest
 from hrm_agent.retrieval.chunking.chunk import Chunk
-from hrm_agent.retrieval.index import labels, tantivy_words
+from hrm_agent.retrieval.index import folder_labels as labels
+from hrm_agent.retrieval.index import tantivy_full_text as tantivy_words
 from hrm_agent.retrieval.index.file import IndexFile, about, set_about
-from hrm_agent.retrieval.index.hits import MODES, Hit, Mode, Placed, fused
+from hrm_agent.retrieval.index.full_text import Fts5, Ranked, Words
+from hrm_agent.retrieval.index.fusion import MODES, Hit, Mode, Placed, fused
 from hrm_agent.retrieval.index.reading import Document, Kind
-from hrm_agent.retrieval.index.tantivy_words import Tantivy
+from hrm_agent.retrieval.index.tantivy_full_text import Tantivy
 from hrm_agent.retrieval.index.vectors import VectorTable
-from hrm_agent.retrieval.index.words import Fts5, Ranked, Words
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings

@@ -25,9 +25,9 @@ from hrm_agent.errors import RetrievalError
 from hrm_agent.retrieval.chunking.chunk import Chunk
 from hrm_agent.retrieval.chunking.chunker import DEFAULT_OVERLAP, DEFAULT_SIZE, DEFAULT_STRATEGY, chunk_text
 from hrm_agent.retrieval.index.database import DocumentIndex
-from hrm_agent.retrieval.index.labels import is_of, labelled
-from hrm_agent.retrieval.index.listing import inside
+from hrm_agent.retrieval.index.folder_labels import is_of, labelled
 from hrm_agent.retrieval.index.reading import MAX_BYTES, READER, Document, Kind, NotRead, Why, read_document
+from hrm_agent.retrieval.index.walk import inside
 from hrm_agent.retrieval.tokenizers.base import DEFAULT_TOKENIZER
 from hrm_agent.retrieval.tokenizers.load import load_tokenizer
 from hrm_agent.retrieval.tokenizers.monitor import RateMonitor

@@ -8,7 +8,7 @@ from langchain_core.retrievers import BaseRetriever
 from pydantic import ConfigDict, Field
 
 from hrm_agent.retrieval.index.database import DocumentIndex
-from hrm_agent.retrieval.index.hits import Hit, Mode
+from hrm_agent.retrieval.index.fusion import Hit, Mode
 
 __all__ = ["IndexRetriever"]
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from hrm_agent.errors import RetrievalError
 from hrm_agent.retrieval.index.file import about, set_about
-from hrm_agent.retrieval.index.words import Ranked
+from hrm_agent.retrieval.index.full_text import Ranked
 
 if TYPE_CHECKING:  # LangChain takes half a second to import, and most indexes are asked by words
     from langchain_core.embeddings import Embeddings

@@ -23,10 +23,10 @@ from pydantic import BaseModel
 from hrm_agent.errors import ConfigError
 from hrm_agent.retrieval.html_text import html_to_text
 from hrm_agent.tools.failures import ToolFailure
-from hrm_agent.tools.mediawiki.asking import Asker
-from hrm_agent.tools.mediawiki.background import run, run_async
+from hrm_agent.tools.mediawiki.api_schema import Answer, PageRow, Parsed, Query, Row, in_shape
+from hrm_agent.tools.mediawiki.io_loop import run, run_async
 from hrm_agent.tools.mediawiki.pages import Found, Page
-from hrm_agent.tools.mediawiki.shapes import Answer, PageRow, Parsed, Query, Row, in_shape
+from hrm_agent.tools.mediawiki.transport import Asker
 from hrm_agent.trajectory import ToolStatus
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from langchain_core.tools import BaseTool, StructuredTool
 
 from hrm_agent.tools.failures import ToolFailure
-from hrm_agent.tools.mediawiki.background import run
+from hrm_agent.tools.mediawiki.io_loop import run
 from hrm_agent.tools.mediawiki.pages import Found, Page
 from hrm_agent.trajectory import ToolStatus
 

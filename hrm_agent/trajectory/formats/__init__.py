@@ -17,13 +17,13 @@ from pathlib import Path
 
 from hrm_agent.errors import ConfigError, StoreError, nearest
 from hrm_agent.trajectory.formats.chat import chat_rows
-from hrm_agent.trajectory.formats.foreign import Origin
+from hrm_agent.trajectory.formats.importing import Origin
 from hrm_agent.trajectory.formats.messages import Known
+from hrm_agent.trajectory.formats.native import COLUMNS, read_jsonl, read_parquet, write_jsonl, write_parquet
 from hrm_agent.trajectory.formats.rollouts import read_rollouts, rollout_rows
 from hrm_agent.trajectory.formats.rows import Report, RowMaker, read_rows, write_rows
 from hrm_agent.trajectory.formats.trl import read_trl, trl_rows
 from hrm_agent.trajectory.formats.verifiers import read_verifiers, verifiers_rows
-from hrm_agent.trajectory.formats.whole import COLUMNS, read_jsonl, read_parquet, write_jsonl, write_parquet
 from hrm_agent.trajectory.schema import Trajectory
 
 __all__ = [

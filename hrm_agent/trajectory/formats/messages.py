@@ -23,7 +23,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from pydantic import TypeAdapter, ValidationError
 
-from hrm_agent.trajectory.context import context_of
+from hrm_agent.trajectory.conversation_digest import context_of
 from hrm_agent.trajectory.ids import content_hash
 from hrm_agent.trajectory.schema import Call, ToolCall, Trajectory
 
@@ -130,7 +130,7 @@ def _results(answer: AIMessage, tool_calls: Sequence[ToolCall]) -> Iterator[Tool
 
 
 def _result(record: ToolCall) -> ToolMessage:
-    message = (record.output or {}).get("message")  # `hrm_agent.tools.outputs` packs a whole one so
+    message = (record.output or {}).get("message")  # `hrm_agent.tools.output_codec` packs a whole one so
     if message is not None:
         return ToolMessage.model_validate(message)
     return ToolMessage(record.content, name=record.name, tool_call_id=record.tool_call_id)

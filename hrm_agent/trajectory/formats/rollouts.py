@@ -15,7 +15,7 @@ from typing import Any
 
 from hrm_agent.errors import StoreError
 from hrm_agent.trajectory.forest import path_to, path_tokens
-from hrm_agent.trajectory.formats.foreign import Assembly, Origin, checked
+from hrm_agent.trajectory.formats.importing import Assembly, Origin, checked
 from hrm_agent.trajectory.formats.messages import Conversation, Known, answer_of, conversation_of
 from hrm_agent.trajectory.formats.rows import LeftOut, Row, RowMaker, incomplete, read_rows
 from hrm_agent.trajectory.formats.verifiers import ai_message, ending, flat_message, used_calls

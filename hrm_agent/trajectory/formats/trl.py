@@ -24,7 +24,7 @@ from typing import Any
 
 from hrm_agent.errors import StoreError
 from hrm_agent.trajectory.forest import path_mask, path_tokens, paths
-from hrm_agent.trajectory.formats.foreign import Assembly, Origin, checked
+from hrm_agent.trajectory.formats.importing import Assembly, Origin, checked
 from hrm_agent.trajectory.formats.rows import LeftOut, Row, incomplete, read_rows
 from hrm_agent.trajectory.ids import content_hash
 from hrm_agent.trajectory.schema import Call, LogprobKind, RunStatus, StopReason, TaskRef, Trajectory

@@ -21,7 +21,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 
 from hrm_agent.errors import StoreError
 from hrm_agent.trajectory.formats.chat import chat_message
-from hrm_agent.trajectory.formats.foreign import Assembly, End, Origin, checked
+from hrm_agent.trajectory.formats.importing import Assembly, End, Origin, checked
 from hrm_agent.trajectory.formats.messages import Conversation, Known, answer_of, conversation_of
 from hrm_agent.trajectory.formats.rows import LeftOut, Row, RowMaker, incomplete, read_rows
 from hrm_agent.trajectory.ids import content_hash

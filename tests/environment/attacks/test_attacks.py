@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from hrm_agent.environment import ExecutionResult, LocalEnvironment
-from hrm_agent.environment.process import PURE
+from hrm_agent.environment.local.zygote_process import PURE
 from hrm_agent.trajectory import ToolStatus
 from tests.environment.attacks import host as host_module
 from tests.environment.attacks.host import PROJECT, Host

@@ -1,0 +1,183 @@
+"""What answers have cost, and what is left of a budget.
+
+All of it is read from the answers as they stand in the record: their number, their sampled tokens, the times between
+which they were made, their price. A node that asked a clock would decide otherwise when the run is played again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from langchain_core.messages import AIMessage, BaseMessage
+from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
+
+from hrm_agent.errors import ConfigError
+from hrm_agent.models.call_recording import ENDED_AT, STARTED_AT
+from hrm_agent.trajectory import StopReason
+
+__all__ = [
+    "Left",
+    "Prices",
+    "Spent",
+    "added",
+    "left_of",
+    "paused",
+    "refuse_limits",
+    "sampled_tokens",
+    "seconds_of",
+    "spent_on",
+]
+
+Prices = Mapping[str, tuple[float, float]]
+"""By the model's name as its answers give it, `*` for any other: the price of a million tokens read, and sampled."""
+
+
+class Spent(TypedDict, total=False):
+    """What a run has used so far; empty for one that has asked nothing yet."""
+
+    calls: int
+    tokens: int
+    """Sampled ones."""
+    cost: float
+    """In the currency of the prices."""
+    began: float
+    """Unix time at which the first answer was asked for."""
+    ended: float
+    """That at which the last one was there."""
+    seconds: float
+    """What was used before `began`, where the run has waited for a person since."""
+    anew: bool
+    """The first of a run: what was used before on its thread does not count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What may still be used."""
+
+    calls: int
+    tokens: int
+    seconds: float
+    cost: float | None
+    """None: no limit."""
+
+    def used_up(self, *, calls: int = 0) -> StopReason | None:
+        """The first limit that is reached, where so many calls are kept back for later."""
+        if self.calls <= calls:
+            return StopReason.MAX_CALLS
+        if self.tokens <= 0:
+            return StopReason.MAX_TOKENS
+        if self.seconds <= 0:
+            return StopReason.MAX_SECONDS
+        return StopReason.MAX_COST if self.cost is not None and self.cost <= 0 else None
+
+    def share(self, parts: int, *, calls: int = 0) -> Left:
+        """What each of so many that work side by side may use; they share the time as it passes."""
+        cost = None if self.cost is None else self.cost / parts
+        return Left((self.calls - calls) // parts, self.tokens // parts, self.seconds, cost)
+
+
+class Limits(Protocol):
+    """The budgets of a run context."""
+
+    @property
+    def max_calls(self) -> int: ...
+    @property
+    def max_tokens(self) -> int: ...
+    @property
+    def max_seconds(self) -> float: ...
+    @property
+    def max_cost(self) -> float | None: ...
+
+
+def left_of(limits: Limits, spent: Spent) -> Left:
+    """What the limits leave of what was spent."""
+    return Left(
+        limits.max_calls - spent.get("calls", 0),
+        limits.max_tokens - spent.get("tokens", 0),
+        limits.max_seconds - seconds_of(spent),
+        None if limits.max_cost is None else limits.max_cost - spent.get("cost", 0.0),
+    )
+
+
+def spent_on(messages: Iterable[BaseMessage], prices: Prices) -> Spent:
+    """What the answers among `messages` have cost."""
+    answers = [message for message in messages if isinstance(message, AIMessage)]
+    told = [answer.response_metadata for answer in answers if STARTED_AT in answer.response_metadata]
+    spent = Spent(calls=len(answers), tokens=sampled_tokens(answers), cost=sum(_cost(a, prices) for a in answers))
+    if told:
+        spent |= Spent(began=min(one[STARTED_AT] for one in told), ended=max(one[ENDED_AT] for one in told))
+    return spent
+
+
+def added(old: Spent, new: Spent) -> Spent:
+    """Both together."""
+    if not old or new.get("anew"):
+        return new
+    both = Spent(
+        calls=old.get("calls", 0) + new.get("calls", 0),
+        tokens=old.get("tokens", 0) + new.get("tokens", 0),
+        cost=old.get("cost", 0.0) + new.get("cost", 0.0),
+    )
+    if began := [spent["began"] for spent in (old, new) if "began" in spent]:
+        both |= Spent(began=min(began), ended=max(spent["ended"] for spent in (old, new) if "ended" in spent))
+    if waited := [spent["seconds"] for spent in (old, new) if "seconds" in spent]:
+        both |= Spent(seconds=sum(waited))
+    return both
+
+
+def seconds_of(spent: Spent) -> float:
+    """Time used so far, in seconds."""
+    return spent.get("seconds", 0.0) + spent.get("ended", 0.0) - spent.get("began", 0.0)
+
+
+def paused(spent: Spent) -> Spent:
+    """The same in the place of what was spent, with a clock that stands until the next answer is asked for."""
+    return Spent(
+        calls=spent.get("calls", 0),
+        tokens=spent.get("tokens", 0),
+        cost=spent.get("cost", 0.0),
+        seconds=seconds_of(spent),
+        anew=True,
+    )
+
+
+def refuse_limits(given: Any, **least: float) -> None:
+    """Raise `ConfigError` for a limit of a run context that is no number, or below its least value; int: a whole one.
+
+    `max_cost` may be None. The prices are looked at too.
+    """
+    for name, lowest in least.items():
+        value, whole = getattr(given, name), isinstance(lowest, int)
+        if not (_is_number(value, whole) and value >= lowest) and not (name == "max_cost" and value is None):
+            kind = "a whole number" if whole else "a number"
+            raise ConfigError(f"{name} is {value!r}.", f"Give {kind} of {lowest:g} or more.")
+    for model, price in given.prices.items():
+        if not (isinstance(price, (list, tuple)) and len(price) == 2 and all(_is_number(p, False) for p in price)):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+            raise ConfigError(
+                f"The price of {model!r} is {price!r}.", "Give two numbers: a million tokens read, sampled."
+            )
+
+
+def _is_number(value: Any, whole: bool) -> bool:
+    return isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+
+
+def sampled_tokens(messages: Iterable[BaseMessage]) -> int:
+    """Over all answers; one that does not say counts as 0."""
+    usages = [message.usage_metadata for message in messages if isinstance(message, AIMessage)]
+    return sum(usage["output_tokens"] for usage in usages if usage)
+
+
+def _cost(answer: AIMessage, prices: Prices) -> float:
+    """As its provider says, where it does; else by the price list."""
+    usage: Any = answer.response_metadata.get("token_usage")
+    said = cast("Mapping[str, Any]", usage).get("cost") if isinstance(usage, Mapping) else None
+    if isinstance(said, (int, float)):
+        return float(said)
+    price = prices.get(str(answer.response_metadata.get("model_name")), prices.get("*"))
+    if price is None or answer.usage_metadata is None:
+        return 0.0
+    tokens = answer.usage_metadata["input_tokens"], answer.usage_metadata["output_tokens"]
+    return sum(number * each for number, each in zip(tokens, price, strict=True)) / 1e6

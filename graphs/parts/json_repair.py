@@ -1,0 +1,178 @@
+"""JSON out of a model's text, put right where it can be.
+
+A model is asked for JSON and nothing else; small ones give it with prose around it, in a code fence, with single
+quotes, as a Python literal, with a comma too many, or cut off by a token limit. `json_values` gives every value that
+can be read out of such a text, best reading first: what strict JSON allows, then what `_Lenient` makes of the rest.
+Which of them is the answer is for the caller's own validation to say.
+
+Libraries that repair JSON (json-repair was tried) look back and ahead as they please: 8 KB of braces kept one busy for
+over a minute. A model's text is hostile input, and parsing it holds up an event loop. So the lenient reader here makes
+one pass without a way back, to a bounded depth, over a bounded text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from hrm_agent.graphs.parts.final_answer import own_text
+from hrm_agent.models.codec.control_tokens import without_surrogates
+
+__all__ = ["json_values"]
+
+MAX_CHARACTERS = 2**16
+"""Of a text; what comes later is not read."""
+MAX_DEPTH = 32
+"""A value nested deeper reads as its text."""
+MAX_STARTS = 16
+"""Places at which a value is looked for."""
+MAX_STEPS = 2**14
+"""Of the lenient reader over one text; a plan of fifty subgoals takes a thousand."""
+
+_OPENING = re.compile(r"[{\[]")
+_SPACE = re.compile(r"(?:\s+|//[^\n]*)*")
+_BARE = re.compile(r"[^,:{}\[\]()\n\"]*")
+_BARE_KEY = re.compile(r"[^\s,:={}\[\]()\"']*")
+_PART = re.compile(r"[^\\\"'”’]+")
+_AFTER_STRING = re.compile(r"""\s*(?:[,:}\])]|\Z|["'][\w ]{1,40}["']\s*:)""")
+_QUOTES = {'"': '"', "'": "'", "“": "”", "‘": "’"}
+_CLOSING = {"{": "}", "[": "]", "(": ")"}
+_WORDS = {"true": True, "false": False, "null": None, "none": None}
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+"""Perhaps a lone surrogate, which can be neither stored nor shown."""
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
+_DECODER = json.JSONDecoder(strict=False)
+
+
+def json_values(text: str) -> Iterator[Any]:
+    """Objects and arrays in the model's own text: those that are JSON, last one first, then those that may be meant.
+
+    The last one stands first because a model that weighs several says the one that it means at the end.
+    """
+    text = without_surrogates(own_text(text[: 16 * MAX_CHARACTERS]))[:MAX_CHARACTERS]
+    if not _HALF.search(text):  # the lenient reader knows what to do with them
+        yield from reversed(list(_strict_values(text)))
+    lenient = _Lenient(text)
+    for start in _starts(text):
+        yield lenient.value_at(start)
+
+
+def _strict_values(text: str) -> Iterator[Any]:
+    after = 0
+    for start in _starts(text):
+        if start < after:
+            continue
+        try:
+            value, after = _DECODER.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            continue
+        yield value
+
+
+def _starts(text: str) -> Iterator[int]:
+    for _, found in zip(range(MAX_STARTS), _OPENING.finditer(text), strict=False):
+        yield found.start()
+
+
+class _Lenient:
+    """One pass over a text. Every method leaves the position behind what it has read; the end closes all."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._left = MAX_STEPS
+
+    def value_at(self, start: int) -> Any:
+        self._at = start
+        return self._value(0)
+
+    def _value(self, depth: int) -> Any:
+        mark = self._peek()
+        if depth < MAX_DEPTH and mark == "{":
+            return self._object(depth + 1)
+        if depth < MAX_DEPTH and mark and mark in "[(":
+            return self._array(_CLOSING[mark], depth + 1)
+        if mark in _QUOTES:
+            return self._string()
+        return self._bare()
+
+    def _object(self, depth: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        self._at += 1
+        while (mark := self._peek()) and mark != "}":
+            if mark in ",:;=])([{":  # one too many
+                self._at += 1
+                continue
+            key = self._string() if mark in _QUOTES else self._take(_BARE_KEY)
+            if self._peek() in (":", "="):
+                self._at += 1
+                found[str(key)] = self._value(depth)
+            elif not key:
+                self._at += 1
+        self._at += 1
+        return found
+
+    def _array(self, closing: str, depth: int) -> list[Any]:
+        found: list[Any] = []
+        self._at += 1
+        while (mark := self._peek()) and mark != closing:
+            if mark in ",:;}])":
+                if mark == "}":  # the object around it ends, and this was never closed
+                    return found
+                self._at += 1
+                continue
+            before = self._at
+            found.append(self._value(depth))
+            self._at += self._at == before
+        self._at += 1
+        return found
+
+    def _string(self) -> str:
+        """A quote ends it if what follows could follow a string; so `"he said "no" to it"` and `'it's'` are read."""
+        closing, parts = _QUOTES[self._text[self._at]], list[str]()
+        self._at += 1
+        while self._at < len(self._text):
+            mark = self._text[self._at]
+            if mark == "\\":
+                parts.append(self._escape())
+            elif mark == closing and _AFTER_STRING.match(self._text, self._at + 1):
+                self._at += 1
+                break
+            else:
+                parts.append(self._take(_PART) or self._one())
+        return without_surrogates("".join(parts))
+
+    def _escape(self) -> str:
+        mark = self._text[self._at + 1 : self._at + 2]
+        self._at += 2
+        if mark == "u" and (code := re.compile("[0-9a-fA-F]{4}").match(self._text, self._at)):
+            self._at += 4
+            return chr(int(code[0], 16))
+        return _ESCAPES.get(mark, mark)
+
+    def _bare(self) -> Any:
+        word = self._take(_BARE).strip()
+        if word.lower() in _WORDS:
+            return _WORDS[word.lower()]
+        try:
+            return int(word) if len(word) < 20 else word  # a longer one takes its time
+        except ValueError:
+            return word
+
+    def _peek(self) -> str:
+        self._left -= 1
+        if self._left < 0:
+            self._at = len(self._text)
+        self._take(_SPACE)
+        return self._text[self._at : self._at + 1]
+
+    def _take(self, pattern: re.Pattern[str]) -> str:
+        found = pattern.match(self._text, self._at)
+        self._at = found.end() if found else self._at
+        return found[0] if found else ""
+
+    def _one(self) -> str:
+        self._at += 1
+        return self._text[self._at - 1]

@@ -1,0 +1,191 @@
+"""What a role of an agent is, and how it is asked.
+
+A role is a system turn, the form of its answers, and the sampling that suits it. `ask` puts one request to it. An
+answer that cannot be read is shown to the model once more, with what was wrong with it; if that does not help either,
+the caller decides what an unreadable answer means. Nothing that a model says raises here: only what a person can mend
+does (a server that is gone, say), as an `HrmError`.
+
+    class Judgement(BaseModel):
+        fair: bool
+
+    JUDGE = Role("judge", 'Is it fair? Answer with JSON only: {"fair": true or false}', Judgement)
+    said = await ask(JUDGE, "Three for you, one for me.")
+    said.value  # Judgement, or None
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from pydantic import BaseModel, ValidationError
+
+from hrm_agent.errors import ContextLengthError
+from hrm_agent.graphs.parts.budget import sampled_tokens
+from hrm_agent.graphs.parts.final_answer import own_text
+from hrm_agent.graphs.parts.json_repair import json_values
+from hrm_agent.models import policy
+
+__all__ = ["Means", "Role", "Said", "Unreadable", "ask", "chat_model", "one_line", "read_as"]
+
+MAX_COMPLAINT = 400
+"""Characters of what a model is told about its answer."""
+_SHORT = 64
+"""Characters."""
+
+Answer = TypeVar("Answer")
+Form = TypeVar("Form", bound=BaseModel)
+
+
+class Unreadable(ValueError):
+    """An answer is not what was asked for; the text says in which way, to the model that gave it."""
+
+
+@dataclass(frozen=True)
+class Role(Generic[Answer]):
+    """A part that a model plays."""
+
+    name: str
+    prompt: str
+    """Its system turn."""
+    output: type[Answer] | None = None
+    """The form of its answers, a pydantic model: they are JSON. None: text."""
+    temperature: float | None = None
+    """None: that of the policy in force; so the next."""
+    max_tokens: int | None = None
+
+    def read(self, text: str) -> Answer:
+        """The answer in `text`. Raises `Unreadable`."""
+        if self.output is None:
+            return _own(text)  # pyright: ignore[reportReturnType]
+        return read_as(self.output, text)  # pyright: ignore[reportArgumentType, reportReturnType]
+
+
+@dataclass(frozen=True)
+class Means:
+    """By which means a role is asked, this once."""
+
+    model: str | BaseChatModel | None = None
+    """A policy's string, or a chat model that the graph holds itself. None: the policy in force."""
+    temperature: float | None = None
+    """None: the role's own."""
+    max_tokens: int | None = None
+    """Sampled tokens, a second answer included."""
+    calls: int = 2
+    """1: an answer that cannot be read is not asked for again."""
+
+
+@dataclass(frozen=True)
+class Said(Generic[Answer]):
+    """What a role said."""
+
+    value: Answer | None
+    """None where it could not be read."""
+    messages: tuple[AIMessage, ...] = ()
+    """Its answers as they were sampled; two, if the first could not be read."""
+    complaint: str = ""
+    """What was wrong with the last one."""
+    overflow: bool = False
+    """The conversation no longer fitted into the model's context window."""
+
+    @property
+    def text(self) -> str:
+        """Its last answer."""
+        return self.messages[-1].text if self.messages else ""
+
+
+async def ask(
+    role: Role[Answer], request: str, means: Means | None = None, *, read: Callable[[str], Answer] | None = None
+) -> Said[Answer]:
+    """Put one request to a role. `read` takes the place of the role's own reading."""
+    means, read = means or Means(), read or role.read
+    turns: list[BaseMessage] = [SystemMessage(role.prompt), HumanMessage(request)]
+    complaint = ""
+    for _ in range(means.calls):
+        answers = tuple(turn for turn in turns if isinstance(turn, AIMessage))
+        limit = _limit(role, means, answers)
+        if limit is not None and limit < 1:
+            break
+        try:
+            answer = await _model(role, means, limit).ainvoke(turns)
+        except ContextLengthError as error:
+            return Said(None, answers, str(error), overflow=True)
+        try:
+            return Said(read(answer.text), (*answers, answer))
+        except Unreadable as error:
+            complaint = str(error)[:MAX_COMPLAINT]
+        turns += [answer, HumanMessage(f"This cannot be used: {complaint}\nAnswer again, in the form asked for.")]
+    return Said(None, tuple(turn for turn in turns if isinstance(turn, AIMessage)), complaint)
+
+
+def _limit(role: Role[Any], means: Means, answers: tuple[AIMessage, ...]) -> int | None:
+    limits = [limit for limit in (role.max_tokens, means.max_tokens) if limit is not None]
+    return min(limits) - sampled_tokens(answers) if limits else None
+
+
+def _model(role: Role[Any], means: Means, limit: int | None) -> Any:
+    temperature = role.temperature if means.temperature is None else means.temperature
+    form: Any = role.output if role.output is not None and issubclass(role.output, BaseModel) else None
+    return chat_model(means.model, schema=form, temperature=temperature, max_tokens=limit)
+
+
+def chat_model(
+    model: str | BaseChatModel | None,
+    *,
+    tools: Sequence[dict[str, Any]] = (),
+    schema: type[BaseModel] | None = None,
+    temperature: float | None = None,
+    max_tokens: int | None = None,
+) -> Any:
+    """A chat model as a role asks it. One that the graph holds itself is bound by the limits, but not by a schema.
+
+    `tools`: as `convert_to_openai_tool` describes them.
+    """
+    if not isinstance(model, BaseChatModel):
+        chat: Any = policy(model=model, schema=schema, temperature=temperature, max_tokens=max_tokens)
+        return chat.bind_tools(tools) if tools else chat
+    given = {"temperature": temperature, "max_tokens": max_tokens}
+    held: Any = model.bind_tools(tools) if tools else model
+    return held.bind(**{name: value for name, value in given.items() if value is not None})
+
+
+def read_as(form: type[Form], text: str) -> Form:
+    """The first reading of `text` as JSON that fits `form`. Raises `Unreadable`, saying what the likeliest lacks."""
+    complaint = ""
+    for value in _readings(text):
+        try:
+            return form.model_validate(value)
+        except ValidationError as error:
+            complaint = complaint or ("" if isinstance(value, str) else _in_words(error))
+        except RecursionError:
+            complaint = complaint or "it is nested too deeply"
+    raise Unreadable(complaint or "there is no JSON object in it")
+
+
+def _readings(text: str) -> Iterator[Any]:
+    """A short answer may be a value by itself: `accept`."""
+    yield from json_values(text)
+    bare = own_text(text).strip(" \t\r\n\"'`.") if len(text) <= 16 * _SHORT else ""
+    if 0 < len(bare) <= _SHORT:
+        yield bare
+
+
+def _in_words(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place}: {first['msg']}" if place else first["msg"]
+
+
+def _own(text: str) -> str:
+    own = own_text(text).strip()
+    if not own:
+        raise Unreadable("there is no text in it")
+    return own
+
+
+def one_line(text: str, limit: int) -> str:
+    """`text` without line breaks, cut to so many characters: it can forge no line around it."""
+    return " ".join(text[: 4 * limit].split())[:limit]

@@ -1,0 +1,294 @@
+"""The hierarchical reasoning agent: Planner, Solvers, Critic, Synthesizer.
+
+    START -> plan -> schedule -> solve (one per ready subgoal, side by side) -> schedule -> ...
+              ^         |  ^
+              |         v  +------------------- revise a subgoal --+
+              |      critique ------------------------------------+
+              |         |  +-- ask (a person) --> plan, or schedule
+              +- replan +
+                        +-> synthesize -> END
+
+The planner splits the problem into named subgoals that may need each other's values. `schedule` starts a solver for
+every subgoal whose needs are met; solvers that do not need each other run side by side, each one a tool loop of its
+own. The critic accepts, sends one subgoal back (which is solved again with what depends on it, and nothing else), wants
+another plan, asks a person, or gives up; a check of its own may overrule its consent. The synthesizer writes the final
+text in the format that was asked for.
+
+Nothing that a model says ends the run otherwise than by a `stop_reason`. A role that cannot be understood is asked once
+more; then an unreadable plan is the problem itself as one subgoal, an unreadable critique accepts, an unreadable answer
+is the last result. What was put right so stands in `remarks`. All roles share one budget. Where it is used up, the run
+ends with the best answer so far, and says which limit it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.graph import END, START, StateGraph
+from langgraph.runtime import Runtime
+from langgraph.types import Send, interrupt
+
+from hrm_agent.errors import ContextLengthError
+from hrm_agent.graphs.parts.budget import Spent, paused, spent_on
+from hrm_agent.graphs.parts.final_answer import stated_value
+from hrm_agent.graphs.parts.prompts import (
+    CRITIC_PROMPT,
+    PLANNER_PROMPT,
+    SOLVER_PROMPT,
+    SYNTHESIZER_PROMPT,
+    critic_request,
+    planner_request,
+    solver_request,
+    synthesizer_request,
+)
+from hrm_agent.graphs.parts.roles import Means, Role, Said, ask, one_line
+from hrm_agent.graphs.reasoning.answer_checks import Format, format_of, names_in, run_check
+from hrm_agent.graphs.reasoning.critique import CriticAnswer
+from hrm_agent.graphs.reasoning.plan import FAILED, PlannerAnswer, arranged, dependents, ready, whole_problem
+from hrm_agent.graphs.reasoning.state import (
+    ReasoningContext,
+    ReasoningState,
+    SolverTask,
+    best_results,
+    budget_left,
+    ordered_results,
+    problem_of,
+    shown,
+    solver_task,
+    verdict_of,
+)
+from hrm_agent.graphs.tool_loop import Budget, LoopState, build_tool_loop
+from hrm_agent.models import was_cut
+from hrm_agent.trajectory import StopReason
+
+__all__ = ["CRITIC", "PLANNER", "SYNTHESIZER", "ReasoningContext", "ReasoningState", "SolverTask", "graph", "solver"]
+
+NO_ANSWER = "No answer was found."
+MAX_TOLD = 2000
+"""Characters of what a person says."""
+PLANNER = Role("planner", PLANNER_PROMPT, PlannerAnswer)
+CRITIC = Role("critic", CRITIC_PROMPT, CriticAnswer)
+SYNTHESIZER: Role[str] = Role("synthesizer", SYNTHESIZER_PROMPT)
+SOLVER = "solver"
+"""The one role that is a loop: its answers call tools."""
+
+
+def _unread(text: str) -> str:
+    """What a solver is told whose answer holds no value."""
+    return "" if stated_value(text) else "There is no value in it. Give it as <answer>\\boxed{...}</answer>."
+
+
+solver = build_tool_loop(SOLVER_PROMPT, _unread)
+
+
+async def plan(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> dict[str, Any]:
+    """Planner: the problem -> named subgoals."""
+    context, problem = _context(runtime), problem_of(state)
+    anew = bool(state.get("stop_reason"))  # the thread's problem before this one is done with
+    state = ReasoningState(messages=state["messages"]) if anew else state
+    said = await ask(PLANNER, planner_request(problem, state.get("hint", "")), _means(PLANNER, state, context))
+    if said.value is not None:
+        subgoals, remarks = arranged(said.value.subgoals, context.max_subgoals)
+    else:
+        subgoals, remarks = whole_problem(problem), [f"plan: {said.complaint}; the problem itself is the one subgoal"]
+    return {
+        "plan": subgoals,
+        "results": None,
+        "hints": None,
+        "verdict": {},
+        "best": state.get("best", {}),
+        "rounds": state.get("rounds", 0) + 1,
+        "stop_reason": "",
+        "spent": _spent(said, context) | ({"anew": True} if anew else {}),
+        "remarks": remarks,
+    }
+
+
+def schedule(state: ReasoningState) -> dict[str, Any]:
+    """A join: runs once after all solvers of a step. What comes next is decided on its way out."""
+    return {}
+
+
+def after_schedule(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> Sequence[Send] | str:
+    """A solver for every subgoal whose needs are met; the critic when all are solved."""
+    context = _context(runtime)
+    left = budget_left(state, context)
+    if left.used_up(calls=1):
+        return "synthesize"
+    waiting = ready(state.get("plan", []), state.get("results", {}))
+    waiting = waiting[: min(context.max_parallel, left.calls - 1, left.tokens)]
+    return [
+        Send("solve", solver_task(state, subgoal, left.share(len(waiting), calls=1))) for subgoal in waiting
+    ] or "critique"
+
+
+async def solve(state: SolverTask, runtime: Runtime[ReasoningContext]) -> dict[str, Any]:
+    """Solver: one subgoal -> its value, by the tool loop."""
+    context, name = _context(runtime), state["subgoal"]["name"]
+    request = solver_request(state["problem"], state["subgoal"]["goal"], state["known"], state["hint"])
+    end: dict[str, Any] = {"messages": []}
+    given, budget = LoopState(messages=[HumanMessage(request)]), _budget(state, context)
+    try:
+        async for values in solver.astream(given, context=budget, stream_mode="values"):
+            end = values  # what it has spent counts, however it ends
+    except ContextLengthError as error:
+        spent = spent_on(end["messages"], context.prices)
+        return {"results": {name: FAILED}, "spent": spent, "remarks": [f"{name}: {error}"]}
+    stop, value = end.get("stop_reason"), stated_value(end["messages"][-1].text)
+    solved = stop == StopReason.ANSWER and value
+    remarks = [] if solved else [f"{name}: no value ({stop})"]
+    return {"results": {name: solved or FAILED}, "spent": spent_on(end["messages"], context.prices), "remarks": remarks}
+
+
+async def critique(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> dict[str, Any]:
+    """Critic: what is to be done with the results."""
+    context, results = _context(runtime), ordered_results(state)
+    said = await ask(CRITIC, critic_request(problem_of(state), shown(results)), _means(CRITIC, state, context))
+    verdict = (said.value or CriticAnswer(action="accept")).where(list(results), may_ask=context.ask_person)
+    if verdict.action == "accept" and (wrong := await run_check(verdict.check, results)):
+        verdict = verdict.overruled(wrong, names_in(verdict.check, list(results)))
+    return {
+        "critique": said.text,
+        "verdict": verdict.model_dump(),
+        "best": best_results(state),
+        "spent": _spent(said, context),
+        "remarks": [f"critique: {said.complaint}; the results are accepted"] if said.value is None else [],
+        **_consequence(verdict, state, context),
+    }
+
+
+def _consequence(verdict: CriticAnswer, state: ReasoningState, context: ReasoningContext) -> dict[str, Any]:
+    """What a verdict changes in the state: who works on from there, and with which hint, or why nobody does."""
+    rounds, wish = state.get("rounds", 0), f"{verdict.action} {verdict.subgoal}".strip()
+    match verdict.action:
+        case "accept":
+            return {"hint": ""}
+        case "give_up":
+            return _stop(StopReason.GAVE_UP, f"The critic gave up: {verdict.hint}")
+        case _ if rounds >= context.max_rounds:
+            return _stop(StopReason.MAX_ROUNDS, f"After {rounds} rounds the critic still said {wish}: {verdict.hint}")
+        case "revise":
+            return _again(state, verdict.subgoal, verdict.hint)
+        case "replan" | "ask":
+            return {"hint": verdict.hint}
+
+
+def after_critique(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> str:
+    """Whoever works on from the verdict, as far as the budget allows it; else the synthesizer."""
+    if state.get("stop_reason") or budget_left(state, _context(runtime)).used_up(calls=1):
+        return "synthesize"
+    return {"revise": "schedule", "replan": "plan", "ask": "ask"}.get(verdict_of(state, "action"), "synthesize")
+
+
+def ask_person(state: ReasoningState) -> dict[str, Any]:
+    """The critic's question; what the person says is the hint, for the subgoal that is in question or the next plan."""
+    told = interrupt(verdict_of(state, "hint"))
+    hint = one_line(told if isinstance(told, str) else json.dumps(told, default=str), MAX_TOLD)
+    subgoal = verdict_of(state, "subgoal")
+    return (_again(state, subgoal, hint) if subgoal else {"hint": hint}) | {"spent": paused(state.get("spent", {}))}
+
+
+def after_ask(state: ReasoningState) -> str:
+    """The solver of the subgoal in question, or the planner."""
+    return "schedule" if verdict_of(state, "subgoal") else "plan"
+
+
+async def synthesize(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> dict[str, Any]:
+    """Synthesizer: the best results -> the final text, or as much of it as the budget allows."""
+    context, problem = _context(runtime), problem_of(state)
+    results, left = best_results(state), budget_left(state, context)
+    wanted, said = format_of(context.final_format, problem), Said[str](None)
+    if not left.used_up():
+        request = synthesizer_request(problem, shown(results), context.final_format)
+        means = _means(SYNTHESIZER, state, context, kept_back=0)
+        said = await ask(SYNTHESIZER, request, means, read=wanted.read if wanted else None)
+    message = said.messages[-1] if said.value is not None else _without_synthesizer(said, wanted, results)
+    accepted = verdict_of(state, "action") == "accept"
+    return {
+        "messages": [message],
+        "spent": _spent(said, context),
+        "remarks": [f"synthesize: {said.complaint}"] if said.complaint and said.value is None else [],
+        **_end(state, said, left.used_up(calls=0 if accepted else 1)),
+    }
+
+
+def _without_synthesizer(said: Said[str], wanted: Format | None, results: Mapping[str, str]) -> AIMessage:
+    """The best answer that there is without one that can be used: the part of one, or the last result."""
+    own = next(filter(None, (wanted.found_in(answer.text) for answer in said.messages)), None) if wanted else None
+    last = next((value for value in reversed(list(results.values())) if value != FAILED), NO_ANSWER)
+    return AIMessage(own or (wanted.filled(last) if wanted else last))
+
+
+def _end(state: ReasoningState, said: Said[str], limit: StopReason | None) -> dict[str, str]:
+    if stopped := state.get("stop_reason"):
+        return {"stop_reason": stopped, "reason": state.get("reason", "")}
+    if limit is not None:
+        return _stop(limit, f"The budget is used up ({limit.value}); this is the best answer so far.")
+    if said.overflow or (said.messages and was_cut(said.messages[-1])):
+        return _stop(StopReason.MAX_TOKENS, "The answer was cut off.")
+    return _stop(StopReason.ANSWER, "The results were accepted.")
+
+
+def _stop(stop: StopReason, reason: str) -> dict[str, str]:
+    return {"hint": "", "stop_reason": stop.value, "reason": reason}
+
+
+def _again(state: ReasoningState, subgoal: str, hint: str) -> dict[str, Any]:
+    """Solve a subgoal again, and what depends on it; all other results stand."""
+    affected = dependents(state.get("plan", []), subgoal)
+    return {
+        "results": dict.fromkeys(affected),
+        "hints": {subgoal: hint},
+        "hint": "",
+        "rounds": state.get("rounds", 0) + 1,
+    }
+
+
+def _context(runtime: Runtime[ReasoningContext]) -> ReasoningContext:
+    return runtime.context or ReasoningContext()
+
+
+def _means(role: Role[Any], state: ReasoningState, context: ReasoningContext, kept_back: int = 1) -> Means:
+    left = budget_left(state, context)
+    tokens, calls = min(context.max_answer_tokens, left.tokens), min(2, left.calls - kept_back)
+    return Means(context.models.get(role.name), context.temperatures.get(role.name), tokens, calls)
+
+
+def _budget(task: SolverTask, context: ReasoningContext) -> Budget:
+    return Budget(
+        max_turns=min(context.max_turns, task["turns"]),
+        max_tokens=min(context.max_answer_tokens, task["tokens"]),
+        max_seconds=task["seconds"],
+        max_cost=task["cost"],
+        prices=context.prices,
+        model=context.models.get(SOLVER),
+        temperature=context.temperatures.get(SOLVER),
+    )
+
+
+def _spent(said: Said[Any], context: ReasoningContext) -> Spent:
+    return spent_on(said.messages, context.prices)
+
+
+def _build() -> Any:
+    builder = StateGraph(ReasoningState, context_schema=ReasoningContext)
+    builder.add_node("plan", plan)
+    builder.add_node("schedule", schedule)
+    builder.add_node("solve", solve, input_schema=SolverTask)
+    builder.add_node("critique", critique)
+    builder.add_node("ask", ask_person)
+    builder.add_node("synthesize", synthesize)
+    builder.add_edge(START, "plan")
+    builder.add_edge("plan", "schedule")
+    builder.add_conditional_edges("schedule", after_schedule, ["solve", "critique", "synthesize"])
+    builder.add_edge("solve", "schedule")
+    builder.add_conditional_edges("critique", after_critique, ["plan", "schedule", "ask", "synthesize"])
+    builder.add_conditional_edges("ask", after_ask, ["plan", "schedule"])
+    builder.add_edge("synthesize", END)
+    return builder.compile()
+
+
+graph = _build()

@@ -1,0 +1,164 @@
+"""What a critic and a synthesizer say, held against something that can be checked.
+
+A *format* is derived from what was asked for: a line with places to fill in, `Answer: <number>`, given as the final
+format or quoted in the problem (`Return exactly: 'Answer: <fruit>'`). Where none can be derived with certainty there is
+no check: a right answer must not fail a wrong one.
+
+A critic's *check* is a few Python asserts on the results, which stand under their subgoals' names. They run where all
+code of a model runs, through the tool layer, in an interpreter of their own; so they are on record, and can change
+nothing but themselves.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from langchain_core.messages import AIMessage
+from langgraph.config import get_config
+
+from hrm_agent.graphs.parts.final_answer import own_text
+from hrm_agent.graphs.parts.roles import Unreadable
+from hrm_agent.tools import python_stateless, run_tool_calls
+from hrm_agent.trajectory import ToolStatus
+
+__all__ = ["Format", "format_of", "names_in", "run_check"]
+
+MAX_FORMAT, MAX_ANSWER = 200, 2000
+"""Characters: of a template, and of an answer that is held against it."""
+MAX_CHECK = 4000
+"""Characters of a check; a longer one is none."""
+MAX_PLACES, MAX_FREE = 4, 2
+"""Of a template, and of them those that take any text; with more of them a search takes too long."""
+MAX_LINES = 50
+"""Of an answer in which a line of the format is looked for, from its end."""
+
+_PLACE = re.compile(r"<([^<>\n/]{1,40})>")
+_QUOTED = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|`([^`\n]+)`|“([^”\n]+)”")
+_ASKS = re.compile(r"\b(exactly|format|form|answer with|reply with|respond with|as)\b[^.\n]{0,40}$", re.IGNORECASE)
+# Digits are taken all or none: a thousand of them, split in every way, would keep the search busy for minutes.
+_DIGITS = r"\d++(?:,\d{2,3}(?!\d)){0,6}"
+_NUMBER = rf"[-+]?(?:{_DIGITS}(?:\.\d++)?|\.\d++)(?:[eE][-+]?\d++)?(?:/\d++)?"
+_INTEGER = rf"[-+]?{_DIGITS}"
+_KINDS = {"number": _NUMBER, "float": _NUMBER, "decimal": _NUMBER, "integer": _INTEGER, "int": _INTEGER}
+_FREE = r"[^\n]+"
+
+
+@dataclass(frozen=True)
+class Format:
+    """A line with places to fill in."""
+
+    template: str
+    """As it was asked for."""
+    pattern: re.Pattern[str]
+
+    def read(self, text: str) -> str:
+        """The answer, if it keeps the format. Raises `Unreadable`."""
+        own = own_text(text).strip()
+        if not self.kept_by(own):
+            raise Unreadable(f"it has to be exactly of the form {self.template}")
+        return own
+
+    def kept_by(self, text: str) -> bool:
+        return len(text) <= MAX_ANSWER and "\n" not in text and self.pattern.fullmatch(text) is not None
+
+    def found_in(self, text: str) -> str | None:
+        """The last line that keeps the format, without the quotes or stars around it."""
+        last = own_text(text).splitlines()[-MAX_LINES:]
+        lines = (line.strip().strip("'\"`*“”").strip() for line in reversed(last))
+        return next((line for line in lines if self.kept_by(line)), None)
+
+    def filled(self, value: str) -> str:
+        """The template with a value in its place; the value alone, where that does not keep the format."""
+        line = _PLACE.sub(lambda _: value, self.template)
+        return line if self.kept_by(line) else value
+
+
+def format_of(final_format: str, problem: str) -> Format | None:
+    """The format that is asked for; None where it cannot be told."""
+    quoted = [next(filter(None, found.groups())) for found in _QUOTED.finditer(final_format)]
+    plain = final_format.strip()
+    templates = [*quoted, *([plain] if len(_PLACE.sub("", plain).split()) <= 3 else []), *_quoted_requests(problem)]
+    return next((found for found in map(_format, templates) if found is not None), None)
+
+
+def _quoted_requests(problem: str) -> list[str]:
+    asked = [
+        found
+        for found in _QUOTED.finditer(problem)
+        if _ASKS.search(problem[max(found.start() - 60, 0) : found.start()])
+    ]
+    return [next(filter(None, found.groups())) for found in asked]
+
+
+def _format(template: str) -> Format | None:
+    places = [found for found in _PLACE.finditer(template) if f"</{found[1]}>" not in template]
+    if not places or len(template) > MAX_FORMAT or "\n" in template:
+        return None
+    kinds = [_kind(found[1]) for found in places]
+    between = [
+        template[a:b]
+        for a, b in zip([0, *(p.end() for p in places)], [*(p.start() for p in places), None], strict=True)
+    ]
+    if len(kinds) > MAX_PLACES or kinds.count(_FREE) > MAX_FREE or "" in between[1:-1]:
+        return None
+    parts = [re.escape(text) + kind for text, kind in zip(between, [*kinds, ""], strict=True)]
+    return Format(template, re.compile("".join(parts)))
+
+
+def _kind(name: str) -> str:
+    if "|" in name:
+        return f"(?:{'|'.join(re.escape(choice.strip()) for choice in name.split('|'))})"
+    return _KINDS.get(name.strip().lower(), _FREE)
+
+
+async def run_check(check: str, results: Mapping[str, str]) -> str:
+    """What a check has found wrong, as its traceback ends; empty where it passes, or is none."""
+    if not _is_python(check):
+        return ""
+    call = {
+        "name": python_stateless.name,
+        "args": {"code": _bound(results) + check},
+        "id": "check",
+        "type": "tool_call",
+    }
+    (message,) = await run_tool_calls(AIMessage("", tool_calls=[call]), [python_stateless], get_config())
+    passed = message.artifact["status"] in (ToolStatus.OK, ToolStatus.INFRASTRUCTURE)
+    return "" if passed and message.text.strip() != "False" else message.text
+
+
+def _is_python(check: str) -> bool:
+    if not check.strip() or len(check) > MAX_CHECK:
+        return False
+    try:
+        ast.parse(check)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def _bound(results: Mapping[str, str]) -> str:
+    """Each name bound to its value: what it is as a literal, else the text."""
+    lines = [f"    {name}=_value({value!r})," for name, value in results.items()]
+    return "\n".join(
+        [
+            "from ast import literal_eval",
+            "def _value(text):",
+            "    try:",
+            "        return literal_eval(text.strip())",
+            "    except Exception:",
+            "        return text",
+            "globals().update(",
+            *lines,
+            ")",
+            "",
+        ]
+    )
+
+
+def names_in(check: str, names: Sequence[str]) -> list[str]:
+    """Those of `names` that a check reads."""
+    read = {node.id for node in ast.walk(ast.parse(check)) if isinstance(node, ast.Name)}
+    return [name for name in names if name in read]

@@ -1,0 +1,106 @@
+"""What a critic may say of the results, and how it is understood.
+
+Five actions: `accept`; `revise` one subgoal; `replan`; `ask` a person; `give_up`. A critic's own words for them are
+understood where there is no doubt, and what it asks for is held against what there is: to revise a subgoal that does
+not exist is to replan, and so is a question where nobody may be asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, cast
+
+from pydantic import BaseModel, field_validator, model_validator
+
+from hrm_agent.graphs.parts.roles import one_line
+
+__all__ = ["Action", "CriticAnswer"]
+
+Action = Literal["accept", "revise", "replan", "ask", "give_up"]
+
+MAX_HINT = 500
+"""Characters."""
+_MEANT: dict[str, Action] = {
+    **dict.fromkeys(
+        ("accept", "accepted", "approve", "approved", "submit", "ok", "okay", "yes", "done", "pass"), "accept"
+    ),
+    **dict.fromkeys(("revise", "revision", "fix", "retry", "redo", "repair", "reject", "resolve"), "revise"),
+    **dict.fromkeys(("replan", "re_plan", "plan", "new_plan", "plan_again", "restart"), "replan"),
+    **dict.fromkeys(("ask", "ask_person", "ask_a_person", "ask_human", "ask_user", "human", "clarify"), "ask"),
+    **dict.fromkeys(("give_up", "giveup", "abort", "fail", "impossible", "quit"), "give_up"),
+}
+_ACTIONS = ("action", "verdict", "decision", "status")
+_SUBGOALS = ("subgoal", "name", "target")
+_HINTS = ("hint", "reason", "feedback", "question", "comment", "message")
+
+
+class CriticAnswer(BaseModel):
+    """What the critic answers with."""
+
+    action: Action
+    subgoal: str = ""
+    """The one that is to be revised; empty: none in particular."""
+    hint: str = ""
+    """For whoever works on; the question, where a person is asked; the reason, where it gives up."""
+    check: str = ""
+    """Python asserts on the results."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_other_names(cls, given: Any) -> Any:
+        if isinstance(given, str):
+            given = {"action": given}
+        if not isinstance(given, Mapping):
+            return given
+        fields = cast("Mapping[str, Any]", given)
+        if "action" not in fields and len(fields) == 1 and isinstance(inner := next(iter(fields.values())), Mapping):
+            fields = cast("Mapping[str, Any]", inner)  # {"verdict": {"action": ...}}
+        found = {
+            "action": _meant(_first(fields, _ACTIONS)),
+            "subgoal": _text(_first(fields, _SUBGOALS)),
+            "hint": _text(_first(fields, _HINTS)),
+            "check": _text(fields.get("check")),
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    @field_validator("hint")
+    @classmethod
+    def _in_one_line(cls, hint: str) -> str:
+        """It is written into requests, where a hint of several lines could forge what follows it."""
+        return one_line(hint, MAX_HINT)
+
+    def where(self, subgoals: Sequence[str], *, may_ask: bool) -> CriticAnswer:
+        """The same, as far as it can be done with these subgoals."""
+        named = self.subgoal if self.subgoal in subgoals else ""
+        action = self.action
+        if (action == "revise" and not named) or (action == "ask" and not may_ask):
+            action = "replan"
+        return self.model_copy(update={"action": action, "subgoal": named, "hint": self.hint or _said(action)})
+
+    def overruled(self, wrong: str, reads: Sequence[str]) -> CriticAnswer:
+        """What a failed check makes of consent: if it reads one result, that one is to be revised, else all are."""
+        hint = one_line(f"The check failed: {wrong.splitlines()[-1]}", MAX_HINT)
+        subgoal = reads[0] if len(reads) == 1 else ""
+        return self.model_copy(update={"action": "revise" if subgoal else "replan", "subgoal": subgoal, "hint": hint})
+
+
+def _said(action: Action) -> str:
+    return "" if action == "accept" else "Try again."
+
+
+def _first(fields: Mapping[str, Any], names: Sequence[str]) -> Any:
+    return next((fields[name] for name in names if fields.get(name) is not None), None)
+
+
+def _meant(given: Any) -> Any:
+    if isinstance(given, bool):
+        return "accept" if given else "revise"
+    said = given.strip().lower().replace(" ", "_").replace("-", "_") if isinstance(given, str) else given
+    return _MEANT.get(said, said) if isinstance(said, str) else said
+
+
+def _text(given: Any) -> str | None:
+    if given is None:
+        return None
+    lines = [str(item) for item in cast("list[Any]", given)] if isinstance(given, list) else [str(given)]
+    return "\n".join(lines)

@@ -1,0 +1,205 @@
+"""A plan: a few named subgoals, some of which need the values of others.
+
+What a planner lists is seldom a plan yet: names that no program could use, a name twice, needs that nobody meets, or
+that go round in a circle. `arranged` makes one of it, in an order in which it can be solved, and says what it has put
+right.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+import unicodedata
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from pydantic import BaseModel, Field, field_validator, model_validator
+from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
+
+from hrm_agent.graphs.parts.roles import Unreadable, one_line, read_as
+
+__all__ = [
+    "FAILED",
+    "PlannedSubgoal",
+    "PlannerAnswer",
+    "Subgoal",
+    "arranged",
+    "dependents",
+    "read_plan",
+    "ready",
+    "whole_problem",
+]
+
+FAILED = "failed"
+"""Value of a subgoal whose solver gave no answer."""
+MAX_NAME, MAX_GOAL = 40, 2000
+"""Characters."""
+_LISTS = ("subgoals", "plan", "steps", "tasks", "goals")
+_GOALS = ("goal", "description", "task", "question", "subgoal")
+_NEEDS = ("needs", "depends_on", "dependencies", "requires", "inputs")
+
+
+class Subgoal(TypedDict):
+    """One part of a plan."""
+
+    name: str
+    """A Python identifier; later subgoals and the critic know the value by it."""
+    goal: str
+    needs: list[str]
+    """Names of subgoals whose values this one needs."""
+
+
+class PlannedSubgoal(BaseModel):
+    """A subgoal as the planner gives it."""
+
+    name: str = ""
+    goal: str = Field(min_length=1)
+    needs: list[str] = Field(default_factory=list)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_other_names(cls, given: Any) -> Any:
+        if isinstance(given, str):
+            return {"goal": given}
+        if not isinstance(given, Mapping):
+            return given
+        fields = cast("Mapping[str, Any]", given)
+        goal = next((goal for name in _GOALS if isinstance(goal := fields.get(name), str) and goal.strip()), None)
+        needs = next((fields[name] for name in _NEEDS if fields.get(name)), [])
+        listed: list[Any] = list(cast("Iterable[Any]", needs)) if isinstance(needs, (list, tuple)) else [needs]
+        return {"name": str(fields.get("name", fields.get("id", ""))), "goal": goal, "needs": [str(n) for n in listed]}
+
+    @field_validator("goal")
+    @classmethod
+    def _in_one_line(cls, goal: str) -> str:
+        """A goal of several lines could forge the lines that follow it in a request."""
+        return one_line(goal, MAX_GOAL)
+
+
+class PlannerAnswer(BaseModel):
+    """What the planner answers with."""
+
+    subgoals: list[PlannedSubgoal] = Field(min_length=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _what_can_be_used(cls, given: Any) -> Any:
+        """The list by whatever name, without the items that are no subgoals."""
+        if isinstance(given, Mapping):
+            fields = cast("Mapping[str, Any]", given)
+            given = next((fields[name] for name in _LISTS if isinstance(fields.get(name), list)), None)
+        items = cast("list[Any]", given) if isinstance(given, list) else []
+        return {"subgoals": [item for item in items if _is_subgoal(item)]}
+
+
+def _is_subgoal(item: Any) -> bool:
+    if isinstance(item, str):
+        return bool(item.strip())
+    fields = cast("Mapping[str, Any]", item) if isinstance(item, Mapping) else {}
+    return any(isinstance(goal := fields.get(name), str) and bool(goal.strip()) for name in _GOALS)
+
+
+def whole_problem(problem: str) -> list[Subgoal]:
+    """The plan that needs no planner: one subgoal, the problem itself."""
+    return [Subgoal(name="answer", goal=problem, needs=[])]
+
+
+def arranged(listed: Sequence[PlannedSubgoal], limit: int) -> tuple[list[Subgoal], list[str]]:
+    """A plan that can be solved from its first subgoal to its last, and remarks on what was put right.
+
+    A need of an earlier subgoal always stands. One of a later subgoal stands, and the order gives way to it, unless it
+    closes a circle.
+    """
+    remarks = [f"plan: {len(listed)} subgoals, of which the first {limit} count"] if len(listed) > limit else []
+    listed = listed[:limit]
+    names = _names(listed)
+    known: dict[str, str] = {}
+    for given, name in zip(listed, names, strict=True):
+        known.setdefault(given.name, name)
+    known |= {name: name for name in names if name not in known}
+    needs: dict[str, list[str]] = {name: [] for name in names}
+    later: list[tuple[str, str]] = []
+    for given, name in zip(listed, names, strict=True):
+        for need in dict.fromkeys(given.needs):
+            if need not in known:
+                remarks.append(f"plan: {name} needs {_short(need)}, which is no subgoal; dropped")
+            elif names.index(known[need]) < names.index(name):
+                needs[name].append(known[need])
+            else:
+                later.append((name, known[need]))
+    for name, need in later:
+        if name in _behind(need, needs):
+            remarks.append(f"plan: {name} needs {need}, which needs {name}; dropped")
+        else:
+            needs[name].append(need)
+    goals = {name: given.goal for given, name in zip(listed, names, strict=True)}
+    return [Subgoal(name=name, goal=goals[name], needs=needs[name]) for name in _in_order(needs)], remarks
+
+
+def read_plan(text: str, problem: str, limit: int = 8) -> list[Subgoal]:
+    """The plan in a planner's answer; the problem itself, where there is none."""
+    try:
+        return arranged(read_as(PlannerAnswer, text).subgoals, limit)[0]
+    except Unreadable:
+        return whole_problem(problem)
+
+
+def ready(plan: Iterable[Subgoal], results: Collection[str]) -> list[Subgoal]:
+    """Subgoals that have no result yet, and all that they need."""
+    return [s for s in plan if s["name"] not in results and all(need in results for need in s["needs"])]
+
+
+def dependents(plan: Iterable[Subgoal], name: str) -> list[str]:
+    """`name` and all subgoals that need its value, directly or through others; `plan` is in order."""
+    found = [name]
+    for subgoal in plan:
+        if subgoal["name"] not in found and any(need in found for need in subgoal["needs"]):
+            found.append(subgoal["name"])
+    return found
+
+
+def _names(listed: Sequence[PlannedSubgoal]) -> list[str]:
+    """Identifiers, each once."""
+    names: list[str] = []
+    for place, given in enumerate(listed, start=1):
+        name = _identifier(given.name) or f"part_{place}"
+        names.append(next(n for n in _numbered(name) if n not in names))
+    return names
+
+
+def _numbered(name: str) -> Iterable[str]:
+    yield name
+    yield from (f"{name}_{number}" for number in range(2, 10**6))
+
+
+def _identifier(given: str) -> str:
+    """`given` as Python would have it; empty if nothing of it can be used."""
+    name = re.sub(r"\W+", "_", unicodedata.normalize("NFKC", given[: 4 * MAX_NAME])).strip("_")[:MAX_NAME]
+    if name[:1].isdigit():
+        name = f"part_{name}"
+    if keyword.iskeyword(name) or keyword.issoftkeyword(name):
+        name += "_"
+    return name if name.isidentifier() else ""
+
+
+def _behind(name: str, needs: Mapping[str, Sequence[str]]) -> set[str]:
+    """`name` and all that it needs, directly or through others."""
+    found, open_ = set[str](), [name]
+    while open_:
+        one = open_.pop()
+        if one not in found:
+            found.add(one)
+            open_ += needs[one]
+    return found
+
+
+def _in_order(needs: Mapping[str, Sequence[str]]) -> list[str]:
+    """As listed, but each after what it needs."""
+    ordered: list[str] = []
+    while len(ordered) < len(needs):
+        ordered.append(next(n for n in needs if n not in ordered and all(need in ordered for need in needs[n])))
+    return ordered
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= MAX_NAME else text[:MAX_NAME] + "...")

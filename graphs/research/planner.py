@@ -1,0 +1,127 @@
+"""What a research's planner may say, and how it is understood.
+
+Three things: questions to be looked up; a question back to the person; a courtesy. One answer decides between them,
+because whoever knows what is unclear knows what is clear. A question back counts only where there is no question to
+look up, and not twice in a row: a person who has just answered is not asked again, but served with what there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from langchain_core.messages import AnyMessage
+from pydantic import BaseModel, Field, field_validator, model_validator
+
+from hrm_agent.graphs.parts.roles import Unreadable, one_line, read_as
+from hrm_agent.graphs.research.citations import LIST
+from hrm_agent.graphs.research.state import Question
+
+__all__ = ["PlannedQuestion", "ResearchPlan", "earlier_lines", "reading", "whole_question"]
+
+MAX_QUESTION, MAX_QUERY, MAX_SAID = 500, 200, 1000
+"""Characters."""
+MAX_QUERIES = 4
+MAX_EARLIER, MAX_LINE = 8, 800
+"""Earlier messages that a role is shown, and characters of each."""
+_LISTS = ("questions", "subquestions", "sub_questions", "plan", "steps")
+_QUESTIONS = ("question", "goal", "task", "text")
+_QUERIES = ("queries", "query", "search", "searches", "keywords")
+
+
+class PlannedQuestion(BaseModel):
+    """A question as the planner gives it."""
+
+    question: str = Field(min_length=1)
+    queries: list[str] = Field(default_factory=list)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_other_names(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return {"question": given}
+        fields = cast("Mapping[str, Any]", given)
+        queries = next((fields[name] for name in _QUERIES if fields.get(name)), [])
+        listed = cast("list[Any]", queries) if isinstance(queries, list) else [queries]
+        asked = next((fields[name] for name in _QUESTIONS if fields.get(name)), next(iter(listed), None))
+        return {"question": asked, "queries": [query for query in listed if isinstance(query, str)]}
+
+    @field_validator("question")
+    @classmethod
+    def _in_one_line(cls, question: str) -> str:
+        """A question of several lines could forge the lines that follow it in a request."""
+        return one_line(question, MAX_QUESTION)
+
+    def as_question(self) -> Question:
+        queries = (one_line(query, MAX_QUERY) for query in self.queries)
+        return Question(question=self.question, queries=[query for query in queries if query][:MAX_QUERIES])
+
+
+class ResearchPlan(BaseModel):
+    """What the planner answers with."""
+
+    questions: list[PlannedQuestion] = Field(default_factory=list[PlannedQuestion])
+    ask: str = ""
+    reply: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _what_can_be_used(cls, given: Any) -> Any:
+        """The list by whatever name, without the items that are no questions."""
+        fields = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else {}
+        named = next((fields[name] for name in _LISTS if name in fields), given)
+        listed = cast("list[Any]", named) if isinstance(named, list) else []
+        questions = [item for item in listed if _is_question(item)]
+        if not questions and not any(name in fields for name in (*_LISTS, "ask", "reply")):
+            raise ValueError('it has none of "questions", "ask" and "reply"')  # prose is no question, however short
+        said = {name: fields[name] for name in ("ask", "reply") if isinstance(fields.get(name), str)}
+        return {"questions": questions, **said}
+
+    @field_validator("ask", "reply")
+    @classmethod
+    def _short(cls, said: str) -> str:
+        return one_line(said, MAX_SAID)
+
+    @property
+    def say(self) -> str:
+        """What the person is told instead of an answer; empty where something is looked up."""
+        return "" if self.questions else self.ask or self.reply
+
+
+def _is_question(item: Any) -> bool:
+    if isinstance(item, str):
+        return bool(item.strip())
+    fields = cast("Mapping[str, Any]", item) if isinstance(item, Mapping) else {}
+    return any(isinstance(asked := fields.get(name), str) and asked.strip() for name in (*_QUESTIONS, *_QUERIES))
+
+
+def reading(*, may_ask: bool, has_sources: bool) -> Callable[[str], ResearchPlan]:
+    """How a plan is read in this turn."""
+
+    def read(text: str) -> ResearchPlan:
+        plan = read_as(ResearchPlan, text)
+        asks = bool(plan.ask)
+        if not may_ask:
+            plan = plan.model_copy(update={"ask": ""})
+        if plan.questions or plan.say:
+            return plan
+        if asks:
+            raise Unreadable("the person has just been asked, and has answered; plan with what you know")
+        if not has_sources:
+            raise Unreadable("there is no question in it, and there are no sources at hand")
+        return plan
+
+    return read
+
+
+def whole_question(message: str) -> list[Question]:
+    """The plan that needs no planner: what the person said."""
+    return [Question(question=one_line(message, MAX_QUESTION), queries=[])]
+
+
+def earlier_lines(messages: Sequence[AnyMessage]) -> list[str]:
+    """What was said before the newest message, a line each: a longer one could forge its neighbours."""
+    newest = next((i for i in reversed(range(len(messages))) if messages[i].type == "human"), 0)
+    who = {"human": "Person", "ai": "Agent"}
+    said = [message for message in messages[:newest] if message.type in who][-MAX_EARLIER:]
+    return [f"{who[m.type]}: {one_line(m.text.partition(LIST)[0], MAX_LINE)}" for m in said]

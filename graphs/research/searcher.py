@@ -1,0 +1,173 @@
+"""The search loop: one sub-question, by searching and reading, to what was found.
+
+    START -> reason -> tools -> reason -> ... -> END
+
+It is the tool loop with other tools, and with two things that it alone needs. The sources that are read leave the
+conversation for a channel of their own, whole, so that the messages stay as long as what the model was shown. And
+searches and reads are counted: those over the limit are answered by a refusal, on record like any outcome, that tells
+the model to end with what it has. A searcher that answers without having looked anywhere is told once to look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, NotRequired
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.config import get_config
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.message import add_messages
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.runtime import Runtime
+from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
+
+from hrm_agent.graphs.parts.budget import sampled_tokens, spent_on
+from hrm_agent.graphs.parts.prompts import SEARCHER_PROMPT
+from hrm_agent.graphs.parts.roles import chat_model
+from hrm_agent.graphs.research.sources import Source
+from hrm_agent.graphs.research.state import ResearchContext
+from hrm_agent.graphs.research.tools import IDS_OF_A_CALL, READS, SEARCHES, offered_tools, research_tools
+from hrm_agent.models import invalid_tool_calls, seconds_between, was_cut
+from hrm_agent.tools import run_tool_calls
+from hrm_agent.trajectory import StopReason
+
+__all__ = ["SearchMeans", "SearchState", "build_search"]
+
+NOTHING_READ = "Nothing was searched or read. Use the tools, then say what the sources have."
+
+
+@dataclass(frozen=True)
+class SearchMeans:
+    """By which means one question is searched for. The loop's run context."""
+
+    research: ResearchContext
+    about: str
+    """The question."""
+    first_id: int
+    """New sources are numbered from here on."""
+    has_sources: bool
+    """It was shown remembered sources: it need not look anywhere."""
+    turns: int
+    tokens: int
+    seconds: float
+    cost: float | None
+
+
+class SearchState(TypedDict):
+    """One search on its way."""
+
+    messages: Annotated[list[AnyMessage], add_messages]
+    sources: NotRequired[Annotated[list[Source], operator.add]]
+    """In the order in which they were read."""
+    stop_reason: NotRequired[str]
+    """A `StopReason` as plain text; empty while the loop goes on."""
+
+
+def build_search(
+    model: BaseChatModel | None = None,
+) -> CompiledStateGraph[SearchState, SearchMeans, SearchState, SearchState]:
+    """The loop, asking `model`, or the policy in force."""
+
+    async def reason(state: SearchState, runtime: Runtime[SearchMeans]) -> dict[str, Any]:
+        means = _means(runtime)
+        left = min(means.tokens - sampled_tokens(state["messages"]), means.research.max_answer_tokens)
+        tools = offered_tools(means.research)
+        asked = means.research.model or model
+        chat = chat_model(asked, tools=tools, temperature=means.research.temperature, max_tokens=left)
+        answer = await chat.ainvoke([SystemMessage(SEARCHER_PROMPT), *state["messages"]])
+        stop = _stop_reason([*state["messages"], answer], means)
+        return {"messages": [answer], "stop_reason": stop.value if stop else ""}
+
+    async def tools(state: SearchState, runtime: Runtime[SearchMeans]) -> dict[str, Any]:
+        results = await _answers(state["messages"], _means(runtime), get_config())
+        read = [source for result in results for source in _artifact(result)]
+        return {"messages": [_without_artifact(result) for result in results], "sources": read}
+
+    def remind(state: SearchState) -> dict[str, Any]:
+        return {"messages": [HumanMessage(NOTHING_READ, id=f"{state['messages'][-1].id}-reminded")]}
+
+    builder = StateGraph(SearchState, context_schema=SearchMeans)
+    builder.add_node("reason", reason)
+    builder.add_node("tools", tools)
+    builder.add_node("remind", remind)
+    builder.add_edge(START, "reason")
+    builder.add_conditional_edges("reason", _after_reason, ["tools", "remind", END])
+    builder.add_edge("tools", "reason")
+    builder.add_edge("remind", "reason")
+    return builder.compile()
+
+
+async def _answers(messages: Sequence[AnyMessage], means: SearchMeans, config: RunnableConfig) -> list[ToolMessage]:
+    """All calls of the last answer at once, each with numbers of its own for what it reads."""
+    answer = _last_answer(messages)
+    before = [call["name"] for one in messages[:-1] if isinstance(one, AIMessage) for call in one.tool_calls]
+    first_id = means.first_id + IDS_OF_A_CALL * len(before)
+    limits = {SEARCHES: means.research.max_searches, READS: means.research.max_pages}
+    waiting = [run_tool_calls(answer.model_copy(update={"tool_calls": []}), [], config)]
+    for number, call in enumerate(answer.tool_calls):
+        spent = [name for names, limit in limits.items() if sum(n in names for n in before) >= limit for name in names]
+        tools = research_tools(means.research, means.about, first_id + IDS_OF_A_CALL * number, spent)
+        alone = {"tool_calls": [{**call, "id": call["id"] or f"call_{number}"}], "invalid_tool_calls": []}
+        waiting.append(run_tool_calls(_without_invalid(answer).model_copy(update=alone), tools, config))
+        before.append(call["name"])
+    undecoded, *decoded = await asyncio.gather(*waiting, return_exceptions=True)
+    results = [*decoded, undecoded]
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [message for result in results if isinstance(result, list) for message in result]
+
+
+def _without_invalid(answer: AIMessage) -> AIMessage:
+    """Calls that could not be decoded stand in the metadata too, where an answer was streamed."""
+    metadata = {name: value for name, value in answer.response_metadata.items() if name != "invalid_tool_calls"}
+    return answer.model_copy(update={"response_metadata": metadata})
+
+
+def _artifact(result: ToolMessage) -> list[Source]:
+    return (result.artifact or {}).get("artifact") or []
+
+
+def _without_artifact(result: ToolMessage) -> ToolMessage:
+    kept = {name: value for name, value in (result.artifact or {}).items() if name != "artifact"}
+    return result.model_copy(update={"artifact": kept})
+
+
+def _means(runtime: Runtime[SearchMeans]) -> SearchMeans:
+    assert runtime.context is not None, "the research graph gives it"
+    return runtime.context
+
+
+def _after_reason(state: SearchState) -> str:
+    if state.get("stop_reason"):
+        return END
+    return "tools" if _calls_tools(_last_answer(state["messages"])) else "remind"
+
+
+def _stop_reason(messages: Sequence[AnyMessage], means: SearchMeans) -> StopReason | None:
+    answers = [message for message in messages if isinstance(message, AIMessage)]
+    if was_cut(answers[-1]) or sampled_tokens(messages) >= means.tokens:
+        return StopReason.MAX_TOKENS
+    looked = means.has_sources or len(messages) > len(answers) + 1  # tools have answered, or it was reminded
+    if looked and not _calls_tools(answers[-1]):
+        return StopReason.ANSWER
+    if len(answers) >= means.turns:
+        return StopReason.MAX_TURNS
+    if seconds_between(answers[0], answers[-1]) >= means.seconds:
+        return StopReason.MAX_SECONDS
+    if means.cost is not None and spent_on(answers, means.research.prices).get("cost", 0.0) >= means.cost:
+        return StopReason.MAX_COST
+    return None
+
+
+def _calls_tools(answer: AIMessage) -> bool:
+    return bool(answer.tool_calls or invalid_tool_calls(answer))
+
+
+def _last_answer(messages: Sequence[AnyMessage]) -> AIMessage:
+    return next(message for message in reversed(messages) if isinstance(message, AIMessage))

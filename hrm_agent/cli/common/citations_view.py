@@ -1,0 +1,110 @@
+"""What an answer cites, for people: the citations as a list with addresses, and a cited span in its text.
+
+Any graph can have it: a state whose `sources` are texts by id, `{"title", "url", "file", "text"}`, and whose
+`citations` point into them, `{"source", "start", "end", "quote", "url"}`, as `hrm_agent.graphs.research.agent` has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, cast
+
+from hrm_agent.errors import GraphError, RunError
+from hrm_agent.runtime.execution.loading import load_graph
+from hrm_agent.store import RunStore
+
+__all__ = ["citation_lines", "cited_lines", "source_data", "source_lines", "values_of", "without_list"]
+
+_AROUND = 300
+"""Characters of the text that are shown before and after a span."""
+_LIST = "\n\nSources:\n[1] "
+_SHOWN = 160
+"""Characters of a quote in a list."""
+Line = tuple[str, str]
+"""Text and style."""
+
+
+def values_of(store: RunStore, thread: str, graph: str) -> Mapping[str, Any]:
+    """The newest state of a thread, read without the graph's types where its code is gone."""
+    saver = store.checkpointer
+    with suppress(GraphError):
+        saver = saver.allowing(load_graph(graph))
+    found: Any = saver.get_tuple({"configurable": {"thread_id": thread, "checkpoint_ns": ""}})
+    return found.checkpoint["channel_values"] if found is not None else {}
+
+
+def source_data(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Citations and sources of a state, as JSON."""
+    return {"citations": _citations(values), "sources": _sources(values)}
+
+
+def citation_lines(values: Mapping[str, Any]) -> Iterator[Line]:
+    """The citations of the newest answer, one a line."""
+    for number, cited in enumerate(_citations(values), start=1):
+        source = _sources(values).get(str(cited.get("source")), {})
+        yield f"[{number}] {_where(source, cited)}", ""
+        yield f'    "{_one_line(str(cited.get("quote", "")))}"', "dim"
+
+
+def source_lines(values: Mapping[str, Any]) -> Iterator[Line]:
+    """The citations, then all that was read and is remembered."""
+    citations, sources = _citations(values), _sources(values)
+    if not citations and not sources:
+        yield "There are no sources.", ""
+        return
+    yield from citation_lines(values)
+    yield f"{len(sources)} remembered:" if sources else "None is remembered.", "bold"
+    cited = {str(one.get("source")) for one in citations}
+    for name, source in sources.items():
+        length = f"{len(str(source.get('text', '')))} characters"
+        yield f"  {name}  {_where(source, {})}  {length}{', cited' if name in cited else ''}", ""
+
+
+def cited_lines(values: Mapping[str, Any], wanted: str) -> Iterator[Line]:
+    """A citation by its number, in the text around it; or a source by its name, from its beginning."""
+    citations, sources = _citations(values), _sources(values)
+    if wanted in sources:
+        yield f"{wanted}  {_where(sources[wanted], {})}", "bold"
+        yield str(sources[wanted].get("text", "")), ""
+        return
+    if not wanted.isdecimal() or not 1 <= int(wanted) <= len(citations):
+        known = [*([f"1 to {len(citations)}"] if citations else []), *sources]
+        raise RunError(f"The newest answer has no citation {wanted!r}.", f"There is {', '.join(known) or 'none'}.")
+    cited = citations[int(wanted) - 1]
+    source = sources.get(str(cited.get("source")), {})
+    start, end, text = int(cited.get("start", 0)), int(cited.get("end", 0)), str(source.get("text", ""))
+    yield f"[{wanted}] {_where(source, cited)}", "bold"
+    yield f"characters {start} to {end} of {len(text)}", "dim"
+    yield ("... " if start > _AROUND else "") + text[max(start - _AROUND, 0) : start].lstrip(), "dim"
+    yield text[start:end] or str(cited.get("quote", "")), "bold green"
+    yield text[end : end + _AROUND].rstrip() + (" ..." if len(text) > end + _AROUND else ""), "dim"
+
+
+def without_list(answer: str, values: Mapping[str, Any]) -> str:
+    """An answer without the list of citations at its end, where that is shown by itself."""
+    return answer.rpartition(_LIST)[0] if _citations(values) and _LIST in answer else answer
+
+
+def _citations(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found: Any = values.get("citations")
+    items = cast("Sequence[Any]", found) if isinstance(found, (list, tuple)) else ()
+    return [dict(cast("Mapping[str, Any]", item)) for item in items if isinstance(item, Mapping)]
+
+
+def _sources(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    found: Any = values.get("sources")
+    items: dict[Any, Any] = dict(cast("Mapping[Any, Any]", found)) if isinstance(found, Mapping) else {}
+    return {str(name): dict(source) for name, source in items.items() if isinstance(source, Mapping)}
+
+
+def _where(source: Mapping[str, Any], cited: Mapping[str, Any]) -> str:
+    """Title and address."""
+    title = str(source.get("title") or source.get("file") or cited.get("source") or "a source")
+    address = str(cited.get("url") or source.get("url") or source.get("file") or "")
+    return title if address in ("", title) else f"{title}  {address}"
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 3]}..."

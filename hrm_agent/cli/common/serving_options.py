@@ -1,0 +1,132 @@
+"""What commands that serve have in common: where they listen, a token kept for this user, an end by signal."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from socket import socket
+from typing import Any
+
+from hrm_agent.cli.common.arguments import Arguments, Parser
+from hrm_agent.cli.common.output import Output
+from hrm_agent.errors import ConfigError, HrmError
+
+__all__ = [
+    "Token",
+    "add_place",
+    "announce",
+    "check_place",
+    "hosts_of",
+    "kept_token",
+    "read_token",
+    "until_signal",
+    "url_of",
+]
+
+_HOST = "127.0.0.1"
+
+_TOKEN_BYTES = 32
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What a server asks of its clients."""
+
+    text: str
+    origin: str
+    """The variable or the file that it is in."""
+    made: bool = False
+
+
+def add_place(parser: Parser, port: int, token_file: Path) -> None:
+    """The options of where to listen, and for whom."""
+    add = parser.add_argument
+    add("--host", default=_HOST, help=f"address to listen on [{_HOST}]")
+    add("--port", type=int, default=port, help=f"0 takes any that is free [{port}]")
+    add("--allow-remote", action="store_true", help="allow a --host that other machines reach")
+    add("--token-file", type=Path, metavar="FILE", help=f"made if it is missing [{token_file}]")
+    add("--drain-seconds", type=float, default=30.0, help="on SIGTERM, time for what runs to end [30]")
+
+
+def check_place(arguments: Arguments) -> None:
+    """Raises `ConfigError`."""
+    if not 0 <= arguments.port < 2**16:
+        raise ConfigError(f"--port {arguments.port}: there is no such port.", "From 1 to 65535, or 0 for any.")
+    if not 0 <= arguments.drain_seconds < float("inf"):
+        raise ConfigError(f"--drain-seconds {arguments.drain_seconds}: no time that one can wait.")
+
+
+def hosts_of(arguments: Arguments) -> tuple[str, ...]:
+    """What a request's Host header may say; anything if empty."""
+    return () if arguments.allow_remote else (arguments.host.lower(), "localhost", "127.0.0.1", "::1")
+
+
+def url_of(host: str, listener: socket) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+
+
+def announce(output: Output, token: Token, url: str, what: str, **facts: Any) -> None:
+    """Where the server is, and how it is asked; a token that was made is shown this once."""
+    made = {"token": token.text} if token.made else {}
+    output.result({"url": url, **facts, "pid": os.getpid(), "token_from": token.origin, **made})
+    output.say(f"{url}: {what}")
+    where = f"{token.text}  (shown once, kept in {token.origin})" if token.made else f"as in {token.origin}"
+    output.say(f"token: {where}")
+
+
+def kept_token(file: Path | None, variable: str, default: Path) -> Token:
+    """That of `file`, else of the variable, else of the default file; a file that is missing is made."""
+    if file is None and os.environ.get(variable):
+        return Token(_checked(os.environ[variable], variable), variable)
+    path = file or default
+    with suppress(FileNotFoundError):
+        return read_token(path)
+    text = secrets.token_urlsafe(_TOKEN_BYTES)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=stat.S_IRWXU)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, stat.S_IRUSR | stat.S_IWUSR)
+        with os.fdopen(descriptor, "w", encoding="ascii") as opened:
+            opened.write(text + "\n")
+    except OSError as error:
+        raise HrmError(f"The token cannot be kept in {path}: {error.strerror}.", "Name another --token-file.") from None
+    return Token(text, str(path), made=True)
+
+
+def read_token(path: Path) -> Token:
+    """Raises FileNotFoundError, and HrmError for a file that others may read."""
+    try:
+        mode, text = path.stat().st_mode, path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise
+    except (OSError, UnicodeDecodeError) as error:
+        raise HrmError(f"The token file {path} cannot be read: {error}.", "Name another --token-file.") from None
+    if mode & _OTHERS:
+        raise HrmError(f"Others may read the token file {path}.", f"chmod 600 {path}, and put another token into it.")
+    if not text.strip():
+        raise HrmError(f"The token file {path} is empty.", "Remove it: a new token is made at the next start.")
+    return Token(_checked(text, str(path)), str(path))
+
+
+def _checked(text: str, origin: str) -> str:
+    found = text.strip()
+    if not (found and found.isascii() and found.isprintable()):
+        raise HrmError(f"{origin} has characters that no token has.", "Printable ASCII, without line breaks.")
+    return found
+
+
+async def until_signal() -> None:
+    """Until SIGTERM or SIGINT; a second one ends the process at once."""
+    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, stopped.set)
+    await stopped.wait()
+    for number in signals:
+        loop.remove_signal_handler(number)

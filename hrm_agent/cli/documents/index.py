@@ -1,0 +1,116 @@
+"""`hrm-agent index`: folders of documents into an index that agents search and cite from."""
+
+from __future__ import annotations
+
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+
+from hrm_agent.cli.common.arguments import Parser
+from hrm_agent.cli.common.output import Output, progress
+from hrm_agent.cli.main import main
+from hrm_agent.errors import ConfigError
+from hrm_agent.retrieval.index.database import ENGINES, DocumentIndex
+from hrm_agent.retrieval.index.folder import (
+    Chunking,
+    Done,
+    FileOutcome,
+    FolderReport,
+    index_folder,
+    remove_folder,
+)
+from hrm_agent.retrieval.index.reading import MAX_BYTES
+from hrm_agent.retrieval.index.walk import files_in
+
+__all__ = ["DEFAULT_INDEX", "run"]
+
+DEFAULT_INDEX = "runs/index.db"
+
+
+def run(words: list[str]) -> int:
+    """1 if a file could not be read, or nothing is in the index; what could be read is indexed."""
+    arguments = _parser().read(words)
+    if not (arguments.folders or arguments.remove):
+        raise ConfigError("There is no folder to index.", "Name one: `hrm-agent index DIR`.")
+    files, clock = {folder: files_in(folder) for folder in arguments.folders}, time.perf_counter()
+    chunking = Chunking(arguments.strategy, arguments.tokenizer, arguments.size, arguments.overlap)
+    chunking.check()
+    embeddings = None if arguments.vectors == "none" else arguments.vectors
+    create = bool(arguments.folders)
+    if arguments.vectors == "none" and arguments.store.is_file():
+        with DocumentIndex(arguments.store) as index:
+            index.drop_vectors()
+    with DocumentIndex(arguments.store, create=create, engine=arguments.engine, embeddings=embeddings) as index:
+        report = FolderReport()
+        for folder in arguments.remove:
+            report.add(remove_folder(index, folder))
+        _update(index, files, chunking, arguments, report)
+        documents = _say(index, report, Output(as_json=arguments.json), clock)
+    return 1 if report.failed or (create and not documents) else 0
+
+
+def _update(
+    index: DocumentIndex, files: dict[Path, list[str]], chunking: Chunking, arguments: Namespace, report: FolderReport
+) -> None:
+    with progress("indexing", sum(map(len, files.values()))) as advance:
+
+        def on_file(outcome: FileOutcome) -> None:
+            if outcome.done is not Done.REMOVED:
+                advance(outcome.file)
+
+        limit = int(arguments.max_mb * 2**20)
+        for folder, names in files.items():
+            report.add(index_folder(index, folder, names, chunking=chunking, max_bytes=limit, on_file=on_file))
+    if index.embeddings and (bare := index.without_vectors()):
+        with progress("vectors", len(bare)) as advance:
+            for file in bare:
+                index.add_vectors(file)
+                advance(file)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "index", "Index the text, Markdown, HTML and PDF files of folders; only what changed is read again."
+    )
+    parser.add_argument(
+        "folders", type=Path, nargs="*", metavar="DIR", help="a folder; names that begin with a dot are left out"
+    )
+    parser.add_argument("--store", type=Path, default=DEFAULT_INDEX, metavar="FILE", help=f"index [{DEFAULT_INDEX}]")
+    parser.add_argument(
+        "--remove", type=Path, action="append", default=[], metavar="DIR", help="take a folder's documents out"
+    )
+    parser.add_argument("--engine", choices=ENGINES, help="what ranks words: fts5 for a new index, else as it was")
+    parser.add_argument(
+        "--vectors", metavar="NAME", help="static, static:64, package.module:attribute, none; else as it was"
+    )
+    usual = Chunking()
+    parser.add_argument("--strategy", default=usual.strategy, metavar="NAME", help=f"of chunking [{usual.strategy}]")
+    parser.add_argument("--tokenizer", default=usual.tokenizer, metavar="NAME", help=f"[{usual.tokenizer}]")
+    parser.add_argument("--size", type=int, default=usual.size, metavar="TOKENS", help=f"of a chunk [{usual.size}]")
+    parser.add_argument("--overlap", type=float, default=usual.overlap, metavar="SHARE", help=f"[{usual.overlap}]")
+    largest = MAX_BYTES // 2**20
+    parser.add_argument("--max-mb", type=float, default=largest, metavar="MB", help=f"largest file read [{largest}]")
+    return parser
+
+
+def _say(index: DocumentIndex, report: FolderReport, output: Output, clock: float) -> int:
+    """Print what was done; returns how many documents there are."""
+    documents, chunks = index.size()
+    seconds = time.perf_counter() - clock
+    skipped = [outcome for outcome in report.outcomes if outcome.done is Done.SKIPPED]
+    rows = [{"file": o.file, "why": str(o.why), "reason": o.reason} for o in skipped]
+    about = {"store": str(index.path), "engine": index.engine, "vectors": index.embeddings, "folders": index.folders()}
+    totals = {"documents": documents, "chunks": chunks, "seconds": seconds}
+    output.result({**about, **report.counts, **totals, "files_skipped": rows, "warnings": report.warnings})
+    if rows:
+        output.table(("skipped", "why", "reason"), [tuple(row.values()) for row in rows])
+    for warning in report.warnings:
+        output.say(f"warning: {warning}", "yellow")
+    counts = ", ".join(f"{count} {name}" for name, count in report.counts.items() if count) or "nothing to do"
+    output.say(f"{counts}: {documents} documents, {chunks} chunks in {index.path} ({seconds:.1f} s)")
+    return documents
+
+
+if __name__ == "__main__":
+    sys.exit(main(["index", *sys.argv[1:]]))

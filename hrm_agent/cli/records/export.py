@@ -1,0 +1,83 @@
+"""`hrm-agent export`: trajectories to files that other programs read."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from hrm_agent.cli.common.arguments import Parser
+from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.common.run_folder import existing_store, is_file, stored_trajectories
+from hrm_agent.errors import ConfigError
+from hrm_agent.trajectory import Trajectory
+from hrm_agent.trajectory.formats import FORMATS, Known, Report, export_to, format_of
+from hrm_agent.trajectory.formats.messages import NO_MESSAGES, NO_TOOLS
+
+__all__ = ["run"]
+
+_MESSAGES = ("chat", "verifiers", "verifiers-rollouts")
+"""Formats that hold messages."""
+
+
+def run(words: list[str]) -> int:
+    arguments = _parser().read(words)
+    if arguments.schema:
+        from hrm_agent.trajectory.json_schema import trajectory_schema
+
+        print(json.dumps(trajectory_schema(), indent=2))
+        return 0
+    if arguments.store is None or arguments.out is None:
+        raise ConfigError("export needs a store and a file.", "Write `hrm-agent export STORE --out FILE.jsonl`.")
+    name = format_of(arguments.out, arguments.format)
+    if arguments.reward is not None and name != "chat":
+        raise ConfigError(f"--reward chooses conversations; {name} holds every run.", "Add --format chat.")
+    with _source(arguments, name) as (trajectories, known):
+        report = export_to(arguments.out, trajectories, name, known, arguments.reward)
+    _say(Output(as_json=arguments.json), arguments.out, name, report)
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser("export", "Write trajectories to a file; docs/trajectory-format.md explains the formats.")
+    parser.add_argument("store", nargs="?", help="a store, a run's folder, or a file exported before")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the file to write; its suffix may name the format")
+    parser.add_argument("--format", metavar="NAME", help=f"one of {', '.join(FORMATS)}")
+    parser.add_argument("--run", metavar="RUN", help="only the trajectories of this run")
+    parser.add_argument("--reward", type=float, metavar="LEAST", help="chat: only runs with at least this reward")
+    parser.add_argument(
+        "--system", type=Path, metavar="FILE", help="a system turn that the graph puts before its state"
+    )
+    parser.add_argument("--tools", type=Path, metavar="FILE", help="JSON list of the tools that the graph offers")
+    parser.add_argument("--schema", action="store_true", help="print the JSON Schema of a JSONL line and stop")
+    return parser
+
+
+@contextmanager
+def _source(arguments: Namespace, name: str) -> Generator[tuple[Iterator[Trajectory], Known]]:
+    """The trajectories, and what is known of their messages, where the format asks for it."""
+    if name not in _MESSAGES:
+        yield stored_trajectories(arguments.store, arguments.run), Known()
+        return
+    from hrm_agent.cli.records.request_hints import known_from, states_of
+
+    with ExitStack() as stack:
+        state = None
+        if not is_file(arguments.store):
+            state = states_of(stack.enter_context(existing_store(arguments.store)).checkpointer)
+        yield stored_trajectories(arguments.store, arguments.run), known_from(arguments.system, arguments.tools, state)
+
+
+def _say(output: Output, path: Path, name: str, report: Report) -> None:
+    rows = {} if name in ("jsonl", "parquet") else {"rows": report.rows, "left_out": dict(report.left_out)}
+    output.result({"file": str(path), "format": name, "trajectories": report.trajectories, **rows})
+    if not rows:
+        output.say(f"{report.trajectories} trajectories in {path}")
+        return
+    output.say(f"{report.rows} rows of {report.trajectories} trajectories in {path}")
+    for reason, count in report.left_out.most_common():
+        output.say(f"{count} left out: {reason}")
+    if any(reason in (NO_TOOLS, NO_MESSAGES) for reason in report.left_out):
+        output.say("--tools and --system name what the graph offered, and what it put before its messages.")

@@ -1,0 +1,77 @@
+"""`hrm-agent history`: what a store holds, and the moments of one thread as a tree."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from hrm_agent.cli.common.arguments import Parser
+from hrm_agent.cli.common.formatting import SUMMARY_COLUMNS, summary_row
+from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
+from hrm_agent.cli.runs.tree import tree_data, tree_lines
+from hrm_agent.runtime.time_travel.fork import Moment, history
+from hrm_agent.store import RunStore
+
+__all__ = ["run"]
+
+_FLAT_COLUMNS = ("index", "step", "checkpoint", "parent", "source", "namespace", "model calls", "tool calls", "next")
+
+
+def run(words: list[str]) -> int:
+    parser = Parser(
+        "history", "List the runs of a store; with a thread, the tree of its moments and what ran between them."
+    )
+    parser.add_argument("thread", nargs="?", help="id of a thread, or of its trajectory")
+    parser.add_argument("--store", default=DEFAULT_STORE, help=f"store or run folder [{DEFAULT_STORE}]")
+    parser.add_argument("--run", metavar="RUN", help="only the trajectories of this run")
+    parser.add_argument("--limit", type=int, default=50, help="at most so many rows of a list [50]")
+    parser.add_argument("--flat", action="store_true", help="moments as a list, newest first, subgraphs' among them")
+    arguments = parser.read(words)
+    output = Output(as_json=arguments.json)
+    with existing_store(arguments.store) as store:
+        if arguments.thread is None:
+            _list_runs(output, store, arguments.run, arguments.limit)
+        elif arguments.flat:
+            _list_moments(output, store, arguments.thread, arguments.limit)
+        else:
+            _draw(output, store, arguments.thread)
+    return 0
+
+
+def _list_runs(output: Output, store: RunStore, run_id: str | None, limit: int) -> None:
+    rows = [summary_row(trajectory) for trajectory in islice(store.journal.trajectories(run_id=run_id), limit)]
+    output.result([dict(zip(SUMMARY_COLUMNS, row, strict=True)) for row in rows])
+    output.table(SUMMARY_COLUMNS, rows)
+    output.say(f"{len(rows)} trajectories in {store.url}" + (f" (the first {limit})" if len(rows) == limit else ""))
+    bare = [thread.thread_id for thread in store.threads() if thread.trajectory_id is None]
+    if bare and run_id is None:
+        output.say(f"{len(bare)} threads with checkpoints only: {', '.join(bare[:8])}{' ...' * (len(bare) > 8)}")
+
+
+def _draw(output: Output, store: RunStore, thread: str) -> None:
+    found = history(store, thread)
+    output.result(tree_data(found))
+    for text, style in tree_lines(found):
+        output.say(text, style=style)
+
+
+def _list_moments(output: Output, store: RunStore, thread: str, limit: int) -> None:
+    found = history(store, thread, branches=False)
+    newest_first = sorted(found.walk(), key=lambda moment: moment.checkpoint_id, reverse=True)
+    rows = [_row(moment) for moment in newest_first[:limit]]
+    output.result([dict(zip(_FLAT_COLUMNS, row, strict=True)) for row in rows])
+    output.table(_FLAT_COLUMNS, rows, title=f"Thread {found.thread_id}, newest moment first")
+
+
+def _row(moment: Moment) -> tuple[object, ...]:
+    return (
+        moment.index,
+        moment.step,
+        moment.checkpoint_id,
+        moment.parent,
+        moment.source,
+        moment.namespace or None,
+        len(moment.ran.calls),
+        len(moment.ran.tool_calls),
+        ", ".join(moment.next),
+    )

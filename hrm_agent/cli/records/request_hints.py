@@ -1,0 +1,80 @@
+"""What may have been sent to a model beside what is on record: for exports that hold messages.
+
+Our own graphs put a system turn before the state's messages, and offer the tools of this project; a graph of one's own
+may put and offer anything. Whatever is named here is only tried: `hrm_agent.trajectory.formats.messages` uses what the
+record proves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from langchain_core.messages import BaseMessage
+from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from langgraph.checkpoint.base import BaseCheckpointSaver
+
+from hrm_agent.errors import ConfigError
+from hrm_agent.graphs.parts import prompts
+from hrm_agent.runtime.selection.choice import JUDGE_PROMPT
+from hrm_agent.tools import python, python_stateless
+from hrm_agent.trajectory import Call
+from hrm_agent.trajectory.formats import Known
+
+__all__ = ["known_from", "states_of"]
+
+State = Callable[[Call], Sequence[BaseMessage]]
+
+
+def known_from(system: Path | None, tools: Path | None, state: State | None = None) -> Known:
+    """Our own system turns and tools, with those of two files: the text of one system turn, and a list of tools."""
+    ours = [JUDGE_PROMPT, *(str(value) for name, value in vars(prompts).items() if name.endswith("_PROMPT"))]
+    systems = [*([_text(system)] if system else []), *ours]
+    offers = [*([_tools(tools)] if tools else []), *((convert_to_openai_tool(tool),) for tool in _ours())]
+    return Known(tuple(systems), tuple(offers), state)
+
+
+def _ours() -> list[BaseTool]:
+    """Our tools, and `python` as older records know it: it was stateless."""
+    return [python, python_stateless, python.model_copy(update={"description": python_stateless.description})]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}.", "Name a text file.") from error
+
+
+def _tools(path: Path) -> tuple[dict[str, Any], ...]:
+    form = 'Write a JSON list of tools: [{"type": "function", "function": {"name": ...}}, ...].'
+    try:
+        tools: Any = json.loads(_text(path))
+    except ValueError as error:
+        raise ConfigError(f"{path} is no JSON: {error}.", form) from error
+    if not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in cast("list[Any]", tools))):
+        raise ConfigError(f"{path} is no list of tools.", form)
+    return tuple(cast("list[dict[str, Any]]", tools))
+
+
+def states_of(checkpointer: BaseCheckpointSaver[Any]) -> State:
+    """The `messages` channel of the checkpoint that a call's step started from, in the graph that made the call."""
+
+    def state(call: Call) -> Sequence[BaseMessage]:
+        identity = call.identity
+        if not identity.checkpoint_id:
+            return ()
+        place = {
+            "thread_id": identity.thread_id,
+            "checkpoint_id": identity.checkpoint_id,
+            "checkpoint_ns": identity.checkpoint_ns.rpartition("|")[0],
+        }
+        found = checkpointer.get_tuple({"configurable": place})
+        messages: Any = found.checkpoint["channel_values"].get("messages") if found else ()
+        known = isinstance(messages, list) and all(isinstance(m, BaseMessage) for m in cast("list[Any]", messages))
+        return cast("list[BaseMessage]", messages) if known else ()
+
+    return state

@@ -1,0 +1,89 @@
+"""`hrm-agent show`: one trajectory as it happened, and what training runs made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hrm_agent.cli.common.arguments import Parser
+from hrm_agent.cli.common.citations_view import cited_lines, source_data, source_lines, values_of
+from hrm_agent.cli.common.formatting import call_lines, tool_call_lines
+from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
+from hrm_agent.trajectory import Call, Overlay, ToolCall, Trajectory, Turn
+
+__all__ = ["run"]
+
+
+def run(words: list[str]) -> int:
+    parser = Parser("show", "Show one trajectory: messages, tool calls, tokens, and the verdicts of training runs.")
+    parser.add_argument("trajectory", help="id of the trajectory, or of its thread")
+    parser.add_argument("--store", default=DEFAULT_STORE, help=f"store or run folder [{DEFAULT_STORE}]")
+    parser.add_argument(
+        "--sources", nargs="?", const="", metavar="N", help="what its answer cites; with a number, the span in its text"
+    )
+    arguments = parser.read(words)
+    with existing_store(arguments.store) as store:
+        trajectory = store.journal.trajectory(arguments.trajectory)
+        if arguments.sources is not None:
+            values = values_of(store, trajectory.thread_id, trajectory.graph)
+            return _show_sources(Output(as_json=arguments.json), values, arguments.sources)
+        verdicts = [o for o in store.journal.overlays(trajectory.run_id) if o.trajectory_id == trajectory.id]
+    output = Output(as_json=arguments.json)
+    output.result(
+        {**trajectory.model_dump(mode="json"), "overlays": [overlay.model_dump(mode="json") for overlay in verdicts]}
+    )
+    _print(output, trajectory, verdicts)
+    return 0
+
+
+def _show_sources(output: Output, values: Mapping[str, Any], wanted: str) -> int:
+    lines = list(cited_lines(values, wanted) if wanted else source_lines(values))
+    output.result(source_data(values))
+    for text, style in lines:
+        output.say(text, style=style)
+    return 0
+
+
+def _print(output: Output, trajectory: Trajectory, verdicts: list[Overlay]) -> None:
+    output.table(("trajectory", trajectory.id), list(_header(trajectory)))
+    output.say()
+    numbers = {turn.id: number for number, turn in enumerate(trajectory.turns, start=2)}
+    for record in sorted([*trajectory.turns, *trajectory.calls, *trajectory.tool_calls], key=_moment):
+        if isinstance(record, Turn):
+            output.say(f"turn {numbers[record.id]}: {record.prompt}\n", style="bold magenta")
+            continue
+        first, *rest = call_lines(record) if isinstance(record, Call) else tool_call_lines(record)
+        output.say(first, style="bold" if isinstance(record, Call) else "cyan")
+        for line in rest:
+            output.say(line)
+        output.say()
+    for verdict in verdicts:
+        credit = "" if verdict.advantage is None else f", advantage {verdict.advantage:+.3f}"
+        output.say(f"step {verdict.step} of {verdict.run_id}: {verdict.verdict.value}{credit}: {verdict.reason}")
+
+
+def _moment(record: Call | ToolCall | Turn) -> float:
+    return record.ended_at if isinstance(record, Call) else record.started_at
+
+
+def _header(trajectory: Trajectory) -> Iterator[tuple[str, object]]:
+    reason = f" ({trajectory.stop_reason.value})" if trajectory.stop_reason else ""
+    yield "thread", trajectory.thread_id
+    yield "task", f"{trajectory.task.family} {trajectory.task.id}"
+    yield "prompt", trajectory.task.prompt
+    if trajectory.turns:
+        yield "turns", f"{len(trajectory.prompts)}, of which the newest: {trajectory.prompts[-1]}"
+    yield "graph", trajectory.graph
+    yield "policy", f"{trajectory.policy}, version {trajectory.policy_version}"
+    yield "status", trajectory.status.value + reason
+    if trajectory.error:
+        yield "error", trajectory.error
+    yield "answer", trajectory.answer
+    yield "rewards", ", ".join(f"{name} {value:g}" for name, value in trajectory.rewards.items()) or "not verified"
+    inherited = len(trajectory.calls) - len(trajectory.own_calls)
+    before = f", after {inherited} model of the run that it left" if inherited else ""
+    yield "calls", f"{len(trajectory.own_calls)} model, {len(trajectory.own_tool_calls)} tool{before}"
+    yield "sampled tokens", trajectory.sampled_tokens
+    if trajectory.forked_from:
+        yield "forked from", f"{trajectory.forked_from.trajectory_id} at {trajectory.forked_from.checkpoint_id}"

@@ -1,0 +1,217 @@
+"""`hrm-agent store`: care of a store; one action each, `hrm-agent store ACTION STORE`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+
+from hrm_agent.cli.common.arguments import Arguments, Parser
+from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
+from hrm_agent.errors import ConfigError, nearest
+from hrm_agent.store import open_store
+from hrm_agent.store.copying import copy_store
+from hrm_agent.store.maintenance import delete_runs, prune, stats, verify
+from hrm_agent.store.migrate import check_source, migrate
+from hrm_agent.trajectory import RunStatus
+
+__all__ = ["ACTIONS", "run"]
+
+ACTIONS = {
+    "stats": "rows and bytes by kind",
+    "verify": "check hashes, references and invariants; exit code 1 if anything is wrong",
+    "prune": "delete runs by age or status; keeps what a training run judged",
+    "delete": "delete threads with all that is on record of them",
+    "vacuum": "give free space back to the file system",
+    "copy": "copy a store into a new one: to another body, or under another key",
+    "migrate": "take over a store of version 1, or the database of a SqliteSaver or PostgresSaver",
+}
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_SHOWN_FINDINGS = 50
+
+
+def run(words: list[str]) -> int:
+    if words and words[0] in _RUN:
+        return _RUN[words[0]](words[1:])
+    if words and not words[0].startswith("-"):
+        raise ConfigError(
+            f"`hrm-agent store` has no action {words[0]!r}.",
+            nearest(words[0], ACTIONS) or f"Actions: {', '.join(ACTIONS)}.",
+        )
+    width = max(map(len, ACTIONS))
+    listed = "\n".join(f"  {name:{width}}  {text}" for name, text in ACTIONS.items())
+    Parser("store ACTION", f"Care of a store.\n\n{listed}\n\n`hrm-agent store ACTION --help` lists its options.").read(
+        words or ["--help"]
+    )
+    return 0
+
+
+def _parser(action: str, *, positional: bool = True) -> Parser:
+    parser = Parser(f"store {action}", ACTIONS[action].capitalize() + ".")
+    if positional:
+        parser.add_argument("store", nargs="?", default=DEFAULT_STORE, help=f"path or URL [{DEFAULT_STORE}]")
+    return parser
+
+
+def _stats(words: list[str]) -> int:
+    arguments = _parser("stats").read(words)
+    output = Output(as_json=arguments.json)
+    with existing_store(arguments.store) as store:
+        found = stats(store)
+        output.result({"store": store.url, **asdict(found)})
+        rows = [(kind, found.rows[kind], _bytes(found.bytes[kind])) for kind in found.rows]
+        output.table(("kind", "rows", "bytes"), rows, title=store.url)
+        said = ", ".join(f"{count} {status}" for status, count in found.by_status.items()) or "no trajectories"
+        output.say(f"{found.threads} threads ({said}); {_bytes(found.size)} on disk")
+    return 0
+
+
+def _verify(words: list[str]) -> int:
+    arguments = _parser("verify").read(words)
+    output = Output(as_json=arguments.json)
+    with existing_store(arguments.store) as store:
+        found = list(islice(verify(store), _SHOWN_FINDINGS))
+    output.result({"sound": not found, "findings": found})
+    for finding in found:
+        output.say(finding)
+    more = " or more" if len(found) == _SHOWN_FINDINGS else ""
+    output.say(f"{len(found)}{more} findings" if found else "sound: hashes, references and invariants hold")
+    return 1 if found else 0
+
+
+def _prune(words: list[str]) -> int:
+    parser = _parser("prune")
+    parser.add_argument("--older-than", metavar="AGE", help="runs that ended longer ago: 30d, 12h, 90m")
+    parser.add_argument("--status", nargs="+", default=[], metavar="STATUS", help="only runs with one of these")
+    parser.add_argument("--trained", action="store_true", help="what training runs judged too")
+    parser.add_argument("--dry-run", action="store_true", help="say what would go, and stop")
+    arguments = parser.read(words)
+    if arguments.older_than is None and not arguments.status:
+        raise ConfigError("Nothing says what is to go.", "Give --older-than, --status, or both.")
+    output = Output(as_json=arguments.json)
+    with existing_store(arguments.store) as store:
+        pruned = prune(
+            store,
+            older_than_seconds=_seconds(arguments.older_than) if arguments.older_than is not None else None,
+            status=[_status(name) for name in arguments.status],
+            keep_trained=not arguments.trained,
+            dry_run=arguments.dry_run,
+        )
+    output.result(asdict(pruned))
+    output.say(f"{len(pruned.thread_ids)} runs {'would go' if arguments.dry_run else 'deleted'}")
+    for reason, count in pruned.kept.items():
+        output.say(f"{count} kept: {reason}")
+    return 0
+
+
+def _delete(words: list[str]) -> int:
+    parser = _parser("delete", positional=False)
+    parser.add_argument("threads", nargs="+", help="ids of threads or of their trajectories")
+    parser.add_argument("--store", default=DEFAULT_STORE, help=f"path or URL [{DEFAULT_STORE}]")
+    arguments = parser.read(words)
+    output = Output(as_json=arguments.json)
+    with existing_store(arguments.store) as store:
+        freed = delete_runs(store, arguments.threads)
+    output.result({"deleted": arguments.threads, "values": freed})
+    output.say(f"{len(arguments.threads)} deleted, {freed} values collected; `hrm-agent store vacuum` frees the space")
+    return 0
+
+
+def _vacuum(words: list[str]) -> int:
+    arguments = _parser("vacuum").read(words)
+    output = Output(as_json=arguments.json)
+    with existing_store(arguments.store) as store:
+        before = store.database.size()
+        store.database.vacuum()
+        after = store.database.size()
+    output.result({"before": before, "after": after})
+    output.say(f"{_bytes(before)} before, {_bytes(after)} after")
+    return 0
+
+
+def _copy(words: list[str]) -> int:
+    parser = _two("copy")
+    parser.add_argument("--key-file", help="file with the new store's key, base64; without it, the source's key if any")
+    parser.add_argument("--decrypt", action="store_true", help="the new store is not encrypted")
+    arguments = parser.read(words)
+    output = Output(as_json=arguments.json)
+    with existing_store(arguments.source) as source, open_store(arguments.target, key=_key(arguments)) as target:
+        counts = copy_store(source, target)
+    output.result(counts)
+    output.say(", ".join(f"{count} {table}" for table, count in counts.items()))
+    return 0
+
+
+def _key(arguments: Arguments) -> str | None:
+    if arguments.decrypt:
+        return ""
+    if arguments.key_file is None:
+        return None
+    try:
+        key = Path(arguments.key_file).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The key file cannot be read: {error}.", "`openssl rand -base64 32` makes a key.") from error
+    if not key:  # which elsewhere means: not encrypted
+        raise ConfigError(f"The key file {arguments.key_file} is empty.", "`openssl rand -base64 32` makes a key.")
+    return key
+
+
+def _migrate(words: list[str]) -> int:
+    parser = _two("migrate")
+    parser.add_argument("--allow", nargs="+", default=[], metavar="MODULE:CLASS", help="types of one's own in states")
+    arguments = parser.read(words)
+    output = Output(as_json=arguments.json)
+    check_source(arguments.source)
+    with open_store(arguments.target, allow=arguments.allow) as target:
+        taken = migrate(arguments.source, target, arguments.allow)
+    output.result(asdict(taken))
+    output.say(
+        f"{taken.threads} threads, {taken.checkpoints} checkpoints, {taken.trajectories} trajectories taken over"
+    )
+    return 0
+
+
+def _two(action: str) -> Parser:
+    parser = _parser(action, positional=False)
+    parser.add_argument("source", help="path or URL of what is read")
+    parser.add_argument("target", help="path or URL of the new store")
+    return parser
+
+
+def _seconds(age: str) -> float:
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", age)
+    if parts is None:
+        raise ConfigError(f"{age!r} is no age.", "Write a number and one of s, m, h, d, w: 30d.")
+    return float(parts[1]) * _SECONDS[parts[2]]
+
+
+def _status(name: str) -> RunStatus:
+    try:
+        return RunStatus(name)
+    except ValueError:
+        known = [status.value for status in RunStatus]
+        hint = nearest(name, known) or f"Statuses: {', '.join(known)}."
+        raise ConfigError(f"There is no status {name!r}.", hint) from None
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+_RUN: dict[str, Callable[[list[str]], int]] = {
+    "stats": _stats,
+    "verify": _verify,
+    "prune": _prune,
+    "delete": _delete,
+    "vacuum": _vacuum,
+    "copy": _copy,
+    "migrate": _migrate,
+}

@@ -1,0 +1,205 @@
+"""`hrm-agent chat`: a conversation with any graph whose input has messages, with a way back to every moment of it.
+
+At a terminal with line editing; from a pipe line by line; with --say one turn and out. Ctrl-C stops the turn that runs
+and not the program; a turn that a killed process left behind is gone on with when its thread is opened again. What goes
+wrong in a turn is told in a line, and the conversation goes on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hrm_agent.runtime.selection.choice import CHOICE_GRAPH
+from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
+from hrm_agent.cli.runs.chat_commands import COMMANDS, GoOn, Leave, obey
+from hrm_agent.cli.runs.chat_screen import Screen
+from hrm_agent.cli.runs.chat_session import Session, new_name
+from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.common.formatting import turn_lines
+from hrm_agent.cli.runs.resume import value_of
+from hrm_agent.cli.runs.run import RunConfig, header, known_config, refuse_broken
+from hrm_agent.cli.common.run_folder import DEFAULT_STORE
+from hrm_agent.cli.common.citations_view import citation_lines, source_data, without_list
+from hrm_agent.errors import ConfigError, HrmError, RunError
+from hrm_agent.files import to_json
+from hrm_agent.store import open_store
+from hrm_agent.trajectory import RunStatus, StopReason, Trajectory
+
+__all__ = ["run"]
+
+
+def run(words: list[str]) -> int:
+    """0; 1 if a turn failed, or, where nobody types, a line was a mistake."""
+    parser = Parser("chat", "Talk with a graph, turn by turn; /help at the prompt lists what else can be done.")
+    parser.add_argument("--thread", help="name of the conversation; one on record is gone on with [a new one]")
+    parser.add_argument("--say", metavar="TEXT", help="one turn, and out: what is said, or the answer to what waits")
+    parser.add_argument("--store", default=DEFAULT_STORE, help=f"where it is recorded [{DEFAULT_STORE}]")
+    add_config(parser, RunConfig)
+    arguments = parser.read(words)
+    if arguments.dry_run and arguments.thread is None:
+        print_config(config_from(arguments, RunConfig, "run"), "run", as_json=arguments.json)
+        return 0
+    with open_store(arguments.store) as store:
+        known = store.journal.find_trajectory(arguments.thread) if arguments.thread else None
+        if known is not None and known.graph == CHOICE_GRAPH:
+            raise RunError(
+                f"Thread {known.thread_id!r} is that of a choice among runs.", f"Take one: {known.thread_id}/0."
+            )
+        config = config_from(arguments, RunConfig, "run", known_config(store, known))
+        if arguments.dry_run:
+            print_config(config, "run", as_json=arguments.json)
+            return 0
+        screen = Screen(Output(as_json=arguments.json), list(COMMANDS))
+        with Session(store, config, screen) as session:
+            session.check()
+            session.stand_on(arguments.thread or new_name(), config)
+            chat = _Chat(session)
+            return chat.one_turn(arguments.say) if arguments.say is not None else chat.to_the_end()
+
+
+class _Chat:
+    """What is typed, taken line by line."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._screen, self._output = session, session.screen, session.screen.output
+        self._answers: dict[str, Any] = {}
+        """By id, while several questions wait."""
+        self._wrong = 0
+        """Turns that failed, and lines that were a mistake."""
+
+    def one_turn(self, text: str) -> int:
+        """What `--say` does. Raises what a person can mend."""
+        refuse_broken(text, "What is said")
+        if not text.strip():
+            raise ConfigError("--say says nothing.", "Write --say TEXT.")
+        if self._session.cut_short and self._session.as_before:
+            self._go_on()
+        self._take(text)
+        return 1 if self._wrong else 0
+
+    def to_the_end(self) -> int:
+        """Line by line, until there is none."""
+        self._greet()
+        if self._session.questions() is not None:
+            self._ask()
+        elif self._session.cut_short:
+            self._go_on_with_what_was_cut_short()
+        while True:
+            prompt = self._prompt()
+            try:
+                line = self._screen.ask(prompt)
+            except EOFError:
+                break
+            except KeyboardInterrupt:  # the line is dropped, as a shell does
+                if not self._screen.typed:
+                    raise
+                self._output.say()
+                continue
+            except HrmError as error:
+                self._complain(error)
+                continue
+            try:
+                self._safely(lambda line=line: self._take(line))
+            except (Leave, EOFError):  # the end may come where a command asks
+                break
+        self._part()
+        return 1 if self._wrong and not self._screen.typed else 0
+
+    def _go_on_with_what_was_cut_short(self) -> None:
+        """By other options only if the person wants it: what is on record answers what the old ones asked."""
+        if self._session.as_before:
+            self._output.say("Going on with the turn that was interrupted.", style="dim")
+            self._safely(self._go_on)
+        else:
+            other = "A turn was interrupted that had other options: /resume goes on with it by these."
+            self._output.say(other, style="yellow")
+
+    def _greet(self) -> None:
+        known, thread = self._session.known, self._session.thread
+        turns = f"{len(known.prompts)} turns" if known is not None else "new"
+        if self._screen.typed:
+            self._output.say(f"{self._session.config.graph}, thread {thread} ({turns}). /help lists commands.", "dim")
+
+    def _part(self) -> None:
+        if self._screen.typed and self._session.known is not None:
+            self._output.say(f"On record: `hrm-agent chat --thread {self._session.thread}` goes on.", style="dim")
+
+    def _prompt(self) -> str:
+        return "? " if self._session.questions() is not None else "> "
+
+    def _safely(self, do: Any) -> None:
+        """Whatever a person can mend is told in a line; a turn that is stopped is kept as far as it went."""
+        try:
+            do()
+        except KeyboardInterrupt:
+            if not self._screen.typed:
+                raise
+            self._output.say("Stopped; what was recorded is kept. Say something else, or /resume.", style="yellow")
+        except HrmError as error:
+            self._complain(error)
+            if self._session.cut_short:
+                self._output.say("The turn is kept as far as it went: /resume goes on with it.", style="yellow")
+
+    def _complain(self, error: HrmError) -> None:
+        self._wrong += 1
+        self._output.result({"event": "error", "error": error.message, "hint": error.hint})
+        self._output.say(" ".join(str(error).split()), style="red")
+
+    def _take(self, line: str) -> None:
+        waits = self._session.questions()
+        if line.startswith("/") and not line.startswith("//"):
+            try:
+                obey(self._session, line)
+            except GoOn:
+                self._go_on()
+            return
+        text = line.removeprefix("/") if line.startswith("//") else line
+        if waits is not None:
+            self._answer(text)
+        elif text:
+            self._show(self._session.say(text))
+
+    def _go_on(self) -> None:
+        self._show(self._session.go_on())
+
+    def _answer(self, text: str) -> None:
+        """One question after the other, all answered together. At a breakpoint any line goes on, even an empty one."""
+        waits = [asked for asked in self._session.questions() or () if asked.id not in self._answers]
+        if waits and not text:
+            return
+        answer = value_of(text) if text else None
+        if waits:
+            self._answers[waits[0].id] = answer
+            if len(waits) > 1:
+                self._ask()
+                return
+        given, self._answers = self._answers, {}
+        self._show(self._session.go_on(given or answer))
+
+    def _ask(self) -> None:
+        waits = [asked for asked in self._session.questions() or () if asked.id not in self._answers]
+        for asked in waits[:1]:
+            value = asked.value if isinstance(asked.value, str) else to_json(asked.value)
+            self._output.result({"event": "question", "id": asked.id, "value": asked.value})
+            self._output.say(value, style="yellow")
+        if not waits:
+            self._output.say("It waits at a breakpoint: Enter goes on.", style="yellow")
+
+    def _show(self, trajectory: Trajectory) -> None:
+        """How a turn ended, with what its answer cites."""
+        values = self._session.values
+        self._output.result({"event": "end", **header(trajectory), **source_data(values)})
+        self._wrong += trajectory.status is RunStatus.FAILED
+        if trajectory.stop_reason is StopReason.INTERRUPT:
+            self._answers = {}
+            self._ask()
+            return
+        for text, style in turn_lines(None, _as_shown(trajectory, values)):
+            self._output.say(text, style=style)
+        for text, style in citation_lines(values) if trajectory.answer else ():
+            self._output.say(text, style=style)
+
+
+def _as_shown(trajectory: Trajectory, values: Any) -> Trajectory:
+    answer = trajectory.answer
+    return trajectory.model_copy(update={"answer": without_list(answer, values)}) if answer else trajectory

@@ -1,0 +1,238 @@
+"""A conversation on a thread: says turns, goes back, forks. Knows the store and the runner, and no words of commands.
+
+Where one stands is the newest moment of a thread. To stand elsewhere is to fork: the thread that is left stays as it
+is. One event loop lasts for the whole session, since an environment's connections belong to the loop that they were
+opened in; it runs while a turn does, and stands still at the prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from hrm_agent.runtime.execution.conversation import reopened, takes_turns
+from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, run_context
+from hrm_agent.runtime.execution.loading import load_graph
+from hrm_agent.runtime.replay.player import Replay, replay_async
+from hrm_agent.runtime.time_travel.fork import Edit, History, Moment, Question, history
+from hrm_agent.cli.runs.chat_screen import Screen
+from hrm_agent.cli.runs.fork import fork_thread
+from hrm_agent.cli.runs.run import RunConfig, config_folder, known_config, runner_for
+from hrm_agent.cli.common.citations_view import values_of
+from hrm_agent.config import build_config, compare_on_resume, save_config
+from hrm_agent.errors import ConfigError, RunError
+from hrm_agent.models import load_policy
+from hrm_agent.store import RunStore
+from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, Trajectory
+from hrm_agent.training.configs import FREE_ON_RESUME
+
+__all__ = ["Session", "new_name"]
+
+
+def new_name() -> str:
+    return time.strftime("chat-%Y%m%d-%H%M%S-") + secrets.token_hex(2)
+
+
+class Session:
+    """A conversation, open on one thread at a time: no other process talks on it meanwhile."""
+
+    def __init__(self, store: RunStore, config: RunConfig, screen: Screen) -> None:
+        self.store, self.config, self.screen = store, config, screen
+        self.thread = ""
+        self.as_before = True
+        """The thread is gone on with by the options that its newest turn was begun with."""
+        self._loop = asyncio.Runner()
+        self._open, self._held = AsyncExitStack(), ExitStack()
+        self._runner: EpisodeRunner | None = None
+
+    def __enter__(self) -> Self:
+        self._loop.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._loop.run(self._open.aclose())
+        finally:
+            self._held.close()
+            self._loop.__exit__(kind, error, trace)
+
+    # where one stands
+
+    @property
+    def known(self) -> Trajectory | None:
+        """The record of the thread, without its calls; None before the first words."""
+        return next(iter(self.store.journal.headers("thread_id = ?", (self.thread,))), None)
+
+    def stand_on(self, thread: str, config: RunConfig | None = None) -> None:
+        """Go over to a thread, new or known. Raises `RunError` where another process talks on it.
+
+        `config`: its options; None: those that it was run with, and for a new one the present ones.
+        """
+        known = self.store.journal.find_trajectory(thread)
+        thread = known.thread_id if known is not None else thread
+        if thread == self.thread:
+            return
+        if known is None and _is_there(self.store, thread):
+            raise RunError(
+                f"Thread {thread!r} has checkpoints only: no command of this program made it.",
+                f"Fork it first: `hrm-agent fork {thread} --graph GRAPH --name NAME`.",
+            )
+        if known is not None and config is None:
+            config = build_config(RunConfig, known_config(self.store, known), f"of thread {thread!r}")
+        lease = ExitStack()
+        lease.enter_context(self.store.lease(thread, "talked on"))
+        self._held.close()
+        self._held, self.thread = lease, thread
+        self._use(config or self.config)
+        self.screen.remember(known.prompts if known is not None else ())
+
+    def _use(self, config: RunConfig) -> None:
+        """Other options need another runner."""
+        known = self.known
+        if known is not None and config.graph != known.graph:
+            raise RunError(
+                f"Thread {self.thread!r} is one of graph {known.graph!r}.",
+                f"Leave out --graph, or fork it: `hrm-agent fork {self.thread} --graph {config.graph}`.",
+            )
+        self.as_before = known is None or _is_alike(config, config_folder(self.store, known.id))
+        if self._runner is not None and config != self.config:
+            self._loop.run(self._open.aclose())
+            self._open, self._runner = AsyncExitStack(), None
+        self.config = config
+
+    def history(self) -> History:
+        if self.known is None:
+            raise RunError("Nothing has been said yet.", "Say something.")
+        return history(self.store, self.thread)
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """The state where one stands."""
+        return values_of(self.store, self.thread, self.config.graph)
+
+    def questions(self) -> tuple[Question, ...] | None:
+        """What the thread waits for an answer to, none at a breakpoint; None where it does not wait."""
+        known = self.known
+        if known is None or known.stop_reason is not StopReason.INTERRUPT:
+            return None
+        return history(self.store, self.thread, branches=False).last.questions
+
+    @property
+    def cut_short(self) -> bool:
+        """True if a turn was under way when its process ended; a fork that was not begun is none."""
+        known = self.known
+        if known is None or known.status is not RunStatus.RUNNING:
+            return False
+        if known.forked_from is None or self.store.journal.trajectory(known.id).own_calls:
+            return True
+        return history(self.store, self.thread, branches=False).last.checkpoint_id != known.forked_from.checkpoint_id
+
+    # going on
+
+    def say(self, text: str) -> Trajectory:
+        """The next turn; the first words of a thread are its task."""
+        known = self.known
+        if known is None:
+            task = TaskRef(id=self.thread, family="chat", prompt=text)
+            return self._turn(task)
+        return self._turn(known.task, say=text)
+
+    def go_on(self, answer: Any = NO_ANSWER) -> Trajectory:
+        """Answer what waits, or go on with a turn that was interrupted or stopped."""
+        known = self.known
+        if known is None:
+            raise RunError("Nothing has been said yet.", "Say something.")
+        if answer is NO_ANSWER and known.status is RunStatus.ABORTED:
+            self.store.journal.write_trajectory(reopened(known))
+        elif answer is NO_ANSWER and known.status is not RunStatus.RUNNING:
+            raise RunError("No turn is under way.", "Say something.")
+        return self._turn(known.task, answer=answer)
+
+    def _turn(self, task: TaskRef, **options: Any) -> Trajectory:
+        config = self.config
+        episode = Episode(task, self.thread, graph=config.graph, seed=config.seed, context=config.context)
+        save_config(config, "run", config_folder(self.store, episode.trajectory_id))  # for `hrm-agent resume`
+        screen = self.screen
+        try:
+            with screen.turn():
+                runner = self._opened()
+                return self._loop.run(
+                    runner.run(episode, screen.on_update, on_chunk=screen.on_chunk, on_event=screen.on_event, **options)
+                )
+        except KeyboardInterrupt:
+            self._stop()
+            raise
+
+    def _stop(self) -> None:
+        """A turn that was stopped by hand is not gone on with by itself."""
+        known = self.known
+        if known is not None and known.status is RunStatus.RUNNING:
+            ended = {"status": RunStatus.ABORTED, "stop_reason": StopReason.ABORTED, "ended_at": time.time()}
+            self.store.journal.write_trajectory(known.model_copy(update=ended))
+
+    def _opened(self) -> EpisodeRunner:
+        """The runner, with a policy and an environment, once something is said."""
+        if self._runner is None:
+            backend = load_policy(self.config.policy)
+            entered = self._open.enter_async_context(runner_for(self.config, self.store, backend))
+            self._runner = self._loop.run(entered)
+        return self._runner
+
+    def check(self) -> None:
+        """Raise what is wrong with the options before anything is said."""
+        if self.config.mode != "single":
+            raise ConfigError(f"A conversation is one run: it has no mode {self.config.mode!r}.", "Leave out --mode.")
+        graph = load_graph(self.config.graph)
+        if not takes_turns(graph):
+            raise ConfigError(
+                f"Graph {self.config.graph!r} takes one task a thread: its input has no messages.",
+                f"Give it the task: `hrm-agent run TEXT --graph {self.config.graph}`.",
+            )
+        task = TaskRef(id="", family="chat", prompt="")
+        run_context(graph, Episode(task, "", graph=self.config.graph, context=self.config.context))
+
+    # other ways
+
+    def turns_back(self, count: int) -> Moment | None:
+        """The end of the turn before the last `count` ones; None for the beginning."""
+        found = self.history()
+        inputs = [moment for moment in found.lineage() if moment.source == "input"]
+        if not 1 <= count <= len(inputs):
+            raise RunError(f"There are {len(inputs)} turns, not {count}.", "See /history.")
+        parent = inputs[-count].parent
+        return next((moment for moment in found.moments if moment.checkpoint_id == parent), None)
+
+    def fork(self, at: Moment | None, name: str | None = None) -> None:
+        """Stand on a thread of its own at a moment; at None, on a new one."""
+        if at is None:
+            self.stand_on(name or new_name())
+            return
+        (episode,) = fork_thread(self.store, self.thread, at.checkpoint_id, self.config, edit=Edit(), name=name)
+        self.stand_on(episode.thread_id)
+        if not at.next and not at.questions:  # it stands at the end of a turn: say so on record; nothing is run
+            self._turn(episode.task)
+
+    def replay(self) -> Replay:
+        if self.known is None:
+            raise RunError("Nothing has been said yet.", "Say something.")
+        return self._loop.run(replay_async(self.store, self.thread))
+
+
+def _is_alike(config: RunConfig, folder: Path) -> bool:
+    try:
+        compare_on_resume(config, "run", folder, free=FREE_ON_RESUME)
+    except RunError:
+        return False
+    return True
+
+
+def _is_there(store: RunStore, thread: str) -> bool:
+    return store.checkpointer.get_tuple({"configurable": {"thread_id": thread}}) is not None

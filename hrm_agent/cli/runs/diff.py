@@ -1,0 +1,79 @@
+"""`hrm-agent diff`: two threads, or two moments, side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hrm_agent.runtime.time_travel.fork import Difference, Side, difference
+from hrm_agent.cli.common.arguments import Parser
+from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
+
+__all__ = ["run", "show_difference"]
+
+_COLUMNS = ("", "moment", "steps", "calls", "tool calls", "tokens", "status", "reward", "answer")
+_SHOWN = 80
+"""Characters of an answer in the table."""
+_STYLES = {"+": "green", "-": "red"}
+
+
+def run(words: list[str]) -> int:
+    parser = Parser("diff", "Compare two threads, or two moments: where they parted, and how their states differ.")
+    parser.add_argument("a", help="THREAD, or THREAD@MOMENT (see `history`)")
+    parser.add_argument("b", help="the same")
+    parser.add_argument("--store", default=DEFAULT_STORE, help=f"store of both [{DEFAULT_STORE}]")
+    arguments = parser.read(words)
+    output = Output(as_json=arguments.json)
+    with existing_store(arguments.store) as store:
+        found = difference(store, arguments.a, arguments.b)
+    show_difference(output, found)
+    return 0
+
+
+def show_difference(output: Output, found: Difference) -> None:
+    """Where they parted, what each did since, and how their states differ."""
+    output.result(_data(found))
+    if found.common is None:
+        output.say("They share no checkpoint.", style="bold")
+    else:
+        ran = ", ".join(dict.fromkeys(found.common.ran.nodes)) or found.common.source
+        output.say(f"They parted at moment {found.common.index}, after {ran}.", style="bold")
+    output.table(_COLUMNS, [_row(side) for side in (found.a, found.b)])
+    for change in found.changes:
+        output.say(f"\n{change.channel}{change.part}", style="bold")
+        for line in change.lines:
+            output.say(line, style=_STYLES.get(line[:1], ""))
+    if not found.changes:
+        output.say("\nTheir states are the same.")
+
+
+def _row(side: Side) -> tuple[Any, ...]:
+    *values, answer = _side(side).values()
+    said = " ".join(str(answer or "").split())
+    return *values, said if len(said) <= _SHOWN else f"{said[: _SHOWN - 3]}..."
+
+
+def _side(side: Side) -> dict[str, Any]:
+    """One side: what came since they parted, and how it ended."""
+    trajectory = side.trajectory
+    values = (
+        side.thread_id,
+        side.moment.index,
+        len(side.steps),
+        len(side.calls),
+        len(side.tool_calls),
+        side.sampled_tokens,
+        trajectory.status.value if trajectory else None,
+        trajectory.rewards.get("correct") if trajectory else None,
+        trajectory.answer if trajectory else None,
+    )
+    return dict(zip(("thread", *_COLUMNS[1:]), values, strict=True))
+
+
+def _data(found: Difference) -> dict[str, Any]:
+    return {
+        "common": {"index": found.common.index, "checkpoint": found.common.checkpoint_id} if found.common else None,
+        "a": _side(found.a),
+        "b": _side(found.b),
+        "changes": [{"channel": c.channel, "part": c.part, "lines": c.lines} for c in found.changes],
+    }

@@ -1,0 +1,179 @@
+"""`hrm-agent fork`: other ways on from a moment of a thread, as one group; with --run they are gone at once.
+
+A fork keeps the options of the thread that it leaves, each with a seed of its own; flags change them. Whatever was
+forked is gone on with by `hrm-agent resume`, as any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import ExitStack
+from typing import Any
+
+from hrm_agent.runtime.selection.choice import CHOICE_GRAPH
+from hrm_agent.runtime.episode import NO_ANSWER, Episode
+from hrm_agent.runtime.time_travel.fork import Edit, fork, history, run_group
+from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
+from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.runs.run import Printer, RunConfig, config_folder, known_config, runner_for
+from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
+from hrm_agent.config import save_config
+from hrm_agent.errors import ConfigError, RunError
+from hrm_agent.files import alone_in
+from hrm_agent.models import load_policy
+from hrm_agent.store import RunStore
+from hrm_agent.trajectory import RunStatus, Trajectory
+from hrm_agent.training.tasks import verifier_of
+
+__all__ = ["fork_thread", "run", "run_forks"]
+
+_COLUMNS = ("thread", "status", "reward", "calls", "tokens", "answer")
+
+
+def run(words: list[str]) -> int:
+    """0; with --run 1 if every fork failed."""
+    parser = Parser("fork", "Go on from a moment of a thread another way: on threads of their own, as one group.")
+    parser.add_argument("thread", help="id of a thread, or of its trajectory")
+    parser.add_argument(
+        "--at", default="last", metavar="MOMENT", help="see `history`: 3, before:NODE, after:NODE [last]"
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="CHANNEL=JSON", help="a new value of the state")
+    parser.add_argument(
+        "--message", action="append", default=[], metavar="ID=TEXT", help="new text of a message, by its id or index"
+    )
+    parser.add_argument("--tool", action="append", default=[], metavar="ID=TEXT", help="another result of a tool call")
+    parser.add_argument("--as-node", metavar="NODE", help="who made the edit [the nodes that ran into the moment]")
+    parser.add_argument("--count", type=int, default=1, help="siblings [1]")
+    parser.add_argument("--name", help="of the group [THREAD/fork-1 and so on]")
+    parser.add_argument("--run", action="store_true", help="run them now")
+    parser.add_argument("--store", default=DEFAULT_STORE, help=f"store of the thread [{DEFAULT_STORE}]")
+    add_config(parser, RunConfig)
+    arguments = parser.read(words)
+    edit = Edit(
+        values={name: _json(text, name) for name, text in _pairs(arguments.set, "--set")},
+        messages=dict(_pairs(arguments.message, "--message")),
+        tools=dict(_pairs(arguments.tool, "--tool")),
+        as_node=arguments.as_node,
+    )
+    output = Output(as_json=arguments.json)
+    with existing_store(arguments.store) as store:
+        known = store.journal.find_trajectory(arguments.thread)
+        config = config_from(arguments, RunConfig, "run", known_config(store, known))
+        if arguments.dry_run:
+            print_config(config, "run", as_json=arguments.json)
+            return 0
+        if known is None and not (vars(arguments)["config:graph"] or arguments.config):
+            config = config.model_copy(update={"graph": ""})
+        if not config.graph:  # nobody could go on with it: `resume` takes the options of the fork
+            history(store, arguments.thread, branches=False)  # a thread that is not there is told first
+            raise RunError(
+                "Which graph made this thread is not on record.", "Name it: --graph package.module:attribute."
+            )
+        options = {"edit": edit, "count": arguments.count, "name": arguments.name}
+        episodes = fork_thread(store, arguments.thread, arguments.at, config, **options)
+        if not arguments.run:
+            _say_what_next(output, episodes, arguments.store)
+            return 0
+        trajectories = run_forks(store, config, episodes, output)
+    _conclude(output, trajectories, arguments.thread, arguments.store)
+    return 1 if all(trajectory.status is RunStatus.FAILED for trajectory in trajectories) else 0
+
+
+def fork_thread(store: RunStore, thread: str, at: str, config: RunConfig, **options: Any) -> list[Episode]:
+    """Fork under the options of `config`, and keep them beside each fork."""
+    known = store.journal.find_trajectory(thread)
+    _refuse_choice(known, config)
+
+    def keep(episode: Episode) -> None:
+        own = config.model_copy(update={"seed": episode.seed})
+        save_config(own, "run", config_folder(store, episode.trajectory_id))
+
+    return fork(
+        store,
+        thread,
+        at,
+        seed=config.seed,
+        graph=config.graph,
+        context=config.context,
+        verify=verifier_of(known.task) if known is not None else None,
+        policy=config.policy,
+        keep=keep,
+        **options,
+    )
+
+
+def _refuse_choice(known: Trajectory | None, config: RunConfig) -> None:
+    if known is not None and known.graph == CHOICE_GRAPH:
+        raise RunError(
+            f"Thread {known.thread_id!r} is that of a choice among runs: none of the task's steps lies in it.",
+            f"Fork one of the runs, such as {known.thread_id}/0.",
+        )
+    if config.mode != "single":
+        raise ConfigError(f"A fork is one run: it has no mode {config.mode!r}.", "Leave out --mode; see --count.")
+
+
+def run_forks(
+    store: RunStore, config: RunConfig, episodes: list[Episode], output: Output, answer: Any = NO_ANSWER
+) -> list[Trajectory]:
+    """Run the forks side by side; one alone is shown node by node."""
+    backend = load_policy(config.policy)
+
+    async def go() -> list[Trajectory]:
+        async with runner_for(config, store, backend) as runner:
+            if len(episodes) == 1:
+                return [await runner.run(episodes[0], Printer(output).update, answer=answer)]
+            return await run_group(runner, episodes)
+
+    with ExitStack() as stack:
+        for episode in episodes:
+            stack.enter_context(alone_in(config_folder(store, episode.trajectory_id)))
+        return asyncio.run(go())
+
+
+def _pairs(given: list[str], flag: str) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    for pair in given:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"{flag}: {pair!r} has no `=`.", f"Write {flag} {pair}=VALUE.")
+        pairs.append((name, value))
+    return pairs
+
+
+def _json(text: str, name: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"--set {name}: {text!r} is no JSON: {error}.", f"A text has quotes: --set '{name}=\"{text}\"'."
+        ) from error
+
+
+def _say_what_next(output: Output, episodes: list[Episode], where: str) -> None:
+    threads = [episode.thread_id for episode in episodes]
+    output.result({"group": episodes[0].group_id, "threads": threads})
+    output.say(f"Forked, not run yet: {', '.join(threads)}. Next:")
+    output.say(f"  hrm-agent resume {threads[0]} --store {where}")
+
+
+def _conclude(output: Output, trajectories: list[Trajectory], thread: str, where: str) -> None:
+    group = trajectories[0].group_id
+    output.result({"group": group, "trajectories": [_summary(trajectory) for trajectory in trajectories]})
+    output.table(
+        _COLUMNS, [tuple(_summary(trajectory).values()) for trajectory in trajectories], title=f"Group {group}"
+    )
+    output.say(f"\nNext:\n  hrm-agent history {thread} --store {where}")
+
+
+def _summary(trajectory: Trajectory) -> dict[str, Any]:
+    reason = trajectory.stop_reason.value if trajectory.stop_reason else ""
+    values = (
+        trajectory.thread_id,
+        f"{trajectory.status.value} ({reason})",
+        trajectory.rewards.get("correct"),
+        len(trajectory.own_calls),
+        trajectory.sampled_tokens,
+        trajectory.error or trajectory.answer,
+    )
+    return dict(zip(_COLUMNS, values, strict=True))

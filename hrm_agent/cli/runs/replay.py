@@ -1,0 +1,192 @@
+"""`hrm-agent replay`: plays stored runs again from their recorded answers, with the graphs as they are now.
+
+No model is loaded and no sandbox is started, except where `--live-after` goes on with a policy. With `--check` it is a
+regression test of the graphs: every run of a store that has ended, and exit code 1 if one comes to something else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from hrm_agent.runtime.replay.request_diff import asked_lines
+from hrm_agent.runtime.episode import EpisodeRunner
+from hrm_agent.runtime.replay.player import Replay, ReplayVerdict, replay, replay_async
+from hrm_agent.cli.common.arguments import Parser
+from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
+from hrm_agent.environment.isolation import DEFAULT_ISOLATION, parse_isolation
+from hrm_agent.environment.open import opened_environment
+from hrm_agent.errors import ConfigError, HrmError, RunError
+from hrm_agent.store import RunStore
+from hrm_agent.trajectory import RunStatus, Sampling, Trajectory
+
+__all__ = ["in_words", "run"]
+
+
+def run(words: list[str]) -> int:
+    """0 if all that was replayed came to the same, 1 if not. With `--live-after`: 1 if the run that went on failed."""
+    parser = Parser("replay", "Play stored runs again from their recorded answers, with the graphs as they are now.")
+    parser.add_argument("trajectory", nargs="?", help="id of the trajectory, or of its thread")
+    parser.add_argument("--check", metavar="STORE", help="replay every finished run of a store or a run folder")
+    parser.add_argument("--run", metavar="RUN", help="with --check: only the trajectories of this run")
+    parser.add_argument("--store", default=DEFAULT_STORE, help=f"store of the trajectory [{DEFAULT_STORE}]")
+    parser.add_argument("--graph", help="another graph, as package.module:attribute [the recorded one, as it is now]")
+    parser.add_argument(
+        "--live-after", action="store_true", help="where it asks something new, go on with a policy on a new thread"
+    )
+    parser.add_argument("--policy", help="with --live-after: who answers [the recorded policy]")
+    parser.add_argument("--thread", help="with --live-after: name of the new thread")
+    parser.add_argument("--isolation", type=parse_isolation, help="with --live-after: the least that is accepted [L2]")
+    parser.add_argument("--environment", help="with --live-after: where model-written code runs [this machine]")
+    arguments = parser.read(words)
+    output = Output(as_json=arguments.json)
+    if (arguments.trajectory is None) is (arguments.check is None):
+        raise ConfigError("Which run?", "`hrm-agent replay TRAJECTORY`, or `hrm-agent replay --check STORE` for all.")
+    _refuse_idle(arguments)
+    if arguments.check is not None:
+        return _check(arguments.check, arguments.run, arguments.graph, output)
+    with existing_store(arguments.store) as store:
+        if arguments.live_after:
+            return _live(store, arguments, output)
+        found = replay(store, arguments.trajectory, graph=arguments.graph)
+        _show(store, found, output)
+    return 0 if found.equal else 1
+
+
+def _refuse_idle(arguments: Any) -> None:
+    """A flag that would change nothing is a mistake: a replay that somebody thinks was live, or of one run."""
+    live = {name: getattr(arguments, name) for name in ("policy", "thread", "isolation", "environment")}
+    idle = [] if arguments.live_after else [(name, "--live-after") for name, given in live.items() if given]
+    idle += [("run", "--check")] if arguments.run and arguments.check is None else []
+    if idle:
+        raise ConfigError(f"--{idle[0][0]} means nothing without {idle[0][1]}.", f"Add {idle[0][1]}, or leave it out.")
+    if arguments.check is not None and arguments.live_after:
+        raise ConfigError("--check goes on with no run.", "Name one run to go on with: `hrm-agent replay RUN`.")
+
+
+# one run
+
+
+def _live(store: RunStore, arguments: Any, output: Output) -> int:
+    trajectory = store.journal.trajectory(arguments.trajectory)
+
+    async def go() -> Replay:
+        async with _runner(store, trajectory, arguments) as runner:
+            options = {"graph": arguments.graph, "thread": arguments.thread}
+            return await replay_async(store, trajectory.id, live_after=runner, **options)
+
+    found = asyncio.run(go())
+    _show(store, found, output)
+    if found.live is None:
+        return 0 if found.equal else 1
+    return 1 if found.live.status is RunStatus.FAILED else 0
+
+
+@asynccontextmanager
+async def _runner(store: RunStore, trajectory: Trajectory, arguments: Any) -> AsyncGenerator[EpisodeRunner]:
+    """What a run goes on with: the recorded policy and sampling, where nothing else is asked for."""
+    from hrm_agent.models import load_policy
+
+    name = arguments.policy or trajectory.policy
+    used = [call.sampling for call in trajectory.calls]
+    sampling = Sampling()
+    if used:
+        most = max(one.max_tokens for one in used)
+        sampling = Sampling(temperature=used[-1].temperature, top_p=used[-1].top_p, max_tokens=most)
+    least = arguments.isolation or DEFAULT_ISOLATION
+    async with opened_environment(arguments.environment, isolation=least) as environment:
+        yield EpisodeRunner(store, load_policy(name), name, environment, sampling)
+
+
+def _show(store: RunStore, found: Replay, output: Output) -> None:
+    lines = _difference(store, found)
+    output.result({**_row(found), "difference": lines, "live": found.live.id if found.live else None})
+    output.table(
+        ("trajectory", found.trajectory.id),
+        [
+            ("thread", found.trajectory.thread_id),
+            ("graph", found.graph),
+            ("checkpoints", f"{found.checkpoints} compared"),
+            ("verdict", in_words(found)),
+        ],
+    )
+    for line in lines:
+        output.say(f"  {line}", style={"+": "green", "-": "red"}.get(line[:1], ""))
+    if found.unused and not found.equal:
+        output.say(f"{found.unused} recorded answers were not asked for.")
+    if found.live is not None:
+        said = found.live.error or found.live.answer or "no answer"
+        output.say(f"\nIt went on as thread {found.live.thread_id}: {found.live.status.value}. {said}")
+        output.say(f"  hrm-agent show {found.live.id} --store {store.url}")
+
+
+def _difference(store: RunStore, found: Replay) -> list[str]:
+    if found.divergence is not None:
+        return asked_lines(store, found.divergence.asked, found.divergence.nearest)
+    return [line for change in found.changes for line in (f"{change.channel} {change.part}".rstrip(), *change.lines)]
+
+
+def in_words(found: Replay) -> str:
+    """The verdict for people."""
+    if found.divergence is not None:
+        what = "runs a tool" if found.divergence.asked.tool_call is not None else "asks the model"
+        new = "otherwise than it did" if found.divergence.nearest is not None else "where it did not"
+        return f"step {found.divergence.step}, node {found.divergence.node}: it {what} {new}"
+    if found.equal:
+        drawn = f", apart from {found.random_ids} message ids that LangGraph draws at random"
+        return "equal" + (drawn if found.random_ids else ", byte for byte")
+    since = f" from step {found.step} on" if found.step is not None else ""
+    channels = ", ".join(change.channel for change in found.changes)
+    return "; ".join(
+        part for part in (found.ended, f"the state differs{since}: {channels}" if channels else "") if part
+    )
+
+
+def _row(found: Replay) -> dict[str, Any]:
+    return {
+        "trajectory": found.trajectory.id,
+        "thread": found.trajectory.thread_id,
+        "graph": found.graph,
+        "verdict": found.verdict.value,
+        "words": in_words(found),
+        "node": found.divergence.node if found.divergence else None,
+        "step": found.divergence.step if found.divergence else found.step,
+        "checkpoints": found.checkpoints,
+        "random_ids": found.random_ids,
+        "unused": found.unused,
+    }
+
+
+# all runs of a store
+
+
+def _check(where: str, run_id: str | None, graph: str | None, output: Output) -> int:
+    checked, rows = 0, list[dict[str, Any]]()
+    with existing_store(where) as store:
+        for header in store.journal.headers():
+            if header.status is RunStatus.RUNNING or run_id not in (None, header.run_id):
+                continue
+            checked += 1
+            row = _row_of(store, header, graph)
+            if row["verdict"] != ReplayVerdict.EQUAL:
+                rows.append(row)
+                output.say(f"{header.id}  {header.thread_id}  {row['words']}")
+        if not checked:  # a test of nothing is not passed
+            of_run = f" of the run {run_id!r}" if run_id else ""
+            raise RunError(
+                f"{store.url} has no trajectory{of_run} that has ended.", f"`hrm-agent history --store {store.url}`"
+            )
+    output.result({"replayed": checked, "equal": checked - len(rows), "differ": rows})
+    output.say(f"{checked} runs replayed, {checked - len(rows)} equal, {len(rows)} not")
+    return 1 if rows else 0
+
+
+def _row_of(store: RunStore, header: Trajectory, graph: str | None) -> dict[str, Any]:
+    """A run that cannot be replayed is no reason to leave out the others."""
+    try:
+        return _row(replay(store, header.id, graph=graph))
+    except HrmError as error:
+        return {"trajectory": header.id, "thread": header.thread_id, "verdict": "error", "words": str(error)}

@@ -1,0 +1,144 @@
+"""`hrm-agent resume`: goes on with a run folder, or with one thread of a store, as it was started.
+
+A thread that waits with a question is given its answer; --at goes on from an earlier moment, on a thread of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hrm_agent.runtime.execution.conversation import reopened
+from hrm_agent.runtime.episode import NO_ANSWER
+from hrm_agent.cli.common.arguments import Parser
+from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store, run_folder
+from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, build_config, read_config_file
+from hrm_agent.errors import RunError, nearest
+from hrm_agent.trajectory import RunStatus
+
+__all__ = ["run", "value_of"]
+
+Resume = Callable[[Path, Output], int]
+
+
+def run(words: list[str]) -> int:
+    parser = Parser("resume", "Go on with an interrupted run as it was started; what is on record is not run again.")
+    parser.add_argument("run", help="a run folder, or the id of a thread of --store")
+    parser.add_argument("--store", default=DEFAULT_STORE, help=f"store of the thread [{DEFAULT_STORE}]")
+    parser.add_argument("--at", metavar="MOMENT", help="from an earlier moment of the thread, on a new one (a fork)")
+    parser.add_argument(
+        "--answer",
+        nargs="?",
+        const=None,
+        default=NO_ANSWER,
+        metavar="VALUE",
+        help="what a question that waits is answered with, as JSON or text; without a value: pass a breakpoint",
+    )
+    arguments = parser.read(words)
+    output, folder = Output(as_json=arguments.json), run_folder(Path(arguments.run), "")
+    answer = value_of(arguments.answer)
+    if arguments.at is not None:
+        return _from_moment(arguments.run, arguments.at, arguments.store, output, answer)
+    if folder.is_dir() and answer is NO_ANSWER:
+        return _COMMANDS[_command(folder)](folder, output)
+    return _thread(arguments.run, arguments.store, output, answer)
+
+
+def value_of(text: Any) -> Any:
+    """JSON where it is JSON, else the text itself."""
+    if not isinstance(text, str):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _command(folder: Path) -> str:
+    path = folder / CONFIG_FILE
+    if not path.exists():
+        raise RunError(f"{folder} is no run folder: it has no {CONFIG_FILE}.", "Name a folder under runs/.")
+    try:
+        command = str(tomllib.loads(path.read_text(encoding="utf-8")).get(COMMAND_KEY))
+    except ValueError as error:
+        raise RunError(f"{path} cannot be read: {error}.", "Start the run anew in another folder.") from error
+    if command not in _COMMANDS:
+        raise RunError(f"{path} is of no command that can be resumed: {command!r}.", nearest(command, _COMMANDS))
+    return command
+
+
+def _values(folder: Path, command: str) -> dict[str, Any]:
+    return read_config_file(folder / CONFIG_FILE, command)
+
+
+def _collect(folder: Path, output: Output) -> int:
+    from hrm_agent.cli.training.collect import collect_run
+    from hrm_agent.training.configs import CollectConfig
+
+    return collect_run(build_config(CollectConfig, _values(folder, "collect"), CONFIG_FILE), folder, output)
+
+
+def _eval(folder: Path, output: Output) -> int:
+    from hrm_agent.cli.training.eval import eval_run
+    from hrm_agent.training.configs import CollectConfig
+
+    return eval_run(build_config(CollectConfig, _values(folder, "eval"), CONFIG_FILE), folder, output)
+
+
+def _train_rl(folder: Path, output: Output) -> int:
+    from hrm_agent.cli.training.train import reinforce
+    from hrm_agent.training.configs import GrpoConfig
+
+    reinforce(build_config(GrpoConfig, _values(folder, "train rl"), CONFIG_FILE), folder, output)
+    return 0
+
+
+def _demo(folder: Path, output: Output) -> int:
+    from hrm_agent.cli.training.demo import demo_run
+    from hrm_agent.training.configs import DemoConfig
+
+    demo_run(build_config(DemoConfig, _values(folder, "demo"), CONFIG_FILE), folder, output)
+    return 0
+
+
+_COMMANDS: dict[str, Resume] = {"demo": _demo, "collect": _collect, "eval": _eval, "train rl": _train_rl}
+
+
+def _thread(thread: str, where: str, output: Output, answer: Any) -> int:
+    from hrm_agent.cli.runs.run import RunConfig, config_folder, known_config, run_task
+
+    with existing_store(where) as store:
+        trajectory = store.journal.trajectory(thread)
+        kept = (config_folder(store, trajectory.id) / CONFIG_FILE).exists()
+        values = known_config(store, trajectory)
+        if trajectory.status is RunStatus.ABORTED:  # stopped by hand, and now wanted after all
+            store.journal.write_trajectory(reopened(trajectory))
+    if not kept and not trajectory.run_id:
+        raise RunError(
+            f"The options of thread {thread!r} are not on record: no command of this program made it.",
+            f"Fork it, and say them: `hrm-agent fork {thread} --run`, with --graph, --policy and so on.",
+        )
+    if not kept and answer is NO_ANSWER:
+        raise RunError(
+            f"Thread {thread!r} belongs to the run {trajectory.run_id!r}, which `hrm-agent run` did not start.",
+            f"Resume the whole run: `hrm-agent resume {Path(where).parent if Path(where).is_file() else where}`.",
+        )
+    config = build_config(RunConfig, values, f"of thread {thread!r}")
+    return run_task(config, trajectory.task.prompt, trajectory.thread_id, where, output, answer=answer)
+
+
+def _from_moment(thread: str, at: str, where: str, output: Output, answer: Any) -> int:
+    from hrm_agent.runtime.time_travel.fork import Edit
+    from hrm_agent.cli.runs.fork import fork_thread, run_forks
+    from hrm_agent.cli.runs.run import RunConfig, conclude, known_config
+
+    with existing_store(where) as store:
+        known = store.journal.trajectory(thread)
+        config = build_config(RunConfig, known_config(store, known), f"of thread {thread!r}")
+        episodes = fork_thread(store, thread, at, config, edit=Edit())
+        (trajectory,) = run_forks(store, config, episodes, output, answer)
+    return conclude(output, trajectory, where)

@@ -1,0 +1,319 @@
+"""`hrm-agent run`: one task through a graph, shown node by node as it happens.
+
+The options are kept beside the store, by thread: an interrupted run is gone on with by `hrm-agent resume THREAD`, with
+the options it was started with, since a recorded answer only fits the request that it answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+import tomllib
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, convert_to_messages
+from langgraph.types import Interrupt
+from pydantic import BaseModel, ConfigDict, Field
+
+from hrm_agent.runtime.selection.choice import CHOICE_GRAPH
+from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner
+from hrm_agent.runtime.selection.strategies import Mode, Outcome, solve
+from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
+from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.common.formatting import code_of
+from hrm_agent.cli.common.run_folder import DEFAULT_STORE
+from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, compare_on_resume, read_config_file, save_config
+from hrm_agent.environment.isolation import DEFAULT_ISOLATION
+from hrm_agent.environment.open import LeastIsolation, Where, opened_environment
+from hrm_agent.errors import ConfigError, RunError
+from hrm_agent.files import alone_in, to_json
+from hrm_agent.models import DEFAULT_POLICY, Backend, invalid_tool_calls, load_policy
+from hrm_agent.store import RunStore, open_store
+from hrm_agent.trajectory import RunStatus, Sampling, StopReason, TaskRef, Trajectory
+from hrm_agent.training.configs import FREE_ON_RESUME, ModeName
+from hrm_agent.training.tasks import verifier_of
+
+__all__ = [
+    "Printer",
+    "RunConfig",
+    "conclude",
+    "config_folder",
+    "header",
+    "known_config",
+    "refuse_broken",
+    "run",
+    "run_task",
+    "runner_for",
+]
+
+
+_INTERRUPT = "__interrupt__"
+"""What LangGraph names as the node where questions wait."""
+
+
+class RunConfig(BaseModel):
+    """How one task is run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    graph: str = "tool_loop"
+    """tool_loop, reasoning, research, or your own as package.module:attribute."""
+    policy: str = DEFAULT_POLICY
+    """A built-in policy, a model folder, hf:NAME, scripted:FILE, or a provider's chat model."""
+    context: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Options of the graph: its budgets."""
+    mode: ModeName = "single"
+    """How the task comes to its answer: by one run, or by a choice among several."""
+    n: int = Field(default=4, ge=1)
+    """Runs at most, where the mode allows more than one."""
+    width: int = Field(default=2, ge=1)
+    """Of them, those that the mode `search` forks from one moment side by side."""
+    stand_in: bool = False
+    """Let the policy answer for chat models that the graph holds itself; otherwise those are asked, and recorded."""
+    constrain: bool = True
+    """Hold roles to the form of their answers, where the engine can."""
+    temperature: float = Field(default=1.0, ge=0)
+    """0 takes the most probable token."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Share of the probability that is sampled from."""
+    max_tokens: int = Field(default=512, ge=1)
+    """Sampled tokens of one answer, where the graph sets no budget of its own."""
+    seed: int | None = None
+    """With a seed the same command samples the same tokens."""
+    recursion_limit: int = Field(default=200, ge=1)
+    """LangGraph's steps."""
+    isolation: LeastIsolation = DEFAULT_ISOLATION
+    """The least isolation of model-written code that is accepted: L3, L2, L1, L0."""
+    environment: Where | None = None
+    """Where model-written code runs: none for this machine, the URL of `hrm-agent environment serve`, ray[:ADDRESS]."""
+
+
+def run(words: list[str]) -> int:
+    """0 if the run ended by itself or at a limit, 1 if it failed."""
+    parser = Parser("run", "Run one task through a graph and keep what happens on record.")
+    parser.add_argument("task", help="the task, as text")
+    parser.add_argument("--store", default=DEFAULT_STORE, help=f"where to record [{DEFAULT_STORE}]")
+    parser.add_argument("--thread", help="name of the thread; a thread on record is gone on with [a new one]")
+    add_config(parser, RunConfig)
+    arguments = parser.read(words)
+    config = config_from(arguments, RunConfig, "run")
+    if arguments.dry_run:
+        print_config(config, "run", as_json=arguments.json)
+        return 0
+    refuse_broken(arguments.task)
+    thread = arguments.thread or time.strftime("run-%Y%m%d-%H%M%S-") + secrets.token_hex(2)
+    return run_task(config, arguments.task, thread, arguments.store, Output(as_json=arguments.json))
+
+
+def refuse_broken(text: str, what: str = "The task") -> None:
+    """Bytes of the command line that are no UTF-8 arrive as halves of characters, which no store can hold."""
+    if text.encode(errors="replace").decode() != text:
+        raise ConfigError(f"{what} is not UTF-8.", "Convert it, or set the terminal to UTF-8.")
+
+
+def config_folder(store: RunStore, trajectory_id: str) -> Path:
+    """Where the options of a thread are kept."""
+    return store.folder / "threads" / trajectory_id
+
+
+def run_task(config: RunConfig, text: str, thread: str, where: str, output: Output, *, answer: Any = NO_ANSWER) -> int:
+    """Start or go on with `thread`; `answer` is for the question that it waits with."""
+    with open_store(where) as store:
+        known = store.journal.find_trajectory(thread)
+        task = known.task if known else TaskRef(id=thread, family="command", prompt=text)
+        _refuse_another_task(thread, task, text)
+        verify = verifier_of(task)
+        episode = Episode(task, thread, graph=config.graph, seed=config.seed, context=config.context, verify=verify)
+        folder = config_folder(store, episode.trajectory_id)
+        compare_on_resume(config, "run", folder, free=FREE_ON_RESUME)
+        backend = load_policy(config.policy)
+
+        _refuse_answer(config, thread, answer)
+
+        async def go() -> Outcome:
+            async with runner_for(config, store, backend) as runner:
+                save_config(config, "run", folder)
+                if config.mode != "single":
+                    return await _by_mode(config, runner, episode, output)
+                trajectory = await runner.run(episode, Printer(output).update, answer=answer)
+                return Outcome(trajectory, (trajectory,), thread)
+
+        with alone_in(folder):
+            outcome = asyncio.run(go())
+    return conclude(output, outcome.trajectory, where, outcome if config.mode != "single" else None)
+
+
+async def _by_mode(config: RunConfig, runner: EpisodeRunner, episode: Episode, output: Output) -> Outcome:
+    """Several runs side by side are not shown node by node, but each when it is over."""
+
+    def keep(candidate: Episode) -> None:
+        own = config.model_copy(update={"mode": "single", "seed": candidate.seed})
+        save_config(own, "run", config_folder(runner.store, candidate.trajectory_id))
+
+    def over(candidate: Trajectory) -> None:
+        output.result({"event": "candidate", **header(candidate)})
+        reason = candidate.stop_reason.value if candidate.stop_reason else ""
+        output.say(f"{candidate.thread_id}  {candidate.status.value} ({reason})", style="bold")
+        output.say(_indented(candidate.error or candidate.answer or "no answer"))
+
+    mode = Mode(config.mode, config.n, config.width)
+    return await solve(runner, episode, mode, keep=keep, on_candidate=over)
+
+
+def _refuse_answer(config: RunConfig, thread: str, answer: Any) -> None:
+    if config.mode != "single" and answer is not NO_ANSWER:
+        raise RunError(
+            f"Thread {thread!r} is that of a choice among runs: it waits for no answer.",
+            f"Answer the run that asks, `hrm-agent resume {thread}/0 --answer VALUE`, then resume {thread}.",
+        )
+
+
+@asynccontextmanager
+async def runner_for(config: RunConfig, store: RunStore, backend: Backend) -> AsyncGenerator[EpisodeRunner]:
+    """What runs an episode as `config` says, with an environment opened for it."""
+    async with opened_environment(config.environment, isolation=config.isolation) as environment:
+        yield EpisodeRunner(
+            store,
+            backend,
+            config.policy,
+            environment,
+            Sampling(temperature=config.temperature, top_p=config.top_p, max_tokens=config.max_tokens),
+            recursion_limit=config.recursion_limit,
+            stand_in=config.stand_in,
+            constrain=config.constrain,
+        )
+
+
+def known_config(store: RunStore, trajectory: Trajectory | None) -> dict[str, Any]:
+    """Options that a thread was run with: its own, those of the run in whose folder it lies, or as its record says."""
+    if trajectory is None:
+        return {}
+    own = config_folder(store, trajectory.id) / CONFIG_FILE
+    if own.exists():
+        return read_config_file(own, "run")
+    said = {"graph": trajectory.graph, "policy": trajectory.policy}
+    of_run = store.folder / CONFIG_FILE
+    if trajectory.run_id and of_run.exists():
+        command = str(tomllib.loads(of_run.read_text(encoding="utf-8")).get(COMMAND_KEY))
+        values = read_config_file(of_run, command)
+        said |= {key: value for key, value in values.items() if key in RunConfig.model_fields and key != "policy"}
+        if trajectory.graph != CHOICE_GRAPH:  # a candidate is one run
+            said["mode"] = "single"
+    return said
+
+
+def _refuse_another_task(thread: str, known: TaskRef, text: str) -> None:
+    if known.prompt != text:
+        raise RunError(
+            f"Thread {thread!r} is on record with another task: {known.prompt!r}.",
+            f"Leave out --thread for a new one; `hrm-agent chat --thread {thread}` goes on with the conversation.",
+        )
+
+
+_BOOKS = ("spent", "best", "sources", "found", "drafts", "citations")
+"""Parts of a state that an agent keeps for itself, whole pages among them: on record and in JSON, not worth a line."""
+
+
+class Printer:
+    """Shows each node's update once, however often a message comes by."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._seen: set[str] = set()
+
+    def update(self, namespace: tuple[str, ...], data: dict[str, Any]) -> None:
+        """One update of one or more nodes, `{node: values}`."""
+        for node, values in data.items():
+            name = "/".join([*namespace, node])
+            if node == _INTERRUPT:
+                self._questions(values)
+            changes = cast("dict[str, Any]", values) if isinstance(values, dict) else {}
+            for message in self._new(changes.get("messages", ())):
+                self._message(name, message)
+            for key, value in changes.items():
+                if key not in ("messages", "started_at") and value not in (None, "", {}, []):
+                    self._output.result({"event": "state", "node": name, "key": key, "value": value})
+                    if key in _BOOKS:
+                        continue
+                    self._output.say(f"{name}  {key}: {_shown(value)}", style="dim")
+
+    def _questions(self, asked: Iterable[Interrupt]) -> None:
+        for question in asked:  # a subgraph's is told by every graph around it
+            if question.id not in self._seen:
+                self._seen.add(question.id)
+                self._output.result({"event": "question", "id": question.id, "value": question.value})
+                self._output.say(f"asks: {_shown(question.value)}  (id {question.id})", style="yellow")
+
+    def _new(self, messages: Any) -> list[BaseMessage]:
+        """In whichever form a node returned them: messages, pairs, texts, one or several."""
+        listed = convert_to_messages(list(messages) if isinstance(messages, list) else [messages] if messages else [])
+        new = [message for message in listed if message.id is None or message.id not in self._seen]
+        self._seen |= {message.id for message in new if message.id}
+        return new
+
+    def _message(self, name: str, message: BaseMessage) -> None:
+        self._output.result({"event": "message", "node": name, **message.model_dump(mode="json")})
+        if isinstance(message, ToolMessage):
+            self._output.say(f"{name}  {_status(message)}", style="cyan")
+        else:
+            self._output.say(name, style="bold")
+        self._output.say(_indented(message.text))
+        if isinstance(message, AIMessage):
+            for asked in message.tool_calls:
+                self._output.say(_indented(f"> {asked['name']}: {code_of(asked['args'])}"), style="green")
+            for asked in invalid_tool_calls(message):
+                self._output.say(_indented(f"> undecodable call: {asked.get('error')}"), style="red")
+
+
+def _status(message: ToolMessage) -> str:
+    """The typed outcome where the tool was recorded, else LangChain's two-valued one."""
+    artifact: Any = message.artifact
+    if not isinstance(artifact, dict):
+        return message.status
+    return str(cast("dict[str, Any]", artifact).get("status", message.status))
+
+
+def _shown(value: Any) -> str:
+    """A value of the graph's state: text as it is, a list item by item, all else as JSON."""
+    if isinstance(value, list):
+        items = cast("list[Any]", value)
+        return "\n" + "\n".join(f"    {_shown(item)}" for item in items)
+    return value if isinstance(value, str) else to_json(value)
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.strip().splitlines())
+
+
+def conclude(output: Output, trajectory: Trajectory, where: str, outcome: Outcome | None = None) -> int:
+    """Say how a run ended, and what it was chosen from if it was; the exit code."""
+    output.result({"event": "end", **header(trajectory), **(_chosen(outcome) if outcome else {})})
+    reason = trajectory.stop_reason.value if trajectory.stop_reason else ""
+    output.say(f"\n{trajectory.status.value} ({reason})", style="bold")
+    output.say(trajectory.error or trajectory.answer or "no answer")
+    runs = [trajectory, *(outcome.candidates if outcome else ())]
+    if outcome is not None:
+        what = f"chosen: {outcome.chosen}, {outcome.reason}" if outcome.chosen else "none is chosen"
+        output.say(f"\n{len(outcome.candidates)} runs, {what}")
+    output.say(f"\nthread {trajectory.thread_id}, {sum(run.sampled_tokens for run in runs)} tokens sampled. Next:")
+    for waiting in (run for run in runs if run.stop_reason is StopReason.INTERRUPT):
+        output.say(f"  hrm-agent resume {waiting.thread_id} --answer VALUE --store {where}")
+    if trajectory.status is RunStatus.RUNNING:
+        output.say(f"  hrm-agent resume {trajectory.thread_id} --store {where}")
+    output.say(f"  hrm-agent show {trajectory.id} --store {where}")
+    output.say(f"  hrm-agent history {trajectory.thread_id} --store {where}")
+    return 1 if trajectory.status is RunStatus.FAILED else 0
+
+
+def header(trajectory: Trajectory) -> dict[str, Any]:
+    """A trajectory without its calls, as JSON."""
+    return trajectory.model_dump(mode="json", exclude={"calls", "tool_calls"})
+
+
+def _chosen(outcome: Outcome) -> dict[str, Any]:
+    candidates = [candidate.thread_id for candidate in outcome.candidates]
+    return {"chosen": outcome.chosen, "reason": outcome.reason, "candidates": candidates}

@@ -1,0 +1,208 @@
+"""A history as a tree of lines, and as data: the way to the newest moment runs straight down, others stand aside."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from hrm_agent.runtime.time_travel.fork import Branch, History, Moment, Question, Step
+from hrm_agent.files import to_json
+
+__all__ = ["facts_of", "moment_data", "outcome_of", "tree_data", "tree_lines"]
+
+Line = tuple[str, str]
+"""Text and style."""
+
+
+def tree_lines(found: History) -> Iterator[Line]:
+    """The whole tree of a thread, its forks included."""
+    yield f"Thread {found.thread_id}: {outcome_of(found)}", "bold"
+    if found.trajectory is not None and found.trajectory.forked_from is not None:
+        origin = found.trajectory.forked_from
+        yield f"forked from trajectory {origin.trajectory_id} at {origin.checkpoint_id}", "dim"
+    line = _line(found)
+    for root in found.children(None):
+        yield from _way(found, root, line, "")
+
+
+def outcome_of(found: History) -> str:
+    """How a thread stands, in a few words."""
+    trajectory = found.trajectory
+    if trajectory is None:
+        return "not recorded, its checkpoints only"
+    reason = f" ({trajectory.stop_reason.value})" if trajectory.stop_reason else ""
+    reward = "".join(f", {name} {value:g}" for name, value in trajectory.rewards.items())
+    error, answer = (text.strip().splitlines() for text in (trajectory.error or "", trajectory.answer or ""))
+    said = error[:1] or answer[-1:]
+    return f"{trajectory.status.value}{reason}{reward}{': ' + said[0] if said else ''}"
+
+
+def _line(found: History) -> frozenset[str]:
+    """Ids of the moments that lead to the newest one."""
+    return frozenset(moment.checkpoint_id for moment in found.lineage())
+
+
+def _way(found: History, here: Moment, line: frozenset[str], bars: str) -> Iterator[Line]:
+    """From one moment down to the end of its way, with what parts from it on its side."""
+    shown, said = _id_length(found), _said_later(found)
+    while True:
+        if here.checkpoint_id in said:
+            yield f"{bars}       {said[here.checkpoint_id]}", "bold"
+        yield bars + _text(here, shown), ""
+        yield from _beneath(here.ran, bars, shown)
+        yield from _waiting(here, bars, shown)
+        main, aside = _parting(found, here, line)
+        for other in aside:
+            yield f"{bars}  ├─ another way", "cyan"
+            yield from _way(found, other, line, f"{bars}  │  ")
+        for branch in found.branches:
+            if branch.at == here.checkpoint_id:
+                yield from _fork(branch, bars)
+        if main is None:
+            return
+        here = main
+
+
+def _said_later(found: History) -> dict[str, str]:
+    """Id of a moment -> the turn of a conversation that begins with it, from the second one on."""
+    inputs = [moment.checkpoint_id for moment in found.lineage() if moment.source == "input"]
+    turns = found.trajectory.turns if found.trajectory is not None else ()
+    later = zip(inputs[1:], turns, strict=False)
+    return {id_: f"turn {n}: {' '.join(turn.prompt.split())[:100]}" for n, (id_, turn) in enumerate(later, start=2)}
+
+
+def _parting(found: History, moment: Moment, line: frozenset[str]) -> tuple[Moment | None, list[Moment]]:
+    """The child that leads to the newest moment (else the newest child), and the others."""
+    children = found.children(moment)
+    if not children:
+        return None, []
+    main = next((child for child in children if child.checkpoint_id in line), children[-1])
+    return main, [child for child in children if child is not main]
+
+
+def _fork(branch: Branch, bars: str) -> Iterator[Line]:
+    found = branch.history
+    yield f"{bars}  ├─ {found.thread_id}: {outcome_of(found)}", "cyan"
+    for start in _own_starts(branch):
+        yield from _way(found, start, _line(found), f"{bars}  │  ")
+
+
+def _own_starts(branch: Branch) -> list[Moment]:
+    """Where the fork's own moments begin; empty if it was not run yet."""
+    return [moment for moment in branch.history.moments if moment.parent == branch.at]
+
+
+def _text(moment: Moment, shown: int) -> str:
+    columns = (f"{moment.index:>3}", f"{moment.checkpoint_id[:shown]}", f"{_arrival(moment):16}", facts_of(moment.ran))
+    then = f"-> {_counted(moment.next)}" if moment.next else "end"
+    return "  ".join(column for column in (*columns, then) if column)
+
+
+def _arrival(moment: Moment) -> str:
+    """What led to a moment, in a word: its nodes, or `input`, `update`, `fork`."""
+    return _counted(moment.ran.nodes) or moment.source
+
+
+def _counted(names: tuple[str, ...]) -> str:
+    return ", ".join(name if number == 1 else f"{name} x{number}" for name, number in Counter(names).items())
+
+
+def facts_of(step: Step) -> str:
+    """What a step cost; empty if it asked nobody."""
+    calls, tools = len(step.calls), len(step.tool_calls)
+    facts = [f"{calls} call{'s' * (calls != 1)}"] if calls else []
+    facts += [f"{tools} tool call{'s' * (tools != 1)}"] if tools else []
+    written = step.sampled_tokens or step.usage[1]
+    facts += [f"{written} tokens"] if written else []
+    facts += [f"{step.seconds:.2f} s"] if step.seconds is not None and facts else []
+    facts += [f"cost {step.cost:g}"] if step.cost is not None else []
+    return ", ".join(facts)
+
+
+def _beneath(step: Step, bars: str, shown: int) -> Iterator[Line]:
+    for subgraph in step.inside:
+        yield f"{bars}       {subgraph.node} {subgraph.task_id[:8]}", "dim"
+        for moment in subgraph.moments:
+            yield f"{bars}         {_text(moment, shown)}", "dim"
+            yield from _beneath(moment.ran, bars + "    ", shown)
+
+
+def _waiting(moment: Moment, bars: str, shown: int) -> Iterator[Line]:
+    if moment.under_way is not None:
+        yield f"{bars}       not over: {_counted(moment.under_way.nodes)}  {facts_of(moment.under_way)}", "yellow"
+        yield from _beneath(moment.under_way, bars, shown)
+    for question in moment.questions:
+        yield f"{bars}       asks: {_said(question)}", "yellow"
+
+
+def _said(question: Question) -> str:
+    value = question.value if isinstance(question.value, str) else to_json(question.value)
+    return f"{value}  (id {question.id})"
+
+
+def _id_length(found: History) -> int:
+    """As much of an id as tells the moments apart: ids that were made together begin alike."""
+    ids = [moment.checkpoint_id for moment in found.walk()]
+    return next((n for n in range(13, 36) if len({id_[:n] for id_ in ids}) == len(ids)), 36)
+
+
+def tree_data(found: History, own: frozenset[str] | None = None) -> dict[str, Any]:
+    """The tree as JSON. `own`: ids of the moments to tell; None: all. A fork tells what it does not share."""
+    trajectory = found.trajectory
+    moments = [moment for moment in found.moments if own is None or moment.checkpoint_id in own]
+    return {
+        "thread": found.thread_id,
+        "trajectory": trajectory.id if trajectory else None,
+        "group": trajectory.group_id if trajectory else None,
+        "status": trajectory.status.value if trajectory else None,
+        "stop_reason": trajectory.stop_reason.value if trajectory and trajectory.stop_reason else None,
+        "answer": trajectory.answer if trajectory else None,
+        "rewards": trajectory.rewards if trajectory else {},
+        "forked_from": trajectory.forked_from.model_dump() if trajectory and trajectory.forked_from else None,
+        "moments": [moment_data(moment) for moment in moments],
+        "branches": [{"at": branch.at, **tree_data(branch.history, _own(branch))} for branch in found.branches],
+    }
+
+
+def _own(branch: Branch) -> frozenset[str]:
+    shared = next((m for m in branch.history.moments if m.checkpoint_id == branch.at), None)
+    line = {moment.checkpoint_id for moment in branch.history.lineage(shared)} if shared else set[str]()
+    return frozenset(moment.checkpoint_id for moment in branch.history.moments) - line
+
+
+def moment_data(moment: Moment) -> dict[str, Any]:
+    """One moment as JSON, with the subgraphs of its step, without the state."""
+    return {
+        "index": moment.index,
+        "checkpoint": moment.checkpoint_id,
+        "parent": moment.parent,
+        "namespace": moment.namespace,
+        "step": moment.step,
+        "source": moment.source,
+        "created_at": moment.created_at,
+        **_step_data(moment.ran),
+        "next": moment.next,
+        "names": moment.names,
+        "interrupts": [{"id": q.id, "value": q.value, "node": q.node} for q in moment.questions],
+        "under_way": _step_data(moment.under_way) if moment.under_way else None,
+    }
+
+
+def _step_data(step: Step) -> dict[str, Any]:
+    read, written = step.usage
+    return {
+        "nodes": step.nodes,
+        "roles": step.roles,
+        "model_calls": len(step.calls),
+        "tool_calls": len(step.tool_calls),
+        "sampled_tokens": step.sampled_tokens,
+        "input_tokens": read,
+        "output_tokens": written,
+        "seconds": step.seconds,
+        "cost": step.cost,
+        "inside": [
+            {"node": run.node, "task": run.task_id, "moments": [moment_data(moment) for moment in run.moments]}
+            for run in step.inside
+        ],
+    }

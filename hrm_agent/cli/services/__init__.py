@@ -1,0 +1,1 @@
+"""Commands that serve, and that say what is there."""

@@ -1,0 +1,149 @@
+"""`hrm-agent doctor`: what this machine can give; `doctor environment`: how far it can isolate model-written code.
+
+Each layer is put on in processes made for it, which says what can be had and what it costs, and an environment is
+started, which says what is in force. Both can differ: a container may allow a layer alone and not within the others.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any, NamedTuple
+
+from hrm_agent.cli.common.arguments import Parser
+from hrm_agent.cli.common.output import Output
+from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation, Layer
+from hrm_agent.environment.local.zygote_process import missing_body
+from hrm_agent.errors import HrmError
+
+__all__ = ["run"]
+
+_ADVICE = {
+    Layer.NAMESPACES: "allow unprivileged user namespaces: sysctl user.max_user_namespaces=10000 and, where there are"
+    " such keys, kernel.apparmor_restrict_unprivileged_userns=0, kernel.unprivileged_userns_clone=1; in a container"
+    " --security-opt seccomp=unconfined (and apparmor=unconfined)",
+    Layer.SECCOMP: "a kernel with CONFIG_SECCOMP_FILTER, on x86_64 or aarch64; not gVisor, which is a sandbox itself",
+    Layer.LANDLOCK: "Linux 5.13 or newer, started with landlock among lsm=; in a container, a seccomp profile that lets"
+    " its three calls pass",
+    Layer.RLIMITS: "an interpreter that an ordinary user can read: not one below /root",
+    Layer.MEMORY_SAMPLING: "a /proc that can be mounted in a namespace: in a container --security-opt"
+    " systempaths=unconfined",
+    Layer.CGROUP: "for L3 only: a memory cgroup delegated to this program (cgroup version 2)",
+}
+_ELSEWHERE = "this is {}, which has none of this: run the code on Linux, and name that machine with --environment URL."
+
+
+class _Row(NamedTuple):
+    layer: Layer
+    available: bool
+    in_force: bool
+    detail: str
+    """Why it is not there; else what there is to know."""
+    slot_us: float | None
+    """Microseconds, once per slot; None if there is nothing to measure."""
+    call_us: float | None
+    """Microseconds, per call (of memory sampling: per look)."""
+
+
+def run(words: list[str]) -> int:
+    """0 if the default level is reached, 1 if not."""
+    parser = Parser("doctor", "What this machine can give: how far model-written code is isolated, and at what cost.")
+    parser.add_argument("what", nargs="?", choices=["environment"], help="environment; all there is if left out")
+    arguments = parser.read(words)
+    level, missing, problem = _in_force()
+    rows = [_row(layer, found, missing) for layer, found in _found().items()]
+    _report(Output(as_json=arguments.json), level, rows, problem)
+    return 0 if level is not None and level.holds(DEFAULT_ISOLATION) else 1
+
+
+def _in_force() -> tuple[Isolation | None, dict[str, str], str]:
+    """Level and missing layers of an environment started here; if none starts at all no level, and why."""
+    if sys.platform != "linux":
+        return None, dict.fromkeys(Layer, ""), _ELSEWHERE.format(sys.platform)
+    from hrm_agent.environment.local.environment import LocalEnvironment
+
+    try:
+        environment = LocalEnvironment(slots=1, isolation=Isolation.L0)
+    except HrmError as error:
+        return None, dict.fromkeys(Layer, ""), error.message
+    try:
+        return Isolation(environment.isolation), dict(environment.missing), ""
+    finally:
+        environment.shutdown()
+
+
+def _found() -> dict[Layer, dict[str, Any]]:
+    """What the probe found, in a bare interpreter of its own: see `sandbox/probe.py`."""
+    if sys.platform != "linux":
+        return {layer: _nothing(f"not on {sys.platform}") for layer in Layer}
+    from hrm_agent.environment.local.zygote_process import bare_python
+
+    done = subprocess.run(bare_python("probe"), env={}, check=False, capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return {layer: _nothing(f"the probe failed: {why}") for layer in Layer}
+    return {Layer(name): found for name, found in json.loads(done.stdout).items()}
+
+
+def _nothing(why: str) -> dict[str, Any]:
+    return {"missing": why, "slot_us": None, "call_us": None, "detail": ""}
+
+
+def _row(layer: Layer, found: dict[str, Any], missing: dict[str, str]) -> _Row:
+    return _Row(
+        layer,
+        available=not found["missing"],
+        in_force=layer not in missing,
+        detail=found["missing"] or missing.get(layer) or found["detail"],
+        slot_us=found["slot_us"],
+        call_us=found["call_us"],
+    )
+
+
+def _report(output: Output, level: Isolation | None, rows: list[_Row], problem: str) -> None:
+    reached = level is not None and level.holds(DEFAULT_ISOLATION)
+    layers = [{**row._asdict(), "advice": _advice(row)} for row in rows]
+    body = missing_body() if sys.platform == "linux" else _ELSEWHERE
+    told = {"level": level, "default": DEFAULT_ISOLATION, "reached": reached, "problem": problem}
+    output.result({**told, "missing_body": body, "layers": layers})
+    output.table(
+        ("layer", "available", "in force", "us per slot", "us per call", ""),
+        [_cells(row) for row in rows],
+    )
+    for row in rows:
+        if advice := _advice(row):
+            output.say(f"\n{row.layer}: {advice}.")
+    if body:
+        output.say(f"\nCalls cost more CPU than they need to: slots do without their compiled body, because {body}.")
+    output.say()
+    if level is None:
+        output.say(f"No model-written code can be run here: {problem}", style="red")
+    elif reached:
+        output.say(f"Model-written code is isolated by {level}; asked for is {DEFAULT_ISOLATION}.", style="green")
+    else:
+        output.say(
+            f"Model-written code is isolated by {level} only, less than {DEFAULT_ISOLATION}: commands refuse to run it"
+            f" here unless told --isolation {level}. Or run it elsewhere: --environment URL.",
+            style="red",
+        )
+
+
+def _advice(row: _Row) -> str:
+    """What to do about a layer that is missing by itself, not because nothing starts."""
+    if sys.platform != "linux":
+        return ""
+    return _ADVICE[row.layer] if not row.available or (not row.in_force and row.detail) else ""
+
+
+def _cells(row: _Row) -> tuple[str, ...]:
+    known = _yes(row.available), _yes(row.in_force)
+    return (row.layer, *known, _us(row.slot_us), _us(row.call_us), row.detail)
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _us(microseconds: float | None) -> str:
+    return "" if microseconds is None else f"{microseconds:.0f}"

@@ -1,0 +1,165 @@
+"""`hrm-agent environment`: run model-written code for others, and ask how such a server stands."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from hrm_agent.cli.common.arguments import Arguments, Parser
+from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.common.serving_options import (
+    Token,
+    add_place,
+    announce,
+    check_place,
+    hosts_of,
+    kept_token,
+    read_token,
+    until_signal,
+    url_of,
+)
+from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation, parse_isolation
+from hrm_agent.environment.local.environment import LocalEnvironment
+from hrm_agent.environment.remote.address import (
+    TOKEN_VARIABLE,
+    about_of,
+    ask,
+    kept_token_file,
+    parse_address,
+    token_or_variable,
+)
+from hrm_agent.environment.remote.sockets import listen_tcp, listen_unix
+from hrm_agent.environment.scheduler.admission import QUEUE_LIMIT
+from hrm_agent.errors import ConfigError, HrmError, nearest
+
+__all__ = ["ACTIONS", "run"]
+
+ACTIONS = {
+    "serve": "run model-written code for other processes, over HTTP",
+    "status": "what a server is, and its counts and times",
+}
+_PORT = 8742
+
+
+def run(words: list[str]) -> int:
+    if words and words[0] in _RUN:
+        return _RUN[words[0]](words[1:])
+    if words and not words[0].startswith("-"):
+        raise ConfigError(
+            f"`hrm-agent environment` has no action {words[0]!r}.",
+            nearest(words[0], ACTIONS) or f"Actions: {', '.join(ACTIONS)}.",
+        )
+    listed = "\n".join(f"  {name:8}{text}" for name, text in ACTIONS.items())
+    about = f"Where model-written code runs.\n\n{listed}\n\n`hrm-agent environment ACTION --help` lists its options."
+    Parser("environment ACTION", about).read(words or ["--help"])
+    return 0
+
+
+def _serve(words: list[str]) -> int:
+    parser = Parser("environment serve", ACTIONS["serve"].capitalize() + ".")
+    add = parser.add_argument
+    add_place(parser, _PORT, kept_token_file())
+    add("--socket", metavar="PATH", help="listen on a unix socket instead, open to this user alone")
+    add("--slots", type=int, help="calls that run at once [two per core]")
+    add(
+        "--isolation",
+        default=DEFAULT_ISOLATION.value,
+        metavar="LEVEL",
+        help=f"the least accepted [{DEFAULT_ISOLATION}]",
+    )
+    add("--packages", nargs="+", metavar="NAME", help="that snippets may import [numpy and sympy, where installed]")
+    add("--queue-limit", type=int, default=QUEUE_LIMIT, help=f"calls that wait; more wait outside [{QUEUE_LIMIT}]")
+    add("--max-sessions", type=int, default=64, help="processes of sessions; an idle one makes room [64]")
+    arguments = parser.read(words)
+    _check(arguments)
+    isolation = parse_isolation(arguments.isolation)
+    token = kept_token(arguments.token_file, TOKEN_VARIABLE, kept_token_file())
+    listener, url = _listener(arguments)
+    with listener:
+        environment = LocalEnvironment(
+            slots=arguments.slots,
+            max_sessions=arguments.max_sessions,
+            isolation=isolation,
+            packages=arguments.packages,
+            queue_limit=arguments.queue_limit,
+        )
+        asyncio.run(_until_stopped(arguments, environment, token, listener, url))
+    return 0
+
+
+def _check(arguments: Arguments) -> None:
+    for name in ("slots", "queue_limit", "max_sessions"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: at least 1 is needed.")
+    check_place(arguments)
+
+
+def _listener(arguments: Arguments) -> tuple[socket.socket, str]:
+    if arguments.socket:
+        return listen_unix(arguments.socket), f"unix:{Path(arguments.socket).absolute()}"
+    listener = listen_tcp(arguments.host, arguments.port, allow_remote=arguments.allow_remote)
+    return listener, url_of(arguments.host, listener)
+
+
+async def _until_stopped(
+    arguments: Arguments, environment: LocalEnvironment, token: Token, listener: socket.socket, url: str
+) -> None:
+    from hrm_agent.environment.remote.server import serving
+
+    hosts = () if arguments.socket else hosts_of(arguments)
+    try:
+        async with serving(
+            environment,
+            token.text,
+            listener,
+            hosts=hosts,
+            slots=environment.slots,
+            drain_seconds=arguments.drain_seconds,
+        ):
+            level, slots = environment.isolation, environment.slots
+            what = f"isolation {level}, {slots} slots"
+            announce(Output(as_json=arguments.json), token, url, what, isolation=level, slots=slots)
+            await until_signal()
+            if arguments.socket:
+                _remove(arguments.socket)
+    finally:
+        await environment.close()
+
+
+def _remove(path: str) -> None:
+    """While it is ours beyond doubt: when nobody listens, the next server may put its own there."""
+    Path(path).unlink(missing_ok=True)
+
+
+def _status(words: list[str]) -> int:
+    parser = Parser("environment status", ACTIONS["status"].capitalize() + ".")
+    parser.add_argument("url", help="http://HOST:PORT, https://HOST:PORT or unix:PATH")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help=f"the server's [{kept_token_file()}]")
+    arguments = parser.read(words)
+    output = Output(as_json=arguments.json)
+    address, token = parse_address(arguments.url), _token_of_status(arguments.token_file)
+    about = about_of(ask(address, "/health", token), address, Isolation.L0)
+    metrics = ask(address, "/metrics", token)
+    output.result({"url": str(address), **asdict(about), "metrics": metrics})
+    output.say(
+        f"{address}: isolation {about.isolation}, {about.slots} slots, version {about.version}\n\n{metrics.rstrip()}"
+    )
+    return 0
+
+
+def _token_of_status(file: Path | None) -> str:
+    if file is None and os.environ.get(TOKEN_VARIABLE):
+        return token_or_variable(None)
+    path = file or kept_token_file()
+    try:
+        return read_token(path).text
+    except FileNotFoundError:
+        raise HrmError(f"There is no token in {path}.", f"Name the --token-file, or set {TOKEN_VARIABLE}.") from None
+
+
+_RUN: dict[str, Callable[[list[str]], int]] = {"serve": _serve, "status": _status}

@@ -1,0 +1,61 @@
+"""`hrm-agent models check STRING`: what the model behind a string can do, and what is missing for more."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from hrm_agent.cli.common.arguments import Parser
+from hrm_agent.cli.common.output import Output
+from hrm_agent.errors import ConfigError, nearest
+
+__all__ = ["run"]
+
+
+def run(words: list[str]) -> int:
+    """0 if nothing is missing, 1 if it answers and could do more; a model that cannot be had is an error (2)."""
+    if words and words[0] == "check":
+        return _check(words[1:])
+    if words and not words[0].startswith("-"):
+        raise ConfigError(
+            f"`hrm-agent models` has no action {words[0]!r}.", nearest(words[0], ["check"]) or "Its action: check."
+        )
+    listed = "  check  what the model behind a string can do, and what is missing for more"
+    Parser("models ACTION", f"Models by their strings.\n\n{listed}").read(words or ["--help"])
+    return 0
+
+
+def _check(words: list[str]) -> int:
+    parser = Parser("models check", "What the model behind a string can do, and what is missing for more.")
+    parser.add_argument("model", help="as for --policy: builtin:trained, a folder, hf:NAME?load=nf4, vllm:URL, ...")
+    parser.add_argument("--no-load", action="store_true", help="read the string only; load nothing and ask nobody")
+    arguments = parser.read(words)
+    from hrm_agent.models.checking import check_model
+
+    found = check_model(arguments.model, load=not arguments.no_load)
+    can, output = found.capabilities, Output(as_json=arguments.json)
+    told = asdict(can) | {"lacks": [lack._asdict() for lack in can.lacks]}
+    output.result({"model": found.model, "loaded": found.loaded, "load_seconds": found.load_seconds} | told)
+    rows = [
+        ("stands behind it", can.kind),
+        ("loaded", f"in {found.load_seconds:.1f} s" if found.load_seconds is not None else "no, as asked"),
+        ("answers", "not asked" if found.answer is None else f"{found.answer.strip()[:60]!r}"),
+        ("tools", _yes(can.tools)),
+        ("token ids", _yes(can.token_ids)),
+        ("log-probs", can.logprobs.value),
+        ("streaming", _yes(can.streaming)),
+        ("structured output", _yes(can.structured)),
+        ("trainable", _yes(can.trainable)),
+        ("quantized", can.quantized or "no"),
+        ("type and device", " on ".join(filter(None, (can.dtype, can.device))) or None),
+        ("context", None if can.max_length is None else f"{can.max_length:,} tokens"),
+        ("parameters", None if can.parameters is None else f"{can.parameters:,}"),
+        ("memory of its weights", None if can.memory_bytes is None else f"{can.memory_bytes / 1e6:,.1f} MB"),
+    ]
+    output.table(("", found.model), [row for row in rows if row[1] is not None])
+    for lack in can.lacks:
+        output.say(f"\nMissing: {lack.what}. {lack.hint}", style="yellow")
+    return 1 if can.lacks else 0
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"

@@ -1,0 +1,109 @@
+"""`hrm-agent serve`: graphs for chat clients, by OpenAI's chat completions. Every request is a run on record."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hrm_agent.cli.common.arguments import Arguments, Parser, add_config, config_from, print_config
+from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.common.run_folder import DEFAULT_STORE
+from hrm_agent.cli.common.serving_options import (
+    Token,
+    add_place,
+    announce,
+    check_place,
+    hosts_of,
+    kept_token,
+    until_signal,
+    url_of,
+)
+from hrm_agent.cli.runs.run import RunConfig, runner_for
+from hrm_agent.environment.isolation import DEFAULT_ISOLATION
+from hrm_agent.environment.open import LeastIsolation, Where
+from hrm_agent.environment.remote.address import kept_token_file
+from hrm_agent.environment.remote.sockets import listen_tcp
+from hrm_agent.models import DEFAULT_POLICY, load_policy
+from hrm_agent.runtime.execution.loading import BUILTIN_GRAPHS, load_graph
+from hrm_agent.store import RunStore, open_store
+
+__all__ = ["TOKEN_VARIABLE", "ServeConfig", "run"]
+
+TOKEN_VARIABLE = "HRM_AGENT_SERVE_TOKEN"
+_PORT = 8743
+
+
+class ServeConfig(BaseModel):
+    """What is served, and how a request is run that does not say it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    graphs: list[str] = Field(default_factory=lambda: list(BUILTIN_GRAPHS), min_length=1)
+    """The models that clients may name: built-in graphs, or your own as package.module:attribute."""
+    policy: str = DEFAULT_POLICY
+    """A built-in policy, a model folder, hf:NAME, scripted:FILE, or a provider's chat model."""
+    context: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Options of the graphs, such as max_turns=6; a request may name its own, but no sources, models or files."""
+    concurrency: int = Field(default=16, ge=1)
+    """Runs at once; a request more is answered with 429."""
+    stand_in: bool = False
+    """Let the policy answer for chat models that a graph holds itself; otherwise those are asked, and recorded."""
+    temperature: float = Field(default=1.0, ge=0)
+    """Where a request names none; so are top_p and max_tokens."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    max_tokens: int = Field(default=512, ge=1)
+    """Sampled tokens of one answer; a request may ask for fewer."""
+    recursion_limit: int = Field(default=200, ge=1)
+    """LangGraph's steps."""
+    isolation: LeastIsolation = DEFAULT_ISOLATION
+    """The least isolation of model-written code that is accepted: L3, L2, L1, L0."""
+    environment: Where | None = None
+    """Where model-written code runs: none for this machine, the URL of `hrm-agent environment serve`, ray[:ADDRESS]."""
+
+
+def run(words: list[str]) -> int:
+    parser = Parser("serve", "Serve graphs to chat clients: OpenAI's /v1/chat/completions, each request on record.")
+    parser.add_argument("--store", default=DEFAULT_STORE, help=f"where to record [{DEFAULT_STORE}]")
+    add_place(parser, _PORT, _kept_token_file())
+    add_config(parser, ServeConfig)
+    arguments = parser.read(words)
+    config = config_from(arguments, ServeConfig, "serve")
+    if arguments.dry_run:
+        print_config(config, "serve", as_json=arguments.json)
+        return 0
+    check_place(arguments)
+    for name in config.graphs:
+        load_graph(name)
+    token = kept_token(arguments.token_file, TOKEN_VARIABLE, _kept_token_file())
+    listener = listen_tcp(arguments.host, arguments.port, allow_remote=arguments.allow_remote)
+    with listener, open_store(arguments.store) as store:
+        asyncio.run(_until_stopped(arguments, config, store, token, listener))
+    return 0
+
+
+def _kept_token_file() -> Path:
+    """Beside the environment server's, and another: who may ask agents need not be who may run code."""
+    return kept_token_file().with_name("serve-token")
+
+
+async def _until_stopped(
+    arguments: Arguments, config: ServeConfig, store: RunStore, token: Token, listener: socket.socket
+) -> None:
+    from hrm_agent.runtime.serving.server import ChatService, serving
+
+    backend = await asyncio.to_thread(load_policy, config.policy)
+    asked = RunConfig.model_validate(config.model_dump(exclude={"graphs", "concurrency", "context"}))
+    async with runner_for(asked, store, backend) as runner:
+        hosts = hosts_of(arguments)
+        service = ChatService(
+            runner, config.graphs, token.text, hosts=hosts, concurrency=config.concurrency, context=config.context
+        )
+        async with serving(service, listener, drain_seconds=arguments.drain_seconds):
+            output, url = Output(as_json=arguments.json), f"{url_of(arguments.host, listener)}/v1"
+            what = f"{', '.join(config.graphs)}, with {config.policy}"
+            announce(output, token, url, what, models=config.graphs, policy=config.policy)
+            await until_signal()

@@ -1,0 +1,1 @@
+"""Commands that collect, evaluate and train."""

@@ -1,0 +1,69 @@
+"""`hrm-agent collect`: tasks to trajectories, without learning."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
+from hrm_agent.cli.common.output import Output, progress
+from hrm_agent.cli.common.run_folder import run_folder
+from hrm_agent.config import compare_on_resume, save_config
+from hrm_agent.training.collect import collect
+from hrm_agent.training.configs import FREE_ON_RESUME, CollectConfig
+from hrm_agent.training.tasks import load_tasks
+from hrm_agent.trajectory import RunStatus, Trajectory
+
+__all__ = ["collect_run", "collected", "exit_code", "run"]
+
+
+def run(words: list[str]) -> int:
+    parser = Parser("collect", "Run tasks through a graph and keep the trajectories, without learning.")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="run folder; one on record is gone on with [a new one]"
+    )
+    add_config(parser, CollectConfig)
+    arguments = parser.read(words)
+    config = config_from(arguments, CollectConfig, "collect")
+    if arguments.dry_run:
+        print_config(config, "collect", as_json=arguments.json)
+        return 0
+    return collect_run(config, run_folder(arguments.out, "collect"), Output(as_json=arguments.json))
+
+
+def collect_run(config: CollectConfig, folder: Path, output: Output) -> int:
+    """Collect, or go on, and say what became of it; the exit code."""
+    trajectories = collected(config, "collect", folder)
+    statuses = Counter(trajectory.status.value for trajectory in trajectories)
+    output.result({"folder": str(folder), "trajectories": len(trajectories), "statuses": dict(statuses)})
+    output.say(f"{len(trajectories)} trajectories in {folder}: " + ", ".join(f"{n} {s}" for s, n in statuses.items()))
+    output.say(f"Next: hrm-agent history --store {folder}, hrm-agent eval {folder}, hrm-agent lint {folder}")
+    return exit_code(trajectories)
+
+
+def exit_code(trajectories: Sequence[Trajectory]) -> int:
+    """1, with a line on stderr, if every rollout failed: then it is the set-up that does not work."""
+    if not trajectories or any(trajectory.status is not RunStatus.FAILED for trajectory in trajectories):
+        return 0
+    (error, _), *_ = Counter(trajectory.error or "" for trajectory in trajectories).most_common(1)
+    print(f"hrm-agent: Every rollout failed, most often by: {' '.join(error.split())}", file=sys.stderr)
+    return 1
+
+
+def collected(config: CollectConfig, command: str, folder: Path) -> list[Trajectory]:
+    """The trajectories of the run in `folder`, those on record read back and the others run."""
+    tasks = len(load_tasks(config.tasks, split=config.split, seed=config.seed, count=config.count))
+    compare_on_resume(config, command, folder, free=FREE_ON_RESUME)
+    save_config(config, command, folder)
+    correct = 0
+    with progress(command, tasks * config.samples) as advance:
+
+        def done(trajectory: Trajectory) -> None:
+            nonlocal correct
+            correct += trajectory.reward > 0
+            advance(f"{correct} correct")
+
+        return asyncio.run(collect(config, folder, on_rollout=done))

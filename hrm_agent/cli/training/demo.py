@@ -1,0 +1,108 @@
+"""`hrm-agent demo`: from a sloppy policy to a better one, which then solves a problem; all of it in one folder."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
+from hrm_agent.cli.common.output import Advance, Output, progress
+from hrm_agent.cli.runs.run import Printer
+from hrm_agent.cli.training.train import watched
+from hrm_agent.config import compare_on_resume, save_config
+from hrm_agent.training.configs import FREE_ON_RESUME, DemoConfig
+from hrm_agent.training.demo import DemoReport, Stage, demo
+
+__all__ = ["demo_run", "run"]
+
+_FOLDER = Path("runs/demo")
+_ANOTHER = "A farm keeps 23 hens and 45 cows. How many legs do they have?"
+"""A problem of the family that the small policy knows."""
+
+
+def run(words: list[str]) -> int:
+    parser = Parser("demo", "Cold start, evaluation, GRPO-RoC, evaluation, and a problem for the hierarchical graph.")
+    parser.add_argument("--out", type=Path, default=_FOLDER, metavar="FOLDER", help=f"run folder [{_FOLDER}]")
+    add_config(parser, DemoConfig)
+    arguments = parser.read(words)
+    config = config_from(arguments, DemoConfig, "demo")
+    if arguments.dry_run:
+        print_config(config, "demo", as_json=arguments.json)
+        return 0
+    demo_run(config, arguments.out, Output(as_json=arguments.json))
+    return 0
+
+
+def demo_run(config: DemoConfig, folder: Path, output: Output) -> None:
+    """Run, or go on with, the demo in `folder`."""
+    compare_on_resume(config, "demo", folder, free=frozenset(f"train.{key}" for key in FREE_ON_RESUME))
+    save_config(config, "demo", folder)
+    printer = Printer(Output(as_json=output.as_json))
+    with _Stages() as stages:
+
+        def on_update(namespace: tuple[str, ...], data: dict[str, Any]) -> None:
+            stages.close()
+            printer.update(namespace, data)
+
+        report = asyncio.run(demo(config, folder, on_progress=stages, on_update=on_update))
+    output.result({"event": "report", **report.model_dump(mode="json")})
+    _print(output, report, folder)
+
+
+class _Stages:
+    """One progress bar after the other."""
+
+    def __init__(self) -> None:
+        self._open = ExitStack()
+        self._stage: Stage | None = None
+        self._advance: Advance | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __call__(self, stage: Stage, done: int, of: int, facts: dict[str, Any]) -> None:
+        if stage != self._stage:
+            self.close()
+            self._stage, self._advance = stage, self._open.enter_context(progress(stage.replace("_", " "), of))
+        if self._advance is not None:
+            self._advance(watched(facts), done)
+
+    def close(self) -> None:
+        """End the bar that is shown, so that other output does not run into it."""
+        self._open.close()
+        self._stage, self._advance = None, None
+
+
+def _print(output: Output, report: DemoReport, folder: Path) -> None:
+    output.say()
+    output.table(("held-out problems", "before", "after"), [*_comparison(report)])
+    spent = ", ".join(f"{phase} {seconds:.0f}" for phase, seconds in report.cpu_seconds.items())
+    output.say(f"\n{report.steps} steps, {report.groups_rejected:.0%} of groups without a signal; CPU seconds: {spent}")
+    output.say(f"The hierarchical graph answered after {report.rounds} plan(s): {report.answer}")
+    output.say(
+        f"\nIn {folder}: store.db (every run), model (the policy), metrics.jsonl, curves.png, report.json. Next:"
+    )
+    output.say(f"  hrm-agent show {report.solved} --store {folder}")
+    output.say(f"  hrm-agent lint {folder}")
+    output.say(f'  hrm-agent run "{_ANOTHER}" --policy {report.model}')
+
+
+def _comparison(report: DemoReport) -> list[tuple[str, str, str]]:
+    def interval(found: dict[str, Any]) -> str:
+        low, high = found["interval"]
+        return f"{found['pass_at_1']:.3f} ({low:.3f} to {high:.3f})"
+
+    before, after = report.before, report.after
+    rows = [("pass@1, 95 % interval", interval(before), interval(after))]
+    for label, name in (
+        ("tool error among the correct", "correct_with_tool_error"),
+        ("sampled tokens, mean", "mean_sampled_tokens"),
+        ("tool calls, mean", "mean_tool_calls"),
+    ):
+        rows.append((label, f"{before[name]:.3f}", f"{after[name]:.3f}"))
+    return rows

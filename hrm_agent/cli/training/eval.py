@@ -1,0 +1,110 @@
+"""`hrm-agent eval`: how well a policy does on tasks; of a run on record; and of two runs, which is better."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
+from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.common.run_folder import run_folder, stored_trajectories
+from hrm_agent.cli.training.collect import collected, exit_code
+from hrm_agent.errors import ConfigError
+from hrm_agent.training.configs import CollectConfig
+from hrm_agent.training.evaluation.compare import Comparison, compare
+from hrm_agent.training.evaluation.evaluate import Evaluation, evaluate
+from hrm_agent.training.evaluation.prices import Prices, read_prices
+from hrm_agent.training.evaluation.reports import (
+    comparison_lines,
+    comparison_rows,
+    role_rows,
+    summary,
+    write_comparison,
+    write_results,
+)
+from hrm_agent.training.evaluation.samples import samples_of
+
+__all__ = ["eval_run", "run"]
+
+
+def run(words: list[str]) -> int:
+    parser = _parser()
+    arguments = parser.read(words)
+    output = Output(as_json=arguments.json)
+    prices = read_prices(arguments.price) if arguments.price else None
+    if arguments.compare:
+        if arguments.record is not None:
+            raise ConfigError("--compare takes two records, and a third is given.", "Name the two after --compare.")
+        return _compare(arguments.compare, arguments.out, output)
+    if arguments.record is not None:
+        found = evaluate(stored_trajectories(arguments.record), prices=prices)
+        return _report(output, found, arguments.record, arguments.out)
+    config = config_from(arguments, CollectConfig, "eval")
+    if arguments.dry_run:
+        print_config(config, "eval", as_json=arguments.json)
+        return 0
+    return eval_run(config, run_folder(arguments.out, "eval"), output, prices)
+
+
+def _parser() -> Parser:
+    parser = Parser("eval", "How well a policy does on tasks; or what a run on record came to; or two runs compared.")
+    parser.add_argument("record", nargs="?", help="a store, run folder or export to evaluate, without running anything")
+    help_text = "two records: their problems are paired, and the difference tested"
+    parser.add_argument("--compare", nargs=2, metavar=("A", "B"), help=help_text)
+    help_text = "run folder; one on record is gone on with [a new one]. With a record: where its results are written"
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help=help_text)
+    help_text = "price of a million tokens read and sampled, of all models or of one; may be given several times"
+    parser.add_argument("--price", action="append", metavar="[MODEL=]READ,SAMPLED", help=help_text)
+    add_config(parser, CollectConfig)
+    return parser
+
+
+def eval_run(config: CollectConfig, folder: Path, output: Output, prices: Prices | None = None) -> int:
+    """Run what is missing, then evaluate the whole; the exit code."""
+    trajectories = collected(config, "eval", folder)
+    # From the store, since it has the candidates too of which a mode hands out one.
+    found = evaluate(stored_trajectories(str(folder)), seed=config.seed, prices=prices)
+    _report(output, found, str(folder), folder, config.model_dump(mode="json"))
+    return exit_code(trajectories)
+
+
+def _report(
+    output: Output, found: Evaluation, where: str, folder: Path | None, config: Mapping[str, Any] | None = None
+) -> int:
+    written = write_results(found, folder, where, config) if folder is not None else []
+    output.result({"record": where, **asdict(found)})
+    output.table(("metric", where), summary(found))
+    if len(found.families) > 1:
+        rows = [
+            (n, s.problems, s.pass_at_1.value, s.pass_at_1.low, s.pass_at_1.high) for n, s in found.families.items()
+        ]
+        output.table(("family", "problems", "pass@1", "from", "to"), rows)
+    if found.roles:
+        output.table(*role_rows(found))
+    _say_written(output, written)
+    return 0
+
+
+def _compare(records: list[str], folder: Path | None, output: Output) -> int:
+    a, b = (samples_of(stored_trajectories(record)) for record in records)
+    found = compare(a, b, (records[0], records[1]))
+    written = write_comparison(found, folder) if folder is not None else []
+    output.result(_data(found))
+    output.table(("", f"A: {records[0]}", f"B: {records[1]}", "B less A"), comparison_rows(found))
+    for line in comparison_lines(found):
+        output.say(line)
+    _say_written(output, written)
+    return 0
+
+
+def _data(found: Comparison) -> dict[str, Any]:
+    return {**asdict(found), "certain": found.certain}
+
+
+def _say_written(output: Output, written: list[Path]) -> None:
+    if written:
+        output.say(f"Written: {', '.join(map(str, written))}")
+    if written and written[0].name == "results.json" and len(written) < 3:
+        output.say("No picture: matplotlib is not installed. Run: pip install 'hrm-agent[train]'")

@@ -1,0 +1,64 @@
+"""The environment that tools run on: the one around the current task, else one for the whole process.
+
+The second is for graphs that somebody else runs (a notebook, `langgraph dev`): it is opened when the first call asks
+for it and closed when the process ends. HRM_AGENT_ENVIRONMENT says where, in the words of `--environment`;
+HRM_AGENT_ISOLATION is the least isolation that is accepted, which is never less than the default by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from hrm_agent.environment.base import Environment
+from hrm_agent.environment.isolation import DEFAULT_ISOLATION, parse_isolation
+from hrm_agent.environment.local.environment import LocalEnvironment
+from hrm_agent.environment.open import open_environment
+
+__all__ = ["active_environment", "ready_environment", "using_environment"]
+
+_WHERE, _LEAST = "HRM_AGENT_ENVIRONMENT", "HRM_AGENT_ISOLATION"
+
+_active: ContextVar[Environment | None] = ContextVar("hrm_agent_environment", default=None)
+_default: dict[int, Environment] = {}
+"""By process id: a fork may not use its parent's."""
+_lock = threading.Lock()
+
+
+def active_environment() -> Environment:
+    """The environment set by `using_environment`, or the process-wide one, opened on first use.
+
+    Raises HrmError where code cannot be isolated as is asked for.
+    """
+    return _active.get() or _process_default()
+
+
+async def ready_environment() -> Environment:
+    """`active_environment` for an event loop, which does not wait for it to open."""
+    return _active.get() or _default.get(os.getpid()) or await asyncio.to_thread(_process_default)
+
+
+@contextmanager
+def using_environment(environment: Environment) -> Generator[Environment]:
+    """Make tools inside the block run on `environment`. The caller closes it."""
+    token = _active.set(environment)
+    try:
+        yield environment
+    finally:
+        _active.reset(token)
+
+
+def _process_default() -> Environment:
+    with _lock:
+        environment = _default.get(os.getpid())
+        if environment is None:
+            least = parse_isolation(os.environ.get(_LEAST) or DEFAULT_ISOLATION)
+            environment = _default[os.getpid()] = open_environment(os.environ.get(_WHERE) or None, isolation=least)
+            if isinstance(environment, LocalEnvironment):  # the others end with their connections
+                atexit.register(environment.shutdown)
+        return environment

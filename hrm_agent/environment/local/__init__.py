@@ -1,0 +1,1 @@
+"""Python in processes of this machine."""

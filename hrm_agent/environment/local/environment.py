@@ -1,0 +1,112 @@
+"""Runs model-written Python on this machine, in processes that the kernel fences off.
+
+`Front` decides which call is next and what a session's call is run on, `LocalWorkers` runs it in a slot; here both are
+given an event loop's face. How a slot is fenced off, and what that does not hold against, is told where it is done:
+`sandbox/kernel.py` and `docs/environment.md`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+
+from hrm_agent.environment.base import Environment, ExecutionResult, Submission
+from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation
+from hrm_agent.environment.local.slots import LocalWorkers
+from hrm_agent.environment.scheduler.admission import QUEUE_LIMIT, Bounds
+from hrm_agent.environment.scheduler.scheduler import Front
+
+__all__ = ["LocalEnvironment"]
+
+
+class LocalEnvironment(Environment):
+    """An `Environment` on this machine. Thread-safe, and usable from any number of event loops."""
+
+    def __init__(
+        self,
+        *,
+        slots: int | None = None,
+        max_sessions: int = 64,
+        isolation: Isolation = DEFAULT_ISOLATION,
+        packages: Sequence[str] | None = None,
+        queue_limit: int = QUEUE_LIMIT,
+    ) -> None:
+        """`slots`: calls that run at once; by default two per core, because a call's wall clock runs while it waits for
+        a core. `max_sessions`: living sessions, at least `slots`; the one idle longest makes room, and is rebuilt from
+        its cells when it is asked for again. `isolation`: the least that is accepted. `packages`: installed
+        distributions that snippets may import; None: numpy and sympy, if they are there. `queue_limit`: calls that
+        wait; `run` waits for room, `submit` raises QueueFullError.
+
+        Raises HrmError where this machine isolates less than `isolation`.
+        """
+        self._workers = LocalWorkers(slots, isolation=isolation, packages=packages)
+        self._front = Front(self._workers, max_sessions=max_sessions, bounds=Bounds(queue=queue_limit))
+        self.slots = self._workers.slots
+        self.max_sessions = max(max_sessions, self.slots)
+
+    @property
+    def isolation(self) -> str:
+        return str(self._workers.isolation)
+
+    @property
+    def missing(self) -> Mapping[str, str]:
+        """Layers of isolation that are not in force, and why."""
+        return self._workers.missing
+
+    @property
+    def pid(self) -> int:
+        """Process id of the fork server."""
+        return self._workers.pid
+
+    async def run(self, submission: Submission) -> ExecutionResult:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[ExecutionResult] = loop.create_future()
+        waiter = partial(_tell, loop, answer)
+        call = self._front.enter(submission, waiter, patient=True)
+        try:
+            return await answer
+        finally:
+            if call is not None and (answer.cancelled() or not answer.done()):
+                self._front.leave(call, waiter)
+
+    def submit(self, submission: Submission) -> Future[ExecutionResult]:
+        """`run` for where there is no event loop; cancelling the future kills the call."""
+        return self._front.submit(submission)
+
+    async def fork_session(self, source: str, target: str) -> None:
+        """Make `target` what `source` is when its running call has ended: a copy of its cells (see `Front`)."""
+        await asyncio.wrap_future(self._front.fork_session(source, target))
+
+    async def end_session(self, session: str) -> None:
+        """Forget a session; its open calls come to `infrastructure`."""
+        self._front.end_session(session)
+
+    async def metrics(self) -> str:
+        return self._front.metrics()
+
+    async def drain(self, seconds: float) -> bool:
+        """Take no more calls, and wait for the open ones; False if some are still open after `seconds`."""
+        return await asyncio.to_thread(self._front.drain, seconds)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.shutdown)
+
+    def shutdown(self) -> None:
+        """`close` for where there is no event loop. In a fork of the process that made it, only lets go of it."""
+        if self._front.is_ours:
+            self._front.close()
+        else:
+            self._workers.abandon()
+
+
+def _tell(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[ExecutionResult], result: ExecutionResult) -> None:
+    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        loop.call_soon_threadsafe(_settle, answer, result)
+
+
+def _settle(answer: asyncio.Future[ExecutionResult], result: ExecutionResult) -> None:
+    if not answer.done():
+        answer.set_result(result)

@@ -1,0 +1,157 @@
+"""The files of a slot, and what they and the slot's reply come to.
+
+Code, stdout, stderr and value are memory files. The kernel bounds them by RLIMIT_FSIZE while the snippet writes, so a
+flood of output costs neither memory nor reading time here: only the head and the tail that are kept are ever read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+from hrm_agent.environment.base import ExecutionResult, Limits
+from hrm_agent.environment.sandbox.protocol import OUT_OF_MEMORY_EXIT, Ended, Reply
+from hrm_agent.trajectory import ToolStatus
+
+__all__ = ["OUTPUT_FACTOR", "SlotFiles", "infrastructure_failure", "outcome"]
+
+OUTPUT_FACTOR = 64
+"""A snippet may write this many times `Limits.output_bytes` to one file before its writes fail (`output_limit`)."""
+_CUT_NOTE_BYTES = 80
+_WORDS = {
+    Ended.OUT_OF_MEMORY: "The processes of the snippet held more memory than their limit.\n",
+    Ended.GONE: "The session's process had ended by itself.\n",
+    Ended.BROKEN: "The session's process answered without being asked.\n",
+}
+
+
+class SlotFiles:
+    """Four memory files that a slot keeps through its calls."""
+
+    def __init__(self) -> None:
+        self.descriptors = [os.memfd_create(name) for name in ("code", "stdout", "stderr", "value")]
+        """In the order in which the zygote expects them."""
+        self._code_bytes = 0
+
+    def prepare(self, code: str) -> None:
+        """Empty what the last call wrote, and put the code in. Where in a file one stands is shared with the slot."""
+        for descriptor in self.descriptors:
+            if os.fstat(descriptor).st_size:
+                os.ftruncate(descriptor, 0)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+        # The line end lets a child that read nothing be told from one that read an empty snippet.
+        data = code.encode("utf-8", "backslashreplace") + b"\n"
+        self._code_bytes = len(data)
+        os.pwrite(self.descriptors[0], data, 0)
+
+    @property
+    def started(self) -> bool:
+        """True if the child read its code: the last thing before the snippet runs, and nothing that it could undo.
+
+        A session's process keeps the file, and could: of its calls the slot's word counts.
+        """
+        return os.lseek(self.descriptors[0], 0, os.SEEK_CUR) == self._code_bytes
+
+    def size(self, index: int) -> int:
+        """Bytes written to file `index`."""
+        return os.fstat(self.descriptors[index]).st_size
+
+    def read(self, index: int, limit: int, size: int) -> str:
+        """At most `limit` bytes of a file, the middle cut out and its size told."""
+        if size == 0:
+            return ""
+        descriptor = self.descriptors[index]
+        if size <= limit:
+            return os.pread(descriptor, limit, 0).decode("utf-8", "replace")
+        head, tail = os.pread(descriptor, limit // 2, 0), os.pread(descriptor, limit // 2, size - limit // 2)
+        note = f"\n[... {size - len(head) - len(tail)} of {size} bytes cut ...]\n"
+        return head.decode("utf-8", "replace") + note + tail.decode("utf-8", "replace")
+
+    def value(self, limit: int) -> tuple[str | None, str | None]:
+        """Repr and JSON of the value. Whatever stands there is what the snippet claims."""
+        size = self.size(3)
+        if size == 0:
+            return None, None
+        data = os.pread(self.descriptors[3], 2 * limit + 4 * _CUT_NOTE_BYTES, 0)
+        length, found, rest = data.partition(b"\n")
+        if not found or len(length) > 9 or not length.isdigit():
+            return data[:limit].decode("utf-8", "replace"), None
+        shown, encoded = rest[: int(length)], rest[int(length) :]
+        return shown[: limit + _CUT_NOTE_BYTES].decode("utf-8", "replace") or None, _json(encoded)
+
+    def close(self) -> None:
+        """Free the files; harmless a second time."""
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+
+
+def _json(encoded: bytes) -> str | None:
+    try:
+        text = encoded.decode()
+        json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return None
+    return text
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(name)
+
+
+def outcome(reply: Reply, files: SlotFiles, limits: Limits, isolation: str, *, started: bool) -> ExecutionResult:
+    """The typed outcome of a call that ended as `reply` says."""
+    stdout_bytes, stderr_bytes = files.size(1), files.size(2)
+    full = max(stdout_bytes, stderr_bytes) >= limits.output_bytes * OUTPUT_FACTOR
+    status = _status(reply, limits, started=started, full=full)
+    value, value_json = files.value(limits.output_bytes)
+    return ExecutionResult(
+        status=status,
+        stdout=files.read(1, limits.output_bytes, stdout_bytes),
+        stderr=files.read(2, limits.output_bytes, stderr_bytes) + _ending(reply),
+        value=value,
+        value_json=value_json,
+        duration_seconds=reply.duration_seconds,
+        cpu_seconds=reply.cpu_seconds,
+        peak_memory_bytes=reply.peak_bytes,
+        stdout_bytes=stdout_bytes,
+        stderr_bytes=stderr_bytes,
+        isolation=isolation,
+    )
+
+
+def infrastructure_failure(reason: str, isolation: str) -> ExecutionResult:
+    """What a call comes to that no snippet is to blame for."""
+    return ExecutionResult(status=ToolStatus.INFRASTRUCTURE, stderr=reason, isolation=isolation)
+
+
+def _ending(reply: Reply) -> str:
+    """What the snippet could not say itself."""
+    code = os.waitstatus_to_exitcode(reply.status) if reply.ended == Ended.EXITED else 0
+    return f"Process ended by {signal.Signals(-code).name}\n" if code < 0 else _WORDS.get(Ended(reply.ended), "")
+
+
+def _status(reply: Reply, limits: Limits, *, started: bool, full: bool) -> ToolStatus:
+    if reply.ended == Ended.GONE:
+        return ToolStatus.ERROR
+    if reply.ended in (Ended.KILLED, Ended.NOT_STARTED) or not started:
+        return ToolStatus.INFRASTRUCTURE
+    if reply.ended == Ended.TIMEOUT:
+        return ToolStatus.TIMEOUT
+    if reply.ended == Ended.OUT_OF_MEMORY:
+        return ToolStatus.OUT_OF_MEMORY
+    if full:
+        return ToolStatus.OUTPUT_LIMIT
+    if reply.ended == Ended.BROKEN:
+        return ToolStatus.ERROR
+    return _status_of_exit(os.waitstatus_to_exitcode(reply.status), reply, limits)
+
+
+def _status_of_exit(code: int, reply: Reply, limits: Limits) -> ToolStatus:
+    if code == -signal.SIGXCPU or (code == -signal.SIGKILL and reply.cpu_seconds >= limits.cpu_seconds):
+        return ToolStatus.TIMEOUT
+    if code == -signal.SIGSYS:
+        return ToolStatus.DENIED
+    if code in (OUT_OF_MEMORY_EXIT, -signal.SIGKILL):  # nobody else kills: the kernel ran out of memory
+        return ToolStatus.OUT_OF_MEMORY
+    return ToolStatus.OK if code == 0 else ToolStatus.ERROR

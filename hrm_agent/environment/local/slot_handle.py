@@ -1,0 +1,88 @@
+"""The host's end of a slot: its socket, its memory files, and what it is doing."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from hrm_agent.environment.base import ExecutionResult
+from hrm_agent.environment.local.slot_files import OUTPUT_FACTOR, SlotFiles, outcome
+from hrm_agent.environment.local.zygote_process import ZygoteProcess
+from hrm_agent.environment.sandbox.protocol import REQUEST, Ended, Operation, Reply, Request
+from hrm_agent.environment.scheduler.workers import Work
+
+__all__ = ["Flavour", "SlotEnd"]
+
+
+@dataclass(slots=True, eq=False)
+class SlotEnd:
+    """Of one slot."""
+
+    flavour: Flavour
+    line: socket.socket
+    files: SlotFiles
+    session: int = 0
+    """Number of the session whose process it holds."""
+    work: Work | None = None
+    call: int = 0
+    """Number of the work's request."""
+    killed: bool = False
+
+    def send(self, work: Work, call: int) -> bool:
+        """Have it begin `work`. False if it is gone."""
+        self.call, self.work, self.killed = call, work, False
+        limits = work.limits
+        request = Request(
+            Operation.RUN,
+            call,
+            session=work.session != 0,
+            fresh=work.fresh,
+            wall_seconds=limits.wall_seconds,
+            cpu_seconds=limits.cpu_seconds,
+            memory_bytes=limits.memory_bytes,
+            file_bytes=limits.output_bytes * OUTPUT_FACTOR,
+            value_bytes=limits.output_bytes,
+            seed=work.seed,
+        )
+        try:
+            self.files.prepare(work.code)
+            self.line.send(REQUEST.pack(*request))
+        except OSError:
+            self.work = None
+            return False
+        return True
+
+    def kill(self) -> None:
+        """Have it end its work. Where it died just now, that is heard of."""
+        self.killed = True
+        with suppress(OSError):
+            self.line.send(REQUEST.pack(*Request(Operation.KILL, self.call)))
+
+    def end_session(self) -> None:
+        """Have it end its session's process."""
+        self.session = 0
+        with suppress(OSError):
+            self.line.send(REQUEST.pack(*Request(Operation.END_SESSION, 0)))
+
+    def result(self, work: Work, reply: Reply, isolation: str) -> tuple[ExecutionResult, bool]:
+        """The outcome of its work, and whether it was lost."""
+        begun = reply.ended not in (Ended.NOT_STARTED, Ended.GONE)
+        started = begun if work.session else self.files.started
+        found = outcome(reply, self.files, work.limits, isolation, started=started)
+        return found, not started and not self.killed
+
+
+@dataclass(slots=True, eq=False)
+class Flavour:
+    """Slots that are forked from one kind of zygote."""
+
+    imports: Sequence[str]
+    """What the zygote has imported."""
+    zygote: ZygoteProcess | None = None
+    idle: list[SlotEnd] = field(default_factory=list[SlotEnd])
+    waiting: list[Work] = field(default_factory=list[Work])
+    """For the zygote to be started."""
+    silent_deaths: int = 0
+    """Of zygotes, since a slot answered."""

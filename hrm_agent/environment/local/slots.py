@@ -1,0 +1,390 @@
+"""`Workers` on this machine: the host's end of the slots that snippets run in.
+
+A zygote for each flavour: `bare` has the standard library warm, `scientific` the packages that snippets may import; a
+call goes where the words of its code say. Zygotes fork slots as they are needed, slots are kept. One thread hears what
+slots have to say; it is also the one that starts zygotes, since a zygote dies with the thread that started it.
+
+What lies where: `sandbox/kernel.py` says how a slot is fenced off, `sandbox/slot.py` how a call is watched.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from importlib import metadata
+from itertools import count
+
+from hrm_agent.environment.base import ExecutionResult
+from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation, level_of
+from hrm_agent.environment.local.slot_files import SlotFiles, infrastructure_failure
+from hrm_agent.environment.local.slot_handle import Flavour, SlotEnd
+from hrm_agent.environment.local.zygote_process import Place, ZygoteProcess, wait_until
+from hrm_agent.environment.sandbox.protocol import READY_BYTES, REPLY, Ended, Reply
+from hrm_agent.environment.scheduler.workers import Work
+from hrm_agent.errors import HrmError
+from hrm_agent.trajectory import ToolStatus
+
+__all__ = ["SCIENTIFIC", "LocalWorkers", "default_slots"]
+
+SCIENTIFIC = ("numpy", "sympy")
+"""Packages that snippets may import unless told otherwise, where they are installed."""
+MAX_SILENT_DEATHS = 3
+"""A zygote is given up when it died so often without a slot of it answering."""
+_HINT = (
+    "Allow unprivileged user namespaces (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns;"
+    " in a container: --security-opt seccomp=unconfined): `hrm-agent doctor environment` shows what is missing. Or run"
+    " the code elsewhere (`hrm-agent environment serve` there, --environment URL here). Or accept less with"
+    " --isolation L1 or L0 (in Python isolation=): then model-written code may reach your files and the network."
+)
+
+
+def default_slots() -> int:
+    """Two per core, because a call's wall clock runs while it waits for one."""
+    return min(64, max(4, 2 * (os.cpu_count() or 1)))
+
+
+class LocalWorkers:
+    """See `Workers`. Raises HrmError where this machine isolates less than `isolation`."""
+
+    def __init__(
+        self,
+        slots: int | None = None,
+        *,
+        isolation: Isolation = DEFAULT_ISOLATION,
+        packages: Sequence[str] | None = None,
+    ) -> None:
+        """`packages`: installed distributions that snippets may import; None: numpy and sympy, if they are there."""
+        if sys.platform != "linux":
+            raise HrmError(
+                f"Model-written code is isolated by Linux; this is {sys.platform}.",
+                "Run `hrm-agent environment serve` on a Linux machine, and name it here with --environment URL.",
+            )
+        self.slots = slots or default_slots()
+        self._packages = _installed(SCIENTIFIC) if packages is None else tuple(packages)
+        self._words = re.compile(rf"\b(?:{'|'.join(map(re.escape, self._packages))})\b") if self._packages else None
+        self._bare, self._scientific = Flavour(()), Flavour(self._packages)
+        self._lock = threading.Lock()
+        self._by_line: dict[int, SlotEnd] = {}
+        self._sessions: dict[int, SlotEnd] = {}
+        self._finished: list[tuple[Work, ExecutionResult, bool]] = []
+        """To be told by the thread."""
+        self._numbers, self._slot_numbers = count(1), count(1)
+        self._on_death: Callable[[int], None] = lambda session: None
+        self._down = ""
+        self.slot_deaths = 0
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll = select.epoll()
+        self._poll.register(self._wake, select.EPOLLIN)
+        started: Future[None] = Future()
+        self._thread = threading.Thread(target=self._serve, args=(started, isolation), name="sandbox", daemon=True)
+        self._thread.start()
+        started.result()
+
+    # what the queue asks for
+
+    def start(self, work: Work) -> None:
+        with self._lock:
+            if self._down:
+                self._tell(work, self._failure(self._down), lost=False)
+                return
+            slot = self._sessions.get(work.session)
+            if slot is None and work.session and not work.fresh:
+                ended = replace(self._failure("The session's process had ended by itself."), status=ToolStatus.ERROR)
+                self._tell(work, ended, lost=True)
+            elif slot is None:
+                self._place(work)
+            elif not self._send_work(slot, work):
+                self._bury(slot)
+                self._tell(work, self._failure("the session's slot died"), lost=True)
+
+    def kill(self, work: Work) -> None:
+        with self._lock:
+            slot = next((slot for slot in self._by_line.values() if slot.work is work), None)
+            if slot is not None:
+                slot.kill()
+            for flavour in (self._bare, self._scientific):
+                if work in flavour.waiting:
+                    flavour.waiting.remove(work)
+                    self._tell(work, self._failure("killed before it began"), lost=False)
+
+    def end_session(self, session: int) -> None:
+        with self._lock:
+            slot = self._sessions.pop(session, None)
+            if slot is not None and slot.work is None:
+                slot.end_session()
+                self._set_idle(slot)
+
+    def on_session_death(self, callback: Callable[[int], None]) -> None:
+        self._on_death = callback
+
+    def close(self) -> None:
+        with self._lock:
+            self._down = self._down or "the environment was closed"
+        if self._thread.is_alive():  # closing twice is no error
+            os.eventfd_write(self._wake, 1)
+            self._thread.join()
+
+    def abandon(self) -> None:
+        """In a fork of this process: close what was inherited, end nothing."""
+        for slot in self._by_line.values():
+            slot.line.close()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the bare fork server."""
+        zygote = self._bare.zygote
+        return zygote.pid if zygote is not None else 0
+
+    # slots; the lock is held
+
+    def _place(self, work: Work) -> None:
+        scientific = self._words is not None and self._words.search(work.code) is not None
+        flavour = self._scientific if scientific else self._bare
+        while flavour.idle:
+            slot = flavour.idle.pop()
+            if self._send_work(slot, work):
+                return
+            self._bury(slot)
+        if flavour.zygote is None or not self._send_work(self._new_slot(flavour, flavour.zygote), work):
+            flavour.waiting.append(work)
+            os.eventfd_write(self._wake, 1)
+
+    def _new_slot(self, flavour: Flavour, zygote: ZygoteProcess) -> SlotEnd:
+        line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        line.setblocking(False)  # it never holds more than the requests of one call
+        slot = SlotEnd(flavour, line, SlotFiles())
+        self._by_line[line.fileno()] = slot
+        self._poll.register(line.fileno(), select.EPOLLIN)
+        with suppress(OSError), theirs:  # the zygote is gone: that is heard of
+            zygote.new_slot(next(self._slot_numbers), [theirs.fileno(), *slot.files.descriptors])
+        return slot
+
+    def _send_work(self, slot: SlotEnd, work: Work) -> bool:
+        sent = slot.send(work, next(self._numbers))
+        if sent and work.session:
+            slot.session = work.session
+            self._sessions[work.session] = slot
+        return sent
+
+    def _set_idle(self, slot: SlotEnd) -> None:
+        if len(slot.flavour.idle) < self.slots:
+            slot.flavour.idle.append(slot)
+        else:
+            self._bury(slot)
+
+    def _bury(self, slot: SlotEnd) -> None:
+        """Forget a slot; if it lives it ends, since its socket closes."""
+        if self._by_line.pop(slot.line.fileno(), None) is None:
+            return
+        self._poll.unregister(slot.line.fileno())
+        slot.line.close()
+        slot.files.close()
+        if slot.session and self._sessions.get(slot.session) is slot:
+            del self._sessions[slot.session]
+        if slot in slot.flavour.idle:
+            slot.flavour.idle.remove(slot)
+
+    def _tell(self, work: Work, result: ExecutionResult, *, lost: bool) -> None:
+        """From the thread, since whoever starts a work holds locks of its own."""
+        self._finished.append((work, result, lost))
+        os.eventfd_write(self._wake, 1)
+
+    def _failure(self, reason: str) -> ExecutionResult:
+        return infrastructure_failure(reason, self.isolation)
+
+    # the thread
+
+    def _serve(self, started: Future[None], least: Isolation) -> None:
+        try:
+            self._start_isolated(least)
+        except BaseException as error:
+            self._poll.close()
+            os.close(self._wake)
+            started.set_exception(error)
+            return
+        started.set_result(None)
+        while not self._down:
+            for descriptor, _ in self._poll.poll():
+                self._hear(descriptor)
+            self._start_zygotes()
+            self._tell_finished()
+        self._end()
+
+    def _start_isolated(self, least: Isolation) -> None:
+        """The strongest isolation that can be had. Raises HrmError where that is not enough."""
+        reason = first = ""
+        for isolated in (True, False):
+            self._place_of_zygotes = Place(self._packages, isolated=isolated)
+            reason = self._probe()
+            if first:  # why it is tried without
+                self.missing["namespaces"] = first
+            first = reason
+            self.isolation = level_of(self.missing)
+            if not reason and self.isolation.holds(least):
+                return
+            self._end_zygotes()
+            if least in (Isolation.L3, Isolation.L2):
+                break
+        missing = reason or "; ".join(f"{layer}: {why}" for layer, why in self.missing.items())
+        raise HrmError(
+            f"Model-written code cannot be isolated on this machine as {least} asks: {missing}.",
+            _HINT,
+        )
+
+    def _probe(self) -> str:
+        """Start the bare zygote and a slot of it. Empty, or what stands in the way; fills `missing`."""
+        self.missing: dict[str, str] = {}
+        """Layer -> why it is not in force."""
+        zygote = self._bare.zygote = ZygoteProcess(self._place_of_zygotes, ())
+        if reason := zygote.handshake():
+            self.missing["namespaces"] = reason
+            return reason
+        slot = self._new_slot(self._bare, zygote)
+        with suppress(OSError):
+            wait_until(slot.line, select.POLLIN)
+            if ready := slot.line.recv(READY_BYTES):
+                self.missing.update(json.loads(ready))
+                self._poll.register(zygote.control.fileno(), select.EPOLLIN)
+                self._bare.idle.append(slot)
+                return ""
+        return f"no slot can be made ({zygote.last_words() or 'no message'})"
+
+    def _hear(self, descriptor: int) -> None:
+        if descriptor == self._wake:
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._wake)
+            return
+        with self._lock:
+            slot = self._by_line.get(descriptor)
+        if slot is None:
+            self._hear_zygote(descriptor)
+            return
+        try:
+            data = slot.line.recv(READY_BYTES)
+        except BlockingIOError:  # what was heard of was another's, whose descriptor this one has now
+            return
+        except OSError:
+            data = b""
+        if len(data) == REPLY.size:
+            self._finish(slot, Reply(*REPLY.unpack(data)))
+        elif not data or self._is_weaker(data):
+            self._lose(slot)
+
+    def _is_weaker(self, ready: bytes) -> bool:
+        return not set(json.loads(ready)) <= set(self.missing)
+
+    def _finish(self, slot: SlotEnd, reply: Reply) -> None:
+        with self._lock:
+            if self._by_line.get(slot.line.fileno()) is not slot:
+                return
+            slot.flavour.silent_deaths = 0
+            work, session = slot.work, slot.session
+            if reply.call and (work is None or reply.call != slot.call):
+                return
+            if work is not None and reply.call:
+                self._finished.append((work, *slot.result(work, reply, self.isolation)))
+                slot.work = None
+            if slot.session and reply.ended != Ended.ANSWERED:
+                self._sessions.pop(slot.session, None)
+                slot.session = 0
+            if reply.last:
+                if slot.work is not None:  # it came when the session's process was dying
+                    self._finished.append((slot.work, self._failure("the session's process is gone"), not slot.killed))
+                    slot.work = None
+                self._bury(slot)
+            elif not slot.session and slot.work is None and slot not in slot.flavour.idle:
+                self._set_idle(slot)
+        if session and (not reply.call or reply.ended != Ended.ANSWERED):
+            self._on_death(session)
+
+    def _lose(self, slot: SlotEnd) -> None:
+        """A slot is gone. Nothing that a snippet may do ends it: what it ran may be run again."""
+        with self._lock:
+            self.slot_deaths += 1
+            session = slot.session if slot.work is None else 0
+            if slot.work is not None:
+                self._finished.append((slot.work, self._failure("the slot died"), not slot.killed))
+                slot.work = None
+            self._bury(slot)
+        if session:
+            self._on_death(session)
+
+    def _hear_zygote(self, descriptor: int) -> None:
+        """Its handshake, or its end: then its slots are gone too, each of which is heard of."""
+        for flavour in (self._bare, self._scientific):
+            zygote = flavour.zygote
+            if zygote is not None and zygote.control.fileno() == descriptor and zygote.handshake():
+                self._poll.unregister(descriptor)
+                with self._lock:
+                    flavour.zygote = None
+                    flavour.silent_deaths += 1
+                zygote.end()
+
+    def _start_zygotes(self) -> None:
+        """Where a work waits for one."""
+        for flavour in (self._bare, self._scientific):
+            with self._lock:
+                works = flavour.waiting
+                flavour.waiting = []
+            if not works:
+                continue
+            if flavour.silent_deaths >= MAX_SILENT_DEATHS:
+                failure = self._failure("the sandbox process keeps dying")
+                self._finished += [(work, failure, False) for work in works]
+                continue
+            if flavour.zygote is None:
+                zygote = ZygoteProcess(self._place_of_zygotes, flavour.imports)
+                self._poll.register(zygote.control.fileno(), select.EPOLLIN)
+                with self._lock:
+                    flavour.zygote = zygote
+            with self._lock:
+                for work in works:
+                    self._place(work)
+
+    def _tell_finished(self) -> None:
+        while self._finished:
+            with self._lock:
+                finished, self._finished = self._finished, []
+            for work, result, lost in finished:
+                work.done(result, lost)
+
+    def _end(self) -> None:
+        """Nothing runs any more: give every open work its result."""
+        with self._lock:
+            works = [slot.work for slot in self._by_line.values() if slot.work is not None]
+            works += [*self._bare.waiting, *self._scientific.waiting]
+            self._finished += [(work, self._failure(self._down), False) for work in works]
+        self._end_zygotes()
+        self._tell_finished()
+        self._poll.close()
+        os.close(self._wake)
+
+    def _end_zygotes(self) -> None:
+        with self._lock:
+            for slot in list(self._by_line.values()):
+                self._bury(slot)
+        for flavour in (self._bare, self._scientific):
+            if flavour.zygote is not None:
+                with suppress(OSError):
+                    self._poll.unregister(flavour.zygote.control.fileno())
+                flavour.zygote.end()
+                flavour.zygote = None
+        self._place_of_zygotes.remove()
+
+
+def _installed(packages: Sequence[str]) -> tuple[str, ...]:
+    found: list[str] = []
+    for name in packages:
+        with suppress(metadata.PackageNotFoundError):
+            metadata.distribution(name)
+            found.append(name)
+    return tuple(found)

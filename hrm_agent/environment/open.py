@@ -1,0 +1,92 @@
+"""Where model-written code runs, by one word of a configuration: here, on a server, on a Ray cluster."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from typing import Annotated, cast
+
+from pydantic import AfterValidator, BeforeValidator
+
+from hrm_agent.environment.base import Environment
+from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation, parse_isolation
+from hrm_agent.errors import ConfigError, HrmError
+
+__all__ = ["LeastIsolation", "Where", "open_environment", "opened_environment", "parse_where"]
+
+_SERVED = ("http://", "https://", "unix:")
+_FORMS = "Nothing for this machine, http://HOST:PORT, https://HOST:PORT or unix:PATH for a server, ray or ray:ADDRESS."
+
+
+def parse_where(text: str) -> str:
+    """The same text, if it has a form that an environment can be opened by. Raises ConfigError."""
+    if text == "ray" or (text.startswith("ray:") and text != "ray:"):
+        return text
+    if text.startswith(_SERVED) and text not in _SERVED:
+        from hrm_agent.environment.remote.address import parse_address
+
+        parse_address(text)
+        return text
+    raise ConfigError(f"{text!r} is no place where code can be run.", _FORMS)
+
+
+LeastIsolation = Annotated[Isolation, BeforeValidator(lambda value: parse_isolation(str(value)))]
+"""A key of a configuration: the least isolation that is accepted."""
+Where = Annotated[str, AfterValidator(parse_where)]
+"""A key of a configuration: what `open_environment` takes."""
+
+
+def open_environment(
+    where: str | None = None, *, isolation: Isolation = DEFAULT_ISOLATION, token: str | None = None
+) -> Environment:
+    """The environment at `where`, None for this machine, if it isolates by `isolation` or more; the caller closes it.
+
+    `token`: of a server; None takes HRM_AGENT_ENVIRONMENT_TOKEN. Raises ConfigError for a place that is none, and
+    HrmError for one that is out of reach or isolates less.
+    """
+    environment = _open(where, isolation, token)
+    if not Isolation(environment.isolation).holds(isolation):
+        raise HrmError(
+            f"{where} isolates model-written code by {environment.isolation}, less than {isolation}.",
+            f"Name another environment, or accept less: --isolation {environment.isolation}.",
+        )
+    return environment
+
+
+def _open(where: str | None, isolation: Isolation, token: str | None) -> Environment:
+    if where is None:
+        from hrm_agent.environment.local.environment import LocalEnvironment
+
+        return LocalEnvironment(isolation=isolation)
+    if parse_where(where).startswith("ray"):
+        from hrm_agent.environment.on_ray.environment import RayEnvironment
+
+        return RayEnvironment(where.removeprefix("ray").removeprefix(":") or None, isolation=isolation)
+    from hrm_agent.environment.remote.client import RemoteEnvironment
+
+    return RemoteEnvironment(where, token=token, least=isolation)
+
+
+@asynccontextmanager
+async def opened_environment(
+    where: str | None = None, *, isolation: Isolation = DEFAULT_ISOLATION, token: str | None = None
+) -> AsyncGenerator[Environment]:
+    """`open_environment`, closed at the end; says on stderr if the level in force is lower than the default."""
+    environment = open_environment(where, isolation=isolation, token=token)
+    try:
+        if not Isolation(environment.isolation).holds(DEFAULT_ISOLATION):
+            sys.stderr.write(_warning(where, environment))
+        yield environment
+    finally:
+        await environment.close()
+
+
+def _warning(where: str | None, environment: Environment) -> str:
+    missing = cast("Mapping[str, str]", getattr(environment, "missing", {}))
+    why = "".join(f" No {layer}: {reason}." for layer, reason in missing.items())
+    level, place = environment.isolation, where or "this machine"
+    return (
+        f"hrm-agent: Model-written code runs on {place} under isolation {level}, less than {DEFAULT_ISOLATION}.{why}"
+        " `hrm-agent doctor environment` there says what to do.\n"
+    )

@@ -1,0 +1,199 @@
+"""Where a served environment listens, and what answers there.
+
+The first question to a server is asked without an event loop, so that whoever makes a `RemoteEnvironment` learns at
+once that nobody listens, that the token is wrong, or that the server isolates less than is accepted.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from hrm_agent.environment.isolation import Isolation
+from hrm_agent.environment.remote.messages import PROTOCOL, SERVICE
+from hrm_agent.errors import ConfigError, HrmError
+
+__all__ = [
+    "TOKEN_VARIABLE",
+    "About",
+    "Address",
+    "about_of",
+    "ask",
+    "kept_token_file",
+    "parse_address",
+    "stranger",
+    "token_for",
+    "token_or_variable",
+    "wrong_token",
+]
+
+TOKEN_VARIABLE = "HRM_AGENT_ENVIRONMENT_TOKEN"
+_SECONDS = 10.0
+_MAX_ANSWER = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """`http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`. Without room for a token: may be shown and stored."""
+
+    scheme: str
+    host: str = ""
+    port: int = 0
+    path: str = ""
+    """Of the socket, or of the folder below which a reverse proxy has put the server."""
+
+    def __str__(self) -> str:
+        if self.scheme == "unix":
+            return f"unix:{self.path}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}{self.path}"
+
+    @property
+    def is_near(self) -> bool:
+        """On this machine, as far as its name says."""
+        return self.scheme == "unix" or self.host in ("localhost", "127.0.0.1", "::1")
+
+    @property
+    def base(self) -> str:
+        """What the paths of requests are put behind."""
+        return "http://localhost" if self.scheme == "unix" else str(self)
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a server says of itself."""
+
+    boot: str
+    """Another after every start."""
+    isolation: str
+    request_bytes: int
+    """The most that it takes in one message."""
+    slots: int | None
+    version: str
+
+
+def parse_address(url: str) -> Address:
+    """Raises ConfigError."""
+    if url.startswith("unix:") and len(url) > len("unix:"):
+        return Address("unix", path=os.path.abspath(url.removeprefix("unix:")))  # noqa: PTH100 - `..` behind a link stays
+    try:
+        parts = urlsplit(url)
+        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+    except (ValueError, KeyError):
+        raise ConfigError(
+            "That is no address of an environment.", "http://HOST:PORT, https://HOST:PORT, unix:PATH."
+        ) from None
+    if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
+        raise ConfigError(
+            f"The address of {parts.hostname} says more than where it is.",
+            f"A token goes into {TOKEN_VARIABLE} or a file, never into an address.",
+        )
+    if not parts.hostname:
+        raise ConfigError(f"{url!r} names no host.", "http://HOST:PORT, https://HOST:PORT, unix:PATH.")
+    return Address(parts.scheme, parts.hostname, port, parts.path.rstrip("/"))
+
+
+def kept_token_file() -> Path:
+    """Where a server that was given no token keeps the one that it made, for this user."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "hrm-agent" / "environment-token"
+
+
+def token_for(address: Address, token: str | None) -> str:
+    """`token`, else the variable's, else, of a server on this machine, the one that is kept. Raises HrmError."""
+    if token is None and not os.environ.get(TOKEN_VARIABLE) and address.is_near:
+        with suppress(OSError, UnicodeDecodeError):
+            token = kept_token_file().read_text(encoding="utf-8")
+    return token_or_variable(token)
+
+
+def token_or_variable(token: str | None) -> str:
+    """`token`, else the variable's. Raises HrmError if there is none, or it cannot stand in a header."""
+    found = (token or os.environ.get(TOKEN_VARIABLE, "")).strip()
+    if not found:
+        raise HrmError("There is no token for the environment's server.", f"It goes into {TOKEN_VARIABLE}.")
+    if not (found.isascii() and found.isprintable()):
+        raise HrmError("The token has characters that no token has.", "Printable ASCII, without line breaks.")
+    return found
+
+
+def ask(address: Address, path: str, token: str) -> str:
+    """GET `path`. Raises HrmError if that is not answered as it should be."""
+    connection = _connection(address)
+    try:
+        prefix = "" if address.scheme == "unix" else address.path
+        connection.request("GET", prefix + path, headers={"Authorization": f"Bearer {token}"})
+        response = connection.getresponse()
+        body = response.read(_MAX_ANSWER)
+    except TimeoutError:
+        raise HrmError(f"{address} does not answer within {_SECONDS:.0f} s.", "Is the server overloaded?") from None
+    except OSError as error:
+        raise HrmError(
+            f"Nobody listens at {address}: {error.strerror or error}.", "`hrm-agent environment serve` starts a server."
+        ) from None
+    except http.client.HTTPException:
+        raise stranger(address) from None
+    finally:
+        connection.close()
+    if response.status == http.client.UNAUTHORIZED:
+        raise wrong_token(address)
+    if response.status != http.client.OK:
+        raise stranger(address)
+    return body.decode("utf-8", "replace")
+
+
+def _connection(address: Address) -> http.client.HTTPConnection:
+    if address.scheme == "unix":
+        return _UnixConnection(address.path)
+    kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
+    return kind(address.host, address.port, timeout=_SECONDS)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=_SECONDS)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(_SECONDS)
+        self.sock.connect(self._path)
+
+
+def about_of(text: str, address: Address, least: Isolation) -> About:
+    """What a server says of itself. Raises HrmError if it is none of ours, or isolates less than `least`."""
+    try:
+        said = json.loads(text)
+        if said["service"] != SERVICE:
+            raise stranger(address)
+        if said["protocol"] != PROTOCOL:
+            raise HrmError(
+                f"{address} speaks version {said['protocol']} of the protocol, this program version {PROTOCOL}.",
+                "Run the same version of hrm-agent on both sides.",
+            )
+        about = About(said["boot"], said["isolation"], said["request_bytes"], said["slots"], said["version"])
+        level = Isolation(about.isolation)
+    except (KeyError, TypeError, ValueError):
+        raise stranger(address) from None
+    if not level.holds(least):
+        raise HrmError(
+            f"{address} isolates at {said['isolation']}, and {least} is the least that is accepted.",
+            "`hrm-agent doctor environment` there shows what is missing; --isolation accepts less.",
+        )
+    return about
+
+
+def stranger(address: Address) -> HrmError:
+    return HrmError(f"What answers at {address} is no environment of hrm-agent.", "Is the port the right one?")
+
+
+def wrong_token(address: Address) -> HrmError:
+    return HrmError(
+        f"{address} refuses the token.",
+        f"The server said at its start where its token is; put it into {TOKEN_VARIABLE}.",
+    )

@@ -1,0 +1,368 @@
+"""What one event loop asks of a served environment: calls that wait, and the connection that they go out on.
+
+A call is in one of three places: in `_waiting`, in `open` of a link, or answered. A link that breaks puts its calls
+back to the head of `_waiting`; one whose server is going down keeps those that have begun there, while others go to the
+next. What a broken connection means for a call is argued in `client`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from itertools import chain, count, repeat
+from typing import Any
+
+from hrm_agent.environment.base import Submission
+from hrm_agent.environment.isolation import Isolation
+from hrm_agent.environment.remote.address import About, Address, about_of, stranger, wrong_token
+from hrm_agent.environment.remote.messages import from_json, submission_record, to_json
+from hrm_agent.environment.remote.session_memory import Recall
+from hrm_agent.errors import HrmError
+
+try:
+    import aiohttp
+except ImportError as error:
+    raise HrmError("A served environment is used with aiohttp.", "pip install 'hrm-agent[service]'") from error
+
+__all__ = ["MAX_ATTEMPTS", "Call", "Channel", "Peer"]
+
+MAX_ATTEMPTS = 5
+"""A call whose connection broke so often comes to `infrastructure`: it may be what kills the server."""
+_HELLO_SECONDS = 10.0
+_CLOSING = aiohttp.ClientWSTimeout(ws_close=2.0)  # pyright: ignore[reportCallIssue] - made by attrs
+_PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)
+"""Seconds between attempts to reach a server that is away."""
+_PING_SECONDS, _PINGS = 5.0, 3
+"""A peer that stays silent for so many pings is dead."""
+_MAX_CANCELLED = 1000
+"""In one message."""
+_GONE = (aiohttp.ClientError, OSError, TimeoutError)
+_MALFORMED = (HrmError, KeyError, TypeError)
+"""What comes of a server that sends what it should not; the connection is closed."""
+
+
+@dataclass(slots=True)
+class Peer:
+    """The server, as all loops of this process see it."""
+
+    address: Address
+    token: str = field(repr=False)
+    least: Isolation
+    about: About
+    """As of the latest connection."""
+    patience_seconds: float
+    """So long may it be away."""
+    recall: Recall = field(default_factory=Recall)
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """Something asked of the server."""
+
+    message: dict[str, Any]
+    """What is sent; empty for a submission, whose message depends on the server that it goes to."""
+    submission: Submission | None
+    future: asyncio.Future[dict[str, Any]]
+    """Its answer: the server's, or {"failed": why}, where the infrastructure is to blame."""
+    began: float
+    """By the monotonic clock, as is the next."""
+    waits_since: float
+    """For a connection."""
+    sent: int = 0
+    """So often has it been on its way."""
+    key: int = 0
+    link: Link | None = None
+    """The connection that it is on."""
+
+    def answer(self, **answer: Any) -> None:
+        if not self.future.done():
+            self.future.set_result(answer)
+
+
+class Link:
+    """One connection to the server."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse, about: About) -> None:
+        self.socket = socket
+        self.about = about
+        self.open: dict[int, Call] = {}
+        self.cancelled: list[int] = []
+        """Keys of calls that nobody waits for any more; the server is still to be told."""
+        self.ready = asyncio.Event()
+        """Something is to be sent."""
+        self.heard = True
+        """Since the latest ping."""
+
+    async def watch(self) -> None:
+        """Close the connection when the peer is dead. However long our own loop stood still counts for one ping."""
+        silent = 0
+        with suppress(*_GONE):
+            while silent < _PINGS:
+                await asyncio.sleep(_PING_SECONDS)
+                silent, self.heard = (0 if self.heard else silent + 1), False
+                await self.socket.ping()
+        await self.socket.close()
+
+
+class Channel:
+    """The calls of one event loop. Made on it, and used nowhere else."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.closed = False
+        self._peer = peer
+        self._waiting: deque[Call] = deque()
+        self._link: Link | None = None
+        """The one for calls that come now."""
+        self._links: dict[Link, asyncio.Task[None]] = {}
+        self._connecting: asyncio.Task[None] | None = None
+        self._keys = count(1)
+        self._session = _client_session(peer.address)
+        self._keeper = self._keep()
+        with suppress(StopIteration):  # runs to its yield; a loop that shuts down closes the generators begun on it
+            self._keeper.__anext__().__await__().send(None)
+
+    async def _keep(self) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            await self.close()
+
+    async def ask(self, message: dict[str, Any], submission: Submission | None, seconds: float) -> tuple[Call, Any]:
+        """The call, and its answer; one that says that it failed if there is none within `seconds`."""
+        now = time.monotonic()
+        call = Call(message, submission, self.loop.create_future(), now, now)
+        timer = self.loop.call_later(seconds, lambda: call.answer(failed=f"no answer within {seconds:.0f} s"))
+        self._waiting.append(call)
+        self._go_on()
+        try:
+            return call, await call.future
+        finally:
+            timer.cancel()
+            self._drop(call)
+
+    def _drop(self, call: Call) -> None:
+        """Nobody waits for it any more, or it has its answer."""
+        link = call.link
+        if link is not None and link.open.pop(call.key, None) is not None:
+            link.cancelled.append(call.key)
+            link.ready.set()
+
+    async def close(self) -> None:
+        """Open calls fail, here and on the server."""
+        if not self._session.closed:
+            tasks = [task for task in (self._connecting, *self._links.values()) if task is not None]
+            self._abandon()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._session.close()
+
+    def _abandon(self) -> None:
+        self.closed = True
+        for call in [*self._waiting, *(call for link in self._links for call in link.open.values())]:
+            call.answer(failed="the environment was closed")
+        self._waiting.clear()
+
+    def _go_on(self) -> None:
+        """Have what waits sent."""
+        if self._link is not None:
+            self._link.ready.set()
+        elif self._connecting is None and self._waiting and not self.closed:
+            self._connecting = self.loop.create_task(self._connect())
+
+    async def _connect(self) -> None:
+        pauses = chain(_PAUSES, repeat(_PAUSES[-1]))
+        try:
+            while self._waiting and self._link is None:
+                if not await self._try():
+                    await asyncio.sleep(next(pauses))
+        except asyncio.CancelledError:
+            self._abandon()  # the loop is shutting down
+            raise
+        finally:
+            self._connecting = None
+
+    async def _try(self) -> bool:
+        """False if the server is away."""
+        try:
+            link = await self._open()
+        except HrmError as error:
+            for call in self._waiting:
+                call.answer(error=error.message, hint=error.hint)
+            self._waiting.clear()
+        except _GONE as error:
+            self._give_up(str(error) or type(error).__name__)
+            return False
+        else:
+            self._link = link
+            self._links[link] = self.loop.create_task(self._serve(link))
+            link.ready.set()
+        return True
+
+    def _give_up(self, why: str) -> None:
+        """On calls that have waited for too long."""
+        before = time.monotonic() - self._peer.patience_seconds
+        kept: deque[Call] = deque()
+        for call in self._waiting:
+            if call.waits_since > before:
+                kept.append(call)
+            else:
+                call.answer(failed=f"{self._peer.address} is away ({why})")
+        self._waiting = kept
+
+    async def _open(self) -> Link:
+        peer = self._peer
+        try:
+            socket = await self._session.ws_connect(
+                f"{peer.address.base}/v1/stream",
+                headers={"Authorization": f"Bearer {peer.token}"},
+                timeout=_CLOSING,
+                autoping=False,
+                max_msg_size=0,
+            )
+        except aiohttp.WSServerHandshakeError as error:
+            if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise
+            raise (wrong_token if error.status == HTTPStatus.UNAUTHORIZED else stranger)(peer.address) from None
+        try:
+            hello = await socket.receive(timeout=_HELLO_SECONDS)
+            peer.about = about_of(str(hello.data), peer.address, peer.least)
+        except BaseException:
+            await socket.close()
+            raise
+        return Link(socket, peer.about)
+
+    async def _serve(self, link: Link) -> None:
+        helpers = [self.loop.create_task(link.watch()), self.loop.create_task(self._write(link))]
+        try:
+            await self._read(link)
+        except asyncio.CancelledError:
+            self._abandon()
+            raise
+        finally:
+            for helper in helpers:
+                helper.cancel()
+            self._broken(link)
+            await link.socket.close()
+
+    async def _read(self, link: Link) -> None:
+        with suppress(*_GONE, *_MALFORMED):
+            async for message in link.socket:
+                link.heard = True
+                if message.type is aiohttp.WSMsgType.TEXT:
+                    for answer in from_json(message.data):
+                        self._take(link, answer)
+                elif message.type is aiohttp.WSMsgType.PING:
+                    await link.socket.pong(message.data)
+
+    def _take(self, link: Link, answer: dict[str, Any]) -> None:
+        call = link.open.pop(answer["key"], None)
+        if call is None:  # nobody waits for it any more
+            return
+        call.link = None
+        if "away" in answer:  # it has not begun
+            self._retire(link)
+            call.sent -= 1
+            self._again(call)
+        else:
+            call.answer(**answer, boot=link.about.boot)
+
+    async def _write(self, link: Link) -> None:
+        try:
+            while await link.ready.wait():
+                link.ready.clear()
+                while (frame := self._frame(link)) is not None:
+                    await link.socket.send_str(frame)
+        except _GONE:
+            await link.socket.close()
+
+    def _frame(self, link: Link) -> str | None:
+        """As much of what waits as goes into one message; None if there is nothing."""
+        parts = [f'{{"key":{key},"cancel":true}}' for key in link.cancelled[:_MAX_CANCELLED]]
+        del link.cancelled[:_MAX_CANCELLED]
+        size = sum(map(len, parts)) + len(parts)
+        while self._waiting and self._link is link:
+            text = self._text(self._waiting[0], link)
+            size += len(text) + 1
+            if parts and size >= link.about.request_bytes:
+                break
+            call = self._waiting.popleft()
+            if text:
+                parts.append(text)
+                call.link, call.sent = link, call.sent + 1
+                link.open[call.key] = call
+        return f"[{','.join(parts)}]" if parts else None
+
+    def _text(self, call: Call, link: Link) -> str:
+        """The call as it is sent; empty if it has its answer."""
+        if call.future.done():
+            return ""
+        call.key = next(self._keys)
+        try:
+            message = self._message(call, link.about.boot)
+            text = to_json({"key": call.key, **message}) if message else ""
+        except HrmError as error:
+            call.answer(refused=error.message)
+            return ""
+        if len(text) + 1 >= link.about.request_bytes:
+            call.answer(
+                refused=f"The call is larger than the {link.about.request_bytes:,} bytes that the server takes."
+            )
+            return ""
+        return text
+
+    def _message(self, call: Call, boot: str) -> dict[str, Any] | None:
+        """What is sent to the server `boot`; None if there is no need. Raises HrmError for what has no form."""
+        submission, recall = call.submission, self._peer.recall
+        if submission is not None:
+            return self._submission(call, submission, boot)
+        if "fork" in call.message and recall.gone(call.message["fork"]["source"], boot):
+            call.answer(done=True)  # all that is left of it is what is remembered here, and copied by the caller
+            return None
+        return call.message
+
+    def _submission(self, call: Call, submission: Submission, boot: str) -> dict[str, Any] | None:
+        try:
+            changed: dict[str, Any] = {"history": self._peer.recall.history(submission, boot)}
+        except HrmError as error:
+            call.answer(failed=error.message)
+            return None
+        if submission.deadline_seconds is not None and call.sent:
+            left = changed["deadline_seconds"] = submission.deadline_seconds - (time.monotonic() - call.began)
+            if left <= 0:
+                call.answer(failed="it had not begun at its deadline")
+                return None
+        return {"run": submission_record(replace(submission, **changed))}
+
+    def _retire(self, link: Link) -> None:
+        if self._link is link:
+            self._link = None
+
+    def _broken(self, link: Link) -> None:
+        self._links.pop(link, None)
+        self._retire(link)
+        for call in reversed(link.open.values()):
+            call.link = None
+            if call.sent >= MAX_ATTEMPTS:
+                call.answer(failed=f"the connection to {self._peer.address} broke {call.sent} times")
+            else:
+                self._again(call)
+        link.open.clear()
+
+    def _again(self, call: Call) -> None:
+        call.waits_since = time.monotonic()
+        self._waiting.appendleft(call)
+        self._go_on()
+
+
+def _client_session(address: Address) -> aiohttp.ClientSession:
+    """For the running loop. Nothing of the environment's variables (proxies, netrc) counts."""
+    connector = aiohttp.UnixConnector(address.path) if address.scheme == "unix" else None
+    timeout = aiohttp.ClientTimeout(total=_HELLO_SECONDS)
+    return aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)

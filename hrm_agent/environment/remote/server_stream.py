@@ -1,0 +1,214 @@
+"""The server's side of a client's stream: many calls on one connection, cancelled one by one, answered as they end.
+
+A client sends lists of messages, each with a key of its own choice:
+
+    {"key": 1, "run": SUBMISSION}    {"key": 1, "cancel": true}    {"key": 4, "metrics": true}
+    {"key": 2, "fork": {"source": NAME, "target": NAME}}           {"key": 3, "end": NAME}
+
+It gets lists of answers with these keys, in the order in which they are ready: "result"; "text" (of metrics); "done";
+"refused", for a submission that is none; "error", where the environment cannot; "away", if the server is going down and
+has not begun. A connection that ends takes its calls along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, cast
+
+from aiohttp import WSCloseCode, WSMsgType, web
+
+from hrm_agent.environment.base import Environment, ExecutionResult, Submission
+from hrm_agent.environment.remote.messages import (
+    Reader,
+    from_json,
+    parse_submission,
+    parse_text,
+    read_object,
+    result_record,
+    to_json,
+)
+from hrm_agent.errors import HrmError
+
+__all__ = ["FORK", "Calls", "Stream", "as_list"]
+
+_FRAME_CHARACTERS = 1024 * 1024
+"""Of the outcomes that share a message, about."""
+_MANY, _GATHERING_SECONDS = 32, 0.005
+"""With so many calls open, each waits for others far longer than this; outcomes that come in it share a message."""
+_LOG = logging.getLogger(__name__)
+
+
+class Calls:
+    """The environment as requests see it: open calls are counted, so that going down can wait for them."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self.draining = False
+        self._open = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def outcome(self, submission: Submission) -> ExecutionResult:
+        """Raises HrmError where the environment cannot."""
+        self._open += 1
+        self._idle.clear()
+        try:
+            return await self.environment.run(submission)
+        finally:
+            self._open -= 1
+            if not self._open:
+                self._idle.set()
+
+    async def answer(self, submission: Submission) -> dict[str, Any]:
+        """The outcome as an answer, or why there is none."""
+        return await _checked(self._answer(submission))
+
+    async def _answer(self, submission: Submission) -> dict[str, Any]:
+        return {"result": result_record(await self.outcome(submission))}
+
+    async def drain(self, seconds: float) -> None:
+        """Wait until none is open, for `seconds` at most. None may be begun from now on."""
+        self.draining = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+
+
+async def _checked(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return await work
+    except HrmError as error:
+        return {"error": error.message, "hint": error.hint}
+    except Exception:  # whatever it is, the client is to have an answer
+        _LOG.exception("a call failed")
+        return {"error": "The server failed.", "hint": "Its log says where."}
+
+
+class Stream:
+    """One client's."""
+
+    def __init__(self, calls: Calls, socket: web.WebSocketResponse) -> None:
+        self._calls = calls
+        self._socket = socket
+        self._tasks: dict[int, asyncio.Task[dict[str, Any]]] = {}
+        self._answers: deque[str] = deque()
+        self._ready = asyncio.Event()
+
+    async def serve(self, about: dict[str, Any]) -> None:
+        """Until the client goes, or is sent away; `about` is the first message."""
+        await self._socket.send_str(to_json(about))
+        writer = asyncio.create_task(self._write())
+        try:
+            async for message in self._socket:
+                if message.type is not WSMsgType.TEXT:
+                    break
+                self._take(message.data)
+        except HrmError as error:
+            await self._socket.close(code=WSCloseCode.POLICY_VIOLATION, message=error.message.encode()[:100])
+        finally:
+            writer.cancel()
+            for task in self._tasks.values():
+                task.cancel()
+
+    async def leave(self) -> None:
+        """Send what is ready, and close."""
+        with suppress(ConnectionError):
+            await self._flush()
+            await self._socket.close(code=WSCloseCode.GOING_AWAY)
+
+    def _take(self, data: str) -> None:
+        """Begin what a message asks for. Raises HrmError if it is malformed: no more is read then."""
+        for item in as_list(from_json(data), "message"):
+            message = read_object(item, "", _MESSAGE, "key")
+            key = message["key"]
+            if "cancel" in message:
+                task = self._tasks.get(key)
+                if task is not None:
+                    task.cancel()
+            elif key in self._tasks:
+                raise HrmError("key: in use.")
+            elif self._calls.draining:
+                self._answer(key, {"away": True})
+            else:
+                task = self._tasks[key] = asyncio.create_task(self._do(message))
+                task.add_done_callback(partial(self._end, key))
+
+    def _end(self, key: int, task: asyncio.Task[dict[str, Any]]) -> None:
+        del self._tasks[key]
+        if not task.cancelled():
+            self._answer(key, task.result())
+
+    async def _do(self, message: dict[str, Any]) -> dict[str, Any]:
+        if "run" not in message:
+            return await _checked(self._control(message))
+        try:
+            submission = parse_submission(message["run"])
+        except HrmError as error:
+            return {"refused": f"{error.message} {error.hint}".strip()}
+        return await self._calls.answer(submission)
+
+    async def _control(self, message: dict[str, Any]) -> dict[str, Any]:
+        environment = self._calls.environment
+        if "metrics" in message:
+            return {"text": await environment.metrics()}
+        if "fork" in message:
+            await environment.fork_session(**message["fork"])
+        elif "end" in message:
+            await environment.end_session(message["end"])
+        return {"done": True}
+
+    def _answer(self, key: int, answer: dict[str, Any]) -> None:
+        self._answers.append(to_json({"key": key, **answer}))
+        self._ready.set()
+
+    async def _write(self) -> None:
+        with suppress(ConnectionError):  # the client has gone: the reader sees that too
+            while await self._ready.wait():
+                await self._flush()
+                if len(self._tasks) >= _MANY:
+                    await asyncio.sleep(_GATHERING_SECONDS)
+
+    async def _flush(self) -> None:
+        """All that are ready go out together; while a slow reader lets them wait, more get ready."""
+        self._ready.clear()
+        while self._answers:
+            size, parts = 0, list[str]()
+            while self._answers and size < _FRAME_CHARACTERS:
+                parts.append(self._answers.popleft())
+                size += len(parts[-1])
+            await self._socket.send_str(f"[{','.join(parts)}]")
+
+
+def as_list(value: Any, where: str) -> list[Any]:
+    """Raises HrmError for what is none."""
+    if not isinstance(value, list):
+        raise HrmError(f"{where}: a list is needed.")
+    return cast("list[Any]", value)
+
+
+def _key(value: Any, where: str) -> int:
+    if type(value) is not int:
+        raise HrmError(f"{where}: a whole number is needed.")
+    return value
+
+
+def _true(value: Any, where: str) -> bool:
+    if value is not True:
+        raise HrmError(f"{where}: has to be true.")
+    return True
+
+
+FORK: Mapping[str, Reader] = {"source": parse_text, "target": parse_text}
+_MESSAGE: Mapping[str, Reader] = {
+    "key": _key,
+    "run": lambda value, _: value,
+    "cancel": _true,
+    "fork": lambda value, where: read_object(value, where, FORK, "source", "target"),
+    "end": parse_text,
+    "metrics": _true,
+}

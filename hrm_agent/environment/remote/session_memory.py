@@ -1,0 +1,108 @@
+"""What a client remembers of its sessions: enough to have them rebuilt by a server that was started anew.
+
+The server remembers too, and better; this is only used where its memory is gone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from hrm_agent.environment.base import Cell, ExecutionResult, SessionState, Submission
+from hrm_agent.errors import HrmError
+from hrm_agent.trajectory import ToolStatus
+
+__all__ = ["Recall"]
+
+_SESSIONS = 10_000
+_CELLS = 2000
+_CHARACTERS = 4 * 1024 * 1024
+"""Of one session; beyond these it is forgotten."""
+_DEADLY = (ToolStatus.TIMEOUT, ToolStatus.OUT_OF_MEMORY, ToolStatus.INFRASTRUCTURE)
+"""Cells that ended their process are none of the session."""
+
+
+@dataclass(slots=True)
+class _Log:
+    boot: str = ""
+    """The server that stands where `cells` end; empty until it has answered."""
+    cells: list[Cell] | None = field(default_factory=list[Cell])
+    """None: there are some that we do not know."""
+    open: int = 0
+
+    def add(self, cell: Cell) -> None:
+        if self.cells is not None:
+            self.cells.append(cell)
+            if len(self.cells) > _CELLS or sum(len(each.code) for each in self.cells) > _CHARACTERS:
+                self.cells = None
+
+
+class Recall:
+    """Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._logs: OrderedDict[str, _Log] = OrderedDict()
+
+    def opened(self, session: str) -> None:
+        """A call of the session was submitted."""
+        with self._lock:
+            log = self._logs.setdefault(session, _Log())
+            log.open += 1
+            self._logs.move_to_end(session)
+            if len(self._logs) > _SESSIONS:
+                self._logs.popitem(last=False)
+
+    def history(self, submission: Submission, boot: str) -> tuple[Cell, ...] | None:
+        """What is to be sent along with a call to the server `boot`. Raises HrmError if that would have to be known."""
+        if submission.history is not None or submission.session is None:
+            return submission.history
+        with self._lock:
+            log = self._logs.get(submission.session)
+            if log is None or log.boot in ("", boot):
+                return None
+            if log.cells is None:
+                raise HrmError("The server was started anew, and the session's earlier calls are not all known.")
+            if log.open > 1:
+                raise HrmError("The server was started anew while several calls of the session were under way.")
+            return tuple(log.cells)
+
+    def ended(self, submission: Submission, result: ExecutionResult | None, boot: str) -> None:
+        """A call of a session has ended, on the server `boot`; without a result if its caller has gone."""
+        with self._lock:
+            log = self._logs.get(submission.session or "")
+            if log is None:
+                return
+            log.open -= 1
+            if result is not None and result.session is not None:
+                self._note(log, submission, result, result.session, boot)
+
+    def _note(self, log: _Log, submission: Submission, result: ExecutionResult, found: SessionState, boot: str) -> None:
+        if submission.history is not None:
+            log.cells = list(submission.history)
+        elif found is SessionState.NEW:
+            log.cells = []
+        elif not log.boot:  # our first call found others' cells
+            log.cells = None
+        log.boot = boot
+        if result.status not in _DEADLY:
+            log.add(Cell(submission.code, result.digest))
+
+    def gone(self, session: str, boot: str) -> bool:
+        """True if the server `boot` does not know the session, but we do."""
+        with self._lock:
+            log = self._logs.get(session)
+            return log is not None and log.boot not in ("", boot) and log.cells is not None
+
+    def copy(self, source: str, target: str) -> None:
+        with self._lock:
+            log = self._logs.get(source)
+            if log is None:
+                self._logs.pop(target, None)
+            else:
+                self._logs[target] = _Log(log.boot, None if log.cells is None else list(log.cells))
+
+    def forget(self, session: str) -> None:
+        with self._lock:
+            self._logs.pop(session, None)

@@ -1,0 +1,90 @@
+"""A call on its way through the front, and the seeds that its snippet's random generators are given."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from hrm_agent.environment.base import ExecutionResult, Submission
+from hrm_agent.environment.scheduler.sessions import Session, Visit
+from hrm_agent.environment.scheduler.workers import Work
+
+__all__ = ["Call", "Job", "Queue", "Stage", "Waiter", "seed_of"]
+
+Waiter = Callable[[ExecutionResult], None]
+"""Is told the outcome, once, on whichever thread it comes. Must be quick, and must not raise."""
+_SEED_BITS = 32
+_random = random.Random()
+"""Of its own: the process's generator may be a trainer's, seeded, and is not to be drawn from."""
+
+
+class Stage(Enum):
+    """Where a call stands, as its callers see it."""
+
+    WAITING = 1
+    RUNNING = 2
+    ENDED = 3
+    """Its callers have their outcome, or left. Its slot is taken until the workers are done with it."""
+
+
+class Queue(Protocol):
+    """Where a call waits."""
+
+    def discard(self, call: Call) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Job(Work):
+    """A work, and whether it may be killed."""
+
+    handed: bool = False
+    """True once the workers have taken it."""
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One submission, and all that wait for it."""
+
+    submission: Submission
+    sequence: int
+    """Order of arrival; a call that is run again keeps it."""
+    arrived: float
+    """By the monotonic clock."""
+    deadline: float | None = None
+    """Likewise; None waits as long as it takes."""
+    waiters: list[Waiter] = field(default_factory=list[Waiter])
+    stage: Stage = Stage.WAITING
+    queue: Queue | None = None
+    """Where it waits; None once it has begun."""
+    session: Session | None = None
+    visit: Visit | None = None
+    attempt: int = 0
+    """From 1, counted when a slot is taken."""
+    begun: float = 0.0
+    """When its own code was started, by the monotonic clock."""
+    step: int = 0
+    """Number of its latest work: a session may be rebuilt by many before the call's own code is run."""
+    work: Job | None = None
+    """What the workers are at; None when they are not."""
+    unwanted: bool = False
+    """True if the work is to be killed as soon as it may be."""
+
+    @property
+    def waits(self) -> bool:
+        return self.stage is Stage.WAITING
+
+
+def seed_of(name: str | None) -> int:
+    """The same for the same name, in every process; random without one.
+
+    What follows a `~` does not count: a fork's session, which runs the cells of another one again, draws its numbers.
+    """
+    if name is None:
+        return _random.getrandbits(_SEED_BITS)
+    family = name.partition("~")[0]
+    digest = hashlib.blake2b(family.encode("utf-8", "surrogatepass"), digest_size=_SEED_BITS // 8).digest()
+    return int.from_bytes(digest, "little")

@@ -1,0 +1,250 @@
+"""The way of a call from the queue through the workers to its outcome: slots, second attempts, sessions rebuilt.
+
+Whichever thread frees a slot also starts the next call in it; there is no scheduling thread to be woken. A slot is
+taken until the workers are done with what they were given, also where nobody waits for that any more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+
+from hrm_agent.environment.base import ExecutionResult
+from hrm_agent.environment.scheduler.admission import Bounds
+from hrm_agent.environment.scheduler.calls import Call, Job, Stage, seed_of
+from hrm_agent.environment.scheduler.deferred_lock import Guard
+from hrm_agent.environment.scheduler.fair_queue import FairQueue
+from hrm_agent.environment.scheduler.metrics import Metrics
+from hrm_agent.environment.scheduler.sessions import Session, Sessions
+from hrm_agent.environment.scheduler.workers import Workers
+from hrm_agent.errors import HrmError
+from hrm_agent.trajectory import ToolStatus
+
+__all__ = ["Dispatch"]
+
+MAX_ATTEMPTS = 2
+"""A call that the infrastructure failed at is run once more; one of a session only if its code had not begun to act."""
+
+
+class Dispatch:
+    """Its methods are called with the guard's lock held, but for those that say otherwise."""
+
+    def __init__(self, workers: Workers, guard: Guard, metrics: Metrics, max_sessions: int, bounds: Bounds) -> None:
+        self._workers = workers
+        self._guard = guard
+        self._metrics = metrics
+        self._queue: FairQueue[Call] = FairQueue()
+        self.sessions = Sessions(max(max_sessions, workers.slots), bounds)
+        self.waiting = 0
+        """Calls in the queue, and those behind an earlier call of their session."""
+        self.busy = 0
+        """Slots taken."""
+        self.ended: Callable[[Call, ExecutionResult], None] = lambda call, result: None
+        """Is called with each call that comes to its outcome here."""
+        workers.on_session_death(lambda number: guard.change(self.sessions.died, number))
+
+    def result(self, status: ToolStatus, why: str) -> ExecutionResult:
+        """(With or without the lock.) An outcome of ours, rather than of the workers."""
+        return ExecutionResult(status, stderr=why, isolation=self._workers.isolation)
+
+    def place(self, call: Call) -> None:
+        """Into the queue; behind the earlier calls of its session, if they are open."""
+        submission = call.submission
+        if submission.session is not None and not self._join(call, submission.session):
+            why = f"The session {submission.session!r} belongs to another run."
+            self.ended(call, self.result(ToolStatus.DENIED, why))
+            return
+        self.waiting += 1
+        if call.session is None or call.session.head is call:
+            self._line_up(call)
+        else:
+            call.queue = call.session.line
+            call.session.line.push(call)
+
+    def fill(self) -> None:
+        """Calls into free slots."""
+        while self._queue and self.busy < self._workers.slots:
+            self._launch(self._queue.pop())
+        self._end_processes()
+
+    def drop(self, call: Call, result: ExecutionResult) -> None:
+        """End a call that was placed: it does not wait any more, or is killed."""
+        queue, call.queue = call.queue, None
+        self.ended(call, result)
+        if queue is None:
+            self._kill(call)
+            return
+        queue.discard(call)
+        self.waiting -= 1
+        if call.session is not None and call.session.head is call:
+            self._next_of(call.session)
+
+    def fork_session(self, source: str, target: str, copied: Future[None]) -> None:
+        """`copied` is told when `target` is there. Raises HrmError if there is no `source`."""
+        session = self.sessions.get(source)
+        if session is None:
+            raise HrmError(f"There is no session {source!r} to fork.", "Run a call in it first.")
+        session.copies.append((target, copied))
+        if session.head is None or session.head.waits:
+            self._copy(session)
+
+    def end_session(self, name: str) -> None:
+        """Forget a session; its open calls come to `infrastructure`."""
+        session = self.sessions.end(name)
+        if session is None:
+            return
+        ended = self.result(ToolStatus.INFRASTRUCTURE, "The session was ended.")
+        while session.line:
+            behind = session.line.pop()
+            behind.queue = None
+            self.waiting -= 1
+            self.ended(behind, ended)
+        if session.head is not None and session.head.stage is not Stage.ENDED:
+            self.drop(session.head, ended)
+
+    def _join(self, call: Call, name: str) -> bool:
+        run, known = call.submission.run, self.sessions.get(name)
+        if known is not None and known.run != run:
+            return False
+        call.session = self.sessions.enter(name, run, seed_of(name))
+        call.session.head = call.session.head or call
+        return True
+
+    def _line_up(self, call: Call) -> None:
+        call.queue = self._queue
+        self._queue.push(call)
+
+    def _launch(self, call: Call) -> None:
+        self.waiting -= 1
+        self.busy += 1
+        call.queue, call.stage = None, Stage.RUNNING
+        call.attempt += 1
+        if call.session is not None:
+            call.visit = self.sessions.visit(call.session, call.submission.history)
+        self._step(call)
+
+    def _step(self, call: Call) -> None:
+        """Have the next piece of a call run: a cell of its session, if that is being rebuilt, else its own code."""
+        self._end_processes()
+        visit, session, submission = call.visit, call.session, call.submission
+        code = submission.code
+        if visit is not None and visit.rebuilding:
+            code = visit.cells[visit.index].code
+            self._metrics.events["rebuilt_cells"] += 1
+        else:
+            call.begun = time.monotonic()
+        call.step += 1
+        work = Job(code, submission.limits, partial(self._done, call, call.step))
+        work.seed = session.seed if session is not None else seed_of(submission.id)
+        if session is not None and visit is not None:
+            work.session, work.fresh = session.number, visit.fresh
+            visit.fresh = False
+        call.work = work
+        self._guard.later(self._start, call, work)
+
+    def _start(self, call: Call, work: Job) -> None:
+        """(Without the lock.)"""
+        try:
+            self._workers.start(work)
+        except Exception as error:  # whatever it is, the call is to have an outcome and its slot to be free again
+            work.done(self.result(ToolStatus.INFRASTRUCTURE, f"The call could not be started: {error}"), True)
+        else:
+            work.handed = True  # before it is looked whether it is wanted: `_kill` does it the other way round
+            if call.unwanted:
+                self._guard.change(self._kill, call)
+
+    def _kill(self, call: Call) -> None:
+        call.unwanted = True
+        if call.work is not None and call.work.handed:
+            self._guard.later(self._workers.kill, call.work)
+
+    def _done(self, call: Call, step: int, result: ExecutionResult, lost: bool) -> None:
+        """(Without the lock.)"""
+        self._guard.change(self._stepped, call, step, result, lost)
+
+    def _stepped(self, call: Call, step: int, result: ExecutionResult, lost: bool) -> None:
+        """A piece of a call has come to `result`."""
+        if call.work is None or call.step != step:  # told twice
+            return
+        call.work = None
+        alive = self._survived(call, result)
+        rebuilding = call.visit is not None and call.visit.rebuilding
+        if call.stage is Stage.ENDED:
+            self._vacate(call)
+        elif lost or result.status is ToolStatus.INFRASTRUCTURE:
+            unharmed = call.session is None or lost or rebuilding
+            self._retry(call) if unharmed and _may_retry(call) else self._finish(call, result, alive=False)
+        elif rebuilding:
+            self._rebuild(call, result, alive=alive)
+        else:
+            self._finish(call, result, alive=alive)
+
+    def _survived(self, call: Call, result: ExecutionResult) -> bool:
+        """True if the process of the call's session stands where the session does; else it has none from here on."""
+        if call.session is None:
+            return False
+        alive = self.sessions.survived(call.session, result) and call.stage is not Stage.ENDED
+        if not alive:
+            self.sessions.kill(call.session)
+        return alive
+
+    def _rebuild(self, call: Call, result: ExecutionResult, *, alive: bool) -> None:
+        assert call.visit is not None
+        call.visit.replayed(result, alive=alive)
+        if not alive:
+            self.sessions.start(call.visit.session)
+        self._step(call)
+
+    def _retry(self, call: Call) -> None:
+        self._metrics.events["retries"] += 1
+        self._free_slot(call)
+        call.stage, call.visit = Stage.WAITING, None
+        self.waiting += 1
+        self._line_up(call)
+
+    def _finish(self, call: Call, result: ExecutionResult, *, alive: bool) -> None:
+        if alive and call.session is not None:
+            self.sessions.ran(call.session, call.submission.code, result)
+        found = call.visit.found if call.visit is not None else None
+        queued = (call.begun or time.monotonic()) - call.arrived
+        self.ended(call, replace(result, queued_seconds=queued, attempt=call.attempt, session=found))
+        self._vacate(call)
+
+    def _vacate(self, call: Call) -> None:
+        self._free_slot(call)
+        if call.session is not None:
+            self._next_of(call.session)
+
+    def _free_slot(self, call: Call) -> None:
+        self.busy -= 1
+        self._queue.release(call.submission.run)
+
+    def _next_of(self, session: Session) -> None:
+        """The session's first call is over."""
+        self._copy(session)
+        session.head = session.line.pop() if session.line else None
+        if session.head is not None:
+            self._line_up(session.head)
+        self.sessions.park(session)
+
+    def _copy(self, session: Session) -> None:
+        copies, session.copies = session.copies, []
+        for target, copied in copies:
+            try:
+                self.sessions.copy(session, target)
+            except HrmError as error:
+                self._guard.later(copied.set_exception, error)
+            else:
+                self._guard.later(copied.set_result, None)
+
+    def _end_processes(self) -> None:
+        numbers, self.sessions.unwanted = self.sessions.unwanted, []
+        for number in numbers:
+            self._guard.later(self._workers.end_session, number)
+
+
+def _may_retry(call: Call) -> bool:
+    return call.attempt < MAX_ATTEMPTS and (call.deadline is None or time.monotonic() < call.deadline)

@@ -1,0 +1,115 @@
+"""Counts and times of an environment, in Prometheus' text format (0.0.4).
+
+Written by hand: the format is a few lines per metric, and `prometheus_client` would bring a process-wide registry, in
+which two environments of one process collide, and a lock per increment, for what is counted here under the front's own.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
+from typing import TypeVar
+
+from hrm_agent.environment.base import ExecutionResult, SessionState
+from hrm_agent.trajectory import ToolStatus
+
+__all__ = ["Histogram", "Metrics"]
+
+_T = TypeVar("_T")
+_PREFIX = "hrm_environment"
+_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Upper edges of the histograms' buckets."""
+_GAUGES = {
+    "slots": "Calls that may run at once.",
+    "slot_deaths": "Slots that died so far, and were replaced.",
+    "running": "Slots that are taken.",
+    "waiting": "Calls in the queue, those that wait for an earlier call of their session included.",
+    "outside": "Calls that wait for room in the queue.",
+    "sessions_living": "Sessions with a process.",
+    "sessions_known": "Sessions whose cells are remembered, the living ones included.",
+    "answers": "Outcomes kept for calls that are submitted again.",
+}
+_COUNTERS = {
+    "cancelled": "Calls whose last caller left before their outcome.",
+    "repeated": "Submissions answered by an earlier call with their id.",
+    "retries": "Calls put back into the queue because the infrastructure lost them.",
+    "rebuilt_cells": "Cells run again to rebuild a session.",
+}
+
+
+class Histogram:
+    """Counts of values by bucket, and their sum."""
+
+    __slots__ = ("_counts", "_sum")
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(_SECONDS) + 1)
+        self._sum = 0.0
+
+    def add(self, seconds: float) -> None:
+        self._counts[bisect_left(_SECONDS, seconds)] += 1
+        self._sum += seconds
+
+    def lines(self, name: str) -> Iterator[str]:
+        totals = list(accumulate(self._counts))
+        edges = (*(f"{edge:g}" for edge in _SECONDS), "+Inf")
+        yield from (f'{name}_bucket{{le="{edge}"}} {total}' for edge, total in zip(edges, totals, strict=True))
+        yield f"{name}_sum {self._sum:.6f}"
+        yield f"{name}_count {totals[-1]}"
+
+
+class Metrics:
+    """Not thread-safe: the front counts while it holds its lock."""
+
+    def __init__(self) -> None:
+        self.statuses: Counter[ToolStatus] = Counter()
+        self.attempts: Counter[int] = Counter()
+        self.sessions: Counter[SessionState] = Counter()
+        self.events: Counter[str] = Counter()
+        """By the names in `_COUNTERS`."""
+        self.queued = Histogram()
+        self.wall = Histogram()
+
+    def count(self, result: ExecutionResult) -> None:
+        """A call has come to its outcome."""
+        self.statuses[result.status] += 1
+        self.attempts[result.attempt] += 1
+        if result.session is not None:
+            self.sessions[result.session] += 1
+        self.queued.add(result.queued_seconds)
+        self.wall.add(result.duration_seconds)
+
+    def render(self, isolation: str, gauges: Mapping[str, float]) -> str:
+        """Everything so far, and `gauges` (names as in `_GAUGES`) as they stand."""
+        return "\n".join([*self._lines(isolation, gauges), ""])
+
+    def _lines(self, isolation: str, gauges: Mapping[str, float]) -> Iterator[str]:
+        yield from _metric("info", "gauge", "The level of isolation in force.", [f'{{isolation="{isolation}"}} 1'])
+        yield from _labelled("calls_total", "Calls, by what they came to.", "status", self.statuses, list(ToolStatus))
+        yield from _labelled("attempts_total", "Calls, by the attempt that ended.", "attempt", self.attempts, [1, 2])
+        help_text = "Calls of sessions, by what they found of the earlier calls."
+        yield from _labelled("session_calls_total", help_text, "state", self.sessions, list(SessionState))
+        for name, text in _COUNTERS.items():
+            yield from _metric(f"{name}_total", "counter", text, [f" {self.events[name]}"])
+        for name, text in _GAUGES.items():
+            yield from _metric(name, "gauge", text, [f" {gauges.get(name, 0):g}"])
+        yield from _histogram("queue_seconds", "From submission to the start of the code.", self.queued)
+        yield from _histogram("wall_seconds", "From the start to the end of the code.", self.wall)
+
+
+def _metric(name: str, kind: str, text: str, samples: list[str]) -> Iterator[str]:
+    yield f"# HELP {_PREFIX}_{name} {text}"
+    yield f"# TYPE {_PREFIX}_{name} {kind}"
+    yield from (f"{_PREFIX}_{name}{sample}" for sample in samples)
+
+
+def _labelled(name: str, text: str, label: str, counts: Mapping[_T, int], values: Iterable[_T]) -> Iterator[str]:
+    samples = [f'{{{label}="{value}"}} {counts.get(value, 0)}' for value in values]
+    yield from _metric(name, "counter", text, samples)
+
+
+def _histogram(name: str, text: str, histogram: Histogram) -> Iterator[str]:
+    yield from _metric(name, "histogram", text, [])
+    yield from histogram.lines(f"{_PREFIX}_{name}")

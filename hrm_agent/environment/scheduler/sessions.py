@@ -1,0 +1,250 @@
+"""Calls that share their variables: which process stands where, and how one that is gone is made again.
+
+A session *is* its cells, the codes of its calls whose process lived on. The process that ran them is only the fast way
+to their variables: it may be gone (killed by a call's time limit, or to make room for another session), or have gone on
+from here on another branch. Then the cells are run again in a new process, and each must come to what it did before.
+
+A cell that ends its process is left out of the next try, which is bounded; so the code always runs on something, and
+the outcome says on what. Fatal or different: the session is `lost`, unless the cell had been fatal in the same way.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING
+
+from hrm_agent.environment.base import Cell, ExecutionResult, SessionState
+from hrm_agent.environment.scheduler.admission import Bounds
+from hrm_agent.environment.scheduler.fair_queue import Line
+from hrm_agent.errors import HrmError
+from hrm_agent.trajectory import ToolStatus
+
+if TYPE_CHECKING:
+    from hrm_agent.environment.scheduler.calls import Call
+
+__all__ = ["Session", "Sessions", "Visit"]
+
+MAX_REBUILDS = 2
+"""So often a rebuilding starts over without a cell that ended its process; after that, nothing is run again."""
+_DEADLY = (ToolStatus.TIMEOUT, ToolStatus.OUT_OF_MEMORY, ToolStatus.INFRASTRUCTURE)
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One name."""
+
+    name: str
+    run: str
+    """The run that made it; to others it is denied."""
+    seed: int
+    """Of each of its processes, so that a cell that draws random numbers comes to the same again."""
+    number: int = 0
+    """Of its living process; 0: it has none."""
+    cells: list[Cell] = field(default_factory=list[Cell])
+    complete: bool = True
+    """False if there were more cells than are remembered: then they are none at all."""
+    size: int = 0
+    """Characters of the cells."""
+    head: Call | None = None
+    """Its first open call: in the queue, or running. The others wait in `line`."""
+    line: Line[Call] = field(default_factory=Line["Call"])
+    copies: list[tuple[str, Future[None]]] = field(default_factory=list[tuple[str, "Future[None]"]])
+    """Names of sessions to be made from this one when its running call has ended."""
+    ended: bool = False
+    """True if it is forgotten already, and only its running call has still to end."""
+
+    def assume(self, cells: Sequence[Cell]) -> None:
+        self.cells, self.complete = list(cells), True
+        self.size = sum(len(cell.code) for cell in cells)
+
+    def append(self, cell: Cell, bounds: Bounds) -> None:
+        if self.complete:
+            self.cells.append(cell)
+            self.size += len(cell.code)
+        if len(self.cells) > bounds.history_cells or self.size > bounds.history_bytes:
+            self.cells, self.size, self.complete = [], 0, False
+
+
+@dataclass(slots=True, eq=False)
+class Visit:
+    """One call's use of its session's process."""
+
+    session: Session
+    found: SessionState
+    cells: list[Cell] = field(default_factory=list[Cell])
+    """To be run again before the call's own code."""
+    fresh: bool = False
+    """True until a work is to make the process."""
+    index: int = 0
+    rebuilds: int = 0
+
+    @property
+    def rebuilding(self) -> bool:
+        return self.index < len(self.cells)
+
+    def replayed(self, result: ExecutionResult, *, alive: bool) -> None:
+        """A cell was run again. If that ended the process, the others are to be run in another."""
+        cell = self.cells[self.index]
+        as_before = cell.digest == result.digest
+        if not as_before and (cell.digest or not alive):
+            self.found = SessionState.LOST
+        if alive:
+            self.index += 1
+            return
+        self.rebuilds += 1
+        rest = [*self.cells[: self.index], *self.cells[self.index + 1 :]]
+        self.fresh = True
+        self.cells, self.index = rest if self.rebuilds <= MAX_REBUILDS else [], 0
+
+
+class Sessions:
+    """Not thread-safe. Starts and ends no process itself: it says which are to be ended."""
+
+    def __init__(self, most_living: int, bounds: Bounds) -> None:
+        self._most_living = most_living
+        self._bounds = bounds
+        self._numbers = count(1)
+        self._named: dict[str, Session] = {}
+        self._living: dict[int, Session] = {}
+        self._idle: OrderedDict[int, Session] = OrderedDict()
+        """Living, without an open call; the one that has been so for longest first."""
+        self._queued: dict[int, Session] = {}
+        """Living, with calls that wait for a slot."""
+        self._asleep: OrderedDict[str, Session] = OrderedDict()
+        """Without a process and without an open call, likewise."""
+        self._asleep_size = 0
+        self.unwanted: list[int] = []
+        """Numbers of processes that are to be ended; the caller takes them."""
+
+    @property
+    def living(self) -> int:
+        return len(self._living)
+
+    @property
+    def known(self) -> int:
+        return len(self._named)
+
+    def get(self, name: str) -> Session | None:
+        return self._named.get(name)
+
+    def enter(self, name: str, run: str, seed: int) -> Session:
+        """The session of that name for a call that has come in; a new one belongs to `run`."""
+        session = self._named.get(name)
+        if session is None:
+            session = self._named[name] = Session(name, run, seed)
+        if self._wake(session) and session.number:
+            self._queued[session.number] = session
+        return session
+
+    def visit(self, session: Session, history: tuple[Cell, ...] | None) -> Visit:
+        """The session's process for a call that begins now: the one that stands there, else one to be rebuilt."""
+        self._queued.pop(session.number, None)
+        if history is not None and not _same(session, history):
+            self.kill(session)
+            session.assume(history)
+        if session.number:
+            first = session.complete and not session.cells
+            return Visit(session, SessionState.NEW if first else SessionState.KEPT)
+        self._make_room()
+        self.start(session)
+        if not session.complete:
+            return Visit(session, SessionState.LOST, fresh=True)
+        found = SessionState.REPLAYED if session.cells else SessionState.NEW
+        return Visit(session, found, list(session.cells), fresh=True)
+
+    def start(self, session: Session) -> None:
+        """A new process for a session that has none."""
+        session.number = next(self._numbers)
+        self._living[session.number] = session
+
+    def survived(self, session: Session, result: ExecutionResult) -> bool:
+        """True if the session's process lives after a cell that came to `result`."""
+        return bool(session.number) and result.status not in _DEADLY
+
+    def kill(self, session: Session) -> None:
+        """It has no process from here on."""
+        if session.number:
+            self.unwanted.append(session.number)
+            self.died(session.number)
+
+    def died(self, number: int) -> None:
+        """The process is gone; an unknown one is no error."""
+        session = self._living.pop(number, None)
+        if session is None:
+            return
+        session.number = 0
+        self._queued.pop(number, None)
+        if self._idle.pop(number, None) is not None:
+            self._sleep(session)
+
+    def ran(self, session: Session, code: str, result: ExecutionResult) -> None:
+        """A call of the session has ended, and its process lives on."""
+        session.append(Cell(code, result.digest), self._bounds)
+
+    def park(self, session: Session) -> None:
+        """No call of it runs any more."""
+        if session.ended:
+            self.kill(session)
+        elif session.head is not None:
+            if session.number:
+                self._queued[session.number] = session
+        elif session.number:
+            self._idle[session.number] = session
+        else:
+            self._sleep(session)
+
+    def copy(self, source: Session, target: str) -> None:
+        """Make `target` what `source` is. Raises HrmError if `target` has open calls."""
+        old = self._named.get(target)
+        if old is not None and old.head is not None:
+            raise HrmError(f"The session {target!r} has calls under way: it cannot become a copy of {source.name!r}.")
+        self.end(target)
+        session = self._named[target] = Session(target, source.run, source.seed, complete=source.complete)
+        session.cells, session.size = list(source.cells), source.size
+        self._sleep(session)
+
+    def end(self, name: str) -> Session | None:
+        """Forget a session, and its process; one that has open calls is the caller's to see to."""
+        session = self._named.pop(name, None)
+        if session is not None:
+            session.ended = True
+            self._wake(session)
+            if session.head is None:
+                self.kill(session)
+        return session
+
+    def _make_room(self) -> None:
+        """Of those that have calls waiting the one that came last: its turn is likely to be the last."""
+        while len(self._living) >= self._most_living and (self._idle or self._queued):
+            self.kill(next(iter(self._idle.values())) if self._idle else next(reversed(self._queued.values())))
+
+    def _wake(self, session: Session) -> bool:
+        """False if it was awake."""
+        if self._asleep.pop(session.name, None) is not None:
+            self._asleep_size -= session.size
+            return True
+        return self._idle.pop(session.number, None) is not None
+
+    def _sleep(self, session: Session) -> None:
+        self._asleep[session.name] = session
+        self._asleep_size += session.size
+        while len(self._asleep) > self._bounds.sessions or self._asleep_size > self._bounds.sessions_bytes:
+            _, forgotten = self._asleep.popitem(last=False)
+            self._asleep_size -= forgotten.size
+            del self._named[forgotten.name]
+
+
+def _same(session: Session, history: tuple[Cell, ...]) -> bool:
+    """True if the session has run exactly these cells."""
+    return (
+        session.complete
+        and len(session.cells) == len(history)
+        and all(
+            ours.code == theirs.code and (ours.digest == theirs.digest or not (ours.digest and theirs.digest))
+            for ours, theirs in zip(session.cells, history, strict=True)
+        )
+    )

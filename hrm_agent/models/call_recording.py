@@ -1,0 +1,265 @@
+"""One turn of a policy, from the messages to the record, without LangChain's or an engine's machinery.
+
+`open_turn` decides everything that can be decided before sampling: whether the answer is on record already, which
+earlier call this one extends token by token, and with which seed. `close_turn` makes the `Call` out of what was
+sampled. Everything that could differ between invoke, stream and batch lies outside of these two functions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from langchain_core.messages import AIMessage, BaseMessage
+from pydantic import BaseModel
+
+from hrm_agent.models.engine import Codec, Completion, Engine, ParsedTurn, TemplateMismatch
+from hrm_agent.trajectory import (
+    BranchReason,
+    Call,
+    FinishReason,
+    GraphIdentity,
+    LogprobKind,
+    Recording,
+    Sampling,
+    call_id,
+    content_hash,
+)
+from hrm_agent.trajectory.conversation_digest import context_of
+
+__all__ = [
+    "Prefix",
+    "Turn",
+    "close_text_turn",
+    "close_turn",
+    "context_of",
+    "find_prefix",
+    "open_turn",
+    "plain",
+    "recorded_call_id",
+    "seconds_between",
+    "was_cut",
+]
+
+CALL_ID = "call_id"
+"""Key in a message's `response_metadata` under which the id of its call stands."""
+STARTED_AT, ENDED_AT = "started_at", "ended_at"
+"""Keys there of the Unix times between which it was made. A node that reads them instead of a clock can be replayed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Where a turn hangs in the message forest."""
+
+    inserted: list[int]
+    """Tokens that this turn adds before its answer."""
+    prompt_ids: tuple[int, ...]
+    """Everything the model sees: the parent's path, then `inserted`."""
+    parent: str | None = None
+    branch_reason: BranchReason | None = None
+    branch_of: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A request on its way."""
+
+    identity: GraphIdentity
+    call_index: int
+    request_hash: str
+    messages: Sequence[BaseMessage]
+    tools: Sequence[dict[str, Any]]
+    sampling: Sampling
+    """With its seed."""
+    started_at: float = field(default_factory=time.time)
+
+    @property
+    def call_id(self) -> str:
+        return call_id(self.identity.thread_id, self.identity.task_id, self.call_index)
+
+
+def open_turn(
+    recording: Recording,
+    identity: GraphIdentity,
+    messages: Sequence[BaseMessage],
+    tools: Sequence[dict[str, Any]],
+    sampling: Sampling,
+    special: Mapping[str, Any] | None = None,
+) -> Turn | Call:
+    """The recorded answer to this request, or a turn that is to be sampled.
+
+    `special`: what else the request asks for (a model of its own, a schema); requests that ask for nothing of the kind
+    are known by what they were known by before there was any.
+    """
+    request_hash = content_hash(context_of(messages), tools, sampling.model_dump(), *([special] if special else []))
+    claimed = recording.claim(identity, request_hash, messages, tools)
+    if isinstance(claimed, Call):
+        return claimed
+    if sampling.seed is None:
+        sampling = sampling.model_copy(update={"seed": recording.draw_seed(identity, request_hash)})
+    return Turn(identity, claimed, request_hash, messages, tools, sampling)
+
+
+def find_prefix(recording: Recording, engine: Engine, turn: Turn) -> Prefix:
+    """Extend the newest recorded call of the conversation token by token; where that is impossible, say why."""
+    journal = recording.journal
+    answered = next((i for i in reversed(range(len(turn.messages))) if recorded_call_id(turn.messages[i])), None)
+    parent = journal.find_call(recorded_call_id(turn.messages[answered]) or "") if answered is not None else None
+    if answered is None or parent is None or not _of_this_run(parent, turn, recording):
+        return _root(engine.codec, turn, BranchReason.ROOT)
+    reason = _mismatch(parent, engine, turn, answered)
+    if reason is not None:
+        return _root(engine.codec, turn, reason, parent.id)
+    ended = parent.token_ids[-1:] == (engine.codec.end_of_turn,)
+    try:
+        inserted = engine.codec.extend(turn.messages, answered, ended=ended, tools=turn.tools)
+        path = journal.path_tokens(parent.id)
+    except TemplateMismatch:
+        return _root(engine.codec, turn, BranchReason.TEMPLATE, parent.id)
+    except KeyError:  # a journal in memory has forgotten the beginning
+        return _root(engine.codec, turn, BranchReason.ROOT)
+    return Prefix(inserted, (*path, *inserted), parent.id)
+
+
+def _of_this_run(parent: Call, turn: Turn, recording: Recording) -> bool:
+    """A message may have been brought along from another thread, whose tokens are no part of this one's record."""
+    return parent.identity.thread_id == turn.identity.thread_id or parent.id in recording.inherited
+
+
+def _mismatch(parent: Call, engine: Engine, turn: Turn, answered: int) -> BranchReason | None:
+    if parent.model != engine.name or not parent.token_ids:
+        return BranchReason.MODEL
+    if parent.tools_hash != content_hash(turn.tools):
+        return BranchReason.TOOLS
+    if parent.context_hash != content_hash(context_of(turn.messages[: answered + 1])):
+        return BranchReason.REWRITTEN
+    return None
+
+
+def _root(codec: Codec, turn: Turn, reason: BranchReason, branch_of: str | None = None) -> Prefix:
+    inserted = codec.encode(turn.messages, turn.tools)
+    return Prefix(inserted, tuple(inserted), branch_reason=reason, branch_of=branch_of)
+
+
+def close_turn(turn: Turn, prefix: Prefix, engine: Engine, completion: Completion) -> tuple[Call, AIMessage]:
+    """The record of a sampled turn, and its message."""
+    inserted, sampled = prefix.inserted, completion.token_ids
+    message = _message(turn, engine, prefix, completion)
+    call = Call(
+        **_common(turn, message, turn.sampling),
+        model=engine.name,
+        policy_version=completion.policy_version,
+        parent=prefix.parent,
+        branch_reason=prefix.branch_reason,
+        branch_of=prefix.branch_of,
+        token_ids=(*inserted, *sampled),
+        mask=(False,) * len(inserted) + (True,) * len(sampled),
+        logprobs=(0.0,) * len(inserted) + completion.logprobs,
+        logprob_kind=engine.logprob_kind,
+        finish_reason=completion.finish_reason,
+        constrained=completion.constrained,
+        untrainable=_untrainable(engine, completion),
+        queue_seconds=completion.queue_seconds,
+    )
+    return call, message
+
+
+def _untrainable(engine: Engine, completion: Completion) -> str | None:
+    if completion.constrained:
+        return "a schema chose among the tokens"
+    return None if engine.logprob_kind is LogprobKind.RAW else f"log-probs are {engine.logprob_kind.value}"
+
+
+def close_text_turn(turn: Turn, model: str, message: AIMessage) -> tuple[Call, AIMessage]:
+    """The record of a turn that a chat model without token ids answered."""
+    metadata = {**message.response_metadata, CALL_ID: turn.call_id, **_times(turn)}
+    message = message.model_copy(update={"id": message.id or turn.call_id, "response_metadata": metadata})
+    cut = was_cut(message)
+    call = Call(
+        **_common(turn, message, turn.sampling.model_copy(update={"seed": None})),
+        model=model,
+        branch_reason=BranchReason.NO_TOKENS,
+        finish_reason=FinishReason.LENGTH if cut else FinishReason.STOP,
+        untrainable="the model reports no token ids",
+        request=tuple(sent.model_dump(mode="json") for sent in turn.messages),
+    )
+    return call, message
+
+
+def _common(turn: Turn, message: AIMessage, sampling: Sampling) -> dict[str, Any]:
+    return {
+        "id": turn.call_id,
+        "identity": turn.identity,
+        "call_index": turn.call_index,
+        "request_hash": turn.request_hash,
+        "context_hash": content_hash(context_of([*turn.messages, message])),
+        "tools_hash": content_hash(turn.tools),
+        "sampling": sampling,
+        "response": message.model_dump(mode="json"),
+        "started_at": message.response_metadata[STARTED_AT],
+        "ended_at": message.response_metadata[ENDED_AT],
+    }
+
+
+def _times(turn: Turn) -> dict[str, float]:
+    return {STARTED_AT: turn.started_at, ENDED_AT: max(time.time(), turn.started_at)}
+
+
+def _message(turn: Turn, engine: Engine, prefix: Prefix, completion: Completion) -> AIMessage:
+    text = engine.codec.decode(completion.token_ids)
+    parsed = ParsedTurn(text.strip()) if completion.constrained else engine.codec.parse(text)
+    prompt, answer = len(prefix.prompt_ids), len(completion.token_ids)
+    return AIMessage(
+        content=parsed.content,
+        id=turn.call_id,
+        tool_calls=[
+            {"type": "tool_call", "id": f"{turn.call_id[:16]}-{i}", "name": call["name"], "args": call["args"]}
+            for i, call in enumerate(parsed.tool_calls)
+        ],
+        invalid_tool_calls=[
+            {"type": "invalid_tool_call", "id": f"{turn.call_id[:16]}-x{i}", **call}
+            for i, call in enumerate(parsed.invalid_tool_calls)
+        ],
+        response_metadata={
+            CALL_ID: turn.call_id,
+            "model_name": engine.name,
+            "finish_reason": completion.finish_reason.value,
+            "policy_version": completion.policy_version,
+            **_times(turn),
+        },
+        usage_metadata={"input_tokens": prompt, "output_tokens": answer, "total_tokens": prompt + answer},
+    )
+
+
+def seconds_between(first: AIMessage, last: AIMessage) -> float:
+    """From the start of one answer to the end of another, as they were made; 0 where they do not say."""
+    started, ended = first.response_metadata.get(STARTED_AT), last.response_metadata.get(ENDED_AT)
+    return ended - started if started is not None and ended is not None else 0.0
+
+
+def was_cut(message: AIMessage) -> bool:
+    """True if a token limit ended the answer, by whichever name its provider says so."""
+    said = (message.response_metadata.get(key) for key in ("finish_reason", "stop_reason", "done_reason"))
+    return any(str(reason).lower() in ("length", "max_tokens") for reason in said)
+
+
+def recorded_call_id(message: BaseMessage) -> str | None:
+    """Id of the call that produced a message; None for a message that no recorded call produced."""
+    found: Mapping[str, Any] = message.response_metadata if isinstance(message, AIMessage) else {}
+    return found.get(CALL_ID)
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON knows it; of what JSON has no form for, the type. No memory addresses: it is hashed."""
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        items = cast("Sequence[Any]", value)
+        return [plain(item) for item in items]
+    if isinstance(value, BaseModel):
+        return plain(value.model_dump(mode="json", warnings=False, fallback=lambda other: type(other).__qualname__))
+    return type(value).__qualname__

@@ -1,0 +1,84 @@
+"""A codec without a tokenizer: one token per UTF-8 byte, and four more for the frame of the conversation.
+
+For tests and for scripted policies. Text is bytes and the frame is made of tokens that no byte can spell, so that
+nothing has to be guarded. The layout is ChatML's: tools stand in the system turn, tool results in a user turn.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage
+
+from hrm_agent.models.codec.control_tokens import without_surrogates
+from hrm_agent.models.codec.messages import answer_text, message_role, message_text
+from hrm_agent.models.codec.tool_calls import parse_turn, tool_call_text
+from hrm_agent.models.engine import ParsedTurn
+
+__all__ = ["ByteCodec"]
+
+_START, _END, _RESPONSE_OPEN, _RESPONSE_CLOSE = range(256, 260)
+_SPELLING = {
+    _START: b"<|im_start|>",
+    _END: b"<|im_end|>",
+    _RESPONSE_OPEN: b"<tool_response>",
+    _RESPONSE_CLOSE: b"</tool_response>",
+}
+
+
+class ByteCodec:
+    """Messages to bytes and back."""
+
+    end_of_turn = _END
+    control_token_ids = frozenset((_START, _END))
+    vocab_size = 260
+
+    def encode(self, messages: Sequence[BaseMessage], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
+        """The whole prompt, up to and with the header of the answer."""
+        offered = [_START, *_bytes(f"system\n{json.dumps(list(tools))}"), _END, *_bytes("\n")] if tools else []
+        return [*offered, *(i for message in messages for i in _turn(message)), *_header()]
+
+    def extend(
+        self, messages: Sequence[BaseMessage], answered: int, *, ended: bool, tools: Sequence[dict[str, Any]] = ()
+    ) -> list[int]:
+        """The tokens to insert after the sampled tokens of `messages[answered]`; earlier turns are never rewritten."""
+        del tools
+        following = (i for message in messages[answered + 1 :] for i in _turn(message))
+        return [*([] if ended else [_END]), *_bytes("\n"), *following, *_header()]
+
+    def encode_answer(self, text: str) -> list[int]:
+        """Token ids of a written answer, with its end of turn."""
+        return [*_bytes(text), _END]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of sampled tokens, without the control token that ended the turn."""
+        ids = token_ids[:-1] if token_ids and token_ids[-1] in self.control_token_ids else token_ids
+        return b"".join(_SPELLING.get(i) or bytes((i,)) for i in ids).decode(errors="replace")
+
+    def parse(self, text: str) -> ParsedTurn:
+        """Content and tool calls of an answer's text."""
+        return parse_turn(text)
+
+
+def _turn(message: BaseMessage) -> list[int]:
+    role = message_role(message)
+    if role == "tool":
+        body = [*_bytes("user\n"), _RESPONSE_OPEN, *_bytes(message_text(message)), _RESPONSE_CLOSE]
+    else:
+        text = _answer(message) if isinstance(message, AIMessage) else message_text(message)
+        body = _bytes(f"{role}\n{text}")
+    return [_START, *body, _END, *_bytes("\n")]
+
+
+def _answer(message: AIMessage) -> str:
+    return answer_text(message) + "".join(tool_call_text(call["name"], call["args"]) for call in message.tool_calls)
+
+
+def _header() -> list[int]:
+    return [_START, *_bytes("assistant\n")]
+
+
+def _bytes(text: str) -> list[int]:
+    return list(without_surrogates(text).encode())

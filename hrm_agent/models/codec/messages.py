@@ -1,0 +1,52 @@
+"""Role and text of a LangChain message, as a text-only policy reads them."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, SystemMessage, ToolMessage
+
+from hrm_agent.errors import ModelError
+from hrm_agent.models.codec.tool_calls import TOOL_CALL_CLOSE, TOOL_CALL_OPEN
+
+__all__ = ["answer_text", "message_role", "message_text"]
+
+_ROLES: tuple[tuple[type[BaseMessage], str], ...] = (
+    (SystemMessage, "system"),
+    (HumanMessage, "user"),
+    (AIMessage, "assistant"),
+    (ToolMessage, "tool"),
+)
+
+
+def message_role(message: BaseMessage) -> str:
+    """The role under which a chat template knows this message."""
+    for kind, role in _ROLES:
+        if isinstance(message, kind):
+            return role
+    if isinstance(message, ChatMessage):
+        return message.role
+    raise ModelError(
+        f"A message of type {message.type!r} has no place in a chat template.",
+        "Use system, human, ai and tool messages.",
+    )
+
+
+def message_text(message: BaseMessage) -> str:
+    """The text of a message; of an answer, without what other providers put beside it (thinking blocks, say)."""
+    content = cast("str | list[str | dict[str, Any]]", message.content)
+    if isinstance(content, str):
+        return content
+    others = {str(block.get("type")) for block in content if isinstance(block, dict)} - {"text"}
+    if others and not isinstance(message, AIMessage):
+        raise ModelError(
+            f"A {message.type} message holds content of type {', '.join(sorted(others))}; this policy reads text only.",
+            "Send text, or use a policy that reads other content.",
+        )
+    return "".join(block if isinstance(block, str) else str(block.get("text", "")) for block in content)
+
+
+def answer_text(message: AIMessage) -> str:
+    """Text of an answer with its undecodable calls, which no template has a place for, written out again."""
+    raw = [f"{TOOL_CALL_OPEN}{call['args'] or ''}{TOOL_CALL_CLOSE}" for call in message.invalid_tool_calls]
+    return message_text(message) + "".join(raw)

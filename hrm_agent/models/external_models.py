@@ -1,0 +1,249 @@
+"""Chat models that a graph holds itself: asked once, recorded, and answered from the record from then on.
+
+A user's graph may ask a hosted model without knowing of records. Inside a recording, its answer is written before the
+node sees it, as text, marked as not trainable; a node that runs again after a crash, or in a replay, gets that answer
+back. Outside of a recording nothing changes.
+
+This wraps two places in LangChain's `BaseChatModel`, once per process: where one request is answered (under invoke,
+batch, and streams of events alike, so that callbacks hear of a recorded answer as of any other), and the streams, which
+bypass it. A stream holds each chunk back until the next has come, so that the record is there before the last one is
+seen; a recorded answer comes as one chunk. Of several answers to one request the first is recorded.
+
+What is not a LangChain chat model (a bare HTTP call in a node) cannot be seen here, and is made again.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, Self
+from uuid import uuid4
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, message_chunk_to_message
+from langchain_core.messages.tool import tool_call_chunk
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.runnables.config import ensure_config
+from pydantic import ValidationError
+
+from hrm_agent.models.call_recording import Turn, close_text_turn, context_of, plain
+from hrm_agent.models.chat import PolicyModel
+from hrm_agent.trajectory import Call, Recording, Sampling, content_hash, open_recording
+from hrm_agent.trajectory.identity import graph_identity, in_graph
+
+__all__ = ["record_foreign_models"]
+
+_TRACED = ("ls_structured_output_format", "structured_output_format")
+"""Options that are for tracing only; one of the two ways in drops them."""
+
+
+@functools.cache
+def record_foreign_models() -> None:
+    """From now on, chat models that are asked inside a recording are recorded. Once per process."""
+    model: Any = BaseChatModel
+    model._generate_with_cache = _answering(model._generate_with_cache)
+    model._agenerate_with_cache = _answering_async(model._agenerate_with_cache)
+    model.stream, model.astream = _streaming(model.stream), _streaming_async(model.astream)
+
+
+class _Question:
+    """One request to a foreign model. Left without an answer, it frees its index."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        model: BaseChatModel,
+        messages: Sequence[BaseMessage],
+        metadata: dict[str, Any],
+        options: dict[str, Any],
+    ) -> None:
+        self._recording, self._model = recording, _model_name(model, options)
+        identity = graph_identity(metadata, str(uuid4()))
+        asked = plain({name: value for name, value in options.items() if name not in _TRACED and value is not None})
+        request_hash = content_hash(context_of(messages), asked, self._model)
+        tools: Sequence[Any] = asked.get("tools") or ()
+        claimed = recording.claim(identity, request_hash, messages, tools)
+        self.recorded = AIMessage.model_validate(claimed.response) if isinstance(claimed, Call) else None
+        if isinstance(claimed, int):
+            sampling = _sampling(model, options)
+            self._turn = Turn(identity, claimed, request_hash, messages, tools, sampling)
+
+    def close(self, answer: BaseMessage) -> AIMessage:
+        """Commit the record; the answer as it will be given back."""
+        message = message_chunk_to_message(answer)
+        assert isinstance(message, AIMessage), "chat models answer with AI messages"
+        call, _ = close_text_turn(self._turn, self._model, message)
+        self.recorded = AIMessage.model_validate(self._recording.write_call(call).response)
+        return self.recorded
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.recorded is None:
+            self._recording.release(self._turn.identity, self._turn.call_index)
+
+
+def _question(
+    model: BaseChatModel, messages: Sequence[BaseMessage], metadata: dict[str, Any] | None, options: dict[str, Any]
+) -> _Question | None:
+    """None where a call is none of ours: outside a recording or a graph, or of a model that records itself."""
+    recording = open_recording()
+    if recording is None or isinstance(model, PolicyModel) or not in_graph(metadata):
+        return None
+    return _Question(recording, model, messages, metadata or {}, options)
+
+
+def _answering(entry: Any) -> Any:
+    @functools.wraps(entry)
+    def answer(
+        self: BaseChatModel, messages: Any, stop: Any = None, run_manager: Any = None, **options: Any
+    ) -> ChatResult:
+        question = _question(self, messages, _metadata(run_manager), {**options, "stop": stop})
+        if question is None:
+            return entry(self, messages, stop=stop, run_manager=run_manager, **options)
+        with question:
+            if question.recorded is not None:
+                return _result(question.recorded)
+            return _recorded(question, entry(self, messages, stop=stop, run_manager=run_manager, **options))
+
+    return answer
+
+
+def _answering_async(entry: Any) -> Any:
+    @functools.wraps(entry)
+    async def answer(
+        self: BaseChatModel, messages: Any, stop: Any = None, run_manager: Any = None, **options: Any
+    ) -> ChatResult:
+        question = _question(self, messages, _metadata(run_manager), {**options, "stop": stop})
+        if question is None:
+            return await entry(self, messages, stop=stop, run_manager=run_manager, **options)
+        with question:
+            if question.recorded is not None:
+                return _result(question.recorded)
+            return _recorded(question, await entry(self, messages, stop=stop, run_manager=run_manager, **options))
+
+    return answer
+
+
+def _streaming(entry: Any) -> Any:
+    @functools.wraps(entry)
+    def stream(
+        self: Any,
+        input: Any,  # noqa: A002  # its name is part of the interface
+        config: Any = None,
+        *,
+        stop: Any = None,
+        **options: Any,
+    ) -> Iterator[Any]:
+        question = None
+        if self._should_stream(async_api=False, **{**options, "stream": True}):  # else it is answered as a whole
+            messages = self._convert_input(input).to_messages()
+            question = _question(self, messages, ensure_config(config).get("metadata"), {**options, "stop": stop})
+        if question is None:
+            yield from entry(self, input, config, stop=stop, **options)
+            return
+        with question:
+            if question.recorded is None:
+                kept = _Kept(question)
+                for chunk in entry(self, input, config, stop=stop, **options):
+                    yield from kept.swap(chunk)
+                yield kept.last()
+            else:
+                yield _as_chunk(question.recorded)
+
+    return stream
+
+
+def _streaming_async(entry: Any) -> Any:
+    @functools.wraps(entry)
+    async def stream(
+        self: Any,
+        input: Any,  # noqa: A002  # its name is part of the interface
+        config: Any = None,
+        *,
+        stop: Any = None,
+        **options: Any,
+    ) -> AsyncIterator[Any]:
+        question = None
+        if self._should_stream(async_api=True, **{**options, "stream": True}):
+            messages = self._convert_input(input).to_messages()
+            question = _question(self, messages, ensure_config(config).get("metadata"), {**options, "stop": stop})
+        if question is None:
+            async for chunk in entry(self, input, config, stop=stop, **options):
+                yield chunk
+            return
+        with question:
+            if question.recorded is None:
+                kept = _Kept(question)
+                async for chunk in entry(self, input, config, stop=stop, **options):
+                    for shown in kept.swap(chunk):
+                        yield shown
+                yield kept.last()
+            else:
+                yield _as_chunk(question.recorded)
+
+    return stream
+
+
+class _Kept:
+    """The newest chunk of a stream, and the sum of those before it."""
+
+    def __init__(self, question: _Question) -> None:
+        self._question = question
+        self._before: AIMessageChunk | None = None
+        self._newest: AIMessageChunk | None = None
+
+    def swap(self, chunk: AIMessageChunk) -> Iterator[AIMessageChunk]:
+        """Keep `chunk`; give out the one that was kept."""
+        if self._newest is not None:
+            yield self._newest
+            self._before = self._newest if self._before is None else self._before + self._newest
+        self._newest = chunk
+
+    def last(self) -> AIMessageChunk:
+        """The last chunk, when the whole answer is on record."""
+        assert self._newest is not None, "LangChain raises where a stream has no chunk"
+        whole = self._newest if self._before is None else self._before + self._newest
+        recorded = self._question.close(whole)
+        added = {k: v for k, v in recorded.response_metadata.items() if k not in whole.response_metadata}
+        return self._newest.model_copy(update={"response_metadata": {**self._newest.response_metadata, **added}})
+
+
+def _recorded(question: _Question, result: ChatResult) -> ChatResult:
+    first = result.generations[0]
+    first.message = question.close(first.message)
+    return result
+
+
+def _result(message: AIMessage) -> ChatResult:
+    return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+def _as_chunk(message: AIMessage) -> AIMessageChunk:
+    calls = [tool_call_chunk(name=c["name"], args=json.dumps(c["args"]), id=c["id"]) for c in message.tool_calls]
+    broken = [tool_call_chunk(name=c["name"], args=c["args"], id=c["id"]) for c in message.invalid_tool_calls]
+    kept = message.model_dump(exclude={"type", "tool_calls", "invalid_tool_calls"})
+    for index, chunk in enumerate(chunks := [*calls, *broken]):
+        chunk["index"] = index
+    return AIMessageChunk(**kept, tool_call_chunks=chunks, chunk_position="last")
+
+
+def _metadata(run_manager: Any) -> dict[str, Any] | None:
+    return ensure_config().get("metadata") if run_manager is None else run_manager.metadata
+
+
+def _model_name(model: BaseChatModel, options: dict[str, Any]) -> str:
+    said = model._get_ls_params(**options).get("ls_model_name")  # pyright: ignore[reportPrivateUsage]
+    return str(said or type(model).__name__)
+
+
+def _sampling(model: BaseChatModel, options: dict[str, Any]) -> Sampling:
+    """As far as the model says how it samples; what has no place in our terms is left out."""
+    said = model._get_ls_params(**options)  # pyright: ignore[reportPrivateUsage]
+    given = {"temperature": said.get("ls_temperature"), "max_tokens": said.get("ls_max_tokens")}
+    try:
+        return Sampling.model_validate({name: value for name, value in given.items() if value is not None})
+    except ValidationError:
+        return Sampling()

@@ -1,0 +1,166 @@
+"""A policy by one string, the same in every command and in code.
+
+| string | policy |
+|---|---|
+| `builtin:trained`, `builtin:cold-start` | the small policies that the package ships |
+| a folder | a model saved by training, or any causal LM in Hugging Face's layout |
+| `hf:NAME` | a causal LM from the Hugging Face hub |
+| one of these and `?load=nf4&adapter=PATH` | the same, loaded in another way (`hrm_agent.models.model_string`) |
+| `vllm:URL` | a causal LM on a vLLM server |
+| `scripted:FILE` | answers from a file, one JSON string a line: for trying out a graph |
+| `provider:name` | any chat model that `langchain.chat_models.init_chat_model` knows; recorded, not trainable |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from importlib.util import find_spec
+from pathlib import Path
+
+from hrm_agent.errors import ModelError, nearest
+from hrm_agent.models.current_policy import DEFAULT_POLICY, Backend
+from hrm_agent.models.engine import Codec
+from hrm_agent.models.model_string import LoadOptions, ModelString, is_folder, parse_model
+
+__all__ = [
+    "BUILTIN_POLICIES",
+    "DEFAULT_POLICY",
+    "load_codec",
+    "load_policy",
+    "loaded_policy",
+    "local_folder",
+    "model_folder",
+]
+
+BUILTIN_POLICIES = ("cold-start", "trained")
+_SHIPPED = Path(__file__).parent / "builtin"
+_loaded: dict[tuple[int, str], Backend] = {}
+"""By process id: a fork has none of the threads that answer."""
+_lock, _locks = threading.Lock(), dict[tuple[int, str], threading.Lock]()
+"""One lock a string: solvers side by side ask for one model at the same moment, and roles for several."""
+
+
+def load_policy(name: str) -> Backend:
+    """The policy that `name` names, loaded once per process. Raises `ModelError`."""
+    ours = os.getpid(), name
+    with _lock:
+        loading = _locks.setdefault(ours, threading.Lock())
+    with loading:
+        if ours not in _loaded:
+            _loaded[ours] = _load(name)
+        return _loaded[ours]
+
+
+def loaded_policy(name: str) -> Backend | None:
+    """What `load_policy` has loaded already, at no cost."""
+    return _loaded.get((os.getpid(), name))
+
+
+def _load(name: str) -> Backend:
+    asked = parse_model(name)
+    if asked.scheme == "scripted":
+        return _scripted(Path(asked.name), name)
+    if asked.scheme == "vllm":
+        from hrm_agent.models.vllm.engine import open_vllm
+
+        return open_vllm(name)
+    return _local(asked) if asked.local else _hosted(name)
+
+
+def load_codec(name: str) -> Codec:
+    """The codec of a local policy, without its weights: what its tokens say. Raises `ModelError`."""
+    asked = parse_model(name)
+    if "scripted" in (asked.scheme, asked.name):  # an engine that is made in a program has no file
+        from hrm_agent.models.codec.bytes import ByteCodec
+
+        return ByteCodec()
+    if asked.scheme == "vllm":
+        from hrm_agent.models.vllm.engine import load_vllm_codec
+
+        return load_vllm_codec(name)
+    folder = local_folder(asked)
+    if find_spec("transformers") is None:
+        raise ModelError(f"The tokenizer of {name!r} needs transformers.", "Run `pip install 'hrm-agent[train]'`.")
+    from transformers import AutoTokenizer
+
+    from hrm_agent.models.codec.chat_template import ChatTemplateCodec
+
+    try:
+        return ChatTemplateCodec(AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"The tokenizer of {name!r} cannot be loaded: {error}.") from error
+
+
+def model_folder(name: str) -> str:
+    """The folder, or the hub's name, of weights that are to be trained. Raises `ModelError`.
+
+    Options say how weights are loaded to answer; a trainer needs them whole, in its own precision, and as one model.
+    """
+    asked = parse_model(name)
+    if asked.options != LoadOptions():
+        raise ModelError(
+            f"{name!r} cannot be trained: quantized weights take no gradient, an adapter is no part of them, and the"
+            " trainer chooses type and device itself.",
+            f"Train {asked.base}.",
+        )
+    return local_folder(asked)
+
+
+def local_folder(asked: ModelString) -> str:
+    rest = asked.name
+    if asked.scheme == "builtin":
+        if rest not in BUILTIN_POLICIES:
+            raise ModelError(
+                f"There is no built-in policy {rest!r}.",
+                f"{nearest(rest, BUILTIN_POLICIES)} Known: {BUILTIN_POLICIES}.",
+            )
+        if not (_SHIPPED / rest / "config.json").exists():
+            raise ModelError(f"The built-in policy {rest!r} is not in this installation.", "`make policy` builds it.")
+        return str(_SHIPPED / rest)
+    if asked.scheme == "hf" and rest:
+        return rest
+    if asked.scheme or not is_folder(rest):
+        raise ModelError(
+            f"There is no model folder {asked.base!r}.",
+            "Name a folder, builtin:trained, hf:NAME, or a provider's model such as openai:gpt-5.",
+        )
+    return rest
+
+
+def _local(asked: ModelString) -> Backend:
+    folder = local_folder(asked)
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        raise ModelError(
+            f"Policy {asked.text!r} needs torch and transformers.", "Run `pip install 'hrm-agent[train]'`."
+        )
+    from hrm_agent.models.local.load_weights import load_engine
+
+    return load_engine(folder, name=asked.text, options=asked.options)
+
+
+def _scripted(path: Path, name: str) -> Backend:
+    from hrm_agent.models.scripted import ScriptedEngine
+
+    try:
+        answers = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise ModelError(f"The script {path} cannot be read: {error}.", "Write one JSON string a line.") from error
+    return ScriptedEngine([str(answer) for answer in answers], name=name)
+
+
+def _hosted(name: str) -> Backend:
+    if find_spec("langchain") is None:
+        raise ModelError(
+            f"Policy {name!r} names a hosted model, which needs langchain.",
+            "Run `pip install langchain` and the provider's package, for example langchain-openai.",
+        )
+    from langchain.chat_models import init_chat_model  # pyright: ignore[reportMissingImports]
+
+    try:
+        return init_chat_model(name)  # pyright: ignore[reportUnknownVariableType]
+    except Exception as error:  # each provider has errors of its own, for a key that is missing, for example
+        raise ModelError(
+            f"Policy {name!r} cannot be loaded: {error}", "See the provider's package of LangChain."
+        ) from error

@@ -1,0 +1,1 @@
+"""Sampling with transformers, in this process."""

@@ -1,0 +1,234 @@
+"""Which conversation stands in which row of the cache, and what each row is to be fed next.
+
+Per row there are the tokens known so far and how many of them the cache has seen. Everything follows from the two
+numbers: a row that lacks exactly one token is being sampled, one that lacks more is being fed, one that has no job is
+idle and keeps what it has. State is kept in arrays, so that a step costs the same Python for one row and for 256.
+
+A new prompt takes the longest prefix that any row has: in place if it continues an idle row to its very end (the next
+turn of the same conversation), else as a copy (another sample of the same prompt).
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from hrm_agent.models.local.kv_cache import KVPool, tensor_on
+from hrm_agent.models.local.packed_attention import Feeding, PackedStep
+
+__all__ = ["FEEDING", "IDLE", "SAMPLING", "Rows", "StepInput"]
+
+SAMPLING, FEEDING, IDLE = 0, 1, 2
+_WINDOW = 32
+_STEP_TOKENS = 2048
+_MASK_ELEMENTS = 1 << 24
+
+Array = np.ndarray[Any, Any]
+
+
+class StepInput:
+    """A packed step with its tokens, and the rows whose next token it decides."""
+
+    def __init__(
+        self, ids_T: Array, positions_T: Array, step: PackedStep, fed_R: Array, last_S: Array, row_S: Array
+    ) -> None:
+        device = step.pool.shape.device
+        self.ids_1T = tensor_on(device, ids_T).unsqueeze(0)
+        self.positions_1T = tensor_on(device, positions_T).unsqueeze(0)
+        self.step = step
+        self.fed_R = fed_R
+        """Tokens fed to each of the first rows."""
+        self.last_S = tensor_on(device, last_S)
+        """Index among the tokens of the last one of each row that is to be sampled."""
+        self.row_S = row_S
+
+
+class Rows:
+    """Tokens and cache of all rows, and what the engine notes beside them. One thread only.
+
+    `known` and `cached` count a row's tokens; `start` is where its answer begins and `limit` where it has to end;
+    `seed`, `temperature` and `top_p` say how it is sampled, `held` whether under a schema, and `jobs` for whom.
+    """
+
+    def __init__(self, pool: KVPool) -> None:
+        self.pool = pool
+        self.clock = 0
+        self._state: dict[str, Array] = {}
+        self._new_state(pool.rows, pool.length)
+
+    def _new_state(self, rows: int, length: int) -> None:
+        old = self._state
+        self._state = {
+            "tokens": np.zeros((rows, length), np.int64),
+            "logprobs": np.zeros((rows, length), np.float32),
+            "known": np.zeros(rows, np.int64),
+            "cached": np.zeros(rows, np.int64),
+            "kind": np.full(rows, IDLE, np.int64),
+            "used_at": np.zeros(rows, np.int64),
+            "start": np.zeros(rows, np.int64),
+            "limit": np.zeros(rows, np.int64),
+            "seed": np.zeros(rows, np.uint64),
+            "temperature": np.ones(rows, np.float64),
+            "top_p": np.ones(rows, np.float64),
+            "held": np.zeros(rows, bool),
+            "jobs": np.full(rows, None, object),
+        }
+        for name, array in old.items():
+            kept = tuple(slice(0, min(a, b)) for a, b in zip(array.shape, self._state[name].shape, strict=True))
+            self._state[name][kept] = array[kept]
+        self.tokens, self.logprobs = self._state["tokens"], self._state["logprobs"]
+        self.known, self.cached = self._state["known"], self._state["cached"]
+        self.kind, self.used_at = self._state["kind"], self._state["used_at"]
+        self.start, self.limit, self.seed = self._state["start"], self._state["limit"], self._state["seed"]
+        self.temperature, self.top_p = self._state["temperature"], self._state["top_p"]
+        self.held, self.jobs = self._state["held"], cast("Any", self._state["jobs"])
+
+    @property
+    def active(self) -> int:
+        return int((self.kind != IDLE).sum())
+
+    def prefixes(self, prompt: Array) -> Array:
+        """Length of the common prefix of the prompt with each row's known tokens."""
+        width = min(len(prompt), self.pool.length)
+        differs = self.tokens[:, :width] != prompt[:width]
+        first = differs.argmax(axis=1)
+        first[~differs[np.arange(len(first)), first]] = width
+        return np.minimum(first, self.known)
+
+    def place(self, prompt: Array, prefix_R: Array) -> int:
+        """Put a prompt into a row, with the longest cached prefix; -1 if every row is busy."""
+        usable_R = np.minimum(np.minimum(prefix_R, self.cached), len(prompt) - 1)
+        donor = int(usable_R.argmax())
+        length = int(usable_R[donor])
+        continued = self.kind[donor] == IDLE and length >= self.cached[donor]
+        target = donor if continued else self._free_row()
+        if target < 0:
+            return -1
+        if target != donor and length:
+            self.pool.copy(donor, target, length)
+        self.tokens[target, : len(prompt)] = prompt
+        self.known[target], self.cached[target] = len(prompt), length
+        self.kind[target] = SAMPLING if len(prompt) - length == 1 else FEEDING
+        self.touch(target)
+        return target
+
+    def _free_row(self) -> int:
+        """The idle row that has been idle longest; an empty one comes first."""
+        idle = np.flatnonzero(self.kind == IDLE)
+        if not len(idle):
+            return -1
+        return int(idle[np.where(self.cached[idle] == 0, -1, self.used_at[idle]).argmin()])
+
+    def touch(self, row: int) -> None:
+        self.clock += 1
+        self.used_at[row] = self.clock
+
+    def release(self, row: int) -> None:
+        """End a row's job; what the cache has seen of it stays."""
+        self.kind[row] = IDLE
+        self.jobs[row] = None
+        self.known[row] = self.cached[row]
+        self.touch(row)
+
+    def forget(self) -> None:
+        """Drop all contents."""
+        self.known[:] = self.cached[:] = 0
+        self.kind[:] = IDLE
+        self.jobs[:] = None
+        self.pool.clear()
+
+    def resize(self, rows: int, length: int) -> None:
+        self.pool.resize(rows, length)
+        self._new_state(rows, length)
+
+    def arrange(self) -> None:
+        """Bring rows into order: sampling, feeding, idle."""
+        wanted = np.sort(self.kind)
+        targets = np.flatnonzero(self.kind != wanted)
+        sources = targets[np.argsort(self.kind[targets], kind="stable")]
+        if len(targets):
+            moves = np.stack([sources, targets, self.cached[sources]], axis=1)
+            self.pool.move([tuple(move) for move in moves[moves[:, 2] > 0].tolist()])
+            for array in self._state.values():
+                array[targets] = array[sources]
+
+    def plan(self) -> StepInput | None:
+        """The next step; None if there is nothing to do. Rows have to be arranged."""
+        sampling = int((self.kind == SAMPLING).sum())
+        lacking_F = (self.known - self.cached)[sampling : sampling + int((self.kind == FEEDING).sum())]
+        fed_F = self._portions(lacking_F, sampling)
+        if not sampling and not len(fed_F):
+            return None
+        fed_R = np.concatenate([np.ones(sampling, np.int64), fed_F])
+        rows_T = np.repeat(np.arange(len(fed_R)), fed_R)
+        ends_R = np.cumsum(fed_R)
+        positions_T = np.arange(len(rows_T)) - np.repeat(ends_R - fed_R, fed_R) + self.cached[rows_T]
+        done_R = self.cached[: len(fed_R)] + fed_R == self.known[: len(fed_R)]
+        step = PackedStep(
+            self.pool,
+            self._written(rows_T, positions_T),
+            sampling,
+            self._sampling_mask(sampling),
+            self._feeding(sampling, fed_F),
+        )
+        ids_T = self.tokens[rows_T, positions_T]
+        return StepInput(ids_T, positions_T, step, fed_R, (ends_R - 1)[done_R], np.flatnonzero(done_R))
+
+    def advance(self, done: StepInput, token_S: Array, logprob_S: Array) -> None:
+        """Enter what a step fed and sampled."""
+        fed, rows = len(done.fed_R), done.row_S
+        self.cached[:fed] += done.fed_R
+        at = self.known[rows]
+        self.tokens[rows, at] = token_S
+        self.logprobs[rows, at] = logprob_S
+        self.known[rows] = at + 1
+        self.kind[rows] = SAMPLING
+
+    def _portions(self, lacking_F: Array, first: int) -> Array:
+        """How many tokens each of the first feeding rows gets, so that a step stays small and its mask too."""
+        if not len(lacking_F):
+            return lacking_F
+        window = int((self.known[first : first + len(lacking_F)]).max())
+        limit = max(_WINDOW, min(_STEP_TOKENS, _MASK_ELEMENTS // window))
+        portions_F = np.minimum(lacking_F, limit)
+        padded = np.maximum.accumulate(portions_F) * np.arange(1, len(portions_F) + 1)
+        return portions_F[: max(1, int((padded <= limit).sum()))]
+
+    def _written(self, rows_T: Array, positions_T: Array) -> torch.Tensor:
+        heads, length = self.pool.shape.heads, self.pool.length
+        of_token = rows_T * (heads * length) + positions_T
+        every = of_token[:, None] + np.arange(heads) * length
+        return tensor_on(self.pool.shape.device, every.reshape(-1))
+
+    def _sampling_mask(self, count: int) -> torch.Tensor | None:
+        return self._mask(self.cached[:count, None])[:, None] if count else None
+
+    def _feeding(self, first: int, fed_F: Array) -> Feeding | None:
+        if not len(fed_F):
+            return None
+        count, longest = len(fed_F), int(fed_F.max())
+        starts_F = np.cumsum(fed_F) - fed_F
+        offsets_L = np.arange(longest)
+        inside_FL = offsets_L < fed_F[:, None]
+        gather_FL = np.where(inside_FL, starts_F[:, None] + offsets_L, 0)
+        mask = self._mask(self.cached[first : first + count, None] + np.minimum(offsets_L, fed_F[:, None] - 1))
+        device = self.pool.shape.device
+        return Feeding(
+            first,
+            count,
+            tensor_on(device, gather_FL.reshape(-1)),
+            tensor_on(device, np.flatnonzero(inside_FL.reshape(-1))),
+            mask[:, None],
+        )
+
+    def _mask(self, last_RL: Array) -> torch.Tensor:
+        """[rows, tokens, window]: each token sees the positions up to its own, `last`."""
+        longest = int(last_RL.max()) + 1
+        window = min(-(-longest // _WINDOW) * _WINDOW, self.pool.length)
+        last = tensor_on(self.pool.shape.device, last_RL)
+        hidden = torch.arange(window, device=last.device) > last[..., None]
+        return torch.zeros(hidden.shape, dtype=self.pool.shape.dtype, device=last.device).masked_fill_(
+            hidden, float("-inf")
+        )

@@ -1,0 +1,399 @@
+"""The in-process engine: one loop in a background thread that samples for every graph run at once.
+
+Any number of threads and event loops `submit` requests. The loop takes all that have arrived, puts each into a row of
+the cache behind the longest prefix that is there already (`hrm_agent.models.local.cache_rows`), and runs packed steps
+(`hrm_agent.models.local.packed_attention`) until nothing is left to sample; then it sleeps. So
+
+* a conversation that comes back with a tool's result goes on where it was, and only the new tokens are fed;
+* of the samples of one prompt the first is fed and the others copy its prefix;
+* no run waits for another: rows begin and end at any step, prompts are fed in the same pass in which others are
+  sampled.
+
+An answer is a function of (weights, prompt, seed). Other requests beside it change the shapes of matrix products and
+thereby the last bits of the logits, never the noise.
+
+Weights: the engine shares them with the model that it is given. A trainer changes that model in place while no
+request is under way and then calls `publish`, or hands a state dict to `publish`, which waits until no request is.
+
+Limits: models of the usual decoder kind, whose attention can be replaced (`packed.replica` says so otherwise). A
+model with sliding-window layers is used up to the length of its window. Memory reserved for a long conversation is
+kept.
+"""
+
+from __future__ import annotations
+
+import atexit
+import secrets
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future, wait
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from hrm_agent.errors import ContextLengthError, ModelError
+from hrm_agent.models.capabilities import Capabilities
+from hrm_agent.models.codec.chat_template import ChatTemplateCodec, PolicyCodec
+from hrm_agent.models.engine import Completion, GenerationRequest
+from hrm_agent.models.local.cache_rows import FEEDING, IDLE, Rows, StepInput
+from hrm_agent.models.local.constrained_decoding import COMPILE_SECONDS, Schemas
+from hrm_agent.models.local.kv_cache import KVPool, tensor_on
+from hrm_agent.models.local.model_inspection import capabilities_of, kv_shape, load_weights, longest_conversation
+from hrm_agent.models.local.packed_attention import replica
+from hrm_agent.models.local.pending_request import Job
+from hrm_agent.models.local.sampling import Held, sample_rows, seed_state, uniform
+from hrm_agent.trajectory import FinishReason, LogprobKind
+
+__all__ = ["TransformersEngine"]
+
+Array = np.ndarray[Any, Any]
+
+_KV_BYTES = 4 << 30
+_WORTH_WAITING = 16
+"""Tokens of a prefix for which a request waits until the row that is being fed with it can be copied."""
+
+
+class TransformersEngine:
+    """Samples from a causal LM of `transformers`, for many callers at once."""
+
+    logprob_kind = LogprobKind.RAW
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer_or_codec: Any,
+        *,
+        name: str,
+        max_slots: int = 256,
+        max_length: int | None = None,
+        threads: int | None = None,
+        kv_bytes: int = _KV_BYTES,
+    ) -> None:
+        """`max_slots` conversations at once, of at most `max_length` tokens, in at most `kv_bytes` of cache.
+
+        `threads` are those of torch in the loop; None leaves them as they are.
+        """
+        self.name = name
+        self.codec: PolicyCodec = (
+            tokenizer_or_codec
+            if hasattr(tokenizer_or_codec, "encode_answer")
+            else ChatTemplateCodec(tokenizer_or_codec)
+        )
+        self.policy_version = 0
+        self.max_length = min(filter(None, (max_length, longest_conversation(model))))
+        self.fed_tokens = 0
+        """Tokens that went through the model so far; what was found in the cache is not among them."""
+        self.sampled_tokens = 0
+        self._model = replica(model)
+        self._vocab_size = int(model.get_input_embeddings().weight.shape[0])
+        shape = kv_shape(model)
+        self.schemas = Schemas(self.codec, self._vocab_size)
+        self._rows = Rows(KVPool(shape, max_rows=max_slots, max_length=self.max_length, max_bytes=kv_bytes))
+        self._no_mask = torch.zeros(1, 1, 1, 1, dtype=shape.dtype, device=shape.device)
+        self._is_control = np.zeros(max(self._vocab_size, *self.codec.control_token_ids) + 1, bool)
+        self._is_control[list(self.codec.control_token_ids)] = True
+        self._threads = threads
+        self._waiting: deque[Job] = deque()
+        self._cancelled: deque[Job] = deque()
+        self._publications: deque[tuple[int, Any, Future[None]]] = deque()
+        self._wake = threading.Condition()
+        self._closing = False
+        self._failure: BaseException | None = None
+        """Why the engine closed by itself."""
+        self._loop = threading.Thread(target=self._run, name=f"engine {name}", daemon=True)
+        self._loop.start()
+        atexit.register(self.close)
+
+    def submit(self, request: GenerationRequest) -> Future[Completion]:
+        """Queue a request. Cancelling the future frees its row before the next step."""
+        future: Future[Completion] = Future()
+        error = self._objection(request)
+        if error is not None:
+            future.set_exception(error)
+            return future
+        job = Job(request, future, self.max_length)
+        future.add_done_callback(lambda done: self._cancelled.append(job) if done.cancelled() else None)
+        schema = None if request.schema is None else self.schemas.compile(request.schema)
+        if schema is None or schema.done():
+            self._queue(job, schema)
+        else:
+            threading.Thread(target=self._queue_late, args=(job, schema), daemon=True).start()
+        return future
+
+    def _queue(self, job: Job, schema: Future[Any] | None) -> None:
+        job.held = None if schema is None else self.schemas.begin(schema)
+        with self._wake:
+            if self._closing:
+                raise self._closed()
+            self._waiting.append(job)
+            self._wake.notify()
+
+    def _queue_late(self, job: Job, schema: Future[Any]) -> None:
+        """`_queue` once the schema is compiled, or has taken too long."""
+        wait([schema], COMPILE_SECONDS)
+        try:
+            self._queue(job, schema)
+        except BaseException as error:  # whatever it is, the caller must not be left waiting
+            job.fail(error)
+
+    def publish(self, version: int, state_dict: Any = None) -> None:
+        """Answer with new weights from now on; returns once they are in force.
+
+        Requests under way end with the weights that they began with, so none mixes two. With a state dict the weights
+        are copied from it; without one the shared model has been changed in place. Either way the cache is dropped.
+        """
+        if threading.current_thread() is self._loop:
+            raise RuntimeError("publish() waits for the engine's loop and cannot be called from it")
+        done: Future[None] = Future()
+        with self._wake:
+            if self._closing:
+                raise self._closed()
+            self._publications.append((version, state_dict, done))
+            self._wake.notify()
+        done.result()
+
+    def capabilities(self) -> Capabilities:
+        """What it can do."""
+        return capabilities_of(self._model, self.max_length, self.schemas.lack)
+
+    def close(self) -> None:
+        """Stop the loop; pending requests fail with `ModelError`."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if threading.current_thread() is not self._loop:
+            self._loop.join()
+        atexit.unregister(self.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # the loop; everything below runs in its thread
+
+    def _run(self) -> None:
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
+        while self._has_work():
+            try:
+                self._turn()
+            except BaseException as error:  # whatever it is, callers must not be left waiting
+                self._fail_all(error)
+                self._start_afresh()
+        self._fail_all(self._closed())
+
+    def _has_work(self) -> bool:
+        """Sleep until there is something to do; False when the engine closes."""
+        with self._wake:
+            while not (self._closing or self._waiting or self._publications or self._rows.active):
+                self._wake.wait()
+            return not self._closing
+
+    def _turn(self) -> None:
+        self._drop_cancelled()
+        if self._publications:
+            if not self._rows.active:
+                self._publish_next()
+        elif self._waiting:
+            self._admit()
+        self._rows.arrange()
+        step = self._rows.plan()
+        if step is not None:
+            with torch.inference_mode():
+                self._step(step)
+
+    def _step(self, step: StepInput) -> None:
+        rows, row_S = self._rows, step.row_S
+        logits_SV = self._forward(step)
+        self.fed_tokens += step.ids_1T.shape[1]
+        if not len(row_S):
+            rows.advance(step, np.zeros(0, np.int64), np.zeros(0, np.float32))
+            return
+        noise_S = uniform(rows.seed[row_S], rows.known[row_S] - rows.start[row_S])
+        device = logits_SV.device
+        held_S = np.flatnonzero(rows.held[row_S])
+        token_S, logprob_S = sample_rows(
+            logits_SV,
+            tensor_on(device, noise_S),
+            tensor_on(device, rows.temperature[row_S], torch.float32),
+            tensor_on(device, rows.top_p[row_S]),
+            self._held(held_S, row_S, device) if len(held_S) else None,
+        )
+        tokens = token_S.cpu().numpy()
+        for index in held_S:
+            rows.jobs[row_S[index]].held.take(int(tokens[index]))
+        rows.advance(step, tokens, logprob_S.cpu().numpy())
+        self.sampled_tokens += len(tokens)
+        for row in row_S[step.step.sampling :]:
+            rows.jobs[row].fed = True
+        self._end_answers(row_S, tokens)
+
+    def _held(self, held_S: Array, row_S: Array, device: torch.device) -> Held:
+        allowed = np.stack([self._rows.jobs[row].held.allowed() for row in row_S[held_S]])
+        return tensor_on(device, held_S), tensor_on(device, allowed)
+
+    def _forward(self, step: StepInput) -> torch.Tensor:
+        keep = step.last_S if len(step.row_S) else torch.zeros(1, dtype=torch.int64, device=self._no_mask.device)
+        output = self._model(
+            input_ids=step.ids_1T,
+            position_ids=step.positions_1T,
+            attention_mask=self._no_mask,
+            use_cache=False,
+            packed_step=step.step,
+            logits_to_keep=keep,
+        )
+        return output.logits[0]
+
+    def _end_answers(self, row_S: Array, token_S: Array) -> None:
+        rows = self._rows
+        control_S = self._is_control[token_S]
+        stopped_S = np.asarray([rows.jobs[row].watched and self._watch(rows.jobs[row], row) for row in row_S])
+        ended_S = control_S | stopped_S | (rows.known[row_S] >= rows.limit[row_S])
+        for row, token, control, stopped in np.stack([row_S, token_S, control_S, stopped_S], axis=1)[ended_S].tolist():
+            if stopped or token == self.codec.end_of_turn:
+                self._finish(row, FinishReason.STOP)
+            else:
+                self._finish(row, FinishReason.CONTROL_TOKEN if control else FinishReason.LENGTH)
+
+    def _watch(self, job: Job, row: int) -> bool:
+        """Show a new token to whoever wants to see it; True if it completes a stop string."""
+        rows = self._rows
+        answer = rows.tokens[row, rows.start[row] : rows.known[row]].tolist()
+        try:
+            return job.see(answer, self.codec.decode)
+        except Exception as error:  # the caller's own callback
+            self._release(row, job)
+            job.fail(error)
+            return False
+
+    def _finish(self, row: int, reason: FinishReason) -> None:
+        """Resolve the future of a row, unless its request is over already."""
+        rows = self._rows
+        job: Job | None = rows.jobs[row]
+        if job is None:
+            return
+        answer = slice(int(rows.start[row]), int(rows.known[row]))
+        tokens, logprobs = rows.tokens[row, answer].tolist(), rows.logprobs[row, answer].tolist()
+        self._release(row, job)
+        version, constrained = self.policy_version, job.held is not None
+        job.complete(Completion(tuple(tokens), tuple(logprobs), reason, version, job.queue_seconds, constrained))
+
+    def _release(self, row: int, job: Job) -> None:
+        job.fed = True
+        self._rows.release(row)
+
+    def _drop_cancelled(self) -> None:
+        while self._cancelled:
+            job = self._cancelled.popleft()
+            for row in np.flatnonzero(self._rows.jobs == job):
+                self._release(int(row), job)
+
+    def _admit(self) -> None:
+        """Give rows to as many waiting requests as fit, first come first served."""
+        left: list[Job] = []
+        try:
+            while self._waiting:
+                job = self._waiting.popleft()
+                left.append(job)
+                if job.future.cancelled():
+                    left.pop()
+                elif not job.waits_for_prefix:
+                    if not self._make_room(job.limit):
+                        break
+                    if self._place(job):
+                        left.pop()
+        finally:
+            self._waiting.extendleft(reversed(left))
+
+    def _make_room(self, length: int) -> bool:
+        """See to it that there is a row for a conversation of `length` tokens."""
+        rows, pool = self._rows, self._rows.pool
+        allowed, active = pool.rows_for(length), rows.active
+        if active >= allowed:
+            return False
+        count = min(pool.rows, allowed)
+        if count < allowed and not ((rows.kind == IDLE) & (rows.cached == 0)).any():
+            count = min(2 * count, allowed)
+        if (count, pool.length_for(length)) != (pool.rows, pool.length):
+            rows.arrange()
+            rows.resize(count, pool.length_for(length))
+        return True
+
+    def _place(self, job: Job) -> bool:
+        """Give a row to a request; False if it had better wait for a prefix that is being fed just now."""
+        rows = self._rows
+        prefix_R = rows.prefixes(job.prompt)
+        ready = int(np.minimum(prefix_R, rows.cached).max())
+        coming_R = np.where(rows.kind == FEEDING, prefix_R, 0)
+        if min(int(coming_R.max()), len(job.prompt) - 1) > ready + _WORTH_WAITING:
+            job.donor = rows.jobs[int(coming_R.argmax())]
+            return False
+        row = rows.place(job.prompt, prefix_R)
+        sampling = job.request.sampling
+        rows.start[row], rows.limit[row], rows.jobs[row] = len(job.prompt), job.limit, job
+        rows.temperature[row], rows.top_p[row] = sampling.temperature, sampling.top_p
+        rows.held[row] = job.held is not None
+        rows.seed[row] = seed_state(secrets.randbits(63) if sampling.seed is None else sampling.seed)
+        job.queue_seconds = time.monotonic() - job.submitted_at
+        return True
+
+    def _publish_next(self) -> None:
+        version, state_dict, done = self._publications.popleft()
+        try:
+            if state_dict is not None:
+                load_weights(self._model, state_dict)
+            self.policy_version = version
+        except Exception as error:  # reported to whoever published
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+        finally:
+            self._rows.forget()
+
+    def _start_afresh(self) -> None:
+        """Empty the cache; where even that fails (a device out of order, say), the engine closes."""
+        try:
+            self._rows.forget()
+        except BaseException as error:  # an engine that cannot go on has to say so to later callers
+            with self._wake:
+                self._closing, self._failure = True, error
+
+    def _fail_all(self, error: BaseException) -> None:
+        jobs: list[Job] = [job for job in self._rows.jobs if job is not None]
+        with self._wake:
+            jobs.extend(self._waiting)
+            self._waiting.clear()
+            publications = list(self._publications) if self._closing else []
+        for job in jobs:
+            job.fed = True
+            job.fail(error)
+        for _, _, done in publications:
+            done.set_exception(error)
+
+    # checks
+
+    def _objection(self, request: GenerationRequest) -> ModelError | None:
+        prompt = request.prompt_ids
+        if not prompt:
+            return ModelError("The prompt is empty.", "Send at least one message.")
+        if len(prompt) >= self.max_length:
+            return ContextLengthError(
+                f"The prompt has {len(prompt)} tokens, and model {self.name!r} takes at most {self.max_length}, "
+                "the answer included.",
+                "Shorten the conversation, or use a model with a longer context.",
+            )
+        if min(prompt) < 0 or max(prompt) >= self._vocab_size:
+            return ModelError(
+                f"The prompt holds tokens {min(prompt)} to {max(prompt)}, "
+                f"and model {self.name!r} knows 0 to {self._vocab_size - 1}.",
+                "Use the tokenizer that belongs to the model.",
+            )
+        return None
+
+    def _closed(self) -> ModelError:
+        why = "" if self._failure is None else f": its cache could not be emptied ({self._failure!r})"
+        return ModelError(f"The engine {self.name!r} is closed{why}.", "Open a new engine.")

@@ -1,0 +1,140 @@
+"""Load a model and its tokenizer from a folder or from the Hugging Face hub, and say plainly what is missing.
+
+Weights are loaded onto one device, as they are, or quantized on the way in (bitsandbytes: 4-bit nf4 or 8-bit, on a GPU
+or a CPU). A LoRA adapter is put beside them and not merged, as it was beside them when it was trained; merging would
+round it away in 4 bits.
+"""
+
+from __future__ import annotations
+
+import logging
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from hrm_agent.errors import ModelError
+from hrm_agent.models.local.engine import TransformersEngine
+from hrm_agent.models.model_string import LoadOptions
+from hrm_agent.models.nf4 import choose_kernels
+
+__all__ = ["best_device", "load_engine", "load_for_answers", "load_pretrained"]
+
+_library: Any = transformers
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model")
+
+
+def load_pretrained(path_or_name: str, *, dtype: str = "auto", device: str = "cpu") -> tuple[Any, Any]:
+    """The causal LM, in evaluation mode, and its tokenizer, which has a chat template. Raises `ModelError`."""
+    model, tokenizer = _read(path_or_name, {"dtype": dtype})
+    try:
+        return model.to(device).eval(), tokenizer
+    except Exception as error:  # no such device, or no room on it
+        raise ModelError(
+            f"The model {path_or_name!r} cannot be put on {device!r}: {error}", "Leave device out, or write cpu."
+        ) from error
+
+
+def load_engine(path_or_name: str, *, name: str, options: LoadOptions | None = None) -> TransformersEngine:
+    """An engine for a local folder or a model of the Hugging Face hub. Raises `ModelError`."""
+    model, tokenizer = load_for_answers(path_or_name, options or LoadOptions())
+    return TransformersEngine(model, tokenizer, name=name)
+
+
+def load_for_answers(path_or_name: str, options: LoadOptions) -> tuple[Any, Any]:
+    """`load_pretrained` as a model string asks for it. Raises `ModelError`."""
+    device = best_device() if options.device == "auto" else options.device
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ModelError(f"There is no GPU for {path_or_name!r}: torch finds none.", "Leave device out, or write cpu.")
+    if options.load is None:
+        model, tokenizer = load_pretrained(path_or_name, dtype=options.dtype, device=device)
+    else:
+        _need("bitsandbytes", "quant", f"load={options.load}")
+        _hush()
+        kinds = {"dtype": options.dtype, "quantization_config": _quantization(path_or_name, options)}
+        model, tokenizer = _read(path_or_name, {**kinds, "device_map": {"": device}})
+        choose_kernels(model, options.kernel)
+    return (_adapted(model, options.adapter) if options.adapter else model).eval(), tokenizer
+
+
+def best_device() -> str:
+    """The GPU, if there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _read(path_or_name: str, options: dict[str, Any]) -> tuple[Any, Any]:
+    _library.utils.logging.disable_progress_bar()
+    if Path(path_or_name).is_dir():
+        _check_folder(Path(path_or_name))
+    try:
+        tokenizer = _library.AutoTokenizer.from_pretrained(path_or_name, trust_remote_code=False)
+        model = _library.AutoModelForCausalLM.from_pretrained(path_or_name, trust_remote_code=False, **options)
+    except Exception as error:  # whatever the files made the library raise
+        raise ModelError(
+            f"The model {path_or_name!r} cannot be loaded: {error}",
+            "Check the folder, or the name on huggingface.co/models and the network.",
+        ) from error
+    if not tokenizer.chat_template:
+        raise ModelError(
+            f"The tokenizer of {path_or_name!r} has no chat template.",
+            "Use an instruction-tuned model, or add chat_template.jinja to the folder.",
+        )
+    return model, tokenizer
+
+
+def _quantization(path_or_name: str, options: LoadOptions) -> Any:
+    if options.load == "int8":
+        # Outliers are told by the whole batch: with a threshold, an answer would depend on its neighbours in a step.
+        return _library.BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
+    compute = options.dtype
+    if compute == "auto":  # bitsandbytes would compute in float32, whatever the weights are stored in
+        try:
+            compute = _library.AutoConfig.from_pretrained(path_or_name, trust_remote_code=False).dtype or "float32"
+        except Exception:  # said better where the model is read
+            compute = "float32"
+    return _library.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
+
+
+def _adapted(model: Any, adapter: str) -> Any:
+    """The model with the adapter's layers put into it."""
+    _need("peft", "adapters", f"adapter={adapter}")
+    _hush()
+    import peft
+
+    before = {name for name, _ in model.named_parameters()}
+    try:
+        adapted = peft.PeftModel.from_pretrained(model, adapter).get_base_model()
+    except Exception as error:  # whatever the files made the library raise
+        raise ModelError(
+            f"The adapter {adapter!r} cannot be put on the model: {error}",
+            "Name a folder that holds adapter_config.json and adapter_model.safetensors, made for this model.",
+        ) from error
+    if before == {name for name, _ in adapted.named_parameters()}:
+        raise ModelError(f"The adapter {adapter!r} changes nothing in the model.", "Use one made for this model.")
+    return adapted.requires_grad_(False)
+
+
+def _hush() -> None:
+    """bitsandbytes, which PEFT imports too, tells of a kernel that it could download, and of casts in every step."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+
+
+def _need(package: str, extra: str, why: str) -> None:
+    if find_spec(package) is None:
+        raise ModelError(f"{why} needs {package}.", f"Run `pip install 'hrm-agent[{extra}]'`.")
+
+
+def _check_folder(folder: Path) -> None:
+    wanted = (
+        ("config.json", "configuration", (folder / "config.json").is_file()),
+        ("model.safetensors", "weights", any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))),
+        ("tokenizer.json", "tokenizer", any((folder / name).is_file() for name in _TOKENIZER_FILES)),
+    )
+    for file, what, there in wanted:
+        if not there:
+            raise ModelError(
+                f"The model folder {str(folder)!r} has no {what} ({file}).",
+                "Name a folder written by `save_pretrained` for both the model and its tokenizer.",
+            )

@@ -1,0 +1,86 @@
+"""What an engine has to know of a causal LM's configuration, and how weights get into it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+
+from hrm_agent.errors import ModelError
+from hrm_agent.models.capabilities import Capabilities, Lack
+from hrm_agent.models.local.kv_cache import KVShape
+from hrm_agent.trajectory import LogprobKind
+
+__all__ = ["capabilities_of", "kv_shape", "load_weights", "longest_conversation", "quantization"]
+
+
+def longest_conversation(model: Any) -> int:
+    """Tokens that the model takes; with sliding-window layers, those of its window."""
+    config = model.config.get_text_config()
+    longest = int(config.max_position_embeddings)
+    window = getattr(config, "sliding_window", None)
+    if window and "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"]):
+        longest = min(longest, int(window))
+    return longest
+
+
+def kv_shape(model: Any) -> KVShape:
+    """What the model stores per token, where, and in which type."""
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    embedding = cast("torch.Tensor", model.get_input_embeddings().weight)
+    return KVShape(config.num_hidden_layers, kv_heads, size, model.dtype, embedding.device)
+
+
+def capabilities_of(model: Any, max_length: int, no_schema: Lack | None) -> Capabilities:
+    """What the model can do in this process; `no_schema` is what keeps answers from being held to one."""
+    quantized, adapted = quantization(model), any(".lora_" in name for name, _ in model.named_parameters())
+    return Capabilities(
+        kind="transformers",
+        tools=True,
+        token_ids=True,
+        logprobs=LogprobKind.RAW,
+        streaming=True,
+        structured=no_schema is None,
+        trainable=quantized is None and not adapted,
+        quantized=quantized,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.get_input_embeddings().weight.device),
+        max_length=max_length,
+        parameters=int(model.num_parameters()),
+        memory_bytes=int(model.get_memory_footprint()),
+        lacks=(no_schema,) if no_schema else (),
+    )
+
+
+def quantization(model: Any) -> str | None:
+    """`nf4`, `int8` or another kind of the library's; None where the weights are whole."""
+    how = getattr(model.config, "quantization_config", None)
+    if how is None:
+        return None
+    if getattr(how, "load_in_8bit", False):
+        return "int8"
+    return str(getattr(how, "bnb_4bit_quant_type", None) or how.quant_method)
+
+
+def load_weights(model: Any, state_dict: Mapping[str, torch.Tensor]) -> None:
+    """Copy weights in, in place; tied ones may be left out, as files leave them out. Raises `ModelError`.
+
+    Names are compared before anything is copied, so that a wrong state dict leaves the model as it was.
+    """
+    own: dict[str, torch.Tensor] = model.state_dict(keep_vars=True)
+    given = {id(own[key]) for key in own.keys() & state_dict.keys()}
+    wrong = [key for key in own if id(own[key]) not in given] + sorted(state_dict.keys() - own.keys())
+    wrong += [key for key in own.keys() & state_dict.keys() if own[key].shape != state_dict[key].shape]
+    if wrong:
+        raise ModelError(
+            f"The weights do not fit the model: {len(wrong)} are missing, unknown or of another shape, "
+            f"{wrong[0]!r} for example.",
+            "Publish the state dict of the same architecture.",
+        )
+    with torch.no_grad():
+        for key, weight in state_dict.items():
+            own[key].copy_(weight)

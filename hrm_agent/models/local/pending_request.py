@@ -1,0 +1,59 @@
+"""One request on its way through the in-process engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+import numpy as np
+
+from hrm_agent.models.engine import Completion, GenerationRequest
+from hrm_agent.models.local.constrained_decoding import HeldAnswer
+from hrm_agent.models.local.stop_strings import StopStrings
+
+__all__ = ["Job"]
+
+
+class Job:
+    """A request with its future, from submission to resolution."""
+
+    def __init__(self, request: GenerationRequest, future: Future[Completion], max_length: int) -> None:
+        self.request = request
+        self.future = future
+        self.prompt = np.asarray(request.prompt_ids, np.int64)
+        self.limit = min(len(self.prompt) + request.sampling.max_tokens, max_length)
+        """Prompt and answer are at most so many tokens."""
+        self.watched = request.on_token is not None or bool(request.sampling.stop)
+        """Whether someone has to look at each token."""
+        self.fed = False
+        """Whether the cache holds the whole prompt, so that it can be copied; True also when the job is over."""
+        self.donor: Job | None = None
+        """The job whose prompt this one waits to copy from."""
+        self.held: HeldAnswer | None = None
+        """The answer's way through its schema; None where it is free."""
+        self.submitted_at = time.monotonic()
+        self.queue_seconds = 0.0
+        self._stop: StopStrings | None = None
+
+    @property
+    def waits_for_prefix(self) -> bool:
+        """Whether the prompt that this one is to be copied from is still being fed."""
+        return self.donor is not None and not self.donor.fed
+
+    def see(self, answer: list[int], decode: Callable[[Sequence[int]], str]) -> bool:
+        """Take note of the newest token; True if the answer has reached a stop string."""
+        if self.request.on_token is not None:
+            self.request.on_token(answer[-1])
+        if self._stop is None:
+            self._stop = StopStrings(self.request.sampling.stop, decode)
+        return self._stop.reached(answer)
+
+    def complete(self, completion: Completion) -> None:
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_result(completion)
+
+    def fail(self, error: BaseException) -> None:
+        """Hand an error to the caller, unless the request is over already."""
+        if not self.future.done() and self.future.set_running_or_notify_cancel():
+            self.future.set_exception(error)

@@ -1,0 +1,161 @@
+"""What a vLLM server is asked, and its answer made a `Completion`: nothing in it is taken on trust.
+
+The request names every parameter that changes a distribution. Left out, the server would take them from the model's
+`generation_config.json` (a top-k of 20, a repetition penalty), and the log-probs would not be those of what was
+sampled. The answer has to show the prompt that was sent as the server saw it, one log-prob a token, and an end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from hrm_agent.errors import ModelError
+from hrm_agent.models.engine import Completion, GenerationRequest
+from hrm_agent.models.vllm.server import Address
+from hrm_agent.trajectory import FinishReason
+
+if TYPE_CHECKING:
+    from hrm_agent.models.codec.chat_template import PolicyCodec
+
+__all__ = ["Answer", "request_body"]
+
+_NEUTRAL = {
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "min_tokens": 0,
+    "watermarking": False,
+    "n": 1,
+}
+_SEEDS = (1 << 63) - 1
+_MOST_TOKENS = 1 << 31
+"""No vocabulary is as large, and tokenizers take no larger number."""
+_ROUNDING = 1e-3
+"""By how much a log-prob may be above 0 because of rounding."""
+
+
+def request_body(request: GenerationRequest, model: str, codec: PolicyCodec, max_tokens: int) -> dict[str, Any]:
+    """The JSON of `/v1/completions`. A seed is always named: without one a server may reuse its own."""
+    sampling = request.sampling
+    body: dict[str, Any] = {
+        "model": model,
+        "prompt": list(request.prompt_ids),
+        "max_tokens": max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        **_NEUTRAL,
+        "stop_token_ids": sorted(codec.control_token_ids),
+        "skip_special_tokens": False,
+        "spaces_between_special_tokens": False,
+        "logprobs": 0,
+        "return_token_ids": True,
+    }
+    if sampling.seed is not None:
+        body["seed"] = sampling.seed & _SEEDS
+    if stop := [text for text in sampling.stop if text]:
+        body["stop"] = stop
+    if request.schema is not None:
+        body["structured_outputs"] = {"json": request.schema}
+    if request.on_token is not None:
+        body["stream"] = True
+    return body
+
+
+class Answer:
+    """Takes an answer piece by piece (a whole one is one piece)."""
+
+    def __init__(self, request: GenerationRequest, address: Address, codec: PolicyCodec, max_tokens: int) -> None:
+        self._request, self._address, self._codec, self._max_tokens = request, address, codec, max_tokens
+        self._token_ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._prompt_seen = False
+        self._finish: str | None = None
+
+    def take(self, piece: Mapping[str, Any]) -> None:
+        """Check a piece and show its tokens to whoever wants to see them. Raises `ModelError`."""
+        if "error" in piece:
+            raise self._failure(f"broke off: {str(piece['error'])[:400]}")
+        choices: Any = piece.get("choices")
+        if not isinstance(choices, list) or len(cast("list[Any]", choices)) > 1:
+            raise self._failure("sent no answer")
+        for choice in cast("list[Any]", choices):
+            if not isinstance(choice, dict):
+                raise self._failure("sent no answer")
+            self._take_choice(cast("dict[str, Any]", choice))
+
+    def completion(self, policy_version: int, queue_seconds: float) -> Completion:
+        """The whole of it. Raises `ModelError` where the server did not bring it to an end."""
+        if self._finish not in ("stop", "length") or not self._token_ids:
+            raise self._failure(f"did not finish its answer (finish_reason {self._finish!r})")
+        return Completion(
+            tuple(self._token_ids),
+            tuple(self._logprobs),
+            self._finish_reason(),
+            policy_version,
+            queue_seconds,
+            constrained=self._request.schema is not None,
+        )
+
+    def _take_choice(self, choice: dict[str, Any]) -> None:
+        self._compare_prompt(choice.get("prompt_token_ids"))
+        token_ids, logprobs = self._aligned(choice)
+        if token_ids and not self._prompt_seen:
+            raise self._failure("does not show the prompt that it saw (prompt_token_ids)")
+        if self._finish is not None and token_ids:
+            raise self._failure("went on after the end of its answer")
+        self._token_ids += token_ids
+        self._logprobs += logprobs
+        if len(self._token_ids) > self._max_tokens:
+            raise self._failure(f"sent more than the {self._max_tokens} tokens that were asked for")
+        self._finish = choice.get("finish_reason") or self._finish
+        if self._request.on_token is not None:
+            for token in token_ids:
+                self._request.on_token(token)
+
+    def _compare_prompt(self, seen: Any) -> None:
+        if seen is None:
+            return
+        if seen != list(self._request.prompt_ids):
+            raise self._failure("saw another prompt than the one that was sent")
+        self._prompt_seen = True
+
+    def _aligned(self, choice: Mapping[str, Any]) -> tuple[list[int], list[float]]:
+        token_ids: Any = choice.get("token_ids")
+        said: Any = choice.get("logprobs")
+        logprobs: Any = cast("dict[str, Any]", said).get("token_logprobs") if isinstance(said, dict) else None
+        if not token_ids and not logprobs and not choice.get("text"):
+            return [], []
+        if not _all_of(token_ids, _is_token) or not _all_of(logprobs, _is_logprob) or len(token_ids) != len(logprobs):
+            raise self._failure("sent tokens without one id and one log-prob each")
+        return cast("list[int]", token_ids), [min(float(logprob), 0.0) for logprob in logprobs]
+
+    def _finish_reason(self) -> FinishReason:
+        last = self._token_ids[-1]
+        if last == self._codec.end_of_turn:
+            return FinishReason.STOP
+        if last in self._codec.control_token_ids:
+            return FinishReason.CONTROL_TOKEN
+        return FinishReason.LENGTH if self._finish == "length" else FinishReason.STOP
+
+    def _failure(self, what: str) -> ModelError:
+        return ModelError(
+            f"The vLLM server at {self._address.url} {what}.",
+            "See its log and its version (0.11 or newer); a run that stopped goes on with `hrm-agent resume`.",
+        )
+
+
+def _all_of(values: Any, test: Any) -> bool:
+    return isinstance(values, list) and all(map(test, cast("list[Any]", values)))
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_TOKENS
+
+
+def _is_logprob(value: Any) -> bool:
+    number = isinstance(value, float) or (type(value) is int and abs(value) < _MOST_TOKENS)
+    return number and math.isfinite(value) and value <= _ROUNDING

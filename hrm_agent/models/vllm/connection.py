@@ -1,0 +1,147 @@
+"""Requests to a vLLM server: many at once over a few connections, tried again as long as nothing was answered.
+
+Whether a failed request may be asked again has one rule: as long as no part of an answer has arrived. Before that the
+same prompt and seed give the same answer, and nobody has seen anything; after that tokens may have been shown, and the
+failure goes to the caller, whose run can be gone on with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import httpx
+
+from hrm_agent.errors import ModelError
+from hrm_agent.models.vllm.server import HTTP_OK, Address, client_options, object_of, refusal, unreachable
+
+__all__ = ["Connection"]
+
+_DELAYS = (0.2, 0.5, 1.0, 2.0)
+"""Seconds between one try and the next; one try more than there are delays."""
+_BUSY = frozenset((408, 429, 500, 502, 503, 504))
+_CONNECT_SECONDS = 10.0
+_IDLE_SECONDS = 2.0
+"""Below the 5 s after which the server closes an idle connection, so that it is not closed under a new request."""
+_MAX_BYTES = 64 << 20
+_MAX_LINE = 4 << 20
+_MAX_WAIT = 20.0
+
+
+class Connection:
+    """Bound to the event loop in which it is first used."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._client = httpx.AsyncClient(
+            timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=_IDLE_SECONDS),
+            **client_options(address),
+        )
+
+    async def ask(self, body: Mapping[str, Any], take: Callable[[dict[str, Any]], None]) -> None:
+        """Post `body` and hand each piece of the answer to `take`. Raises `ModelError`; cancelling hangs up."""
+        try:
+            async with asyncio.timeout(self._address.seconds):
+                await self._ask_repeatedly(body, take)
+        except TimeoutError as error:
+            raise ModelError(
+                f"The vLLM server at {self._address.url} gave no whole answer within {self._address.seconds:g} s.",
+                "Allow more with timeout=SECONDS in the model's string, or ask for fewer tokens.",
+            ) from error
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def _ask_repeatedly(self, body: Mapping[str, Any], take: Callable[[dict[str, Any]], None]) -> None:
+        for delay in (*_DELAYS, None):
+            attempt = _Attempt(self._address, take)
+            try:
+                await attempt.run(self._client, body)
+            except httpx.HTTPError as error:
+                if delay is None or attempt.answered:
+                    raise unreachable(self._address, error) from error
+            except _BusyError as busy:
+                if delay is None:
+                    raise refusal(self._address, busy.status, busy.body) from None
+                delay = max(delay, busy.wait)
+            else:
+                return
+            await asyncio.sleep(delay * random.uniform(1, 1.5))
+
+
+class _BusyError(Exception):
+    """The server may take the request later."""
+
+    def __init__(self, status: int, body: str, wait: float) -> None:
+        super().__init__(body)
+        self.status, self.body, self.wait = status, body, wait
+
+
+class _Attempt:
+    """One try of one request."""
+
+    def __init__(self, address: Address, take: Callable[[dict[str, Any]], None]) -> None:
+        self.answered = False
+        self._address, self._take = address, take
+
+    async def run(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> None:
+        async with client.stream("POST", f"{self._address.url}/completions", json=body) as response:
+            if response.status_code != HTTP_OK:
+                await self._refuse(response)
+            pieces = _events(_bounded(response)) if body.get("stream") else _whole(_bounded(response))
+            async for piece in pieces:
+                self.answered = True
+                self._take(object_of(self._address, piece))
+        if not self.answered:
+            raise httpx.RemoteProtocolError("it hung up without an answer")
+
+    async def _refuse(self, response: httpx.Response) -> None:
+        said = b"".join([part async for part in _bounded(response)]).decode(errors="replace")
+        if response.status_code in _BUSY:
+            raise _BusyError(response.status_code, said, _retry_after(response))
+        raise refusal(self._address, response.status_code, said)
+
+
+def _retry_after(response: httpx.Response) -> float:
+    try:
+        return min(max(float(response.headers.get("retry-after", "0")), 0.0), _MAX_WAIT)
+    except ValueError:
+        return 0.0
+
+
+async def _bounded(response: httpx.Response) -> AsyncIterator[bytes]:
+    size = 0
+    async for part in response.aiter_raw():
+        size += len(part)
+        if size > _MAX_BYTES:
+            raise ModelError(f"The server at {response.url} answers with more than {_MAX_BYTES >> 20} MiB.")
+        yield part
+
+
+async def _whole(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    if body := b"".join([part async for part in parts]):
+        yield body
+
+
+async def _events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The data of server-sent events, up to `[DONE]`; a stream that ends without it was cut off."""
+    rest = b""
+    async for part in parts:
+        *lines, rest = (rest + part).split(b"\n")
+        if len(rest) > _MAX_LINE:
+            raise ModelError("The server sends an event without an end.", "See to the address: it ends in /v1.")
+        for line in lines:
+            data = line.strip().removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
+            if data == b"[DONE]":
+                return
+            if data:
+                yield data
+            elif line.lstrip().startswith(b"{"):
+                yield line  # an error that is no event
+    if rest.strip():
+        yield rest.strip()
+        return
+    raise httpx.RemoteProtocolError("it hung up in the middle of an answer")

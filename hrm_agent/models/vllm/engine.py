@@ -1,0 +1,225 @@
+"""A vLLM server as an engine like any other: token ids go there, sampled ids and their log-probs come back.
+
+Prompts are never rendered by the server. The codec is that of every local policy, over the server's tokenizer, so a
+conversation is continued token by token, and the record of a run on a server is that of a run in this process. What
+the server does is batching, many cards, and long contexts.
+
+All requests run on one event loop in a background thread, so any number of threads and loops may `submit`. Cancelling
+a future hangs up, which frees the request's place on the server.
+
+An answer is a function of (weights, prompt, seed) as far as the server keeps to that: vLLM's noise belongs to the
+request, but tokens differ between engines, since each draws its noise in its own way.
+
+Limits: the weights are the server's, and `policy_version` stays 0; a trainer samples in its own process. Time that a
+request waits inside of the server is not known here: `queue_seconds` counts the wait for one of `max_requests` places.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Self
+
+from hrm_agent.errors import ContextLengthError, ModelError
+from hrm_agent.models.capabilities import Capabilities, Lack
+from hrm_agent.models.engine import Completion, GenerationRequest
+from hrm_agent.models.vllm.answer import Answer, request_body
+from hrm_agent.models.vllm.connection import Connection
+from hrm_agent.models.vllm.server import Address, Refusal, Served, look_up, parse_address, server_tokens
+from hrm_agent.trajectory import LogprobKind
+
+if TYPE_CHECKING:
+    from hrm_agent.models.codec.chat_template import PolicyCodec
+
+__all__ = ["VllmEngine", "load_vllm_codec", "open_vllm"]
+
+_PROBE = "The answer to 17 * 23 is 391. Größe, 漢字, 🎉\n\tdef f(x): return x"
+
+
+class VllmEngine:
+    """Samples on a vLLM server, for many callers at once."""
+
+    def __init__(self, address: Address, served: Served, codec: PolicyCodec, *, max_requests: int = 256) -> None:
+        """At most `max_requests` are with the server at once; the others wait here, first come first served."""
+        self.name = address.name
+        self.codec = codec
+        self.logprob_kind = served.logprob_kind
+        self.policy_version = 0
+        self.max_length = served.max_length
+        """Prompt and answer are at most so many tokens; None where the server did not say."""
+        self._address, self._served = address, served
+        self._closed = False
+        self._process = os.getpid()
+        """A fork has no thread for the loop, and what it closes is its parent's."""
+        self._lock = threading.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._connection = Connection(address)
+        self._places = asyncio.Semaphore(max_requests)
+        self._thread = threading.Thread(target=self._loop.run_forever, name=f"engine {self.name}", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def submit(self, request: GenerationRequest) -> Future[Completion]:
+        """Send a request. Cancelling the future frees its place on the server."""
+        error = self._objection(request)
+        if self._process != os.getpid():
+            raise self._closed_error()
+        with self._lock:
+            if self._closed:
+                raise self._closed_error()
+            if error is None:
+                return asyncio.run_coroutine_threadsafe(self._answer(request), self._loop)
+        future: Future[Completion] = Future()
+        future.set_exception(error)
+        return future
+
+    def capabilities(self) -> Capabilities:
+        """What the server's model can do; `trainable` is whether a trainer here could change its weights."""
+        raw = self.logprob_kind is LogprobKind.RAW
+        return Capabilities(
+            kind="vllm",
+            tools=True,
+            token_ids=True,
+            logprobs=self.logprob_kind,
+            streaming=True,
+            structured=True,
+            trainable=False,
+            max_length=self.max_length,
+            lacks=() if raw else (Lack("raw log-probs", "Start the server with --logprobs-mode raw_logprobs."),),
+        )
+
+    def close(self) -> None:
+        """Hang up; pending requests fail with `ModelError`."""
+        if self._process != os.getpid():
+            return
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        atexit.unregister(self.close)
+        asyncio.run_coroutine_threadsafe(self._hang_up(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # on the loop
+
+    async def _answer(self, request: GenerationRequest) -> Completion:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        submitted_at = time.monotonic()
+        try:
+            async with self._places:
+                return await self._ask(request, time.monotonic() - submitted_at)
+        except asyncio.CancelledError:
+            if self._closed:
+                raise self._closed_error() from None
+            raise
+        finally:
+            self._tasks.discard(task)
+
+    async def _ask(self, request: GenerationRequest, waited: float) -> Completion:
+        try:
+            return await self._sample(request, waited)
+        except Refusal:
+            if request.schema is None:
+                raise
+            return await self._sample(replace(request, schema=None), waited)  # a schema that the server cannot hold to
+
+    async def _sample(self, request: GenerationRequest, waited: float) -> Completion:
+        limit = self._limit(request)
+        answer = Answer(request, self._address, self.codec, limit)
+        await self._connection.ask(request_body(request, self._served.model, self.codec, limit), answer.take)
+        return answer.completion(self.policy_version, waited)
+
+    async def _hang_up(self) -> None:
+        pending = self._tasks.copy()
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        with contextlib.suppress(Exception):
+            await self._connection.close()
+
+    # checks
+
+    def _limit(self, request: GenerationRequest) -> int:
+        asked = request.sampling.max_tokens
+        return asked if self.max_length is None else min(asked, self.max_length - len(request.prompt_ids))
+
+    def _objection(self, request: GenerationRequest) -> ModelError | None:
+        if not request.prompt_ids:
+            return ModelError("The prompt is empty.", "Send at least one message.")
+        if self.max_length is not None and len(request.prompt_ids) >= self.max_length:
+            return ContextLengthError(
+                f"The prompt has {len(request.prompt_ids)} tokens, and model {self.name!r} takes at most "
+                f"{self.max_length}, the answer included.",
+                "Shorten the conversation, or start the server with a larger --max-model-len.",
+            )
+        return None
+
+    def _closed_error(self) -> ModelError:
+        return ModelError(f"The engine {self.name!r} is closed.", "Open a new engine.")
+
+
+def open_vllm(name: str) -> VllmEngine:
+    """The engine that `vllm:URL?OPTIONS` names. Raises `ModelError`."""
+    address = parse_address(name)
+    _check_transformers(name)
+    served = look_up(address)
+    codec, encode = _codec(address, served.tokenizer)
+    theirs = server_tokens(address, served.model, _PROBE)
+    if theirs is not None and theirs != encode(_PROBE):
+        raise ModelError(
+            f"The tokenizer {served.tokenizer!r} is not the one of the server at {address.url}.",
+            "Name the one that the server was started with: vllm:URL?tokenizer=PATH.",
+        )
+    return VllmEngine(address, served, codec)
+
+
+def load_vllm_codec(name: str) -> PolicyCodec:
+    """What the tokens of `vllm:URL?OPTIONS` say. A server is asked only where the string names no tokenizer.
+
+    The string may come from a store that somebody else wrote: another machine is sent no key for it.
+    """
+    address = parse_address(name)
+    _check_transformers(name)
+    asked = address if address.local else replace(address, key_env="")
+    return _codec(address, address.tokenizer or look_up(asked).tokenizer)[0]
+
+
+def _check_transformers(name: str) -> None:
+    if find_spec("transformers") is None:
+        raise ModelError(f"The tokenizer of {name!r} needs transformers.", "Run `pip install 'hrm-agent[train]'`.")
+
+
+def _codec(address: Address, path: str) -> tuple[PolicyCodec, Callable[[str], list[int]]]:
+    """The codec over a tokenizer, and how that one splits plain text."""
+    from transformers import AutoTokenizer
+
+    from hrm_agent.models.codec.chat_template import ChatTemplateCodec
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except Exception as error:  # whatever the files made the library raise
+        raise ModelError(
+            f"The tokenizer {path!r} of the server at {address.url} cannot be loaded here: "
+            f"{next(iter(str(error).splitlines()), type(error).__name__)}",
+            "Name a folder or a hub's name that holds it: vllm:URL?tokenizer=PATH.",
+        ) from error
+    return ChatTemplateCodec(tokenizer), lambda text: tokenizer.encode(text, add_special_tokens=False)

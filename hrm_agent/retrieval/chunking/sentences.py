@@ -1,0 +1,91 @@
+"""Where written language may be cut: paragraphs, sentences, lines, words.
+
+A sentence ends with its mark and white space, if what follows could begin another: no small letter, and no
+abbreviation before. That is wrong now and then ("Dr. Who"), which costs a worse place to cut and no more. Full-width
+marks need no white space.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hrm_agent.retrieval.chunking.boundaries import LOWER, WORD, Flags, Positions, Surface
+
+__all__ = ["Prose"]
+
+_STOP = 0x2E
+_MARKS = tuple(map(ord, "!?\u2026"))
+_WIDE_MARKS = tuple(map(ord, "\u3002\uff01\uff1f"))
+_CLOSING = tuple(map(ord, "\"'\u2019\u201d)]"))
+_WIDE_CLOSING = tuple(map(ord, "\u300d\u300f\u201d"))
+_ABBREVIATIONS = "Mr Mrs Ms Dr Prof St Jr Sr vs etc cf No Fig al approx Inc Ltd Co Gen Col Rev"
+_LONGEST = len("approx")
+
+
+class Prose(Surface):
+    """A text and the places between its parts; each place is the first character of the next part."""
+
+    @cached_property
+    def paragraphs(self) -> Positions:
+        """After empty lines."""
+        ends = self.visible(self.lines)
+        ends = ends[ends < len(self.text)]
+        return np.unique(ends[1:][ends[1:] == ends[:-1]])
+
+    @cached_property
+    def sentences(self) -> Positions:
+        """After the white space behind a sentence, and after paragraphs."""
+        found = [_after_marks(self), self.paragraphs]
+        if not self.text.isascii():
+            found.append(_after_wide_marks(self))
+        return np.unique(np.concatenate(found))
+
+
+def _after_marks(surface: Surface) -> Positions:
+    points, size = surface.points, len(surface.text)
+    marks = np.concatenate([np.flatnonzero(points == mark) for mark in (_STOP, *_MARKS)])
+    behind = marks + 1
+    for _ in range(3):
+        behind = behind + _among(points, behind, _CLOSING)
+    spaced = behind < size
+    spaced[spaced] = surface.space[behind[spaced]]
+    marks, ends = marks[spaced], surface.visible(behind[spaced])
+    begins = ends < size
+    marks, ends = marks[begins], ends[begins]
+    stops = points[marks] == _STOP
+    stops[stops] = ((surface.kinds[ends[stops]] & LOWER) != 0) | _abbreviated(surface, marks[stops])
+    return ends[~stops]
+
+
+def _after_wide_marks(surface: Surface) -> Positions:
+    behind = np.flatnonzero(np.isin(surface.points, _WIDE_MARKS)) + 1
+    return behind + _among(surface.points, behind, _WIDE_CLOSING)
+
+
+def _among(points: NDArray[np.uint32], places: Positions, wanted: tuple[int, ...]) -> Flags:
+    """Is there one of these characters at each place?"""
+    found = places < len(points)
+    found[found] = np.isin(points[places[found]], wanted)
+    return found
+
+
+def _abbreviated(surface: Surface, stops: Positions) -> Flags:
+    """Which full stops follow an abbreviation: one of the list, a capital, or a letter behind a full stop ("e.g.")."""
+    packed, running = np.zeros(len(stops), dtype=np.int64), np.ones(len(stops), dtype=np.bool_)
+    length = np.zeros(len(stops), dtype=np.int64)
+    for back in range(1, _LONGEST + 2):
+        before = stops - back
+        running &= before >= 0
+        running[running] = (surface.kinds[before[running]] & WORD) != 0
+        packed[running] = packed[running] << 8 | np.minimum(surface.points[before[running]], 0xFF)
+        length += running
+    dotted = _among(surface.points, np.maximum(stops - 2, 0), (_STOP,))
+    capital, letter = (packed >= ord("A")) & (packed <= ord("Z")), packed >= ord("A")
+    return np.isin(packed, _packed_abbreviations()) | ((length == 1) & (capital | letter & dotted))
+
+
+def _packed_abbreviations() -> list[int]:
+    return [int.from_bytes(word[::-1].encode()) for word in _ABBREVIATIONS.split()]

@@ -1,0 +1,74 @@
+"""An evaluation at a glance: a line for each configuration, a panel for each measure, the baseline drawn through."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hrm_agent.retrieval.evaluation.evaluate import ALL, Evaluation, Score
+from hrm_agent.retrieval.index.fusion import MODES
+
+__all__ = ["draw"]
+
+_COLOURS: dict[str, str] = dict(zip(MODES, ("tab:blue", "tab:green", "tab:orange"), strict=True))
+_LINE = 0.28
+"""Inches that a configuration takes."""
+
+
+def draw(found: Evaluation, path: Path, source: str) -> None:
+    """Filled: beyond the baseline or below it by more than chance gives. Bars: 95 % intervals of the difference."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # no display, no global state of pyplot
+    from matplotlib.figure import Figure
+
+    k, budget = found.settings.k, f"{found.settings.budget:,} tokens"
+    panels = (
+        ("recall", f"recall, {k} chunks"),
+        ("iou", f"IoU, {k} chunks"),
+        ("budget_recall", f"recall, {budget}"),
+        ("budget_iou", f"IoU, {budget}"),
+        ("mrr", "MRR"),
+    )
+    figure = Figure(figsize=(15, 1.9 + _LINE * len(found.results)), layout="constrained")
+    FigureCanvasAgg(figure)
+    questions = sum(found.questions.values())
+    figure.suptitle(f"{Path(source).name}: {questions} questions on {len(found.questions)} corpora, in %")
+    for axes, (measure, title) in zip(figure.subplots(1, len(panels), sharey=True), panels, strict=True):
+        _panel(axes, found, measure)
+        axes.set_title(title, fontsize="medium")
+    axes = figure.axes[0]
+    axes.set_yticks(range(len(found.results)), [str(result.configuration) for result in found.results])
+    axes.set_ylim(len(found.results) - 0.5, -0.5)
+    figure.supxlabel(
+        "dotted line: the baseline, at the top; bars: 95 % interval of the difference from it; filled: it leaves out 0",
+        fontsize="small",
+    )
+    figure.savefig(path, dpi=120, format="png")
+
+
+def _panel(axes: Any, found: Evaluation, measure: str) -> None:
+    """The scale is that of configurations that can be cited; one that is off it stands at its edge as a number."""
+    scores = [result.scores[ALL][measure] for result in found.results]
+    base = 100 * scores[0].value.value
+    axes.axvline(base, color="grey", linestyle=":", linewidth=1.2)
+    sound = [s for s, result in zip(scores, found.results, strict=True) if not result.wrong_spans] or scores
+    low = base + 100 * min(score.less_base.low for score in sound)
+    high = base + 100 * max(score.less_base.high for score in sound)
+    margin = 0.08 * (high - low) or 1.0
+    axes.set_xlim(low - margin, high + margin)
+    for row, (score, result) in enumerate(zip(scores, found.results, strict=True)):
+        colour = _COLOURS[result.configuration.mode]
+        if low <= 100 * score.value.value <= high:
+            _point(axes, row, score, base, colour)
+        else:
+            left = 100 * score.value.value < low
+            text = f"< {100 * score.value.value:.2f}" if left else f"{100 * score.value.value:.2f} >"
+            axes.text(low if left else high, row, text, color=colour, va="center", ha="left" if left else "right")
+    axes.grid(alpha=0.3, axis="x")
+
+
+def _point(axes: Any, row: int, score: Score, base: float, colour: str) -> None:
+    low, high = (base + 100 * edge for edge in (score.less_base.low, score.less_base.high))
+    differs = score.less_base.low > 0 or score.less_base.high < 0
+    axes.plot((low, high), (row, row), color=colour, linewidth=1.5, alpha=0.7)
+    face = colour if differs else "white"
+    axes.plot(100 * score.value.value, row, marker="o", color=colour, markerfacecolor=face, markersize=6)

@@ -1,0 +1,257 @@
+"""Ranking by tantivy, for indexes that FTS5 is slow for: a folder beside the index file, `FILE.tantivy`.
+
+SQLite stays the truth. A transaction that stores or removes chunks also puts their ids on a list, `unwritten`; what is
+on the list is later brought into tantivy in one commit, and then taken off. Each id is written as *remove it, then add
+it if the index has it*, so that writing it twice changes nothing. Death at any moment leaves the list as long as it has
+to be, and the next process that opens the index works it off.
+
+That tantivy's folder belongs to this state of the file is told by a mark, a document with a random word. The word is on
+record in the file before tantivy commits it, as the next one, and again after it, as the last one. A folder with
+another mark is from elsewhere, from a backup of one of the two, say: it is filled again from the file, like one that is
+missing or cannot be read.
+
+A process sees what it wrote itself at once. Of what another process is writing it sees whole batches.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hrm_agent.errors import ConfigError, RetrievalError
+from hrm_agent.retrieval.index.file import IndexFile, about, set_about
+from hrm_agent.retrieval.index.full_text import Ranked
+from hrm_agent.retrieval.index.query_terms import phrases_of, searchable
+
+__all__ = ["Tantivy", "delete_folder", "folder_of", "forget", "library"]
+
+_LAYOUT = "1"
+"""First character of a mark; raised when texts are to be analysed in another way."""
+_MARK = 0
+"""In the place of a chunk's id, for the document with the mark."""
+_BATCH = 4_000
+"""Unwritten chunks at which they are written."""
+_HEAP = 64 * 2**20
+_LONGEST = 64
+"""Characters of the longest word that is indexed."""
+
+
+class Tantivy:
+    """Of one mind with the chunks whenever `settle` returns."""
+
+    name = "tantivy"
+
+    def __init__(self, file: IndexFile) -> None:
+        self._file = file
+        self._unwritten = 0
+        self.folder = folder_of(file.path)
+        self._library = library()
+        self._analyzer = self._analysis()
+        self._index = self._open()
+        with file.reading() as cursor:
+            agreed = self._is_marked(about(cursor, "tantivy"))
+            unwritten = cursor.execute("SELECT EXISTS (SELECT 1 FROM unwritten)").fetchone()[0]
+        if unwritten or not agreed:
+            self._write()
+
+    def add(self, cursor: sqlite3.Cursor, chunks: Sequence[tuple[int, str]]) -> None:
+        cursor.executemany("INSERT OR IGNORE INTO unwritten VALUES (?)", [(chunk,) for chunk, _ in chunks])
+        self._unwritten += len(chunks)
+
+    def remove(self, cursor: sqlite3.Cursor, chunks: Sequence[tuple[int, str]]) -> None:
+        self.add(cursor, chunks)
+
+    def settle(self) -> None:
+        if self._unwritten:
+            self._write()
+
+    def settle_much(self) -> None:
+        if self._unwritten >= _BATCH:
+            self._write()
+
+    def tidy(self, cursor: sqlite3.Cursor) -> None:
+        """Nothing: it merges by itself, while it is written."""
+
+    def best(self, cursor: sqlite3.Cursor, question: str, k: int) -> Ranked:
+        del cursor
+        query = self._query(question)
+        if query is None:
+            return []
+        try:
+            self._index.reload()
+            searcher = self._index.searcher()
+            found = [(searcher.doc(place)["chunk"][0], score) for score, place in searcher.search(query, k).hits]
+        except (ValueError, OSError) as error:
+            raise self._broken(error) from error
+        return sorted(found, key=lambda one: (-one[1], one[0]))
+
+    def problems(self, cursor: sqlite3.Cursor) -> list[str]:
+        chunks = {row[0] for row in cursor.execute("SELECT id FROM chunks")}
+        searcher = self._index.searcher()
+        every = searcher.search(self._library.Query.all_query(), max(searcher.num_docs, 1)).hits
+        held = [searcher.doc(place)["chunk"][0] for _, place in every]
+        written = set(held) - {_MARK}
+        counts = {
+            "chunks without their words": len(chunks - written),
+            "words without their chunks": len(written - chunks),
+            "chunks twice": len(held) - len(set(held)),
+        }
+        return [f"{count} {what}" for what, count in counts.items() if count]
+
+    def _query(self, question: str) -> Any:
+        """One of the phrases, by BM25; None where the question has no word."""
+        query, schema = self._library.Query, self._index.schema
+        found = [words for phrase in phrases_of(question) if (words := self._analyzer.analyze(phrase))]
+        parts = [
+            query.term_query(schema, "text", words[0]) if len(words) == 1 else query.phrase_query(schema, "text", words)
+            for words in found
+        ]
+        return query.boolean_query([(self._library.Occur.Should, part) for part in parts]) if parts else None
+
+    def _write(self) -> None:
+        """Work off the list, or fill the folder again if it is not that of the file."""
+        try:
+            self._until_written()
+        except (ValueError, OSError):  # the library raises ValueError for what the disk says, too
+            try:
+                self._index = self._open(fresh=True)
+                self._until_written()
+            except (ValueError, OSError) as error:
+                raise self._broken(error) from error
+        self._unwritten = 0
+
+    def _until_written(self) -> None:
+        while not self._written():
+            pass
+
+    def _written(self) -> bool:
+        """False if another process came between."""
+        mark = _LAYOUT + secrets.token_hex(8)
+        with self._file.transaction() as cursor:
+            self._index.reload()
+            held = next(filter(self._is_marked, (about(cursor, "tantivy"), about(cursor, "tantivy next"))), None)
+            set_about(cursor, "tantivy", held)
+            set_about(cursor, "tantivy next", mark)
+        with self._file.transaction() as cursor:
+            if about(cursor, "tantivy next") != mark:
+                return False
+            self._commit(mark, _texts(cursor, everything=held is None), fresh=held is None)
+            cursor.execute("DELETE FROM unwritten")
+            set_about(cursor, "tantivy", mark)
+        self._index.reload()
+        return True
+
+    def _commit(self, mark: str, texts: Iterable[tuple[int, str | None]], *, fresh: bool) -> None:
+        writer = self._index.writer(_HEAP, 1)
+        writer.garbage_collect_files()  # what a process that died has left stands in the way of the next commit
+        if fresh:
+            writer.delete_all_documents()
+        for chunk, text in texts:
+            if not fresh:
+                writer.delete_documents_by_term("chunk", chunk)
+            if text is not None:
+                writer.add_document(self._document(chunk, text=searchable(text)))
+        writer.delete_documents_by_term("chunk", _MARK)
+        writer.add_document(self._document(_MARK, mark=mark))
+        writer.commit()
+        writer.wait_merging_threads()
+
+    def _broken(self, error: Exception) -> RetrievalError:
+        hint = "If there is space on the disk, delete that folder: it is filled again from the index."
+        return RetrievalError(f"tantivy cannot use {self.folder}: {error}.", hint)
+
+    def _document(self, chunk: int, **values: str) -> Any:
+        document = self._library.Document()
+        document.add_integer("chunk", chunk)
+        for name, value in values.items():
+            document.add_text(name, value)
+        return document
+
+    def _is_marked(self, mark: str | None) -> bool:
+        if mark is None:
+            return False
+        searcher = self._index.searcher()
+        query = self._library.Query.term_query(self._index.schema, "mark", mark)
+        return bool(searcher.search(query, 1).hits)
+
+    def _open(self, *, fresh: bool = False) -> Any:
+        """The folder as it is, or an empty one where it cannot be used, or is not to be."""
+        try:
+            with self._file.reading() as cursor:
+                last = about(cursor, "tantivy") or ""
+            if not fresh and last.startswith(_LAYOUT) and self._library.Index.exists(str(self.folder)):
+                return self._ready(self._library.Index.open(str(self.folder)))
+        except ValueError:  # what tantivy raises for a folder that it cannot read
+            pass
+        delete_folder(self.folder)
+        self.folder.mkdir()
+        schema = self._library.SchemaBuilder()
+        # Signed: the library deletes nothing by a term of an unsigned field, and says nothing.
+        schema.add_integer_field("chunk", stored=True, indexed=True)
+        schema.add_text_field("text", tokenizer_name="words")
+        schema.add_text_field("mark", tokenizer_name="raw", index_option="basic")
+        return self._ready(self._library.Index(schema.build(), str(self.folder)))
+
+    def _ready(self, index: Any) -> Any:
+        index.register_tokenizer("words", self._analyzer)
+        index.config_reader("manual")
+        return index
+
+    def _analysis(self) -> Any:
+        filters = self._library.Filter
+        builder = self._library.TextAnalyzerBuilder(self._library.Tokenizer.simple())
+        wanted = (filters.remove_long(_LONGEST), filters.lowercase(), filters.ascii_fold(), filters.stemmer("english"))
+        for one in wanted:
+            builder = builder.filter(one)
+        return builder.build()
+
+
+def _texts(cursor: sqlite3.Cursor, *, everything: bool) -> Iterator[tuple[int, str | None]]:
+    """Chunks to write with their texts, None for one that is gone."""
+    of = "chunks c" if everything else "unwritten u LEFT JOIN chunks c ON c.id = u.chunk"
+    chunk = "c.id" if everything else "u.chunk"
+    rows = cursor.execute(f"SELECT {chunk}, document, first_byte, bytes FROM {of} ORDER BY document, 1").fetchall()
+    text, of_document = b"", None
+    for number, document, first, count in rows:
+        if document is None:
+            yield number, None
+            continue
+        if document != of_document:
+            of_document = document
+            text = cursor.execute("SELECT text FROM documents WHERE id = ?", (document,)).fetchone()[0]
+        yield number, text[first : first + count].decode()
+
+
+def folder_of(path: Path) -> Path:
+    """Where the engine of an index file keeps what is its own."""
+    return Path(f"{path}.tantivy")
+
+
+def delete_folder(folder: Path) -> None:
+    """Only if it is tantivy's."""
+    if not folder.exists():
+        return
+    if not folder.is_dir() or (any(folder.iterdir()) and not (folder / "meta.json").exists()):
+        raise RetrievalError(f"{folder} is no folder of tantivy's.", "Move it away, or name another --store.")
+    shutil.rmtree(folder)
+
+
+def forget(cursor: sqlite3.Cursor) -> None:
+    """No folder belongs to the file any more."""
+    cursor.execute("DELETE FROM unwritten")
+    for name in ("tantivy", "tantivy next"):
+        set_about(cursor, name, None)
+
+
+def library() -> Any:
+    """tantivy, if it is installed."""
+    try:
+        import tantivy
+    except ImportError as error:
+        hint = "Run `pip install 'hrm-agent[tantivy]'`, or index with `--engine fts5`."
+        raise ConfigError("This index is ranked by tantivy, which is not installed.", hint) from error
+    return tantivy

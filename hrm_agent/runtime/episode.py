@@ -1,0 +1,285 @@
+"""The front door: one task, one graph, one thread, one trajectory.
+
+Commands and the trainer reach agents only through here. An episode is started, or, if its thread is on record already,
+carried on: a finished one is read back, an interrupted one goes on from its newest checkpoint, and what its unfinished
+step had asked before is answered from the journal.
+
+A graph needs nothing special. It is given the task as a human message in `messages` (or as text in `problem`,
+`question`, `task` or `input`, whichever its state has), and its answer is the last message (or `answer`, `output` or
+`result`). One that has messages can be talked with: what is said later is a further turn on the same thread.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from dataclasses import dataclass, field, is_dataclass, replace
+from typing import Any, TypeGuard
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.errors import GraphRecursionError
+from langgraph.pregel import Pregel
+
+from hrm_agent.environment import Environment, using_environment
+from hrm_agent.errors import ConfigError, ContextLengthError, HrmError, RunError, nearest
+from hrm_agent.models import Backend, using_policy
+from hrm_agent.models.external_models import record_foreign_models
+from hrm_agent.models.substitute import standing_in
+from hrm_agent.runtime.execution.conversation import (
+    HISTORY,
+    close_tool_calls,
+    fields_of,
+    first_input,
+    reopened,
+    takes_turns,
+    with_turn,
+)
+from hrm_agent.runtime.execution.graph_run import Drive, Ears, OnChunk, OnEvent, OnUpdate, ended_as
+from hrm_agent.runtime.execution.loading import load_graph
+from hrm_agent.store import RunStore
+from hrm_agent.tools.external_tools import record_foreign_tools
+from hrm_agent.tools.sessions import end_sessions
+from hrm_agent.trajectory import (
+    Journal,
+    Recording,
+    RunStatus,
+    Sampling,
+    StopReason,
+    TaskRef,
+    Trajectory,
+    content_hash,
+    recording,
+)
+
+__all__ = [
+    "CONTEXT",
+    "HISTORY",
+    "NO_ANSWER",
+    "Episode",
+    "EpisodeRunner",
+    "OnChunk",
+    "OnEvent",
+    "OnUpdate",
+    "run_context",
+]
+
+CONTEXT = "hrm_agent_context"
+"""Key in the metadata of checkpoints: the run context as JSON, since LangGraph stores none and a replay needs it."""
+NO_ANSWER: Any = object()
+"""None may be an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One run that is asked for. Its `thread_id` is its identity: the same thread is never run twice."""
+
+    task: TaskRef
+    thread_id: str
+    graph: str = "tool_loop"
+    run_id: str = ""
+    group_id: str = ""
+    sample_index: int = 0
+    seed: int | None = None
+    """Base of the seeds of all model calls; None draws them from the system."""
+    context: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """LangGraph's run context: the graph's budgets and options."""
+    verify: Callable[[str], float] | None = None
+    """Scores the final text, in this process; the reward is stored as `correct`."""
+
+    @property
+    def trajectory_id(self) -> str:
+        return content_hash("trajectory", self.thread_id)[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRunner:
+    """What the episodes of a run share. Episodes run side by side, as tasks of one event loop."""
+
+    store: RunStore
+    backend: Backend
+    policy: str
+    """The string that names the backend."""
+    environment: Environment
+    sampling: Sampling = field(default_factory=Sampling)
+    recursion_limit: int = 200
+    """LangGraph's steps; the graph's own budgets should end it long before."""
+    stand_in: bool = False
+    """The policy answers for chat models that the graph holds itself (`hrm_agent.models.substitute`)."""
+    constrain: bool = True
+    """Answers are held to the schemas that the graph asks for; a trainer's rollouts are not."""
+    record: Callable[[Journal, int | None, Collection[str]], Recording] = Recording
+    """Opens the recording of an episode: journal, base of its seeds, ids of the calls that a fork was begun with."""
+
+    async def run(
+        self,
+        episode: Episode,
+        on_update: OnUpdate | None = None,
+        *,
+        answer: Any = NO_ANSWER,
+        say: str | None = None,
+        on_chunk: OnChunk | None = None,
+        on_event: OnEvent | None = None,
+    ) -> Trajectory:
+        """Run, resume or read back an episode; returns its trajectory with all calls.
+
+        `answer`: what an `interrupt()` that waits is answered with (by interrupt id, where several wait); None passes
+        a breakpoint. The run goes on from there. `say`: a further turn of the person, on a thread that is on record,
+        whatever the turn before came to; one that is still under way is given up. Needs a graph whose input has
+        `messages`.
+
+        What the graph raises ends up in the trajectory (`failed`), a context window that is full is a limit like any
+        other (`truncated`). An `HrmError` is what a person can mend (no room on the disk, no sandbox, a provider that
+        does not answer): it is raised, and the episode can be gone on with.
+        """
+        graph = load_graph(episode.graph)
+        context, given = run_context(graph, episode), first_input(graph, episode.task, episode.thread_id)
+        ears, asks_nothing = Ears(on_update, on_chunk, on_event), answer is NO_ANSWER and say is None
+        known = self.store.journal.find_trajectory(episode.trajectory_id)
+        if asks_nothing and _is_over(known):
+            return known
+        async with AsyncExitStack() as stack:
+            stack.enter_context(self.store.lease(episode.thread_id))
+            known = self.store.journal.find_trajectory(episode.trajectory_id)
+            if asks_nothing and _is_over(known):  # another process has run it before the lease was ours
+                return known
+            drive = Drive(graph, self._config(episode), context, given, known)
+            if say is not None:
+                known = await self._take_turn(drive, say)
+                drive = replace(drive, known=known)
+            active = self.record(self.store.journal, episode.seed, _inherited(known))
+            active.run_id = episode.run_id or episode.thread_id
+            await stack.enter_async_context(self._in_force(active))
+            if answer is not NO_ANSWER:
+                drive = await drive.answering(self.store, answer)
+                known = self._reopen(known)
+            begun = known or self.begin(episode)
+            try:
+                ended = await drive.to_the_end(self.store, ears)
+            except ContextLengthError:
+                ended = ended_as(RunStatus.TRUNCATED, StopReason.MAX_TOKENS)
+            except HrmError:
+                raise
+            except GraphRecursionError:
+                ended = ended_as(RunStatus.TRUNCATED, StopReason.RECURSION_LIMIT)
+            except Exception as error:
+                ended = _failed(f"{type(error).__name__}: {error}")
+            if active.broken is not None:  # the graph caught the error; its record has a hole all the same
+                raise active.broken
+            return self._end(begun, episode, ended)
+
+    @asynccontextmanager
+    async def _in_force(self, active: Recording) -> AsyncGenerator[None]:
+        """Recording, policy and sandbox for everything that runs inside the block; its sessions end with it."""
+        record_foreign_models()
+        record_foreign_tools()
+        with ExitStack() as stack:
+            stack.enter_context(recording(active))
+            stack.enter_context(using_policy(self.backend, self.sampling, self.constrain))
+            stack.enter_context(using_environment(self.environment))
+            if self.stand_in:
+                stack.enter_context(standing_in())
+            try:
+                yield
+            finally:
+                await end_sessions(active, self.environment)
+
+    def _config(self, episode: Episode) -> RunnableConfig:
+        context = {CONTEXT: json.dumps(dict(episode.context), default=str)} if episode.context else {}
+        return {
+            "configurable": {"thread_id": episode.thread_id},
+            "metadata": context,
+            "recursion_limit": self.recursion_limit,
+        }
+
+    def begin(self, episode: Episode) -> Trajectory:
+        """Put an episode on record that is not run yet."""
+        begun = Trajectory(
+            id=episode.trajectory_id,
+            thread_id=episode.thread_id,
+            run_id=episode.run_id,
+            group_id=episode.group_id,
+            sample_index=episode.sample_index,
+            task=episode.task,
+            graph=episode.graph,
+            policy=self.policy,
+            policy_version=getattr(self.backend, "policy_version", 0),
+            started_at=time.time(),
+        )
+        self.store.journal.write_trajectory(begun)
+        return begun
+
+    def _reopen(self, known: Trajectory | None) -> Trajectory | None:
+        """A run that had stopped at a question is under way again."""
+        if known is None or known.status is RunStatus.RUNNING:
+            return known
+        self.store.journal.write_trajectory(again := reopened(known))
+        return again
+
+    async def _take_turn(self, drive: Drive, prompt: str) -> Trajectory:
+        """Put a further turn on record, and what is left of the turn before in order."""
+        known = drive.known
+        if known is None:
+            raise RunError("The thread has no first turn yet.", "What is said first is its task.")
+        if known.stop_reason is StopReason.INTERRUPT:
+            raise RunError(
+                f"Thread {known.thread_id!r} waits with a question.",
+                f"Answer it: `hrm-agent resume {known.thread_id} --answer VALUE`.",
+            )
+        if not takes_turns(drive.graph):
+            raise ConfigError(
+                f"Graph {known.graph!r} takes one task a thread: its input has no messages.", "Use a thread for each."
+            )
+        over = await drive.ended_before(self.store)
+        close_tool_calls(self.store.journal, known)
+        self.store.journal.write_trajectory(again := with_turn(known, prompt, over))
+        return again
+
+    def _end(self, begun: Trajectory, episode: Episode, ended: dict[str, Any]) -> Trajectory:
+        rewards: dict[str, float] = {}
+        if episode.verify is not None and not begun.turns:  # a later turn asks something else
+            try:
+                rewards = {"correct": _checked(episode.verify(ended.get("answer") or ""))}
+            except Exception as error:
+                ended = _failed(f"the verifier failed: {type(error).__name__}: {error}") | {"answer": ended["answer"]}
+        times = {"rewards": rewards, "ended_at": max(time.time(), begun.started_at)}
+        self.store.journal.write_trajectory(begun.model_copy(update=ended | times))
+        return self.store.journal.trajectory(begun.id)
+
+
+def _is_over(known: Trajectory | None) -> TypeGuard[Trajectory]:
+    return known is not None and known.status is not RunStatus.RUNNING
+
+
+def _inherited(known: Trajectory | None) -> set[str]:
+    """Ids of the calls that a fork was begun with."""
+    return {call.id for call in known.calls if call.identity.thread_id != known.thread_id} if known else set()
+
+
+def _failed(error: str) -> dict[str, Any]:
+    return ended_as(RunStatus.FAILED, StopReason.ERROR) | {"error": error}
+
+
+def _checked(reward: float) -> float:
+    if not 0.0 <= reward <= 1.0:
+        raise ValueError(f"a reward lies in [0, 1], not {reward}")
+    return float(reward)
+
+
+def run_context(graph: Pregel[Any, Any, Any, Any], episode: Episode) -> Any:
+    """The run context as the graph declares it; an option that it does not know is an error."""
+    schema = graph.context_schema
+    known = fields_of(schema) if schema is not None else ()
+    for name in episode.context:
+        if name not in known:
+            raise ConfigError(
+                f"Graph {episode.graph!r} has no option {name!r}. {nearest(name, known)}".strip(),
+                f"Its options: {', '.join(known) or 'none'}.",
+            )
+    if schema is None:
+        return None
+    try:
+        return schema(**episode.context) if is_dataclass(schema) else dict(episode.context)
+    except (TypeError, ValueError, AttributeError) as error:  # a list where a mapping is wanted, say
+        raise ConfigError(f"An option of graph {episode.graph!r} has a value of the wrong kind: {error}.") from error

@@ -1,0 +1,1 @@
+"""One graph on one thread."""

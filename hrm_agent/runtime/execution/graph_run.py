@@ -1,0 +1,172 @@
+"""One graph on one thread, from where it stands to its end, and who listens on the way."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, cast
+
+from langchain_core.messages import AIMessageChunk
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.pregel import Pregel
+from langgraph.types import Command, Interrupt
+
+from hrm_agent.errors import RunError
+from hrm_agent.runtime.execution.conversation import ABORTED, last_answer, turn_input, turns_not_read
+from hrm_agent.store import RunStore
+from hrm_agent.trajectory import RunStatus, StopReason, Trajectory, Turn, TurnEnd
+
+__all__ = ["Drive", "Ears", "OnChunk", "OnEvent", "OnUpdate", "ended_as"]
+
+OnUpdate = Callable[[tuple[str, ...], dict[str, Any]], None]
+"""Called with each node's update as it happens: the names of the enclosing subgraphs' nodes, and `{node: update}`."""
+OnChunk = Callable[[tuple[str, ...], str, AIMessageChunk], None]
+"""Called with each piece of an answer as it is sampled: the enclosing subgraphs' nodes, the node, the piece."""
+OnEvent = Callable[[tuple[str, ...], dict[str, Any]], None]
+"""Called with what nodes write to LangGraph's stream writer: the enclosing subgraphs' nodes, the event. Tools that are
+about to run are told so (`hrm_agent.tools.run_tool_calls`)."""
+
+_OUTPUTS = ("answer", "output", "result")
+Graph = Pregel[Any, Any, Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Drive:
+    """One graph on one thread, from where it stands to its end."""
+
+    graph: Graph
+    config: RunnableConfig
+    context: Any
+    given: dict[str, Any] | Command[Any] | None
+    """The input of a thread that has no checkpoint yet, or what answers its question."""
+    known: Trajectory | None
+    """The record of a thread that is gone on with."""
+    answers: bool = False
+
+    async def answering(self, store: RunStore, answer: Any) -> Drive:
+        """The same, going on with `answer`. Raises `RunError` where nothing waits for it."""
+        known = self.known
+        if known is None or (known.status is not RunStatus.RUNNING and known.stop_reason is not StopReason.INTERRUPT):
+            stands = f"it is {known.status.value}" if known else "it was never run"
+            raise RunError(f"The thread waits for no answer: {stands}.", "Leave the answer out.")
+        waiting = (await self._in(store).aget_state(self.config)).interrupts
+        return replace(self, given=_command(waiting, answer), answers=True)
+
+    async def ended_before(self, store: RunStore) -> TurnEnd:
+        """How the newest turn on record stands: one that is under way has ended, or is given up."""
+        known, graph = self.known, self._in(store)
+        if known is not None and known.status is not RunStatus.RUNNING:
+            return TurnEnd.model_validate(known.model_dump(include=set(TurnEnd.model_fields)))
+        snapshot = await graph.aget_state(self.config)
+        over = snapshot.values and not snapshot.tasks and not await self._not_read(graph)
+        return TurnEnd(**self._outcome(snapshot.values)) if over else ABORTED
+
+    def _in(self, store: RunStore) -> Graph:
+        """The graph, over the checkpoints of the store."""
+        return self.graph.copy(update={"checkpointer": store.checkpointer.allowing(self.graph)})
+
+    async def _not_read(self, graph: Graph) -> Sequence[Turn]:
+        turns = self.known.turns if self.known is not None else ()
+        return await turns_not_read(cast("BaseCheckpointSaver[Any]", graph.checkpointer), self.config, turns)
+
+    async def _where_it_stands(self, graph: Graph) -> tuple[Any, Mapping[str, Any] | None]:
+        """What the graph is to be given on a thread that is gone on with; or the state of one that is at its end."""
+        snapshot = await graph.aget_state(self.config)
+        if not (snapshot.values or snapshot.tasks):
+            given, turns = cast("dict[str, Any]", self.given), self.known.turns if self.known else ()
+            later: list[Any] = turn_input(turns, {})["messages"]
+            return (given | {"messages": [*given["messages"], *later]} if later else given), None
+        if unread := await self._not_read(graph):
+            return turn_input(unread, snapshot.values), None
+        return None, (snapshot.values if snapshot.values and not snapshot.tasks else None)
+
+    async def to_the_end(self, store: RunStore, ears: Ears) -> dict[str, Any]:
+        """Status, stop reason and answer, as fields of a trajectory."""
+        graph, given = self._in(store), self.given
+        if self.known is not None and not self.answers:
+            given, at_end = await self._where_it_stands(graph)
+            if at_end is not None:
+                return self._outcome(at_end)
+        final: dict[str, Any] = {}
+        stream: AsyncIterator[Any] = graph.astream(
+            given,
+            self.config,
+            context=self.context,
+            stream_mode=ears.modes,
+            subgraphs=True,
+            durability="sync",
+        )
+        async for namespace, mode, data in stream:
+            around = tuple(part.partition(":")[0] for part in namespace)
+            if mode != "values":
+                ears.hear(mode, around, data)
+            elif not namespace:
+                final = {**final, **data}
+        if "__interrupt__" in final or await self._at_breakpoint(graph):
+            return ended_as(RunStatus.TRUNCATED, StopReason.INTERRUPT, self._answer(final))
+        return self._outcome(final)
+
+    async def _at_breakpoint(self, graph: Graph) -> bool:
+        stops = graph.interrupt_before_nodes or graph.interrupt_after_nodes
+        return bool(stops and (await graph.aget_state(self.config)).next)
+
+    def _outcome(self, final: Mapping[str, Any]) -> dict[str, Any]:
+        """A graph may say in `stop_reason` why it stopped; what it says there in other words means that it answered."""
+        said = str(final.get("stop_reason") or "")
+        reason = StopReason(said) if said in set(StopReason) else StopReason.ANSWER
+        status = RunStatus.TRUNCATED if reason.truncates else RunStatus.COMPLETED
+        return ended_as(status, reason, self._answer(final))
+
+    def _answer(self, final: Mapping[str, Any]) -> str | None:
+        shown = self.graph.output_channels
+        output = {k: v for k, v in final.items() if isinstance(shown, str) or k in shown}
+        thread = str(self.config.get("configurable", {}).get("thread_id"))
+        said = last_answer(output.get("messages", ()), thread, self.known.turns if self.known else ())
+        if said is not None:
+            return said
+        return next((str(output[name]) for name in _OUTPUTS if output.get(name) is not None), None)
+
+
+class Ears(NamedTuple):
+    """Who listens to a run."""
+
+    on_update: OnUpdate | None
+    on_chunk: OnChunk | None
+    on_event: OnEvent | None
+
+    @property
+    def modes(self) -> list[Literal["values", "updates", "messages", "custom"]]:
+        """Messages only where somebody listens: LangGraph then has every answer streamed."""
+        return [
+            "values",
+            *(["updates"] if self.on_update else []),
+            *(["messages"] if self.on_chunk else []),
+            *(["custom"] if self.on_event else []),
+        ]
+
+    def hear(self, mode: str, around: tuple[str, ...], data: Any) -> None:
+        if mode == "updates" and self.on_update:
+            self.on_update(around, data)
+        elif mode == "custom" and self.on_event and isinstance(data, dict):
+            self.on_event(around, cast("dict[str, Any]", data))
+        elif mode == "messages" and self.on_chunk and isinstance(data[0], AIMessageChunk):
+            self.on_chunk(around, data[1]["langgraph_node"], data[0])
+
+
+def ended_as(status: RunStatus, reason: StopReason, answer: str | None = None) -> dict[str, Any]:
+    return {"status": status, "stop_reason": reason, "answer": answer}
+
+
+def _command(waiting: Sequence[Interrupt], answer: Any) -> Command[Any] | None:
+    """None goes on past a breakpoint. Where one question waits, or a fork will ask it anew, it need not be named."""
+    if not waiting:
+        return None if answer is None else Command(resume=answer)
+    by_id: Mapping[str, Any] = cast("Mapping[str, Any]", answer) if isinstance(answer, Mapping) else {}
+    if by_id and by_id.keys() <= {question.id for question in waiting}:
+        return Command(resume=dict(by_id))
+    if len(waiting) > 1:
+        asked = "; ".join(f"{question.id}: {question.value}" for question in waiting)
+        raise RunError(f"{len(waiting)} questions wait: {asked}.", "Give the answers by id, as a JSON object.")
+    # An empty mapping by itself would answer no question; so would one whose keys look like ids.
+    return Command(resume={waiting[0].id: answer} if isinstance(answer, Mapping) else answer)

@@ -1,0 +1,90 @@
+"""Graphs by name: the built-in ones, and a user's own as `package.module:attribute` or `./file.py:attribute`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from langgraph.graph import StateGraph
+from langgraph.pregel import Pregel
+
+from hrm_agent.errors import GraphError, nearest
+from hrm_agent.trajectory import content_hash
+
+__all__ = ["BUILTIN_GRAPHS", "load_graph"]
+
+BUILTIN_GRAPHS = {
+    "tool_loop": "hrm_agent.graphs.tool_loop:graph",
+    "reasoning": "hrm_agent.graphs.reasoning.agent:graph",
+    "research": "hrm_agent.graphs.research.agent:graph",
+}
+"""As langgraph.json names them."""
+
+
+def load_graph(name: str) -> Pregel[Any, Any, Any, Any]:
+    """The compiled graph that `name` names, loaded once; a `StateGraph` is compiled. Raises `GraphError`."""
+    return _load(name, str(Path.cwd()))
+
+
+@lru_cache(maxsize=32)
+def _load(name: str, folder: str) -> Pregel[Any, Any, Any, Any]:
+    """`folder` is where the command was typed: names are relative to it."""
+    target = BUILTIN_GRAPHS.get(name, name)
+    module_name, colon, attribute = target.rpartition(":")
+    if not colon or not module_name or not attribute:
+        raise GraphError(
+            f"There is no graph {name!r}. {nearest(name, BUILTIN_GRAPHS)}".strip(),
+            f"Built in: {', '.join(BUILTIN_GRAPHS)}. Name your own as package.module:attribute.",
+        )
+    module = _import(module_name, name, folder)
+    found: Any = getattr(module, attribute, None)
+    if isinstance(found, StateGraph):
+        found = found.compile()  # pyright: ignore[reportUnknownMemberType]
+    if not isinstance(found, Pregel):
+        known = [key for key, value in vars(module).items() if isinstance(value, (Pregel, StateGraph))]
+        what = f"is {type(found).__name__}, no LangGraph graph" if found is not None else "does not exist"
+        raise GraphError(
+            f"{attribute!r} in {module_name} {what}.", f"Graphs found there: {', '.join(known) or 'none'}."
+        )
+    return found
+
+
+def _import(module_name: str, name: str, folder: str) -> ModuleType:
+    if folder not in sys.path:  # as `python -m` does: a user's graph lies where the command is typed
+        sys.path.insert(0, folder)
+    try:
+        if module_name.endswith(".py"):
+            return _import_file(Path(folder, module_name))
+        return importlib.import_module(module_name)
+    except Exception as error:
+        trial = f"python {module_name}" if module_name.endswith(".py") else f"python -c 'import {module_name}'"
+        raise GraphError(
+            f"Graph {name!r} does not import: {type(error).__name__}: {error}.",
+            f"Try `{trial}` in this folder; --debug shows the traceback.",
+        ) from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    """A file as a module under a name of its own, so that `hrm_agent.graphs.py` of a user does not take the place of ours.
+
+    It is run once, as any module: two graphs of one file share its classes, by which their states are read back.
+    """
+    module_name = f"user_graph_{path.stem}_{content_hash(str(path.resolve()))[:8]}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None or not path.exists():
+        raise FileNotFoundError(f"there is no file {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise
+    return module

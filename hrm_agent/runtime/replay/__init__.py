@@ -1,0 +1,1 @@
+"""Stored runs played again from their recorded answers."""

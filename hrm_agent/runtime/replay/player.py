@@ -1,0 +1,388 @@
+"""True replay: a stored run played again from its recorded answers, with the graph's code as it is now.
+
+Nothing is asked and nothing is run: models and tools answer from the journal (`hrm_agent.runtime.replay.recorded_answers`), on a checkpointer in
+memory, and the states that the graph comes to are compared with the stored ones, byte for byte. So a store of runs is a
+regression test of a graph, at no cost in models. (LangGraph's own "replay" of a checkpoint runs the models again.)
+
+A thread is played along its lineage, from the first checkpoint to the newest, in stretches: each begins at an input, an
+edit or a fork, which is laid into the memory as it is stored. Questions of `interrupt()` are answered as they were,
+told apart by their place. What a record cannot hold is what a node draws from a clock or from chance itself, and calls
+that are not LangChain's; message ids that LangGraph draws at random are compared modulo their renaming.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.outputs import ChatResult
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import CheckpointTuple
+from langgraph.pregel import Pregel
+from langgraph.types import Command
+
+from hrm_agent.errors import GraphError, HrmError, RunError
+from hrm_agent.models import using_policy
+from hrm_agent.models.external_models import record_foreign_models
+from hrm_agent.runtime.episode import CONTEXT, Episode, EpisodeRunner, run_context
+from hrm_agent.runtime.execution.loading import load_graph
+from hrm_agent.runtime.replay.checkpoint_diff import changes, goes_on_alike
+from hrm_agent.runtime.replay.recorded_answers import (
+    Answers,
+    Asked,
+    Continuing,
+    Replaying,
+    Unanswered,
+    recorded_answers,
+)
+from hrm_agent.runtime.replay.result import Divergence, Replay, ReplayVerdict
+from hrm_agent.runtime.replay.task_path import Place, Places
+from hrm_agent.runtime.time_travel.fork import fork
+from hrm_agent.runtime.time_travel.scratch_saver import Reached, Scratch
+from hrm_agent.store import RunStore, StoreSaver
+from hrm_agent.tools.external_tools import record_foreign_tools
+from hrm_agent.trajectory import RunStatus, StopReason, Trajectory, recording
+
+__all__ = ["Divergence", "Replay", "ReplayVerdict", "replay", "replay_async"]
+
+Graph = Pregel[Any, Any, Any, Any]
+_NULL_TASK = "00000000-0000-0000-0000-000000000000"
+_RESUME, _INTERRUPT, _ERROR = "__resume__", "__interrupt__", "__error__"
+
+
+def replay(
+    store: RunStore,
+    trajectory_id: str,
+    *,
+    graph: Graph | str | None = None,
+    context: Mapping[str, Any] | None = None,
+    live_after: EpisodeRunner | None = None,
+    thread: str | None = None,
+) -> Replay:
+    """Play a stored run again.
+
+    `graph`: another graph, or its name; None plays the one that is on record, as it is now. `context`: its run context;
+    None takes the recorded one. `live_after`: where the graph asks what is not on record, a new thread (`thread` names
+    it) goes on from there with this runner, in this store; without it nothing is written. Raises `RunError` for a
+    thread without checkpoints.
+    """
+    return asyncio.run(
+        replay_async(store, trajectory_id, graph=graph, context=context, live_after=live_after, thread=thread)
+    )
+
+
+async def replay_async(
+    store: RunStore,
+    trajectory_id: str,
+    *,
+    graph: Graph | str | None = None,
+    context: Mapping[str, Any] | None = None,
+    live_after: EpisodeRunner | None = None,
+    thread: str | None = None,
+) -> Replay:
+    """`replay`, inside an event loop."""
+    trajectory = store.journal.trajectory(trajectory_id)
+    name = graph if isinstance(graph, str) else trajectory.graph
+    compiled = graph if isinstance(graph, Pregel) else load_graph(name)
+    player = _Player(store, trajectory, compiled, context)
+    found = replace(await player.play(), graph=name)
+    if found.divergence is None or live_after is None:
+        return found
+    return replace(found, live=await player.go_on(live_after, name, thread))
+
+
+class _Silent(BaseChatModel):
+    """Stands behind `policy()`: its answers are all on record."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "silent"
+
+    def _generate(self, *_: Any, **__: Any) -> ChatResult:
+        raise GraphError("A replay asks no model.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Part of a lineage: where it begins, and the checkpoints that the run came to from there."""
+
+    checkpoints: Sequence[CheckpointTuple]
+    last: bool
+    """The stretch that the trajectory ends with."""
+    finished: bool
+    """The run had nothing left to do at its end."""
+
+    @property
+    def start(self) -> CheckpointTuple:
+        return self.checkpoints[0]
+
+    @property
+    def end(self) -> CheckpointTuple:
+        return self.checkpoints[-1]
+
+
+class _Player:
+    """One trajectory on its way through the graph."""
+
+    def __init__(
+        self, store: RunStore, trajectory: Trajectory, graph: Graph, context: Mapping[str, Any] | None
+    ) -> None:
+        self._store, self._trajectory, self._graph = store, trajectory, graph
+        self._saver: StoreSaver = store.checkpointer.allowing(graph)
+        self._places = Places(self._saver, trajectory.thread_id, graph)
+        self._line = _lineage(self._saver, trajectory.thread_id)
+        self._given_context = context
+        self._resumed = self._recorded_resumes()
+        self._standing = self._line[0]
+        """The newest recorded checkpoint that the replay came to unchanged."""
+
+    async def play(self) -> Replay:
+        """What all stretches came to."""
+        record_foreign_models()
+        record_foreign_tools()
+        with using_policy(_Silent()):
+            try:
+                stretches = await self._stretches()
+            except HrmError:
+                raise
+            except Exception as error:  # the graph's own: it declares another state now
+                said = f"{type(error).__name__}: {error}"
+                if said == self._trajectory.error:  # so the recorded run had ended
+                    return Replay(self._trajectory, "", ReplayVerdict.EQUAL)
+                ended = f"it does not take the recorded state: {said}"
+                return Replay(self._trajectory, "", ReplayVerdict.DIFFERS, ended=ended)
+            return await self._through(stretches)
+
+    async def _through(self, stretches: Sequence[_Stretch]) -> Replay:
+        """Up to the first that does not end as it did."""
+        total = Replay(self._trajectory, "", ReplayVerdict.EQUAL)
+        for stretch in stretches:
+            found = await self._play(stretch)
+            total = replace(
+                found,
+                checkpoints=total.checkpoints + found.checkpoints,
+                random_ids=total.random_ids + found.random_ids,
+                unused=total.unused + found.unused,
+            )
+            if not total.equal:
+                break
+        return total
+
+    async def go_on(self, runner: EpisodeRunner, graph: str, thread: str | None) -> Trajectory:
+        """On a new thread, from the last checkpoint that still held, with what was recorded since and still fits."""
+        (episode,) = fork(
+            self._store,
+            self._trajectory.thread_id,
+            self._standing.checkpoint["id"],
+            name=thread,
+            graph=graph,
+            context=self._context(self._standing),
+            policy=runner.policy,
+        )
+        steps = {found.checkpoint["id"] for found in self._line}
+        answers = self._answers(steps - self._before_standing())
+        places = Places(self._saver, episode.thread_id, self._graph)
+        own = replace(runner, record=partial(Continuing, answers=answers, places=places))
+        return await own.run(episode)
+
+    def _before_standing(self) -> set[str]:
+        """Steps that the fork has behind it."""
+        return {found.checkpoint["id"] for found in self._line[: self._number(self._standing)]}
+
+    def _number(self, wanted: CheckpointTuple) -> int:
+        return next(i for i, found in enumerate(self._line) if found is wanted)
+
+    def _answers(self, steps: set[str]) -> Answers:
+        return recorded_answers(self._trajectory.calls, self._trajectory.tool_calls, steps, self._places)
+
+    # what is on record
+
+    async def _stretches(self) -> list[_Stretch]:
+        begins = [i for i, found in enumerate(self._line) if i == 0 or found.metadata.get("source") != "loop"]
+        ends = [*(begin - 1 for begin in begins[1:]), len(self._line) - 1]
+        graph, found = self._graph.copy(update={"checkpointer": self._saver}), list[_Stretch]()
+        for begin, end in zip(begins, ends, strict=True):
+            finished = not (await graph.aget_state(self._line[end].config)).tasks
+            found.append(_Stretch(self._line[begin : end + 1], end == len(self._line) - 1, finished))
+        return found
+
+    def _context(self, until: CheckpointTuple) -> Mapping[str, Any]:
+        """The run context of the newest input that led to a checkpoint: each turn of a conversation has its own."""
+        if self._given_context is not None:
+            return self._given_context
+        line = self._line[: self._number(until) + 1]
+        inputs = [found for found in line if found.metadata.get("source") == "input"]
+        said: Any = (inputs[-1] if inputs else line[0]).metadata.get(CONTEXT)
+        return json.loads(said) if said else {}
+
+    def _recorded_resumes(self) -> dict[Place, list[Any]]:
+        """What the questions of each task were answered with, in their order."""
+        line, answers = {found.checkpoint["id"] for found in self._line}, dict[Place, list[Any]]()
+        config: RunnableConfig = {"configurable": {"thread_id": self._trajectory.thread_id}}
+        for found in self._saver.list(config):
+            here: Any = found.config.get("configurable", {})
+            root = found.metadata.get("parents", {}).get("", here["checkpoint_id"])
+            for task_id, channel, value in found.pending_writes or () if root in line else ():
+                if channel == _RESUME and task_id != _NULL_TASK:
+                    place = self._places.of_write(here["checkpoint_ns"], here["checkpoint_id"], task_id)
+                    answers[place] = cast("list[Any]", value) if isinstance(value, list) else [value]
+        return answers
+
+    # playing
+
+    async def _play(self, stretch: _Stretch) -> Replay:
+        stop_at = self._stop_at(stretch)
+        if stop_at == _step(stretch.start):
+            return Replay(self._trajectory, "", ReplayVerdict.EQUAL, checkpoints=1)
+        scratch = Scratch(self._saver, stretch.start, stop_at)
+        played = stretch.checkpoints if stop_at is None else stretch.checkpoints[:-1]
+        answers = self._answers({found.checkpoint["id"] for found in played})
+        places = Places(scratch, self._trajectory.thread_id, self._graph)
+        error, asked = await self._run(stretch, scratch, answers, places)
+        if asked is not None and self._record_ends_at(stretch, scratch, asked, answers):
+            asked, error = None, None
+        return self._judge(stretch, scratch, answers, error, asked)
+
+    def _stop_at(self, stretch: _Stretch) -> int | None:
+        """The step after which the recorded run did not go on; None lets the graph end by itself.
+
+        At the end of the record the step that failed, asked a person or was cut short is tried once more.
+        """
+        if stretch.finished:
+            return None
+        tried = {channel for _, channel, _ in stretch.end.pending_writes or ()} & {_INTERRUPT, _ERROR}
+        reason = self._trajectory.stop_reason
+        cut = reason not in (StopReason.RECURSION_LIMIT, StopReason.INTERRUPT)
+        return None if stretch.last and (tried or cut) else _step(stretch.end)
+
+    async def _run(
+        self, stretch: _Stretch, scratch: Scratch, answers: Answers, places: Places
+    ) -> tuple[Exception | None, Asked | None]:
+        """Until nothing is left to do; what the graph raised, and what it asked that is not on record."""
+        said = self._context(stretch.end)
+        episode = Episode(self._trajectory.task, self._trajectory.thread_id, context=said)
+        free = {"checkpointer": scratch, "interrupt_before_nodes": [], "interrupt_after_nodes": []}
+        graph, context = self._graph.copy(update=free), run_context(self._graph, episode)
+        config: RunnableConfig = {
+            "configurable": {"thread_id": self._trajectory.thread_id},
+            "recursion_limit": 2 * len(stretch.checkpoints) + 50,
+        }
+        given: Command[Any] | None = None
+        while True:
+            replaying = Replaying(answers, places)
+            try:
+                with recording(replaying):
+                    async for _ in graph.astream(given, config, context=context, durability="sync"):
+                        pass
+            except (Reached, Unanswered):
+                return None, replaying.unanswered
+            except Exception as error:
+                return error, replaying.unanswered
+            if replaying.unanswered is not None:
+                return None, replaying.unanswered
+            resumes = self._resumes(scratch, places)
+            if not (resumes or self._write_commands(stretch, scratch)):
+                return None, None
+            given = Command(resume=resumes) if resumes else None
+
+    def _resumes(self, scratch: Scratch, places: Places) -> dict[str, Any]:
+        """The recorded answers to the questions that wait, by LangGraph's ids of them."""
+        answers = dict[str, Any]()
+        for namespace, checkpoint_id, task_id, asked, answered in scratch.questions():
+            known = self._resumed.get(places.of_write(namespace, checkpoint_id, task_id), [])
+            if len(known) > answered:
+                answers[asked.id] = known[answered]
+        return answers
+
+    def _write_commands(self, stretch: _Stretch, scratch: Scratch) -> bool:
+        """Where a `Command` went on from a recorded checkpoint, write what it wrote. True if there was one."""
+        head = scratch.head
+        there = next((found for found in stretch.checkpoints[:-1] if _step(found) == _step(head)), None)
+        writes = [] if there is None else [(c, v) for task, c, v in there.pending_writes or () if task == _NULL_TASK]
+        writes = [(channel, value) for channel, value in writes if channel != _RESUME]
+        known = [channel for task, channel, _ in head.pending_writes or () if task == _NULL_TASK]
+        if not writes or known:
+            return False
+        scratch.put_writes(head.config, writes, _NULL_TASK)
+        return True
+
+    def _record_ends_at(self, stretch: _Stretch, scratch: Scratch, asked: Asked, answers: Answers) -> bool:
+        """True if the recorded run was cut short before this was answered, and all that it had is used."""
+        step = _step(stretch.end)
+        if stretch.finished or not stretch.last or asked.place[0].step != step + 1:
+            return False
+        now = scratch.at(step)
+        alike = now is not None and goes_on_alike(self._saver.serde, stretch.end, now, {})
+        return alike and not answers.left_at(asked.place)
+
+    # judging
+
+    def _judge(
+        self, stretch: _Stretch, scratch: Scratch, answers: Answers, error: Exception | None, asked: Asked | None
+    ) -> Replay:
+        ids = dict[str, str]()
+        compared, step = self._compare_steps(stretch, scratch, ids)
+        at_end = scratch.head if stretch.finished else scratch.at(_step(stretch.end)) or scratch.head
+        found = changes(self._saver.serde, stretch.end, at_end, ids)
+        ended = "" if asked is not None else self._ended_otherwise(stretch, error)
+        verdict, divergence = ReplayVerdict.DIFFERS if found or ended else ReplayVerdict.EQUAL, None
+        if asked is not None:
+            verdict = ReplayVerdict.ASKS
+            divergence = Divergence(asked, answers.nearest(asked), asked.place[0].step)
+        return Replay(
+            self._trajectory,
+            "",
+            verdict,
+            checkpoints=compared,
+            random_ids=len(ids),
+            unused=len(answers.calls) + len(answers.tool_calls),
+            divergence=divergence,
+            step=step if verdict is ReplayVerdict.DIFFERS else None,
+            changes=found,
+            ended=ended,
+        )
+
+    def _compare_steps(self, stretch: _Stretch, scratch: Scratch, ids: dict[str, str]) -> tuple[int, int | None]:
+        """How many checkpoints could be compared, and the first step whose state differs."""
+        compared, first = 1, None
+        for recorded in stretch.checkpoints[1:]:
+            now = scratch.at(_step(recorded))
+            if now is None:
+                break
+            differs, compared = changes(self._saver.serde, recorded, now, ids), compared + 1
+            first = _step(recorded) if differs and first is None else first
+            if first is None and goes_on_alike(self._saver.serde, recorded, now, ids):
+                self._standing = recorded
+        return compared, first
+
+    def _ended_otherwise(self, stretch: _Stretch, error: Exception | None) -> str:
+        """How the graph ended, if not as it did; empty if it did."""
+        if isinstance(error, HrmError):
+            raise error
+        raised = f"{type(error).__name__}: {error}" if error is not None else ""
+        failed = stretch.last and self._trajectory.status is RunStatus.FAILED and not stretch.finished
+        expected = (self._trajectory.error or "") if failed else ""
+        if raised == expected or (stretch.last and error is not None and not stretch.finished and not failed):
+            return ""
+        return f"it raised {raised}" if raised else f"it did not raise {expected}"
+
+
+def _lineage(saver: StoreSaver, thread_id: str) -> list[CheckpointTuple]:
+    """The checkpoints of the outermost graph from the first to the newest, along the parents."""
+    config: RunnableConfig | None = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
+    line = list[CheckpointTuple]()
+    while config is not None and (found := saver.get_tuple(config)) is not None:
+        line.append(found)
+        config = found.parent_config
+    if not line:
+        raise RunError(f"Thread {thread_id!r} has no checkpoints.", "A run is replayed from them.")
+    return line[::-1]
+
+
+def _step(found: CheckpointTuple) -> int:
+    return found.metadata.get("step", -1)

@@ -1,0 +1,237 @@
+"""Recorded answers, dealt out to a graph that runs again.
+
+An answer belongs to what was asked: the messages and the tools of a model call, the name and the arguments of a tool
+call. How a model was to sample is not compared, since the limits of a run are no part of its graph. Where several
+answers fit, the one from the same place is given (`hrm_agent.runtime.replay.task_path`), then the one from the same nodes in another step,
+then the oldest; each one once. So parallel branches that ask the same get each their own, and a node added before them
+changes nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from langgraph.errors import GraphBubbleUp
+
+from hrm_agent.models.call_recording import CALL_ID, context_of
+from hrm_agent.runtime.replay.task_path import Place, Places, bare
+from hrm_agent.trajectory import (
+    Call,
+    GraphIdentity,
+    Journal,
+    MemoryJournal,
+    Recording,
+    ToolCall,
+    call_id,
+    content_hash,
+)
+
+__all__ = ["Answers", "Asked", "Continuing", "Replaying", "Unanswered", "recorded_answers", "says_the_same"]
+
+_Record = TypeVar("_Record", Call, ToolCall)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a graph asks now and never asked when it was recorded."""
+
+    identity: GraphIdentity
+    place: Place
+    messages: Sequence[BaseMessage] = ()
+    """Of a model call."""
+    tools: Sequence[Any] = ()
+    """Offered with it."""
+    tool_call: ToolCall | None = None
+
+
+class Unanswered(GraphBubbleUp):
+    """Stops a graph without a retry: what it asks is not on record."""
+
+
+@dataclass(slots=True)
+class Answers:
+    """The recorded answers of one stretch of a run."""
+
+    calls: list[tuple[Place, Call]]
+    tool_calls: list[tuple[Place, ToolCall]]
+    given: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
+    """By id of the task that asked: a task that runs again after an interrupt asks again."""
+    given_tools: dict[str, ToolCall] = field(default_factory=dict[str, ToolCall])
+    """By the id that the record would have now."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self, asked: Asked, request_hash: str) -> Call | None:
+        """The answer to a request, which nobody else gets then."""
+
+        def fit(call: Call) -> tuple[bool, ...]:
+            return call.request_hash == request_hash, call.identity.attempt == asked.identity.attempt
+
+        found = _best(self.calls, asked.place, lambda call: says_the_same(call, asked), fit)
+        if found is not None:
+            self.given[asked.identity.task_id].append(found)
+        return found
+
+    def take_tool_call(self, asked: Asked, started: ToolCall) -> ToolCall | None:
+        """The finished record of a tool call."""
+
+        def same(call: ToolCall) -> bool:
+            return (call.name, call.arguments) == (started.name, started.arguments)
+
+        found = _best(self.tool_calls, asked.place, same, lambda call: (call.tool_call_id == started.tool_call_id,))
+        if found is not None:
+            self.given_tools[started.id] = found
+        return found
+
+    def nearest(self, asked: Asked) -> Call | ToolCall | None:
+        """What was asked at that place when it was recorded: of what is left, else of what was dealt out."""
+        tool = asked.tool_call is not None
+        dealt = [*self.given_tools.values()] if tool else [call for calls in self.given.values() for call in calls]
+        left = [record for _, record in (self.tool_calls if tool else self.calls)]
+        node = asked.identity.node
+        for records in (left, dealt):
+            there = [record for record in records if record.identity.node == node]
+            if there:
+                return next((r for r in there if r.identity.path == asked.identity.path), there[0])
+        return None
+
+    def left_at(self, place: Place) -> bool:
+        """True if something on record from the same nodes was not asked for."""
+        return any(bare(found) == bare(place) for found, _ in [*self.calls, *self.tool_calls])
+
+
+def says_the_same(call: Call, asked: Asked) -> bool:
+    """Messages and tools are those that `call` answered. Its hash is over both the messages and the answer."""
+    if call.tools_hash not in (content_hash(asked.tools), content_hash(_common_form(asked.tools))):
+        return False
+    return call.context_hash == content_hash(context_of([*asked.messages, AIMessage.model_validate(call.response)]))
+
+
+def _common_form(tools: Sequence[Any]) -> list[Any]:
+    """As `standing_in` hands them on: the policy may have answered for a model whose provider has a form of its own."""
+    try:
+        return [convert_to_openai_tool(tool) for tool in tools]
+    except ValueError:  # a provider's own tool
+        return []
+
+
+def _best(
+    records: list[tuple[Place, _Record]],
+    place: Place,
+    same: Callable[[_Record], bool],
+    fit: Callable[[_Record], tuple[bool, ...]],
+) -> _Record | None:
+    """Of the records that fit the request, the one nearest in place. Taken out."""
+    for near in (lambda found: found == place, lambda found: bare(found) == bare(place), lambda _: True):
+        found = [entry for entry in records if near(entry[0]) and same(entry[1])]
+        if found:
+            taken = max(found, key=lambda entry: fit(entry[1]))
+            records.remove(taken)
+            return taken[1]
+    return None
+
+
+class Replaying(Recording):
+    """Answers from the record, and stops at what is not on it. One for each time that a graph is set going."""
+
+    replaying = True
+
+    def __init__(self, answers: Answers, places: Places) -> None:
+        super().__init__(MemoryJournal())
+        self.unanswered: Asked | None = None
+        self._answers, self._places = answers, places
+        self._again = {task: list(calls) for task, calls in answers.given.items()}
+
+    def claim(
+        self, identity: GraphIdentity, request_hash: str, messages: Sequence[Any] = (), tools: Sequence[Any] = ()
+    ) -> Call | int:
+        asked = Asked(identity, self._places.of(identity), messages, tools)
+        with self._answers.lock:
+            self._refuse_more()
+            before = self._again.get(identity.task_id, [])
+            again = next((call for call in before if says_the_same(call, asked)), None)
+            if again is not None:
+                before.remove(again)
+            return again or self._answers.take(asked, request_hash) or self._stop(asked)
+
+    def claim_tool_call(self, started: ToolCall) -> ToolCall | None:
+        asked = Asked(started.identity, self._places.of(started.identity), tool_call=started)
+        with self._answers.lock:
+            self._refuse_more()
+            again = self._answers.given_tools.get(started.id)
+            return again or self._answers.take_tool_call(asked, started) or self._stop(asked)
+
+    def _refuse_more(self) -> None:
+        if self.unanswered is not None:  # a graph may have swallowed that it was stopped
+            raise Unanswered
+
+    def _stop(self, asked: Asked) -> Any:
+        self.unanswered = asked
+        raise Unanswered
+
+
+class Continuing(Recording):
+    """Answers from another thread's record what fits, under this thread's own identity, and asks for all else."""
+
+    def __init__(
+        self, journal: Journal, seed: int | None, inherited: Collection[str], *, answers: Answers, places: Places
+    ) -> None:
+        super().__init__(journal, seed, inherited)
+        self._answers, self._places = answers, places
+        self._own: dict[str, str] = {}
+
+    def claim(
+        self, identity: GraphIdentity, request_hash: str, messages: Sequence[Any] = (), tools: Sequence[Any] = ()
+    ) -> Call | int:
+        claimed = super().claim(identity, request_hash, messages, tools)
+        if isinstance(claimed, Call):
+            return claimed
+        asked = Asked(identity, self._places.of(identity), messages, tools)
+        with self._answers.lock:
+            found = self._answers.take(asked, request_hash)
+            return claimed if found is None else self.write_call(self._adopted(found, identity, claimed, request_hash))
+
+    def claim_tool_call(self, started: ToolCall) -> ToolCall | None:
+        own = super().claim_tool_call(started)
+        if own is not None:
+            return own
+        asked = Asked(started.identity, self._places.of(started.identity), tool_call=started)
+        with self._answers.lock:
+            found = self._answers.take_tool_call(asked, started)
+        if found is None:
+            return None
+        place = {"id": started.id, "identity": started.identity, "tool_call_id": started.tool_call_id}
+        adopted = found.model_copy(update=place)
+        self.journal.write_tool_call(adopted)
+        return adopted
+
+    def _adopted(self, call: Call, identity: GraphIdentity, index: int, request_hash: str) -> Call:
+        """The same tokens and the same answer, under this thread's ids: later calls extend it."""
+        own = self._own[call.id] = call_id(identity.thread_id, identity.task_id, index)
+        metadata = {**call.response.get("response_metadata", {}), CALL_ID: own}
+        response = {**call.response, "response_metadata": metadata}
+        if call.response.get("id") == call.id:
+            response["id"] = own
+        changes: dict[str, Any] = {"id": own, "identity": identity, "call_index": index, "request_hash": request_hash}
+        for link in ("parent", "branch_of"):
+            other: str | None = getattr(call, link)
+            changes[link] = self._own.get(other, other) if other else None
+        return call.model_copy(update={**changes, "response": response})
+
+
+def recorded_answers(calls: Iterable[Call], tool_calls: Iterable[ToolCall], steps: set[str], places: Places) -> Answers:
+    """The answers of the steps that began at the checkpoints `steps`. Old records do not tell of subgraphs."""
+
+    def within(identity: GraphIdentity) -> bool:
+        root = identity.root_checkpoint_id or ("" if "|" in identity.checkpoint_ns else identity.checkpoint_id)
+        return not root or root in steps
+
+    return Answers(
+        [(places.of(call.identity), call) for call in calls if within(call.identity)],
+        [(places.of(call.identity), call) for call in tool_calls if within(call.identity) and call.status is not None],
+    )

@@ -1,0 +1,64 @@
+"""What a replay came to, and the first thing in which it is not the recorded run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from hrm_agent.runtime.replay.checkpoint_diff import Change
+from hrm_agent.runtime.replay.recorded_answers import Asked
+from hrm_agent.trajectory import Call, ToolCall, Trajectory
+
+__all__ = ["Divergence", "Replay", "ReplayVerdict"]
+
+
+class ReplayVerdict(StrEnum):
+    """What a replay came to."""
+
+    EQUAL = "equal"
+    ASKS = "asks"
+    """The graph asks a model or a tool something that is not on record."""
+    DIFFERS = "differs"
+    """It asks nothing new, and ends otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first thing that is not on record, and what was asked at that place then."""
+
+    asked: Asked
+    nearest: Call | ToolCall | None
+    """None where the node never asked anything of the kind."""
+    step: int
+
+    @property
+    def node(self) -> str:
+        return self.asked.identity.node
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A replay and its verdict."""
+
+    trajectory: Trajectory
+    graph: str
+    verdict: ReplayVerdict
+    checkpoints: int = 0
+    """Compared."""
+    random_ids: int = 0
+    """Message ids that LangGraph drew at random, and that therefore differ."""
+    unused: int = 0
+    """Recorded answers that were not asked for."""
+    divergence: Divergence | None = None
+    step: int | None = None
+    """The first step whose state differs; None if none does."""
+    changes: tuple[Change, ...] = ()
+    """How the last compared states differ: the recorded one, then the replayed one."""
+    ended: str = ""
+    """How it ended, where that differs: what it raised, or what was expected of it."""
+    live: Trajectory | None = None
+    """The run that went on from here with a policy."""
+
+    @property
+    def equal(self) -> bool:
+        return self.verdict is ReplayVerdict.EQUAL

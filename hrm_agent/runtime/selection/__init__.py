@@ -1,0 +1,1 @@
+"""Several runs of one task, and which of their answers counts."""

@@ -1,0 +1,129 @@
+"""Where a run that its critic did not accept is gone on with: at the moment before the step that the critic blames.
+
+A graph takes part by the `verdict` in its state, a dict (or pydantic model) of `action`, `subgoal` and `hint`:
+
+* `accept` ends the search;
+* `revise` blames a subgoal. It is solved again from the moment before it was (last) solved, and with it what needs it.
+  All other results of the run are pinned there, those of the same step and of later ones, so that nothing else is
+  solved again. A graph without `plan` and `results` names one of its nodes as the subgoal;
+* `replan` blames the plan: the node `plan` runs again;
+* anything else (it gave up, nothing can be read) closes the run.
+
+The critic's hint goes into the channel `hints`, under the subgoal's name, or into `hint`, where the state has them.
+A fork has what its run had spent (`hrm_agent.graphs.parts.budget`), but its time counts from the fork on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, cast
+
+from pydantic import BaseModel
+
+from hrm_agent.errors import ConfigError
+from hrm_agent.graphs.reasoning.plan import Subgoal, dependents
+from hrm_agent.runtime.execution.loading import load_graph
+from hrm_agent.runtime.time_travel.history import History, Moment
+
+__all__ = ["Blame", "accepted", "blamed", "refuse_without_verdict"]
+
+_PLAN = "plan"
+"""Node and channel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Where to fork a run, and what to change there."""
+
+    moment: Moment
+    """The last one before the blamed step."""
+    values: Mapping[str, Any]
+    """Channel -> new value: what is pinned, and the hint."""
+    again: int
+    """Subgoals that are solved again; all of them and one more for a new plan."""
+
+
+def refuse_without_verdict(name: str) -> None:
+    """Raise `ConfigError` where a graph has no `verdict` that a search could go by."""
+    if "verdict" not in load_graph(name).channels:
+        raise ConfigError(
+            f"The mode 'search' goes by the critic's verdict, and the state of graph {name!r} has none.",
+            "Use --mode best-of-n or majority, or give the state a `verdict: dict` with action, subgoal and hint.",
+        )
+
+
+def accepted(found: History) -> bool | None:
+    """What the critic said last; None where the state has no verdict."""
+    verdict = _verdict(found)
+    return verdict.get("action") == "accept" if verdict else None
+
+
+def blamed(found: History) -> Blame | None:
+    """What the critic blames in a run that is over; None where the run is closed."""
+    verdict = _verdict(found)
+    subgoal, hint = str(verdict.get("subgoal") or ""), str(verdict.get("hint") or "")
+    match verdict.get("action"):
+        case "revise":
+            return _before_subgoal(found, subgoal, hint) or _before_node(found, subgoal, hint)
+        case "replan":
+            return _before_node(found, _PLAN, hint)
+        case _:
+            return None
+
+
+def _verdict(found: History) -> Mapping[str, Any]:
+    verdict: Any = found.last.values.get("verdict")
+    if isinstance(verdict, BaseModel):
+        return verdict.model_dump()
+    return cast("Mapping[str, Any]", verdict) if isinstance(verdict, Mapping) else {}
+
+
+def _before_subgoal(found: History, subgoal: str, hint: str) -> Blame | None:
+    """Before the last step that solved a subgoal; None where there is none of this name."""
+    line = found.lineage()
+    places = [m for m, then in pairwise(line) if subgoal not in _results(m) and subgoal in _results(then)]
+    if not places:
+        return None
+    moment = places[-1]
+    affected = dependents(_plan(moment), subgoal)
+    kept = {**_results(moment), **_results(found.last)}
+    values = {"results": {name: value for name, value in kept.items() if name not in affected}}
+    return Blame(moment, values | _changes(found, moment, subgoal, hint), len(affected))
+
+
+def _before_node(found: History, node: str, hint: str) -> Blame | None:
+    """Before the last step that ran a node; None where none did."""
+    places = [moment for moment in found.lineage()[:-1] if node in moment.next]
+    if not places:
+        return None
+    subgoals = max(len(_plan(places[-1])), len(_plan(found.last)))
+    return Blame(places[-1], _changes(found, places[-1], node, hint), subgoals + 1)
+
+
+def _plan(moment: Moment) -> list[Subgoal]:
+    """The subgoals of a graph that has some."""
+    listed: Any = moment.values.get(_PLAN)
+    items = cast("list[Any]", listed) if isinstance(listed, list) else []
+    named = [cast("Mapping[str, Any]", item) for item in items if isinstance(item, Mapping) and "name" in item]
+    return [Subgoal(name=s["name"], goal=str(s.get("goal", "")), needs=list(s.get("needs") or ())) for s in named]
+
+
+def _results(moment: Moment) -> Mapping[str, Any]:
+    results = moment.values.get("results")
+    return cast("Mapping[str, Any]", results) if isinstance(results, Mapping) else {}
+
+
+def _changes(found: History, moment: Moment, name: str, hint: str) -> dict[str, Any]:
+    """The critic's hint, beside the hints that were there, and a clock that stands at the fork."""
+    known = load_graph(found.trajectory.graph).channels if found.trajectory else {}
+    spent: Any = moment.values.get("spent")
+    changes: dict[str, Any] = {"spent": _without_time(spent)} if isinstance(spent, Mapping) and spent else {}
+    if hint and "hints" in known and name != _PLAN:
+        return changes | {"hints": {**(moment.values.get("hints") or {}), name: hint}}
+    return changes | ({"hint": hint} if hint and "hint" in known else {})
+
+
+def _without_time(spent: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in spent.items() if name not in ("began", "ended", "seconds")}

@@ -1,0 +1,263 @@
+"""Modes: how one task comes to one answer where more than one try is allowed.
+
+    outcome = await solve(runner, episode, Mode("search", n=4))
+    outcome.trajectory.answer, outcome.chosen, outcome.candidates
+
+`single`      one run
+`best-of-n`   n runs side by side; those that the graph's critic accepted go first, else a judge is asked
+`majority`    n runs side by side; what most of them answered
+`search`      one run; while its critic does not accept it, the best open run is forked at the moment before the step
+              that is blamed (`hrm_agent.runtime.selection.critic_search`), `width` forks side by side, up to n runs in all. Where no run is open,
+              one is begun anew
+
+The task's own thread `T` is that of the choice (`hrm_agent.runtime.selection.choice`), a run like any other: its trajectory has the answer
+and the reward, whatever the mode. The candidates are the threads `T/0`, `T/1` and so on, one group named `T`; what
+became of each stands in an `Overlay`. All names, and all seeds, follow from the place in the group, so that a mode that
+was killed is gone on with by asking for it again: what is on record is read back, and a search takes the same turns.
+
+A candidate that waits for a person leaves the choice open where no other one will do: T stays under way until the
+question is answered (on the candidate's thread) and the mode is asked for again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+
+from hrm_agent.errors import RunError
+from hrm_agent.runtime.episode import Episode, EpisodeRunner
+from hrm_agent.runtime.execution.loading import load_graph
+from hrm_agent.runtime.selection.choice import CHOICE_GRAPH, Candidate
+from hrm_agent.runtime.selection.critic_search import Blame, accepted, blamed, refuse_without_verdict
+from hrm_agent.runtime.time_travel.fork import History, Place, fork, history, run_group
+from hrm_agent.store import RunStore
+from hrm_agent.trajectory import Overlay, RunStatus, StopReason, Trajectory, Verdict, derive_seed
+
+__all__ = ["ONE_RUN", "Mode", "ModeName", "OnCandidate", "Outcome", "solve"]
+
+ModeName = Literal["single", "best-of-n", "majority", "search"]
+
+OnCandidate = Callable[[Trajectory], object]
+"""Called with each candidate when it is over, in whatever order they end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """How often a task is tried, and how an answer is chosen."""
+
+    name: ModeName = "single"
+    n: int = 4
+    """Runs in all, at most; those of a search may be less."""
+    width: int = 2
+    """Forks of one moment that a search runs side by side."""
+
+
+ONE_RUN = Mode()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a mode came to."""
+
+    trajectory: Trajectory
+    """Of the task's own thread; its status is `running` while a candidate waits for a person."""
+    candidates: tuple[Trajectory, ...]
+    """In the order of their numbers; the run itself where it is the only one."""
+    chosen: str | None
+    """Thread of the chosen candidate; None where there is no choice."""
+    reason: str = ""
+    """Why that one, in words."""
+
+
+async def solve(
+    runner: EpisodeRunner,
+    episode: Episode,
+    mode: Mode,
+    *,
+    gate: asyncio.Semaphore | None = None,
+    keep: Callable[[Episode], object] | None = None,
+    on_candidate: OnCandidate | None = None,
+) -> Outcome:
+    """Run an episode by a mode, go on with it, or read it back.
+
+    `gate` bounds the runs that are open at a time. `keep`: called with each candidate before it is on record. Raises
+    `ConfigError` where the mode asks for more than the graph has, before anything is written.
+    """
+    gate = gate or asyncio.Semaphore(mode.n)
+    if mode.name == "single":
+        (trajectory,) = await run_group(runner, [episode], gate=gate, on_done=on_candidate)
+        return Outcome(trajectory, (trajectory,), trajectory.thread_id)
+    if mode.name == "search":
+        refuse_without_verdict(episode.graph)
+    group = _Group(runner, episode, mode, gate, keep or _ignore, on_candidate or _ignore)
+    return await group.outcome()
+
+
+def _ignore(_: Any) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The candidates of one task, and the choice among them."""
+
+    runner: EpisodeRunner
+    episode: Episode
+    mode: Mode
+    gate: asyncio.Semaphore
+    keep: Callable[[Episode], object]
+    on_candidate: OnCandidate
+
+    @property
+    def store(self) -> RunStore:
+        return self.runner.store
+
+    async def outcome(self) -> Outcome:
+        known = self._begun()
+        if known.status is not RunStatus.RUNNING:
+            return self._concluded(known, self._on_record())
+        candidates = await (self._search() if self.mode.name == "search" else self._side_by_side())
+        asked = [_asked(self.store, candidate) for candidate in candidates]
+        if _waits(candidates, asked):
+            return Outcome(known, tuple(candidates), None)
+        options = {"mode": self.mode.name, "candidates": asked, "judge": self._judge()}
+        choice = replace(self.episode, graph=CHOICE_GRAPH, context=options)
+        return self._concluded(await self.runner.run(choice), candidates)
+
+    def _begun(self) -> Trajectory:
+        """The trajectory of the task's own thread, on record before its candidates are."""
+        thread = self.episode.thread_id
+        known = self.store.journal.find_trajectory(thread)
+        if known is not None and known.graph != CHOICE_GRAPH:
+            raise RunError(
+                f"Thread {thread!r} is on record as a single run of {known.graph!r}.",
+                f"Name another thread, or go on with it as it was: `hrm-agent resume {thread}`.",
+            )
+        return known or self.runner.begin(replace(self.episode, graph=CHOICE_GRAPH))
+
+    # candidates
+
+    def _candidate(self, index: int) -> Episode:
+        base = self.episode.seed
+        return replace(
+            self.episode,
+            thread_id=f"{self.episode.thread_id}/{index}",
+            group_id=self.episode.thread_id,
+            sample_index=index,
+            seed=None if base is None else derive_seed(base, "candidate", index),
+        )
+
+    async def _run(self, indices: Sequence[int]) -> list[Trajectory]:
+        episodes = [self._candidate(index) for index in indices]
+        for episode in episodes:
+            self.keep(episode)
+        return await run_group(self.runner, episodes, gate=self.gate, on_done=self.on_candidate)
+
+    async def _side_by_side(self) -> list[Trajectory]:
+        return await self._run(range(self.mode.n))
+
+    async def _search(self) -> list[Trajectory]:
+        tried = await self._run([0])
+        left: set[str] = set()
+        while len(tried) < self.mode.n and not any(map(self._ends_search, tried)):
+            place = self._best_open([candidate for candidate in tried if candidate.thread_id not in left])
+            if place is None:
+                tried += await self._run([len(tried)])
+                continue
+            parent, blame = place
+            left.add(parent.thread_id)
+            indices = range(len(tried), min(len(tried) + self.mode.width, self.mode.n))
+            for index in indices:
+                self._fork(parent, blame, index)
+            tried += await self._run(indices)
+        return tried
+
+    def _ends_search(self, candidate: Trajectory) -> bool:
+        if candidate.stop_reason is StopReason.INTERRUPT:
+            return True
+        return candidate.status is not RunStatus.FAILED and bool(accepted(self._history(candidate)))
+
+    def _best_open(self, candidates: Sequence[Trajectory]) -> tuple[Trajectory, Blame] | None:
+        """The run with the least to solve again; of several the newest, which has followed the most hints."""
+        found = [(candidate, blamed(self._history(candidate))) for candidate in reversed(candidates)]
+        places = [(candidate, blame) for candidate, blame in found if blame is not None]
+        return min(places, key=lambda place: place[1].again, default=None)
+
+    def _fork(self, parent: Trajectory, blame: Blame, index: int) -> None:
+        """Put a fork on record, unless it is there. One that was cut short on its way there is begun again."""
+        wanted = self._candidate(index)
+        if self.store.journal.find_trajectory(wanted.thread_id) is not None:
+            return
+        self.store.checkpointer.delete_thread(wanted.thread_id)
+        fork(
+            self.store,
+            parent.thread_id,
+            blame.moment,
+            edit=blame.values,
+            name=wanted.thread_id,
+            joins=Place(wanted.group_id, index, wanted.run_id),
+            graph=wanted.graph,
+            context=wanted.context,
+            policy=self.runner.policy,
+            policy_version=getattr(self.runner.backend, "policy_version", 0),
+        )
+
+    def _history(self, candidate: Trajectory) -> History:
+        return history(self.store, candidate.thread_id, branches=False)
+
+    # the choice
+
+    def _judge(self) -> str | None:
+        """The model that the critic has, where the graph's roles have models of their own."""
+        models: Any = self.episode.context.get("models")
+        return cast("Mapping[str, str]", models).get("critic") if isinstance(models, Mapping) else None
+
+    def _on_record(self) -> list[Trajectory]:
+        found = self.store.journal.trajectories(group_id=self.episode.thread_id)
+        return sorted(found, key=lambda candidate: candidate.sample_index)
+
+    def _concluded(self, choice: Trajectory, candidates: Sequence[Trajectory]) -> Outcome:
+        state = _last_state(self.store, choice.thread_id)
+        chosen, reason = state.get("chosen"), str(state.get("reason", choice.error or ""))
+        self.store.journal.write_overlays([_judged(candidate, chosen, reason) for candidate in candidates])
+        return Outcome(choice, tuple(candidates), chosen, reason)
+
+
+def _asked(store: RunStore, candidate: Trajectory) -> Candidate:
+    failed = candidate.status in (RunStatus.FAILED, RunStatus.ABORTED)
+    return Candidate(
+        thread=candidate.thread_id,
+        answer=candidate.answer,
+        stop_reason=candidate.stop_reason.value if candidate.stop_reason else "",
+        accepted=accepted(history(store, candidate.thread_id, branches=False)),
+        error=(candidate.error or candidate.status.value) if failed else None,
+    )
+
+
+def _waits(candidates: Sequence[Trajectory], asked: Sequence[Candidate]) -> bool:
+    """A person is waited for, and no candidate will do without: an accepted one, or one that ended by itself."""
+    judged = any(candidate["accepted"] is not None for candidate in asked)
+    fine = [c["accepted"] if judged else c["stop_reason"] == StopReason.ANSWER for c in asked]
+    return not any(fine) and any(candidate.stop_reason is StopReason.INTERRUPT for candidate in candidates)
+
+
+def _last_state(store: RunStore, thread: str) -> Mapping[str, Any]:
+    saver = store.checkpointer.allowing(load_graph(CHOICE_GRAPH))
+    found = saver.get_tuple({"configurable": {"thread_id": thread}})
+    return cast("Mapping[str, Any]", found.checkpoint["channel_values"]) if found else {}
+
+
+def _judged(candidate: Trajectory, chosen: str | None, reason: str) -> Overlay:
+    kept = candidate.thread_id == chosen
+    return Overlay(
+        run_id=candidate.run_id,
+        step=0,
+        trajectory_id=candidate.id,
+        group_id=candidate.group_id,
+        reward=candidate.reward,
+        verdict=Verdict.KEPT if kept else Verdict.DROPPED,
+        reason=f"chosen: {reason}" if kept else f"{chosen} was chosen" if chosen else f"none was chosen: {reason}",
+        penalty_error=0.0,
+        penalty_format=0.0,
+    )

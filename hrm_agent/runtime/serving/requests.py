@@ -1,0 +1,203 @@
+"""What a chat client asks, read strictly: `POST /v1/chat/completions` -> `Asked`.
+
+A parameter that would change the answer and is not supported is refused, never quietly dropped; one that has the value
+which changes nothing (`n=1`, `presence_penalty=0`) is accepted, because clients send them; one that is only for the
+books of a provider (`user`, `metadata`) is ignored.
+
+Turns. The last message, the user's, is the task. Those before it are handed to graphs whose state has messages; a graph
+that takes the problem as text answers the last one by itself. What a system (or developer) message says is put before
+the task, as part of the user's turn: the system turn belongs to the graph's roles, and a caller cannot take it over.
+Content is text: a codec encodes a control token that is spelled in it as the characters that it is made of, so that no
+content begins a turn. Tools are the graph's own. A client cannot offer any, nor claim results of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hrm_agent.runtime.episode import HISTORY
+from hrm_agent.trajectory import Sampling, TaskRef
+
+__all__ = ["Asked", "RefusedError", "read_request"]
+
+MAX_MESSAGES = 1000
+MAX_STOPS = 4
+_IGNORED = {
+    "metadata",
+    "parallel_tool_calls",
+    "prompt_cache_key",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "user",
+}
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0, 0.0),
+    "function_call": ("none",),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "n": (1,),
+    "presence_penalty": (0, 0.0),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+}
+"""Parameter -> values that ask for nothing."""
+_THE_SERVERS = ("model", "models", "wiki", "user_agent", "cache", "index")
+"""Options of a graph that a client may not set: they reach files, addresses and keys of the server."""
+
+
+class RefusedError(Exception):
+    """A request that is answered with an error in OpenAI's form."""
+
+    def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code, self.param = status, message, code, param
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request."""
+
+    model: str
+    """Name of the graph."""
+    prompt: str
+    """The task: the last user message, behind what system messages say."""
+    said: str
+    """The last user message by itself."""
+    history: tuple[dict[str, str], ...] = ()
+    """The turns before it, `{"role": "user" or "assistant", "content": text}` each."""
+    sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of `Sampling` that the client sets, without the limit on tokens."""
+    max_tokens: int | None = None
+    seed: int | None = None
+    """Base of the seeds of all calls of the run."""
+    stop: tuple[str, ...] = ()
+    """Texts before which the content ends."""
+    stream: bool = False
+    include_usage: bool = False
+    """A stream ends with the counts of tokens."""
+    context: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Options of the graph."""
+
+    def task(self, name: str) -> TaskRef:
+        metadata = {HISTORY: list(self.history)} if self.history else {}
+        return TaskRef(id=name, family="chat", prompt=self.prompt, metadata=metadata)
+
+    def sampled_by(self, base: Sampling) -> Sampling:
+        """The server's parameters with the client's in their place; of token limits the lower holds."""
+        limit = min(base.max_tokens, self.max_tokens or base.max_tokens)
+        return base.model_copy(update={**self.sampling, "max_tokens": limit})
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class _Part(_Strict):
+    type: Literal["text"]
+    text: str
+
+
+class _Message(_Strict):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[_Part]
+    name: str | None = None
+    refusal: None = None
+
+    @property
+    def text(self) -> str:
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return text.encode("utf-8", "replace").decode()  # half a character is none
+
+
+class _StreamOptions(_Strict):
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class _Body(_Strict):
+    model: str
+    messages: Annotated[list[_Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
+    context: dict[str, Any] = Field(default_factory=dict)
+
+
+def read_request(body: Any) -> Asked:
+    """Raises `RefusedError`."""
+    if not isinstance(body, dict):
+        raise RefusedError(400, "The body has to be a JSON object.")
+    try:
+        read = _Body.model_validate(_supported(body))
+    except ValidationError as error:
+        raise _refusal(error) from None
+    for name in read.context:
+        if name in _THE_SERVERS:
+            raise RefusedError(
+                400, "Which models answer, and from which sources, is the server's to say.", param=f"context.{name}"
+            )
+    limits = [limit for limit in (read.max_tokens, read.max_completion_tokens) if limit is not None]
+    stops = [read.stop] if isinstance(read.stop, str) else read.stop or []
+    given = {"temperature": read.temperature, "top_p": read.top_p}
+    prompt, history = _turns(read.messages)
+    return Asked(
+        model=read.model,
+        prompt=prompt,
+        said=read.messages[-1].text,
+        history=history,
+        sampling={name: value for name, value in given.items() if value is not None},
+        max_tokens=min(limits, default=None),
+        seed=read.seed,
+        stop=tuple(stop for stop in stops if stop),
+        stream=bool(read.stream),
+        include_usage=read.stream_options is not None and read.stream_options.include_usage,
+        context=read.context,
+    )
+
+
+def _supported(body: dict[str, Any]) -> dict[str, Any]:
+    """The parameters that count. Raises `RefusedError` for one that asks for what there is not."""
+    kept: dict[str, Any] = {}
+    for name, value in body.items():
+        if name in _IGNORED or (value is None and name not in ("model", "messages")):
+            continue
+        if name in _NEUTRAL:
+            if not any(type(value) is type(neutral) and value == neutral for neutral in _NEUTRAL[name]):
+                what = "tools are the graph's own" if "tool" in name or "function" in name else "it is not supported"
+                raise RefusedError(400, f"{name}: {what}.", code="unsupported_parameter", param=name)
+            continue
+        if name not in _Body.model_fields:
+            raise RefusedError(400, f"There is no parameter {name[:80]!r}.", code="unknown_parameter", param=name[:80])
+        kept[name] = value
+    return kept
+
+
+def _turns(messages: list[_Message]) -> tuple[str, tuple[dict[str, str], ...]]:
+    if messages[-1].role != "user" or not messages[-1].text.strip():
+        raise RefusedError(400, "The last message has to be the user's, and say something.", param="messages")
+    said = [message.text for message in messages if message.role in ("system", "developer")]
+    turns = [{"role": m.role, "content": m.text} for m in messages[:-1] if m.role in ("user", "assistant")]
+    return "\n\n".join([*filter(str.strip, said), messages[-1].text]), tuple(turns)
+
+
+def _refusal(error: ValidationError) -> RefusedError:
+    """The first thing that is wrong, without what was sent."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    param = ".".join(str(part) for part in first["loc"] if part != "")
+    if first["loc"][:1] == ("messages",) and first["loc"][-1:] == ("role",):
+        message = "Roles are system, developer, user and assistant; the graph runs its tools itself."
+        return RefusedError(400, message, param=param)
+    return RefusedError(400, f"{param}: {first['msg']}.", param=param)

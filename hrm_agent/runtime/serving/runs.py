@@ -1,0 +1,179 @@
+"""A chat request as an episode: admitted or turned away, run on a thread of its own, recorded like any other.
+
+A request that names its thread may be sent again: a finished run is read back, an interrupted one goes on from its
+newest checkpoint, and neither asks a model twice for what it has answered. Where the thread waits with a question (an
+`interrupt()`), what the user says next is the answer. A request without a name gets a thread that nobody else knows;
+when its client goes away, nobody will come back for it, so that its run ends there and stands as aborted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import uuid4
+
+from langchain_core.messages import AIMessageChunk
+
+from hrm_agent.errors import ConfigError
+from hrm_agent.files import to_json
+from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, run_context
+from hrm_agent.runtime.execution.conversation import fields_of
+from hrm_agent.runtime.execution.loading import load_graph
+from hrm_agent.runtime.serving.answers import visible
+from hrm_agent.runtime.serving.requests import Asked, RefusedError
+from hrm_agent.trajectory import RunStatus, StopReason, Trajectory
+
+__all__ = ["Chats", "Ear"]
+
+_END, _INTERRUPT = "__end__", "__interrupt__"
+
+
+class Chats:
+    """The runs of a server, at most `concurrency` at once."""
+
+    def __init__(
+        self, runner: EpisodeRunner, graphs: Sequence[str], concurrency: int, context: Mapping[str, Any] | None = None
+    ) -> None:
+        """Loads the graphs: a request names one of them and never code. Raises GraphError.
+
+        `context`: options of the graphs that a request is run with unless it names its own. Raises ConfigError for one
+        that no graph knows.
+        """
+        self.graphs = {name: _last_nodes(name) for name in graphs}
+        """Name of a graph -> the nodes after which it may end."""
+        self._context = {name: _options(name, context or {}) for name in graphs}
+        for option in context or {}:
+            if not any(option in options for options in self._context.values()):
+                raise ConfigError(f"None of the graphs has an option {option!r}.", f"Served: {', '.join(graphs)}.")
+        self._runner, self._concurrency = runner, concurrency
+        self._threads: set[str] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.draining = False
+
+    @contextmanager
+    def admitted(self, asked: Asked, thread: str | None) -> Generator[Episode]:
+        """The episode of a request, which holds its place inside the block. Raises `RefusedError`."""
+        if asked.model not in self.graphs:
+            known = ", ".join(self.graphs)
+            raise RefusedError(404, f"No model of that name; there is {known}.", code="model_not_found", param="model")
+        if self.draining:
+            raise RefusedError(503, "The server is going down.")
+        if len(self._threads) >= self._concurrency:
+            raise RefusedError(429, f"{self._concurrency} runs are under way.", code="rate_limit_exceeded")
+        name = thread or f"chat-{uuid4().hex}"
+        if name in self._threads:
+            raise RefusedError(409, "The thread is being run.", code="thread_busy")
+        context = {**self._context[asked.model], **asked.context}
+        episode = Episode(asked.task(name), name, graph=asked.model, seed=asked.seed, context=context)
+        run_context(load_graph(asked.model), episode)  # an option that the graph does not know is told at once
+        self._threads.add(name)
+        self._idle.clear()
+        try:
+            yield episode
+        finally:
+            self._threads.discard(name)
+            if not self._threads:
+                self._idle.set()
+
+    async def run(self, asked: Asked, episode: Episode, ear: Ear, *, lasting: bool) -> Trajectory:
+        """Run, resume or read back. `lasting`: the client may come again for the thread."""
+        runner = replace(self._runner, sampling=asked.sampled_by(self._runner.sampling))
+        known = runner.store.journal.find_trajectory(episode.trajectory_id)
+        answer = NO_ANSWER
+        if known is not None and (known.graph, known.task) != (episode.graph, episode.task):
+            if known.graph != episode.graph or known.stop_reason is not StopReason.INTERRUPT:
+                raise RefusedError(409, "The thread is on record with another conversation.", code="thread_taken")
+            episode, answer = replace(episode, task=known.task), asked.said
+        try:
+            on_chunk = ear.on_chunk if asked.stream else None
+            return await runner.run(episode, ear.on_update, answer=answer, on_chunk=on_chunk)
+        except asyncio.CancelledError:
+            if not lasting and not self.draining:
+                self._abort(episode)
+            raise
+
+    def _abort(self, episode: Episode) -> None:
+        journal = self._runner.store.journal
+        known = journal.find_trajectory(episode.trajectory_id)
+        if known is not None and known.status is RunStatus.RUNNING:
+            ended = {"status": RunStatus.ABORTED, "stop_reason": StopReason.ABORTED, "ended_at": time.time()}
+            journal.write_trajectory(known.model_copy(update=ended))
+
+    async def drain(self, seconds: float) -> None:
+        """Take no more, and wait until none is under way, for `seconds` at most."""
+        self.draining = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+
+
+@dataclass(slots=True)
+class Ear:
+    """What is heard of a run while it goes on."""
+
+    last_nodes: frozenset[str]
+    """Nodes whose answers may be the run's."""
+    stops: tuple[str, ...] = ()
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    question: str | None = None
+    """What the run waits with."""
+    sent: str = ""
+    """The content that the client has been sent."""
+    _nodes: list[str] = field(default_factory=list[str])
+    _texts: dict[str, str] = field(default_factory=dict[str, str])
+
+    def on_update(self, around: tuple[str, ...], data: dict[str, Any]) -> None:
+        for node, values in data.items():
+            if node == _INTERRUPT:
+                asked = [question.value for question in values]
+                self.question = "\n\n".join(value if isinstance(value, str) else to_json(value) for value in asked)
+            else:
+                self._nodes.append("/".join((*around, node)))
+        self.changed.set()
+
+    def on_chunk(self, around: tuple[str, ...], node: str, piece: AIMessageChunk) -> None:
+        if not around and node in self.last_nodes and piece.id and piece.text:
+            self._texts[piece.id] = self._texts.get(piece.id, "") + piece.text
+            self.changed.set()
+
+    def nodes(self) -> list[str]:
+        """Those that have ended since the last time."""
+        ended, self._nodes = self._nodes, []
+        return ended
+
+    def news(self) -> str:
+        """What can be sent of the answer that is being sampled."""
+        for text in self._texts.values():
+            shown = visible(text, self.stops, ended=False)
+            if len(shown) > len(self.sent) and shown.startswith(self.sent):
+                news, self.sent = shown[len(self.sent) :], shown
+                return news
+        return ""
+
+    def content(self, ended: Trajectory) -> str:
+        """The whole content of a run that has ended."""
+        return self.question if self.question is not None else visible(ended.answer or "", self.stops)
+
+    def rest(self, ended: Trajectory) -> str:
+        """What is still to be sent. Where the run took back what it had said, its answer follows below."""
+        content = self.content(ended)
+        if content.startswith(self.sent):
+            return content[len(self.sent) :]
+        return f"\n\n{content}"
+
+
+def _options(name: str, context: Mapping[str, Any]) -> dict[str, Any]:
+    """Of these options those that a graph has."""
+    schema = load_graph(name).context_schema
+    return {
+        option: context[option] for option in (fields_of(schema) if schema is not None else ()) if option in context
+    }
+
+
+def _last_nodes(name: str) -> frozenset[str]:
+    return frozenset(edge.source for edge in load_graph(name).get_graph().edges if edge.target == _END)

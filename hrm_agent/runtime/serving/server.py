@@ -1,0 +1,271 @@
+"""OpenAI's chat completions over HTTP, with graphs for models.
+
+    POST /v1/chat/completions   a conversation -> the answer of a run, whole or as server-sent events
+    GET  /v1/models             the graphs that are served, as OpenAI lists models; /v1/models/NAME is one of them
+    GET  /health                that this is such a server, and its version; the only one without a token
+
+Who holds the token may have the served graphs run, with the server's policy, and read back threads whose names are
+known; so it is compared in constant time, the server listens on loopback unless told otherwise, and what a browser
+could be made to send is refused (an Origin, a foreign Host, any content type but JSON). Requests are bounded in bytes
+and seconds, connections and runs in number: one run too many is answered with 429, which OpenAI's clients try again.
+
+A client that goes away takes its run along. On the way down (`drain`) runs are finished, new ones are refused; those
+that are cut off stay on record as interrupted, and a request that names their thread goes on with them.
+
+A stream carries the content of the answer (`answers.visible`), and a comment line for each node that has ended, which
+clients skip and people at `curl -N` can read. Errors before its first event are HTTP errors; later ones are an event.
+
+Not covered: TLS (a reverse proxy), several tenants (one token, one store).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import socket
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+from urllib.parse import unquote
+
+from hrm_agent import __version__
+from hrm_agent.environment.remote.messages import to_json
+from hrm_agent.errors import ConfigError, HrmError, ModelError, StoreFullError
+from hrm_agent.runtime.episode import Episode, EpisodeRunner
+from hrm_agent.runtime.serving.answers import chunk, completion, error_body, model_card, usage_chunk
+from hrm_agent.runtime.serving.requests import Asked, RefusedError, read_request
+from hrm_agent.runtime.serving.runs import Chats, Ear
+from hrm_agent.trajectory import RunStatus, Trajectory
+
+try:
+    from aiohttp import web
+
+    from hrm_agent.environment.remote.http_guard import (
+        MAX_REQUEST_BYTES,
+        BadRequestError,
+        Door,
+        body_of,
+        json_answer,
+        listening,
+    )
+except ImportError as error:
+    raise HrmError("Graphs are served with aiohttp.", "pip install 'hrm-agent[service]'") from error
+
+__all__ = ["CONCURRENCY", "MAX_REQUEST_BYTES", "SERVICE", "THREAD_HEADER", "ChatService", "serving"]
+
+SERVICE = "hrm-agent serve"
+THREAD_HEADER = "X-HRM-Agent-Thread"
+"""Names the thread of a run: in every answer, and in a request that may be sent again."""
+CONCURRENCY = 16
+SECONDS_BETWEEN_SIGNS = 15.0
+"""So long a stream is silent at most."""
+SECONDS_TO_REFUSE = 1.0
+"""So long a stream waits with its HTTP status for something to happen."""
+SECONDS_BETWEEN_EVENTS = 0.02
+_THREAD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+_LOG = logging.getLogger(__name__)
+_STATUS: tuple[tuple[type[HrmError], int], ...] = ((ConfigError, 400), (ModelError, 502), (StoreFullError, 507))
+
+
+class ChatService:
+    """What answers the requests. `serving` puts it behind a socket."""
+
+    def __init__(
+        self,
+        runner: EpisodeRunner,
+        graphs: Sequence[str],
+        token: str,
+        *,
+        hosts: Sequence[str] = (),
+        concurrency: int = CONCURRENCY,
+        request_bytes: int = MAX_REQUEST_BYTES,
+        context: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`hosts`: what a request's Host header may say; anything if empty. `context`: see `Chats`."""
+        self.chats = Chats(runner, graphs, concurrency, context)
+        self.request_bytes = request_bytes
+        self._door = Door(token, hosts)
+        self._started = time.time()
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request; an error of our own is logged here, and its traceback is not told."""
+        try:
+            return await self._dispatch(request)
+        except Exception as error:
+            return _error(self._refusal(error, request))
+
+    def _refusal(self, error: Exception, request: web.BaseRequest) -> RefusedError:
+        match error:
+            case RefusedError():
+                return error
+            case BadRequestError():
+                code = "invalid_api_key" if error.status == 401 else None
+                return RefusedError(error.status, error.message, code=code)
+            case web.HTTPRequestEntityTooLarge():
+                return RefusedError(413, f"A request has at most {self.request_bytes} bytes.")
+            case HrmError():
+                status = next((status for kind, status in _STATUS if isinstance(error, kind)), 503)
+                return RefusedError(status, f"{error.message} {error.hint}".strip())
+            case _:
+                _LOG.error("request failed: %s %s", request.method, request.path, exc_info=error)
+                return RefusedError(500, "The server failed; its log says where.")
+
+    async def _dispatch(self, request: web.BaseRequest) -> web.StreamResponse:
+        path = request.path
+        self._door.refuse_pages(request)
+        if (request.method, path) != ("GET", "/health") or "Authorization" in request.headers:
+            self._door.refuse_strangers(request)
+        match request.method, path:
+            case "POST", "/v1/chat/completions":
+                return await self._complete(request)
+            case "GET", "/v1/models":
+                return json_answer(
+                    {"object": "list", "data": [model_card(name, self._started) for name in self._graphs]}
+                )
+            case "GET", "/health":
+                return json_answer({"service": SERVICE, "version": __version__, "status": "ok"})
+            case "GET", _ if path.startswith("/v1/models/"):
+                return self._model(unquote(path.removeprefix("/v1/models/")))
+            case _:
+                raise RefusedError(404, f"There is no {request.method} {path[:200]}.", code="unknown_url")
+
+    @property
+    def _graphs(self) -> Sequence[str]:
+        return list(self.chats.graphs)
+
+    def _model(self, name: str) -> web.Response:
+        if name not in self.chats.graphs:
+            raise RefusedError(404, "No model of that name.", code="model_not_found", param="model")
+        return json_answer(model_card(name, self._started))
+
+    async def _complete(self, request: web.BaseRequest) -> web.StreamResponse:
+        asked, thread = read_request(await body_of(request)), _thread_of(request)
+        with self.chats.admitted(asked, thread) as episode:
+            ear = Ear(self.chats.graphs[asked.model], asked.stop)
+            if asked.stream:
+                return await self._stream(request, asked, episode, ear)
+            ended = _unless_failed(await self.chats.run(asked, episode, ear, lasting=thread is not None))
+            answer = json_answer(completion(ended, ear.content(ended)))
+            answer.headers[THREAD_HEADER] = episode.thread_id
+            return answer
+
+    async def _stream(self, request: web.BaseRequest, asked: Asked, episode: Episode, ear: Ear) -> web.StreamResponse:
+        lasting = THREAD_HEADER in request.headers
+        run = asyncio.create_task(self.chats.run(asked, episode, ear, lasting=lasting))
+        run.add_done_callback(lambda _: ear.changed.set())
+        try:
+            await _wait(ear, SECONDS_TO_REFUSE)
+            if run.done() and run.exception() is not None:
+                run.result()
+            events = _Events(request, asked, episode)
+            await events.begin()
+            try:
+                while not run.done():
+                    await events.tell(ear)
+                    await _wait(ear, SECONDS_BETWEEN_SIGNS)
+                    await asyncio.sleep(SECONDS_BETWEEN_EVENTS)  # several tokens make one event
+                await events.end(ear, _unless_failed(run.result()))
+            except ConnectionError:  # the client is gone
+                pass
+            except Exception as error:
+                await events.fail(self._refusal(error, request))
+            return events.response
+        finally:
+            run.cancel()
+            await asyncio.gather(run, return_exceptions=True)
+
+
+class _Events:
+    """A stream of server-sent events."""
+
+    def __init__(self, request: web.BaseRequest, asked: Asked, episode: Episode) -> None:
+        self._request, self._asked, self._episode = request, asked, episode
+        self._created = time.time()
+        self.response = web.StreamResponse(
+            headers={
+                "Content-Type": "text/event-stream; charset=utf-8",
+                "Cache-Control": "no-cache",
+                "X-Accel-Buffering": "no",
+                THREAD_HEADER: episode.thread_id,
+            }
+        )
+
+    async def begin(self) -> None:
+        await self.response.prepare(self._request)
+        await self._send({"role": "assistant", "content": ""})
+
+    async def tell(self, ear: Ear) -> None:
+        """What is new; a comment if nothing is."""
+        nodes, news = ear.nodes(), ear.news()
+        if nodes or not news:
+            await self.response.write("".join(f": {node}\n\n" for node in nodes or [""]).encode())
+        if news:
+            await self._send({"content": news})
+
+    async def end(self, ear: Ear, ended: Trajectory) -> None:
+        if rest := ear.rest(ended):
+            await self._send({"content": rest})
+        await self._send({}, ended)
+        if self._asked.include_usage:
+            await self._event(usage_chunk(ended, self._created))
+        await self.response.write(b"data: [DONE]\n\n")
+        await self.response.write_eof()
+
+    async def fail(self, refused: RefusedError) -> None:
+        """An error after the first event has no HTTP status any more."""
+        with suppress(ConnectionError):
+            await self._event(_body_of(refused))
+            await self.response.write_eof()
+
+    async def _send(self, delta: dict[str, Any], ended: Trajectory | None = None) -> None:
+        identity = self._episode.trajectory_id
+        await self._event(chunk(identity, self._episode.graph, self._created, delta, ended))
+
+    async def _event(self, record: dict[str, Any]) -> None:
+        await self.response.write(f"data: {to_json(record)}\n\n".encode())
+
+
+async def _wait(ear: Ear, seconds: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await ear.changed.wait()
+    ear.changed.clear()
+
+
+def _unless_failed(ended: Trajectory) -> Trajectory:
+    if ended.status in (RunStatus.FAILED, RunStatus.ABORTED):
+        why = ended.error or "it was aborted"
+        raise RefusedError(500, f"The run {ended.thread_id} failed: {why}.", code="run_failed")
+    return ended
+
+
+def _thread_of(request: web.BaseRequest) -> str | None:
+    given = request.headers.get(THREAD_HEADER)
+    if given is not None and not _THREAD.fullmatch(given):
+        raise RefusedError(400, "A thread's name has up to 128 letters, digits and `._:-`.", param=THREAD_HEADER)
+    return given
+
+
+def _body_of(refused: RefusedError) -> dict[str, Any]:
+    return error_body(refused.status, refused.message, refused.code, refused.param)
+
+
+def _error(refused: RefusedError) -> web.Response:
+    answer = json_answer(_body_of(refused), refused.status)
+    if refused.status in (429, 503):
+        answer.headers["Retry-After"] = "1"
+    return answer
+
+
+@asynccontextmanager
+async def serving(
+    service: ChatService,
+    listener: socket.socket,
+    *,
+    drain_seconds: float = 30.0,
+) -> AsyncGenerator[None]:
+    """Serve inside the block; leaving it drains. `listener` is closed."""
+    async with listening(service.handle, listener, lambda: service.chats.drain(drain_seconds), service.request_bytes):
+        yield

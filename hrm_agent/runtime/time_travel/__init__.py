@@ -1,0 +1,1 @@
+"""Earlier checkpoints of a thread: shown, compared, edited, forked from."""

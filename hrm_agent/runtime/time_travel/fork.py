@@ -1,0 +1,252 @@
+"""Time travel: look at a run's moments, go on from one of them another way, and compare what came of it.
+
+    found = history(store, "legs")                       the tree of its checkpoints
+    episodes = fork(store, "legs", "before:tools")       a thread of its own, which stands there
+    group = await siblings(runner, "legs", 3, count=8)   eight of them, run side by side, as one group
+    difference(store, "legs", "legs/fork-1")             where two threads parted, and how they differ
+
+A fork is a thread that shares the lineage of another one up to the chosen checkpoint, which both know by the same id;
+nothing of the original is touched, and nothing is sampled for what they share. LangGraph's own way (`invoke` with an
+old checkpoint's id) puts the new branch into the same thread, where the newest checkpoint of whichever branch is what
+goes on. `history` shows such branches too.
+
+Forks of one call are one group, as the rollouts of one task are in training: they share a `group_id` and count their
+`sample_index`, and each has a seed of its own, derived from the base seed and its thread's name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count as numbers
+from typing import Any, NamedTuple
+
+from hrm_agent.errors import ConfigError, RunError
+from hrm_agent.runtime.episode import Episode, EpisodeRunner, run_context
+from hrm_agent.runtime.execution.loading import load_graph
+from hrm_agent.runtime.time_travel.history import Branch, History, Moment, Question, Selector, Step, Subgraph
+from hrm_agent.runtime.time_travel.read_history import Graph, history, trajectory_id_of
+from hrm_agent.runtime.time_travel.state_edits import Edit, edited_channels, write_edit
+from hrm_agent.runtime.time_travel.thread_diff import Change, Difference, Side, difference
+from hrm_agent.store import RunStore
+from hrm_agent.trajectory import ForkRef, TaskRef, Trajectory, Turn, derive_seed
+
+__all__ = [
+    "Branch",
+    "Change",
+    "Difference",
+    "Edit",
+    "History",
+    "Moment",
+    "Place",
+    "Question",
+    "Selector",
+    "Side",
+    "Step",
+    "Subgraph",
+    "difference",
+    "fork",
+    "history",
+    "run_group",
+    "siblings",
+]
+
+
+class Place(NamedTuple):
+    """Of a thread in a group, and in the run that asked for it."""
+
+    group_id: str
+    sample_index: int
+    run_id: str = ""
+
+
+def fork(
+    store: RunStore,
+    thread: str,
+    at: Selector = "last",
+    *,
+    edit: Edit | Mapping[str, Any] | None = None,
+    count: int = 1,
+    name: str | None = None,
+    joins: Place | None = None,
+    seed: int | None = None,
+    graph: str | None = None,
+    context: Mapping[str, Any] | None = None,
+    verify: Callable[[str], float] | None = None,
+    policy: str | None = None,
+    policy_version: int | None = None,
+    keep: Callable[[Episode], object] | None = None,
+) -> list[Episode]:
+    """`count` threads that stand at a moment of `thread`, as one group, on record and not run yet.
+
+    `edit`: an `Edit`, or new values by channel. `name`: of the group, and with `count` 1 of its thread; else its
+    threads are `name/0`, `name/1` and so on. None: `THREAD/fork-1`, or the next number that is free. `joins`: the place
+    of a single fork in a group that is there, instead of a group of its own. `seed`: base of the siblings' seeds; None
+    draws them from the system. `graph`, `context`, `verify`, `policy`: as for an episode; a graph has to be named where
+    the thread was made without a runner and is to be edited or run. `keep`: called with
+    each episode before it is on record, so that none is there whose options are not. Raises `RunError` and
+    `ConfigError`, before anything is written.
+    """
+    if count < 1:
+        raise ConfigError(f"{count} forks were asked for.", "Ask for 1 or more.")
+    wanted = edit if isinstance(edit, Edit) else Edit(values=edit or {})
+    if wanted.as_node is not None and not wanted:
+        raise ConfigError(f"Nothing is edited that {wanted.as_node!r} could have written.", "Name an edit beside it.")
+    graph_name = graph or _graph_of(store, thread)
+    compiled = _compiled(store, graph_name) if wanted else None
+    found = history(store, thread, graph=compiled, branches=False)
+    moment = _of_the_graph(found, at)
+    values = edited_channels(wanted, moment, compiled) if compiled is not None else {}
+    group = name or _free_name(store, found.thread_id)
+    origin = found.trajectory or _unrecorded(found, moment)
+    episodes = [
+        Episode(
+            task=origin.task,
+            thread_id=thread_id,
+            graph=graph_name,
+            run_id=joins.run_id if joins else "",
+            group_id=joins.group_id if joins else group,
+            sample_index=joins.sample_index if joins else index,
+            seed=None if seed is None else derive_seed(seed, "sibling", thread_id),
+            context=context or {},
+            verify=verify,
+        )
+        for index, thread_id in enumerate([group] if count == 1 else [f"{group}/{i}" for i in range(count)])
+    ]
+    _refuse_known(store, episodes)
+    at_work = run_context(compiled, episodes[0]) if compiled is not None else None
+    changes = {"policy": policy or origin.policy}
+    changes |= {"policy_version": origin.policy_version if policy_version is None else policy_version}
+    changes |= {"turns": _turns_until(found, moment)}
+    left = ForkRef(trajectory_id=_owner(store, found, moment), checkpoint_id=moment.checkpoint_id)
+    for episode in episodes:
+        if keep is not None:
+            keep(episode)
+        store.fork_thread(found.thread_id, episode.thread_id, moment.checkpoint_id)
+        if compiled is not None:
+            write_edit(compiled, episode.thread_id, found, moment, values, wanted.as_node, at_work)
+        store.journal.write_trajectory(_begun(episode, origin, left).model_copy(update=changes))
+    return episodes
+
+
+async def siblings(
+    runner: EpisodeRunner, thread: str, at: Selector = "last", *, concurrency: int = 64, **options: Any
+) -> list[Trajectory]:
+    """Fork as `fork` does, and run the forks side by side; their trajectories, in order of `sample_index`."""
+    _compiled(runner.store, options.get("graph") or _graph_of(runner.store, thread))
+    version = getattr(runner.backend, "policy_version", 0)
+    episodes = fork(runner.store, thread, at, policy=runner.policy, policy_version=version, **options)
+    return await run_group(runner, episodes, concurrency=concurrency)
+
+
+async def run_group(
+    runner: EpisodeRunner,
+    episodes: Sequence[Episode],
+    *,
+    concurrency: int = 64,
+    gate: asyncio.Semaphore | None = None,
+    on_done: Callable[[Trajectory], object] | None = None,
+) -> list[Trajectory]:
+    """Run episodes side by side; their trajectories, in their order. What a person can mend cancels the rest.
+
+    `gate`: shared by several groups, in place of `concurrency`.
+    """
+    gate = gate or asyncio.Semaphore(concurrency)
+
+    async def run(episode: Episode) -> Trajectory:
+        async with gate:
+            trajectory = await runner.run(episode)
+        if on_done is not None:
+            on_done(trajectory)
+        return trajectory
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(run(episode)) for episode in episodes]
+    except* Exception as errors:
+        raise errors.exceptions[0] from errors
+    return [task.result() for task in running]
+
+
+def _graph_of(store: RunStore, thread: str) -> str:
+    known = store.journal.find_trajectory(thread)
+    return known.graph if known is not None else ""
+
+
+def _compiled(store: RunStore, name: str) -> Graph:
+    """The graph, over the store's checkpoints: an edit goes through its channels and its edges."""
+    if not name:
+        raise RunError("Which graph made this thread is not on record.", "Name it, to edit or to run a fork of it.")
+    graph = load_graph(name)
+    return graph.copy(update={"checkpointer": store.checkpointer.allowing(graph)})
+
+
+def _of_the_graph(found: History, at: Selector) -> Moment:
+    moment = found.select(at)
+    if moment.namespace:
+        outer = moment.index.partition(".")[0]
+        raise RunError(
+            f"Moment {moment.index} lies inside a subgraph, which runs as one step of the graph around it.",
+            f"Fork at the moment that this step started from: {outer}.",
+        )
+    return moment
+
+
+def _free_name(store: RunStore, thread_id: str) -> str:
+    taken = {known.group_id for known in store.threads()} | {known.thread_id for known in store.threads()}
+    return next(name for number in numbers(1) if (name := f"{thread_id}/fork-{number}") not in taken)
+
+
+def _refuse_known(store: RunStore, episodes: Sequence[Episode]) -> None:
+    known = {thread.thread_id for thread in store.threads()}
+    for episode in episodes:
+        if episode.thread_id in known:
+            raise RunError(f"Thread {episode.thread_id!r} is there already.", "Give the fork another name.")
+
+
+def _unrecorded(found: History, moment: Moment) -> Trajectory:
+    """What is known of a thread that the user's own program made: its name, and what it was asked."""
+    messages: Any = moment.values.get("messages") or ()
+    asked = next((message.text for message in messages if getattr(message, "type", "") == "human"), "")
+    return Trajectory(
+        id=trajectory_id_of(found.thread_id),
+        thread_id=found.thread_id,
+        task=TaskRef(id=found.thread_id, family="thread", prompt=asked),
+        graph="",
+        policy="",
+        started_at=0.0,
+    )
+
+
+def _owner(store: RunStore, found: History, moment: Moment) -> str:
+    """Id of the trajectory that made a moment: a fork's earlier moments are those of the thread that it left."""
+    owner, owner_id = found.trajectory, trajectory_id_of(found.thread_id)
+    while owner is not None and owner.forked_from is not None:
+        shared = next((m for m in found.moments if m.checkpoint_id == owner.forked_from.checkpoint_id), None)
+        if shared is None or moment.checkpoint_id not in {m.checkpoint_id for m in found.lineage(shared)}:
+            return owner.id
+        owner_id = owner.forked_from.trajectory_id
+        owner = store.journal.find_trajectory(owner_id)
+    return owner.id if owner is not None else owner_id
+
+
+def _turns_until(found: History, moment: Moment) -> tuple[Turn, ...]:
+    """The turns of a conversation that lie behind a moment: each but the first has an input of its own."""
+    inputs = sum(earlier.source == "input" for earlier in found.lineage(moment))
+    return found.trajectory.turns[: max(inputs - 1, 0)] if found.trajectory is not None else ()
+
+
+def _begun(episode: Episode, origin: Trajectory, left: ForkRef) -> Trajectory:
+    return Trajectory(
+        id=episode.trajectory_id,
+        thread_id=episode.thread_id,
+        run_id=episode.run_id,
+        group_id=episode.group_id,
+        sample_index=episode.sample_index,
+        task=episode.task,
+        graph=episode.graph,
+        policy=origin.policy,
+        forked_from=left,
+        started_at=time.time(),
+    )

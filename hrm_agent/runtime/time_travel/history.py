@@ -1,0 +1,241 @@
+"""The moments of a thread: its checkpoints as a tree, with what ran between them.
+
+LangGraph lists the checkpoints of a thread newest first, whatever branch they lie on, and numbers their steps anew on
+each branch. What holds them together is `parent_config`, so a `History` is a tree: branches that LangGraph made in
+place lie in the thread itself, and a fork into a thread of its own hangs on the checkpoint that both share.
+
+`hrm_agent.runtime.time_travel.read_history` reads it from a store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, cast
+
+from hrm_agent.errors import RunError, nearest
+from hrm_agent.trajectory import Call, ToolCall, Trajectory
+
+__all__ = ["Branch", "History", "Moment", "Question", "Selector", "Step", "Subgraph", "role_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """An `interrupt()` that waits for its answer."""
+
+    id: str
+    """LangGraph's: answers to several questions are given by it."""
+    value: Any
+    """What was asked."""
+    node: str
+    """Empty where the record does not tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What ran between a checkpoint and its child."""
+
+    nodes: tuple[str, ...] = ()
+    """One name for each task: the siblings of a `Send` repeat it."""
+    calls: tuple[Call, ...] = ()
+    """Those made in subgraphs among them."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    seconds: float | None = None
+    """Wall-clock time from the first call's start to the last one's end; without calls, between the checkpoints."""
+    inside: tuple[Subgraph, ...] = ()
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Who asked or acted, each once: the nodes from the outermost graph inwards, as in `solve/reason`."""
+        return tuple(dict.fromkeys(role_of(call.identity.checkpoint_ns) for call in (*self.calls, *self.tool_calls)))
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(call.sampled_tokens for call in self.calls)
+
+    @property
+    def usage(self) -> tuple[int, int]:
+        """Tokens read and written as the models reported them; 0 where they did not."""
+        reports = [cast("dict[str, int]", call.response.get("usage_metadata") or {}) for call in self.calls]
+        return sum(r.get("input_tokens", 0) for r in reports), sum(r.get("output_tokens", 0) for r in reports)
+
+    @property
+    def cost(self) -> float | None:
+        """As the providers reported it, in their currency; None where none did."""
+        known = [cost for call in self.calls if (cost := _cost(call)) is not None]
+        return sum(known) if known else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """One checkpoint: what led to it, and what comes next."""
+
+    index: str
+    """`4`: in the order of creation in its thread, so that it stays; `4.0.2`: the third moment of the first subgraph
+    that ran in the step from moment 4."""
+    thread_id: str
+    checkpoint_id: str
+    namespace: str
+    """Of the subgraph, empty for the graph itself."""
+    parent: str | None
+    """Id of the checkpoint before; None for the first."""
+    step: int
+    """LangGraph's number, from -1. It repeats across branches."""
+    source: str
+    """`input`, `loop`, `update` (the state was edited) or `fork` (LangGraph went another way from the parent)."""
+    created_at: str
+    ran: Step
+    """What ran into it."""
+    next: tuple[str, ...]
+    """Names of the nodes to run from here, one for each task."""
+    questions: tuple[Question, ...]
+    under_way: Step | None
+    """What has run from here in a step that is not over; None if nothing has."""
+    values: Mapping[str, Any] = field(repr=False)
+    """The channels of the state, LangGraph's own left out."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What `History.select` knows it by, beside index and id."""
+        place = role_of(self.namespace)
+        before = [f"before:{_joined(place, name)}" for name in dict.fromkeys(self.next)]
+        return *before, *(f"after:{_joined(place, name)}" for name in dict.fromkeys(self.ran.nodes))
+
+
+@dataclass(frozen=True, slots=True)
+class Subgraph:
+    """One run of a subgraph within a step."""
+
+    node: str
+    """Of the graph around it."""
+    task_id: str
+    """Tells the siblings of a `Send` apart."""
+    moments: tuple[Moment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A fork into a thread of its own."""
+
+    at: str
+    """Id of the checkpoint that both threads share."""
+    history: History
+
+
+Selector = str | int | Moment | Callable[[Moment], bool]
+"""Index, (beginning of an) id, `before:NODE`, `after:NODE` (`#2`: the second time), `last`, or a predicate."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The tree of a thread's moments."""
+
+    thread_id: str
+    trajectory: Trajectory | None
+    """None for a thread that was made without an `EpisodeRunner`."""
+    moments: tuple[Moment, ...]
+    """Of the graph itself, in the order of creation; those of subgraphs lie in `Step.inside`."""
+    branches: tuple[Branch, ...] = ()
+    """Threads that were forked from this one, each with its own moments and those it inherited."""
+
+    @property
+    def last(self) -> Moment:
+        """The newest one: where LangGraph goes on."""
+        return self.moments[-1]
+
+    def children(self, moment: Moment | None) -> list[Moment]:
+        """Moments of this thread that follow on `moment`; on None, its roots."""
+        if moment is not None:
+            return [found for found in self.moments if found.parent == moment.checkpoint_id]
+        known = {found.checkpoint_id for found in self.moments}
+        return [found for found in self.moments if found.parent not in known]
+
+    def lineage(self, moment: Moment | None = None) -> list[Moment]:
+        """From the root to `moment`, that one included; to the newest one if None is given."""
+        by_id = {found.checkpoint_id: found for found in self.moments}
+        here, line = moment or self.last, dict[str, Moment]()
+        while here is not None and here.checkpoint_id not in line:
+            line[here.checkpoint_id] = here
+            here = by_id.get(here.parent or "")
+        return list(line.values())[::-1]
+
+    def walk(self) -> Iterator[Moment]:
+        """Every moment, those of subgraphs after the one that their step led to."""
+        yield from _walk(self.moments)
+
+    def select(self, selector: Selector) -> Moment:
+        """The moment that is meant. Raises `RunError` that lists what there is."""
+        if isinstance(selector, Moment):
+            return selector
+        if callable(selector):
+            found = next((moment for moment in self._in_order() if selector(moment)), None)
+            return found or self._nothing("that the predicate holds for", "")
+        return self._named(str(selector).strip())
+
+    def _named(self, name: str) -> Moment:
+        by_index = {moment.index: moment for moment in self.walk()}
+        if name == "last":
+            return self.last
+        if name in by_index:
+            return by_index[name]
+        kind, colon, _ = name.partition(":")
+        if colon and kind in ("before", "after"):
+            return self._at_node(name)
+        starting = [moment for moment in self.walk() if name and moment.checkpoint_id.startswith(name)]
+        if len(starting) > 1:
+            raise RunError(
+                f"{len(starting)} moments of thread {self.thread_id!r} have an id that begins with {name!r}.",
+                f"Give more of it: {', '.join(moment.checkpoint_id for moment in starting[:4])}.",
+            )
+        return starting[0] if starting else self._nothing(repr(name), name)
+
+    def _at_node(self, name: str) -> Moment:
+        wanted, _, number = name.partition("#")
+        found = [moment for moment in self._in_order() if wanted in moment.names]
+        if not found:
+            self._nothing(repr(name), wanted)
+        place = int(number) if number.isdecimal() else 0 if number else 1
+        if not 1 <= place <= len(found):
+            raise RunError(
+                f"{name!r} names no moment of thread {self.thread_id!r}: {wanted!r} is there {len(found)} times.",
+                f"Write {wanted}#1 to {wanted}#{len(found)}, counted from the start.",
+            )
+        return found[place - 1]
+
+    def _in_order(self) -> list[Moment]:
+        """First the way to the newest moment, then what lies aside of it."""
+        line = self.lineage()
+        known = {moment.checkpoint_id for moment in line}
+        return [*_walk(line), *_walk(moment for moment in self.moments if moment.checkpoint_id not in known)]
+
+    def _nothing(self, what: str, name: str) -> NoReturn:
+        names = list(dict.fromkeys(name for moment in self.walk() for name in moment.names))
+        raise RunError(
+            f"Thread {self.thread_id!r} has no moment {what}. {nearest(name, names)}".strip(),
+            f"It has 0 to {self.last.index}, {', '.join(names)} and last: see `hrm-agent history {self.thread_id}`.",
+        )
+
+
+def _walk(moments: Iterable[Moment]) -> Iterator[Moment]:
+    for moment in moments:
+        yield moment
+        for step in (moment.ran, moment.under_way):
+            for subgraph in step.inside if step else ():
+                yield from _walk(subgraph.moments)
+
+
+def role_of(namespace: str) -> str:
+    """`solve:ID|reason:ID` -> `solve/reason`: the nodes that a namespace leads through."""
+    return "/".join(part.partition(":")[0] for part in namespace.split("|") if not part.isdecimal())
+
+
+def _joined(place: str, name: str) -> str:
+    return f"{place}/{name}" if place else name
+
+
+def _cost(call: Call) -> float | None:
+    """A provider's figure, where it gives one: some do so beside the tokens, some on top."""
+    facts = cast("dict[str, Any]", call.response.get("response_metadata") or {})
+    usage = cast("dict[str, Any]", facts.get("token_usage") or {})
+    cost = usage.get("cost", facts.get("cost"))
+    return float(cost) if isinstance(cost, (int, float)) else None

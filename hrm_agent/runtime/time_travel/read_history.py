@@ -1,0 +1,240 @@
+"""Reads the history of a thread: from the record alone, and with the graph's help where its code can be loaded.
+
+A checkpoint names in its channels the nodes that it triggers (`branch:to:NODE`, a full `join:`, the sent tasks), and a
+call names the checkpoints, of every enclosing graph, that its step started from. So a history can be read where the
+code is gone, and of a thread that the user's own program made with `store.checkpointer`. Where the code is there, it is
+asked what comes next: it also knows deferred nodes and the functional API. `StateSnapshot.next` is not used, since it
+leaves out tasks that have finished in a step that has not; `tasks` does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, TypeVar, cast
+
+from langgraph.checkpoint.base import CheckpointTuple
+from langgraph.pregel import Pregel
+
+from hrm_agent.errors import GraphError, RunError, nearest
+from hrm_agent.runtime.execution.loading import load_graph
+from hrm_agent.runtime.time_travel.history import Branch, History, Moment, Question, Step, Subgraph
+from hrm_agent.store import RunStore
+from hrm_agent.trajectory import Call, ToolCall, Trajectory, content_hash
+
+__all__ = ["Graph", "history", "trajectory_id_of"]
+
+Graph = Pregel[Any, Any, Any, Any]
+C = TypeVar("C", Call, ToolCall)
+_INTERRUPT, _SENT, _START = "__interrupt__", "__pregel_tasks", "__start__"
+
+
+def history(store: RunStore, thread: str, *, graph: Graph | None = None, branches: bool = True) -> History:
+    """The history of a thread, named by its id or by its trajectory's. Raises `RunError` if there is none.
+
+    `graph` is asked what comes next; if None, the trajectory's is, where it can be loaded. `branches`: threads that
+    were forked from this one are read too.
+    """
+    trajectory = store.journal.find_trajectory(thread)
+    thread_id = trajectory.thread_id if trajectory else thread
+    if graph is None and trajectory is not None:
+        with suppress(GraphError):
+            graph = load_graph(trajectory.graph)
+    moments = tuple(_Reader(store, thread_id, trajectory, graph).moments())
+    if not moments:
+        known = [found.thread_id for found in store.threads()]
+        raise RunError(
+            f"There is no checkpoint of thread {thread!r} in {store.url}. {nearest(thread, known)}".strip(),
+            f"`hrm-agent history --store {store.url}` lists what there is.",
+        )
+    return History(thread_id, trajectory, moments, tuple(_branches(store, thread_id)) if branches else ())
+
+
+def trajectory_id_of(thread_id: str) -> str:
+    """What `Episode.trajectory_id` is, also for a thread that no episode made."""
+    return content_hash("trajectory", thread_id)[:16]
+
+
+def _branches(store: RunStore, thread_id: str) -> Iterator[Branch]:
+    for other in store.journal.forks_of(trajectory_id_of(thread_id)):
+        with suppress(RunError):  # its checkpoints were deleted
+            yield Branch(other.forked_from.checkpoint_id if other.forked_from else "", history(store, other.thread_id))
+
+
+class _Reader:
+    """Makes moments of the checkpoints of one thread."""
+
+    def __init__(self, store: RunStore, thread_id: str, trajectory: Trajectory | None, graph: Graph | None) -> None:
+        saver = store.checkpointer.allowing(graph) if graph is not None else store.checkpointer
+        listed = sorted(saver.list({"configurable": {"thread_id": thread_id}}), key=_id)
+        self._thread_id = thread_id
+        self._by_id = {_id(found): found for found in listed}
+        self._within = _grouped(listed, _around)
+        """Checkpoint id -> checkpoints of the subgraphs that its step ran; empty id: those of the graph itself."""
+        self._ended = {_parent(found) for found in listed if found.metadata.get("source") == "loop"}
+        """Ids of checkpoints whose step is over."""
+        self._asked = _ask(graph.copy(update={"checkpointer": saver}), thread_id) if graph and listed else {}
+        self._index: dict[str, str] = {}
+        self._calls = self._by_start(trajectory.calls if trajectory else ())
+        self._tool_calls = self._by_start(trajectory.tool_calls if trajectory else ())
+
+    def moments(self) -> list[Moment]:
+        return self._numbered(self._within.get("", []), "")
+
+    def _numbered(self, checkpoints: Sequence[CheckpointTuple], prefix: str) -> list[Moment]:
+        self._index |= {_id(found): f"{prefix}{number}" for number, found in enumerate(checkpoints)}
+        return [self._moment(found) for found in checkpoints]
+
+    def _by_start(self, calls: Iterable[C]) -> dict[str, list[C]]:
+        """The calls by the checkpoints, one of each enclosing graph, that their step started from."""
+        grouped: dict[str, list[C]] = {}
+        for call in calls:
+            found = self._by_id.get(call.identity.checkpoint_id)
+            around = found.metadata.get("parents", {}) if found else {}
+            for start in {*around.values(), call.identity.checkpoint_id, call.identity.root_checkpoint_id}:
+                grouped.setdefault(start, []).append(call)
+        return grouped
+
+    def _moment(self, found: CheckpointTuple) -> Moment:
+        parent, source = self._by_id.get(_parent(found)), str(found.metadata.get("source", ""))
+        over = _id(found) in self._ended
+        begun = Step() if over else self._step(found, None)
+        return Moment(
+            index=self._index[_id(found)],
+            thread_id=self._thread_id,
+            checkpoint_id=_id(found),
+            namespace=_namespace(found),
+            parent=_parent(found) or None,
+            step=int(found.metadata.get("step", -1)),
+            source=source,
+            created_at=found.checkpoint["ts"],
+            ran=self._step(parent, found) if parent and source == "loop" else Step(),
+            next=tuple(self._tasks(found).values()),
+            questions=() if over else tuple(self._questions(found)),
+            under_way=begun if begun.calls or begun.tool_calls or begun.inside else None,
+            values=_shown(found.checkpoint["channel_values"]),
+        )
+
+    def _step(self, start: CheckpointTuple, end: CheckpointTuple | None) -> Step:
+        """What ran from `start`; `end` is None while the step is not over (a kill, a failure, a question)."""
+        calls, tool_calls = tuple(self._calls.get(_id(start), ())), tuple(self._tool_calls.get(_id(start), ()))
+        span = _span(calls, tool_calls)
+        return Step(
+            nodes=tuple(self._tasks(start).values()) or (_seen_since(start, end) if end else ()),
+            calls=calls,
+            tool_calls=tool_calls,
+            seconds=_between(start, end) if span is None and end else span,
+            inside=self._inside(start),
+        )
+
+    def _inside(self, start: CheckpointTuple) -> tuple[Subgraph, ...]:
+        runs = _grouped(self._within.get(_id(start), []), _namespace)
+        prefix = self._index.get(_id(start), "")
+        return tuple(
+            Subgraph(*_innermost(namespace), tuple(self._numbered(checkpoints, f"{prefix}.{number}.")))
+            for number, (namespace, checkpoints) in enumerate(runs.items())
+        )
+
+    def _tasks(self, found: CheckpointTuple) -> dict[str, str]:
+        """Task id -> node. Ids that the record does not tell are numbers."""
+        asked = self._asked.get(_id(found))
+        names = _triggered(found.checkpoint["channel_values"])
+        return asked or {str(number): name for number, name in enumerate(names)}
+
+    def _questions(self, found: CheckpointTuple) -> Iterator[Question]:
+        """Interrupts of tasks that have not finished since."""
+        writes = found.pending_writes or []
+        finished = {task for task, channel, _ in writes if not channel.startswith("__")}
+        for task, channel, value in writes:
+            if channel == _INTERRUPT and task not in finished:
+                for asked in cast("Sequence[Any]", value):
+                    yield Question(asked.id, asked.value, self._node_of(found, task))
+
+    def _node_of(self, found: CheckpointTuple, task: str) -> str:
+        """Node of a task, by its id, or since there is no other."""
+        tasks = self._tasks(found)
+        names = set(tasks.values())
+        return tasks.get(task) or (names.pop() if len(names) == 1 else "")
+
+
+def _ask(graph: Graph, thread_id: str) -> dict[str, dict[str, str]]:
+    """Checkpoint id -> task id -> node, as the graph's code sees it; nothing where it is no longer the same graph."""
+    with suppress(Exception):
+        snapshots = graph.get_state_history({"configurable": {"thread_id": thread_id}})
+        return {
+            str(snapshot.config.get("configurable", {})["checkpoint_id"]): {t.id: t.name for t in snapshot.tasks}
+            for snapshot in snapshots
+        }
+    return {}
+
+
+def _triggered(channels: Mapping[str, Any]) -> tuple[str, ...]:
+    """Nodes that the channels of a checkpoint trigger, as a `StateGraph` names them."""
+    names = [_START] if _START in channels else []
+    names += [str(sent.node) for sent in channels.get(_SENT) or ()]
+    names += sorted(name.removeprefix("branch:to:") for name in channels if name.startswith("branch:to:"))
+    for name, seen in channels.items():
+        kind, _, rest = name.partition(":")
+        sources, _, target = rest.rpartition(":")
+        if kind == "join" and isinstance(seen, set) and set(sources.split("+")) == seen:
+            names.append(target)
+    return tuple(names)
+
+
+def _seen_since(start: CheckpointTuple, end: CheckpointTuple) -> tuple[str, ...]:
+    """Nodes that saw new versions of their channels: what ran, in a graph that names no triggers."""
+    before, after = start.checkpoint["versions_seen"], end.checkpoint["versions_seen"]
+    return tuple(name for name in after if name != "__input__" and after[name] != before.get(name))
+
+
+def _shown(channels: Mapping[str, Any]) -> dict[str, Any]:
+    """The state without what LangGraph keeps beside it."""
+    ours = ("branch:to:", "join:", "start:", "__")
+    return {name: value for name, value in channels.items() if not name.startswith(ours) or name == "__root__"}
+
+
+def _span(calls: Iterable[Call], tool_calls: Iterable[ToolCall]) -> float | None:
+    spans = [(call.started_at, call.ended_at) for call in calls]
+    spans += [(tool.started_at, tool.started_at + tool.duration_seconds) for tool in tool_calls]
+    return max(end for _, end in spans) - min(start for start, _ in spans) if spans else None
+
+
+def _between(start: CheckpointTuple, end: CheckpointTuple) -> float:
+    began, ended = (datetime.fromisoformat(found.checkpoint["ts"]) for found in (start, end))
+    return max(0.0, (ended - began).total_seconds())
+
+
+def _grouped(
+    found: Iterable[CheckpointTuple], key: Callable[[CheckpointTuple], str]
+) -> dict[str, list[CheckpointTuple]]:
+    groups: dict[str, list[CheckpointTuple]] = {}
+    for checkpoint in found:
+        groups.setdefault(key(checkpoint), []).append(checkpoint)
+    return groups
+
+
+def _id(found: CheckpointTuple) -> str:
+    return str(found.checkpoint["id"])
+
+
+def _namespace(found: CheckpointTuple) -> str:
+    return str(found.config.get("configurable", {}).get("checkpoint_ns", ""))
+
+
+def _parent(found: CheckpointTuple) -> str:
+    """Empty for a root."""
+    return str((found.parent_config or {}).get("configurable", {}).get("checkpoint_id", ""))
+
+
+def _around(found: CheckpointTuple) -> str:
+    """Id of the checkpoint of the graph around this one, whose step this one lies in; empty for the graph itself."""
+    around = found.metadata.get("parents", {})
+    return around[max(around, key=len)] if around and _namespace(found) else ""
+
+
+def _innermost(namespace: str) -> tuple[str, str]:
+    """Node and task id of the innermost task: a node's second subgraph has a number behind it."""
+    part = next(part for part in reversed(namespace.split("|")) if not part.isdecimal())
+    node, _, task_id = part.partition(":")
+    return node, task_id

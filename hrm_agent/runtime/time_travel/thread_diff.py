@@ -1,0 +1,163 @@
+"""Two moments side by side: where their ways parted, what each way cost, and how the states differ."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, cast
+
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from pydantic import BaseModel
+
+from hrm_agent.runtime.time_travel.history import History, Moment
+from hrm_agent.runtime.time_travel.read_history import history
+from hrm_agent.store import RunStore
+from hrm_agent.trajectory import Call, ToolCall, Trajectory
+
+__all__ = ["Change", "Difference", "Side", "difference"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One part of the state that differs."""
+
+    channel: str
+    part: str
+    """`[3] ai` for a message, empty for a whole channel."""
+    lines: tuple[str, ...]
+    """A unified diff, without its header: of the text of a message, of the JSON of all else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two moments, and the way to it since they parted."""
+
+    thread_id: str
+    moment: Moment
+    trajectory: Trajectory | None
+    """Its outcome; None for a thread that was made without an `EpisodeRunner`."""
+    steps: tuple[Moment, ...]
+    """The moments since, the compared one at the end."""
+    calls: tuple[Call, ...]
+    tool_calls: tuple[ToolCall, ...]
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(call.sampled_tokens for call in self.calls)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What `difference` found."""
+
+    common: Moment | None
+    """The last moment of both, as the first side numbers it; None for threads that share nothing."""
+    a: Side
+    b: Side
+    changes: tuple[Change, ...]
+
+
+def difference(store: RunStore, a: str, b: str) -> Difference:
+    """Compare two moments, each `THREAD@MOMENT`, or `THREAD` for its newest."""
+    (found_a, moment_a), (found_b, moment_b) = _named(store, a), _named(store, b)
+    line_a, line_b = found_a.lineage(moment_a), found_b.lineage(moment_b)
+    shared = {moment.checkpoint_id for moment in line_b}
+    common = next((moment for moment in reversed(line_a) if moment.checkpoint_id in shared), None)
+    sides = [
+        _side(found, moment, line, common.checkpoint_id if common else None)
+        for found, moment, line in ((found_a, moment_a, line_a), (found_b, moment_b, line_b))
+    ]
+    return Difference(common, sides[0], sides[1], tuple(_changes(moment_a, moment_b)))
+
+
+def _named(store: RunStore, name: str) -> tuple[History, Moment]:
+    """A thread's id may itself hold an `@`."""
+    thread, at, selector = name.rpartition("@")
+    whole: Any = {"configurable": {"thread_id": name}}
+    if not at or store.journal.find_trajectory(name) or store.checkpointer.get_tuple(whole):
+        thread, selector = name, "last"
+    found = history(store, thread, branches=False)
+    return found, found.select(selector)
+
+
+def _side(found: History, moment: Moment, line: Sequence[Moment], common: str | None) -> Side:
+    ids = [earlier.checkpoint_id for earlier in line]
+    since = tuple(line[ids.index(common) + 1 :] if common else line)
+    steps = [step.ran for step in since] + ([moment.under_way] if moment.under_way else [])
+    return Side(
+        found.thread_id,
+        moment,
+        found.trajectory,
+        since,
+        tuple({call.id: call for step in steps for call in step.calls}.values()),
+        tuple({call.id: call for step in steps for call in step.tool_calls}.values()),
+    )
+
+
+def _changes(a: Moment, b: Moment) -> Iterator[Change]:
+    for channel in dict.fromkeys((*a.values, *b.values)):
+        old, new = a.values.get(channel), b.values.get(channel)
+        if _has_messages(old) or _has_messages(new):
+            yield from _message_changes(channel, old or [], new or [])
+        elif lines := _diff(_json_lines(a, channel), _json_lines(b, channel)):
+            yield Change(channel, "", lines)
+
+
+def _message_changes(channel: str, old: list[Any], new: list[Any]) -> Iterator[Change]:
+    """Messages of one id are one message; where ids differ, those that stand at one place are compared."""
+    matcher = difflib.SequenceMatcher(None, [_key(m) for m in old], [_key(m) for m in new], autojunk=False)
+    for _, i1, i2, j1, j2 in matcher.get_opcodes():
+        for i, j in zip_longest(range(i1, i2), range(j1, j2)):
+            before, after = (old[i] if i is not None else None), (new[j] if j is not None else None)
+            if lines := _diff(_text_lines(before), _text_lines(after)):
+                kind = getattr(after if after is not None else before, "type", "")
+                yield Change(channel, f"[{j if j is not None else i}] {kind}".rstrip(), lines)
+
+
+def _key(message: Any) -> str:
+    return str(getattr(message, "id", None) or message)
+
+
+def _text_lines(message: Any) -> list[str]:
+    """A message as people read it: its text, then the calls that it asks for."""
+    if not isinstance(message, BaseMessage):
+        return [] if message is None else str(message).splitlines()
+    head = [f"result of {message.tool_call_id}:"] if isinstance(message, ToolMessage) else []
+    calls = message.tool_calls if isinstance(message, AIMessage) else []
+    asked = [f"> {call['name']}({json.dumps(call['args'], ensure_ascii=False, default=str)})" for call in calls]
+    return [*head, *message.text.splitlines(), *asked] or [""]  # an empty message is not the same as none
+
+
+def _json_lines(moment: Moment, channel: str) -> list[str]:
+    if channel not in moment.values:
+        return []
+    text = json.dumps(_plain(moment.values[channel]), indent=2, ensure_ascii=False, sort_keys=True)
+    return text.splitlines()
+
+
+def _plain(value: Any) -> Any:
+    """`value` as JSON, so that equal values look equal: the order of a set, or of keys, is no difference."""
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    if isinstance(value, BaseModel):
+        return _plain(value.model_dump())
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted((_plain(item) for item in cast("set[Any]", value)), key=str)
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in cast("list[Any]", value)]
+    return str(value)
+
+
+def _diff(old: list[str], new: list[str]) -> tuple[str, ...]:
+    lines = tuple(difflib.unified_diff(old, new, lineterm="", n=1))[2:]  # a line of the text may look like the header
+    return tuple(line for line in lines if not line.startswith("@@"))
+
+
+def _has_messages(value: Any) -> bool:
+    items = cast("list[Any]", value) if isinstance(value, list) else []
+    return bool(items) and all(isinstance(item, BaseMessage) for item in items)

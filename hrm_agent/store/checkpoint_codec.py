@@ -1,0 +1,141 @@
+"""Rows of checkpoints and writes: LangGraph's structures as they are stored.
+
+A manifest holds, besides what a checkpoint says of itself, one reference for each channel. A channel whose version is
+its parent's has its parent's reference: neither is the value serialised again nor stored again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import ormsgpack
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import EXCLUDED_METADATA_KEYS, WRITES_IDX_MAP, ChannelVersions, Checkpoint
+
+from hrm_agent.errors import StoreError
+from hrm_agent.store.content_addressed import CHANNEL_BYTES, Reference, ValueReader, ValueWriter
+from hrm_agent.store.serializer import RefusedValue
+
+__all__ = [
+    "Channels",
+    "Place",
+    "manifest_of",
+    "merged_writes",
+    "place_of",
+    "public_metadata",
+    "read_checkpoint",
+    "read_manifest",
+    "refusing",
+    "slots_of",
+]
+
+Channels = dict[str, tuple[Any, Reference]]
+"""Channel -> version and reference; None as reference where it has no value."""
+
+REGULAR = 0
+"""Slot of a task's ordinary writes. Special ones (an error, an interrupt, its answer) have a slot each, below 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a config names."""
+
+    thread_id: str
+    ns: str
+    checkpoint_id: str | None
+
+    def config(self, checkpoint_id: str) -> RunnableConfig:
+        """The config of another checkpoint at this place."""
+        named = {"thread_id": self.thread_id, "checkpoint_ns": self.ns, "checkpoint_id": checkpoint_id}
+        return {"configurable": named}
+
+
+def place_of(config: RunnableConfig) -> Place:
+    """Thread, namespace and checkpoint that a config names."""
+    named: Mapping[str, Any] = config.get("configurable", {})
+    checkpoint_id = named.get("checkpoint_id")
+    return Place(str(named["thread_id"]), str(named.get("checkpoint_ns") or ""), str(checkpoint_id or "") or None)
+
+
+def public_metadata(config: RunnableConfig, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What is stored of a checkpoint's metadata: LangGraph's own, and the run-level facts in `config["metadata"]`.
+
+    LangChain copies whatever scalars stand in `configurable` into that metadata. They are where callers keep keys and
+    user names, so none of them is stored.
+    """
+    private = {*EXCLUDED_METADATA_KEYS, *config.get("configurable", {})}
+    facts: Mapping[str, Any] = config.get("metadata") or {}
+    kept = {
+        name: value
+        for name, value in facts.items()
+        if name not in private and not name.startswith("__") and isinstance(value, (str, int, float, bool))
+    }
+    return {**kept, **{name: value for name, value in metadata.items() if name != "writes"}}
+
+
+@contextmanager
+def refusing(place: Place) -> Generator[None]:
+    """Raises `StoreError` for a value that could be written, and not be read back."""
+    try:
+        yield
+    except RefusedValue as error:
+        raise StoreError(
+            f"Thread {place.thread_id!r} holds {error}. Nothing was written.",
+            "Declare the type in the graph's state, or name it: open_store(..., allow=['package.module:Class']). "
+            "A graph that was compiled before its store was opened takes store.checkpointer.allowing(graph).",
+        ) from error
+
+
+def manifest_of(
+    checkpoint: Checkpoint, writer: ValueWriter, new_versions: ChannelVersions, parent: Channels
+) -> tuple[bytes, Channels]:
+    """A checkpoint as it is stored, and the references of its channels."""
+    channels: Channels = {}
+    values = checkpoint["channel_values"]
+    versions = checkpoint["channel_versions"]
+    for name in {**versions, **values}:
+        version, before = versions.get(name), parent.get(name)
+        if name not in values:
+            channels[name] = (version, None)
+        elif before and before[0] == version and before[1] and name not in new_versions:
+            channels[name] = (version, before[1])
+        else:
+            channels[name] = (version, writer.reference(values[name], CHANNEL_BYTES))
+    rest = {name: value for name, value in checkpoint.items() if name not in ("channel_values", "channel_versions")}
+    packed = ormsgpack.packb([rest, [[name, *entry] for name, entry in channels.items()]])
+    return packed, channels
+
+
+def read_manifest(data: bytes) -> tuple[dict[str, Any], Channels]:
+    """What a checkpoint says of itself, and its channels."""
+    rest, channels = ormsgpack.unpackb(data)
+    return rest, {name: (version, reference) for name, version, reference in channels}
+
+
+def read_checkpoint(rest: dict[str, Any], channels: Channels, reader: ValueReader) -> Checkpoint:
+    """A checkpoint whose references are loaded. A channel without a version was stored with a value only."""
+    checkpoint: dict[str, Any] = {
+        **rest,
+        "channel_values": {name: reader.value(ref) for name, (_, ref) in channels.items() if ref is not None},
+        "channel_versions": {name: version for name, (version, _) in channels.items() if version is not None},
+    }
+    return cast(Checkpoint, checkpoint)
+
+
+def slots_of(writes: Sequence[tuple[str, Any]], writer: ValueWriter) -> dict[int, list[list[Any]]]:
+    """Slot -> `[index, channel, reference]` of its writes."""
+    slots: dict[int, list[list[Any]]] = {}
+    for position, (channel, value) in enumerate(writes):
+        index = WRITES_IDX_MAP.get(channel, position)
+        slots.setdefault(min(index, REGULAR), []).append([index, channel, writer.reference(value, CHANNEL_BYTES)])
+    return slots
+
+
+def merged_writes(stored: bytes, given: list[list[Any]]) -> bytes:
+    """The ordinary writes of a task that was saved before: what is stored under an index stands."""
+    held: list[list[Any]] = ormsgpack.unpackb(stored)
+    taken = {index for index, *_ in held}
+    return ormsgpack.packb(sorted(held + [write for write in given if write[0] not in taken], key=lambda w: w[0]))

@@ -1,0 +1,110 @@
+"""Reading checkpoints: rows to LangGraph's tuples, however many at once.
+
+All values that the rows refer to are fetched together. A value that must not be made into an object (a type that nobody
+allowed, bytes that are not what their name says) is refused with the thread and checkpoint that mention it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+import ormsgpack
+from langgraph.checkpoint.base import Checkpoint, CheckpointMetadata, CheckpointTuple, PendingWrite
+
+from hrm_agent.errors import StoreError
+from hrm_agent.store.checkpoint_codec import Channels, Place, read_checkpoint, read_manifest
+from hrm_agent.store.cipher import Cipher
+from hrm_agent.store.content_addressed import ValueReader
+from hrm_agent.store.database import Cursor
+from hrm_agent.store.serializer import RefusedValue
+
+__all__ = ["ROW", "Reading", "Row"]
+
+ROW = "seq, thread_id, ns, id, parent_id, manifest, metadata"
+
+
+class Row(NamedTuple):
+    """A row of `checkpoints`."""
+
+    seq: int
+    thread_id: str
+    ns: str
+    id: str
+    parent_id: str | None
+    manifest: bytes
+    metadata: bytes
+
+    @property
+    def place(self) -> Place:
+        return Place(self.thread_id, self.ns, self.id)
+
+
+class Reading:
+    """One read of the store, of one moment."""
+
+    def __init__(
+        self,
+        cursor: Cursor,
+        reader: ValueReader,
+        cipher: Cipher,
+        remember: Callable[[tuple[str, str, str], Channels], None],
+    ) -> None:
+        self._cursor, self._reader, self._cipher, self._remember = cursor, reader, cipher, remember
+
+    def tuples(self, rows: Sequence[Row]) -> list[CheckpointTuple]:
+        """LangGraph's view of `rows`. Raises `StoreError`, naming thread and checkpoint, for what must not be read."""
+        place = rows[0].place if rows else None
+        try:
+            manifests = [read_manifest(self._cipher.open(row.manifest, *row[1:4])) for row in rows]
+            writes = self._writes(rows)
+            references = [ref for _, channels in manifests for _, ref in channels.values() if ref is not None]
+            self._reader.load(references + [write[-1] for held in writes.values() for write in held])
+            found: list[CheckpointTuple] = []
+            for row, (rest, channels) in zip(rows, manifests, strict=True):
+                place = row.place
+                self._remember((row.thread_id, row.ns, row.id), channels)
+                checkpoint = read_checkpoint(rest, channels, self._reader)
+                pending = [(task, channel, self._reader.value(ref)) for task, channel, ref in writes.get(row[1:4], ())]
+                found.append(self._tuple(row, checkpoint, pending))
+            return found
+        except (RefusedValue, ValueError, TypeError, KeyError) as error:
+            raise _forged(place, error) from error
+
+    def _tuple(self, row: Row, checkpoint: Checkpoint, pending: list[PendingWrite]) -> CheckpointTuple:
+        parent = row.place.config(row.parent_id) if row.parent_id else None
+        metadata = cast(CheckpointMetadata, self.metadata(row))
+        return CheckpointTuple(row.place.config(row.id), checkpoint, metadata, parent, pending)
+
+    def metadata(self, row: Row) -> dict[str, Any]:
+        return ormsgpack.unpackb(self._cipher.open(row.metadata, *row[1:4], "metadata"))
+
+    def _writes(self, rows: Sequence[Row]) -> dict[tuple[str, str, str], Sequence[tuple[str, str, Any]]]:
+        """Task, channel and reference of the pending writes of each checkpoint, in LangGraph's order."""
+        query = "SELECT thread_id, ns, checkpoint_id, task_id, slot, task_path, data FROM writes WHERE thread_id = ?"
+        if len(rows) == 1:
+            found = self._cursor.execute(f"{query} AND ns = ? AND checkpoint_id = ?", rows[0][1:4]).fetchall()
+        else:
+            threads = dict.fromkeys(row.thread_id for row in rows)
+            found = [write for thread in threads for write in self._cursor.execute(query, (thread,)).fetchall()]
+        held: dict[tuple[str, str, str], list[tuple[tuple[str, str, int], str, Any]]] = {}
+        wanted = {row[1:4] for row in rows}
+        for *place, task_id, slot, task_path, data in found:
+            here = cast("tuple[str, str, str]", tuple(place))
+            if here not in wanted:
+                continue
+            for index, channel, reference in ormsgpack.unpackb(self._cipher.open(data, *here, task_id, str(slot))):
+                held.setdefault(here, []).append(((task_path, task_id, index), channel, reference))
+        return {
+            place: [(key[1], channel, reference) for key, channel, reference in sorted(writes, key=lambda w: w[0])]
+            for place, writes in held.items()
+        }
+
+
+def _forged(place: Place | None, error: Exception) -> StoreError:
+    where = f"Thread {place.thread_id!r}, checkpoint {place.checkpoint_id}" if place else "A checkpoint"
+    return StoreError(
+        f"{where}: {error}. It was not read.",
+        "A type of one's own in the state: declare it there, or open_store(..., allow=['package.module:Class']). "
+        "Otherwise the file was damaged or changed: `hrm-agent store verify`.",
+    )

@@ -1,0 +1,195 @@
+"""Tools that know nothing of records: run once, recorded, and answered from the record from then on.
+
+LangGraph's prebuilt ToolNode, or a node by itself, runs a plain LangChain tool. Inside a recording the call is written
+before it runs and again with its whole output when it has ended; a node that runs again after a crash gets that output
+back. A call that raised, or whose output cannot be stored (`hrm_agent.tools.output_codec`), is run again; a typed failure
+(`hrm_agent.tools.failures`) is an output, which the model is shown.
+
+This wraps `BaseTool.run` and `arun`, once per process; outside of a recording, and for tools that record themselves or
+are recorded by `run_tool_calls`, the wrappers do nothing. What is no LangChain tool cannot be seen here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any
+from uuid import uuid4
+
+from langchain_core.messages import ToolMessage
+from langchain_core.runnables.config import ensure_config
+from langchain_core.tools import BaseTool
+from langgraph.errors import GraphBubbleUp
+
+from hrm_agent.errors import HrmError, ModelError
+from hrm_agent.models.call_recording import plain
+from hrm_agent.tools.failures import ToolFailure
+from hrm_agent.tools.idempotency import key_of, under_way
+from hrm_agent.tools.output_codec import is_answer, pack, pack_error, raised, unpack
+from hrm_agent.tools.record_call import (
+    SECONDS_BETWEEN_LOOKS,
+    ToolOutcome,
+    begin_tool_call,
+    finish_tool_call,
+    held,
+    hold,
+    new_tool_call,
+)
+from hrm_agent.trajectory import Recording, ToolCall, ToolStatus, content_hash, open_recording
+from hrm_agent.trajectory.identity import graph_identity, in_graph
+
+__all__ = ["record_foreign_tools", "recorded_by_caller"]
+
+_by_caller: ContextVar[str | None] = ContextVar("hrm_agent_recorded_tool_call", default=None)
+
+
+@functools.cache
+def record_foreign_tools() -> None:
+    """From now on, tools that are run inside a recording are recorded. Once per process."""
+    tool: Any = BaseTool
+    tool.run, tool.arun = _running(tool.run), _running_async(tool.arun)
+
+
+@contextmanager
+def recorded_by_caller(tool_call_id: str) -> Generator[None]:
+    """The call with this id is recorded already; the calls that it makes itself are not."""
+    token = _by_caller.set(tool_call_id)
+    try:
+        yield
+    finally:
+        _by_caller.reset(token)
+
+
+def _running(entry: Any) -> Any:
+    @functools.wraps(entry)
+    def run(self: BaseTool, tool_input: Any, *args: Any, **options: Any) -> Any:
+        recording, call = _call(self, tool_input, options)
+        if recording is None or call is None:
+            return entry(self, tool_input, *args, **options)
+        while not hold(recording, call):
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        with held(recording, call):
+            run = _Run(recording, call, options.get("tool_call_id"))
+            if not run.answered:
+                with run, under_way(call):
+                    run.output = entry(self, tool_input, *args, **options)
+            return run.output
+
+    return run
+
+
+def _running_async(entry: Any) -> Any:
+    @functools.wraps(entry)
+    async def run(self: BaseTool, tool_input: Any, *args: Any, **options: Any) -> Any:
+        recording, call = _call(self, tool_input, options)
+        if recording is None or call is None:
+            return await entry(self, tool_input, *args, **options)
+        while not hold(recording, call):  # noqa: ASYNC110  # the other call may be another event loop's
+            await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+        with held(recording, call):
+            run = _Run(recording, call, options.get("tool_call_id"))
+            if not run.answered:
+                with run, under_way(call):
+                    run.output = await entry(self, tool_input, *args, **options)
+            return run.output
+
+    return run
+
+
+def _call(tool: BaseTool, given: Any, options: dict[str, Any]) -> tuple[Recording | None, ToolCall | None]:
+    """The recording that a call belongs to, and the call; None where it is recorded elsewhere, or not at all."""
+    recording, metadata = open_recording(), ensure_config(options.get("config")).get("metadata")
+    tool_call_id = options.get("tool_call_id")
+    by_caller = tool_call_id is not None and tool_call_id == _by_caller.get()
+    if recording is None or by_caller or getattr(tool, "records_itself", False) or not in_graph(metadata):
+        return None, None
+    identity = graph_identity(metadata, str(uuid4()))
+    shown: Any = tool._filter_injected_args(given) if isinstance(given, dict) else given  # pyright: ignore[reportPrivateUsage]
+    arguments: dict[str, Any] | str = plain(shown)
+    if tool_call_id is None:
+        what = content_hash(tool.name, arguments)[:16]
+        tool_call_id = f"{what}-{recording.ordinal(identity, what)}"
+    return recording, new_tool_call(identity, tool_call_id, tool.name, arguments, key_of(tool, arguments))
+
+
+class _Run:
+    """One call: its recorded output, or its record when it ends. What is not the tool's fault leaves it under way.
+
+    A typed failure answers a model's call, which has an id. Where a node called the tool by itself, it is raised.
+    """
+
+    def __init__(self, recording: Recording, call: ToolCall, answers: str | None) -> None:
+        self._recording, self._answers = recording, answers
+        self._begun = begin_tool_call(recording, call)
+        self.answered = self._begun.status is not None and self._given_back(call)
+        self._clock = time.perf_counter()
+
+    def _given_back(self, call: ToolCall) -> bool:
+        """True where the record holds the output. In a replay nothing is run: what was raised is raised again."""
+        record = self._begun
+        output = record.output or {}
+        if is_answer(output):
+            self.output = _for_call(unpack(output), call)
+            return True
+        if self._recording.replaying and "raised" in output:
+            error = raised(output)
+            if isinstance(error, ToolFailure) and record.status is not None:
+                error.status = record.status
+            raise error
+        if call.idempotency_key is not None and record.status is ToolStatus.OK:  # its text, rather than a second effect
+            self.output = ToolMessage(record.content, name=call.name, tool_call_id=call.tool_call_id)
+            return True
+        if self._recording.replaying:
+            raise ModelError(f"What the tool {call.name!r} returned could not be stored, so it cannot be given back.")
+        self._begun = call
+        self._recording.journal.write_tool_call(call)
+        return False
+
+    def __enter__(self) -> None:
+        self._clock = time.perf_counter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is None:
+            output = self.output
+            failed = isinstance(output, ToolMessage) and output.status == "error"
+            content = output.text if isinstance(output, ToolMessage) else str(output)
+            self._end(ToolStatus.ERROR if failed else ToolStatus.OK, content, pack(output))
+        elif isinstance(error, ToolFailure):
+            return self._failed(error)
+        elif isinstance(error, Exception) and not isinstance(error, (GraphBubbleUp, HrmError)):
+            self._end(ToolStatus.ERROR, f"{type(error).__name__}: {error}", pack_error(error))
+        return False
+
+    def _failed(self, failure: ToolFailure) -> bool:
+        """True if the model is told."""
+        if self._answers is None:
+            self._end(failure.status, str(failure), pack_error(failure))
+            return False
+        artifact = {"status": str(failure.status), "record": self._begun.id}
+        self.output = ToolMessage(
+            str(failure),
+            name=self._begun.name,
+            tool_call_id=self._answers,
+            status="error",
+            artifact=artifact,
+        )
+        self._end(failure.status, str(failure), pack(self.output))
+        return True
+
+    def _end(self, status: ToolStatus, content: str, output: dict[str, Any]) -> None:
+        outcome = ToolOutcome(status, content, output=output)
+        finish_tool_call(self._recording, self._begun, outcome, time.perf_counter() - self._clock)
+
+
+def _for_call(output: Any, call: ToolCall) -> Any:
+    """An answer under another call's id, where an idempotency key found it, is this call's answer."""
+    if isinstance(output, ToolMessage) and output.tool_call_id != call.tool_call_id:
+        return output.model_copy(update={"tool_call_id": call.tool_call_id, "id": None})
+    return output

@@ -1,0 +1,254 @@
+"""Statistics over trajectories: pure functions, from stored records alone.
+
+    pass@k, majority@k    means over problems; `hrm_agent.training.evaluation.statistics` says how, and where from
+    intervals             *problems* are resampled (a bootstrap with a seed); with one sample a problem, Wilson's
+    tool errors           the share of tool calls that failed by the policy's doing; and the share of *correct*
+                          trajectories with such a call: what GRPO-RoC is about, and what accuracy does not show
+
+Every trajectory counts. A run that failed or was truncated is a wrong answer, and `statuses` says how many there were:
+a score over the runs that happened to end would flatter whoever ends few. Only runs that are still under way are left
+out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from hrm_agent.intervals import Estimate, bootstrapped, wilson_interval
+from hrm_agent.training.evaluation.prices import Prices
+from hrm_agent.training.evaluation.samples import Effort, Problem, Sample, samples_of
+from hrm_agent.training.evaluation.statistics import Answers, majority_curve, pass_curve
+from hrm_agent.training.roc import is_positive, outcome_reward
+from hrm_agent.trajectory import Overlay, RunStatus, Trajectory, Verdict
+
+__all__ = ["Evaluation", "FamilyScore", "Seconds", "evaluate", "evaluate_samples", "group_metrics"]
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyScore:
+    """One family of a mixture."""
+
+    problems: int
+    trajectories: int
+    pass_at_1: Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Where the time went."""
+
+    wall: float
+    """From the first start to the last end, pauses between two sittings included; nan without a trajectory."""
+    trajectory: float
+    """Mean of a trajectory from start to end: with many side by side, mostly waiting."""
+    model: float
+    """Mean of a trajectory's model calls, summed up."""
+    tool: float
+    """Mean of its tool calls, summed up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What a policy did on a set of problems."""
+
+    problems: int
+    trajectories: int
+    """Ended ones, of any status. Where a choice is made among candidates, the choice is one, and they are none."""
+    samples: int
+    """Trajectories of the problem that has fewest: the largest k below."""
+    pass_at_1: float
+    """In [0, 1]; nan without a trajectory."""
+    interval: tuple[float, float]
+    """95 % confidence interval of `pass_at_1`."""
+    pass_at: dict[int, Estimate]
+    """By k from 1 to `samples`."""
+    majority_at: dict[int, Estimate]
+    """Likewise."""
+    families: dict[str, FamilyScore]
+    statuses: dict[str, int]
+    """Number of trajectories by run status, those under way among them."""
+    stop_reasons: dict[str, int]
+    """Of the ended ones."""
+    truncated_correct: int
+    """Truncated runs whose best answer was right all the same; they count as wrong."""
+    without_call: int
+    """Runs that ended before any model was asked: mostly, the prompt is too long for its context window."""
+    correct_with_tool_error: float
+    """Share of correct trajectories with a tool call that failed by the policy's doing; nan if none is correct."""
+    tool_error_share: float
+    """Share of all tool calls that failed so; nan without a tool call."""
+    tool_statuses: dict[str, int]
+    """Tool calls by how they ended."""
+    roles: dict[str, dict[str, int]]
+    """By role, what `hrm_agent.training.evaluation.roles.ROLE_COUNTS` names."""
+    read_tokens: int
+    """Of all trajectories, as the models reported them."""
+    sampled_tokens: int
+    mean_sampled_tokens: float
+    mean_tool_calls: float
+    seconds: Seconds
+    cost: float | None
+    """By the prices given; None where a model has none."""
+    reported_cost: float | None
+    """As providers reported it, in their currency; None where none did."""
+
+
+def evaluate(
+    trajectories: Iterable[Trajectory], *, seed: int = 0, resamples: int = 2000, prices: Prices | None = None
+) -> Evaluation:
+    """Statistics of `trajectories`, in any order."""
+    return evaluate_samples(samples_of(trajectories), seed=seed, resamples=resamples, prices=prices)
+
+
+def evaluate_samples(
+    samples: Sequence[Sample], *, seed: int = 0, resamples: int = 2000, prices: Prices | None = None
+) -> Evaluation:
+    ended = [s for s in samples if s.status is not RunStatus.RUNNING]
+    by_problem = _by_problem(ended)
+    passed, agreed = _curves(by_problem, seed, resamples)
+    first = passed.get(1, Estimate(math.nan, 0.0, 1.0))
+    effort = sum((s.effort for s in ended), Effort())
+    right = [s for s in ended if s.correct]
+    return Evaluation(
+        problems=len(by_problem),
+        trajectories=len(ended),
+        samples=len(passed),
+        pass_at_1=first.value,
+        interval=(first.low, first.high),
+        pass_at=passed,
+        majority_at=agreed,
+        families=_families(ended, seed, resamples),
+        statuses=_counted(s.status.value for s in samples),
+        stop_reasons=_counted(s.stop_reason for s in ended),
+        truncated_correct=sum(s.verified and not s.correct for s in ended),
+        without_call=sum(s.effort.calls == 0 for s in ended),
+        correct_with_tool_error=_mean([float(s.effort.tool_errors > 0) for s in right]),
+        tool_error_share=effort.tool_errors / effort.tools.total() if effort.tools else math.nan,
+        tool_statuses=dict(sorted(effort.tools.items())),
+        roles={name: dict(counts) for name, counts in effort.roles.items()},
+        read_tokens=_tokens(effort, "read"),
+        sampled_tokens=_tokens(effort, "sampled"),
+        mean_sampled_tokens=_mean([float(_tokens(s.effort, "sampled")) for s in ended]),
+        mean_tool_calls=_mean([float(s.effort.tools.total()) for s in ended]),
+        seconds=_seconds(ended),
+        cost=_cost(effort, prices),
+        reported_cost=None if math.isnan(effort.reported_cost) else effort.reported_cost,
+    )
+
+
+def group_metrics(rollouts: Sequence[Trajectory], overlays: Iterable[Overlay]) -> dict[str, float]:
+    """A step's metrics: of all rollouts as sampled (`rollout/`), and of what was made of them (`select/`)."""
+    judged = list(overlays)
+    kept = {o.trajectory_id for o in judged if o.verdict is Verdict.KEPT}
+    trained = [t for t in rollouts if t.id in kept]
+    shares: dict[str, Callable[[Trajectory], bool]] = {
+        "rollout/truncated": lambda t: t.status is RunStatus.TRUNCATED,
+        "rollout/failed": lambda t: t.status in (RunStatus.FAILED, RunStatus.ABORTED),
+        "rollout/correct": _correct,
+    }
+    groups = {o.group_id for o in judged}
+    rejected = {o.group_id for o in judged if o.verdict is Verdict.GROUP_REJECTED}
+    return {
+        **{name: _mean([float(holds(t)) for t in rollouts]) for name, holds in shares.items()},
+        "rollout/count": float(len(rollouts)),
+        "rollout/correct_with_tool_error": _tool_error_share(rollouts),
+        "rollout/sampled_tokens": _mean([t.sampled_tokens for t in rollouts]),
+        "rollout/tool_calls": _mean([len(t.own_tool_calls) for t in rollouts]),
+        "select/kept": float(len(kept)),
+        "select/correct": _mean([float(_correct(t)) for t in trained]),
+        "select/correct_with_tool_error": _tool_error_share(trained),
+        "select/groups_rejected": len(rejected) / len(groups) if groups else math.nan,
+    }
+
+
+def _by_problem(ended: Iterable[Sample]) -> dict[Problem, list[Sample]]:
+    """Sorted by problem: an interval must not depend on which rollout was finished first."""
+    found: defaultdict[Problem, list[Sample]] = defaultdict(list)
+    for sample in ended:
+        found[sample.problem].append(sample)
+    return {problem: found[problem] for problem in sorted(found)}
+
+
+def _curves(
+    by_problem: dict[Problem, list[Sample]], seed: int, resamples: int
+) -> tuple[dict[int, Estimate], dict[int, Estimate]]:
+    """pass@k and majority@k, for k as far as every problem has samples."""
+    groups = list(by_problem.values())
+    most = min(map(len, groups), default=0)
+    passed_PK = [pass_curve(len(group), sum(s.correct for s in group))[:most] for group in groups]
+    agreed_PK = [majority_curve(_answers(group))[:most] for group in groups]
+    columns = [*zip(*passed_PK, strict=True), *zip(*agreed_PK, strict=True)]
+    found = bootstrapped(columns, seed=seed, resamples=resamples) if columns else []
+    if all(len(group) == 1 for group in groups):
+        found = [_proportion(estimate.value, len(groups)) for estimate in found]
+    return dict(enumerate(found[:most], 1)), dict(enumerate(found[most:], 1))
+
+
+def _proportion(share: float, problems: int) -> Estimate:
+    return Estimate(share, *wilson_interval(share * problems, problems))
+
+
+def _answers(group: Iterable[Sample]) -> Answers:
+    """Equal answers together; who gives none votes for nothing."""
+    votes: defaultdict[str, list[bool]] = defaultdict(list)
+    for sample in group:
+        votes[sample.vote].append(sample.correct)
+    none = votes.pop("", [])
+    return Answers(tuple((len(right), fmean(right)) for _, right in sorted(votes.items())), len(none))
+
+
+def _families(ended: Sequence[Sample], seed: int, resamples: int) -> dict[str, FamilyScore]:
+    scores: dict[str, FamilyScore] = {}
+    for family in sorted({s.family for s in ended}):
+        mine = [s for s in ended if s.family == family]
+        groups = _by_problem(mine)
+        scores[family] = FamilyScore(len(groups), len(mine), _curves(groups, seed, resamples)[0][1])
+    return scores
+
+
+def _seconds(ended: Sequence[Sample]) -> Seconds:
+    over = [(s.began, s.ended) for s in ended if s.ended is not None]
+    return Seconds(
+        wall=max(end for _, end in over) - min(begin for begin, _ in over) if over else math.nan,
+        trajectory=_mean([end - begin for begin, end in over]),
+        model=_mean([s.effort.model_seconds for s in ended]),
+        tool=_mean([s.effort.tool_seconds for s in ended]),
+    )
+
+
+def _cost(effort: Effort, prices: Prices | None) -> float | None:
+    if prices is None:
+        return None
+    models = {model for model, _ in effort.tokens}
+    known = {model: price for model in models if (price := prices.find(model)) is not None}
+    if len(known) < len(models):
+        return None
+    return math.fsum(p.of(effort.tokens[m, "read"], effort.tokens[m, "sampled"]) for m, p in known.items())
+
+
+def _tokens(effort: Effort, kind: str) -> int:
+    return sum(count for (_, of), count in effort.tokens.items() if of == kind)
+
+
+def _counted(names: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(names).items()))
+
+
+def _correct(trajectory: Trajectory) -> bool:
+    return is_positive(outcome_reward(trajectory))
+
+
+def _has_tool_error(trajectory: Trajectory) -> bool:
+    return any(call.status is not None and call.status.is_policy_failure for call in trajectory.own_tool_calls)
+
+
+def _tool_error_share(trajectories: Iterable[Trajectory]) -> float:
+    return _mean([float(_has_tool_error(t)) for t in trajectories if _correct(t)])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else math.nan
