@@ -6,8 +6,9 @@
 Every run is a thread of the store that it prints: `hrm-agent show tank --store runs/word_maths.db` tells who said what,
 and the same command again reads the answers back instead of asking once more.
 
-The small policy that comes with the package knows problems of this kind (those of `hrm_agent.training.tasks.word_problems`) over
-numbers that it has never seen, and nothing else. Nobody has told it what a tank is.
+The small policy that comes with the package knows problems of this kind (those of
+`hrm_agent.training.tasks.word_problems`) over numbers that it has never seen, and nothing else. Nobody has told it what
+a tank is.
 """
 
 from __future__ import annotations

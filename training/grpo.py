@@ -1,8 +1,8 @@
 """Reinforcement learning over recorded graph runs: GRPO, and GRPO-RoC of rStar2-Agent (arXiv 2508.20722, section 3).
 
 One step: draw prompts, roll out a group of episodes for each through the graph, verify, select, credit, one optimiser
-step, publish. `train` below is that sentence. The three algorithms (`hrm_agent.training.roc.ALGORITHMS`) differ in which
-rollouts of a group are trained on, and in nothing else.
+step, publish. `train` below is that sentence. The three algorithms (`hrm_agent.training.roc.ALGORITHMS`) differ in
+which rollouts of a group are trained on, and in nothing else.
 
 Kill it anywhere. Every model and tool call of the step under way is on record, and the weights before it are in the
 checkpoint: `train` called again on the same folder takes up the step where it stood. With one seed it samples the same

@@ -6,7 +6,8 @@
 number of trained tokens of the **whole** batch over all micro-batches and ranks, and there is neither a KL nor an
 entropy term. N is passed in: a mean over each micro-batch would weigh a token by the company that it was padded with.
 
-`old_logprobs_N` are the engine's, or the trainer's own where a batch is on policy (`hrm_agent.training.optimizer_step`).
+`old_logprobs_N` are the engine's, or the trainer's own where a batch is on policy
+                 (`hrm_agent.training.optimizer_step`).
 
 Of a batch's positions only a part is trained, and the output layer is the widest of the model. `token_logprobs`
 therefore narrows the hidden states to the positions that predict a trained token *before* the output layer. It does so

@@ -1,8 +1,9 @@
 """The active recording: how a model call or a tool call finds its journal, and gets its recorded answer back.
 
-`hrm_agent.runtime.episode` opens a `Recording` around a graph run; it travels in a context variable, through LangGraph's tasks and
-threads, so that a graph needs to know nothing of it. Outside a recording everything works too, with a bounded memory
-in place of the journal (a chat in a notebook keeps its token prefix, but nothing survives the process).
+`hrm_agent.runtime.episode` opens a `Recording` around a graph run; it travels in a context variable, through
+LangGraph's tasks and threads, so that a graph needs to know nothing of it. Outside a recording everything works too,
+with a bounded memory in place of the journal (a chat in a notebook keeps its token prefix, but nothing survives the
+process).
 
 Why `claim` compares requests and not only positions: two calls of one node may be made side by side, and start in
 another order when the node runs again after a crash. A recorded answer goes to the request that it answers, each one

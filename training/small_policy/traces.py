@@ -1,8 +1,8 @@
 """Demonstrations for the small policy, as the graphs' own conversations.
 
 Every message is what a graph would send or a policy would answer at run time: the prompts and requests are those of
-`hrm_agent.graphs.parts.prompts`, the tool is the python tool, and what it shows is written by its own formatter. A demonstration that
-merely resembles a rollout teaches a policy to answer prompts that it never meets.
+`hrm_agent.graphs.parts.prompts`, the tool is the python tool, and what it shows is written by its own formatter. A
+demonstration that merely resembles a rollout teaches a policy to answer prompts that it never meets.
 
 The tool loop is taught sloppily, on purpose: reinforcement learning needs something to put right. Of its traces some
 guess a number without the tool, and of the rest some make a call that fails before one that works. The roles of the

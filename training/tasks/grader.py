@@ -1,7 +1,7 @@
 """A process for a library's verifiers, which nobody made for hostile texts: some do algebra with them.
 
-It runs verifiers and nothing else, on texts that have passed the guards of `hrm_agent.training.tasks.reasoning_gym`. It is a
-child of the trainer, outside of the environment that model-written code runs in, and tied to the trainer by two
+It runs verifiers and nothing else, on texts that have passed the guards of `hrm_agent.training.tasks.reasoning_gym`. It
+is a child of the trainer, outside of the environment that model-written code runs in, and tied to the trainer by two
 pipes that nobody else has. What the trainer sends is its own data set and the text; what it reads back is one number.
 
 Each verdict is a fork's, which the kernel ends when it takes more than the bounds: then the answer scores 0. CPU time

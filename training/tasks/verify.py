@@ -1,6 +1,7 @@
 r"""When two answers are equal, and the verifier made of that.
 
-*Which* text counts is `hrm_agent.graphs.parts.final_answer.final_answer`'s to say: the agents and the trainer read answers alike.
+*Which* text counts is `hrm_agent.graphs.parts.final_answer.final_answer`'s to say: the agents and the trainer read
+answers alike.
 
 Numbers are compared **exactly, as rationals**. A relative tolerance of 1e-4, usual in this field, accepts 100005 for
 100000. Equal are `0.5`, `1/2`, `\frac12`, `.50` and `5e-1`; `1,000` and `1000`; `1\frac{1}{2}` (a mixed number) and

@@ -1,7 +1,8 @@
 """What an answer cites, for people: the citations as a list with addresses, and a cited span in its text.
 
 Any graph can have it: a state whose `sources` are texts by id, `{"title", "url", "file", "text"}`, and whose
-`citations` point into them, `{"source", "start", "end", "quote", "url"}`, as `hrm_agent.graphs.research.agent` has them.
+`citations` point into them, `{"source", "start", "end", "quote", "url"}`, as `hrm_agent.graphs.research.agent` has
+            them.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@ Three rules, each of which a peer breaks:
 * *Token in, token out.* After an answer the prompt is never rendered again from text: `extend` encodes only what the
   template puts after the answer's turn, and the sampled tokens stay as they were sampled. Where the template does not
   leave the earlier turns alone (it strips the reasoning of past turns, say), `TemplateMismatch` says so.
-* *Text is text.* Spellings of added tokens inside a message are encoded as plain text (`hrm_agent.models.codec.control_tokens`). In
-  the policy's own turns only control tokens are guarded: its tags are tags.
+* *Text is text.* Spellings of added tokens inside a message are encoded as plain text
+  (`hrm_agent.models.codec.control_tokens`). In the policy's own turns only control tokens are guarded: its tags are
+  tags.
 * *A turn ends with a control token.* The token is found by rendering an answer and looking at what follows it, since
   the tokenizer's `eos_token` is not always the one that the template writes.
 

@@ -1,8 +1,9 @@
 """True replay: a stored run played again from its recorded answers, with the graph's code as it is now.
 
-Nothing is asked and nothing is run: models and tools answer from the journal (`hrm_agent.runtime.replay.recorded_answers`), on a checkpointer in
-memory, and the states that the graph comes to are compared with the stored ones, byte for byte. So a store of runs is a
-regression test of a graph, at no cost in models. (LangGraph's own "replay" of a checkpoint runs the models again.)
+Nothing is asked and nothing is run: models and tools answer from the journal
+(`hrm_agent.runtime.replay.recorded_answers`), on a checkpointer in memory, and the states that the graph comes to are
+compared with the stored ones, byte for byte. So a store of runs is a regression test of a graph, at no cost in models.
+(LangGraph's own "replay" of a checkpoint runs the models again.)
 
 A thread is played along its lineage, from the first checkpoint to the newest, in stretches: each begins at an input, an
 edit or a fork, which is laid into the memory as it is stored. Questions of `interrupt()` are answered as they were,

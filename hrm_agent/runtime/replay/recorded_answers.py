@@ -2,9 +2,9 @@
 
 An answer belongs to what was asked: the messages and the tools of a model call, the name and the arguments of a tool
 call. How a model was to sample is not compared, since the limits of a run are no part of its graph. Where several
-answers fit, the one from the same place is given (`hrm_agent.runtime.replay.task_path`), then the one from the same nodes in another step,
-then the oldest; each one once. So parallel branches that ask the same get each their own, and a node added before them
-changes nothing.
+answers fit, the one from the same place is given (`hrm_agent.runtime.replay.task_path`), then the one from the same
+nodes in another step, then the oldest; each one once. So parallel branches that ask the same get each their own, and a
+node added before them changes nothing.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ one that is and why. Runs that failed are out. Of the others, in this order:
 3. those that ended by themselves go before those that ended at a limit;
 4. `best-of-n` asks a judge where no critic has said anything and answers differ: the policy in the critic's place, or
    the critic's own model, in one call that shows each different answer once;
-5. what most of them answered (`hrm_agent.graphs.parts.answer_equivalence`), then the first one. So it is too where the judge names no candidate.
+5. what most of them answered (`hrm_agent.graphs.parts.answer_equivalence`), then the first one. So it is too where the
+   judge names no candidate.
 """
 
 from __future__ import annotations

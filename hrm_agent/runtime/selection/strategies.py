@@ -7,13 +7,14 @@
 `best-of-n`   n runs side by side; those that the graph's critic accepted go first, else a judge is asked
 `majority`    n runs side by side; what most of them answered
 `search`      one run; while its critic does not accept it, the best open run is forked at the moment before the step
-              that is blamed (`hrm_agent.runtime.selection.critic_search`), `width` forks side by side, up to n runs in all. Where no run is open,
-              one is begun anew
+              that is blamed (`hrm_agent.runtime.selection.critic_search`), `width` forks side by side, up to n runs in
+              all. Where no run is open, one is begun anew
 
-The task's own thread `T` is that of the choice (`hrm_agent.runtime.selection.choice`), a run like any other: its trajectory has the answer
-and the reward, whatever the mode. The candidates are the threads `T/0`, `T/1` and so on, one group named `T`; what
-became of each stands in an `Overlay`. All names, and all seeds, follow from the place in the group, so that a mode that
-was killed is gone on with by asking for it again: what is on record is read back, and a search takes the same turns.
+The task's own thread `T` is that of the choice (`hrm_agent.runtime.selection.choice`), a run like any other: its
+trajectory has the answer and the reward, whatever the mode. The candidates are the threads `T/0`, `T/1` and so on, one
+group named `T`; what became of each stands in an `Overlay`. All names, and all seeds, follow from the place in the
+group, so that a mode that was killed is gone on with by asking for it again: what is on record is read back, and a
+search takes the same turns.
 
 A candidate that waits for a person leaves the choice open where no other one will do: T stays under way until the
 question is answered (on the candidate's thread) and the mode is asked for again.
