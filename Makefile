@@ -58,7 +58,7 @@ slow: system $(STAMP) ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow $(TOGETHER) $(PYTEST_ARGS)
 
 vllm: ## the vLLM server that slow tests talk to, in an environment of its own (.venv-vllm, 2 GB)
-	PYTHON=$(PYTHON) PIP_ARGS="$(PIP_ARGS)" tests/vllm/install
+	PYTHON=$(PYTHON) PIP_ARGS="$(PIP_ARGS)" tests/support/vllm/install
 
 lint: $(STAMP) ## ruff, formatting, pyright
 	$(BIN)/ruff check .

@@ -18,9 +18,9 @@ import pytest
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.store import RunStore, open_store
 from tests import postgres as postgresql
-from tests.postgres import PostgresServer
-from tests.wiki import server as mediawiki
-from tests.wiki.server import WikiServer
+from tests.support.postgres import PostgresServer
+from tests.support.wiki import server as mediawiki
+from tests.support.wiki.server import WikiServer
 
 PROJECT = Path(__file__).resolve().parent.parent
 
@@ -81,7 +81,7 @@ def fresh_database(postgres: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def wiki_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WikiServer]:
-    """A MediaWiki of this process, with the pages of `tests.wiki.pages`."""
+    """A MediaWiki of this process, with the pages of `tests.support.wiki.pages`."""
     own = tmp_path_factory.mktemp("wiki") / "served"
     several = "PYTEST_XDIST_WORKER" in os.environ
     server = WikiServer(own, common=own.parents[2] if several else own.parents[1])

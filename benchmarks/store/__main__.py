@@ -29,7 +29,7 @@ from rich.table import Table
 from benchmarks.store import workloads
 from benchmarks.store.measure import Row
 from benchmarks.store.ways import Places
-from tests.postgres import PostgresServer
+from tests.support.postgres import PostgresServer
 
 STEPS, MESSAGES, THREADS = 200, 50, 10_000
 Found = dict[str, list[Row]]

@@ -23,7 +23,7 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
 from hrm_agent.store import open_store
-from tests.postgres import PostgresServer
+from tests.support.postgres import PostgresServer
 
 __all__ = ["FLOORS", "WAYS", "Floor", "Places", "Way"]
 

@@ -12,8 +12,8 @@ import pytest
 from hrm_agent.cli.main import main
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.store import open_store
-from tests.lent import lend
-from tests.trajectory.samples import make_trajectory
+from tests.support.lent import lend
+from tests.support.trajectory.samples import make_trajectory
 
 
 class Outcome(NamedTuple):

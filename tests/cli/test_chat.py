@@ -21,7 +21,7 @@ from hrm_agent.tools.mediawiki import transport as asking
 from hrm_agent.trajectory import RunStatus, StopReason, ToolStatus
 from hrm_agent.trajectory.lint import lint
 from tests.cli.conftest import SCRIPT, Command, Outcome
-from tests.postgres import PostgresServer
+from tests.support.postgres import PostgresServer
 
 PROJECT = Path(__file__).parents[2]
 SLEEP = '<tool_call>{"name": "python", "arguments": {"code": "import time; time.sleep(100)"}}</tool_call>'
@@ -119,7 +119,7 @@ def test_mistakes_are_told_in_a_line(chat: Command, tmp_path: Path) -> None:
     [
         (("--graph", "resaerch"), "There is no graph 'resaerch'. Did you mean 'research'?"),
         (("--graph", "research"), "The research agent has nothing to search"),
-        (("--graph", "tests.graphs.test_conversation:one_task"), "takes one task a thread"),
+        (("--graph", "tests.runtime.execution.test_conversation:one_task"), "takes one task a thread"),
         (("--mode", "majority"), "it has no mode 'majority'"),
         (("--context", "turns=1"), "has no option 'turns'"),
         (("--say", " "), "--say says nothing"),
@@ -131,7 +131,7 @@ def test_wrong_options_are_told_before_anything_is_said(words: tuple[str, ...], 
 
 
 def test_questions_of_a_graph_are_asked_at_the_prompt(chat: Command, tmp_path: Path) -> None:
-    options = ("--graph", "tests.graphs.replayed_agents:asks_twice", "--thread", "t")
+    options = ("--graph", "tests.support.graphs.replayed_agents:asks_twice", "--thread", "t")
     policy = ("--policy", script(tmp_path / "s", "Hm.", "Ho."))
     done = chat(*options, *policy, lines=("Help me.", "one", "/history"))
     assert done.out.splitlines()[:2] == ["first?", "second?"]
@@ -141,7 +141,7 @@ def test_questions_of_a_graph_are_asked_at_the_prompt(chat: Command, tmp_path: P
 
 
 def test_several_questions_are_asked_one_by_one(chat: Command, hrm: Command, tmp_path: Path) -> None:
-    options = ("--graph", "tests.graphs.replayed_agents:asks_side_by_side", "--thread", "t")
+    options = ("--graph", "tests.support.graphs.replayed_agents:asks_side_by_side", "--thread", "t")
     policy = ("--policy", script(tmp_path / "s", *4 * ["Hm."]))
     done = chat(*options, *policy, lines=("Help us.", "a", "b", "c", "d"))
     assert done.out.splitlines()[:4] == ["first?", "first?", "second?", "second?"] and done.code == 0

@@ -13,7 +13,7 @@ from hrm_agent.cli.common.arguments import Parser, add_config, config_from
 from hrm_agent.config import build_config, compare_on_resume, read_config_file, save_config, to_toml
 from hrm_agent.errors import ConfigError, RunError
 from tests.cli.conftest import Command
-from tests.disk import files_of_at_most
+from tests.support.disk import files_of_at_most
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
 

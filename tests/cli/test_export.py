@@ -16,9 +16,9 @@ from hrm_agent.trajectory import Trajectory
 from hrm_agent.trajectory.forest import path_mask, path_tokens, paths
 from hrm_agent.trajectory.formats import import_from, write_jsonl
 from tests.cli.conftest import SCRIPT, Command
-from tests.graphs.own_agent import multiply
-from tests.trajectory.forests import learned
-from tests.trajectory.samples import make_call, make_tool_call, make_trajectory
+from tests.support.graphs.own_agent import multiply
+from tests.support.trajectory.forests import learned
+from tests.support.trajectory.samples import make_call, make_tool_call, make_trajectory
 
 TASK = "What is 6 * 7?"
 READ_BACK = ("jsonl", "parquet", "trl", "verifiers", "verifiers-rollouts")
@@ -60,7 +60,7 @@ def test_an_answer_of_no_weight_is_not_learned(ran: Path, hrm: Command, tmp_path
 
 def test_a_graph_of_ones_own(scripted: str, hrm: Command, tmp_path: Path) -> None:
     """Its model reports no tokens, and its tools are nowhere but in the graph."""
-    hrm("run", TASK, "--policy", scripted, "--graph", "tests.graphs.own_agent:graph")
+    hrm("run", TASK, "--policy", scripted, "--graph", "tests.support.graphs.own_agent:graph")
     done = hrm("export", "runs", "--out", "x.chat")
     assert "0 rows of 1 trajectories" in done.out
     assert "2 left out: the tools that were offered are not known" in done.out
@@ -77,7 +77,7 @@ def test_a_graph_of_ones_own(scripted: str, hrm: Command, tmp_path: Path) -> Non
 def test_results_of_tools_of_ones_own_are_proved_without_the_store(hrm: Command, tmp_path: Path) -> None:
     asked = '<tool_call>{"name": "multiply", "arguments": {"a": 6, "b": 7}}</tool_call>'
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in (asked, "It is 42.")))
-    words = ("--policy", "scripted:own.jsonl", "--graph", "tests.graphs.own_agent:graph", "--stand-in")
+    words = ("--policy", "scripted:own.jsonl", "--graph", "tests.support.graphs.own_agent:graph", "--stand-in")
     assert hrm("run", TASK, *words).code == 0
     assert multiply.args_schema is not None
     offered = {"name": "multiply", "input_schema": multiply.args_schema.model_json_schema()}

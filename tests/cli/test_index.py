@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hrm_agent.retrieval.index import DocumentIndex
 from tests.cli.conftest import Command
-from tests.retrieval.documents import pdf
+from tests.support.retrieval.documents import pdf
 
 
 def test_a_folder_is_indexed_and_indexed_again(hrm: Command, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hrm_agent.store import open_store
 from hrm_agent.trajectory import Overlay, Trajectory, Verdict
 from hrm_agent.trajectory.formats import read_jsonl, read_parquet
 from tests.cli.conftest import Command
-from tests.trajectory.samples import make_call, make_trajectory
+from tests.support.trajectory.samples import make_call, make_trajectory
 
 Read = Callable[[Path], Iterator[Trajectory]]
 

@@ -38,7 +38,7 @@ def test_a_store_is_checked_run_by_run(hrm: Command, tmp_path: Path) -> None:
 
 def test_what_it_asks_now_is_shown_and_gone_on_with(hrm: Command, scripted: str, tmp_path: Path) -> None:
     hrm("run", "What is 6 * 7?", "--policy", scripted, "--thread", "t", "--seed", "1")
-    graph = "tests.graphs.replayed_agents:hinted_loop"
+    graph = "tests.support.graphs.replayed_agents:hinted_loop"
     done = hrm("replay", "t", "--graph", graph)
     assert done.code == 1
     assert "node reason: it asks the model otherwise than it did" in done.out

@@ -19,7 +19,7 @@ from hrm_agent.environment.local.environment import environment as local
 from hrm_agent.environment.remote.address import TOKEN_VARIABLE
 from hrm_agent.errors import HrmError
 from tests.cli.conftest import SCRIPT, Command
-from tests.environment.served import TOKEN, served
+from tests.support.environment.served import TOKEN, served
 
 TASK = "What is 6 * 7?"
 OK_CALLS = 'hrm_environment_calls_total{status="ok"}'

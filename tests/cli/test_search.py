@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Command
-from tests.retrieval.documents import pdf
+from tests.support.retrieval.documents import pdf
 
 
 @pytest.fixture

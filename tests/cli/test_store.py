@@ -18,8 +18,8 @@ from hrm_agent.cli.records.store import ACTIONS
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import RunStatus, StopReason
 from tests.cli.conftest import Command
-from tests.store.bodies import execute
-from tests.trajectory.samples import make_trajectory
+from tests.support.store.bodies import execute
+from tests.support.trajectory.samples import make_trajectory
 
 KEY, OTHER_KEY = (base64.b64encode(bytes([n]) * 32).decode() for n in (1, 2))
 

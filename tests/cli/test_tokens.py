@@ -11,7 +11,7 @@ from hrm_agent.cli.common.text_files import HeldOut, Texts
 from hrm_agent.retrieval import load_tokenizer
 from hrm_agent.retrieval.tokenizers.statistics import measure
 from tests.cli.conftest import Command
-from tests.retrieval.documents import pdf
+from tests.support.retrieval.documents import pdf
 
 TEXT = "The models learn words from words, and the words are counted by 12 models.\n" * 60
 

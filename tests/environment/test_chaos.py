@@ -29,10 +29,10 @@ from hrm_agent.environment.base import Submission
 from hrm_agent.environment.remote.client import RemoteEnvironment
 from hrm_agent.trajectory import ToolStatus
 from tests.environment.attacks.host import orphans
-from tests.environment.contract import LONG, until
-from tests.environment.held import HOLD, let_go, until_held
-from tests.environment.killing import FORK_SERVER, SLOT, ChosenKills, at_depth
-from tests.environment.served import TOKEN, ServerProcess
+from tests.support.environment.contract import LONG, until
+from tests.support.environment.held import HOLD, let_go, until_held
+from tests.support.environment.killing import FORK_SERVER, SLOT, ChosenKills, at_depth
+from tests.support.environment.served import TOKEN, ServerProcess
 
 pytestmark = pytest.mark.whole
 

@@ -15,8 +15,8 @@ from hrm_agent.environment.base import Environment
 from hrm_agent.environment.local.environment import LocalEnvironment
 from hrm_agent.environment.remote.client import RemoteEnvironment
 from hrm_agent.environment.remote.sockets import listen_tcp, listen_unix
-from tests.environment.contract import SLOTS, EnvironmentContract
-from tests.environment.served import TOKEN, served
+from tests.support.environment.contract import SLOTS, EnvironmentContract
+from tests.support.environment.served import TOKEN, served
 
 BODIES = ("local", "tcp", pytest.param("unix", marks=pytest.mark.slow))
 

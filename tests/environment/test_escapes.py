@@ -10,8 +10,8 @@ import pytest
 
 from hrm_agent.environment import Environment, LocalEnvironment
 from hrm_agent.trajectory import ToolStatus
-from tests.environment.contract import LONG, SHORT
-from tests.environment.held import HOLD, let_go, until_held
+from tests.support.environment.contract import LONG, SHORT
+from tests.support.environment.held import HOLD, let_go, until_held
 
 
 async def value(environment: Environment, code: str) -> str | None:

@@ -19,8 +19,8 @@ from hrm_agent.environment import LocalEnvironment, active_environment, using_en
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
 from tests.environment.attacks.host import descendants
-from tests.environment.contract import LONG
-from tests.environment.held import HOLD, Releasing, let_go, until_held
+from tests.support.environment.contract import LONG
+from tests.support.environment.held import HOLD, Releasing, let_go, until_held
 
 pytestmark = pytest.mark.whole
 

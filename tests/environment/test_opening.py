@@ -16,7 +16,7 @@ from hrm_agent.environment.open import open_environment, opened_environment, par
 from hrm_agent.environment.remote.address import TOKEN_VARIABLE
 from hrm_agent.environment.remote.client import RemoteEnvironment
 from hrm_agent.errors import ConfigError, HrmError
-from tests.environment.served import TOKEN, served
+from tests.support.environment.served import TOKEN, served
 
 
 class Lesser(LocalEnvironment):

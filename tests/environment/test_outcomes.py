@@ -8,7 +8,7 @@ import pytest
 
 from hrm_agent.environment import Environment, Limits, LocalEnvironment
 from hrm_agent.trajectory import ToolStatus
-from tests.environment.contract import FOREVER, IDLE, LONG, SHORT
+from tests.support.environment.contract import FOREVER, IDLE, LONG, SHORT
 
 
 @pytest.mark.parametrize(

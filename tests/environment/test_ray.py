@@ -24,9 +24,9 @@ from hrm_agent.environment.on_ray import cluster as nodes
 from hrm_agent.environment.on_ray.environment import RayEnvironment
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
-from tests.environment.contract import LONG, SLOTS, EnvironmentContract, until
-from tests.environment.front_workers import ThreadWorkers
-from tests.environment.held import HOLD, let_go, until_held
+from tests.support.environment.contract import LONG, SLOTS, EnvironmentContract, until
+from tests.support.environment.front_workers import ThreadWorkers
+from tests.support.environment.held import HOLD, let_go, until_held
 
 pytestmark = pytest.mark.whole
 

@@ -16,7 +16,7 @@ from hrm_agent.environment import ExecutionResult, Limits, LocalEnvironment
 from hrm_agent.environment.local.zygote_process import PURE, missing_body
 from hrm_agent.trajectory import ToolStatus
 from tests.environment.attacks.host import descendants
-from tests.environment.contract import FOREVER, IDLE, LONG
+from tests.support.environment.contract import FOREVER, IDLE, LONG
 
 pytestmark = pytest.mark.whole
 

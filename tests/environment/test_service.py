@@ -30,9 +30,9 @@ from hrm_agent.environment.remote.server import Service
 from hrm_agent.environment.remote.sockets import listen_tcp, listen_unix
 from hrm_agent.errors import ConfigError, HrmError
 from hrm_agent.trajectory import ToolStatus
-from tests.environment.contract import IDLE, LONG, SLOTS, all_slots_free, gauge, until, until_gauge
-from tests.environment.held import HOLD, let_go, until_held
-from tests.environment.served import TOKEN, ServerProcess, served
+from tests.support.environment.contract import IDLE, LONG, SLOTS, all_slots_free, gauge, until, until_gauge
+from tests.support.environment.held import HOLD, let_go, until_held
+from tests.support.environment.served import TOKEN, ServerProcess, served
 
 pytestmark = pytest.mark.whole
 

@@ -10,8 +10,8 @@ from hrm_agent.environment import Environment, Limits, LocalEnvironment
 from hrm_agent.environment.base import Cell, SessionState, Submission
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
-from tests.environment.contract import FOREVER, IDLE, LONG, SHORT, gauge, until_gauge
-from tests.environment.held import HOLD, until_held
+from tests.support.environment.contract import FOREVER, IDLE, LONG, SHORT, gauge, until_gauge
+from tests.support.environment.held import HOLD, until_held
 
 
 async def test_variables_and_files_are_kept_and_sessions_are_apart(environment: Environment) -> None:

@@ -1,13 +1,13 @@
 """Thousands of mixed calls leave nothing behind, and each is answered rightly.
 
-A hundred thousand: `python -m tests.environment.soak`.
+A hundred thousand: `python -m tests.support.environment.soak`.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from tests.environment.soak import ROUNDS, Report, Sample, soak
+from tests.support.environment.soak import ROUNDS, Report, Sample, soak
 
 pytestmark = pytest.mark.whole
 

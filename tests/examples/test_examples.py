@@ -19,7 +19,7 @@ from hrm_agent.environment import LocalEnvironment
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import RunStatus, StopReason, Trajectory
 from hrm_agent.trajectory.lint import lint
-from tests.lent import lend
+from tests.support.lent import lend
 
 pytestmark = pytest.mark.whole
 

@@ -23,7 +23,7 @@ from hrm_agent.runtime.replay.player import replay_async
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, ToolStatus, Trajectory
 from hrm_agent.trajectory.lint import lint
-from tests.graphs.scripts import Roles, boxed, call
+from tests.support.graphs.scripts import Roles, boxed, call
 
 TASK = TaskRef(id="1", family="test", prompt="Apples and pears. Return exactly: 'Answer: <fruit>'.")
 

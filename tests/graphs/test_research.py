@@ -24,8 +24,8 @@ from hrm_agent.runtime.replay.player import replay_async
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, ToolStatus
 from hrm_agent.trajectory.lint import lint
-from tests.graphs.research_scripts import AGENT, ASKED, LENGTH, NIGHT, Researcher, Talk, assert_exact, planned, tool
-from tests.graphs.small_wiki import PAGES, Patience, SmallWiki
+from tests.support.graphs.research_scripts import AGENT, ASKED, LENGTH, NIGHT, Researcher, Talk, assert_exact, planned, tool
+from tests.support.graphs.small_wiki import PAGES, Patience, SmallWiki
 
 
 @pytest.fixture
@@ -398,7 +398,7 @@ async def test_a_chat_model_of_ones_own(wiki: SmallWiki) -> None:
 
 async def test_what_a_model_of_ones_own_says_is_on_record(talk_to: Any, wiki: SmallWiki, store: RunStore) -> None:
     talk = talk_to([])  # nobody asks the policy
-    talk.graph = "tests.graphs.research_scripts:held"
+    talk.graph = "tests.support.graphs.research_scripts:held"
     trajectory = await talk()
     assert talk.state["answered"] and len(trajectory.calls) == 8 and lint(trajectory) == []
     assert {call.untrainable for call in trajectory.calls} == {"the model reports no token ids"}

@@ -13,9 +13,9 @@ from hrm_agent.runtime.replay.player import replay_async
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import RunStatus
 from hrm_agent.trajectory.lint import lint
-from tests.graphs.killed_research import HANGS
-from tests.graphs.research_scripts import AGENT, NIGHT, Researcher, Talk, assert_exact
-from tests.graphs.small_wiki import SmallWiki
+from tests.support.graphs.killed_research import HANGS
+from tests.support.graphs.research_scripts import AGENT, NIGHT, Researcher, Talk, assert_exact
+from tests.support.graphs.small_wiki import SmallWiki
 
 pytestmark = pytest.mark.whole
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.whole
 @pytest.mark.slow
 async def test_a_search_that_was_done_is_not_made_again(tmp_path: Path, idle_environment: LocalEnvironment) -> None:
     wiki, path = SmallWiki(), tmp_path / "store.db"
-    command = [sys.executable, "-m", "tests.graphs.killed_research", wiki.url, str(path)]
+    command = [sys.executable, "-m", "tests.support.graphs.killed_research", wiki.url, str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline().strip() == HANGS
         process.kill()

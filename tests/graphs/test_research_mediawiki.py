@@ -17,10 +17,10 @@ from hrm_agent.store import RunStore
 from hrm_agent.tools.mediawiki import transport as asking
 from hrm_agent.trajectory import RunStatus, ToolStatus
 from hrm_agent.trajectory.lint import lint
-from tests.graphs.research_scripts import AGENT, Researcher, Talk, assert_exact, planned, tool
-from tests.graphs.small_wiki import Patience
-from tests.wiki.proxy import Proxy, dies, says, serving, silence
-from tests.wiki.server import WikiServer
+from tests.support.graphs.research_scripts import AGENT, Researcher, Talk, assert_exact, planned, tool
+from tests.support.graphs.small_wiki import Patience
+from tests.support.wiki.proxy import Proxy, dies, says, serving, silence
+from tests.support.wiki.server import WikiServer
 
 pytestmark = pytest.mark.whole
 

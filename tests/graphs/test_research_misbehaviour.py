@@ -19,8 +19,8 @@ from hrm_agent.graphs.research.sources import display, new_source, renamed
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.trajectory import ToolStatus
 from hrm_agent.trajectory.lint import lint
-from tests.graphs.research_scripts import AGENT, ASKED, LENGTH, NIGHT, Researcher, Talk, assert_exact, planned, tool
-from tests.graphs.small_wiki import PAGES, SmallWiki
+from tests.support.graphs.research_scripts import AGENT, ASKED, LENGTH, NIGHT, Researcher, Talk, assert_exact, planned, tool
+from tests.support.graphs.small_wiki import PAGES, SmallWiki
 
 GOOD = Researcher()
 ITSELF = "the message itself is the one question"

@@ -18,7 +18,7 @@ from hrm_agent.store import RunStore
 from hrm_agent.tools import python
 from hrm_agent.trajectory import RunStatus, SessionState, TaskRef, ToolStatus, Trajectory
 from hrm_agent.trajectory.lint import lint
-from tests.graphs.scripts import Roles, boxed, call
+from tests.support.graphs.scripts import Roles, boxed, call
 
 TASK = TaskRef(id="1", family="test", prompt="What is 6 * 7?", answer="42")
 SCRIPT = [call("x = 6"), call("y = x * 7"), call("y"), boxed(42)]

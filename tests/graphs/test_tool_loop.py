@@ -16,7 +16,7 @@ from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, ToolStatus, Trajectory
 from hrm_agent.trajectory.lint import lint
-from tests.graphs.scripts import TASK_PROMPT, boxed, call, multiplier
+from tests.support.graphs.scripts import TASK_PROMPT, boxed, call, multiplier
 
 TASK = TaskRef(id="1", family="test", prompt=TASK_PROMPT, answer="42")
 

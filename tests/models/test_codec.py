@@ -20,7 +20,7 @@ from hrm_agent.errors import ModelError
 from hrm_agent.models.codec.bytes import ByteCodec
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
 from hrm_agent.models.engine import TemplateMismatch
-from tests.properties import few_and_many, holds
+from tests.support.properties import few_and_many, holds
 
 TAGS = ["<reason>", "</reason>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>"]
 ADDED = ["<|im_start|>", "<|im_end|>", *TAGS]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hrm_agent.models.codec.bytes import ByteCodec
 from hrm_agent.models.codec.stream_decoder import StreamDecoder
 from hrm_agent.models.codec.tool_calls import parse_turn, tool_call_text
-from tests.properties import few_and_many, holds
+from tests.support.properties import few_and_many, holds
 
 
 def test_text_without_calls_is_content_as_it_stands() -> None:

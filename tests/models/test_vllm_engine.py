@@ -30,7 +30,7 @@ from hrm_agent.models.vllm.server import client_options, look_up, parse_address
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import FinishReason, LogprobKind, Recording, Sampling, recording
 from tests.models.test_contract import WAYS, calls_of, graph_of
-from tests.models.vllm_stub import END, VllmStub, choice, event, hangs_up, logprob, says, says_of, streams
+from tests.support.vllm.stub import END, VllmStub, choice, event, hangs_up, logprob, says, says_of, streams
 
 PROMPT = tuple(b"the prompt")
 

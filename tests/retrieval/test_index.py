@@ -19,7 +19,7 @@ from hrm_agent.retrieval.index import full_text as words
 from hrm_agent.retrieval.index.database import ENGINES
 from hrm_agent.retrieval.index.folder import FolderReport
 from hrm_agent.retrieval.index.reading import Why
-from tests.retrieval.documents import pdf, write_texts
+from tests.support.retrieval.documents import pdf, write_texts
 
 SMALL = Chunking(size=64)
 

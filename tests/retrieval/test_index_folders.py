@@ -13,7 +13,7 @@ from hrm_agent.errors import RetrievalError
 from hrm_agent.retrieval.index import Chunking, DocumentIndex, files_in, index_folder, remove_folder
 from hrm_agent.retrieval.index.folder import FolderReport
 from hrm_agent.retrieval.index.reading import Why
-from tests.retrieval.documents import pdf, powerless, write_texts
+from tests.support.retrieval.documents import pdf, powerless, write_texts
 
 
 @pytest.fixture

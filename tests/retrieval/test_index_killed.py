@@ -28,7 +28,7 @@ from hrm_agent.retrieval.index.folder import FolderReport
 from hrm_agent.retrieval.index.full_text import Fts5
 from hrm_agent.retrieval.index.tantivy_full_text import Tantivy
 from hrm_agent.retrieval.index.vectors import VectorTable
-from tests.retrieval.documents import write_texts
+from tests.support.retrieval.documents import write_texts
 
 pytestmark = pytest.mark.whole
 

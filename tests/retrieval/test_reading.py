@@ -8,7 +8,7 @@ import pytest
 
 from hrm_agent.retrieval.html_text import html_to_text
 from hrm_agent.retrieval.index.reading import Kind, NotRead, Why, read_document
-from tests.retrieval.documents import pdf
+from tests.support.retrieval.documents import pdf
 
 
 @pytest.mark.parametrize(

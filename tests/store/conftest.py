@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hrm_agent.store import RunStore, open_store
-from tests.postgres import PostgresServer
+from tests.support.postgres import PostgresServer
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -13,7 +13,7 @@ import pytest
 from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore, open_store, postgres
 from hrm_agent.store.readers import Readers
-from tests.store.way import Way
+from tests.support.store.way import Way
 
 pytestmark = pytest.mark.whole
 

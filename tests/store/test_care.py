@@ -21,9 +21,9 @@ from hrm_agent.store import RunStore, open_store
 from hrm_agent.store.content_addressed import LIST, MSGPACK
 from hrm_agent.store.maintenance import collect_values, delete_runs, prune, stats, verify
 from hrm_agent.trajectory import ForkRef, Overlay, RunStatus, StopReason, Trajectory, Verdict
-from tests.store.bodies import execute
-from tests.store.processes import writers
-from tests.trajectory.samples import make_call, make_tool_call, make_trajectory
+from tests.support.store.bodies import execute
+from tests.support.store.processes import writers
+from tests.support.trajectory.samples import make_call, make_tool_call, make_trajectory
 
 DAY = 86400.0
 

@@ -1,6 +1,6 @@
 """What a store goes through beside kills: full disks, lost servers, lost answers, cancelled waiters, forks, rivals.
 
-Runs are forks of a warm process (`tests.graphs.kills`); what they asked is counted outside of them.
+Runs are forks of a warm process (`tests.support.graphs.kills`); what they asked is counted outside of them.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from hrm_agent.store.database import Cursor, settled
 from hrm_agent.store.maintenance import collect_values, verify
 from hrm_agent.store.serializer import StrictSerializer
 from hrm_agent.trajectory import Recording, recording
-from tests.graphs.kill_driver import TEAM, Arithmetic, LoggedEngine, Plan, answer
-from tests.graphs.killed_team import Log, nodes
-from tests.graphs.kills import (
+from tests.support.graphs.kill_driver import TEAM, Arithmetic, LoggedEngine, Plan, answer
+from tests.support.graphs.killed_team import Log, nodes
+from tests.support.graphs.kills import (
     COMMAND,
     Driver,
     check_asked,
@@ -53,9 +53,9 @@ from tests.graphs.kills import (
     record_of,
     untouched_record,
 )
-from tests.postgres import PostgresServer
-from tests.store.chaos_driver import BROKEN, PAGES, plan_events
-from tests.store.way import Way
+from tests.support.postgres import PostgresServer
+from tests.support.store.chaos_driver import BROKEN, PAGES, plan_events
+from tests.support.store.way import Way
 
 pytestmark = pytest.mark.whole
 
@@ -65,7 +65,7 @@ TABLE = "CREATE TABLE IF NOT EXISTS noted (number INTEGER)"
 
 @pytest.fixture(scope="module")
 def driver() -> Iterator[Driver]:
-    opened = Driver([sys.executable, "-m", "tests.store.chaos_driver"])
+    opened = Driver([sys.executable, "-m", "tests.support.store.chaos_driver"])
     yield opened
     opened.close()
 

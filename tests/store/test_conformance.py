@@ -17,7 +17,7 @@ from langgraph.checkpoint.conformance import checkpointer_test, validate
 from langgraph.checkpoint.conformance.capabilities import Capability
 
 from hrm_agent.store import RunStore, open_store
-from tests.postgres import PostgresServer
+from tests.support.postgres import PostgresServer
 
 KEY = base64.b64encode(bytes(range(32))).decode()
 OpenNew = Callable[[], AbstractContextManager[RunStore]]

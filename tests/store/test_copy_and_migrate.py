@@ -27,9 +27,9 @@ from hrm_agent.store.copying import copy_store
 from hrm_agent.store.maintenance import stats, verify
 from hrm_agent.store.migrate import migrate
 from hrm_agent.trajectory import ForkRef, Overlay, Trajectory, Verdict
-from tests.postgres import PostgresServer
-from tests.store.bodies import execute, stored_bytes
-from tests.trajectory.samples import make_trajectory
+from tests.support.postgres import PostgresServer
+from tests.support.store.bodies import execute, stored_bytes
+from tests.support.trajectory.samples import make_trajectory
 
 KEYS = {name: bytes([number]) * 32 for number, name in enumerate(("first", "second"), 1)}
 THREADS = ("plain", "branched", "asked")

@@ -16,8 +16,8 @@ from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.store.maintenance import delete_runs, stats, verify
 from hrm_agent.trajectory import ForkRef, Trajectory
-from tests.postgres import PostgresServer
-from tests.trajectory.samples import make_call, make_tool_call, make_trajectory
+from tests.support.postgres import PostgresServer
+from tests.support.trajectory.samples import make_call, make_tool_call, make_trajectory
 
 
 @pytest.fixture(params=["sqlite", "sqlite encrypted", "postgresql"])

@@ -21,7 +21,7 @@ from hrm_agent.errors import RunError, StoreError
 from hrm_agent.store import RunStore, leases, open_store
 from hrm_agent.store.maintenance import verify
 from hrm_agent.store.saver import StoreSaver
-from tests.store.bodies import execute, wait_until
+from tests.support.store.bodies import execute, wait_until
 
 
 class Clock:

@@ -20,7 +20,7 @@ from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.store.content_addressed import MSGPACK, hash_of
 from hrm_agent.trajectory import RunStatus, TaskRef, Trajectory
-from tests.store.bodies import execute, stored_bytes
+from tests.support.store.bodies import execute, stored_bytes
 
 KEY, OTHER_KEY = (base64.b64encode(bytes([n]) * 32).decode() for n in (1, 2))
 SECRET = "sk-hunter2-0123456789abcdef"

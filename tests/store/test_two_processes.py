@@ -16,10 +16,10 @@ from hrm_agent.errors import RunError
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.store.maintenance import verify
 from hrm_agent.trajectory import RunStatus
-from tests.postgres import PostgresServer
-from tests.store.bodies import execute
-from tests.store.processes import Writer, writers
-from tests.store.writer import STEPS, THREADS, call, hold, run, write
+from tests.support.postgres import PostgresServer
+from tests.support.store.bodies import execute
+from tests.support.store.processes import Writer, writers
+from tests.support.store.writer import STEPS, THREADS, call, hold, run, write
 
 pytestmark = pytest.mark.whole
 

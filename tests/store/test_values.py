@@ -32,8 +32,8 @@ from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.store.content_addressed import FANOUT, Known, ValueReader, ValueWriter
 from hrm_agent.store.serializer import StrictSerializer
-from tests.postgres import PostgresServer
-from tests.store.bodies import execute
+from tests.support.postgres import PostgresServer
+from tests.support.store.bodies import execute
 
 TYPES = ("Own", "OwnModel", "Colour", "Lenient")
 NAMES = iter(range(10**9))

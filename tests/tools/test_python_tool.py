@@ -16,7 +16,7 @@ from hrm_agent.environment import ExecutionResult, using_environment
 from hrm_agent.tools import python
 from hrm_agent.tools.python_tool import MAX_CONTENT, tool_content
 from hrm_agent.trajectory import MemoryJournal, ToolStatus, tool_record_id
-from tests.tools.cells import Cells
+from tests.support.tools.cells import Cells
 
 
 def call(code: str, call_id: str = "c") -> Any:

@@ -22,7 +22,7 @@ from hrm_agent.tools import python, python_stateless, run_tool_calls
 from hrm_agent.tools.python_tool import LOST
 from hrm_agent.tools.sessions import end_sessions
 from hrm_agent.trajectory import Recording, SessionState, ToolCall, ToolStatus, recording
-from tests.tools.cells import Cells
+from tests.support.tools.cells import Cells
 
 Script = Sequence[Sequence[str]]
 THREAD: Any = {"configurable": {"thread_id": "t"}}

@@ -24,7 +24,7 @@ from hrm_agent.training.batch import build_batches
 from hrm_agent.training.loss import clipped_surrogate, token_logprobs
 from hrm_agent.training.roc import select
 from hrm_agent.trajectory import Trajectory
-from tests.training.builders import VOCABULARY, sampled_call, tiny_model, trajectory
+from tests.support.training.builders import VOCABULARY, sampled_call, tiny_model, trajectory
 
 REWARDS = (1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0)
 GENERATIONS = 4

@@ -13,7 +13,7 @@ from hrm_agent.training.advantages import group_advantages, normalised, whole_tr
 from hrm_agent.training.batch import Row, build_batches, kept_rows, left_out, linearise, micro_batches
 from hrm_agent.training.roc import select
 from hrm_agent.trajectory import Call, LogprobKind, Overlay, Trajectory, Verdict
-from tests.training.builders import call, group, sampled_call, trajectory
+from tests.support.training.builders import call, group, sampled_call, trajectory
 
 
 @st.composite

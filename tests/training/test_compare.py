@@ -14,7 +14,7 @@ from hrm_agent.training.evaluation.reports import summary
 from hrm_agent.training.evaluation.roles import role_counts
 from hrm_agent.training.evaluation.samples import samples_of
 from hrm_agent.trajectory import FinishReason, RunStatus, StopReason, TaskRef, Trajectory
-from tests.training.builders import ANSWER, call, place, rollout, trajectory
+from tests.support.training.builders import ANSWER, call, place, rollout, trajectory
 
 
 def answered(problem: str, index: int, answer: str, right: bool, **changes: Any) -> Trajectory:

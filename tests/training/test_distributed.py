@@ -10,8 +10,8 @@ import torch
 
 from hrm_agent.training.batch import micro_batches
 from hrm_agent.training.optimizer_step import policy_update
-from tests.postgres import free_port
-from tests.training.builders import tiny_model
+from tests.support.postgres import free_port
+from tests.support.training.builders import tiny_model
 from tests.training.test_loss import random_rows
 
 pytestmark = pytest.mark.whole

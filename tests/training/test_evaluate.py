@@ -10,7 +10,7 @@ from hrm_agent.training.advantages import group_advantages
 from hrm_agent.training.evaluation.evaluate import evaluate, group_metrics
 from hrm_agent.training.roc import select
 from hrm_agent.trajectory import RunStatus, TaskRef, Trajectory
-from tests.training.builders import group, rollout, trajectory
+from tests.support.training.builders import group, rollout, trajectory
 
 
 def sample(problem: int, index: int, reward: float, **changes: object) -> Trajectory:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from hrm_agent.trajectory import BranchReason, Call
 from hrm_agent.trajectory.forest import conversations, path_mask, path_to, path_tokens, paths
-from tests.training.builders import call
+from tests.support.training.builders import call
 
 
 @st.composite

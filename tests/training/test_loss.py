@@ -13,7 +13,7 @@ from hrm_agent.training import loss as loss_module
 from hrm_agent.training.batch import MicroBatch, Row, micro_batches
 from hrm_agent.training.loss import chosen_logprobs, clipped_surrogate, merge_metrics, token_logprobs
 from hrm_agent.training.optimizer_step import policy_update
-from tests.training.builders import VOCABULARY, tiny_model
+from tests.support.training.builders import VOCABULARY, tiny_model
 
 MODEL = tiny_model()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hrm_agent.training.metrics import MetricsLog, read_metrics
-from tests.disk import files_of_at_most
+from tests.support.disk import files_of_at_most
 
 
 def test_a_step_that_is_taken_again_stands_there_once(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hrm_agent.errors import ConfigError
 from hrm_agent.training.advantages import group_advantages
 from hrm_agent.training.roc import ALGORITHMS, RocOptions, penalty_error, penalty_format, quotas, select
 from hrm_agent.trajectory import BranchReason, Overlay, RunStatus, ToolStatus, Trajectory, Verdict
-from tests.training.builders import call, group, rollout, tool_call, trajectory
+from tests.support.training.builders import call, group, rollout, tool_call, trajectory
 
 TABLE = {
     (1, 31): (1, 15), (2, 30): (2, 14), (3, 29): (2, 14), (5, 27): (2, 14), (6, 26): (3, 13), (8, 24): (4, 12),

@@ -18,7 +18,7 @@ from hrm_agent.training.roc import select
 from hrm_agent.trajectory import Overlay, TaskRef, Trajectory, Verdict
 from hrm_agent.trajectory.forest import path_to, path_tokens
 from hrm_agent.trajectory.lint import lint
-from tests.graphs.scripts import boxed, call
+from tests.support.graphs.scripts import boxed, call
 
 TASK = TaskRef(id="1", family="test", prompt="What is 6 * 7?", answer="42")
 

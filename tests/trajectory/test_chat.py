@@ -15,7 +15,7 @@ from hrm_agent.training.sft import read_chats
 from hrm_agent.trajectory import BranchReason, Call, ForkRef, RunStatus, StopReason, TaskRef, Trajectory, content_hash
 from hrm_agent.trajectory.formats import Known, Report, export_to
 from hrm_agent.trajectory.formats.messages import context_hash
-from tests.trajectory.samples import THREAD, identity, make_call, make_tool_call, make_trajectory
+from tests.support.trajectory.samples import THREAD, identity, make_call, make_tool_call, make_trajectory
 
 ASKED = HumanMessage("What is 6 * 7?")
 CALLS = AIMessage(

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hrm_agent.errors import StoreError, StoreVersionError
 from hrm_agent.trajectory import Trajectory
 from hrm_agent.trajectory.formats import COLUMNS, read_jsonl, read_parquet, write_jsonl, write_parquet
-from tests.properties import few_and_many, holds
-from tests.trajectory.samples import make_call, make_trajectory
+from tests.support.properties import few_and_many, holds
+from tests.support.trajectory.samples import make_call, make_trajectory
 
 Write = Callable[[Iterable[Trajectory], Path], int]
 Read = Callable[[Path], Iterator[Trajectory]]

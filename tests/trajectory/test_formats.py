@@ -13,9 +13,9 @@ from hrm_agent.trajectory import LogprobKind, RunStatus, StopReason, Trajectory
 from hrm_agent.trajectory.formats import Origin, export_to, import_from
 from hrm_agent.trajectory.formats.trl import rollout_columns
 from hrm_agent.trajectory.lint import lint
-from tests.properties import few_and_many, holds
-from tests.trajectory.forests import learned, trajectories
-from tests.trajectory.samples import make_call, make_trajectory
+from tests.support.properties import few_and_many, holds
+from tests.support.trajectory.forests import learned, trajectories
+from tests.support.trajectory.samples import make_call, make_trajectory
 
 TOKENS = ("trl", "verifiers", "verifiers-rollouts")
 of_tokens = pytest.mark.parametrize("name", TOKENS)

@@ -11,7 +11,7 @@ import pytest
 from hrm_agent.trajectory import Overlay, Verdict
 from hrm_agent.trajectory.formats import write_jsonl
 from hrm_agent.trajectory.json_schema import format_page, overlay_schema, trajectory_schema
-from tests.trajectory.samples import make_trajectory
+from tests.support.trajectory.samples import make_trajectory
 
 PAGE = Path(__file__).parents[2] / "docs" / "trajectory-format.md"
 

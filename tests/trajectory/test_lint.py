@@ -19,7 +19,7 @@ from hrm_agent.trajectory import (
     call_id,
 )
 from hrm_agent.trajectory.lint import INVARIANTS, Finding, lint
-from tests.trajectory.samples import THREAD, identity, make_call, make_tool_call, make_trajectory
+from tests.support.trajectory.samples import THREAD, identity, make_call, make_tool_call, make_trajectory
 
 Corruption = Callable[[], Trajectory]
 

@@ -13,7 +13,7 @@ from hrm_agent.environment import Environment, ExecutionResult, Limits
 from hrm_agent.trajectory import ToolStatus
 from tests.environment.attacks.host import PROJECT, Host
 from tests.environment.attacks.snippets import Call, Snippet
-from tests.environment.contract import gauge
+from tests.support.environment.contract import gauge
 
 __all__ = ["Trial", "health", "judge", "try_attack", "warm_up"]
 

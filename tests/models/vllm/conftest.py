@@ -1,0 +1,29 @@
+"""One server for all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from hrm_agent.models.load_policy import model_folder
+from hrm_agent.models.vllm.engine import VllmEngine, open_vllm
+from tests.support.vllm.server import MISSING, VllmServer, find_python
+
+POLICY = "builtin:trained"
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    python = find_python()
+    if python is None:
+        pytest.fail(MISSING, pytrace=False)
+    started = VllmServer(python, model_folder(POLICY), tmp_path_factory.mktemp("vllm"))
+    yield started
+    started.stop()
+
+
+@pytest.fixture(scope="session")
+def engine(server: VllmServer) -> Iterator[VllmEngine]:
+    with open_vllm(f"vllm:{server.url}") as opened:
+        yield opened

@@ -1,0 +1,100 @@
+"""`kill -9` at any moment: nothing that had finished runs again, nothing is missing, nothing is doubled.
+
+What was asked is counted outside the killed process, in a log that the engine, the sandbox and the nodes append to.
+What had finished is read from the store between two kills. In the end the record is that of a run that nobody touched.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.graphs.kill_driver import CALLS, GRAPHS, Plan
+from tests.support.graphs.kills import (
+    Driver,
+    check_asked,
+    check_campaign,
+    check_log,
+    done_in,
+    fresh,
+    killed,
+    killed_often,
+    log_of,
+    numbers,
+    plan_in,
+    record_of,
+    untouched_record,
+)
+from tests.support.postgres import PostgresServer
+
+pytestmark = pytest.mark.whole
+
+BODIES = ("process", "power", "postgres")
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Driver]:
+    opened = Driver()
+    yield opened
+    opened.close()
+
+
+def test_killed_forks(driver: Driver, tmp_path: Path) -> None:
+    """All three graphs at once, in one store."""
+    plan = plan_in(tmp_path / "killed", tasks=4, sandbox=False)
+    untouched = untouched_record(driver, plan, tmp_path / "alone")
+    moments = [12, 0, 7, 1, 19, 0, 15]
+    assert check_campaign(driver.start, plan, untouched, iter(moments), len(moments)) == len(moments)
+
+
+def test_processes_killed_and_terminated(driver: Driver, tmp_path: Path) -> None:
+    """With their sandbox. SIGTERM is what a scheduler sends before it kills: a process ends of it as of a kill."""
+    plan = plan_in(tmp_path / "killed", tasks=2)
+    untouched = untouched_record(driver, replace(plan, sandbox=False), tmp_path / "alone")
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        before, logged = done_in(plan), len(log_of(plan))
+        assert killed(driver.start, replace(plan, dies_at=10, dies_of=int(number)))
+        check_asked(before, log_of(plan)[logged:])
+    _, log = killed_often(driver.start, replace(plan, sandbox=False), iter(()), 0)
+    check_log(log, plan, 2)
+    assert record_of(plan) == untouched
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("body", BODIES)
+def test_killed_often(body: str, graph: str, driver: Driver, tmp_path: Path, request: Any) -> None:
+    """22 kills on each body and graph, as many runs as that takes: each a moment after a line of the log."""
+    base = Plan("", graphs=(graph,), tasks=8, sandbox=False)
+    untouched = untouched_record(driver, base, tmp_path / "alone")
+    moments = numbers(f"{body} {graph}", sum(CALLS[graph]) * 3)
+    kills, runs = 0, 0
+    while kills < 22:
+        folder = tmp_path / str(runs)
+        plan = plan_in(folder, url_of(body, folder, request), graphs=(graph,), tasks=8, sandbox=False, later=0.02)
+        kills += check_campaign(driver.start, plan, untouched, moments, 22 - kills)
+        runs += 1
+
+
+def url_of(body: str, folder: Path, request: Any) -> str:
+    if body == "postgres":
+        server: PostgresServer = request.getfixturevalue("postgres")
+        url = server.create_database()
+        request.addfinalizer(lambda: server.drop_database(url))
+        return url
+    return f"sqlite:///{folder}/store.db" + ("?level=power" if body == "power" else "")
+
+
+@pytest.mark.slow
+def test_killed_processes(driver: Driver, tmp_path: Path) -> None:
+    """As a user's are: begun afresh, each with its sandbox."""
+    plan = plan_in(tmp_path / "killed", tasks=6)
+    untouched = untouched_record(driver, replace(plan, sandbox=False), tmp_path / "alone")
+    moments = [14, 0, 9, 3, 17, 1, 11, 6]
+    assert check_campaign(fresh, plan, untouched, iter(moments), len(moments)) == len(moments)

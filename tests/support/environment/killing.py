@@ -1,0 +1,96 @@
+"""Kills of slots and fork servers, at points that certainly come: which call one hits is chosen, not hoped for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from hrm_agent.environment import LocalEnvironment
+from hrm_agent.environment.scheduler.workers import Work
+from tests.environment.attacks.host import descendants, is_running
+from tests.support.environment.contract import IDLE
+from tests.support.environment.front_workers import until
+
+__all__ = ["ChosenKills", "at_depth"]
+
+SLOT, FORK_SERVER = 3, 2
+"""Steps below this process: 1 and 2 are a fork server, 3 its slots, 4 what they run."""
+_T = TypeVar("_T")
+
+
+def at_depth(depth: int) -> Iterator[int]:
+    """Process ids that many steps below this one."""
+    for pid in descendants(os.getpid()):
+        steps, parent = 0, pid
+        while parent not in (os.getpid(), 0):
+            steps, parent = steps + 1, _parent(parent)
+        if steps == depth:
+            yield pid
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+class ChosenKills:
+    """Of an environment that this process alone uses.
+
+    The chosen piece of work is held where it has begun, until every slot, or every fork server, is killed: it is lost
+    with them, and so is whatever else runs just then. The second time it is what it was submitted as.
+    """
+
+    def __init__(self, environment: LocalEnvironment) -> None:
+        self.began: list[str] = []
+        """Codes, in the order in which they were given to slots."""
+        self.killed: Counter[str] = Counter()
+        self._workers = environment._workers  # pyright: ignore[reportPrivateUsage]
+        self._start = self._workers.start
+        self._workers.start = self._began
+        self._lock = threading.Lock()
+        self._chosen = 0
+        self._victim: Future[Work] = Future()
+
+    async def during(self, calls: Awaitable[_T], *, nth: int, fork_server: bool = False) -> _T:
+        """What `calls` come to, of whose works the `nth`, from 1, is struck."""
+        self._victim = Future()
+        self._chosen = len(self.began) + nth
+        killing = asyncio.create_task(asyncio.to_thread(self._kill, fork_server))
+        answers = await calls
+        await killing
+        return answers
+
+    def _began(self, work: Work) -> None:
+        with self._lock:
+            self.began.append(work.code)
+            chosen = len(self.began) == self._chosen
+            if chosen:
+                work.code = IDLE
+        self._start(work)
+        if chosen:
+            self._victim.set_result(work)
+
+    def _kill(self, fork_server: bool) -> None:
+        work = self._victim.result(60)
+        until(lambda: self._runs(work))
+        with self._workers._lock:  # pyright: ignore[reportPrivateUsage] - nothing is given to a slot that is to die
+            dying = [*at_depth(SLOT), *(at_depth(FORK_SERVER) if fork_server else ())]
+            for pid in list(at_depth(FORK_SERVER if fork_server else SLOT)):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            until(lambda: not any(map(is_running, dying)))
+        self.killed["fork server" if fork_server else "slot"] += 1
+
+    def _runs(self, work: Work) -> bool:
+        slots = list(self._workers._by_line.values())  # pyright: ignore[reportPrivateUsage]
+        return any(slot.work is work and slot.files.started for slot in slots)

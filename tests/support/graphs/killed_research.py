@@ -1,0 +1,40 @@
+"""A research that a test kills: one of its two searches never comes to its end.
+
+    python -m tests.support.graphs.killed_research URL STORE
+
+It prints a line when the other one has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import Any
+
+from hrm_agent.environment import LocalEnvironment
+from hrm_agent.store import open_store
+from tests.support.graphs.research_scripts import AGENT, NIGHT, Researcher, Talk
+
+HANGS = "hangs"
+CALLS = 5
+"""The planner's, three of the search that comes to its end, and one of the other."""
+
+
+async def main(url: str, path: str) -> None:
+    with open_store(path) as store:
+
+        def searcher(messages: Any) -> str:
+            """The one that looks for krill stops when it has searched, and all that the other one does is on record."""
+            if NIGHT in messages[1].text and messages[-1].type == "tool":
+                while len(store.journal.trajectory("talk").calls) < CALLS:
+                    time.sleep(0.02)
+                print(HANGS, flush=True)
+                time.sleep(600)
+            return Researcher().searcher(messages)
+
+        await Talk(store, LocalEnvironment(slots=1), Researcher(searcher=searcher), wiki=url, user_agent=AGENT)()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,202 @@
+"""Runs that are killed, and what must hold of them: for the tests of graphs and of the store."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from langchain_core.messages import BaseMessage
+
+from hrm_agent.store import RunStore, open_store
+from hrm_agent.store.maintenance import verify
+from hrm_agent.trajectory import RunStatus
+from hrm_agent.trajectory.lint import lint
+from tests.support.graphs.kill_driver import CALLS, Plan, tool_line
+
+COMMAND = [sys.executable, "-m", "tests.support.graphs.kill_driver"]
+
+
+class Driver:
+    """A warm process that forks one for each run."""
+
+    def __init__(self, command: Sequence[str] = COMMAND) -> None:
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.pid = self._process.pid
+
+    def start(self, plan: Plan) -> Started:
+        return Started(int(self._ask(plan.as_json())), lambda: int(self._ask("")))
+
+    def _ask(self, line: str) -> str:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        return self._process.stdout.readline()
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+@dataclass(frozen=True)
+class Started:
+    """The process of a run."""
+
+    pid: int
+    result: Callable[[], int]
+    """Waits for its end; the exit code."""
+
+
+def fresh(plan: Plan) -> Started:
+    process = subprocess.Popen([*COMMAND, plan.as_json()])
+    return Started(process.pid, process.wait)
+
+
+def log_of(plan: Plan) -> list[str]:
+    return plan.log.read_text().splitlines() if plan.log.exists() else []
+
+
+def killed(start: Callable[[Plan], Started], plan: Plan) -> bool:
+    """Whether a run died at the moment of its plan; False if it ended before that."""
+    code = start(plan).result()
+    assert code in (0, -plan.dies_of), Path(plan.folder, "error.txt").read_text()
+    return code != 0
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a store has on record as finished."""
+
+    lines: frozenset[str]
+    """Of the log: model calls and tool calls."""
+    steps: dict[tuple[str, str], int]
+    """Thread and graph around the node -> its newest step that has a checkpoint."""
+
+
+def done_in(plan: Plan) -> Done:
+    if not plan.url and not Path(plan.store).exists():
+        return Done(frozenset(), {})
+    with open_store(plan.store) as store:
+        assert list(verify(store)) == [], "not sound after the kill"
+        models = {f"model {seed}" for thread in plan.threads for seed in store.journal.seeds_of_thread(thread)}
+        tools = {tool_line(dict(call.arguments)["code"]) for call in store.journal.tool_calls() if call.status}
+        steps: dict[tuple[str, str], int] = {}
+        for found in store.checkpointer.list(None):
+            place = place_of(found.config)
+            steps[place] = max(steps.get(place, -1), int(found.metadata.get("step", -1)))
+    return Done(frozenset(models | tools), steps)
+
+
+def place_of(config: Any) -> tuple[str, str]:
+    """Thread, and the names of the graphs around a checkpoint, as the log has them."""
+    named = config["configurable"]
+    return named["thread_id"], "/".join(part.partition(":")[0] for part in named["checkpoint_ns"].split("|")) or "-"
+
+
+def check_asked(before: Done, asked: list[str]) -> None:
+    """Nothing that was done before was begun again."""
+    assert not before.lines & set(asked), "a finished call was made again"
+    for line in asked:
+        kind, *place = line.split(" ")
+        if kind == "node":
+            thread, around, step = place
+            assert int(step) > before.steps.get((thread, around), -1), f"taken again: {line}"
+
+
+def killed_often(
+    start: Callable[[Plan], Started], plan: Plan, moments: Iterator[int], kills: int
+) -> tuple[int, list[str]]:
+    """Kill a run up to so often, then let it end; how often that was, and the whole log."""
+    count = 0
+    while True:
+        before, logged = done_in(plan), len(log_of(plan))
+        died = killed(start, replace(plan, dies_at=next(moments) if count < kills else None))
+        check_asked(before, log_of(plan)[logged:])
+        after = done_in(plan)
+        assert before.lines <= after.lines, "a finished call was lost"
+        if not died:
+            return count, log_of(plan)
+        count += 1
+
+
+def record_of(plan: Plan) -> dict[str, Any]:
+    """All of a finished run's record that two runs with one seed agree on."""
+    with open_store(plan.store) as store:
+        runs = list(store.journal.trajectories())
+        assert list(verify(store)) == []
+        assert all(run.status is RunStatus.COMPLETED and lint(run) == [] for run in runs)
+        for run in runs:
+            assert (len(run.calls), len(run.tool_calls)) == CALLS[run.graph]
+            assert all(call.status is not None for call in run.tool_calls)
+            assert len({call.sampling.seed for call in run.calls}) == len(run.calls), "a call is doubled"
+        return {
+            run.thread_id: {
+                "answer": (run.status, run.answer, run.rewards),
+                "calls": sorted(
+                    (c.sampling.seed, c.request_hash, c.identity.path, c.token_ids, c.mask, c.logprobs)
+                    for c in run.calls
+                ),
+                "tools": sorted((str(t.arguments), t.status, t.content, t.identity.path) for t in run.tool_calls),
+                "states": states_of(store, run.thread_id),
+            }
+            for run in runs
+        }
+
+
+def states_of(store: RunStore, thread_id: str) -> list[str]:
+    """The newest state of each graph of a thread, without what is drawn at random."""
+    newest: dict[str, tuple[str, str]] = {}
+    for found in store.checkpointer.list({"configurable": {"thread_id": thread_id}}):
+        around = place_of(found.config)[1]
+        held = found.checkpoint["channel_values"]
+        values = {k: shown(v) for k, v in held.items() if not k.startswith("branch:") and k != "spent"}  # times
+        newest.setdefault(found.config["configurable"]["checkpoint_ns"], (around, str(sorted(values.items()))))
+    return sorted(map(str, newest.values()))
+
+
+def shown(value: Any) -> Any:
+    if isinstance(value, BaseMessage):
+        calls = [(call["name"], call["args"]) for call in getattr(value, "tool_calls", ())]
+        return value.type, value.name, value.text, calls
+    if isinstance(value, dict):
+        return {name: shown(item) for name, item in value.items()}
+    return [shown(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def plan_in(folder: Path, url: str = "", **options: Any) -> Plan:
+    folder.mkdir(parents=True)
+    return Plan(str(folder), url, **options)
+
+
+def check_log(log: list[str], plan: Plan, kills: int) -> None:
+    """Each call was begun once, but for those that the kills cut short: at most what runs at a time."""
+    expected = sum(models + tools for models, tools in (CALLS[graph] for graph in plan.graphs)) * plan.tasks
+    calls = [line for line in log if not line.startswith("node ")]
+    assert len(set(calls)) == expected
+    assert len(calls) <= expected + kills * 16
+
+
+def check_campaign(
+    start: Callable[[Plan], Started], plan: Plan, untouched: dict[str, Any], moments: Iterator[int], kills: int
+) -> int:
+    count, log = killed_often(start, plan, moments, kills)
+    check_log(log, plan, count)
+    assert record_of(plan) == untouched
+    return count
+
+
+def numbers(seed: int | str, largest: int) -> Iterator[int]:
+    """Moments, as lines of a run's log; one in eight is while the store is being opened."""
+    rng = random.Random(seed)
+    while True:
+        yield 0 if rng.random() < 0.125 else rng.randint(1, largest)
+
+
+def untouched_record(driver: Driver, plan: Plan, folder: Path) -> dict[str, Any]:
+    alone = replace(plan, folder=str(folder), url="")
+    folder.mkdir()
+    assert driver.start(alone).result() == 0
+    return record_of(alone)

@@ -1,0 +1,218 @@
+"""A PostgreSQL server of the tests' own, started when the first test asks it for a database.
+
+It lies in a temporary folder, listens on a free port of the loopback and on a socket in that folder, and lets nobody in
+without a password. It does not wait for the disk (`fsync` off): the tests take down the server, never the machine, and
+what it has handed to the kernel is there when it starts again. A commit is answered when that is done, as in production
+(`synchronous_commit` on). It goes down with the tests, whatever ends them: the kernel interrupts it when its parent
+dies.
+
+    python -m tests.support.postgres        says what to install, if there is no PostgreSQL on this machine
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+
+__all__ = ["MISSING", "PostgresServer", "find_server", "free_port"]
+
+MISSING = "PostgreSQL is missing, which tests of the store run on: tests/install tests, or apt-get install postgresql."
+USER = "hrm"
+_SECONDS = 60.0
+"""How long a start may take, a recovery after a crash included."""
+_SETTINGS = {
+    "fsync": "off",
+    "full_page_writes": "off",
+    "autovacuum": "off",
+    "shared_buffers": "16MB",
+    "min_wal_size": "8MB",
+    "max_wal_size": "128MB",
+    "max_connections": "100",
+    "log_min_messages": "warning",
+}
+
+
+def find_server() -> Path | None:
+    """The folder of PostgreSQL's programs, the newest where there are several. Debian keeps them off the PATH."""
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name), reverse=True)
+    if found := shutil.which("initdb"):
+        folders.insert(0, Path(found).parent)
+    return next((folder for folder in folders if (folder / "initdb").exists()), None)
+
+
+class PostgresServer:
+    """A server that runs from its first database until `stop`: tests that name it and use SQLite start none."""
+
+    def __init__(self) -> None:
+        self._password = secrets.token_urlsafe(16)
+        self._port = 0
+        self._databases = 0
+        self._emptied: list[str] = []
+        # The kernel's signal comes when the *thread* dies that started a process, so that one thread starts them all.
+        self._starter = ThreadPoolExecutor(1, "postgres-starter")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def url(self, database: str = "postgres") -> str:
+        """The URL of a database, on a server that runs."""
+        if self._process is None:
+            self._make()
+            self.start()
+        return f"postgresql://{USER}:{self._password}@127.0.0.1:{self._port}/{database}"
+
+    def create_database(self) -> str:
+        """The URL of an empty database that nobody else uses: one that was dropped, if there is one."""
+        if self._emptied:
+            return self._emptied.pop()
+        self._databases += 1
+        name = f"test_{self._databases}"
+        self._execute(f"CREATE DATABASE {name}")
+        return self.url(name)
+
+    def drop_database(self, url: str) -> None:
+        """Empty a database and end its connections, to use it again: ten times faster than making one."""
+        self._execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid();"
+            "DROP SCHEMA public CASCADE; CREATE SCHEMA public",
+            url,
+        )
+        self._emptied.append(url)
+
+    def start(self) -> None:
+        """Start the server and wait until it answers."""
+        self._process = self._starter.submit(self._launch).result()
+        deadline = time.monotonic() + _SECONDS
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"PostgreSQL did not start:\n{self._log.read_text()[-2000:]}")
+            time.sleep(0.02)
+
+    @property
+    def pid(self) -> int:
+        """Of the process that goes down at once, without a last checkpoint, when it is sent SIGQUIT."""
+        assert self._process is not None
+        return self._process.pid
+
+    def await_crash(self) -> None:
+        """Wait until the server has gone down, which somebody else has told it to."""
+        assert self._process is not None
+        self._process.wait(_SECONDS)
+
+    def stop(self) -> None:
+        """Stop the server and remove all that it wrote."""
+        self._end(signal.SIGQUIT)
+        self._starter.shutdown()
+        if self._process is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    @cached_property
+    def _folder(self) -> Path:
+        return Path(tempfile.mkdtemp(prefix="hrm-postgres-"))
+
+    @cached_property
+    def _programs(self) -> Path:
+        if (found := find_server()) is None:
+            raise RuntimeError(MISSING)
+        return found
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / "log"
+
+    def _make(self) -> None:
+        """`initdb`. It refuses to run as root; root hands the folder to the user that Debian's package made."""
+        programs, self._port = self._programs, free_port()
+        if os.geteuid() == 0:
+            shutil.chown(self._folder, *_account())
+        password = self._folder / "password"
+        self._run("tee", str(password), given=self._password)
+        self._run(
+            str(programs / "initdb"),
+            *("--pgdata", str(self._folder / "data"), "--username", USER, "--pwfile", str(password)),
+            *("--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C", "--wal-segsize", "1", "--no-sync"),
+        )
+
+    def _run(self, *words: str, given: str = "") -> None:
+        done = subprocess.run(
+            [*self._as_owner(), *words], input=given, capture_output=True, text=True, cwd="/", check=False
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"{words[0]} failed:\n{done.stdout}{done.stderr}")
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        settings = {
+            **_SETTINGS,
+            "listen_addresses": "127.0.0.1",
+            "port": str(self._port),
+            "unix_socket_directories": str(self._folder),
+        }
+        options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+        command = [*self._as_owner(), str(self._programs / "postgres"), "-D", str(self._folder / "data"), *options]
+        with self._log.open("ab") as log:
+            # In a session of its own: an interrupt at the terminal is the tests' to handle.
+            return subprocess.Popen(command, stdout=log, stderr=log, cwd="/", start_new_session=True)
+
+    def _as_owner(self) -> list[str]:
+        words = ["setpriv", "--pdeathsig", "INT"]
+        if os.geteuid() == 0:
+            user, group = _account()
+            words += ["--reuid", str(user), "--regid", str(group), "--clear-groups"]
+        return [*words, "--"]
+
+    def _answers(self) -> bool:
+        import psycopg
+
+        with suppress(psycopg.OperationalError):
+            psycopg.connect(self.url(), connect_timeout=5).close()
+            return True
+        return False
+
+    def _execute(self, statement: str, url: str = "") -> None:
+        import psycopg
+
+        with psycopg.connect(url or self.url(), autocommit=True) as connection:
+            connection.execute(statement.encode())
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.send_signal(number)
+        try:
+            self._process.wait(_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _account() -> tuple[int, int]:
+    """User and group of a server that root starts."""
+    try:
+        entry = pwd.getpwnam("postgres")
+    except KeyError:  # not from Debian's package
+        entry = pwd.getpwnam("nobody")
+    return entry.pw_uid, entry.pw_gid
+
+
+def free_port() -> int:
+    """A port of the loopback below those that the kernel hands out by default, so that no connection takes it."""
+    while True:
+        port = 10_240 + secrets.randbelow(32_768 - 10_240)
+        with socket.socket() as taken, suppress(OSError):
+            taken.bind(("127.0.0.1", port))
+            return port
+
+
+if __name__ == "__main__":
+    sys.exit(0 if find_server() else MISSING)

@@ -1,0 +1,35 @@
+"""One rank of `test_distributed.py`: an update on its share of the rows, the result written by rank 0."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+from accelerate import Accelerator
+
+from hrm_agent.training.batch import micro_batches
+from hrm_agent.training.optimizer_step import policy_update
+from tests.support.training.builders import tiny_model
+from tests.training.test_loss import random_rows
+
+
+def main(output: str) -> None:
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.num_processes == 2, "these are unsynchronised copies"
+    model = tiny_model()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    rows = random_rows(0)
+    # Rank 0 has five micro-batches, rank 1 two: rank 1 must go on while it has nothing to train.
+    share = rows[:5] if accelerator.process_index == 0 else rows[5:]
+    metrics = policy_update(model, optimizer, micro_batches(share, token_budget=1), accelerator=accelerator)
+    metrics_of_none = policy_update(model, optimizer, [], accelerator=accelerator)
+    if accelerator.is_main_process:
+        weights = accelerator.unwrap_model(model).state_dict()
+        torch.save({"weights": weights, "metrics": metrics, "none": metrics_of_none}, output)
+    accelerator.wait_for_everyone()
+    os._exit(0)  # taking gloo's process group down now and then hangs, after all work is done
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,63 @@
+"""Clients of the wikis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from hrm_agent.tools.mediawiki import MediaWiki
+from hrm_agent.tools.mediawiki import transport as asking
+from tests.support.wiki.proxy import Proxy, serving
+from tests.support.wiki.server import WikiServer
+
+AGENT = "tests/1.0 (tests@example.org)"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patient() -> Iterator[None]:
+    """The wikis here are slow on a slow machine, which is not what is tested. Tests of time-outs give their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, seconds in (("timeout", 60.0), ("patience", 300.0)):
+            patch.setitem(MediaWiki.__init__.__kwdefaults__ or {}, name, seconds)
+        yield
+
+
+class Clock:
+    """Pauses take no time, and are remembered."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock by which wikis are left alone; nothing is known of any wiki."""
+    clock = Clock()
+    monkeypatch.setattr(asking, "_now", clock.monotonic)
+    monkeypatch.setattr(asking, "_sleep", clock.sleep)
+    monkeypatch.setattr(asking, "_hosts", {})
+    return clock
+
+
+@pytest.fixture
+def wiki(wiki_server: WikiServer) -> Iterator[MediaWiki]:
+    """The real one."""
+    client = MediaWiki(wiki_server.url, user_agent=AGENT)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def proxy(wiki_server: WikiServer) -> Iterator[Proxy]:
+    """Before the real one."""
+    with serving(Proxy(wiki_server.url)) as proxy:
+        yield proxy
