@@ -17,7 +17,7 @@ import pytest
 
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.store import RunStore, open_store
-from tests import postgres as postgresql
+from tests.support import postgres as postgresql
 from tests.support.postgres import PostgresServer
 from tests.support.wiki import server as mediawiki
 from tests.support.wiki.server import WikiServer

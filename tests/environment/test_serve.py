@@ -216,9 +216,9 @@ async def test_a_call_is_killed_in_time(body: bool, pure: LocalEnvironment, comp
 
 
 async def test_slots_do_without_a_body_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Path(process.__file__).parent / "sandbox"
+    source = Path(process.__file__).parents[1] / "sandbox"
     shutil.copytree(source, tmp_path / "sandbox", ignore=shutil.ignore_patterns("_serve*", "__pycache__"))
-    monkeypatch.setattr(process, "__file__", str(tmp_path / "process.py"))
+    monkeypatch.setattr(process, "__file__", str(tmp_path / "local" / "zygote_process.py"))
     monkeypatch.setattr(process, "missing_body", str)
     environment = LocalEnvironment(slots=1)
     assert (await environment.execute("6 * 7")).value == "42"

@@ -41,7 +41,7 @@ def missing_body() -> str:
         body = importlib.import_module("hrm_agent.environment.sandbox._serve")
     except ImportError:
         return "none was built when hrm-agent was installed: that takes a C compiler and the interpreter's headers"
-    source = Path(__file__).parent / "sandbox" / "_serve.c"
+    source = Path(__file__).parents[1] / "sandbox" / "_serve.c"
     if source.exists() and hashlib.sha256(source.read_bytes()).hexdigest()[:16] != body.SOURCE:
         return "it was built from another version of _serve.c: install hrm-agent again"
     return ""
@@ -190,5 +190,5 @@ def bare_python(module: str, *words: str) -> list[str]:
     The interpreter itself rather than a virtual environment's link to it.
     """
     interpreter = str(getattr(sys, "_base_executable", None) or sys.executable)
-    boot = _BOOT.format(str(Path(__file__).parent), module)
+    boot = _BOOT.format(str(Path(__file__).parents[1]), module)
     return [interpreter, "-s", "-S", "-P", "-B", "-X", "utf8", "-c", boot, *words]

@@ -20,7 +20,7 @@ from langgraph_sdk.client import SyncLangGraphClient
 
 from tests.support.postgres import free_port
 
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parents[3]
 CALL = '<reason>compute</reason><tool_call>{"name": "python", "arguments": {"code": "6 * 7"}}</tool_call>'
 ANSWER = r"<reason>done</reason><answer>\boxed{42}</answer>"
 TASK: dict[str, Any] = {"messages": [{"role": "user", "content": "What is 6 times 7?"}]}

@@ -19,7 +19,7 @@ from tests.support.postgres import free_port
 
 __all__ = ["MISSING", "VllmServer", "find_python"]
 
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parents[3]
 MISSING = "The vLLM server of the tests is not installed: run `make vllm`, or tests/support/vllm/install."
 _START_SECONDS = 600.0
 _OPTIONS = (
