@@ -21,7 +21,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.runtime import Runtime
 
-from hrm_agent.graphs.parts.final_answer import final_answer
+from hrm_agent.answers.final_answer import final_answer
 from hrm_agent.graphs.parts.prompts import TOOL_LOOP_PROMPT
 from hrm_agent.models import policy
 from hrm_agent.tools import python

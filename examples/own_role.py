@@ -20,7 +20,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command
 from pydantic import BaseModel
 
-from hrm_agent.graphs.parts.final_answer import final_answer
+from hrm_agent.answers.final_answer import final_answer
 from hrm_agent.graphs.parts.prompts import SOLVER_PROMPT, solver_request
 from hrm_agent.graphs.parts.roles import Role, ask
 from hrm_agent.graphs.tool_loop import build_tool_loop

@@ -42,12 +42,12 @@ ALLOWED |= {
     "hrm_agent.cli": CORE | {"graphs", "training"},
 }
 FRONT_DOORS = {
-    "hrm_agent.graphs.parts.final_answer",
+    "hrm_agent.answers.final_answer",
     "hrm_agent.runtime.episode",
     "hrm_agent.runtime.selection.strategies",
-    "hrm_agent.graphs.parts.json_repair",
+    "hrm_agent.answers.json_repair",
     "hrm_agent.graphs.parts.prompts",
-    "hrm_agent.graphs.parts.answer_equivalence",
+    "hrm_agent.answers.equivalence",
 }
 
 

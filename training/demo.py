@@ -66,14 +66,14 @@ async def demo(
 
     def on_step(row: dict[str, float]) -> None:
         steps.append(row)
-        tell("train", int(row["step"]) + 1, hrm_agent.training.steps, row)
+        tell("train", int(row["step"]) + 1, training.steps, row)
 
     model = await train(training, folder, on_step=on_step)
     rows = read_metrics(folder / "metrics.jsonl")
     plot_curves(
         rows,
         folder / "curves.png",
-        f"{hrm_agent.training.algorithm}, {hrm_agent.training.graph}, seed {hrm_agent.training.seed}",
+        f"{training.algorithm}, {training.graph}, seed {training.seed}",
     )
     after = await _evaluate(str(model), "after", config, folder, tell)
     solved = await _solve(str(model), config, folder, on_update)

@@ -22,7 +22,7 @@ from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import Send
 
 from benchmarks.orchestration.conversation import PROBLEM, VALUE
-from hrm_agent.graphs.parts.final_answer import final_answer
+from hrm_agent.answers.final_answer import final_answer
 from hrm_agent.graphs.parts.prompts import (
     CRITIC_PROMPT,
     PLANNER_PROMPT,

@@ -15,33 +15,26 @@ does (a server that is gone, say), as an `HrmError`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
+from hrm_agent.answers.final_answer import own_text
+from hrm_agent.answers.typed_reply import Unreadable, read_as
 from hrm_agent.errors import ContextLengthError
 from hrm_agent.graphs.parts.budget import sampled_tokens
-from hrm_agent.graphs.parts.final_answer import own_text
-from hrm_agent.graphs.parts.json_repair import json_values
 from hrm_agent.models import policy
 
-__all__ = ["Means", "Role", "Said", "Unreadable", "ask", "chat_model", "one_line", "read_as"]
+__all__ = ["Means", "Role", "Said", "ask", "chat_model"]
 
 MAX_COMPLAINT = 400
 """Characters of what a model is told about its answer."""
-_SHORT = 64
-"""Characters."""
 
 Answer = TypeVar("Answer")
-Form = TypeVar("Form", bound=BaseModel)
-
-
-class Unreadable(ValueError):
-    """An answer is not what was asked for; the text says in which way, to the model that gave it."""
 
 
 @dataclass(frozen=True)
@@ -152,40 +145,8 @@ def chat_model(
     return held.bind(**{name: value for name, value in given.items() if value is not None})
 
 
-def read_as(form: type[Form], text: str) -> Form:
-    """The first reading of `text` as JSON that fits `form`. Raises `Unreadable`, saying what the likeliest lacks."""
-    complaint = ""
-    for value in _readings(text):
-        try:
-            return form.model_validate(value)
-        except ValidationError as error:
-            complaint = complaint or ("" if isinstance(value, str) else _in_words(error))
-        except RecursionError:
-            complaint = complaint or "it is nested too deeply"
-    raise Unreadable(complaint or "there is no JSON object in it")
-
-
-def _readings(text: str) -> Iterator[Any]:
-    """A short answer may be a value by itself: `accept`."""
-    yield from json_values(text)
-    bare = own_text(text).strip(" \t\r\n\"'`.") if len(text) <= 16 * _SHORT else ""
-    if 0 < len(bare) <= _SHORT:
-        yield bare
-
-
-def _in_words(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    place = ".".join(map(str, first["loc"]))
-    return f"{place}: {first['msg']}" if place else first["msg"]
-
-
 def _own(text: str) -> str:
     own = own_text(text).strip()
     if not own:
         raise Unreadable("there is no text in it")
     return own
-
-
-def one_line(text: str, limit: int) -> str:
-    """`text` without line breaks, cut to so many characters: it can forge no line around it."""
-    return " ".join(text[: 4 * limit].split())[:limit]

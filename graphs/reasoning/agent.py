@@ -31,9 +31,11 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
 from langgraph.types import Send, interrupt
 
+from hrm_agent.answers.final_answer import stated_value
+from hrm_agent.answers.subgoals import dependents
+from hrm_agent.answers.typed_reply import one_line
 from hrm_agent.errors import ContextLengthError
 from hrm_agent.graphs.parts.budget import Spent, paused, spent_on
-from hrm_agent.graphs.parts.final_answer import stated_value
 from hrm_agent.graphs.parts.prompts import (
     CRITIC_PROMPT,
     PLANNER_PROMPT,
@@ -44,10 +46,10 @@ from hrm_agent.graphs.parts.prompts import (
     solver_request,
     synthesizer_request,
 )
-from hrm_agent.graphs.parts.roles import Means, Role, Said, ask, one_line
+from hrm_agent.graphs.parts.roles import Means, Role, Said, ask
 from hrm_agent.graphs.reasoning.answer_checks import Format, format_of, names_in, run_check
 from hrm_agent.graphs.reasoning.critique import CriticAnswer
-from hrm_agent.graphs.reasoning.plan import FAILED, PlannerAnswer, arranged, dependents, ready, whole_problem
+from hrm_agent.graphs.reasoning.plan import FAILED, PlannerAnswer, arranged, ready, whole_problem
 from hrm_agent.graphs.reasoning.state import (
     ReasoningContext,
     ReasoningState,

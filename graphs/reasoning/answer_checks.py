@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from langchain_core.messages import AIMessage
 from langgraph.config import get_config
 
-from hrm_agent.graphs.parts.final_answer import own_text
-from hrm_agent.graphs.parts.roles import Unreadable
+from hrm_agent.answers.final_answer import own_text
+from hrm_agent.answers.typed_reply import Unreadable
 from hrm_agent.tools import python_stateless, run_tool_calls
 from hrm_agent.trajectory import ToolStatus
 

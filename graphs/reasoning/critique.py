@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 
 from pydantic import BaseModel, field_validator, model_validator
 
-from hrm_agent.graphs.parts.roles import one_line
+from hrm_agent.answers.typed_reply import one_line
 
 __all__ = ["Action", "CriticAnswer"]
 

@@ -14,17 +14,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from pydantic import BaseModel, Field, field_validator, model_validator
-from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
 
-from hrm_agent.graphs.parts.roles import Unreadable, one_line, read_as
+from hrm_agent.answers.subgoals import Subgoal
+from hrm_agent.answers.typed_reply import Unreadable, one_line, read_as
 
 __all__ = [
     "FAILED",
     "PlannedSubgoal",
     "PlannerAnswer",
-    "Subgoal",
     "arranged",
-    "dependents",
     "read_plan",
     "ready",
     "whole_problem",
@@ -37,16 +35,6 @@ MAX_NAME, MAX_GOAL = 40, 2000
 _LISTS = ("subgoals", "plan", "steps", "tasks", "goals")
 _GOALS = ("goal", "description", "task", "question", "subgoal")
 _NEEDS = ("needs", "depends_on", "dependencies", "requires", "inputs")
-
-
-class Subgoal(TypedDict):
-    """One part of a plan."""
-
-    name: str
-    """A Python identifier; later subgoals and the critic know the value by it."""
-    goal: str
-    needs: list[str]
-    """Names of subgoals whose values this one needs."""
 
 
 class PlannedSubgoal(BaseModel):
@@ -147,15 +135,6 @@ def read_plan(text: str, problem: str, limit: int = 8) -> list[Subgoal]:
 def ready(plan: Iterable[Subgoal], results: Collection[str]) -> list[Subgoal]:
     """Subgoals that have no result yet, and all that they need."""
     return [s for s in plan if s["name"] not in results and all(need in results for need in s["needs"])]
-
-
-def dependents(plan: Iterable[Subgoal], name: str) -> list[str]:
-    """`name` and all subgoals that need its value, directly or through others; `plan` is in order."""
-    found = [name]
-    for subgoal in plan:
-        if subgoal["name"] not in found and any(need in found for need in subgoal["needs"]):
-            found.append(subgoal["name"])
-    return found
 
 
 def _names(listed: Sequence[PlannedSubgoal]) -> list[str]:

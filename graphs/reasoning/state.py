@@ -15,10 +15,11 @@ from langchain_core.messages import AnyMessage
 from langgraph.graph.message import add_messages
 from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
 
+from hrm_agent.answers.subgoals import Subgoal
+from hrm_agent.answers.typed_reply import one_line
 from hrm_agent.errors import ConfigError, nearest
 from hrm_agent.graphs.parts.budget import Left, Prices, Spent, added, left_of, refuse_limits
-from hrm_agent.graphs.parts.roles import one_line
-from hrm_agent.graphs.reasoning.plan import FAILED, Subgoal
+from hrm_agent.graphs.reasoning.plan import FAILED
 
 __all__ = [
     "ROLES",

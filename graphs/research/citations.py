@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from hrm_agent.graphs.parts.final_answer import own_text
-from hrm_agent.graphs.parts.roles import one_line
+from hrm_agent.answers.final_answer import own_text
+from hrm_agent.answers.typed_reply import one_line
 from hrm_agent.graphs.research.sources import Citation, Source
 from hrm_agent.models.codec.control_tokens import without_surrogates
 

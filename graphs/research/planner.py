@@ -13,7 +13,7 @@ from typing import Any, cast
 from langchain_core.messages import AnyMessage
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from hrm_agent.graphs.parts.roles import Unreadable, one_line, read_as
+from hrm_agent.answers.typed_reply import Unreadable, one_line, read_as
 from hrm_agent.graphs.research.citations import LIST
 from hrm_agent.graphs.research.state import Question
 

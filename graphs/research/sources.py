@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
 
-from hrm_agent.graphs.parts.roles import one_line
+from hrm_agent.answers.typed_reply import one_line
 from hrm_agent.retrieval.chunking.chunker import chunk_text
 from hrm_agent.retrieval.tokenizers.base import mended
 

@@ -16,7 +16,7 @@ from typing import Any
 from langchain_core.tools import BaseTool, StructuredTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from hrm_agent.graphs.parts.roles import one_line
+from hrm_agent.answers.typed_reply import one_line
 from hrm_agent.graphs.research.sources import Source, display, new_source, renamed
 from hrm_agent.graphs.research.state import ResearchContext
 from hrm_agent.retrieval import index as documents

@@ -322,7 +322,8 @@ class StoreSaver(BaseCheckpointSaver[Any]):
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete the checkpoints of a thread. Its trajectory stays: `hrm_agent.store.maintenance.delete_runs` takes
-        both."""
+        both.
+        """
         self._touched.pop(str(thread_id), None)
         self._database.write(lambda cursor: delete_threads(cursor, [str(thread_id)]))
 

@@ -35,7 +35,9 @@ def test_a_majority(says: str, hrm: Command) -> None:
 
 
 def test_a_run_that_waits_is_resumed_by_its_thread(says: str, hrm: Command) -> None:
-    done = hrm("run", "Which?", "--policy", says, *MAJORITY, "--graph", "tests.runtime.selection.test_strategies:asking")
+    done = hrm(
+        "run", "Which?", "--policy", says, *MAJORITY, "--graph", "tests.runtime.selection.test_strategies:asking"
+    )
     assert done.code == 0 and "3 runs, none is chosen" in done.out
     assert "hrm-agent resume task/1 --answer VALUE" in done.out and "hrm-agent resume task --store" in done.out
     assert "Answer: this one" in hrm("resume", "task/1", "--answer", "this one").out

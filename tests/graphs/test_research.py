@@ -24,7 +24,17 @@ from hrm_agent.runtime.replay.player import replay_async
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, ToolStatus
 from hrm_agent.trajectory.lint import lint
-from tests.support.graphs.research_scripts import AGENT, ASKED, LENGTH, NIGHT, Researcher, Talk, assert_exact, planned, tool
+from tests.support.graphs.research_scripts import (
+    AGENT,
+    ASKED,
+    LENGTH,
+    NIGHT,
+    Researcher,
+    Talk,
+    assert_exact,
+    planned,
+    tool,
+)
 from tests.support.graphs.small_wiki import PAGES, Patience, SmallWiki
 
 

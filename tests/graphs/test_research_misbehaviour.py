@@ -19,7 +19,17 @@ from hrm_agent.graphs.research.sources import display, new_source, renamed
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.trajectory import ToolStatus
 from hrm_agent.trajectory.lint import lint
-from tests.support.graphs.research_scripts import AGENT, ASKED, LENGTH, NIGHT, Researcher, Talk, assert_exact, planned, tool
+from tests.support.graphs.research_scripts import (
+    AGENT,
+    ASKED,
+    LENGTH,
+    NIGHT,
+    Researcher,
+    Talk,
+    assert_exact,
+    planned,
+    tool,
+)
 from tests.support.graphs.small_wiki import PAGES, SmallWiki
 
 GOOD = Researcher()

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from hrm_agent.graphs.parts.json_repair import json_values
-from hrm_agent.graphs.parts.roles import Means, Role, Unreadable, ask, read_as
+from hrm_agent.answers.json_repair import json_values
+from hrm_agent.answers.typed_reply import Unreadable, read_as
+from hrm_agent.graphs.parts.roles import Means, Role, ask
 from hrm_agent.graphs.reasoning.answer_checks import format_of
 from hrm_agent.graphs.reasoning.critique import CriticAnswer
 from hrm_agent.graphs.reasoning.plan import PlannerAnswer

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from hrm_agent.answers.final_answer import final_answer
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.errors import ContextLengthError
-from hrm_agent.graphs.parts.final_answer import final_answer
 from hrm_agent.models import Completion, GenerationRequest
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.runtime.episode import Episode, EpisodeRunner

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, cast
 
-from hrm_agent.graphs.parts.final_answer import final_answer
-from hrm_agent.graphs.parts.json_repair import json_values
+from hrm_agent.answers.final_answer import final_answer
+from hrm_agent.answers.json_repair import json_values
 from hrm_agent.training.evaluation.prices import usage
 from hrm_agent.trajectory import Call, FinishReason, GraphIdentity, ToolCall, Trajectory
 

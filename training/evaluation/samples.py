@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from hrm_agent.graphs.parts.answer_equivalence import vote
+from hrm_agent.answers.equivalence import vote
 from hrm_agent.training.evaluation.prices import reported_cost, usage
 from hrm_agent.training.evaluation.roles import Roles, role_counts
 from hrm_agent.training.roc import is_positive, outcome_reward

@@ -27,8 +27,8 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl
 
+from hrm_agent.answers.final_answer import final_answer, own_text
 from hrm_agent.errors import HrmError, TaskError, nearest
-from hrm_agent.graphs.parts.final_answer import final_answer, own_text
 from hrm_agent.training.tasks.base import Task, Verifier
 from hrm_agent.training.tasks.grader import graded
 from hrm_agent.training.tasks.verify import grid_verifier

@@ -20,11 +20,11 @@ from typing import Literal
 
 from hrm_agent.errors import HrmError, TaskError, nearest
 from hrm_agent.training.tasks.base import Task, Verifier
+from hrm_agent.training.tasks.jsonl import load_aime, load_jsonl
 from hrm_agent.training.tasks.mixture import Part, mixed, read_mixture
 from hrm_agent.training.tasks.reasoning_gym import load_arc_agi, load_reasoning_gym
 from hrm_agent.training.tasks.verify import contest_verifier, exact_verifier, grid_verifier
 from hrm_agent.trajectory import TaskRef
-from hrm_agent.training.tasks.jsonl import load_aime, load_jsonl
 
 __all__ = ["FAMILIES", "load_tasks", "verifier_of"]
 

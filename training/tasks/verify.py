@@ -1,6 +1,6 @@
 r"""When two answers are equal, and the verifier made of that.
 
-*Which* text counts is `hrm_agent.graphs.parts.final_answer.final_answer`'s to say: the agents and the trainer read
+*Which* text counts is `hrm_agent.answers.final_answer.final_answer`'s to say: the agents and the trainer read
 answers alike.
 
 Numbers are compared **exactly, as rationals**. A relative tolerance of 1e-4, usual in this field, accepts 100005 for
@@ -21,7 +21,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from hrm_agent.graphs.parts.final_answer import final_answer, own_text
+from hrm_agent.answers.final_answer import final_answer, own_text
 from hrm_agent.training.tasks.base import Verifier
 
 __all__ = [

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from hrm_agent.graphs.parts.final_answer import own_text
+from hrm_agent.answers.final_answer import own_text
 from hrm_agent.trajectory import Call, RunStatus, ToolCall, Trajectory, TurnEnd
 
 __all__ = ["call_lines", "code_of", "ends_of", "summary_row", "tool_call_lines", "turn_lines"]

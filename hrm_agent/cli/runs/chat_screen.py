@@ -22,7 +22,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from hrm_agent.graphs.parts.final_answer import own_text
+from hrm_agent.answers.final_answer import own_text
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.runs.run import refuse_broken
 

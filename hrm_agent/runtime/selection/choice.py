@@ -10,7 +10,7 @@ one that is and why. Runs that failed are out. Of the others, in this order:
 3. those that ended by themselves go before those that ended at a limit;
 4. `best-of-n` asks a judge where no critic has said anything and answers differ: the policy in the critic's place, or
    the critic's own model, in one call that shows each different answer once;
-5. what most of them answered (`hrm_agent.graphs.parts.answer_equivalence`), then the first one. So it is too where the
+5. what most of them answered (`hrm_agent.answers.equivalence`), then the first one. So it is too where the
    judge names no candidate.
 """
 
@@ -28,9 +28,9 @@ from langgraph.runtime import Runtime
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
-from hrm_agent.graphs.parts.answer_equivalence import most_frequent, vote
-from hrm_agent.graphs.parts.final_answer import own_text
-from hrm_agent.graphs.parts.roles import Unreadable, read_as
+from hrm_agent.answers.equivalence import most_frequent, vote
+from hrm_agent.answers.final_answer import own_text
+from hrm_agent.answers.typed_reply import Unreadable, read_as
 from hrm_agent.models import policy
 from hrm_agent.trajectory import StopReason
 

@@ -22,8 +22,8 @@ from typing import Any, cast
 
 from pydantic import BaseModel
 
+from hrm_agent.answers.subgoals import Subgoal, dependents
 from hrm_agent.errors import ConfigError
-from hrm_agent.graphs.reasoning.plan import Subgoal, dependents
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.time_travel.history import History, Moment
 

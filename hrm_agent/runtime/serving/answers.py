@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from hrm_agent.graphs.parts.final_answer import own_text
+from hrm_agent.answers.final_answer import own_text
 from hrm_agent.trajectory import RunStatus, StopReason, Trajectory
 
 __all__ = ["chunk", "completion", "error_body", "model_card", "usage_chunk", "visible"]

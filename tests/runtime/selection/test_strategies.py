@@ -16,11 +16,11 @@ from langchain_core.messages import BaseMessage, SystemMessage
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
+from hrm_agent.answers.equivalence import most_frequent, vote
+from hrm_agent.answers.final_answer import final_answer
+from hrm_agent.answers.json_repair import json_values
 from hrm_agent.environment import Environment
 from hrm_agent.errors import ConfigError, RunError
-from hrm_agent.graphs.parts.answer_equivalence import most_frequent, vote
-from hrm_agent.graphs.parts.final_answer import final_answer
-from hrm_agent.graphs.parts.json_repair import json_values
 from hrm_agent.models import policy
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.runtime.episode import HISTORY, Episode, EpisodeRunner

@@ -22,7 +22,13 @@ from hrm_agent.trajectory import Trajectory
 from tests.support.graphs.scripts import multiplier
 
 TOKEN = "a-token"
-GRAPHS = ("tool_loop", "reasoning", "research", "tests.support.serving.agents:asking", "tests.support.serving.agents:broken")
+GRAPHS = (
+    "tool_loop",
+    "reasoning",
+    "research",
+    "tests.support.serving.agents:asking",
+    "tests.support.serving.agents:broken",
+)
 
 
 class PatientTongue(ScriptedEngine):

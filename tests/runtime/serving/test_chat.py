@@ -15,8 +15,8 @@ from hrm_agent.models.load_policy import load_codec
 from hrm_agent.runtime.serving.answers import visible
 from hrm_agent.trajectory import RunStatus, StopReason
 from hrm_agent.trajectory.lint import lint
-from tests.support.graphs.scripts import boxed, multiplier
 from tests.runtime.serving.conftest import TOKEN, Serve, Served, until
+from tests.support.graphs.scripts import boxed, multiplier
 
 ASK: list[Any] = [{"role": "user", "content": "What is 6 * 7?"}]
 THREAD = "X-HRM-Agent-Thread"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hrm_agent.errors import ConfigError
+from tests.runtime.serving.conftest import Serve
 from tests.support.graphs.research_scripts import AGENT, ASKED, Researcher
 from tests.support.graphs.small_wiki import SmallWiki
-from tests.runtime.serving.conftest import Serve
 
 
 async def test_a_served_research_looks_where_the_server_says(serve: Serve) -> None:

@@ -1,7 +1,8 @@
 """A run that a test kills: rollouts of three graphs, with every engine and tool call logged outside the process.
 
     python -m tests.support.graphs.kill_driver '{"folder": ...}'      one run, with the real sandbox
-    python -m tests.support.graphs.kill_driver                        a run for each line of stdin, in a fork of this process
+    python -m tests.support.graphs.kill_driver                        a run for each line of stdin, in a fork of this
+    process
 
 A line of the log is written when the engine is asked, the sandbox called, or a node of the graph with subgraphs begun:
 `model SEED`, `tool CODE`, `node THREAD PLACE STEP`. The seed names a model call, because it is a function of its place

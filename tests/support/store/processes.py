@@ -38,7 +38,9 @@ class Writer:
 def writers(url: str, work: Any, *names: str) -> Iterator[list[Writer]]:
     """Processes that are ready to begin; killed at the end of the block if they have not ended."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.support.store.writer"])  # so that a process costs a fork, not LangGraph's import
+    context.set_forkserver_preload(
+        ["tests.support.store.writer"]
+    )  # so that a process costs a fork, not LangGraph's import
     started: list[Writer] = []
     try:
         for name in names:

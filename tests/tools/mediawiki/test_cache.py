@@ -16,8 +16,8 @@ from hrm_agent.errors import ConfigError
 from hrm_agent.tools import ToolFailure
 from hrm_agent.tools.mediawiki import MediaWiki, open_wiki
 from hrm_agent.tools.mediawiki.cache import AnswerCache
-from tests.tools.mediawiki.conftest import AGENT
 from tests.support.wiki.proxy import Proxy, dies, says
+from tests.tools.mediawiki.conftest import AGENT
 
 
 def test_only_whole_answers_are_kept(proxy: Proxy, tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import pytest
 from hrm_agent.tools import ToolFailure
 from hrm_agent.tools.mediawiki import MediaWiki, open_wiki
 from hrm_agent.trajectory import ToolStatus
-from tests.tools.mediawiki.conftest import AGENT, Clock
 from tests.support.wiki.pages import FORGED
 from tests.support.wiki.server import WikiServer
+from tests.tools.mediawiki.conftest import AGENT, Clock
 
 
 def test_text_is_what_a_reader_sees(wiki: MediaWiki) -> None:

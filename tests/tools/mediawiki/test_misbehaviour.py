@@ -21,8 +21,8 @@ from aiohttp import web
 from hrm_agent.tools import ToolFailure
 from hrm_agent.tools.mediawiki import MediaWiki, Page
 from hrm_agent.trajectory import ToolStatus
-from tests.tools.mediawiki.conftest import AGENT, Clock
 from tests.support.wiki.proxy import Answer, Proxy, dies, says, serving, silence
+from tests.tools.mediawiki.conftest import AGENT, Clock
 
 INFRASTRUCTURE, INVALID, DENIED = ToolStatus.INFRASTRUCTURE, ToolStatus.INVALID_CALL, ToolStatus.DENIED
 

@@ -50,7 +50,7 @@ def test_the_shipped_policies_are_what_their_cards_say(tmp_path: Path) -> None:
     else:
         measured = {name: measure(f"builtin:{name}", tmp_path / name) for name in POLICIES}
         found = {
-            name: {graph: (f.rollouts, f.correct, f.tool_errors) for graph, f in hrm_agent.graphs.items()}
+            name: {graph: (f.rollouts, f.correct, f.tool_errors) for graph, f in graphs.items()}
             for name, graphs in measured.items()
         }
     for name in POLICIES:

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
+from hrm_agent.answers.final_answer import final_answer
 from hrm_agent.environment import LocalEnvironment
-from hrm_agent.graphs.parts.final_answer import final_answer
 from hrm_agent.graphs.parts.prompts import (
     CRITIC_PROMPT,
     SOLVER_PROMPT,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hrm_agent.graphs.parts.final_answer import final_answer, own_text
+from hrm_agent.answers.final_answer import final_answer, own_text
 from hrm_agent.training.tasks.verify import answer_line, exact_equal, exact_verifier, number, text_answer
 
 EQUAL = [

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 
-from hrm_agent.graphs.parts.final_answer import final_answer, own_text
+from hrm_agent.answers.final_answer import final_answer, own_text
 
 __all__ = ["most_frequent", "vote"]
 

@@ -1,0 +1,54 @@
+"""A model's reply read as JSON of a given form, and text of its made harmless for a line of a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from hrm_agent.answers.final_answer import own_text
+from hrm_agent.answers.json_repair import json_values
+
+__all__ = ["Unreadable", "one_line", "read_as"]
+
+_SHORT = 64
+"""Characters."""
+
+Form = TypeVar("Form", bound=BaseModel)
+
+
+class Unreadable(ValueError):
+    """An answer is not what was asked for; the text says in which way, to the model that gave it."""
+
+
+def read_as(form: type[Form], text: str) -> Form:
+    """The first reading of `text` as JSON that fits `form`. Raises `Unreadable`, saying what the likeliest lacks."""
+    complaint = ""
+    for value in _readings(text):
+        try:
+            return form.model_validate(value)
+        except ValidationError as error:
+            complaint = complaint or ("" if isinstance(value, str) else _in_words(error))
+        except RecursionError:
+            complaint = complaint or "it is nested too deeply"
+    raise Unreadable(complaint or "there is no JSON object in it")
+
+
+def _readings(text: str) -> Iterator[Any]:
+    """A short answer may be a value by itself: `accept`."""
+    yield from json_values(text)
+    bare = own_text(text).strip(" \t\r\n\"'`.") if len(text) <= 16 * _SHORT else ""
+    if 0 < len(bare) <= _SHORT:
+        yield bare
+
+
+def _in_words(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place}: {first['msg']}" if place else first["msg"]
+
+
+def one_line(text: str, limit: int) -> str:
+    """`text` without line breaks, cut to so many characters: it can forge no line around it."""
+    return " ".join(text[: 4 * limit].split())[:limit]
