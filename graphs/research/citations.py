@@ -22,7 +22,7 @@ from functools import lru_cache
 from hrm_agent.answers.final_answer import own_text
 from hrm_agent.answers.typed_reply import one_line
 from hrm_agent.graphs.research.sources import Citation, Source
-from hrm_agent.models.codec.control_tokens import without_surrogates
+from hrm_agent.unicode import without_surrogates
 
 __all__ = ["LIST", "NOT_ANSWERED", "Checked", "check", "quoted_again"]
 

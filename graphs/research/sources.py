@@ -24,7 +24,7 @@ from typing_extensions import TypedDict  # typing's has too little for LangGraph
 
 from hrm_agent.answers.typed_reply import one_line
 from hrm_agent.retrieval.chunking.chunker import chunk_text
-from hrm_agent.retrieval.tokenizers.base import mended
+from hrm_agent.unicode import replace_surrogates
 
 __all__ = ["Citation", "Source", "display", "evidence", "new_source", "renamed", "same_source"]
 
@@ -80,7 +80,7 @@ def new_source(
 ) -> Source:
     """A source that has no name yet. Addresses other than of the web are left out."""
     safe = url if urlsplit(url).scheme in ("http", "https") and not re.search(r"[\s<>]", url) else ""
-    text = mended(text[:MAX_TEXT]).replace("\0", "\ufffd")  # not every store takes it
+    text = replace_surrogates(text[:MAX_TEXT]).replace("\0", "\ufffd")  # not every store takes it
     title = one_line(title, MAX_TITLE) or "untitled"
     return Source(id="", title=title, url=safe, revision=str(revision), file=file, text=text, offset=offset)
 

@@ -25,7 +25,7 @@ from langchain_core.embeddings import Embeddings
 from numpy.typing import NDArray
 
 from hrm_agent.errors import ConfigError, RetrievalError
-from hrm_agent.retrieval.tokenizers.base import mended
+from hrm_agent.unicode import replace_surrogates
 
 __all__ = ["DIMENSIONS", "StaticEmbeddings", "Vectors", "load_embeddings", "name_of", "unit", "vectors_of"]
 
@@ -61,7 +61,9 @@ class StaticEmbeddings(Embeddings):
         """One row per text."""
         rows = np.zeros((len(texts), self.dimension), dtype=np.float32)
         for first in range(0, len(texts), _BATCH):
-            for row, ids in enumerate(self._ids([mended(text) for text in texts[first : first + _BATCH]]), first):
+            for row, ids in enumerate(
+                self._ids([replace_surrogates(text) for text in texts[first : first + _BATCH]]), first
+            ):
                 if ids and texts[row]:
                     rows[row] = self._table[ids].mean(axis=0)
         return unit(rows)

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from hrm_agent.errors import ConfigError
 from hrm_agent.retrieval import Tokenizer, chunk_text, load_tokenizer
 from hrm_agent.retrieval.chunking.check import faults
-from hrm_agent.retrieval.tokenizers.base import mended
 from hrm_agent.retrieval.tokenizers.load import tokenizers_at_hand
 from hrm_agent.retrieval.tokenizers.monitor import RateLimits, RateMonitor
 from hrm_agent.retrieval.tokenizers.statistics import Tally, measure, tally
 from hrm_agent.retrieval.tokenizers.training import train_tokenizer
+from hrm_agent.unicode import replace_surrogates
 
 CORPUS = [
     "The models learn words from words, and the words are counted by models.\n" * 30,
@@ -261,5 +261,5 @@ def test_what_cannot_be_loaded_says_why(name: str, said: str, tmp_path: Path, mo
 
 
 def test_mending_keeps_every_position() -> None:
-    assert mended("a\ud800b") == "a\ufffdb"
-    assert load_tokenizer("pieces").count(mended("a\ud800b")) == 3
+    assert replace_surrogates("a\ud800b") == "a\ufffdb"
+    assert load_tokenizer("pieces").count(replace_surrogates("a\ud800b")) == 3

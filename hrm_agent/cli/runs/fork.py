@@ -16,7 +16,8 @@ from hrm_agent.runtime.episode import NO_ANSWER, Episode
 from hrm_agent.runtime.time_travel.fork import Edit, fork, history, run_group
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
 from hrm_agent.cli.common.output import Output
-from hrm_agent.cli.runs.run import Printer, RunConfig, config_folder, known_config, runner_for
+from hrm_agent.cli.common.printer import Printer
+from hrm_agent.cli.runs.run import RunConfig, config_folder, known_config, runner_for
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
 from hrm_agent.config import save_config
 from hrm_agent.errors import ConfigError, RunError

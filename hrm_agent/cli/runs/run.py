@@ -10,13 +10,11 @@ import asyncio
 import secrets
 import time
 import tomllib
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, convert_to_messages
-from langgraph.types import Interrupt
 from pydantic import BaseModel, ConfigDict, Field
 
 from hrm_agent.runtime.selection.choice import CHOICE_GRAPH
@@ -24,21 +22,20 @@ from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner
 from hrm_agent.runtime.selection.strategies import Mode, Outcome, solve
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
 from hrm_agent.cli.common.output import Output
-from hrm_agent.cli.common.formatting import code_of
+from hrm_agent.cli.common.printer import Printer, indented
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE
 from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, compare_on_resume, read_config_file, save_config
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION
 from hrm_agent.environment.open import LeastIsolation, Where, opened_environment
 from hrm_agent.errors import ConfigError, RunError
-from hrm_agent.files import alone_in, to_json
-from hrm_agent.models import DEFAULT_POLICY, Backend, invalid_tool_calls, load_policy
+from hrm_agent.files import alone_in
+from hrm_agent.models import DEFAULT_POLICY, Backend, load_policy
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.trajectory import RunStatus, Sampling, StopReason, TaskRef, Trajectory
 from hrm_agent.training.configs import FREE_ON_RESUME, ModeName
 from hrm_agent.training.tasks import verifier_of
 
 __all__ = [
-    "Printer",
     "RunConfig",
     "conclude",
     "config_folder",
@@ -49,10 +46,6 @@ __all__ = [
     "run_task",
     "runner_for",
 ]
-
-
-_INTERRUPT = "__interrupt__"
-"""What LangGraph names as the node where questions wait."""
 
 
 class RunConfig(BaseModel):
@@ -158,7 +151,7 @@ async def _by_mode(config: RunConfig, runner: EpisodeRunner, episode: Episode, o
         output.result({"event": "candidate", **header(candidate)})
         reason = candidate.stop_reason.value if candidate.stop_reason else ""
         output.say(f"{candidate.thread_id}  {candidate.status.value} ({reason})", style="bold")
-        output.say(_indented(candidate.error or candidate.answer or "no answer"))
+        output.say(indented(candidate.error or candidate.answer or "no answer"))
 
     mode = Mode(config.mode, config.n, config.width)
     return await solve(runner, episode, mode, keep=keep, on_candidate=over)
@@ -212,81 +205,6 @@ def _refuse_another_task(thread: str, known: TaskRef, text: str) -> None:
             f"Thread {thread!r} is on record with another task: {known.prompt!r}.",
             f"Leave out --thread for a new one; `hrm-agent chat --thread {thread}` goes on with the conversation.",
         )
-
-
-_BOOKS = ("spent", "best", "sources", "found", "drafts", "citations")
-"""Parts of a state that an agent keeps for itself, whole pages among them: on record and in JSON, not worth a line."""
-
-
-class Printer:
-    """Shows each node's update once, however often a message comes by."""
-
-    def __init__(self, output: Output) -> None:
-        self._output = output
-        self._seen: set[str] = set()
-
-    def update(self, namespace: tuple[str, ...], data: dict[str, Any]) -> None:
-        """One update of one or more nodes, `{node: values}`."""
-        for node, values in data.items():
-            name = "/".join([*namespace, node])
-            if node == _INTERRUPT:
-                self._questions(values)
-            changes = cast("dict[str, Any]", values) if isinstance(values, dict) else {}
-            for message in self._new(changes.get("messages", ())):
-                self._message(name, message)
-            for key, value in changes.items():
-                if key not in ("messages", "started_at") and value not in (None, "", {}, []):
-                    self._output.result({"event": "state", "node": name, "key": key, "value": value})
-                    if key in _BOOKS:
-                        continue
-                    self._output.say(f"{name}  {key}: {_shown(value)}", style="dim")
-
-    def _questions(self, asked: Iterable[Interrupt]) -> None:
-        for question in asked:  # a subgraph's is told by every graph around it
-            if question.id not in self._seen:
-                self._seen.add(question.id)
-                self._output.result({"event": "question", "id": question.id, "value": question.value})
-                self._output.say(f"asks: {_shown(question.value)}  (id {question.id})", style="yellow")
-
-    def _new(self, messages: Any) -> list[BaseMessage]:
-        """In whichever form a node returned them: messages, pairs, texts, one or several."""
-        listed = convert_to_messages(list(messages) if isinstance(messages, list) else [messages] if messages else [])
-        new = [message for message in listed if message.id is None or message.id not in self._seen]
-        self._seen |= {message.id for message in new if message.id}
-        return new
-
-    def _message(self, name: str, message: BaseMessage) -> None:
-        self._output.result({"event": "message", "node": name, **message.model_dump(mode="json")})
-        if isinstance(message, ToolMessage):
-            self._output.say(f"{name}  {_status(message)}", style="cyan")
-        else:
-            self._output.say(name, style="bold")
-        self._output.say(_indented(message.text))
-        if isinstance(message, AIMessage):
-            for asked in message.tool_calls:
-                self._output.say(_indented(f"> {asked['name']}: {code_of(asked['args'])}"), style="green")
-            for asked in invalid_tool_calls(message):
-                self._output.say(_indented(f"> undecodable call: {asked.get('error')}"), style="red")
-
-
-def _status(message: ToolMessage) -> str:
-    """The typed outcome where the tool was recorded, else LangChain's two-valued one."""
-    artifact: Any = message.artifact
-    if not isinstance(artifact, dict):
-        return message.status
-    return str(cast("dict[str, Any]", artifact).get("status", message.status))
-
-
-def _shown(value: Any) -> str:
-    """A value of the graph's state: text as it is, a list item by item, all else as JSON."""
-    if isinstance(value, list):
-        items = cast("list[Any]", value)
-        return "\n" + "\n".join(f"    {_shown(item)}" for item in items)
-    return value if isinstance(value, str) else to_json(value)
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.strip().splitlines())
 
 
 def conclude(output: Output, trajectory: Trajectory, where: str, outcome: Outcome | None = None) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
 from hrm_agent.cli.common.output import Advance, Output, progress
-from hrm_agent.cli.runs.run import Printer
+from hrm_agent.cli.common.printer import Printer
 from hrm_agent.cli.training.train import watched
 from hrm_agent.config import compare_on_resume, save_config
 from hrm_agent.training.configs import FREE_ON_RESUME, DemoConfig

@@ -12,10 +12,10 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage
 
-from hrm_agent.models.codec.control_tokens import without_surrogates
 from hrm_agent.models.codec.messages import answer_text, message_role, message_text
 from hrm_agent.models.codec.tool_calls import parse_turn, tool_call_text
 from hrm_agent.models.engine import ParsedTurn
+from hrm_agent.unicode import without_surrogates
 
 __all__ = ["ByteCodec"]
 

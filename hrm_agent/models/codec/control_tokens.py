@@ -16,18 +16,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
-__all__ = ["Guard", "without_surrogates"]
+from hrm_agent.unicode import without_surrogates
+
+__all__ = ["Guard"]
 
 _FIRST = 0xF0000
 _LIMIT = 0xFFFD - 1
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-def without_surrogates(text: str) -> str:
-    """`text` with surrogate pairs joined and lone surrogates, which no tokenizer or file takes, as U+FFFD."""
-    if text.isascii() or not _SURROGATE.search(text):
-        return text
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 class Guard:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from typing import Any, NoReturn, cast
 
-from hrm_agent.models.codec.control_tokens import without_surrogates
 from hrm_agent.models.engine import ParsedTurn
+from hrm_agent.unicode import without_surrogates
 
 __all__ = ["TOOL_CALL_CLOSE", "TOOL_CALL_OPEN", "parse_turn", "tool_call_text"]
 

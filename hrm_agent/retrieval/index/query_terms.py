@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from hrm_agent.retrieval.tokenizers.base import mended
+from hrm_agent.unicode import replace_surrogates
 
 __all__ = ["phrases_of", "searchable"]
 
@@ -36,7 +36,7 @@ def searchable(text: str) -> str:
 def phrases_of(question: str) -> list[str]:
     """What a question asks for, none twice; nothing where it has no word."""
     found: dict[str, None] = {}
-    for word in _APART.split(mended(question)):
+    for word in _APART.split(replace_surrogates(question)):
         found |= dict.fromkeys(_phrases(word))
         if len(found) >= _MOST_PHRASES:
             break

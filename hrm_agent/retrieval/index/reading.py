@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from hrm_agent.retrieval.tokenizers.base import mended
+from hrm_agent.unicode import replace_surrogates
 
 __all__ = ["MAX_BYTES", "READER", "Document", "Kind", "NotRead", "Why", "read_document"]
 
@@ -91,7 +91,7 @@ def read_document(name: str, data: bytes, max_bytes: int = MAX_BYTES) -> Documen
     kind = Kind.PDF if data.startswith(b"%PDF-") else _KINDS.get(Path(name).suffix.lower(), Kind.TEXT)
     read = _READERS.get(kind, _decoded)
     try:
-        text = mended(read(data))
+        text = replace_surrogates(read(data))
     except NotRead:
         raise
     except ImportError as error:

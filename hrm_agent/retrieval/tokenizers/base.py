@@ -9,12 +9,11 @@ vocabularies are compared (`hrm_agent.retrieval.tokenizers.statistics`). Three r
 * A text is text: the spelling of a control token in it (`<|endoftext|>`) raises nowhere.
 
 Text comes as a Python string, which may hold lone surrogates. They are no characters and no library takes them, so
-they are refused here, once; `mended` puts U+FFFD in their places and leaves every position as it was.
+they are refused here, once; `hrm_agent.unicode.replace_surrogates` puts U+FFFD in their places and leaves every position as it was.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -22,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hrm_agent.errors import HrmError
+from hrm_agent.unicode import find_surrogate
 
 __all__ = [
     "DEFAULT_TOKENIZER",
@@ -30,7 +30,6 @@ __all__ = [
     "Tokenizer",
     "Vocabulary",
     "checked",
-    "mended",
     "spelling",
     "tiled",
 ]
@@ -40,8 +39,6 @@ DEFAULT_TOKENIZER = "pieces"
 
 Offsets = NDArray[np.int64]
 """One row (start, end) per token, in the order of the text; in characters."""
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer(Protocol):
@@ -95,17 +92,13 @@ class Vocabulary(Protocol):
 
 def checked(text: str) -> str:
     """`text`, if it holds characters only."""
-    if text.isascii() or not (found := _SURROGATE.search(text)):
+    place = find_surrogate(text)
+    if place is None:
         return text
     raise HrmError(
-        f"The text has a lone surrogate, U+{ord(found[0]):04X}, at character {found.start()}: it is no valid Unicode.",
-        "Put `hrm_agent.retrieval.tokenizers.base.mended(text)` in its place, which keeps every position.",
+        f"The text has a lone surrogate, U+{ord(text[place]):04X}, at character {place}: it is no valid Unicode.",
+        "Put `hrm_agent.unicode.replace_surrogates(text)` in its place, which keeps every position.",
     )
-
-
-def mended(text: str) -> str:
-    """`text` with U+FFFD for each lone surrogate, so of the same length."""
-    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
 def tiled(starts: Offsets, ends: Offsets, length: int) -> Offsets:

@@ -20,8 +20,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hrm_agent.retrieval.tokenizers.base import Tokenizer, Vocabulary, mended
+from hrm_agent.retrieval.tokenizers.base import Tokenizer, Vocabulary
 from hrm_agent.retrieval.tokenizers.statistics import Tally, tally
+from hrm_agent.unicode import replace_surrogates
 
 __all__ = ["RateLimits", "RateMonitor"]
 
@@ -64,7 +65,7 @@ class RateMonitor:
         self.documents += 1
         if not isinstance(self.tokenizer, Vocabulary):
             return Tally()
-        seen = sum((tally(self.tokenizer, mended(part)) for part in _windows(text, self.most)), Tally())
+        seen = sum((tally(self.tokenizer, replace_surrogates(part)) for part in _windows(text, self.most)), Tally())
         self.total += seen
         if self._excess(seen) > 1:
             self.over += 1

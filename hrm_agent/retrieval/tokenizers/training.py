@@ -26,9 +26,10 @@ from typing import Any
 
 from hrm_agent.errors import ConfigError, nearest
 from hrm_agent.files import replacing
-from hrm_agent.retrieval.tokenizers.base import Tokenizer, mended
+from hrm_agent.retrieval.tokenizers.base import Tokenizer
 from hrm_agent.retrieval.tokenizers.libraries import require
 from hrm_agent.retrieval.tokenizers.load import load_tokenizer
+from hrm_agent.unicode import replace_surrogates
 
 __all__ = ["KINDS", "Kind", "train_tokenizer", "vocabulary_file", "vocabulary_name"]
 
@@ -89,7 +90,7 @@ def train_tokenizer(kind: str, texts: Iterable[str], file: Path, *, size: int = 
     `kind`: `bpe`, `sentencepiece-bpe`, `unigram`, `word` or `wordpiece`.
     """
     chosen, file = _kind(kind), vocabulary_file(kind, file)
-    given = [mended(text) for text in texts]
+    given = [replace_surrogates(text) for text in texts]
     if not any(text.strip() for text in given):
         raise ConfigError("There is no text to learn a vocabulary from.", "Name files that are not empty.")
     try:

@@ -1,0 +1,93 @@
+"""A run as it happens, node by node, on a terminal or as JSON lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, convert_to_messages
+from langgraph.types import Interrupt
+
+from hrm_agent.cli.common.formatting import code_of
+from hrm_agent.cli.common.output import Output
+from hrm_agent.files import to_json
+from hrm_agent.models import invalid_tool_calls
+
+__all__ = ["Printer", "indented"]
+
+_INTERRUPT = "__interrupt__"
+"""What LangGraph names as the node where questions wait."""
+_BOOKS = ("spent", "best", "sources", "found", "drafts", "citations")
+"""Parts of a state that an agent keeps for itself, whole pages among them: on record and in JSON, not worth a line."""
+
+
+class Printer:
+    """Shows each node's update once, however often a message comes by."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._seen: set[str] = set()
+
+    def update(self, namespace: tuple[str, ...], data: dict[str, Any]) -> None:
+        """One update of one or more nodes, `{node: values}`."""
+        for node, values in data.items():
+            name = "/".join([*namespace, node])
+            if node == _INTERRUPT:
+                self._questions(values)
+            changes = cast("dict[str, Any]", values) if isinstance(values, dict) else {}
+            for message in self._new(changes.get("messages", ())):
+                self._message(name, message)
+            for key, value in changes.items():
+                if key not in ("messages", "started_at") and value not in (None, "", {}, []):
+                    self._output.result({"event": "state", "node": name, "key": key, "value": value})
+                    if key in _BOOKS:
+                        continue
+                    self._output.say(f"{name}  {key}: {_shown(value)}", style="dim")
+
+    def _questions(self, asked: Iterable[Interrupt]) -> None:
+        for question in asked:  # a subgraph's is told by every graph around it
+            if question.id not in self._seen:
+                self._seen.add(question.id)
+                self._output.result({"event": "question", "id": question.id, "value": question.value})
+                self._output.say(f"asks: {_shown(question.value)}  (id {question.id})", style="yellow")
+
+    def _new(self, messages: Any) -> list[BaseMessage]:
+        """In whichever form a node returned them: messages, pairs, texts, one or several."""
+        listed = convert_to_messages(list(messages) if isinstance(messages, list) else [messages] if messages else [])
+        new = [message for message in listed if message.id is None or message.id not in self._seen]
+        self._seen |= {message.id for message in new if message.id}
+        return new
+
+    def _message(self, name: str, message: BaseMessage) -> None:
+        self._output.result({"event": "message", "node": name, **message.model_dump(mode="json")})
+        if isinstance(message, ToolMessage):
+            self._output.say(f"{name}  {_status(message)}", style="cyan")
+        else:
+            self._output.say(name, style="bold")
+        self._output.say(indented(message.text))
+        if isinstance(message, AIMessage):
+            for asked in message.tool_calls:
+                self._output.say(indented(f"> {asked['name']}: {code_of(asked['args'])}"), style="green")
+            for asked in invalid_tool_calls(message):
+                self._output.say(indented(f"> undecodable call: {asked.get('error')}"), style="red")
+
+
+def _status(message: ToolMessage) -> str:
+    """The typed outcome where the tool was recorded, else LangChain's two-valued one."""
+    artifact: Any = message.artifact
+    if not isinstance(artifact, dict):
+        return message.status
+    return str(cast("dict[str, Any]", artifact).get("status", message.status))
+
+
+def _shown(value: Any) -> str:
+    """A value of the graph's state: text as it is, a list item by item, all else as JSON."""
+    if isinstance(value, list):
+        items = cast("list[Any]", value)
+        return "\n" + "\n".join(f"    {_shown(item)}" for item in items)
+    return value if isinstance(value, str) else to_json(value)
+
+
+def indented(text: str) -> str:
+    """Each line four spaces to the right."""
+    return "\n".join(f"    {line}" for line in text.strip().splitlines())
