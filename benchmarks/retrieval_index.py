@@ -37,7 +37,7 @@ from hrm_agent.retrieval.index import Chunking, DocumentIndex
 from hrm_agent.retrieval.index.database import Engine
 from hrm_agent.retrieval.index.fusion import Mode
 from hrm_agent.retrieval.index.query_terms import phrases_of
-from hrm_agent.retrieval.index.reading import Document, Kind
+from hrm_agent.retrieval.index.reading import Document, DocumentKind
 
 DOCSTRING = re.compile(r'"""(.{200,}?)"""', re.DOTALL)
 Corpus = list[tuple[str, Document, Sequence[Chunk]]]
@@ -78,7 +78,7 @@ def texts() -> Iterator[tuple[str, str]]:
 def corpus(chunks: int) -> tuple[Corpus, float]:
     found, total, seconds, cut = list[tuple[str, Document, Sequence[Chunk]]](), 0, 0.0, Chunking()
     for name, text in texts():
-        document = Document(text, Kind.TEXT)
+        document = Document(text, DocumentKind.TEXT)
         clock = time.process_time()
         pieces = cut(document)[: chunks - total]
         seconds += time.process_time() - clock
@@ -145,7 +145,7 @@ def ours(
 
 
 def add_one(index: DocumentIndex, number: int, mode: Mode) -> float:
-    document = Document(f"A note on zebra{number}x{mode}, striped like none before it.", Kind.TEXT)
+    document = Document(f"A note on zebra{number}x{mode}, striped like none before it.", DocumentKind.TEXT)
     chunks = Chunking()(document)
     clock = time.perf_counter()
     index.put(f"added-{mode}-{number}.txt", "", document, chunks)

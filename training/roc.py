@@ -52,7 +52,7 @@ from hrm_agent.trajectory import (
 )
 from hrm_agent.trajectory.forest import conversations
 
-__all__ = ["ALGORITHMS", "Candidate", "RocOptions", "is_positive", "outcome_reward", "quotas", "select"]
+__all__ = ["ALGORITHMS", "RocOptions", "SelectableRollout", "is_positive", "outcome_reward", "quotas", "select"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class RocOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class SelectableRollout:
     """A rollout that takes part in the selection."""
 
     trajectory: Trajectory
@@ -90,7 +90,7 @@ class Candidate:
 
 Reasons = dict[str, str]
 """By trajectory id, why it was kept."""
-Algorithm = Callable[[Sequence[Candidate], int, random.Random, RocOptions], Reasons]
+Algorithm = Callable[[Sequence[SelectableRollout], int, random.Random, RocOptions], Reasons]
 """(candidates, number to keep, source of randomness, options) -> those kept."""
 
 
@@ -140,20 +140,22 @@ def outcome_reward(trajectory: Trajectory) -> float:
 # --- the algorithms ---------------------------------------------------------------------------------------------------
 
 
-def _keep_all(candidates: Sequence[Candidate], keep: int, rng: random.Random, options: RocOptions) -> Reasons:
+def _keep_all(candidates: Sequence[SelectableRollout], keep: int, rng: random.Random, options: RocOptions) -> Reasons:
     del rng, options
     short = f", fewer than the {keep} wanted" if len(candidates) < keep else ""
     return {c.trajectory.id: f"one of all {len(candidates)} rollouts{short}" for c in candidates}
 
 
-def _keep_random(candidates: Sequence[Candidate], keep: int, rng: random.Random, options: RocOptions) -> Reasons:
+def _keep_random(
+    candidates: Sequence[SelectableRollout], keep: int, rng: random.Random, options: RocOptions
+) -> Reasons:
     del options
     drawn = rng.sample(candidates, min(keep, len(candidates)))
     return {c.trajectory.id: f"one of {len(drawn)} drawn at random from {len(candidates)} rollouts" for c in drawn}
 
 
 def _resample_on_correct(
-    candidates: Sequence[Candidate], keep: int, rng: random.Random, options: RocOptions
+    candidates: Sequence[SelectableRollout], keep: int, rng: random.Random, options: RocOptions
 ) -> Reasons:
     if len(candidates) <= keep:
         return _keep_all(candidates, keep, rng, options)
@@ -196,18 +198,24 @@ def quotas(
     return p, z
 
 
-def _inverse(positives: Sequence[Candidate], count: int, rng: random.Random, eps: float) -> list[Candidate]:
+def _inverse(
+    positives: Sequence[SelectableRollout], count: int, rng: random.Random, eps: float
+) -> list[SelectableRollout]:
     """A draw without replacement with weight 1 / (penalty + eps), by Efraimidis and Spirakis' exponential keys."""
     keys = [-math.log(1.0 - rng.random()) * (c.penalty + eps) for c in positives]
     return [positives[i] for i in sorted(range(len(positives)), key=keys.__getitem__)[:count]]
 
 
-def _lowest(positives: Sequence[Candidate], count: int, rng: random.Random, eps: float) -> list[Candidate]:
+def _lowest(
+    positives: Sequence[SelectableRollout], count: int, rng: random.Random, eps: float
+) -> list[SelectableRollout]:
     del rng, eps
     return sorted(positives, key=lambda c: c.penalty)[:count]
 
 
-_SELECTIONS: Mapping[str, Callable[[Sequence[Candidate], int, random.Random, float], list[Candidate]]] = {
+_SELECTIONS: Mapping[
+    str, Callable[[Sequence[SelectableRollout], int, random.Random, float], list[SelectableRollout]]
+] = {
     "inverse": _inverse,
     "lowest": _lowest,
 }
@@ -216,9 +224,9 @@ _SELECTIONS: Mapping[str, Callable[[Sequence[Candidate], int, random.Random, flo
 # --- penalties --------------------------------------------------------------------------------------------------------
 
 
-def _candidate(trajectory: Trajectory) -> Candidate:
+def _candidate(trajectory: Trajectory) -> SelectableRollout:
     error, form = penalty_error(trajectory.own_tool_calls), penalty_format(trajectory.own_calls)
-    return Candidate(trajectory, outcome_reward(trajectory), error, form)
+    return SelectableRollout(trajectory, outcome_reward(trajectory), error, form)
 
 
 def penalty_error(tool_calls: Sequence[ToolCall]) -> float:
@@ -265,7 +273,7 @@ def _fault(trajectory: Trajectory) -> str | None:
     return faults.get(trajectory.status)
 
 
-def _rejection(candidates: Sequence[Candidate], kept: Reasons) -> str | None:
+def _rejection(candidates: Sequence[SelectableRollout], kept: Reasons) -> str | None:
     """Why the whole group teaches nothing; None if it does."""
     if not candidates:
         return "group rejected: no rollout of it can take part"

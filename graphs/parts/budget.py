@@ -18,9 +18,9 @@ from hrm_agent.models.call_recording import ENDED_AT, STARTED_AT
 from hrm_agent.trajectory import StopReason
 
 __all__ = [
-    "Left",
     "Prices",
-    "Spent",
+    "Remaining",
+    "Usage",
     "added",
     "left_of",
     "paused",
@@ -34,7 +34,7 @@ Prices = Mapping[str, tuple[float, float]]
 """By the model's name as its answers give it, `*` for any other: the price of a million tokens read, and sampled."""
 
 
-class Spent(TypedDict, total=False):
+class Usage(TypedDict, total=False):
     """What a run has used so far; empty for one that has asked nothing yet."""
 
     calls: int
@@ -53,7 +53,7 @@ class Spent(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class Remaining:
     """What may still be used."""
 
     calls: int
@@ -72,13 +72,13 @@ class Left:
             return StopReason.MAX_SECONDS
         return StopReason.MAX_COST if self.cost is not None and self.cost <= 0 else None
 
-    def share(self, parts: int, *, calls: int = 0) -> Left:
+    def share(self, parts: int, *, calls: int = 0) -> Remaining:
         """What each of so many that work side by side may use; they share the time as it passes."""
         cost = None if self.cost is None else self.cost / parts
-        return Left((self.calls - calls) // parts, self.tokens // parts, self.seconds, cost)
+        return Remaining((self.calls - calls) // parts, self.tokens // parts, self.seconds, cost)
 
 
-class Limits(Protocol):
+class BudgetLimits(Protocol):
     """The budgets of a run context."""
 
     @property
@@ -91,9 +91,9 @@ class Limits(Protocol):
     def max_cost(self) -> float | None: ...
 
 
-def left_of(limits: Limits, spent: Spent) -> Left:
+def left_of(limits: BudgetLimits, spent: Usage) -> Remaining:
     """What the limits leave of what was spent."""
-    return Left(
+    return Remaining(
         limits.max_calls - spent.get("calls", 0),
         limits.max_tokens - spent.get("tokens", 0),
         limits.max_seconds - seconds_of(spent),
@@ -101,40 +101,40 @@ def left_of(limits: Limits, spent: Spent) -> Left:
     )
 
 
-def spent_on(messages: Iterable[BaseMessage], prices: Prices) -> Spent:
+def spent_on(messages: Iterable[BaseMessage], prices: Prices) -> Usage:
     """What the answers among `messages` have cost."""
     answers = [message for message in messages if isinstance(message, AIMessage)]
     told = [answer.response_metadata for answer in answers if STARTED_AT in answer.response_metadata]
-    spent = Spent(calls=len(answers), tokens=sampled_tokens(answers), cost=sum(_cost(a, prices) for a in answers))
+    spent = Usage(calls=len(answers), tokens=sampled_tokens(answers), cost=sum(_cost(a, prices) for a in answers))
     if told:
-        spent |= Spent(began=min(one[STARTED_AT] for one in told), ended=max(one[ENDED_AT] for one in told))
+        spent |= Usage(began=min(one[STARTED_AT] for one in told), ended=max(one[ENDED_AT] for one in told))
     return spent
 
 
-def added(old: Spent, new: Spent) -> Spent:
+def added(old: Usage, new: Usage) -> Usage:
     """Both together."""
     if not old or new.get("anew"):
         return new
-    both = Spent(
+    both = Usage(
         calls=old.get("calls", 0) + new.get("calls", 0),
         tokens=old.get("tokens", 0) + new.get("tokens", 0),
         cost=old.get("cost", 0.0) + new.get("cost", 0.0),
     )
     if began := [spent["began"] for spent in (old, new) if "began" in spent]:
-        both |= Spent(began=min(began), ended=max(spent["ended"] for spent in (old, new) if "ended" in spent))
+        both |= Usage(began=min(began), ended=max(spent["ended"] for spent in (old, new) if "ended" in spent))
     if waited := [spent["seconds"] for spent in (old, new) if "seconds" in spent]:
-        both |= Spent(seconds=sum(waited))
+        both |= Usage(seconds=sum(waited))
     return both
 
 
-def seconds_of(spent: Spent) -> float:
+def seconds_of(spent: Usage) -> float:
     """Time used so far, in seconds."""
     return spent.get("seconds", 0.0) + spent.get("ended", 0.0) - spent.get("began", 0.0)
 
 
-def paused(spent: Spent) -> Spent:
+def paused(spent: Usage) -> Usage:
     """The same in the place of what was spent, with a clock that stands until the next answer is asked for."""
-    return Spent(
+    return Usage(
         calls=spent.get("calls", 0),
         tokens=spent.get("tokens", 0),
         cost=spent.get("cost", 0.0),

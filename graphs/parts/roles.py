@@ -24,12 +24,12 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 from pydantic import BaseModel
 
 from hrm_agent.answers.final_answer import own_text
-from hrm_agent.answers.typed_reply import Unreadable, read_as
+from hrm_agent.answers.typed_reply import UnparsableAnswer, read_as
 from hrm_agent.errors import ContextLengthError
 from hrm_agent.graphs.parts.budget import sampled_tokens
 from hrm_agent.models import policy
 
-__all__ = ["Means", "Role", "Said", "ask", "chat_model"]
+__all__ = ["CallOptions", "Role", "RoleReply", "ask", "chat_model"]
 
 MAX_COMPLAINT = 400
 """Characters of what a model is told about its answer."""
@@ -51,14 +51,14 @@ class Role(Generic[Answer]):
     max_tokens: int | None = None
 
     def read(self, text: str) -> Answer:
-        """The answer in `text`. Raises `Unreadable`."""
+        """The answer in `text`. Raises `UnparsableAnswer`."""
         if self.output is None:
             return _own(text)  # pyright: ignore[reportReturnType]
         return read_as(self.output, text)  # pyright: ignore[reportArgumentType, reportReturnType]
 
 
 @dataclass(frozen=True)
-class Means:
+class CallOptions:
     """By which means a role is asked, this once."""
 
     model: str | BaseChatModel | None = None
@@ -72,7 +72,7 @@ class Means:
 
 
 @dataclass(frozen=True)
-class Said(Generic[Answer]):
+class RoleReply(Generic[Answer]):
     """What a role said."""
 
     value: Answer | None
@@ -91,10 +91,10 @@ class Said(Generic[Answer]):
 
 
 async def ask(
-    role: Role[Answer], request: str, means: Means | None = None, *, read: Callable[[str], Answer] | None = None
-) -> Said[Answer]:
+    role: Role[Answer], request: str, means: CallOptions | None = None, *, read: Callable[[str], Answer] | None = None
+) -> RoleReply[Answer]:
     """Put one request to a role. `read` takes the place of the role's own reading."""
-    means, read = means or Means(), read or role.read
+    means, read = means or CallOptions(), read or role.read
     turns: list[BaseMessage] = [SystemMessage(role.prompt), HumanMessage(request)]
     complaint = ""
     for _ in range(means.calls):
@@ -105,21 +105,21 @@ async def ask(
         try:
             answer = await _model(role, means, limit).ainvoke(turns)
         except ContextLengthError as error:
-            return Said(None, answers, str(error), overflow=True)
+            return RoleReply(None, answers, str(error), overflow=True)
         try:
-            return Said(read(answer.text), (*answers, answer))
-        except Unreadable as error:
+            return RoleReply(read(answer.text), (*answers, answer))
+        except UnparsableAnswer as error:
             complaint = str(error)[:MAX_COMPLAINT]
         turns += [answer, HumanMessage(f"This cannot be used: {complaint}\nAnswer again, in the form asked for.")]
-    return Said(None, tuple(turn for turn in turns if isinstance(turn, AIMessage)), complaint)
+    return RoleReply(None, tuple(turn for turn in turns if isinstance(turn, AIMessage)), complaint)
 
 
-def _limit(role: Role[Any], means: Means, answers: tuple[AIMessage, ...]) -> int | None:
+def _limit(role: Role[Any], means: CallOptions, answers: tuple[AIMessage, ...]) -> int | None:
     limits = [limit for limit in (role.max_tokens, means.max_tokens) if limit is not None]
     return min(limits) - sampled_tokens(answers) if limits else None
 
 
-def _model(role: Role[Any], means: Means, limit: int | None) -> Any:
+def _model(role: Role[Any], means: CallOptions, limit: int | None) -> Any:
     temperature = role.temperature if means.temperature is None else means.temperature
     form: Any = role.output if role.output is not None and issubclass(role.output, BaseModel) else None
     return chat_model(means.model, schema=form, temperature=temperature, max_tokens=limit)
@@ -148,5 +148,5 @@ def chat_model(
 def _own(text: str) -> str:
     own = own_text(text).strip()
     if not own:
-        raise Unreadable("there is no text in it")
+        raise UnparsableAnswer("there is no text in it")
     return own

@@ -35,7 +35,7 @@ from hrm_agent.answers.final_answer import stated_value
 from hrm_agent.answers.subgoals import dependents
 from hrm_agent.answers.typed_reply import one_line
 from hrm_agent.errors import ContextLengthError
-from hrm_agent.graphs.parts.budget import Spent, paused, spent_on
+from hrm_agent.graphs.parts.budget import Usage, paused, spent_on
 from hrm_agent.graphs.parts.prompts import (
     CRITIC_PROMPT,
     PLANNER_PROMPT,
@@ -46,8 +46,8 @@ from hrm_agent.graphs.parts.prompts import (
     solver_request,
     synthesizer_request,
 )
-from hrm_agent.graphs.parts.roles import Means, Role, Said, ask
-from hrm_agent.graphs.reasoning.answer_checks import Format, format_of, names_in, run_check
+from hrm_agent.graphs.parts.roles import CallOptions, Role, RoleReply, ask
+from hrm_agent.graphs.reasoning.answer_checks import AnswerFormat, format_of, names_in, run_check
 from hrm_agent.graphs.reasoning.critique import CriticAnswer
 from hrm_agent.graphs.reasoning.plan import FAILED, PlannerAnswer, arranged, ready, whole_problem
 from hrm_agent.graphs.reasoning.state import (
@@ -202,7 +202,7 @@ async def synthesize(state: ReasoningState, runtime: Runtime[ReasoningContext]) 
     """Synthesizer: the best results -> the final text, or as much of it as the budget allows."""
     context, problem = _context(runtime), problem_of(state)
     results, left = best_results(state), budget_left(state, context)
-    wanted, said = format_of(context.final_format, problem), Said[str](None)
+    wanted, said = format_of(context.final_format, problem), RoleReply[str](None)
     if not left.used_up():
         request = synthesizer_request(problem, shown(results), context.final_format)
         means = _means(SYNTHESIZER, state, context, kept_back=0)
@@ -217,14 +217,14 @@ async def synthesize(state: ReasoningState, runtime: Runtime[ReasoningContext]) 
     }
 
 
-def _without_synthesizer(said: Said[str], wanted: Format | None, results: Mapping[str, str]) -> AIMessage:
+def _without_synthesizer(said: RoleReply[str], wanted: AnswerFormat | None, results: Mapping[str, str]) -> AIMessage:
     """The best answer that there is without one that can be used: the part of one, or the last result."""
     own = next(filter(None, (wanted.found_in(answer.text) for answer in said.messages)), None) if wanted else None
     last = next((value for value in reversed(list(results.values())) if value != FAILED), NO_ANSWER)
     return AIMessage(own or (wanted.filled(last) if wanted else last))
 
 
-def _end(state: ReasoningState, said: Said[str], limit: StopReason | None) -> dict[str, str]:
+def _end(state: ReasoningState, said: RoleReply[str], limit: StopReason | None) -> dict[str, str]:
     if stopped := state.get("stop_reason"):
         return {"stop_reason": stopped, "reason": state.get("reason", "")}
     if limit is not None:
@@ -253,10 +253,10 @@ def _context(runtime: Runtime[ReasoningContext]) -> ReasoningContext:
     return runtime.context or ReasoningContext()
 
 
-def _means(role: Role[Any], state: ReasoningState, context: ReasoningContext, kept_back: int = 1) -> Means:
+def _means(role: Role[Any], state: ReasoningState, context: ReasoningContext, kept_back: int = 1) -> CallOptions:
     left = budget_left(state, context)
     tokens, calls = min(context.max_answer_tokens, left.tokens), min(2, left.calls - kept_back)
-    return Means(context.models.get(role.name), context.temperatures.get(role.name), tokens, calls)
+    return CallOptions(context.models.get(role.name), context.temperatures.get(role.name), tokens, calls)
 
 
 def _budget(task: SolverTask, context: ReasoningContext) -> Budget:
@@ -271,7 +271,7 @@ def _budget(task: SolverTask, context: ReasoningContext) -> Budget:
     )
 
 
-def _spent(said: Said[Any], context: ReasoningContext) -> Spent:
+def _spent(said: RoleReply[Any], context: ReasoningContext) -> Usage:
     return spent_on(said.messages, context.prices)
 
 

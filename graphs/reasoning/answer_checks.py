@@ -20,11 +20,11 @@ from langchain_core.messages import AIMessage
 from langgraph.config import get_config
 
 from hrm_agent.answers.final_answer import own_text
-from hrm_agent.answers.typed_reply import Unreadable
+from hrm_agent.answers.typed_reply import UnparsableAnswer
 from hrm_agent.tools import python_stateless, run_tool_calls
 from hrm_agent.trajectory import ToolStatus
 
-__all__ = ["Format", "format_of", "names_in", "run_check"]
+__all__ = ["AnswerFormat", "format_of", "names_in", "run_check"]
 
 MAX_FORMAT, MAX_ANSWER = 200, 2000
 """Characters: of a template, and of an answer that is held against it."""
@@ -47,7 +47,7 @@ _FREE = r"[^\n]+"
 
 
 @dataclass(frozen=True)
-class Format:
+class AnswerFormat:
     """A line with places to fill in."""
 
     template: str
@@ -55,10 +55,10 @@ class Format:
     pattern: re.Pattern[str]
 
     def read(self, text: str) -> str:
-        """The answer, if it keeps the format. Raises `Unreadable`."""
+        """The answer, if it keeps the format. Raises `UnparsableAnswer`."""
         own = own_text(text).strip()
         if not self.kept_by(own):
-            raise Unreadable(f"it has to be exactly of the form {self.template}")
+            raise UnparsableAnswer(f"it has to be exactly of the form {self.template}")
         return own
 
     def kept_by(self, text: str) -> bool:
@@ -76,7 +76,7 @@ class Format:
         return line if self.kept_by(line) else value
 
 
-def format_of(final_format: str, problem: str) -> Format | None:
+def format_of(final_format: str, problem: str) -> AnswerFormat | None:
     """The format that is asked for; None where it cannot be told."""
     quoted = [next(filter(None, found.groups())) for found in _QUOTED.finditer(final_format)]
     plain = final_format.strip()
@@ -93,7 +93,7 @@ def _quoted_requests(problem: str) -> list[str]:
     return [next(filter(None, found.groups())) for found in asked]
 
 
-def _format(template: str) -> Format | None:
+def _format(template: str) -> AnswerFormat | None:
     places = [found for found in _PLACE.finditer(template) if f"</{found[1]}>" not in template]
     if not places or len(template) > MAX_FORMAT or "\n" in template:
         return None
@@ -105,7 +105,7 @@ def _format(template: str) -> Format | None:
     if len(kinds) > MAX_PLACES or kinds.count(_FREE) > MAX_FREE or "" in between[1:-1]:
         return None
     parts = [re.escape(text) + kind for text, kind in zip(between, [*kinds, ""], strict=True)]
-    return Format(template, re.compile("".join(parts)))
+    return AnswerFormat(template, re.compile("".join(parts)))
 
 
 def _kind(name: str) -> str:

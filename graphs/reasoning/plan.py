@@ -16,7 +16,7 @@ from typing import Any, cast
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from hrm_agent.answers.subgoals import Subgoal
-from hrm_agent.answers.typed_reply import Unreadable, one_line, read_as
+from hrm_agent.answers.typed_reply import UnparsableAnswer, one_line, read_as
 
 __all__ = [
     "FAILED",
@@ -128,7 +128,7 @@ def read_plan(text: str, problem: str, limit: int = 8) -> list[Subgoal]:
     """The plan in a planner's answer; the problem itself, where there is none."""
     try:
         return arranged(read_as(PlannerAnswer, text).subgoals, limit)[0]
-    except Unreadable:
+    except UnparsableAnswer:
         return whole_problem(problem)
 
 

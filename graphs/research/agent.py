@@ -36,17 +36,17 @@ from hrm_agent.graphs.parts.prompts import (
     searcher_request,
     writer_request,
 )
-from hrm_agent.graphs.parts.roles import Means, Role, ask, chat_model
-from hrm_agent.graphs.research.citations import Checked, check, quoted_again
+from hrm_agent.graphs.parts.roles import CallOptions, Role, ask, chat_model
+from hrm_agent.graphs.research.citations import CheckedText, check, quoted_again
 from hrm_agent.graphs.research.planner import ResearchPlan, earlier_lines, reading, whole_question
 from hrm_agent.graphs.research.searcher import SearchMeans, SearchState, build_search
 from hrm_agent.graphs.research.sources import Source, evidence, renamed, same_source
 from hrm_agent.graphs.research.state import (
-    Finding,
-    Found,
-    Question,
     ResearchContext,
+    ResearchFinding,
+    ResearchQuestion,
     ResearchState,
+    SearcherReport,
     SearchTask,
     budget_left,
     forgotten,
@@ -140,7 +140,7 @@ class _Research:
             end, remarks = {**end, "stop_reason": StopReason.MAX_TOKENS.value}, [f"search: {error}"]
         stop = end.get("stop_reason") or StopReason.MAX_TURNS.value
         text = next((message.text for message in end["messages"][-1:] if message.type == "ai"), "")
-        found = Found(question=question, text=text, stop=stop, sources=end.get("sources", []))
+        found = SearcherReport(question=question, text=text, stop=stop, sources=end.get("sources", []))
         return {"found": [found], "spent": spent_on(end["messages"], context.prices), "remarks": remarks}
 
     async def write(self, state: ResearchState, runtime: Runtime[ResearchContext]) -> dict[str, Any]:
@@ -161,9 +161,9 @@ class _Research:
             return {"remarks": [f"write: {error}"]}
         return {"drafts": [*drafts, answer], "spent": spent_on([answer], context.prices)}
 
-    def _means(self, context: ResearchContext, tokens: int, calls: int) -> Means:
+    def _means(self, context: ResearchContext, tokens: int, calls: int) -> CallOptions:
         limit = min(context.max_answer_tokens, tokens)
-        return Means(context.model or self._model, context.temperature, limit, calls)
+        return CallOptions(context.model or self._model, context.temperature, limit, calls)
 
 
 def after_plan(state: ResearchState, runtime: Runtime[ResearchContext]) -> Sequence[Send] | str:
@@ -191,7 +191,7 @@ def reply(state: ResearchState) -> dict[str, Any]:
 
 def gather(state: ResearchState) -> dict[str, Any]:
     """A join: names for the new sources, and findings whose quotes stand in them."""
-    sources, findings, remarks = dict(state.get("sources", {})), list[Finding](), list[str]()
+    sources, findings, remarks = dict(state.get("sources", {})), list[ResearchFinding](), list[str]()
     new, named = dict[str, Source](), state.get("named", 0)
     for found in state.get("found", []):
         names: dict[str, str] = {}
@@ -202,7 +202,7 @@ def gather(state: ResearchState) -> dict[str, Any]:
             new[name] = renamed(source, name)
         shown = sources | {source["id"]: source for source in found["sources"]}
         text, read = quoted_again(found["text"], shown, names), list(dict.fromkeys(names.values()))
-        findings.append(Finding(question=found["question"], text=text, stop=found["stop"], sources=read))
+        findings.append(ResearchFinding(question=found["question"], text=text, stop=found["stop"], sources=read))
         if found["stop"] != StopReason.ANSWER:
             remarks.append(f"search: {found['question']}: ended by {found['stop']}")
     return {"sources": new, "named": named, "findings": findings, "found": None, "remarks": remarks}
@@ -237,7 +237,7 @@ def after_check(state: ResearchState) -> str:
     return END if state.get("stop_reason") else "write"
 
 
-def _complaint(checked: Checked, sources: Mapping[str, Source]) -> str:
+def _complaint(checked: CheckedText, sources: Mapping[str, Source]) -> str:
     """What the writer is told about a draft that cannot stand; empty for one that can."""
     if not checked.body:
         return "There is no text in it. Answer again."
@@ -249,7 +249,7 @@ def _complaint(checked: Checked, sources: Mapping[str, Source]) -> str:
     return ""
 
 
-def _final_text(best: Checked) -> str:
+def _final_text(best: CheckedText) -> str:
     """The answer as the person reads it, with what has to be said about it."""
     if not best.body:
         return NO_ANSWER
@@ -263,7 +263,7 @@ def _final_text(best: Checked) -> str:
     return "\n\n".join(part for part in (body, " ".join(notes), listed) if part)
 
 
-def _end(state: ResearchState, context: ResearchContext, best: Checked) -> tuple[str, str]:
+def _end(state: ResearchState, context: ResearchContext, best: CheckedText) -> tuple[str, str]:
     """Why the turn ends, as a name and in words."""
     drafts = state.get("drafts", [])
     limit = budget_left(state, context).used_up()
@@ -309,11 +309,11 @@ def _search_means(task: SearchTask, context: ResearchContext) -> SearchMeans:
     )
 
 
-def _different(questions: Sequence[Question]) -> list[Question]:
+def _different(questions: Sequence[ResearchQuestion]) -> list[ResearchQuestion]:
     return list({question["question"].casefold(): question for question in reversed(questions)}.values())[::-1]
 
 
-def _about(question: Question) -> str:
+def _about(question: ResearchQuestion) -> str:
     return " ".join([question["question"], *question["queries"]])
 
 

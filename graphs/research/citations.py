@@ -24,7 +24,7 @@ from hrm_agent.answers.typed_reply import one_line
 from hrm_agent.graphs.research.sources import Citation, Source
 from hrm_agent.unicode import without_surrogates
 
-__all__ = ["LIST", "NOT_ANSWERED", "Checked", "check", "quoted_again"]
+__all__ = ["LIST", "NOT_ANSWERED", "CheckedText", "check", "quoted_again"]
 
 NOT_ANSWERED = "NOT ANSWERED"
 """With it begins an answer that says that the sources have none."""
@@ -55,7 +55,7 @@ _ALIKE = str.maketrans("’‘ʼ`´“”„«»‐‑‒–—−", "'''''\"\"\
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedText:
     """What a text comes to when its citations are held against the sources."""
 
     text: str
@@ -72,7 +72,7 @@ class Checked:
     """The text without the list."""
 
 
-def check(text: str, sources: Mapping[str, Source]) -> Checked:
+def check(text: str, sources: Mapping[str, Source]) -> CheckedText:
     """Resolve all citations of a model's text."""
     own = _own(text)
     denies = _SAYS_NOT.match(own)
@@ -80,7 +80,7 @@ def check(text: str, sources: Mapping[str, Source]) -> Checked:
     body = book.rendered(own[denies.end() :] if denies else own)
     listed = book.listed()
     whole = f"{body}{LIST}{listed}" if listed else body
-    return Checked(whole, tuple(book.citations), tuple(book.problems), tuple(book.mended), denies is not None, body)
+    return CheckedText(whole, tuple(book.citations), tuple(book.problems), tuple(book.mended), denies is not None, body)
 
 
 def quoted_again(text: str, sources: Mapping[str, Source], names: Mapping[str, str]) -> str:

@@ -13,9 +13,9 @@ from typing import Any, cast
 from langchain_core.messages import AnyMessage
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from hrm_agent.answers.typed_reply import Unreadable, one_line, read_as
+from hrm_agent.answers.typed_reply import UnparsableAnswer, one_line, read_as
 from hrm_agent.graphs.research.citations import LIST
-from hrm_agent.graphs.research.state import Question
+from hrm_agent.graphs.research.state import ResearchQuestion
 
 __all__ = ["PlannedQuestion", "ResearchPlan", "earlier_lines", "reading", "whole_question"]
 
@@ -52,9 +52,9 @@ class PlannedQuestion(BaseModel):
         """A question of several lines could forge the lines that follow it in a request."""
         return one_line(question, MAX_QUESTION)
 
-    def as_question(self) -> Question:
+    def as_question(self) -> ResearchQuestion:
         queries = (one_line(query, MAX_QUERY) for query in self.queries)
-        return Question(question=self.question, queries=[query for query in queries if query][:MAX_QUERIES])
+        return ResearchQuestion(question=self.question, queries=[query for query in queries if query][:MAX_QUERIES])
 
 
 class ResearchPlan(BaseModel):
@@ -106,17 +106,17 @@ def reading(*, may_ask: bool, has_sources: bool) -> Callable[[str], ResearchPlan
         if plan.questions or plan.say:
             return plan
         if asks:
-            raise Unreadable("the person has just been asked, and has answered; plan with what you know")
+            raise UnparsableAnswer("the person has just been asked, and has answered; plan with what you know")
         if not has_sources:
-            raise Unreadable("there is no question in it, and there are no sources at hand")
+            raise UnparsableAnswer("there is no question in it, and there are no sources at hand")
         return plan
 
     return read
 
 
-def whole_question(message: str) -> list[Question]:
+def whole_question(message: str) -> list[ResearchQuestion]:
     """The plan that needs no planner: what the person said."""
-    return [Question(question=one_line(message, MAX_QUESTION), queries=[])]
+    return [ResearchQuestion(question=one_line(message, MAX_QUESTION), queries=[])]
 
 
 def earlier_lines(messages: Sequence[AnyMessage]) -> list[str]:

@@ -20,16 +20,16 @@ from langgraph.graph.message import add_messages
 from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
 
 from hrm_agent.errors import ConfigError
-from hrm_agent.graphs.parts.budget import Left, Prices, Spent, added, left_of, refuse_limits
+from hrm_agent.graphs.parts.budget import Prices, Remaining, Usage, added, left_of, refuse_limits
 from hrm_agent.graphs.research.sources import Citation, Source
 
 __all__ = [
-    "Finding",
-    "Found",
-    "Question",
     "ResearchContext",
+    "ResearchFinding",
+    "ResearchQuestion",
     "ResearchState",
     "SearchTask",
+    "SearcherReport",
     "budget_left",
     "forgotten",
     "new_turn",
@@ -102,7 +102,7 @@ class ResearchContext:
             )
 
 
-class Question(TypedDict):
+class ResearchQuestion(TypedDict):
     """A part of what is asked, that can be looked up by itself."""
 
     question: str
@@ -110,7 +110,7 @@ class Question(TypedDict):
     """What the planner would search for."""
 
 
-class Found(TypedDict):
+class SearcherReport(TypedDict):
     """What one searcher hands in. Its sources are named as it knew them, not yet as the conversation does."""
 
     question: str
@@ -119,7 +119,7 @@ class Found(TypedDict):
     sources: list[Source]
 
 
-class Finding(TypedDict):
+class ResearchFinding(TypedDict):
     """What one searcher found, in the conversation's names."""
 
     question: str
@@ -134,7 +134,7 @@ class Finding(TypedDict):
 class SearchTask(TypedDict):
     """What one searcher is sent."""
 
-    question: Question
+    question: ResearchQuestion
     known: str
     """What the remembered sources have on it, as a searcher is shown sources; empty: nothing."""
     first_id: int
@@ -172,10 +172,10 @@ class ResearchState(TypedDict):
     """Of the newest answer, in the order of their marks: the first is `[1]`."""
     answered: NotRequired[bool]
     """The newest answer rests on sources, and does not say that they have none."""
-    questions: NotRequired[list[Question]]
-    findings: NotRequired[list[Finding]]
+    questions: NotRequired[list[ResearchQuestion]]
+    findings: NotRequired[list[ResearchFinding]]
     """In the order of the questions."""
-    found: NotRequired[Annotated[list[Found], _listed]]
+    found: NotRequired[Annotated[list[SearcherReport], _listed]]
     """What the searchers of this turn have handed in; empty once it is among `findings` and `sources`."""
     say: NotRequired[str]
     """What the planner says to the person itself; empty where the writer does."""
@@ -185,7 +185,7 @@ class ResearchState(TypedDict):
     """What was wrong with it, as the writer was told."""
     asked_back: NotRequired[bool]
     """The newest answer is a question."""
-    spent: NotRequired[Annotated[Spent, added]]
+    spent: NotRequired[Annotated[Usage, added]]
     """By all roles in this turn."""
     remarks: NotRequired[Annotated[list[str], _listed]]
     """What could not be read or followed, and what was done instead."""
@@ -229,12 +229,16 @@ def forgotten(sources: Mapping[str, Source], limit: int) -> dict[str, None]:
     return gone
 
 
-def budget_left(state: ResearchState, context: ResearchContext) -> Left:
-    return left_of(context, state.get("spent", Spent()))
+def budget_left(state: ResearchState, context: ResearchContext) -> Remaining:
+    return left_of(context, state.get("spent", Usage()))
 
 
 def search_tasks(
-    questions: Sequence[Question], known: Sequence[str], first_id: int, left: Left, context: ResearchContext
+    questions: Sequence[ResearchQuestion],
+    known: Sequence[str],
+    first_id: int,
+    left: Remaining,
+    context: ResearchContext,
 ) -> list[SearchTask]:
     """A task for each question, as far as the budget goes; the writer's answer is kept back of it."""
     kept_back = min(context.max_answer_tokens, left.tokens // 2)

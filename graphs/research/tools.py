@@ -21,7 +21,7 @@ from hrm_agent.graphs.research.sources import Source, display, new_source, renam
 from hrm_agent.graphs.research.state import ResearchContext
 from hrm_agent.retrieval import index as documents
 from hrm_agent.tools import ToolFailure
-from hrm_agent.tools.mediawiki import Found, open_wiki
+from hrm_agent.tools.mediawiki import SearchHit, open_wiki
 from hrm_agent.trajectory import ToolStatus
 
 __all__ = ["IDS_OF_A_CALL", "READS", "SEARCHES", "offered_tools", "research_tools"]
@@ -41,7 +41,7 @@ def research_tools(context: ResearchContext, about: str, first_id: int, spent: S
     `about`: the question that sources are read for. `first_id`: the number of the first new source. `spent`: names of
     tools that have been used as often as they may; they answer that they have.
     """
-    reader = _Reader(context, about, first_id)
+    reader = _PageReader(context, about, first_id)
     return [
         _pattern(name).model_copy(update={"coroutine": _refused if name in spent else getattr(reader, name)})
         for name in _names(context)
@@ -68,7 +68,7 @@ def _description(name: str) -> dict[str, Any]:
 @lru_cache
 def _pattern(name: str) -> BaseTool:
     """The tool without a reader behind it: what a model is told of it is made once."""
-    method = getattr(_Reader(None, "", 0), name)  # pyright: ignore[reportArgumentType]
+    method = getattr(_PageReader(None, "", 0), name)  # pyright: ignore[reportArgumentType]
     return StructuredTool.from_function(coroutine=method, response_format="content_and_artifact")
 
 
@@ -77,7 +77,7 @@ async def _refused(**_: Any) -> Result:
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _PageReader:
     context: ResearchContext
     about: str
     first_id: int
@@ -131,6 +131,6 @@ class _Reader:
         return renamed(source, f"S{self.first_id + number}")
 
 
-def _line(found: Found) -> str:
+def _line(found: SearchHit) -> str:
     snippet = one_line(found.snippet or found.intro, MAX_SNIPPET)
     return f"{one_line(found.title, MAX_SNIPPET)}: {snippet}" if snippet else one_line(found.title, MAX_SNIPPET)

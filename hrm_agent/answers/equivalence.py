@@ -15,7 +15,7 @@ from fractions import Fraction
 
 from hrm_agent.answers.final_answer import final_answer, own_text
 
-__all__ = ["most_frequent", "vote"]
+__all__ = ["most_frequent", "normalize_answer"]
 
 MAX_DIGITS = 40
 """A longer number is compared as text: its value would take too much time."""
@@ -27,7 +27,7 @@ _NUMBER = re.compile(
 )
 
 
-def vote(text: str) -> str:
+def normalize_answer(text: str) -> str:
     """What an answer is counted as; empty for one that says nothing."""
     said = final_answer(text)
     plain = " ".join((own_text(text) if said is None else said).casefold().replace("$", " ").split()).rstrip(".")

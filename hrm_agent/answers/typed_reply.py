@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from hrm_agent.answers.final_answer import own_text
 from hrm_agent.answers.json_repair import json_values
 
-__all__ = ["Unreadable", "one_line", "read_as"]
+__all__ = ["UnparsableAnswer", "one_line", "read_as"]
 
 _SHORT = 64
 """Characters."""
@@ -18,12 +18,13 @@ _SHORT = 64
 Form = TypeVar("Form", bound=BaseModel)
 
 
-class Unreadable(ValueError):
+class UnparsableAnswer(ValueError):
     """An answer is not what was asked for; the text says in which way, to the model that gave it."""
 
 
 def read_as(form: type[Form], text: str) -> Form:
-    """The first reading of `text` as JSON that fits `form`. Raises `Unreadable`, saying what the likeliest lacks."""
+    """The first reading of `text` as JSON that fits `form`. Raises `UnparsableAnswer`, saying what the likeliest
+    lacks."""
     complaint = ""
     for value in _readings(text):
         try:
@@ -32,7 +33,7 @@ def read_as(form: type[Form], text: str) -> Form:
             complaint = complaint or ("" if isinstance(value, str) else _in_words(error))
         except RecursionError:
             complaint = complaint or "it is nested too deeply"
-    raise Unreadable(complaint or "there is no JSON object in it")
+    raise UnparsableAnswer(complaint or "there is no JSON object in it")
 
 
 def _readings(text: str) -> Iterator[Any]:

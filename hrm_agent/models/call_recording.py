@@ -30,8 +30,8 @@ from hrm_agent.trajectory import (
 from hrm_agent.trajectory.conversation_digest import context_of
 
 __all__ = [
+    "PendingCall",
     "Prefix",
-    "Turn",
     "close_text_turn",
     "close_turn",
     "context_of",
@@ -63,7 +63,7 @@ class Prefix:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class PendingCall:
     """A request on its way."""
 
     identity: GraphIdentity
@@ -87,7 +87,7 @@ def open_turn(
     tools: Sequence[dict[str, Any]],
     sampling: Sampling,
     special: Mapping[str, Any] | None = None,
-) -> Turn | Call:
+) -> PendingCall | Call:
     """The recorded answer to this request, or a turn that is to be sampled.
 
     `special`: what else the request asks for (a model of its own, a schema); requests that ask for nothing of the kind
@@ -99,10 +99,10 @@ def open_turn(
         return claimed
     if sampling.seed is None:
         sampling = sampling.model_copy(update={"seed": recording.draw_seed(identity, request_hash)})
-    return Turn(identity, claimed, request_hash, messages, tools, sampling)
+    return PendingCall(identity, claimed, request_hash, messages, tools, sampling)
 
 
-def find_prefix(recording: Recording, engine: Engine, turn: Turn) -> Prefix:
+def find_prefix(recording: Recording, engine: Engine, turn: PendingCall) -> Prefix:
     """Extend the newest recorded call of the conversation token by token; where that is impossible, say why."""
     journal = recording.journal
     answered = next((i for i in reversed(range(len(turn.messages))) if recorded_call_id(turn.messages[i])), None)
@@ -123,12 +123,12 @@ def find_prefix(recording: Recording, engine: Engine, turn: Turn) -> Prefix:
     return Prefix(inserted, (*path, *inserted), parent.id)
 
 
-def _of_this_run(parent: Call, turn: Turn, recording: Recording) -> bool:
+def _of_this_run(parent: Call, turn: PendingCall, recording: Recording) -> bool:
     """A message may have been brought along from another thread, whose tokens are no part of this one's record."""
     return parent.identity.thread_id == turn.identity.thread_id or parent.id in recording.inherited
 
 
-def _mismatch(parent: Call, engine: Engine, turn: Turn, answered: int) -> BranchReason | None:
+def _mismatch(parent: Call, engine: Engine, turn: PendingCall, answered: int) -> BranchReason | None:
     if parent.model != engine.name or not parent.token_ids:
         return BranchReason.MODEL
     if parent.tools_hash != content_hash(turn.tools):
@@ -138,12 +138,12 @@ def _mismatch(parent: Call, engine: Engine, turn: Turn, answered: int) -> Branch
     return None
 
 
-def _root(codec: Codec, turn: Turn, reason: BranchReason, branch_of: str | None = None) -> Prefix:
+def _root(codec: Codec, turn: PendingCall, reason: BranchReason, branch_of: str | None = None) -> Prefix:
     inserted = codec.encode(turn.messages, turn.tools)
     return Prefix(inserted, tuple(inserted), branch_reason=reason, branch_of=branch_of)
 
 
-def close_turn(turn: Turn, prefix: Prefix, engine: Engine, completion: Completion) -> tuple[Call, AIMessage]:
+def close_turn(turn: PendingCall, prefix: Prefix, engine: Engine, completion: Completion) -> tuple[Call, AIMessage]:
     """The record of a sampled turn, and its message."""
     inserted, sampled = prefix.inserted, completion.token_ids
     message = _message(turn, engine, prefix, completion)
@@ -172,7 +172,7 @@ def _untrainable(engine: Engine, completion: Completion) -> str | None:
     return None if engine.logprob_kind is LogprobKind.RAW else f"log-probs are {engine.logprob_kind.value}"
 
 
-def close_text_turn(turn: Turn, model: str, message: AIMessage) -> tuple[Call, AIMessage]:
+def close_text_turn(turn: PendingCall, model: str, message: AIMessage) -> tuple[Call, AIMessage]:
     """The record of a turn that a chat model without token ids answered."""
     metadata = {**message.response_metadata, CALL_ID: turn.call_id, **_times(turn)}
     message = message.model_copy(update={"id": message.id or turn.call_id, "response_metadata": metadata})
@@ -188,7 +188,7 @@ def close_text_turn(turn: Turn, model: str, message: AIMessage) -> tuple[Call, A
     return call, message
 
 
-def _common(turn: Turn, message: AIMessage, sampling: Sampling) -> dict[str, Any]:
+def _common(turn: PendingCall, message: AIMessage, sampling: Sampling) -> dict[str, Any]:
     return {
         "id": turn.call_id,
         "identity": turn.identity,
@@ -203,11 +203,11 @@ def _common(turn: Turn, message: AIMessage, sampling: Sampling) -> dict[str, Any
     }
 
 
-def _times(turn: Turn) -> dict[str, float]:
+def _times(turn: PendingCall) -> dict[str, float]:
     return {STARTED_AT: turn.started_at, ENDED_AT: max(time.time(), turn.started_at)}
 
 
-def _message(turn: Turn, engine: Engine, prefix: Prefix, completion: Completion) -> AIMessage:
+def _message(turn: PendingCall, engine: Engine, prefix: Prefix, completion: Completion) -> AIMessage:
     text = engine.codec.decode(completion.token_ids)
     parsed = ParsedTurn(text.strip()) if completion.constrained else engine.codec.parse(text)
     prompt, answer = len(prefix.prompt_ids), len(completion.token_ids)

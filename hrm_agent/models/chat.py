@@ -35,7 +35,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, ConfigDict, Field
 
 from hrm_agent.errors import ModelError
-from hrm_agent.models.call_recording import Prefix, Turn, close_text_turn, close_turn, find_prefix, open_turn
+from hrm_agent.models.call_recording import PendingCall, Prefix, close_text_turn, close_turn, find_prefix, open_turn
 from hrm_agent.models.codec.stream_decoder import StreamDecoder
 from hrm_agent.models.current_policy import ActivePolicy, Backend, active_policy
 from hrm_agent.models.engine import Completion, Engine, GenerationRequest
@@ -149,13 +149,13 @@ class PolicyModel(BaseChatModel):
 
     def _open(
         self, messages: list[BaseMessage], stop: list[str] | None, run_manager: Any, options: dict[str, Any]
-    ) -> _Job:
+    ) -> _PolicyCall:
         active = ActivePolicy(self.backend) if self.backend is not None else active_policy(self.model)
         sampling = self._sampling(active.sampling, stop, options)
         schema = None if options.get("tools") else self.answer_schema
         special = {name: asked for name, asked in (("model", self.model), ("schema", schema)) if asked is not None}
         held_to = schema if active.constrain else None
-        return _Job(active.backend, messages, sampling, run_manager, options, special, held_to)
+        return _PolicyCall(active.backend, messages, sampling, run_manager, options, special, held_to)
 
     def _sampling(self, base: Sampling, stop: list[str] | None, options: dict[str, Any]) -> Sampling:
         """Parameters of the call itself, then of this model, then those in force; of token limits the lowest holds."""
@@ -166,7 +166,7 @@ class PolicyModel(BaseChatModel):
         return Sampling.model_validate({**base.model_dump(), **given, **({"stop": tuple(stop)} if stop else {})})
 
 
-class _Job:
+class _PolicyCall:
     """One call on its way through a backend. Left without an answer, it frees its place in the engine and its index."""
 
     def __init__(
@@ -183,7 +183,7 @@ class _Job:
         self._backend = backend
         self._schema = schema
         self.recorded: AIMessage | None = None
-        self._turn: Turn | None = None
+        self._turn: PendingCall | None = None
         self._prefix: Prefix | None = None
         self._future: Future[Any] | None = None
         tools = options.get("tools", ())
@@ -228,7 +228,7 @@ class _Job:
         return self.recorded
 
     @property
-    def turn(self) -> Turn:
+    def turn(self) -> PendingCall:
         assert self._turn is not None, "a recorded answer is not asked for again"
         return self._turn
 
@@ -253,7 +253,7 @@ def _identity(run_manager: Any) -> GraphIdentity:
     return graph_identity(run_manager.metadata, str(run_manager.run_id))
 
 
-def _ask_in_thread(model: BaseChatModel, turn: Turn, options: dict[str, Any]) -> Future[Any]:
+def _ask_in_thread(model: BaseChatModel, turn: PendingCall, options: dict[str, Any]) -> Future[Any]:
     """Ask a chat model that is not ours. In a thread, because sync and async callers share one way.
 
     Temperature, top-p and the token limit are passed on under LangChain's usual names; a seed is not, since few
@@ -300,7 +300,7 @@ class _TextStream:
     White space at the ends of an answer is no part of its message: it is shown when text follows, and not before text.
     """
 
-    def __init__(self, job: _Job) -> None:
+    def __init__(self, job: _PolicyCall) -> None:
         self._job = job
         self._shown = ""
         self._blank = ""

@@ -25,7 +25,7 @@ from hrm_agent.models.model_string import LoadOptions, ModelString, parse_model
 from hrm_agent.models.vllm.server import parse_address
 from hrm_agent.trajectory import LogprobKind, Sampling
 
-__all__ = ["Checked", "check_model"]
+__all__ = ["ModelCheck", "check_model"]
 
 _PROBE = GenerationRequest((), Sampling(temperature=0.0, max_tokens=8, seed=0), (HumanMessage("What is 6 * 7?"),))
 _PACKAGES = (
@@ -38,7 +38,7 @@ _PACKAGES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class ModelCheck:
     """What a check came to."""
 
     model: str
@@ -50,17 +50,17 @@ class Checked:
     """The first words that it says; None where it was not asked."""
 
 
-def check_model(text: str, *, load: bool = True) -> Checked:
+def check_model(text: str, *, load: bool = True) -> ModelCheck:
     """What the model behind `text` can do. Raises `ModelError` where it cannot be had at all."""
     asked = parse_model(text)
     if not load:
-        return Checked(text, False, _read(asked))
+        return ModelCheck(text, False, _read(asked))
     begun = time.monotonic()
     backend = load_policy(text)
     seconds = time.monotonic() - begun
     told = _told(backend, asked)
     answer = _ask(backend) if told.token_ids and told.kind != "scripted" else None
-    return Checked(text, True, told, seconds, answer)
+    return ModelCheck(text, True, told, seconds, answer)
 
 
 def _told(backend: Backend, asked: ModelString) -> Capabilities:

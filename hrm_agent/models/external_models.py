@@ -27,7 +27,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables.config import ensure_config
 from pydantic import ValidationError
 
-from hrm_agent.models.call_recording import Turn, close_text_turn, context_of, plain
+from hrm_agent.models.call_recording import PendingCall, close_text_turn, context_of, plain
 from hrm_agent.models.chat import PolicyModel
 from hrm_agent.trajectory import Call, Recording, Sampling, content_hash, open_recording
 from hrm_agent.trajectory.identity import graph_identity, in_graph
@@ -47,7 +47,7 @@ def record_foreign_models() -> None:
     model.stream, model.astream = _streaming(model.stream), _streaming_async(model.astream)
 
 
-class _Question:
+class _ModelRequest:
     """One request to a foreign model. Left without an answer, it frees its index."""
 
     def __init__(
@@ -67,7 +67,7 @@ class _Question:
         self.recorded = AIMessage.model_validate(claimed.response) if isinstance(claimed, Call) else None
         if isinstance(claimed, int):
             sampling = _sampling(model, options)
-            self._turn = Turn(identity, claimed, request_hash, messages, tools, sampling)
+            self._turn = PendingCall(identity, claimed, request_hash, messages, tools, sampling)
 
     def close(self, answer: BaseMessage) -> AIMessage:
         """Commit the record; the answer as it will be given back."""
@@ -87,12 +87,12 @@ class _Question:
 
 def _question(
     model: BaseChatModel, messages: Sequence[BaseMessage], metadata: dict[str, Any] | None, options: dict[str, Any]
-) -> _Question | None:
+) -> _ModelRequest | None:
     """None where a call is none of ours: outside a recording or a graph, or of a model that records itself."""
     recording = open_recording()
     if recording is None or isinstance(model, PolicyModel) or not in_graph(metadata):
         return None
-    return _Question(recording, model, messages, metadata or {}, options)
+    return _ModelRequest(recording, model, messages, metadata or {}, options)
 
 
 def _answering(entry: Any) -> Any:
@@ -190,7 +190,7 @@ def _streaming_async(entry: Any) -> Any:
 class _Kept:
     """The newest chunk of a stream, and the sum of those before it."""
 
-    def __init__(self, question: _Question) -> None:
+    def __init__(self, question: _ModelRequest) -> None:
         self._question = question
         self._before: AIMessageChunk | None = None
         self._newest: AIMessageChunk | None = None
@@ -211,7 +211,7 @@ class _Kept:
         return self._newest.model_copy(update={"response_metadata": {**self._newest.response_metadata, **added}})
 
 
-def _recorded(question: _Question, result: ChatResult) -> ChatResult:
+def _recorded(question: _ModelRequest, result: ChatResult) -> ChatResult:
     first = result.generations[0]
     first.message = question.close(first.message)
     return result

@@ -36,7 +36,7 @@ from hrm_agent.runtime.execution.conversation import (
     takes_turns,
     with_turn,
 )
-from hrm_agent.runtime.execution.graph_run import Drive, Ears, OnChunk, OnEvent, OnUpdate, ended_as
+from hrm_agent.runtime.execution.graph_run import GraphRun, OnChunk, OnEvent, OnUpdate, StreamCallbacks, ended_as
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.store import RunStore
 from hrm_agent.tools.external_tools import record_foreign_tools
@@ -135,7 +135,7 @@ class EpisodeRunner:
         """
         graph = load_graph(episode.graph)
         context, given = run_context(graph, episode), first_input(graph, episode.task, episode.thread_id)
-        ears, asks_nothing = Ears(on_update, on_chunk, on_event), answer is NO_ANSWER and say is None
+        ears, asks_nothing = StreamCallbacks(on_update, on_chunk, on_event), answer is NO_ANSWER and say is None
         known = self.store.journal.find_trajectory(episode.trajectory_id)
         if asks_nothing and _is_over(known):
             return known
@@ -144,7 +144,7 @@ class EpisodeRunner:
             known = self.store.journal.find_trajectory(episode.trajectory_id)
             if asks_nothing and _is_over(known):  # another process has run it before the lease was ours
                 return known
-            drive = Drive(graph, self._config(episode), context, given, known)
+            drive = GraphRun(graph, self._config(episode), context, given, known)
             if say is not None:
                 known = await self._take_turn(drive, say)
                 drive = replace(drive, known=known)
@@ -217,7 +217,7 @@ class EpisodeRunner:
         self.store.journal.write_trajectory(again := reopened(known))
         return again
 
-    async def _take_turn(self, drive: Drive, prompt: str) -> Trajectory:
+    async def _take_turn(self, drive: GraphRun, prompt: str) -> Trajectory:
         """Put a further turn on record, and what is left of the turn before in order."""
         known = drive.known
         if known is None:

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from hrm_agent.store.cipher import Cipher
-from hrm_agent.store.content_addressed import Blob, Known, ValueReader, ValueWriter
+from hrm_agent.store.content_addressed import Blob, KnownBlobs, ValueReader, ValueWriter
 from hrm_agent.store.database import Cursor, Database, Work, placeholders
 from hrm_agent.store.serializer import StrictSerializer
 
@@ -31,7 +31,7 @@ class Blobs:
     def __init__(self, database: Database, cipher: Cipher) -> None:
         self._database = database
         self.cipher = cipher
-        self._known = Known()
+        self._known = KnownBlobs()
         self._transaction = -1
         self._inserted: set[bytes] = set()
 

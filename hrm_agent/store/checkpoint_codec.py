@@ -21,7 +21,7 @@ from hrm_agent.store.serializer import RefusedValue
 
 __all__ = [
     "Channels",
-    "Place",
+    "CheckpointKey",
     "manifest_of",
     "merged_writes",
     "place_of",
@@ -40,7 +40,7 @@ REGULAR = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CheckpointKey:
     """What a config names."""
 
     thread_id: str
@@ -53,11 +53,13 @@ class Place:
         return {"configurable": named}
 
 
-def place_of(config: RunnableConfig) -> Place:
+def place_of(config: RunnableConfig) -> CheckpointKey:
     """Thread, namespace and checkpoint that a config names."""
     named: Mapping[str, Any] = config.get("configurable", {})
     checkpoint_id = named.get("checkpoint_id")
-    return Place(str(named["thread_id"]), str(named.get("checkpoint_ns") or ""), str(checkpoint_id or "") or None)
+    return CheckpointKey(
+        str(named["thread_id"]), str(named.get("checkpoint_ns") or ""), str(checkpoint_id or "") or None
+    )
 
 
 def public_metadata(config: RunnableConfig, metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,7 +79,7 @@ def public_metadata(config: RunnableConfig, metadata: Mapping[str, Any]) -> dict
 
 
 @contextmanager
-def refusing(place: Place) -> Generator[None]:
+def refusing(place: CheckpointKey) -> Generator[None]:
     """Raises `StoreError` for a value that could be written, and not be read back."""
     try:
         yield

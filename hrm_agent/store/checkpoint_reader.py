@@ -13,18 +13,18 @@ import ormsgpack
 from langgraph.checkpoint.base import Checkpoint, CheckpointMetadata, CheckpointTuple, PendingWrite
 
 from hrm_agent.errors import StoreError
-from hrm_agent.store.checkpoint_codec import Channels, Place, read_checkpoint, read_manifest
+from hrm_agent.store.checkpoint_codec import Channels, CheckpointKey, read_checkpoint, read_manifest
 from hrm_agent.store.cipher import Cipher
 from hrm_agent.store.content_addressed import ValueReader
 from hrm_agent.store.database import Cursor
 from hrm_agent.store.serializer import RefusedValue
 
-__all__ = ["ROW", "Reading", "Row"]
+__all__ = ["ROW", "CheckpointRow", "StoreSnapshot"]
 
 ROW = "seq, thread_id, ns, id, parent_id, manifest, metadata"
 
 
-class Row(NamedTuple):
+class CheckpointRow(NamedTuple):
     """A row of `checkpoints`."""
 
     seq: int
@@ -36,11 +36,11 @@ class Row(NamedTuple):
     metadata: bytes
 
     @property
-    def place(self) -> Place:
-        return Place(self.thread_id, self.ns, self.id)
+    def place(self) -> CheckpointKey:
+        return CheckpointKey(self.thread_id, self.ns, self.id)
 
 
-class Reading:
+class StoreSnapshot:
     """One read of the store, of one moment."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Reading:
     ) -> None:
         self._cursor, self._reader, self._cipher, self._remember = cursor, reader, cipher, remember
 
-    def tuples(self, rows: Sequence[Row]) -> list[CheckpointTuple]:
+    def tuples(self, rows: Sequence[CheckpointRow]) -> list[CheckpointTuple]:
         """LangGraph's view of `rows`. Raises `StoreError`, naming thread and checkpoint, for what must not be read."""
         place = rows[0].place if rows else None
         try:
@@ -71,15 +71,15 @@ class Reading:
         except (RefusedValue, ValueError, TypeError, KeyError) as error:
             raise _forged(place, error) from error
 
-    def _tuple(self, row: Row, checkpoint: Checkpoint, pending: list[PendingWrite]) -> CheckpointTuple:
+    def _tuple(self, row: CheckpointRow, checkpoint: Checkpoint, pending: list[PendingWrite]) -> CheckpointTuple:
         parent = row.place.config(row.parent_id) if row.parent_id else None
         metadata = cast(CheckpointMetadata, self.metadata(row))
         return CheckpointTuple(row.place.config(row.id), checkpoint, metadata, parent, pending)
 
-    def metadata(self, row: Row) -> dict[str, Any]:
+    def metadata(self, row: CheckpointRow) -> dict[str, Any]:
         return ormsgpack.unpackb(self._cipher.open(row.metadata, *row[1:4], "metadata"))
 
-    def _writes(self, rows: Sequence[Row]) -> dict[tuple[str, str, str], Sequence[tuple[str, str, Any]]]:
+    def _writes(self, rows: Sequence[CheckpointRow]) -> dict[tuple[str, str, str], Sequence[tuple[str, str, Any]]]:
         """Task, channel and reference of the pending writes of each checkpoint, in LangGraph's order."""
         query = "SELECT thread_id, ns, checkpoint_id, task_id, slot, task_path, data FROM writes WHERE thread_id = ?"
         if len(rows) == 1:
@@ -101,7 +101,7 @@ class Reading:
         }
 
 
-def _forged(place: Place | None, error: Exception) -> StoreError:
+def _forged(place: CheckpointKey | None, error: Exception) -> StoreError:
     where = f"Thread {place.thread_id!r}, checkpoint {place.checkpoint_id}" if place else "A checkpoint"
     return StoreError(
         f"{where}: {error}. It was not read.",

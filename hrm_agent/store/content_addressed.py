@@ -27,7 +27,7 @@ from langchain_core.messages import BaseMessage
 
 from hrm_agent.store.serializer import PLAIN, RefusedValue, StrictSerializer
 
-__all__ = ["CHANNEL_BYTES", "FANOUT", "Blob", "Known", "ValueReader", "ValueWriter", "hash_of", "references"]
+__all__ = ["CHANNEL_BYTES", "FANOUT", "Blob", "KnownBlobs", "ValueReader", "ValueWriter", "hash_of", "references"]
 
 FANOUT = 32
 HASH_BYTES = 20
@@ -62,7 +62,7 @@ def hash_of(kind: int, data: bytes, key: bytes = b"") -> bytes:
 
 
 @dataclass(slots=True)
-class Known:
+class KnownBlobs:
     """What this process knows of the blobs in the store: which are there, and the hashes of messages it has seen."""
 
     epoch: str = ""
@@ -91,7 +91,7 @@ class Known:
 class ValueWriter:
     """Turns the values of one transaction into references and the blobs that are not known to be stored."""
 
-    def __init__(self, serializer: StrictSerializer, known: Known, key: bytes = b"", *, epoch: str = "") -> None:
+    def __init__(self, serializer: StrictSerializer, known: KnownBlobs, key: bytes = b"", *, epoch: str = "") -> None:
         self._serializer, self._known, self._key = serializer, known, key
         self.epoch = epoch
         """What a checkpoint refers to that was read or written in this epoch may be taken for stored."""

@@ -247,7 +247,7 @@ def placeholders(count: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _PendingWrite:
     work: Work[Any]
     future: Future[Any]
 
@@ -263,14 +263,14 @@ class Committer:
 
     def __init__(self, commit: Callable[[Sequence[Work[Any]]], list[Any]]) -> None:
         self._commit = commit
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_PendingWrite | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="store-commits", daemon=True)
         self._thread.start()
 
     def submit(self, work: Work[T]) -> Future[T]:
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()  # whoever waits may be cancelled; what was handed in is committed
-        self._jobs.put(_Job(work, future))
+        self._jobs.put(_PendingWrite(work, future))
         return future
 
     def close(self) -> None:
@@ -292,7 +292,7 @@ class Committer:
             if closing:
                 return
 
-    def _finish(self, jobs: Sequence[_Job]) -> None:
+    def _finish(self, jobs: Sequence[_PendingWrite]) -> None:
         """One job's failure is not another's: where all together fail, each is tried alone."""
         try:
             results = self._commit([job.work for job in jobs])

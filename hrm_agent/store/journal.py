@@ -15,7 +15,16 @@ from hrm_agent.store.cipher import Cipher
 from hrm_agent.store.content_addressed import hash_of
 from hrm_agent.store.database import Cursor, Database
 from hrm_agent.store.threads import describe_thread
-from hrm_agent.trajectory import Call, Line, Overlay, RunStatus, ToolCall, ToolStatus, Trajectory, content_hash
+from hrm_agent.trajectory import (
+    Call,
+    CheckpointLineage,
+    Overlay,
+    RunStatus,
+    ToolCall,
+    ToolStatus,
+    Trajectory,
+    content_hash,
+)
 
 __all__ = ["StoreJournal"]
 
@@ -249,12 +258,12 @@ class StoreJournal:
                 left.append((fork.thread_id, steps))
         return left[::-1]
 
-    def line(self, thread_id: str, namespace: str, checkpoint_id: str) -> Line:
+    def line(self, thread_id: str, namespace: str, checkpoint_id: str) -> CheckpointLineage:
         where = thread_id, namespace
         with self._database.read() as cursor:
             rows = cursor.execute(_LINE, (*where, checkpoint_id, *where)).fetchall()
         places = {str(id_): number for number, (id_, _) in enumerate(rows)}
-        return Line(places, rows[0][1] if rows else checkpoint_id)
+        return CheckpointLineage(places, rows[0][1] if rows else checkpoint_id)
 
     def steps_of_tool_calls(self, thread_id: str) -> list[tuple[str, str]]:
         header = next(iter(self.headers("thread_id = ? AND origin IS NOT NULL", (thread_id,))), None)

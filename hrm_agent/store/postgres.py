@@ -54,7 +54,7 @@ _ANSWER_SECONDS = 10.0
 _LOST = (psycopg.OperationalError, psycopg.InterfaceError)
 
 
-class _Cursor:
+class _PostgresCursor:
     """A psycopg cursor that is asked as a SQLite one is."""
 
     def __init__(self, cursor: psycopg.Cursor[Any]) -> None:
@@ -80,7 +80,7 @@ def _translated(query: str) -> Any:
     return query.replace("?", "%s").encode()
 
 
-class _Reading:
+class _ReadTransaction:
     """A transaction that begins with its first statement: until that is answered, any connection will do."""
 
     def __init__(self, begin: Callable[[bytes, Sequence[Any]], psycopg.Cursor[Any]]) -> None:
@@ -164,7 +164,7 @@ class PostgresDatabase(Database):
                     cursor.execute("BEGIN")
                     cursor.execute(_BEGIN, (_LOCK,))
                     self.epoch = str((cursor.fetchone() or ("", ""))[1])
-                    results = [work(_Cursor(cursor)) for work in works]
+                    results = [work(_PostgresCursor(cursor)) for work in works]
                     cursor.execute("COMMIT")
             except BaseException as error:
                 with suppress(psycopg.Error):
@@ -215,7 +215,7 @@ class PostgresDatabase(Database):
             try:
                 with connection.transaction(), connection.cursor() as cursor:
                     cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
-                    return work(_Cursor(cursor))
+                    return work(_PostgresCursor(cursor))
             except psycopg.Error as error:
                 raise self._store_error(error) from error
 
@@ -239,7 +239,7 @@ class PostgresDatabase(Database):
 
     @contextmanager
     def _begun(self) -> Generator[Cursor]:
-        reading = _Reading(lambda query, values: self._patiently(lambda: self._begin(query, values)))
+        reading = _ReadTransaction(lambda query, values: self._patiently(lambda: self._begin(query, values)))
         try:
             yield reading
         finally:

@@ -31,7 +31,7 @@ from hrm_agent.store.blobs import Blobs
 from hrm_agent.store.checkpoint_codec import (
     REGULAR,
     Channels,
-    Place,
+    CheckpointKey,
     manifest_of,
     merged_writes,
     place_of,
@@ -39,7 +39,7 @@ from hrm_agent.store.checkpoint_codec import (
     refusing,
     slots_of,
 )
-from hrm_agent.store.checkpoint_reader import ROW, Reading, Row
+from hrm_agent.store.checkpoint_reader import ROW, CheckpointRow, StoreSnapshot
 from hrm_agent.store.content_addressed import ValueWriter
 from hrm_agent.store.database import Cursor, Database, settled
 from hrm_agent.store.serializer import StrictSerializer, collect_declared_types, declared_types
@@ -158,7 +158,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         future.add_done_callback(committed)
         return future
 
-    def _is_due(self, place: Place, now: float) -> bool:
+    def _is_due(self, place: CheckpointKey, now: float) -> bool:
         """Threads are noted to the second. One may have been deleted since, with all that is known of it."""
         epoch, before = self._touched.get(place.thread_id, ("", 0.0))
         return place.checkpoint_id is None or epoch != self._database.epoch or now - before >= 1.0
@@ -228,7 +228,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
 
     # one run on a thread
 
-    def _may_follow(self, place: Place, facts: dict[str, Any]) -> None:
+    def _may_follow(self, place: CheckpointKey, facts: dict[str, Any]) -> None:
         """An edit, or LangGraph's own fork, is a branch that somebody asked for: so may what follows it be."""
         if facts.get("source") in ("update", "fork") and place.checkpoint_id:
             self._choose(place.thread_id, place.checkpoint_id)
@@ -236,7 +236,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
     def _choose(self, thread_id: str, checkpoint_id: str) -> None:
         _note(self._chosen, (thread_id, checkpoint_id), None)
 
-    def _refuse_second_run(self, cursor: Cursor, place: Place, new: str) -> None:
+    def _refuse_second_run(self, cursor: Cursor, place: CheckpointKey, new: str) -> None:
         if place.ns or (place.checkpoint_id is None and place.thread_id not in self._new):
             return
         head = head_of(self._database, cursor, place.thread_id)
@@ -263,7 +263,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
 
         def read(cursor: Cursor) -> CheckpointTuple | None:
             row = cursor.execute(f"SELECT {ROW} FROM checkpoints WHERE {given}{newest}", values).fetchone()
-            return self._reading(cursor, epoch, shared=False).tuples([Row(*row)])[0] if row else None
+            return self._reading(cursor, epoch, shared=False).tuples([CheckpointRow(*row)])[0] if row else None
 
         found = self._database.look(read)
         if found is None:
@@ -291,18 +291,18 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         with self._database.read() as cursor:
             reading = self._reading(cursor, epoch, shared=True)
             bound = query if filter or limit is None else f"{query} LIMIT {int(limit)}"
-            rows = [Row(*row) for row in cursor.execute(bound, values).fetchall()]
+            rows = [CheckpointRow(*row) for row in cursor.execute(bound, values).fetchall()]
             if filter:
                 rows = [row for row in rows if _matches(reading.metadata(row), filter)]
             found = reading.tuples(rows[:limit])
         yield from found
 
-    def _reading(self, cursor: Cursor, epoch: str, *, shared: bool) -> Reading:
+    def _reading(self, cursor: Cursor, epoch: str, *, shared: bool) -> StoreSnapshot:
         def remember(here: tuple[str, str, str], channels: Channels) -> None:
             _note(self._parents, here, (epoch, channels))
 
         reader = self._blobs.reader(cursor, self._serializer, shared=shared)
-        return Reading(cursor, reader, self._blobs.cipher, remember)
+        return StoreSnapshot(cursor, reader, self._blobs.cipher, remember)
 
     async def alist(
         self,

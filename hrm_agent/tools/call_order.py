@@ -17,7 +17,7 @@ from typing import Any, cast
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig
 
-__all__ = ["Turns", "calls_before"]
+__all__ = ["OrderedAccess", "calls_before"]
 
 SECONDS_TO_COME = 0.25
 """So long a call waits for those before it: one that was refused, or had ended before a crash, never comes."""
@@ -26,7 +26,7 @@ _REMEMBERED = 1024
 """Steps of which it is known which calls have come."""
 
 
-class Turns:
+class OrderedAccess:
     """Queues, by what is shared."""
 
     def __init__(self) -> None:

@@ -74,7 +74,7 @@ def _running(entry: Any) -> Any:
         while not hold(recording, call):
             time.sleep(SECONDS_BETWEEN_LOOKS)
         with held(recording, call):
-            run = _Run(recording, call, options.get("tool_call_id"))
+            run = _ExternalRun(recording, call, options.get("tool_call_id"))
             if not run.answered:
                 with run, under_way(call):
                     run.output = entry(self, tool_input, *args, **options)
@@ -92,7 +92,7 @@ def _running_async(entry: Any) -> Any:
         while not hold(recording, call):  # noqa: ASYNC110  # the other call may be another event loop's
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
         with held(recording, call):
-            run = _Run(recording, call, options.get("tool_call_id"))
+            run = _ExternalRun(recording, call, options.get("tool_call_id"))
             if not run.answered:
                 with run, under_way(call):
                     run.output = await entry(self, tool_input, *args, **options)
@@ -117,7 +117,7 @@ def _call(tool: BaseTool, given: Any, options: dict[str, Any]) -> tuple[Recordin
     return recording, new_tool_call(identity, tool_call_id, tool.name, arguments, key_of(tool, arguments))
 
 
-class _Run:
+class _ExternalRun:
     """One call: its recorded output, or its record when it ends. What is not the tool's fault leaves it under way.
 
     A typed failure answers a model's call, which has an id. Where a node called the tool by itself, it is raised.

@@ -68,8 +68,8 @@ class LocalWiki:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def pages(self) -> dict[str, _Page]:
-        pages: dict[str, _Page] = {}
+    def pages(self) -> dict[str, _LocalPage]:
+        pages: dict[str, _LocalPage] = {}
         for file in sorted(self._folder.rglob("*")):
             with suppress(OSError):  # a folder, or not for us to read, or gone by now
                 page = _read(file, self._folder) if file.suffix in (".md", ".txt") else None
@@ -96,7 +96,7 @@ class LocalWiki:
         redirects = [{"from": title, "to": to} for title, to in passed.items()]
         return {"query": {"redirects": redirects, "pages": described}}
 
-    def _described(self, page: _Page | None, title: str, intro: bool) -> dict[str, Any]:
+    def _described(self, page: _LocalPage | None, title: str, intro: bool) -> dict[str, Any]:
         if page is None:
             return {"title": title, "missing": True}
         url = f"{self.site}/wiki/{quote(title.replace(' ', '_'), safe='/')}"
@@ -105,7 +105,7 @@ class LocalWiki:
 
 
 @dataclass(frozen=True, slots=True)
-class _Page:
+class _LocalPage:
     title: str
     text: str
     number: int
@@ -146,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing is printed."""
 
 
-def _read(file: Path, folder: Path) -> _Page:
+def _read(file: Path, folder: Path) -> _LocalPage:
     text, title = (
         file.read_text(encoding="utf-8", errors="replace").strip(),
         str(file.relative_to(folder).with_suffix("")),
@@ -156,7 +156,7 @@ def _read(file: Path, folder: Path) -> _Page:
         title = heading[2:]
     if file.suffix == ".md":
         text = _HEADING.sub(lambda found: f"{'=' * len(found[1])} {found[2]} {'=' * len(found[1])}", text)
-    return _Page(_title(title), text.strip(), _number(f"{title}\n{text}"))
+    return _LocalPage(_title(title), text.strip(), _number(f"{title}\n{text}"))
 
 
 def _number(name: str) -> int:
@@ -168,7 +168,7 @@ def _title(name: str) -> str:
     return spaced[:1].upper() + spaced[1:]
 
 
-def _followed(pages: dict[str, _Page], title: str, passed: dict[str, str]) -> str:
+def _followed(pages: dict[str, _LocalPage], title: str, passed: dict[str, str]) -> str:
     """The title behind redirects, which are noted. Where they lead in a circle, one of them."""
     while title in pages and title not in passed and (to := _REDIRECT.match(pages[title].text)):
         passed[title] = _title(to[1])
@@ -176,7 +176,7 @@ def _followed(pages: dict[str, _Page], title: str, passed: dict[str, str]) -> st
     return title
 
 
-def _found(pages: dict[str, _Page], asked: dict[str, str]) -> list[dict[str, Any]]:
+def _found(pages: dict[str, _LocalPage], asked: dict[str, str]) -> list[dict[str, Any]]:
     """Pages that have all the words, those first where they are most of the text; or the one that is called so."""
     query, words = _title(asked.get("srsearch", "")).casefold(), set[str]()
     found = [page for page in pages.values() if page.title.casefold() == query]
@@ -188,6 +188,6 @@ def _found(pages: dict[str, _Page], asked: dict[str, str]) -> list[dict[str, Any
     return [_hit(page, words) for page in found]
 
 
-def _hit(page: _Page, words: set[str]) -> dict[str, Any]:
+def _hit(page: _LocalPage, words: set[str]) -> dict[str, Any]:
     at = next((word.start() for word in _WORD.finditer(page.text) if word.group().casefold() in words), 0)
     return {"pageid": _number(page.title), "title": page.title, "snippet": escape(page.text[max(0, at - 80) : at + 80])}

@@ -77,7 +77,7 @@ class PythonTool(BaseTool):
     async def _arun(self, code: str, tool_call_id: str, config: RunnableConfig) -> tuple[ToolMessage, dict[str, Any]]:
         config = _with_thread(config)
         async with AsyncExitStack() as stack:
-            call = _Call(self, code, tool_call_id, config)
+            call = _Execution(self, code, tool_call_id, config)
             if not self.stateless and config.get("metadata", {}).get("thread_id"):
                 await stack.enter_async_context(call.turn())
                 execute = call.in_session
@@ -93,7 +93,7 @@ class PythonTool(BaseTool):
         return _run_sync(self._arun(code, tool_call_id, config))
 
 
-class _Call:
+class _Execution:
     """One call, and where it belongs."""
 
     def __init__(self, tool: PythonTool, code: str, tool_call_id: str, config: RunnableConfig) -> None:

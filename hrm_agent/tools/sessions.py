@@ -25,10 +25,10 @@ from weakref import WeakKeyDictionary
 
 from hrm_agent.environment import Environment
 from hrm_agent.environment.base import Cell, ExecutionResult
-from hrm_agent.tools.call_order import Turns
+from hrm_agent.tools.call_order import OrderedAccess
 from hrm_agent.trajectory import (
+    CheckpointLineage,
     GraphIdentity,
-    Line,
     Recording,
     ToolCall,
     ToolStatus,
@@ -36,7 +36,7 @@ from hrm_agent.trajectory import (
     open_recording,
 )
 
-__all__ = ["Place", "Sessions", "end_sessions", "scope_of", "sessions_of"]
+__all__ = ["RecordingSessions", "SessionPlace", "end_sessions", "scope_of", "sessions_of"]
 
 SECONDS_TO_APPEAR = 0.05
 """So long a call waits for a checkpoint that LangGraph is still writing; once for a thread whose are never found."""
@@ -49,7 +49,7 @@ _processes: dict[int, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SessionPlace:
     """A session as a call finds it."""
 
     name: str
@@ -68,23 +68,23 @@ class _Ran:
     """None: its process did not live on."""
 
 
-class Sessions:
+class RecordingSessions:
     """The sessions of one recording. It is handed in, so that this goes when the recording goes."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
         """Those that were used."""
-        self.turns = Turns()
+        self.turns = OrderedAccess()
         self._ran: dict[str, _Ran | None] = {}
         """By id of its record; None for a call of no session. What has finished does not change."""
         self._without_line: set[str] = set()
         """Threads whose checkpoints do not appear in the journal's store."""
 
-    async def place(self, recording: Recording, identity: GraphIdentity, record_id: str) -> Place:
+    async def place(self, recording: Recording, identity: GraphIdentity, record_id: str) -> SessionPlace:
         """Name and cells of the session that a call is about to run in, to be asked when it is its turn."""
         own = identity.thread_id, scope_of(identity)
         if open_recording() is None:
-            place = Place(content_hash("session", _this_process(), *own), None)
+            place = SessionPlace(content_hash("session", _this_process(), *own), None)
         else:
             line = await self._line(recording, identity)
             ran = await recording.apart(self._before, recording, identity, line)
@@ -92,11 +92,11 @@ class Sessions:
             # It decides the session's random numbers too, which a fork that runs its cells again is to draw again.
             first = ran[0][0] if ran else record_id
             name = content_hash("session", *own, "" if identity.checkpoint_ns else _this_process())
-            place = Place(f"{first}~{name[:16]}", tuple(call.cell for _, call in ran if call.cell is not None))
+            place = SessionPlace(f"{first}~{name[:16]}", tuple(call.cell for _, call in ran if call.cell is not None))
         self.names.add(place.name)
         return place
 
-    async def _line(self, recording: Recording, identity: GraphIdentity) -> Line:
+    async def _line(self, recording: Recording, identity: GraphIdentity) -> CheckpointLineage:
         """The steps that led here."""
         thread, journal = identity.thread_id, recording.journal
         patience = 0.0 if thread in self._without_line or not journal.waits else SECONDS_TO_APPEAR
@@ -110,7 +110,7 @@ class Sessions:
             self._without_line.add(thread)
         return line
 
-    def _before(self, recording: Recording, identity: GraphIdentity, line: Line) -> list[tuple[str, _Ran]]:
+    def _before(self, recording: Recording, identity: GraphIdentity, line: CheckpointLineage) -> list[tuple[str, _Ran]]:
         """The finished calls that led to one, with the ids of their records, in the order in which they ran."""
         journal, thread, scope = recording.journal, identity.thread_id, scope_of(identity)
         inner = journal.line(thread, scope, identity.checkpoint_id) if scope else line
@@ -131,14 +131,14 @@ class Sessions:
         return self._ran[record_id]
 
 
-_sessions: WeakKeyDictionary[Recording, Sessions] = WeakKeyDictionary()
+_sessions: WeakKeyDictionary[Recording, RecordingSessions] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def sessions_of(recording: Recording) -> Sessions:
+def sessions_of(recording: Recording) -> RecordingSessions:
     """The sessions that a recording has used, and will use."""
     with _lock:
-        return _sessions.setdefault(recording, Sessions())
+        return _sessions.setdefault(recording, RecordingSessions())
 
 
 async def end_sessions(recording: Recording, environment: Environment) -> None:

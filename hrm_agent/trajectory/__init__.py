@@ -2,8 +2,8 @@
 
 from hrm_agent.trajectory.ids import call_id, content_hash, derive_seed, tool_record_id
 from hrm_agent.trajectory.recording import (
+    CheckpointLineage,
     Journal,
-    Line,
     MemoryJournal,
     Recording,
     active_recording,
@@ -36,11 +36,11 @@ __all__ = [
     "SCHEMA_VERSION",
     "BranchReason",
     "Call",
+    "CheckpointLineage",
     "FinishReason",
     "ForkRef",
     "GraphIdentity",
     "Journal",
-    "Line",
     "LogprobKind",
     "MemoryJournal",
     "Overlay",

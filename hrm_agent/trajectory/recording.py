@@ -27,7 +27,15 @@ from hrm_agent.errors import StoreError
 from hrm_agent.trajectory.ids import derive_seed
 from hrm_agent.trajectory.schema import Call, GraphIdentity, ToolCall, ToolStatus
 
-__all__ = ["Journal", "Line", "MemoryJournal", "Recording", "active_recording", "open_recording", "recording"]
+__all__ = [
+    "CheckpointLineage",
+    "Journal",
+    "MemoryJournal",
+    "Recording",
+    "active_recording",
+    "open_recording",
+    "recording",
+]
 
 
 R = TypeVar("R")
@@ -36,7 +44,7 @@ _REMEMBERED = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class CheckpointLineage:
     """A checkpoint and those that led to it, as far back as they are known."""
 
     places: Mapping[str, int]
@@ -93,7 +101,7 @@ class Journal(Protocol):
         """Write a started call, or replace it by its finished form."""
         ...
 
-    def line(self, thread_id: str, namespace: str, checkpoint_id: str) -> Line:
+    def line(self, thread_id: str, namespace: str, checkpoint_id: str) -> CheckpointLineage:
         """The checkpoints of one graph of a thread that led to one of them."""
         ...
 
@@ -171,8 +179,8 @@ class MemoryJournal:
             if len(self._tool_calls) > self._capacity:
                 self._tool_calls.popitem(last=False)
 
-    def line(self, thread_id: str, namespace: str, checkpoint_id: str) -> Line:
-        return Line({}, checkpoint_id)
+    def line(self, thread_id: str, namespace: str, checkpoint_id: str) -> CheckpointLineage:
+        return CheckpointLineage({}, checkpoint_id)
 
     def steps_of_tool_calls(self, thread_id: str) -> Sequence[tuple[str, str]]:
         with self._lock:
@@ -181,7 +189,7 @@ class MemoryJournal:
 
 
 @dataclass(slots=True)
-class _Task:
+class _TaskSlot:
     """What is known of one LangGraph task: the calls on record when it began, and the indices handed out since."""
 
     recorded: list[Call]
@@ -205,7 +213,7 @@ class Recording:
         self.broken: StoreError | None = None
         """Set when a call could not be written: from then on nothing may be asked, whatever the graph swallows."""
         self._lock = threading.Lock()
-        self._tasks: OrderedDict[tuple[str, str], _Task] = OrderedDict()
+        self._tasks: OrderedDict[tuple[str, str], _TaskSlot] = OrderedDict()
         self._seeds: OrderedDict[str, set[int]] = OrderedDict()
         self._keys: set[tuple[str, str]] = set()
         self._asked: Counter[tuple[str, str, int, str]] = Counter()
@@ -293,10 +301,10 @@ class Recording:
             taken.add(seed)
             return seed
 
-    def _task(self, identity: GraphIdentity) -> _Task:
+    def _task(self, identity: GraphIdentity) -> _TaskSlot:
         key = (identity.thread_id, identity.task_id)
         if key not in self._tasks:
-            self._tasks[key] = _Task(list(self.journal.calls_of_task(*key)))
+            self._tasks[key] = _TaskSlot(list(self.journal.calls_of_task(*key)))
             _forget_oldest(self._tasks)
         return self._tasks[key]
 

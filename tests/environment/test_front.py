@@ -12,7 +12,7 @@ import pytest
 
 from hrm_agent.environment.base import Cell, ExecutionResult, Limits, Submission
 from hrm_agent.environment.scheduler.admission import Bounds
-from hrm_agent.environment.scheduler.scheduler import Front
+from hrm_agent.environment.scheduler.scheduler import Scheduler
 from hrm_agent.environment.scheduler.workers import Work
 from hrm_agent.errors import HrmError, QueueFullError
 from hrm_agent.trajectory import ToolStatus
@@ -28,13 +28,13 @@ def workers() -> Iterator[ThreadWorkers]:
 
 
 @pytest.fixture
-def front(workers: ThreadWorkers) -> Iterator[Front]:
-    front = Front(workers)
+def front(workers: ThreadWorkers) -> Iterator[Scheduler]:
+    front = Scheduler(workers)
     yield front
     front.close()
 
 
-def running(front: Front, workers: ThreadWorkers, **fields: object) -> Future[ExecutionResult]:
+def running(front: Scheduler, workers: ThreadWorkers, **fields: object) -> Future[ExecutionResult]:
     """A call that holds its slot until it is killed."""
     before = workers.began.count("wait")
     future = front.submit(Submission("wait", **fields))  # type: ignore[arg-type]
@@ -46,7 +46,7 @@ def outcome(future: Future[ExecutionResult]) -> ExecutionResult:
     return future.result(timeout=60)
 
 
-def test_first_in_first_out(front: Front, workers: ThreadWorkers) -> None:
+def test_first_in_first_out(front: Scheduler, workers: ThreadWorkers) -> None:
     hold = running(front, workers)
     calls = [front.submit(Submission(f"value {i}")) for i in range(200)]
     hold.cancel()
@@ -54,7 +54,7 @@ def test_first_in_first_out(front: Front, workers: ThreadWorkers) -> None:
     assert workers.began[1:] == [f"value {i}" for i in range(200)]
 
 
-def test_a_call_that_comes_when_a_slot_is_freed_overtakes_nobody(front: Front, workers: ThreadWorkers) -> None:
+def test_a_call_that_comes_when_a_slot_is_freed_overtakes_nobody(front: Scheduler, workers: ThreadWorkers) -> None:
     """As soon as one has ended, its caller submits the next: the calls that wait come first all the same."""
     waiting = [front.submit(Submission(f"sleep 0.00{i}")) for i in range(1, 6)]
     waiting[0].add_done_callback(lambda _: front.submit(Submission("value late")))
@@ -64,7 +64,7 @@ def test_a_call_that_comes_when_a_slot_is_freed_overtakes_nobody(front: Front, w
     assert workers.began[-1] == "value late"
 
 
-def test_higher_priorities_go_first(front: Front, workers: ThreadWorkers) -> None:
+def test_higher_priorities_go_first(front: Scheduler, workers: ThreadWorkers) -> None:
     hold = running(front, workers)
     for priority in (0, -5, 3, 0, 3):
         front.submit(Submission(f"value {priority}", priority=priority))
@@ -73,7 +73,7 @@ def test_higher_priorities_go_first(front: Front, workers: ThreadWorkers) -> Non
     assert workers.began[1:] == ["value 3", "value 3", "value 0", "value 0", "value -5"]
 
 
-def test_a_run_with_many_calls_does_not_starve_one_with_few(front: Front, workers: ThreadWorkers) -> None:
+def test_a_run_with_many_calls_does_not_starve_one_with_few(front: Scheduler, workers: ThreadWorkers) -> None:
     hold = running(front, workers)
     for i in range(1000):
         front.submit(Submission(f"value many{i}", run="many"))
@@ -88,7 +88,7 @@ def test_slots_are_shared_evenly_whatever_the_length_of_calls() -> None:
     """The calls of one run are ten times as long as the other's: it gets as many slots, not ten times as many."""
     ends: dict[Work, int] = {}
     workers = SteppedWorkers(lambda work: ends.update({work: now + int(work.code)}), slots=4)
-    front, now, began = Front(workers), 0, Counter[str]()
+    front, now, began = Scheduler(workers), 0, Counter[str]()
     for i in range(400):
         front.submit(Submission("10" if i % 2 else "1", run="long" if i % 2 else "short"))
     while began["1"] < 150:
@@ -101,7 +101,7 @@ def test_slots_are_shared_evenly_whatever_the_length_of_calls() -> None:
     assert workers.broken == []
 
 
-def test_cancelling_frees_the_slot_at_once(front: Front, workers: ThreadWorkers) -> None:
+def test_cancelling_frees_the_slot_at_once(front: Scheduler, workers: ThreadWorkers) -> None:
     hold, queued = running(front, workers), front.submit(Submission("value never"))
     after = front.submit(Submission("value after"))
     queued.cancel()
@@ -110,7 +110,7 @@ def test_cancelling_frees_the_slot_at_once(front: Front, workers: ThreadWorkers)
     assert workers.began == ["wait", "value after"]
 
 
-def test_cancelled_calls_are_not_kept_in_the_queue(front: Front, workers: ThreadWorkers) -> None:
+def test_cancelled_calls_are_not_kept_in_the_queue(front: Scheduler, workers: ThreadWorkers) -> None:
     running(front, workers)
     calls = [front.submit(Submission(f"value {i}")) for i in range(500)]
     for call in calls:
@@ -122,7 +122,7 @@ def test_cancelled_calls_are_not_kept_in_the_queue(front: Front, workers: Thread
     assert not last.done()
 
 
-def test_a_call_under_an_id_is_run_once(front: Front, workers: ThreadWorkers) -> None:
+def test_a_call_under_an_id_is_run_once(front: Scheduler, workers: ThreadWorkers) -> None:
     one, two = (front.submit(Submission("clock", id="a")) for _ in range(2))
     first = outcome(one)
     assert outcome(two) == first
@@ -131,7 +131,7 @@ def test_a_call_under_an_id_is_run_once(front: Front, workers: ThreadWorkers) ->
     assert workers.began == ["clock", "clock"]
 
 
-def test_one_of_two_callers_may_leave(front: Front, workers: ThreadWorkers) -> None:
+def test_one_of_two_callers_may_leave(front: Scheduler, workers: ThreadWorkers) -> None:
     one, two = (front.submit(Submission("sleep 0.05", id="a")) for _ in range(2))
     until(lambda: workers.began != [])
     one.cancel()
@@ -143,7 +143,7 @@ def test_one_of_two_callers_may_leave(front: Front, workers: ThreadWorkers) -> N
 
 
 @pytest.mark.parametrize("other", [Submission("clock ", id="a"), Submission("clock", id="a", session="s")])
-def test_an_id_of_another_call_is_refused(other: Submission, front: Front, workers: ThreadWorkers) -> None:
+def test_an_id_of_another_call_is_refused(other: Submission, front: Scheduler, workers: ThreadWorkers) -> None:
     hold = running(front, workers)
     call = front.submit(Submission("clock", id="a"))
     assert outcome(front.submit(other)).status is ToolStatus.INVALID_CALL
@@ -153,31 +153,31 @@ def test_an_id_of_another_call_is_refused(other: Submission, front: Front, worke
     assert (refused.status, "`id` 'a'" in refused.stderr) == (ToolStatus.INVALID_CALL, True)
 
 
-def test_an_id_counts_within_its_run(front: Front) -> None:
+def test_an_id_counts_within_its_run(front: Scheduler) -> None:
     assert outcome(front.submit(Submission("clock", id="a", run="one"))) != outcome(
         front.submit(Submission("clock", id="a", run="two"))
     )
 
 
-def test_what_the_infrastructure_failed_at_is_run_again_under_its_id(front: Front, workers: ThreadWorkers) -> None:
+def test_what_the_infrastructure_failed_at_is_run_again_under_its_id(front: Scheduler, workers: ThreadWorkers) -> None:
     for _ in range(2):
         assert outcome(front.submit(Submission("lose", id="a"))).status is ToolStatus.INFRASTRUCTURE
     assert workers.began == ["lose"] * 4
 
 
 def test_answers_are_forgotten_oldest_first(workers: ThreadWorkers) -> None:
-    front = Front(workers, bounds=Bounds(answers=2))
+    front = Scheduler(workers, bounds=Bounds(answers=2))
     first = [outcome(front.submit(Submission("clock", id=name))).value for name in "abc"]
     assert [outcome(front.submit(Submission("clock", id=name))).value for name in "cb"] == first[:0:-1]
     assert outcome(front.submit(Submission("clock", id="a"))).value not in first
     front.close()
-    large = Front(ThreadWorkers(1), bounds=Bounds(answers_bytes=10_000))
+    large = Scheduler(ThreadWorkers(1), bounds=Bounds(answers_bytes=10_000))
     outcome(large.submit(Submission("value " + "x" * 20_000, id="a")))
     assert "hrm_environment_answers 0\n" in large.metrics()
     large.close()
 
 
-def test_a_lost_call_is_run_once_more(front: Front, workers: ThreadWorkers) -> None:
+def test_a_lost_call_is_run_once_more(front: Scheduler, workers: ThreadWorkers) -> None:
     again = outcome(front.submit(Submission("lose once")))
     assert (again.status, again.attempt) == (ToolStatus.OK, 2)
     lost = outcome(front.submit(Submission("lose")))
@@ -185,7 +185,7 @@ def test_a_lost_call_is_run_once_more(front: Front, workers: ThreadWorkers) -> N
     assert workers.began == ["lose once"] * 2 + ["lose"] * 2
 
 
-def test_a_lost_call_keeps_its_place(front: Front, workers: ThreadWorkers) -> None:
+def test_a_lost_call_keeps_its_place(front: Scheduler, workers: ThreadWorkers) -> None:
     hold = running(front, workers)
     calls = [front.submit(Submission(code)) for code in ("lose once", "value 1", "value 2")]
     hold.cancel()
@@ -194,7 +194,7 @@ def test_a_lost_call_keeps_its_place(front: Front, workers: ThreadWorkers) -> No
     assert workers.began == ["wait", "lose once", "lose once", "value 1", "value 2"]
 
 
-def test_a_deadline_is_answered_on_time_though_no_slot_is_free(front: Front, workers: ThreadWorkers) -> None:
+def test_a_deadline_is_answered_on_time_though_no_slot_is_free(front: Scheduler, workers: ThreadWorkers) -> None:
     hold = running(front, workers, deadline_seconds=60)
     begun = time.monotonic()
     last, late, early = (front.submit(Submission("value never", deadline_seconds=each)) for each in (60, 0.1, 0.05))
@@ -211,7 +211,7 @@ def test_a_deadline_is_answered_on_time_though_no_slot_is_free(front: Front, wor
     assert workers.began == ["wait", "value 1"]
 
 
-def test_a_deadline_counts_until_the_call_has_begun(front: Front, workers: ThreadWorkers) -> None:
+def test_a_deadline_counts_until_the_call_has_begun(front: Scheduler, workers: ThreadWorkers) -> None:
     hold = running(front, workers, deadline_seconds=60)
     (call,) = front._open  # pyright: ignore[reportPrivateUsage]
     front._guard.change(front._expire, call)  # pyright: ignore[reportPrivateUsage] - as if it were over
@@ -238,21 +238,21 @@ def test_a_deadline_counts_until_the_call_has_begun(front: Front, workers: Threa
     ],
 )
 def test_what_is_out_of_bounds_is_refused_by_name(
-    submission: Submission, named: str, front: Front, workers: ThreadWorkers
+    submission: Submission, named: str, front: Scheduler, workers: ThreadWorkers
 ) -> None:
     result = outcome(front.submit(submission))
     assert (result.status, named in result.stderr) == (ToolStatus.INVALID_CALL, True)
     assert workers.began == []
 
 
-def test_odd_characters_break_nothing(front: Front) -> None:
+def test_odd_characters_break_nothing(front: Scheduler) -> None:
     odd = "value \ud800\0\udfff"
     submission = Submission(odd, id="\ud800", session="\udfff\0", run="\ud801")
     assert [outcome(front.submit(submission)).value for _ in range(2)] == [odd[6:]] * 2
 
 
 def test_a_full_queue_is_refused_or_waited_for_in_line(workers: ThreadWorkers) -> None:
-    front = Front(workers, bounds=Bounds(queue=2))
+    front = Scheduler(workers, bounds=Bounds(queue=2))
     hold = running(front, workers)
     told: list[ExecutionResult] = []
     for i in range(2):
@@ -272,7 +272,7 @@ def test_a_full_queue_is_refused_or_waited_for_in_line(workers: ThreadWorkers) -
     front.close()
 
 
-def test_draining_ends_what_is_open_and_takes_nothing_new(front: Front, workers: ThreadWorkers) -> None:
+def test_draining_ends_what_is_open_and_takes_nothing_new(front: Scheduler, workers: ThreadWorkers) -> None:
     hold = running(front, workers)
     queued = front.submit(Submission("value 1"))
     assert not front.drain(0.05)
@@ -284,7 +284,7 @@ def test_draining_ends_what_is_open_and_takes_nothing_new(front: Front, workers:
 
 
 def test_closing_gives_every_call_an_outcome(workers: ThreadWorkers) -> None:
-    front = Front(workers, bounds=Bounds(queue=10))
+    front = Scheduler(workers, bounds=Bounds(queue=10))
     hold = running(front, workers)
     calls = [hold, *(front.submit(Submission("value 1", session="s" if i % 2 else None)) for i in range(10))]
     told: list[ExecutionResult] = []
@@ -311,7 +311,7 @@ class Immediate(ThreadWorkers):
 
 def test_workers_may_answer_at_once_or_fail_to_start() -> None:
     workers = Immediate(1)
-    front = Front(workers)
+    front = Scheduler(workers)
     front.submit(Submission("hold"))
     calls = [front.submit(Submission("value")) for _ in range(3000)]
     workers.works[0].done(ExecutionResult(ToolStatus.OK), False)
@@ -322,7 +322,7 @@ def test_workers_may_answer_at_once_or_fail_to_start() -> None:
     front.close()
 
 
-def test_an_outcome_that_is_told_twice_counts_once(front: Front, workers: ThreadWorkers) -> None:
+def test_an_outcome_that_is_told_twice_counts_once(front: Scheduler, workers: ThreadWorkers) -> None:
     outcome(front.submit(Submission("value 1")))
     hold = running(front, workers)
     workers.works[0].done(ExecutionResult(ToolStatus.OK), False)
@@ -333,19 +333,19 @@ def test_an_outcome_that_is_told_twice_counts_once(front: Front, workers: Thread
     assert outcome(queued).value == "2"
 
 
-def test_seeds_come_from_names(front: Front, workers: ThreadWorkers) -> None:
+def test_seeds_come_from_names(front: Scheduler, workers: ThreadWorkers) -> None:
     named = [Submission("value", id="a"), Submission("value", id="b"), Submission("value"), Submission("value")]
     for submission in [*named, Submission("value", session="a"), Submission("value", session="a")]:
         outcome(front.submit(submission))
     seeds = [work.seed for work in workers.works]
     assert len(set(seeds[:4])) == 4
     assert seeds[4] == seeds[5]
-    other = Front(workers)
+    other = Scheduler(workers)
     outcome(other.submit(named[0]))
     assert workers.works[-1].seed == seeds[0]
 
 
-def test_metrics_are_prometheus_text(front: Front) -> None:
+def test_metrics_are_prometheus_text(front: Scheduler) -> None:
     for code in ("value 1", "lose once", "timeout"):
         outcome(front.submit(Submission(code)))
     outcome(front.submit(Submission("set 1", session="s")))
@@ -371,7 +371,7 @@ def test_metrics_are_prometheus_text(front: Front) -> None:
     assert {line.split()[2] for line in text.splitlines() if line.startswith("# HELP")} == set(families)
 
 
-def test_a_cancelled_future_raises_for_those_who_wait(front: Front, workers: ThreadWorkers) -> None:
+def test_a_cancelled_future_raises_for_those_who_wait(front: Scheduler, workers: ThreadWorkers) -> None:
     hold = running(front, workers)
     hold.cancel()
     with pytest.raises(CancelledError):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hrm_agent.environment.base import ExecutionResult, SessionState, Submission
-from hrm_agent.environment.scheduler.scheduler import Front
+from hrm_agent.environment.scheduler.scheduler import Scheduler
 from hrm_agent.environment.scheduler.workers import Work
 from hrm_agent.trajectory import ToolStatus
 from tests.support.environment.front_workers import SteppedWorkers, ThreadWorkers, failed
@@ -40,7 +40,7 @@ class Queueing(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.workers = SteppedWorkers(self.started)
-        self.front = Front(self.workers, max_sessions=SLOTS)
+        self.front = Scheduler(self.workers, max_sessions=SLOTS)
         self.calls: list[Expected] = []
         self.lived: dict[str, list[str]] = {}
         """Session -> codes of its calls whose process lived on."""
@@ -189,7 +189,7 @@ class TestMuchQueueing(Queueing.TestCase):
 def test_a_call_that_ends_well_after_it_was_cancelled_is_none_of_the_session() -> None:
     workers = SteppedWorkers(lambda work: None)
     workers.kill = lambda work: None  # type: ignore[method-assign]  # it came too late
-    front = Front(workers)
+    front = Scheduler(workers)
     well = ExecutionResult(ToolStatus.OK)
     front.submit(Submission("1", session="s"))
     workers.end(workers.running[0], well, lost=False)
@@ -206,7 +206,7 @@ def test_a_call_that_ends_well_after_it_was_cancelled_is_none_of_the_session() -
 def test_under_threads_nothing_is_lost_or_doubled() -> None:
     """Several threads submit, cancel and resubmit; outcomes come from as many others, some of them lost."""
     workers = ThreadWorkers(4)
-    front = Front(workers, max_sessions=4)
+    front = Scheduler(workers, max_sessions=4)
 
     def client(number: int) -> Counter[str]:
         chance, seen = random.Random(number), Counter[str]()

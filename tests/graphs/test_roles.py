@@ -9,8 +9,8 @@ import pytest
 from pydantic import BaseModel
 
 from hrm_agent.answers.json_repair import json_values
-from hrm_agent.answers.typed_reply import Unreadable, read_as
-from hrm_agent.graphs.parts.roles import Means, Role, ask
+from hrm_agent.answers.typed_reply import UnparsableAnswer, read_as
+from hrm_agent.graphs.parts.roles import CallOptions, Role, ask
 from hrm_agent.graphs.reasoning.answer_checks import format_of
 from hrm_agent.graphs.reasoning.critique import CriticAnswer
 from hrm_agent.graphs.reasoning.plan import PlannerAnswer
@@ -71,7 +71,7 @@ def test_broken_json(said: str, value: Any) -> None:
 )  # fmt: skip
 def test_a_megabyte_of_anything_is_read_in_no_time(said: str) -> None:
     began = time.thread_time()
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnparsableAnswer):
         read_as(Judgement, said)
     assert time.thread_time() - began < 10
 
@@ -114,7 +114,7 @@ def test_plans_by_other_names() -> None:
 def test_formats(final_format: str, problem: str, kept: str, broken: str) -> None:
     wanted = format_of(final_format, problem)
     assert wanted is not None and wanted.read(f"<reason>so</reason> {kept}\n") == kept
-    with pytest.raises(Unreadable, match="exactly of the form"):
+    with pytest.raises(UnparsableAnswer, match="exactly of the form"):
         wanted.read(broken)
     assert wanted.found_in(f"Of course!\n**{kept}**\nBye.") == kept
 
@@ -164,5 +164,5 @@ async def test_a_role_that_cannot_be_understood_says_nothing() -> None:
     with ScriptedEngine(lambda _: '{"fair": "perhaps"}') as engine, using_policy(engine):
         said = await ask(JUDGE, "One for me.")
         assert said.value is None and said.complaint.startswith("fair: ") and engine.calls == 2
-        assert len((await ask(JUDGE, "One for me.", Means(calls=1))).messages) == 1
-        assert (await ask(JUDGE, "One for me.", Means(max_tokens=0))).messages == ()
+        assert len((await ask(JUDGE, "One for me.", CallOptions(calls=1))).messages) == 1
+        assert (await ask(JUDGE, "One for me.", CallOptions(max_tokens=0))).messages == ()

@@ -8,7 +8,7 @@ import pytest
 
 from hrm_agent.errors import ConfigError
 from hrm_agent.retrieval import Chunk, load_tokenizer
-from hrm_agent.retrieval.chunking.check import Tally, shared_tokens, tally
+from hrm_agent.retrieval.chunking.check import ChunkTally, shared_tokens, tally
 from hrm_agent.retrieval.chunking.libraries import LIBRARIES, library_chunks, placed
 
 TEXT = "".join(f"Line {i} says what line {i} says, and no more. It ends.\n\n" for i in range(60))
@@ -41,7 +41,7 @@ def test_a_library_that_meets_nothing_makes_nothing(name: str) -> None:
 def test_faults_are_counted() -> None:
     chunks = [Chunk(0, 2, 2, "ae"), Chunk(-1, 1, 2, "\u0301b"), Chunk(4, 9, 5, "c d")]
     found = tally("ae\u0301b c d", chunks, load_tokenizer("character"), 2)
-    assert found == Tally(wrong_spans=2, over_limit=1, cut_graphemes=1, lost=2)
+    assert found == ChunkTally(wrong_spans=2, over_limit=1, cut_graphemes=1, lost=2)
     assert found.total == 6
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hrm_agent.retrieval.index import Citation, DocumentIndex, Verdict, files_in, index_folder, resolve
+from hrm_agent.retrieval.index import Citation, CitationVerdict, DocumentIndex, files_in, index_folder, resolve
 
 TEXT = "Grüße! The whale sings\nat night. Nobody 😀 knows why. The whale sleeps."
 LENGTH = len(TEXT)
@@ -39,23 +39,23 @@ def test_what_was_found_resolves(index: DocumentIndex) -> None:
 @pytest.mark.parametrize(
     ("file", "start", "end", "quote", "verdict"),
     [
-        ("whales.txt", 0, LENGTH, "The whale dances", Verdict.FABRICATED),
-        ("whales.txt", 0, LENGTH, "the whale sings", Verdict.FABRICATED),
-        ("whales.txt", 0, LENGTH, "The whale ... why", Verdict.FABRICATED),
-        ("whales.txt", 0, LENGTH, "", Verdict.FABRICATED),
-        ("whales.txt", 0, LENGTH, " \n", Verdict.FABRICATED),
-        ("whales.txt", 0, LENGTH, ".*", Verdict.FABRICATED),
-        ("whales.txt", 0, LENGTH, "sings at night", Verdict.RESPACED),
-        ("whales.txt", 0, 6, "The whale sings", Verdict.MISPLACED),
-        ("whales.txt", 7, 21, "The whale sings", Verdict.MISPLACED),
-        ("whales.txt", 60, 7, "The whale sings", Verdict.MISPLACED),
-        ("whales.txt", -64, LENGTH, "The whale sings", Verdict.MISPLACED),
-        ("whales.txt", 0, 10_000, "The whale sings", Verdict.MISPLACED),
-        ("sharks.txt", 0, LENGTH, "The whale sings", Verdict.UNKNOWN),
+        ("whales.txt", 0, LENGTH, "The whale dances", CitationVerdict.FABRICATED),
+        ("whales.txt", 0, LENGTH, "the whale sings", CitationVerdict.FABRICATED),
+        ("whales.txt", 0, LENGTH, "The whale ... why", CitationVerdict.FABRICATED),
+        ("whales.txt", 0, LENGTH, "", CitationVerdict.FABRICATED),
+        ("whales.txt", 0, LENGTH, " \n", CitationVerdict.FABRICATED),
+        ("whales.txt", 0, LENGTH, ".*", CitationVerdict.FABRICATED),
+        ("whales.txt", 0, LENGTH, "sings at night", CitationVerdict.RESPACED),
+        ("whales.txt", 0, 6, "The whale sings", CitationVerdict.MISPLACED),
+        ("whales.txt", 7, 21, "The whale sings", CitationVerdict.MISPLACED),
+        ("whales.txt", 60, 7, "The whale sings", CitationVerdict.MISPLACED),
+        ("whales.txt", -64, LENGTH, "The whale sings", CitationVerdict.MISPLACED),
+        ("whales.txt", 0, 10_000, "The whale sings", CitationVerdict.MISPLACED),
+        ("sharks.txt", 0, LENGTH, "The whale sings", CitationVerdict.UNKNOWN),
     ],
 )
 def test_what_is_not_there_is_rejected(
-    index: DocumentIndex, file: str, start: int, end: int, quote: str, verdict: Verdict
+    index: DocumentIndex, file: str, start: int, end: int, quote: str, verdict: CitationVerdict
 ) -> None:
     resolution = resolve(Citation(file, start, end, quote), index)
     assert resolution.verdict is verdict and not resolution.accepted
@@ -70,6 +70,6 @@ def test_a_changed_document(index: DocumentIndex, tmp_path: Path) -> None:
     assert resolve(old, index).accepted
     (tmp_path / "docs" / "whales.txt").write_text(TEXT.replace("sings", "hums"), encoding="utf-8")
     index_folder(index, tmp_path / "docs", files_in(tmp_path / "docs"))
-    assert resolve(old, index).verdict is Verdict.CHANGED
+    assert resolve(old, index).verdict is CitationVerdict.CHANGED
     untouched = Citation(hit.file, 0, 6, "Grüße!", hit.revision)
     assert resolve(untouched, index).accepted

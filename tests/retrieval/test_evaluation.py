@@ -16,9 +16,9 @@ from hrm_agent.intervals import bootstrapped
 from hrm_agent.retrieval.evaluation.configurations import Configuration
 from hrm_agent.retrieval.evaluation.evaluate import ALL, MEASURES, Settings, evaluate
 from hrm_agent.retrieval.evaluation.questions import QuestionSet, read_questions
-from hrm_agent.retrieval.evaluation.ranking import Found, rank, within
+from hrm_agent.retrieval.evaluation.ranking import RankedPiece, rank, within
 from hrm_agent.retrieval.evaluation.spans import Piece, merged, overlap, reciprocal_rank
-from hrm_agent.retrieval.index import Citation, DocumentIndex, Verdict, files_in, index_folder, resolve
+from hrm_agent.retrieval.index import Citation, CitationVerdict, DocumentIndex, files_in, index_folder, resolve
 from hrm_agent.retrieval.index.fusion import MODES
 from hrm_agent.retrieval.tokenizers.load import load_tokenizer
 
@@ -77,7 +77,11 @@ def test_measures_are_those_of_sets_of_characters(found: list, references: list,
 
 def test_a_budget_cuts_the_last_chunk() -> None:
     text = "one two three four"
-    hits = [Found(Piece("a", 0, 18, 4), text), Found(Piece("a", 50, 68, 4), text), Found(Piece("a", 90, 108, 4), text)]
+    hits = [
+        RankedPiece(Piece("a", 0, 18, 4), text),
+        RankedPiece(Piece("a", 50, 68, 4), text),
+        RankedPiece(Piece("a", 90, 108, 4), text),
+    ]
     assert [p.end - p.start for p in within(hits, 100, WORDS)] == [18, 18, 18]
     assert [(p.start, p.end, p.tokens) for p in within(hits, 6, WORDS)] == [(0, 18, 4), (50, 57, 2)]
     assert len(list(within(hits, 4, WORDS))) == 1
@@ -154,7 +158,7 @@ def test_in_one_index_a_question_meets_the_other_corpora(questions: QuestionSet)
     apart = rank(questions, base, load_tokenizer("pieces"), 30, apart=True)
     assert together.tokens == apart.tokens and together.wrong == apart.wrong == 0
 
-    def met(hits: list[Found]) -> set[str | None]:
+    def met(hits: list[RankedPiece]) -> set[str | None]:
         return {hit.piece.corpus for hit in hits}
 
     assert any(len(met(hits)) == 2 for hits in together.found)
@@ -188,7 +192,7 @@ def test_quotes_of_what_was_found_resolve_and_others_do_not(folder: Path, tmp_pa
                 assert exact.accepted == bool(quote.strip()) and exact.text == quote
                 for made_up in (quote[:5] + "#" + quote[6:], quote[::-1] + "?", f"{quote} indeed"):
                     rejected = resolve(Citation(hit.file, hit.start, hit.end, made_up, hit.revision), index)
-                    assert not rejected.accepted and rejected.verdict is Verdict.FABRICATED
+                    assert not rejected.accepted and rejected.verdict is CitationVerdict.FABRICATED
             reference = question.references[0]
             file = next(file for file in files_in(folder) if file.startswith(question.corpus))
             assert resolve(Citation(file, *reference, text[slice(*reference)]), index).accepted

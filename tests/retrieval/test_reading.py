@@ -7,15 +7,17 @@ import time
 import pytest
 
 from hrm_agent.retrieval.html_text import html_to_text
-from hrm_agent.retrieval.index.reading import Kind, NotRead, Why, read_document
+from hrm_agent.retrieval.index.reading import DocumentKind, NotRead, Why, read_document
 from tests.support.retrieval.documents import pdf
 
 
 @pytest.mark.parametrize(
     "text", ["plain\r\nlines\n", "Ünïcode \U0001f600 e\u0301", "<|endoftext|>", " # no HTML <b>\n"]
 )
-@pytest.mark.parametrize(("name", "kind"), [("a.txt", Kind.TEXT), ("A.MD", Kind.MARKDOWN), ("Makefile", Kind.TEXT)])
-def test_text_and_markdown_are_taken_to_the_character(name: str, kind: Kind, text: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind"), [("a.txt", DocumentKind.TEXT), ("A.MD", DocumentKind.MARKDOWN), ("Makefile", DocumentKind.TEXT)]
+)
+def test_text_and_markdown_are_taken_to_the_character(name: str, kind: DocumentKind, text: str) -> None:
     document = read_document(name, text.encode())
     assert (document.text, document.kind) == (text, kind)
 
@@ -62,7 +64,7 @@ def test_html_that_other_parsers_stumble_on(source: str) -> None:
 
 def test_a_pdf_has_its_pages_in_order() -> None:
     document = read_document("a.pdf", pdf("Page one speaks of whales.", "Page two of otters."))
-    assert document.kind is Kind.PDF
+    assert document.kind is DocumentKind.PDF
     assert document.text.split("\f") == ["Page one speaks of whales.", "Page two of otters."]
     assert read_document("named.txt", pdf("Known by its content.")).text == "Known by its content."
 

@@ -16,7 +16,7 @@ from hrm_agent.retrieval import Tokenizer, chunk_text, load_tokenizer
 from hrm_agent.retrieval.chunking.check import faults
 from hrm_agent.retrieval.tokenizers.load import tokenizers_at_hand
 from hrm_agent.retrieval.tokenizers.monitor import RateLimits, RateMonitor
-from hrm_agent.retrieval.tokenizers.statistics import Tally, measure, tally
+from hrm_agent.retrieval.tokenizers.statistics import TokenTally, measure, tally
 from hrm_agent.retrieval.tokenizers.training import train_tokenizer
 from hrm_agent.unicode import replace_surrogates
 
@@ -208,8 +208,8 @@ def test_a_long_document_is_judged_by_a_part_of_it(vocabularies: dict[str, Token
     whole = tally(vocabularies["wordpiece"], text).unknown_rate
     assert seen.unknown_rate == pytest.approx(whole, rel=0.5)
     plain = RateMonitor(load_tokenizer("pieces"))
-    assert (plain.see("a", "λόγος " * 999), plain.documents, list(plain.warnings())) == (Tally(), 1, [])
-    assert sum([Tally(1, 1, 1), Tally(2, 1, 1, 1)], Tally()) == Tally(3, 2, 2, 1)
+    assert (plain.see("a", "λόγος " * 999), plain.documents, list(plain.warnings())) == (TokenTally(), 1, [])
+    assert sum([TokenTally(1, 1, 1), TokenTally(2, 1, 1, 1)], TokenTally()) == TokenTally(3, 2, 2, 1)
 
 
 def test_vocabularies_at_hand_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from pydantic import BaseModel
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.store.content_addressed import FANOUT, Known, ValueReader, ValueWriter
+from hrm_agent.store.content_addressed import FANOUT, KnownBlobs, ValueReader, ValueWriter
 from hrm_agent.store.serializer import StrictSerializer
 from tests.support.postgres import PostgresServer
 from tests.support.store.bodies import execute
@@ -192,7 +192,7 @@ def test_equal_values_have_equal_references(value: Any) -> None:
     stored: dict[bytes, Any] = {}
 
     def referred(value: Any) -> Any:
-        writer = ValueWriter(serializer, Known())
+        writer = ValueWriter(serializer, KnownBlobs())
         reference = writer.reference(value)
         stored.update(writer.new)
         return reference

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hrm_agent.intervals import bootstrapped, wilson_interval
 from hrm_agent.training.evaluation.statistics import (
-    Answers,
+    AnswerTally,
     majority_curve,
     pass_at_k,
     pass_curve,
@@ -55,18 +55,18 @@ def vote_of(subset: tuple[str, ...], right: str) -> float:
 def test_majority_at_k_is_the_mean_vote_over_subsets(samples: list[str]) -> None:
     counts = Counter(samples)
     none = counts.pop("", 0)
-    curve = majority_curve(Answers(tuple((times, float(answer == "a")) for answer, times in counts.items()), none))
+    curve = majority_curve(AnswerTally(tuple((times, float(answer == "a")) for answer, times in counts.items()), none))
     for k, found in enumerate(curve, 1):
         assert found == pytest.approx(fmean(vote_of(subset, "a") for subset in itertools.combinations(samples, k)))
     assert curve[0] == pytest.approx(samples.count("a") / len(samples)), "one vote is one sample"
 
 
 def test_a_majority_can_be_better_or_worse_than_one_sample() -> None:
-    leading, trailing = Answers(((5, 1.0), (3, 0.0))), Answers(((3, 1.0), (5, 0.0)))
+    leading, trailing = AnswerTally(((5, 1.0), (3, 0.0))), AnswerTally(((3, 1.0), (5, 0.0)))
     assert majority_curve(leading)[-1] == 1 and majority_curve(trailing)[-1] == 0
-    assert majority_curve(Answers(((4, 0.5),)))[-1] == 0.5, "equal texts of which a verifier takes every other one"
-    assert majority_curve(Answers((), 3)) == [0, 0, 0]
-    assert majority_curve(Answers(((32, 1.0), (16, 0.0), (1, 0.0)), 15))[-1] == 1
+    assert majority_curve(AnswerTally(((4, 0.5),)))[-1] == 0.5, "equal texts of which a verifier takes every other one"
+    assert majority_curve(AnswerTally((), 3)) == [0, 0, 0]
+    assert majority_curve(AnswerTally(((32, 1.0), (16, 0.0), (1, 0.0)), 15))[-1] == 1
 
 
 def test_intervals_hold_the_truth_in_95_of_100_evaluations() -> None:

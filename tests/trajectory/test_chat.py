@@ -13,7 +13,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from hrm_agent.tools import python
 from hrm_agent.training.sft import read_chats
 from hrm_agent.trajectory import BranchReason, Call, ForkRef, RunStatus, StopReason, TaskRef, Trajectory, content_hash
-from hrm_agent.trajectory.formats import Known, Report, export_to
+from hrm_agent.trajectory.formats import Report, RequestHints, export_to
 from hrm_agent.trajectory.formats.messages import context_hash
 from tests.support.trajectory.samples import THREAD, identity, make_call, make_tool_call, make_trajectory
 
@@ -47,7 +47,7 @@ def run(*calls: Call, **changes: Any) -> Trajectory:
 
 
 def export(
-    folder: Path, *runs: Trajectory, known: Known | None = None, least: float | None = None
+    folder: Path, *runs: Trajectory, known: RequestHints | None = None, least: float | None = None
 ) -> tuple[list[Any], Report]:
     report = export_to(folder / "x.chat", runs, "chat", known, least)
     return [json.loads(line) for line in (folder / "x.chat").read_text().split("\n") if line], report
@@ -105,7 +105,7 @@ def remembered(**changes: Any) -> Trajectory:
 
 
 def test_messages_that_only_a_guess_could_give_are_proved(tmp_path: Path) -> None:
-    known = Known(("Be long.", "Be brief."), (PYTHON,))
+    known = RequestHints(("Be long.", "Be brief."), (PYTHON,))
     (row,), _ = export(tmp_path, remembered(), known=known)
     assert [message["content"] for message in row["messages"]] == [
         "Be brief.",
@@ -120,16 +120,16 @@ def test_messages_that_only_a_guess_could_give_are_proved(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("known", "changes", "reason"),
     [
-        (Known(("Be long.",), (PYTHON,)), {}, "the messages that were sent are not on record"),
-        (Known(("Be brief.",)), {}, "the tools that were offered are not known"),
+        (RequestHints(("Be long.",), (PYTHON,)), {}, "the messages that were sent are not on record"),
+        (RequestHints(("Be brief.",)), {}, "the tools that were offered are not known"),
         (
-            Known(("Be brief.",), (PYTHON,)),
+            RequestHints(("Be brief.",), (PYTHON,)),
             {"tool_calls": (make_tool_call("tc-0", content="43"),)},
             "the messages that were sent are not on record",
         ),
     ],
 )
-def test_what_cannot_be_proved_is_left_out(known: Known, changes: Any, reason: str, tmp_path: Path) -> None:
+def test_what_cannot_be_proved_is_left_out(known: RequestHints, changes: Any, reason: str, tmp_path: Path) -> None:
     rows, report = export(tmp_path, remembered(**changes), known=known)
     assert rows == []
     assert report.left_out == {reason: 1}
@@ -140,7 +140,7 @@ def test_the_state_of_the_checkpoint_is_asked(tmp_path: Path) -> None:
     sent = [ASKED, AIMessage("Hm."), HumanMessage("Go on.")]
     call = said("a", sent, ANSWER)
     assert export(tmp_path, run(call))[0] == []
-    (row,), _ = export(tmp_path, run(call), known=Known(state=lambda asked: sent if asked == call else ()))
+    (row,), _ = export(tmp_path, run(call), known=RequestHints(state=lambda asked: sent if asked == call else ()))
     assert row["messages"][1] == {"role": "assistant", "content": "Hm.", "weight": 0}, "no recorded call gave it"
     assert "weight" not in row["messages"][3]
 

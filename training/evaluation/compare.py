@@ -18,13 +18,13 @@ from hrm_agent.training.evaluation.samples import Problem, Sample
 from hrm_agent.training.evaluation.statistics import sign_flip_p
 from hrm_agent.trajectory import RunStatus
 
-__all__ = ["Comparison", "Side", "compare"]
+__all__ = ["ComparedRun", "Comparison", "compare"]
 
 _LEVEL = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class ComparedRun:
     """One of the two, on the paired problems alone."""
 
     name: str
@@ -40,8 +40,8 @@ class Side:
 class Comparison:
     """A and B; differences are B less A."""
 
-    a: Side
-    b: Side
+    a: ComparedRun
+    b: ComparedRun
     problems: int
     """Paired ones."""
     difference: Estimate
@@ -133,6 +133,8 @@ def _means(group: Sequence[Sample]) -> tuple[float, float]:
     return fmean(tokens), fmean(s.effort.tool_errors for s in group)
 
 
-def _side(name: str, groups: Sequence[Sequence[Sample]], share: Estimate, means: Sequence[tuple[float, float]]) -> Side:
+def _side(
+    name: str, groups: Sequence[Sequence[Sample]], share: Estimate, means: Sequence[tuple[float, float]]
+) -> ComparedRun:
     tokens, errors = (fmean(column) for column in zip(*means, strict=True))
-    return Side(name, sum(map(len, groups)), share, tokens, errors)
+    return ComparedRun(name, sum(map(len, groups)), share, tokens, errors)

@@ -21,7 +21,7 @@ from statistics import fmean
 from hrm_agent.intervals import Estimate, bootstrapped, wilson_interval
 from hrm_agent.training.evaluation.prices import Prices
 from hrm_agent.training.evaluation.samples import Effort, Problem, Sample, samples_of
-from hrm_agent.training.evaluation.statistics import Answers, majority_curve, pass_curve
+from hrm_agent.training.evaluation.statistics import AnswerTally, majority_curve, pass_curve
 from hrm_agent.training.roc import is_positive, outcome_reward
 from hrm_agent.trajectory import Overlay, RunStatus, Trajectory, Verdict
 
@@ -192,13 +192,13 @@ def _proportion(share: float, problems: int) -> Estimate:
     return Estimate(share, *wilson_interval(share * problems, problems))
 
 
-def _answers(group: Iterable[Sample]) -> Answers:
+def _answers(group: Iterable[Sample]) -> AnswerTally:
     """Equal answers together; who gives none votes for nothing."""
     votes: defaultdict[str, list[bool]] = defaultdict(list)
     for sample in group:
         votes[sample.vote].append(sample.correct)
     none = votes.pop("", [])
-    return Answers(tuple((len(right), fmean(right)) for _, right in sorted(votes.items())), len(none))
+    return AnswerTally(tuple((len(right), fmean(right)) for _, right in sorted(votes.items())), len(none))
 
 
 def _families(ended: Sequence[Sample], seed: int, resamples: int) -> dict[str, FamilyScore]:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from hrm_agent.answers.equivalence import vote
+from hrm_agent.answers.equivalence import normalize_answer
 from hrm_agent.training.evaluation.prices import reported_cost, usage
 from hrm_agent.training.evaluation.roles import Roles, role_counts
 from hrm_agent.training.roc import is_positive, outcome_reward
@@ -79,7 +79,7 @@ class Sample:
     """A truncated run is wrong, whatever it has to show."""
     verified: bool
     """Its answer is right, in whatever way the run ended."""
-    vote: str
+    normalize_answer: str
     """Equal for equal answers; empty where there is none, or the run was truncated."""
     began: float
     """Unix time in seconds."""
@@ -111,7 +111,7 @@ def _sample(trajectory: Trajectory) -> Sample:
         stop_reason=trajectory.stop_reason.value if trajectory.stop_reason else "",
         correct=is_positive(outcome_reward(trajectory)),
         verified=is_positive(trajectory.reward),
-        vote=vote(trajectory.answer or "") if completed else "",
+        normalize_answer=normalize_answer(trajectory.answer or "") if completed else "",
         began=trajectory.started_at,
         ended=trajectory.ended_at,
         effort=_effort(trajectory),

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 __all__ = [
-    "Answers",
+    "AnswerTally",
     "majority_curve",
     "pass_at_k",
     "pass_curve",
@@ -37,7 +37,7 @@ _MAX_STEPS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class AnswerTally:
     """The answers that were given to one problem, equal ones together."""
 
     given: tuple[tuple[int, float], ...]
@@ -67,7 +67,7 @@ def shown_ks(samples: int) -> list[int]:
     return sorted({k for k in (1, 2, 4, 8, 16, 32, 64, 128, 256, samples) if 1 <= k <= samples})
 
 
-def majority_curve(answers: Answers) -> list[float]:
+def majority_curve(answers: AnswerTally) -> list[float]:
     """majority@1 to majority@n of one problem."""
     n = answers.samples
     credit = np.zeros(n + 1)
@@ -76,7 +76,7 @@ def majority_curve(answers: Answers) -> list[float]:
     return [float(credit[k] / math.comb(n, k)) for k in range(1, n + 1)]
 
 
-def _won_with(answers: Answers, top: int) -> Any:
+def _won_with(answers: AnswerTally, top: int) -> Any:
     """By k: over the k-subsets whose leading answers are given `top` times, the sum of the share of right ones.
 
     `ways[k, t]` counts the draws of k samples with t answers given `top` times and none oftener; `right[k, t]` sums

@@ -36,7 +36,7 @@ from hrm_agent.graphs.parts.prompts import (
 from hrm_agent.tools import python
 from hrm_agent.training.sft import Conversation
 from hrm_agent.training.small_policy.snippets import tool_text
-from hrm_agent.training.tasks.word_problems import Form, Split, Subgoal, WordProblem, sample_problems
+from hrm_agent.training.tasks.word_problems import Form, PlanStep, Split, WordProblem, sample_problems
 from hrm_agent.trajectory import derive_seed
 
 __all__ = [
@@ -188,7 +188,7 @@ def _results(problem: WordProblem) -> dict[str, str]:
     return {step.name: step.value for step in problem.plan}
 
 
-def _missing(step: Subgoal) -> str:
+def _missing(step: PlanStep) -> str:
     return f"{step.name} is missing"
 
 

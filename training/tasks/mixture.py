@@ -18,20 +18,20 @@ from hrm_agent.errors import TaskError
 from hrm_agent.training.tasks.base import Task
 from hrm_agent.trajectory import derive_seed
 
-__all__ = ["Part", "mixed", "read_mixture", "shares"]
+__all__ = ["MixturePart", "mixed", "read_mixture", "shares"]
 
 MAX_WEIGHT = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MixturePart:
     """One family of a mixture."""
 
     weight: float
     spec: str
 
 
-def read_mixture(text: str, families: Iterable[str]) -> list[Part]:
+def read_mixture(text: str, families: Iterable[str]) -> list[MixturePart]:
     """The parts of `WEIGHT*SPEC,WEIGHT*SPEC`. Raises `TaskError`."""
     names = "|".join(sorted(families))
     pieces = re.split(rf",\s*(?=[0-9.]+\*|(?:{names})(?:[:,]|$))", text)
@@ -42,18 +42,23 @@ def read_mixture(text: str, families: Iterable[str]) -> list[Part]:
     return parts
 
 
-def _part(text: str) -> Part:
+def _part(text: str) -> MixturePart:
     match = re.fullmatch(r"(?:([0-9]*\.?[0-9]+)\*)?(\w.*)", text)
     weight = float(match[1] or 1) if match else 0.0
     if match is None or not 0 < weight <= MAX_WEIGHT:
         raise TaskError(f"mix: {text!r} is no part of a mixture.", "Write mix:2*word_problems,1*reasoning_gym:gcd")
     if match[2].partition(":")[0] == "mix":
         raise TaskError("mix: has a mixture in it.", "Write all parts side by side.")
-    return Part(weight, match[2])
+    return MixturePart(weight, match[2])
 
 
 def mixed(
-    parts: Sequence[Part], load: Callable[[Part, int], list[Task]], *, seed: int, split: str, count: int | None
+    parts: Sequence[MixturePart],
+    load: Callable[[MixturePart, int], list[Task]],
+    *,
+    seed: int,
+    split: str,
+    count: int | None,
 ) -> list[Task]:
     """`count` tasks of `parts` in an order drawn from the seed; `load` gives so many of one part."""
     if count is None:

@@ -21,7 +21,7 @@ from typing import Literal
 from hrm_agent.errors import HrmError, TaskError, nearest
 from hrm_agent.training.tasks.base import Task, Verifier
 from hrm_agent.training.tasks.jsonl import load_aime, load_jsonl
-from hrm_agent.training.tasks.mixture import Part, mixed, read_mixture
+from hrm_agent.training.tasks.mixture import MixturePart, mixed, read_mixture
 from hrm_agent.training.tasks.reasoning_gym import load_arc_agi, load_reasoning_gym
 from hrm_agent.training.tasks.verify import contest_verifier, exact_verifier, grid_verifier
 from hrm_agent.trajectory import TaskRef
@@ -44,7 +44,7 @@ def _word_problems(spec: str, *, split: str, seed: int, count: int | None = None
 
 
 def _mix(spec: str, *, split: str, seed: int, count: int | None = None) -> list[Task]:
-    def load(part: Part, wanted: int) -> list[Task]:
+    def load(part: MixturePart, wanted: int) -> list[Task]:
         return load_tasks(part.spec, split=split, seed=seed, count=wanted)
 
     return mixed(read_mixture(spec, FAMILIES), load, seed=seed, split=split, count=count)

@@ -30,8 +30,8 @@ from hrm_agent.trajectory import derive_seed
 __all__ = [
     "TEMPLATES",
     "Form",
+    "PlanStep",
     "Split",
-    "Subgoal",
     "Template",
     "WordProblem",
     "problem",
@@ -56,7 +56,7 @@ THINGS = ("apples", "pears", "plums", "books", "pens", "cards", "stamps", "shell
 
 
 @dataclass(frozen=True, slots=True)
-class Subgoal:
+class PlanStep:
     """One step of the plan, with its solution."""
 
     name: str
@@ -84,7 +84,7 @@ class WordProblem:
     """Exact, written as Python shows it."""
     expression: str
     """The whole computation as one Python expression."""
-    plan: tuple[Subgoal, ...]
+    plan: tuple[PlanStep, ...]
 
     def prompt(self, form: Form = "plain") -> str:
         """What the policy is asked."""
@@ -344,16 +344,16 @@ def _word_places(kind: Template, words: tuple[str, ...]) -> dict[str, str]:
     return dict(zip(places, words, strict=True))
 
 
-def _solve_plan(kind: Template, texts: Mapping[str, object]) -> tuple[Subgoal, ...]:
+def _solve_plan(kind: Template, texts: Mapping[str, object]) -> tuple[PlanStep, ...]:
     """The plan with each step's code and value, every value being the one that the code before it gave."""
     known: dict[str, str] = {}
-    steps: list[Subgoal] = []
+    steps: list[PlanStep] = []
     for name, goal, pattern in kind.plan:
         formula = pattern.format(**texts)
         needs = tuple(earlier for earlier in known if re.search(rf"\b{earlier}\b", formula))
         code = "".join(f"{need} = {known[need]}\n" for need in needs) + formula
         known[name] = snippet_value(code)
-        steps.append(Subgoal(name, goal.format(**texts), needs, code, known[name]))
+        steps.append(PlanStep(name, goal.format(**texts), needs, code, known[name]))
     return tuple(steps)
 
 

@@ -18,7 +18,7 @@ from hrm_agent.errors import ConfigError, RetrievalError
 from hrm_agent.retrieval.chunking.chunker import DEFAULT_OVERLAP, DEFAULT_SIZE, DEFAULT_STRATEGY, STRATEGIES
 from hrm_agent.retrieval.chunking.comparison import Cutting, compare, splitters_at_hand
 from hrm_agent.retrieval.chunking.plot import Window, draw, lane, window
-from hrm_agent.retrieval.index.reading import MAX_BYTES, Document, Kind
+from hrm_agent.retrieval.index.reading import MAX_BYTES, Document, DocumentKind
 from hrm_agent.retrieval.tokenizers.base import DEFAULT_TOKENIZER, Tokenizer
 from hrm_agent.retrieval.tokenizers.load import load_tokenizer
 
@@ -69,7 +69,7 @@ def _parser() -> Parser:
 
 
 def _list(arguments: Arguments, output: Output, document: Document, tokenizer: Tokenizer) -> None:
-    names = arguments.strategy or ["markdown" if document.kind is Kind.MARKDOWN else DEFAULT_STRATEGY]
+    names = arguments.strategy or ["markdown" if document.kind is DocumentKind.MARKDOWN else DEFAULT_STRATEGY]
     if len(names) > 1:
         raise ConfigError("A text is cut by one strategy at a time.", "Add --compare to see several.")
     (cutting,) = _cut(arguments, document, tokenizer, names)

@@ -13,7 +13,7 @@ from hrm_agent.cli.main import main
 from hrm_agent.retrieval.index.database import DocumentIndex
 from hrm_agent.retrieval.index.fusion import MODES, Hit
 from hrm_agent.retrieval.index.query_terms import phrases_of
-from hrm_agent.retrieval.index.reading import Kind
+from hrm_agent.retrieval.index.reading import DocumentKind
 
 __all__ = ["run"]
 
@@ -57,7 +57,7 @@ def _place(hit: Hit, page: int | None) -> str:
 def _page(index: DocumentIndex, hit: Hit) -> int | None:
     """Of a PDF, whose pages are kept apart by form feeds."""
     stored = index.document(hit.file)
-    return stored.text.count("\f", 0, hit.start) + 1 if stored and stored.kind is Kind.PDF else None
+    return stored.text.count("\f", 0, hit.start) + 1 if stored and stored.kind is DocumentKind.PDF else None
 
 
 def _around(text: str, question: str) -> str:

@@ -13,7 +13,7 @@ from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.run_folder import existing_store, is_file, stored_trajectories
 from hrm_agent.errors import ConfigError
 from hrm_agent.trajectory import Trajectory
-from hrm_agent.trajectory.formats import FORMATS, Known, Report, export_to, format_of
+from hrm_agent.trajectory.formats import FORMATS, Report, RequestHints, export_to, format_of
 from hrm_agent.trajectory.formats.messages import NO_MESSAGES, NO_TOOLS
 
 __all__ = ["run"]
@@ -56,10 +56,10 @@ def _parser() -> Parser:
 
 
 @contextmanager
-def _source(arguments: Namespace, name: str) -> Generator[tuple[Iterator[Trajectory], Known]]:
+def _source(arguments: Namespace, name: str) -> Generator[tuple[Iterator[Trajectory], RequestHints]]:
     """The trajectories, and what is known of their messages, where the format asks for it."""
     if name not in _MESSAGES:
-        yield stored_trajectories(arguments.store, arguments.run), Known()
+        yield stored_trajectories(arguments.store, arguments.run), RequestHints()
         return
     from hrm_agent.cli.records.request_hints import known_from, states_of
 

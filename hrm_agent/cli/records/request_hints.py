@@ -22,19 +22,19 @@ from hrm_agent.graphs.parts import prompts
 from hrm_agent.runtime.selection.choice import JUDGE_PROMPT
 from hrm_agent.tools import python, python_stateless
 from hrm_agent.trajectory import Call
-from hrm_agent.trajectory.formats import Known
+from hrm_agent.trajectory.formats import RequestHints
 
 __all__ = ["known_from", "states_of"]
 
 State = Callable[[Call], Sequence[BaseMessage]]
 
 
-def known_from(system: Path | None, tools: Path | None, state: State | None = None) -> Known:
+def known_from(system: Path | None, tools: Path | None, state: State | None = None) -> RequestHints:
     """Our own system turns and tools, with those of two files: the text of one system turn, and a list of tools."""
     ours = [JUDGE_PROMPT, *(str(value) for name, value in vars(prompts).items() if name.endswith("_PROMPT"))]
     systems = [*([_text(system)] if system else []), *ours]
     offers = [*([_tools(tools)] if tools else []), *((convert_to_openai_tool(tool),) for tool in _ours())]
-    return Known(tuple(systems), tuple(offers), state)
+    return RequestHints(tuple(systems), tuple(offers), state)
 
 
 def _ours() -> list[BaseTool]:

@@ -13,7 +13,7 @@ from hrm_agent.runtime.selection.choice import CHOICE_GRAPH
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
 from hrm_agent.cli.runs.chat_commands import COMMANDS, GoOn, Leave, obey
 from hrm_agent.cli.runs.chat_screen import Screen
-from hrm_agent.cli.runs.chat_session import Session, new_name
+from hrm_agent.cli.runs.chat_session import ChatSession, new_name
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.formatting import turn_lines
 from hrm_agent.cli.runs.resume import value_of
@@ -50,7 +50,7 @@ def run(words: list[str]) -> int:
             print_config(config, "run", as_json=arguments.json)
             return 0
         screen = Screen(Output(as_json=arguments.json), list(COMMANDS))
-        with Session(store, config, screen) as session:
+        with ChatSession(store, config, screen) as session:
             session.check()
             session.stand_on(arguments.thread or new_name(), config)
             chat = _Chat(session)
@@ -60,7 +60,7 @@ def run(words: list[str]) -> int:
 class _Chat:
     """What is typed, taken line by line."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: ChatSession) -> None:
         self._session, self._screen, self._output = session, session.screen, session.screen.output
         self._answers: dict[str, Any] = {}
         """By id, while several questions wait."""

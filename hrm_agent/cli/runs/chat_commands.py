@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-from hrm_agent.runtime.replay.request_diff import asked_lines
+from hrm_agent.runtime.replay.request_diff import request_diff
 from hrm_agent.runtime.time_travel.fork import History, Moment, difference
-from hrm_agent.cli.runs.chat_session import Session
+from hrm_agent.cli.runs.chat_session import ChatSession
 from hrm_agent.cli.runs.diff import show_difference
 from hrm_agent.cli.common.formatting import ends_of, turn_lines
 from hrm_agent.cli.runs.replay import in_words
@@ -28,7 +28,7 @@ class Leave(Exception):  # no error: the end of the conversation
     """The person has said that it is over."""
 
 
-def obey(session: Session, line: str) -> None:
+def obey(session: ChatSession, line: str) -> None:
     """Do what a line that begins with a slash says. Raises `HrmError` for what cannot be done."""
     name, *words = line.split()
     if name not in COMMANDS:
@@ -40,7 +40,7 @@ def obey(session: Session, line: str) -> None:
     do(session, *words)
 
 
-def _help(session: Session) -> None:
+def _help(session: ChatSession) -> None:
     output = session.screen.output
     output.result({"event": "help", "commands": {usage: text for usage, text, _ in COMMANDS.values()}})
     for usage, text, _ in COMMANDS.values():
@@ -48,7 +48,7 @@ def _help(session: Session) -> None:
     output.say("Anything else is said to the agent; a line that begins with // is too, with one slash.")
 
 
-def _history(session: Session) -> None:
+def _history(session: ChatSession) -> None:
     found, output = session.history(), session.screen.output
     output.result({"event": "history", "thread": found.thread_id, "moments": [moment_data(m) for m in found.lineage()]})
     for text, style in _moment_lines(found):
@@ -77,7 +77,7 @@ def _moment_line(moment: Moment) -> str:
     return "  ".join(part for part in (f"  @{moment.index:<4}", f"{ran:16}", facts_of(moment.ran), then) if part)
 
 
-def _back(session: Session, where: str = "") -> None:
+def _back(session: ChatSession, where: str = "") -> None:
     if not where:
         _history(session)
         where = session.screen.ask("how many turns back, or @MOMENT, or before:NODE (Enter stays): ")
@@ -88,13 +88,13 @@ def _back(session: Session, where: str = "") -> None:
     _stands(session, at)
 
 
-def _fork(session: Session, name: str | None = None) -> None:
+def _fork(session: ChatSession, name: str | None = None) -> None:
     at = session.history().last
     session.fork(at, name)
     _stands(session, at)
 
 
-def _stands(session: Session, at: Moment | None) -> None:
+def _stands(session: ChatSession, at: Moment | None) -> None:
     output = session.screen.output
     output.result({"event": "stands", "thread": session.thread, "moment": at.index if at else None})
     if at is None:
@@ -104,7 +104,7 @@ def _stands(session: Session, at: Moment | None) -> None:
     output.say(f"On the thread {session.thread}, at moment {at.index}{before}.", style="bold")
 
 
-def _diff(session: Session, a: str = "", b: str = "") -> None:
+def _diff(session: ChatSession, a: str = "", b: str = "") -> None:
     found = session.history()
     if not a:
         origin = found.trajectory.forked_from if found.trajectory is not None else None
@@ -115,20 +115,20 @@ def _diff(session: Session, a: str = "", b: str = "") -> None:
     show_difference(session.screen.output, difference(session.store, *sides))
 
 
-def _side(session: Session, name: str) -> str:
+def _side(session: ChatSession, name: str) -> str:
     """A moment of this thread, or another thread."""
     here = name.startswith("@") or name.isdecimal() or name.partition(":")[0] in ("before", "after")
     return f"{session.thread}@{name.removeprefix('@')}" if here else name
 
 
-def _sources(session: Session, number: str = "") -> None:
+def _sources(session: ChatSession, number: str = "") -> None:
     output, values = session.screen.output, session.values
     output.result({"event": "sources", **source_data(values)})
     for text, style in cited_lines(values, number) if number else source_lines(values):
         output.say(text, style=style)
 
 
-def _threads(session: Session, name: str | None = None) -> None:
+def _threads(session: ChatSession, name: str | None = None) -> None:
     """The newest conversations and runs, or over to one of them."""
     store, output = session.store, session.screen.output
     if name is not None:
@@ -150,10 +150,10 @@ def _threads(session: Session, name: str | None = None) -> None:
     output.table(columns, rows)
 
 
-def _replay(session: Session) -> None:
+def _replay(session: ChatSession) -> None:
     """Play the thread again from the record: what was said, and whether the graph comes to the same."""
     found, output = session.replay(), session.screen.output
-    lines = asked_lines(session.store, found.divergence.asked, found.divergence.nearest) if found.divergence else []
+    lines = request_diff(session.store, found.divergence.asked, found.divergence.nearest) if found.divergence else []
     output.result({"event": "replay", "verdict": found.verdict.value, "words": in_words(found), "difference": lines})
     for prompt, end in zip(found.trajectory.prompts, ends_of(found.trajectory), strict=True):
         for text, style in turn_lines(prompt, end):
@@ -163,7 +163,7 @@ def _replay(session: Session) -> None:
         output.say(f"  {line}")
 
 
-def _resume(session: Session) -> None:
+def _resume(session: ChatSession) -> None:
     known = session.known
     if known is None or known.status not in (RunStatus.RUNNING, RunStatus.ABORTED):
         raise RunError("No turn is under way.", "Say something.")
@@ -174,7 +174,7 @@ class GoOn(Exception):  # no error
     """The conversation is to go on with the turn that was under way."""
 
 
-def _quit(session: Session) -> None:
+def _quit(session: ChatSession) -> None:
     del session
     raise Leave
 

@@ -32,14 +32,14 @@ from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, Trajectory
 from hrm_agent.training.configs import FREE_ON_RESUME
 
-__all__ = ["Session", "new_name"]
+__all__ = ["ChatSession", "new_name"]
 
 
 def new_name() -> str:
     return time.strftime("chat-%Y%m%d-%H%M%S-") + secrets.token_hex(2)
 
 
-class Session:
+class ChatSession:
     """A conversation, open on one thread at a time: no other process talks on it meanwhile."""
 
     def __init__(self, store: RunStore, config: RunConfig, screen: Screen) -> None:

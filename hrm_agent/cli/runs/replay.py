@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from hrm_agent.runtime.replay.request_diff import asked_lines
+from hrm_agent.runtime.replay.request_diff import request_diff
 from hrm_agent.runtime.episode import EpisodeRunner
 from hrm_agent.runtime.replay.player import Replay, ReplayVerdict, replay, replay_async
 from hrm_agent.cli.common.arguments import Parser
@@ -125,7 +125,7 @@ def _show(store: RunStore, found: Replay, output: Output) -> None:
 
 def _difference(store: RunStore, found: Replay) -> list[str]:
     if found.divergence is not None:
-        return asked_lines(store, found.divergence.asked, found.divergence.nearest)
+        return request_diff(store, found.divergence.asked, found.divergence.nearest)
     return [line for change in found.changes for line in (f"{change.channel} {change.part}".rstrip(), *change.lines)]
 
 

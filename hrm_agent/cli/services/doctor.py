@@ -34,7 +34,7 @@ _ADVICE = {
 _ELSEWHERE = "this is {}, which has none of this: run the code on Linux, and name that machine with --environment URL."
 
 
-class _Row(NamedTuple):
+class _LayerRow(NamedTuple):
     layer: Layer
     available: bool
     in_force: bool
@@ -90,8 +90,8 @@ def _nothing(why: str) -> dict[str, Any]:
     return {"missing": why, "slot_us": None, "call_us": None, "detail": ""}
 
 
-def _row(layer: Layer, found: dict[str, Any], missing: dict[str, str]) -> _Row:
-    return _Row(
+def _row(layer: Layer, found: dict[str, Any], missing: dict[str, str]) -> _LayerRow:
+    return _LayerRow(
         layer,
         available=not found["missing"],
         in_force=layer not in missing,
@@ -101,7 +101,7 @@ def _row(layer: Layer, found: dict[str, Any], missing: dict[str, str]) -> _Row:
     )
 
 
-def _report(output: Output, level: Isolation | None, rows: list[_Row], problem: str) -> None:
+def _report(output: Output, level: Isolation | None, rows: list[_LayerRow], problem: str) -> None:
     reached = level is not None and level.holds(DEFAULT_ISOLATION)
     layers = [{**row._asdict(), "advice": _advice(row)} for row in rows]
     body = missing_body() if sys.platform == "linux" else _ELSEWHERE
@@ -129,14 +129,14 @@ def _report(output: Output, level: Isolation | None, rows: list[_Row], problem: 
         )
 
 
-def _advice(row: _Row) -> str:
+def _advice(row: _LayerRow) -> str:
     """What to do about a layer that is missing by itself, not because nothing starts."""
     if sys.platform != "linux":
         return ""
     return _ADVICE[row.layer] if not row.available or (not row.in_force and row.detail) else ""
 
 
-def _cells(row: _Row) -> tuple[str, ...]:
+def _cells(row: _LayerRow) -> tuple[str, ...]:
     known = _yes(row.available), _yes(row.in_force)
     return (row.layer, *known, _us(row.slot_us), _us(row.call_us), row.detail)
 

@@ -1,7 +1,7 @@
 """Runs model-written Python on this machine, in processes that the kernel fences off.
 
-`Front` decides which call is next and what a session's call is run on, `LocalWorkers` runs it in a slot; here both are
-given an event loop's face. How a slot is fenced off, and what that does not hold against, is told where it is done:
+`Scheduler` decides which call is next and what a session's call is run on, `LocalWorkers` runs it in a slot; here both
+are given an event loop's face. How a slot is fenced off, and what that does not hold against, is told where it is done:
 `sandbox/kernel.py` and `docs/environment.md`.
 """
 
@@ -17,7 +17,7 @@ from hrm_agent.environment.base import Environment, ExecutionResult, Submission
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation
 from hrm_agent.environment.local.slots import LocalWorkers
 from hrm_agent.environment.scheduler.admission import QUEUE_LIMIT, Bounds
-from hrm_agent.environment.scheduler.scheduler import Front
+from hrm_agent.environment.scheduler.scheduler import Scheduler
 
 __all__ = ["LocalEnvironment"]
 
@@ -43,7 +43,7 @@ class LocalEnvironment(Environment):
         Raises HrmError where this machine isolates less than `isolation`.
         """
         self._workers = LocalWorkers(slots, isolation=isolation, packages=packages)
-        self._front = Front(self._workers, max_sessions=max_sessions, bounds=Bounds(queue=queue_limit))
+        self._front = Scheduler(self._workers, max_sessions=max_sessions, bounds=Bounds(queue=queue_limit))
         self.slots = self._workers.slots
         self.max_sessions = max(max_sessions, self.slots)
 
@@ -77,7 +77,7 @@ class LocalEnvironment(Environment):
         return self._front.submit(submission)
 
     async def fork_session(self, source: str, target: str) -> None:
-        """Make `target` what `source` is when its running call has ended: a copy of its cells (see `Front`)."""
+        """Make `target` what `source` is when its running call has ended: a copy of its cells (see `Scheduler`)."""
         await asyncio.wrap_future(self._front.fork_session(source, target))
 
     async def end_session(self, session: str) -> None:

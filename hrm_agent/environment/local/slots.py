@@ -27,7 +27,7 @@ from hrm_agent.environment.base import ExecutionResult
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation, level_of
 from hrm_agent.environment.local.slot_files import SlotFiles, infrastructure_failure
 from hrm_agent.environment.local.slot_handle import Flavour, SlotEnd
-from hrm_agent.environment.local.zygote_process import Place, ZygoteProcess, wait_until
+from hrm_agent.environment.local.zygote_process import ZygoteHome, ZygoteProcess, wait_until
 from hrm_agent.environment.sandbox.protocol import READY_BYTES, REPLY, Ended, Reply
 from hrm_agent.environment.scheduler.workers import Work
 from hrm_agent.errors import HrmError
@@ -223,7 +223,7 @@ class LocalWorkers:
         """The strongest isolation that can be had. Raises HrmError where that is not enough."""
         reason = first = ""
         for isolated in (True, False):
-            self._place_of_zygotes = Place(self._packages, isolated=isolated)
+            self._place_of_zygotes = ZygoteHome(self._packages, isolated=isolated)
             reason = self._probe()
             if first:  # why it is tried without
                 self.missing["namespaces"] = first

@@ -19,7 +19,7 @@ from pathlib import Path
 from hrm_agent.environment.sandbox.protocol import NEW_SLOT, READY_BYTES
 from hrm_agent.errors import ConfigError
 
-__all__ = ["Place", "ZygoteProcess", "bare_python", "locate", "missing_body", "wait_until"]
+__all__ = ["ZygoteHome", "ZygoteProcess", "bare_python", "locate", "missing_body", "wait_until"]
 
 _BOOT = (
     "import os, sys; folder = os.open({!r}, os.O_PATH); sys.path.insert(0, f'/proc/self/fd/{{folder}}');"
@@ -47,7 +47,7 @@ def missing_body() -> str:
     return ""
 
 
-class Place:
+class ZygoteHome:
     """What zygotes of one environment share: the packages that snippets may import, and a folder of this process."""
 
     def __init__(self, packages: Sequence[str], *, isolated: bool) -> None:
@@ -93,7 +93,7 @@ class ZygoteProcess:
     The socket does not block, since slots are asked for from event loops too, some of which are watched for that.
     """
 
-    def __init__(self, place: Place, imports: Sequence[str]) -> None:
+    def __init__(self, place: ZygoteHome, imports: Sequence[str]) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.setblocking(False)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the process

@@ -34,7 +34,7 @@ from hrm_agent.environment.local.slots import LocalWorkers
 from hrm_agent.environment.on_ray.cluster import line_of
 from hrm_agent.environment.on_ray.workers import RayWorkers
 from hrm_agent.environment.scheduler.admission import Bounds
-from hrm_agent.environment.scheduler.scheduler import Front
+from hrm_agent.environment.scheduler.scheduler import Scheduler
 from hrm_agent.environment.scheduler.workers import Workers
 from hrm_agent.errors import HrmError
 
@@ -80,7 +80,7 @@ class RayEnvironment(Environment):
         except BaseException:
             self._disconnect()
             raise
-        self._front = Front(self._workers, max_sessions=max_sessions, bounds=bounds)
+        self._front = Scheduler(self._workers, max_sessions=max_sessions, bounds=bounds)
         self._workers.grew = self._front.settle
 
     @property

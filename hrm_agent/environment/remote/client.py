@@ -30,7 +30,7 @@ from typing import Any
 from hrm_agent.environment.base import Environment, ExecutionResult, Submission
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation
 from hrm_agent.environment.remote.address import about_of, ask, parse_address, token_for
-from hrm_agent.environment.remote.client_channel import Call, Channel, Peer
+from hrm_agent.environment.remote.client_channel import Channel, Peer, RemoteCall
 from hrm_agent.environment.remote.messages import parse_result
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
@@ -120,7 +120,7 @@ class RemoteEnvironment(Environment):
 
     async def _ask(
         self, message: dict[str, Any], submission: Submission | None, seconds: float
-    ) -> tuple[Call, dict[str, Any]]:
+    ) -> tuple[RemoteCall, dict[str, Any]]:
         spare = _SPARE_SECONDS + self._peer.patience_seconds
         call, answer = await self._channel().ask(message, submission, seconds + spare)
         if "error" in answer:
@@ -140,7 +140,7 @@ class RemoteEnvironment(Environment):
                 channel = self._channels[loop] = Channel(self._peer)
             return channel
 
-    def _result(self, call: Call, answer: dict[str, Any]) -> ExecutionResult:
+    def _result(self, call: RemoteCall, answer: dict[str, Any]) -> ExecutionResult:
         if "result" in answer:
             result = parse_result(answer["result"])
             return replace(result, attempt=result.attempt + call.sent - 1) if call.sent > 1 else result
@@ -148,7 +148,7 @@ class RemoteEnvironment(Environment):
             return self._made_here(ToolStatus.INVALID_CALL, answer["refused"], call)
         return self._made_here(ToolStatus.INFRASTRUCTURE, f"The call failed: {answer['failed']}.", call)
 
-    def _made_here(self, status: ToolStatus, text: str, call: Call) -> ExecutionResult:
+    def _made_here(self, status: ToolStatus, text: str, call: RemoteCall) -> ExecutionResult:
         return ExecutionResult(status, stderr=text, isolation=self.isolation, attempt=max(1, call.sent))
 
 

@@ -29,7 +29,7 @@ try:
 except ImportError as error:
     raise HrmError("A served environment is used with aiohttp.", "pip install 'hrm-agent[service]'") from error
 
-__all__ = ["MAX_ATTEMPTS", "Call", "Channel", "Peer"]
+__all__ = ["MAX_ATTEMPTS", "Channel", "Peer", "RemoteCall"]
 
 MAX_ATTEMPTS = 5
 """A call whose connection broke so often comes to `infrastructure`: it may be what kills the server."""
@@ -61,7 +61,7 @@ class Peer:
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class RemoteCall:
     """Something asked of the server."""
 
     message: dict[str, Any]
@@ -90,7 +90,7 @@ class Link:
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, about: About) -> None:
         self.socket = socket
         self.about = about
-        self.open: dict[int, Call] = {}
+        self.open: dict[int, RemoteCall] = {}
         self.cancelled: list[int] = []
         """Keys of calls that nobody waits for any more; the server is still to be told."""
         self.ready = asyncio.Event()
@@ -116,7 +116,7 @@ class Channel:
         self.loop = asyncio.get_running_loop()
         self.closed = False
         self._peer = peer
-        self._waiting: deque[Call] = deque()
+        self._waiting: deque[RemoteCall] = deque()
         self._link: Link | None = None
         """The one for calls that come now."""
         self._links: dict[Link, asyncio.Task[None]] = {}
@@ -133,10 +133,12 @@ class Channel:
         finally:
             await self.close()
 
-    async def ask(self, message: dict[str, Any], submission: Submission | None, seconds: float) -> tuple[Call, Any]:
+    async def ask(
+        self, message: dict[str, Any], submission: Submission | None, seconds: float
+    ) -> tuple[RemoteCall, Any]:
         """The call, and its answer; one that says that it failed if there is none within `seconds`."""
         now = time.monotonic()
-        call = Call(message, submission, self.loop.create_future(), now, now)
+        call = RemoteCall(message, submission, self.loop.create_future(), now, now)
         timer = self.loop.call_later(seconds, lambda: call.answer(failed=f"no answer within {seconds:.0f} s"))
         self._waiting.append(call)
         self._go_on()
@@ -146,7 +148,7 @@ class Channel:
             timer.cancel()
             self._drop(call)
 
-    def _drop(self, call: Call) -> None:
+    def _drop(self, call: RemoteCall) -> None:
         """Nobody waits for it any more, or it has its answer."""
         link = call.link
         if link is not None and link.open.pop(call.key, None) is not None:
@@ -208,7 +210,7 @@ class Channel:
     def _give_up(self, why: str) -> None:
         """On calls that have waited for too long."""
         before = time.monotonic() - self._peer.patience_seconds
-        kept: deque[Call] = deque()
+        kept: deque[RemoteCall] = deque()
         for call in self._waiting:
             if call.waits_since > before:
                 kept.append(call)
@@ -299,7 +301,7 @@ class Channel:
                 link.open[call.key] = call
         return f"[{','.join(parts)}]" if parts else None
 
-    def _text(self, call: Call, link: Link) -> str:
+    def _text(self, call: RemoteCall, link: Link) -> str:
         """The call as it is sent; empty if it has its answer."""
         if call.future.done():
             return ""
@@ -317,7 +319,7 @@ class Channel:
             return ""
         return text
 
-    def _message(self, call: Call, boot: str) -> dict[str, Any] | None:
+    def _message(self, call: RemoteCall, boot: str) -> dict[str, Any] | None:
         """What is sent to the server `boot`; None if there is no need. Raises HrmError for what has no form."""
         submission, recall = call.submission, self._peer.recall
         if submission is not None:
@@ -327,7 +329,7 @@ class Channel:
             return None
         return call.message
 
-    def _submission(self, call: Call, submission: Submission, boot: str) -> dict[str, Any] | None:
+    def _submission(self, call: RemoteCall, submission: Submission, boot: str) -> dict[str, Any] | None:
         try:
             changed: dict[str, Any] = {"history": self._peer.recall.history(submission, boot)}
         except HrmError as error:
@@ -355,7 +357,7 @@ class Channel:
                 self._again(call)
         link.open.clear()
 
-    def _again(self, call: Call) -> None:
+    def _again(self, call: RemoteCall) -> None:
         call.waits_since = time.monotonic()
         self._waiting.appendleft(call)
         self._go_on()

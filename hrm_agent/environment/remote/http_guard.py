@@ -24,7 +24,7 @@ __all__ = [
     "MAX_REQUEST_BYTES",
     "SECONDS_TO_ASK",
     "BadRequestError",
-    "Door",
+    "RequestGate",
     "body_of",
     "json_answer",
     "listening",
@@ -47,7 +47,7 @@ class BadRequestError(Exception):
         self.status, self.message, self.hint = status, message, hint
 
 
-class Door:
+class RequestGate:
     """Who comes in."""
 
     def __init__(self, token: str, hosts: Sequence[str] = ()) -> None:

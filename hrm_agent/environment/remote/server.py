@@ -47,7 +47,7 @@ try:
     from hrm_agent.environment.remote.http_guard import (
         MAX_REQUEST_BYTES,
         BadRequestError,
-        Door,
+        RequestGate,
         body_of,
         json_answer,
         listening,
@@ -76,7 +76,7 @@ class Service:
         request_bytes: int = MAX_REQUEST_BYTES,
     ) -> None:
         """`hosts`: what a request's Host header may say; anything if empty. `slots` is only told to clients."""
-        self._door = Door(token, hosts)
+        self._door = RequestGate(token, hosts)
         self._calls = Calls(environment)
         self._request_bytes = request_bytes
         self._streams: set[Stream] = set()

@@ -1,7 +1,7 @@
 """What this machine gives, and what it costs: each layer put on in a child of this process, again and again.
 
-Printed is one JSON object, layer -> `Found`. Runs as the sandbox's other processes do, in a bare interpreter without
-threads, so that what is measured is a small process's fork. Nothing is left behind, and no cgroup is touched.
+Printed is one JSON object, layer -> `LayerProbe`. Runs as the sandbox's other processes do, in a bare interpreter
+without threads, so that what is measured is a small process's fork. Nothing is left behind, and no cgroup is touched.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _python_libc = ctypes.PyDLL(None, use_errno=True)
 """Keeps the interpreter's lock, which a child would otherwise lack."""
 
 
-class Found(TypedDict):
+class LayerProbe(TypedDict):
     """Of one layer."""
 
     missing: str
@@ -51,7 +51,7 @@ def main() -> None:
     print(json.dumps(found()))  # noqa: T201 -- this is the whole of its protocol
 
 
-def found() -> dict[str, Found]:
+def found() -> dict[str, LayerProbe]:
     """By the names of `hrm_agent.environment.isolation.Layer`."""
     with suppress(OSError):
         seccomp.filter_program(os.uname().machine, no_network=False)  # made once for all slots
@@ -60,12 +60,12 @@ def found() -> dict[str, Found]:
     return {**layers, "rlimits": _rlimits(), "memory sampling": _sampling(), "cgroup": _cgroup()}
 
 
-def _of_slot(step: Callable[[], object]) -> Found:
+def _of_slot(step: Callable[[], object]) -> LayerProbe:
     missing, microseconds = _measure(step)
-    return Found(missing=missing, slot_us=microseconds, call_us=None, detail="")
+    return LayerProbe(missing=missing, slot_us=microseconds, call_us=None, detail="")
 
 
-def _namespaces() -> Found:
+def _namespaces() -> LayerProbe:
     """Those of a slot, and within them the new process ids of a call."""
     of_slot = _of_slot(_enter)
     if not of_slot["missing"]:
@@ -73,23 +73,27 @@ def _namespaces() -> Found:
     return of_slot
 
 
-def _rlimits() -> Found:
+def _rlimits() -> LayerProbe:
     missing, microseconds = _measure(_limit)
-    return Found(missing=missing, slot_us=None, call_us=microseconds, detail="")
+    return LayerProbe(missing=missing, slot_us=None, call_us=microseconds, detail="")
 
 
-def _sampling() -> Found:
+def _sampling() -> LayerProbe:
     try:
         started = time.perf_counter()
         for _ in range(REPEATS):
             _resident_bytes(os.getppid())
-        return Found(missing="", slot_us=None, call_us=_microseconds(started) / REPEATS, detail="a look, every 50 ms")
+        return LayerProbe(
+            missing="", slot_us=None, call_us=_microseconds(started) / REPEATS, detail="a look, every 50 ms"
+        )
     except OSError as error:
-        return Found(missing=f"the memory of a process is not told: {error}", slot_us=None, call_us=None, detail="")
+        return LayerProbe(
+            missing=f"the memory of a process is not told: {error}", slot_us=None, call_us=None, detail=""
+        )
 
 
-def _cgroup() -> Found:
-    return Found(missing=_no_cgroup(), slot_us=None, call_us=None, detail="")
+def _cgroup() -> LayerProbe:
+    return LayerProbe(missing=_no_cgroup(), slot_us=None, call_us=None, detail="")
 
 
 def _enter() -> None:

@@ -13,7 +13,7 @@ from hrm_agent.environment.base import ExecutionResult, Submission
 from hrm_agent.environment.scheduler.sessions import Session, Visit
 from hrm_agent.environment.scheduler.workers import Work
 
-__all__ = ["Call", "Job", "Queue", "Stage", "Waiter", "seed_of"]
+__all__ = ["Queue", "ScheduledCall", "SlotJob", "Stage", "Waiter", "seed_of"]
 
 Waiter = Callable[[ExecutionResult], None]
 """Is told the outcome, once, on whichever thread it comes. Must be quick, and must not raise."""
@@ -34,11 +34,11 @@ class Stage(Enum):
 class Queue(Protocol):
     """Where a call waits."""
 
-    def discard(self, call: Call) -> None: ...
+    def discard(self, call: ScheduledCall) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
-class Job(Work):
+class SlotJob(Work):
     """A work, and whether it may be killed."""
 
     handed: bool = False
@@ -46,7 +46,7 @@ class Job(Work):
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class ScheduledCall:
     """One submission, and all that wait for it."""
 
     submission: Submission
@@ -68,7 +68,7 @@ class Call:
     """When its own code was started, by the monotonic clock."""
     step: int = 0
     """Number of its latest work: a session may be rebuilt by many before the call's own code is run."""
-    work: Job | None = None
+    work: SlotJob | None = None
     """What the workers are at; None when they are not."""
     unwanted: bool = False
     """True if the work is to be killed as soon as it may be."""

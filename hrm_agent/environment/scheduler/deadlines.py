@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
-from hrm_agent.environment.scheduler.calls import Call, Stage
+from hrm_agent.environment.scheduler.calls import ScheduledCall, Stage
 
 __all__ = ["Deadlines"]
 
@@ -17,17 +17,17 @@ _FEW = 1024
 class Deadlines:
     """Thread-safe. One thread, started with the first deadline, sleeps until the earliest."""
 
-    def __init__(self, passed: Callable[[Call], None]) -> None:
+    def __init__(self, passed: Callable[[ScheduledCall], None]) -> None:
         """`passed` is called with each call whose time is over, whether it has begun by then or not."""
         self._passed = passed
         self._changed = threading.Condition()
-        self._heap: list[tuple[float, int, Call]] = []
+        self._heap: list[tuple[float, int, ScheduledCall]] = []
         self._number = 0
         self._most = _FEW
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def add(self, when: float, call: Call) -> None:
+    def add(self, when: float, call: ScheduledCall) -> None:
         """`when` by the monotonic clock."""
         with self._changed:
             self._number += 1
@@ -58,7 +58,7 @@ class Deadlines:
             if call is not None:
                 self._passed(call)
 
-    def _next(self) -> Call | None:
+    def _next(self) -> ScheduledCall | None:
         """The call that is due; None after a sleep, when it is worth another look."""
         with self._changed:
             left = self._heap[0][0] - time.monotonic() if self._heap else None

@@ -16,13 +16,13 @@ from typing import ParamSpec, TypeVar
 
 from hrm_agent.errors import HrmError
 
-__all__ = ["Guard", "cannot_run"]
+__all__ = ["DeferredLock", "cannot_run"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-class Guard:
+class DeferredLock:
     """`change` and `wait` are called without the lock, `later` with it."""
 
     def __init__(self, settle: Callable[[], None]) -> None:

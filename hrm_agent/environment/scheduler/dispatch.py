@@ -14,11 +14,11 @@ from functools import partial
 
 from hrm_agent.environment.base import ExecutionResult
 from hrm_agent.environment.scheduler.admission import Bounds
-from hrm_agent.environment.scheduler.calls import Call, Job, Stage, seed_of
-from hrm_agent.environment.scheduler.deferred_lock import Guard
+from hrm_agent.environment.scheduler.calls import ScheduledCall, SlotJob, Stage, seed_of
+from hrm_agent.environment.scheduler.deferred_lock import DeferredLock
 from hrm_agent.environment.scheduler.fair_queue import FairQueue
 from hrm_agent.environment.scheduler.metrics import Metrics
-from hrm_agent.environment.scheduler.sessions import Session, Sessions
+from hrm_agent.environment.scheduler.sessions import Session, SessionTable
 from hrm_agent.environment.scheduler.workers import Workers
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
@@ -32,17 +32,19 @@ MAX_ATTEMPTS = 2
 class Dispatch:
     """Its methods are called with the guard's lock held, but for those that say otherwise."""
 
-    def __init__(self, workers: Workers, guard: Guard, metrics: Metrics, max_sessions: int, bounds: Bounds) -> None:
+    def __init__(
+        self, workers: Workers, guard: DeferredLock, metrics: Metrics, max_sessions: int, bounds: Bounds
+    ) -> None:
         self._workers = workers
         self._guard = guard
         self._metrics = metrics
-        self._queue: FairQueue[Call] = FairQueue()
-        self.sessions = Sessions(max(max_sessions, workers.slots), bounds)
+        self._queue: FairQueue[ScheduledCall] = FairQueue()
+        self.sessions = SessionTable(max(max_sessions, workers.slots), bounds)
         self.waiting = 0
         """Calls in the queue, and those behind an earlier call of their session."""
         self.busy = 0
         """Slots taken."""
-        self.ended: Callable[[Call, ExecutionResult], None] = lambda call, result: None
+        self.ended: Callable[[ScheduledCall, ExecutionResult], None] = lambda call, result: None
         """Is called with each call that comes to its outcome here."""
         workers.on_session_death(lambda number: guard.change(self.sessions.died, number))
 
@@ -50,7 +52,7 @@ class Dispatch:
         """(With or without the lock.) An outcome of ours, rather than of the workers."""
         return ExecutionResult(status, stderr=why, isolation=self._workers.isolation)
 
-    def place(self, call: Call) -> None:
+    def place(self, call: ScheduledCall) -> None:
         """Into the queue; behind the earlier calls of its session, if they are open."""
         submission = call.submission
         if submission.session is not None and not self._join(call, submission.session):
@@ -70,7 +72,7 @@ class Dispatch:
             self._launch(self._queue.pop())
         self._end_processes()
 
-    def drop(self, call: Call, result: ExecutionResult) -> None:
+    def drop(self, call: ScheduledCall, result: ExecutionResult) -> None:
         """End a call that was placed: it does not wait any more, or is killed."""
         queue, call.queue = call.queue, None
         self.ended(call, result)
@@ -105,7 +107,7 @@ class Dispatch:
         if session.head is not None and session.head.stage is not Stage.ENDED:
             self.drop(session.head, ended)
 
-    def _join(self, call: Call, name: str) -> bool:
+    def _join(self, call: ScheduledCall, name: str) -> bool:
         run, known = call.submission.run, self.sessions.get(name)
         if known is not None and known.run != run:
             return False
@@ -113,11 +115,11 @@ class Dispatch:
         call.session.head = call.session.head or call
         return True
 
-    def _line_up(self, call: Call) -> None:
+    def _line_up(self, call: ScheduledCall) -> None:
         call.queue = self._queue
         self._queue.push(call)
 
-    def _launch(self, call: Call) -> None:
+    def _launch(self, call: ScheduledCall) -> None:
         self.waiting -= 1
         self.busy += 1
         call.queue, call.stage = None, Stage.RUNNING
@@ -126,7 +128,7 @@ class Dispatch:
             call.visit = self.sessions.visit(call.session, call.submission.history)
         self._step(call)
 
-    def _step(self, call: Call) -> None:
+    def _step(self, call: ScheduledCall) -> None:
         """Have the next piece of a call run: a cell of its session, if that is being rebuilt, else its own code."""
         self._end_processes()
         visit, session, submission = call.visit, call.session, call.submission
@@ -137,7 +139,7 @@ class Dispatch:
         else:
             call.begun = time.monotonic()
         call.step += 1
-        work = Job(code, submission.limits, partial(self._done, call, call.step))
+        work = SlotJob(code, submission.limits, partial(self._done, call, call.step))
         work.seed = session.seed if session is not None else seed_of(submission.id)
         if session is not None and visit is not None:
             work.session, work.fresh = session.number, visit.fresh
@@ -145,7 +147,7 @@ class Dispatch:
         call.work = work
         self._guard.later(self._start, call, work)
 
-    def _start(self, call: Call, work: Job) -> None:
+    def _start(self, call: ScheduledCall, work: SlotJob) -> None:
         """(Without the lock.)"""
         try:
             self._workers.start(work)
@@ -156,16 +158,16 @@ class Dispatch:
             if call.unwanted:
                 self._guard.change(self._kill, call)
 
-    def _kill(self, call: Call) -> None:
+    def _kill(self, call: ScheduledCall) -> None:
         call.unwanted = True
         if call.work is not None and call.work.handed:
             self._guard.later(self._workers.kill, call.work)
 
-    def _done(self, call: Call, step: int, result: ExecutionResult, lost: bool) -> None:
+    def _done(self, call: ScheduledCall, step: int, result: ExecutionResult, lost: bool) -> None:
         """(Without the lock.)"""
         self._guard.change(self._stepped, call, step, result, lost)
 
-    def _stepped(self, call: Call, step: int, result: ExecutionResult, lost: bool) -> None:
+    def _stepped(self, call: ScheduledCall, step: int, result: ExecutionResult, lost: bool) -> None:
         """A piece of a call has come to `result`."""
         if call.work is None or call.step != step:  # told twice
             return
@@ -182,7 +184,7 @@ class Dispatch:
         else:
             self._finish(call, result, alive=alive)
 
-    def _survived(self, call: Call, result: ExecutionResult) -> bool:
+    def _survived(self, call: ScheduledCall, result: ExecutionResult) -> bool:
         """True if the process of the call's session stands where the session does; else it has none from here on."""
         if call.session is None:
             return False
@@ -191,21 +193,21 @@ class Dispatch:
             self.sessions.kill(call.session)
         return alive
 
-    def _rebuild(self, call: Call, result: ExecutionResult, *, alive: bool) -> None:
+    def _rebuild(self, call: ScheduledCall, result: ExecutionResult, *, alive: bool) -> None:
         assert call.visit is not None
         call.visit.replayed(result, alive=alive)
         if not alive:
             self.sessions.start(call.visit.session)
         self._step(call)
 
-    def _retry(self, call: Call) -> None:
+    def _retry(self, call: ScheduledCall) -> None:
         self._metrics.events["retries"] += 1
         self._free_slot(call)
         call.stage, call.visit = Stage.WAITING, None
         self.waiting += 1
         self._line_up(call)
 
-    def _finish(self, call: Call, result: ExecutionResult, *, alive: bool) -> None:
+    def _finish(self, call: ScheduledCall, result: ExecutionResult, *, alive: bool) -> None:
         if alive and call.session is not None:
             self.sessions.ran(call.session, call.submission.code, result)
         found = call.visit.found if call.visit is not None else None
@@ -213,12 +215,12 @@ class Dispatch:
         self.ended(call, replace(result, queued_seconds=queued, attempt=call.attempt, session=found))
         self._vacate(call)
 
-    def _vacate(self, call: Call) -> None:
+    def _vacate(self, call: ScheduledCall) -> None:
         self._free_slot(call)
         if call.session is not None:
             self._next_of(call.session)
 
-    def _free_slot(self, call: Call) -> None:
+    def _free_slot(self, call: ScheduledCall) -> None:
         self.busy -= 1
         self._queue.release(call.submission.run)
 
@@ -246,5 +248,5 @@ class Dispatch:
             self._guard.later(self._workers.end_session, number)
 
 
-def _may_retry(call: Call) -> bool:
+def _may_retry(call: ScheduledCall) -> bool:
     return call.attempt < MAX_ATTEMPTS and (call.deadline is None or time.monotonic() < call.deadline)

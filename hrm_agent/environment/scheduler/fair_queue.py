@@ -17,7 +17,7 @@ from typing import Generic, Protocol, TypeVar
 
 from hrm_agent.environment.base import Submission
 
-__all__ = ["FairQueue", "Line", "Waiting"]
+__all__ = ["ArrivalQueue", "FairQueue", "Waiting"]
 
 _KEPT_GONE = 32
 """So many that left are kept in a line before it is looked at again, and as many as those that wait."""
@@ -39,7 +39,7 @@ class Waiting(Protocol):
 _T = TypeVar("_T", bound=Waiting)
 
 
-class Line(Generic[_T]):
+class ArrivalQueue(Generic[_T]):
     """In order of arrival, also for one that comes back (its first attempt was lost); those that left are skipped."""
 
     __slots__ = ("_gone", "_heap")
@@ -75,7 +75,7 @@ class _Lane(Generic[_T]):
     """The runs of one priority that have calls waiting."""
 
     def __init__(self) -> None:
-        self.lines: dict[str, Line[_T]] = {}
+        self.lines: dict[str, ArrivalQueue[_T]] = {}
         self._by_share: dict[int, dict[str, None]] = {}
         """Slots held -> runs, the one whose turn is longest ago first. At most one entry more than there are slots."""
 
@@ -113,7 +113,7 @@ class FairQueue(Generic[_T]):
             insort(self._order, -priority)
         line = lane.lines.get(run)
         if line is None:
-            line = lane.lines[run] = Line()
+            line = lane.lines[run] = ArrivalQueue()
             lane.enter(run, self._shares.get(run, 0))
         line.push(call)
         self._length += 1

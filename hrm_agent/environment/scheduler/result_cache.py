@@ -13,13 +13,13 @@ from hrm_agent.environment.base import ExecutionResult, Submission
 from hrm_agent.environment.scheduler.admission import Bounds
 from hrm_agent.trajectory import ToolStatus
 
-__all__ = ["Answers"]
+__all__ = ["ResultCache"]
 
 _ENTRY_BYTES = 1000
 """Of an outcome without its texts, and of its place here."""
 
 
-class Answers:
+class ResultCache:
     """Not thread-safe."""
 
     def __init__(self, bounds: Bounds) -> None:

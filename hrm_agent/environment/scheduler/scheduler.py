@@ -15,36 +15,36 @@ from itertools import count
 
 from hrm_agent.environment.base import ExecutionResult, Submission
 from hrm_agent.environment.scheduler.admission import Bounds, refusal
-from hrm_agent.environment.scheduler.calls import Call, Stage, Waiter
+from hrm_agent.environment.scheduler.calls import ScheduledCall, Stage, Waiter
 from hrm_agent.environment.scheduler.deadlines import Deadlines
-from hrm_agent.environment.scheduler.deferred_lock import Guard, cannot_run
+from hrm_agent.environment.scheduler.deferred_lock import DeferredLock, cannot_run
 from hrm_agent.environment.scheduler.dispatch import Dispatch
-from hrm_agent.environment.scheduler.fair_queue import Line
+from hrm_agent.environment.scheduler.fair_queue import ArrivalQueue
 from hrm_agent.environment.scheduler.metrics import Metrics
-from hrm_agent.environment.scheduler.result_cache import Answers
+from hrm_agent.environment.scheduler.result_cache import ResultCache
 from hrm_agent.environment.scheduler.workers import Workers
 from hrm_agent.errors import QueueFullError
 from hrm_agent.trajectory import ToolStatus
 
-__all__ = ["Front"]
+__all__ = ["Scheduler"]
 
 
-class Front:
+class Scheduler:
     """Thread-safe. Methods whose names begin with an underscore are called with the guard's lock held."""
 
     def __init__(self, workers: Workers, *, max_sessions: int = 64, bounds: Bounds | None = None) -> None:
         """`max_sessions`: processes of sessions, at least one per slot; the one idle longest makes room."""
         self._workers = workers
         self._bounds = bounds or Bounds()
-        self._guard = Guard(self._settle)
+        self._guard = DeferredLock(self._settle)
         self._metrics = Metrics()
         self._dispatch = Dispatch(workers, self._guard, self._metrics, max_sessions, self._bounds)
         self._dispatch.ended = self._end
-        self._outside: Line[Call] = Line()
+        self._outside: ArrivalQueue[ScheduledCall] = ArrivalQueue()
         """Calls that wait for room in the queue."""
-        self._open: set[Call] = set()
-        self._by_id: dict[tuple[str, str], Call] = {}
-        self._answers = Answers(self._bounds)
+        self._open: set[ScheduledCall] = set()
+        self._by_id: dict[tuple[str, str], ScheduledCall] = {}
+        self._answers = ResultCache(self._bounds)
         self._deadlines = Deadlines(lambda call: self._guard.change(self._expire, call))
         self._sequence = count(1)
         self._down = ""
@@ -68,7 +68,7 @@ class Front:
             future.add_done_callback(lambda _: self.leave(call, waiter) if future.cancelled() else None)
         return future
 
-    def enter(self, submission: Submission, waiter: Waiter, *, patient: bool = False) -> Call | None:
+    def enter(self, submission: Submission, waiter: Waiter, *, patient: bool = False) -> ScheduledCall | None:
         """Take a call. `waiter` is told its outcome; None is returned if that is so already.
 
         `patient`: where the queue is full, stand in line for it, first in, first out. Else raises QueueFullError.
@@ -76,7 +76,7 @@ class Front:
         wrong = refusal(submission, self._bounds)
         return self._guard.change(self._enter, submission, waiter, wrong, patient)
 
-    def leave(self, call: Call, waiter: Waiter) -> None:
+    def leave(self, call: ScheduledCall, waiter: Waiter) -> None:
         """`waiter` does not wait any more; if nobody else does, the call is killed. Harmless once it has ended."""
         self._guard.change(self._leave, call, waiter)
 
@@ -126,11 +126,11 @@ class Front:
     def _is_full(self) -> bool:
         return self._dispatch.waiting >= self._bounds.queue
 
-    def _enter(self, submission: Submission, waiter: Waiter, wrong: str, patient: bool) -> Call | None:
+    def _enter(self, submission: Submission, waiter: Waiter, wrong: str, patient: bool) -> ScheduledCall | None:
         if self._down:
             raise cannot_run(self._down)
         found = self._dispatch.result(ToolStatus.INVALID_CALL, wrong) if wrong else self._under_id(submission)
-        if isinstance(found, Call):
+        if isinstance(found, ScheduledCall):
             found.waiters.append(waiter)
             return found
         if found is not None:
@@ -143,11 +143,11 @@ class Front:
             raise QueueFullError(f"The queue is full: {waiting}.", "Submit again when some have ended.")
         return self._take(submission, waiter, outside=outside)
 
-    def _under_id(self, submission: Submission) -> Call | ExecutionResult | None:
+    def _under_id(self, submission: Submission) -> ScheduledCall | ExecutionResult | None:
         """The open call with this id, or the outcome of one that has ended; None if it is new."""
         if submission.id is None:
             return None
-        found: Call | ExecutionResult | None = self._by_id.get((submission.run, submission.id))
+        found: ScheduledCall | ExecutionResult | None = self._by_id.get((submission.run, submission.id))
         if found is not None:
             same = (found.submission.code, found.submission.session) == (submission.code, submission.session)
         else:
@@ -158,8 +158,8 @@ class Front:
         self._metrics.events["repeated"] += found is not None
         return found
 
-    def _take(self, submission: Submission, waiter: Waiter, *, outside: bool) -> Call:
-        call = Call(submission, next(self._sequence), time.monotonic(), waiters=[waiter])
+    def _take(self, submission: Submission, waiter: Waiter, *, outside: bool) -> ScheduledCall:
+        call = ScheduledCall(submission, next(self._sequence), time.monotonic(), waiters=[waiter])
         self._open.add(call)
         if submission.id is not None:
             self._by_id[submission.run, submission.id] = call
@@ -173,19 +173,19 @@ class Front:
             self._dispatch.place(call)
         return call
 
-    def _leave(self, call: Call, waiter: Waiter) -> None:
+    def _leave(self, call: ScheduledCall, waiter: Waiter) -> None:
         if waiter in call.waiters:
             call.waiters.remove(waiter)
             if not call.waiters:
                 self._metrics.events["cancelled"] += 1
                 self._drop(call, "The call was cancelled.")
 
-    def _expire(self, call: Call) -> None:
+    def _expire(self, call: ScheduledCall) -> None:
         if call.waits:
             seconds = call.submission.deadline_seconds
             self._drop(call, f"The call had not begun when its deadline of {seconds:g} s was over.")
 
-    def _drop(self, call: Call, why: str) -> None:
+    def _drop(self, call: ScheduledCall, why: str) -> None:
         result = self._dispatch.result(ToolStatus.INFRASTRUCTURE, why)
         queued = (call.begun or time.monotonic()) - call.arrived
         result = replace(result, queued_seconds=queued, attempt=max(1, call.attempt))
@@ -195,7 +195,7 @@ class Front:
         else:
             self._dispatch.drop(call, result)
 
-    def _end(self, call: Call, result: ExecutionResult) -> None:
+    def _end(self, call: ScheduledCall, result: ExecutionResult) -> None:
         """The outcome of an open call: keep it, and tell whoever waits for it."""
         submission, call.stage = call.submission, Stage.ENDED
         self._open.discard(call)

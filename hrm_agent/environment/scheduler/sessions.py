@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 
 from hrm_agent.environment.base import Cell, ExecutionResult, SessionState
 from hrm_agent.environment.scheduler.admission import Bounds
-from hrm_agent.environment.scheduler.fair_queue import Line
+from hrm_agent.environment.scheduler.fair_queue import ArrivalQueue
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
 
 if TYPE_CHECKING:
-    from hrm_agent.environment.scheduler.calls import Call
+    from hrm_agent.environment.scheduler.calls import ScheduledCall
 
-__all__ = ["Session", "Sessions", "Visit"]
+__all__ = ["Session", "SessionTable", "Visit"]
 
 MAX_REBUILDS = 2
 """So often a rebuilding starts over without a cell that ended its process; after that, nothing is run again."""
@@ -49,9 +49,9 @@ class Session:
     """False if there were more cells than are remembered: then they are none at all."""
     size: int = 0
     """Characters of the cells."""
-    head: Call | None = None
+    head: ScheduledCall | None = None
     """Its first open call: in the queue, or running. The others wait in `line`."""
-    line: Line[Call] = field(default_factory=Line["Call"])
+    line: ArrivalQueue[ScheduledCall] = field(default_factory=ArrivalQueue["ScheduledCall"])
     copies: list[tuple[str, Future[None]]] = field(default_factory=list[tuple[str, "Future[None]"]])
     """Names of sessions to be made from this one when its running call has ended."""
     ended: bool = False
@@ -101,7 +101,7 @@ class Visit:
         self.cells, self.index = rest if self.rebuilds <= MAX_REBUILDS else [], 0
 
 
-class Sessions:
+class SessionTable:
     """Not thread-safe. Starts and ends no process itself: it says which are to be ended."""
 
     def __init__(self, most_living: int, bounds: Bounds) -> None:

@@ -29,7 +29,7 @@ from tokenizers import Tokenizer
 from transformers.utils import chat_template_utils
 
 from hrm_agent.errors import ModelError
-from hrm_agent.models.codec.control_tokens import Guard
+from hrm_agent.models.codec.control_tokens import ControlTokenGuard
 from hrm_agent.models.codec.messages import answer_text, message_role, message_text
 from hrm_agent.models.codec.stream_decoder import StreamDecoder
 from hrm_agent.models.codec.tool_calls import parse_turn
@@ -197,11 +197,11 @@ class ChatTemplateCodec:
     def _guarded_tools(self, tools: Sequence[dict[str, Any]]) -> list[Any] | None:
         return self._guard.tree(list(tools), self._tags) if tools else None
 
-    def _make_guard(self) -> tuple[Guard, Any, Any]:
+    def _make_guard(self) -> tuple[ControlTokenGuard, Any, Any]:
         added = self._encoder.get_added_tokens_decoder()
         spellings = {i: token.content for i, token in added.items() if i in self._added_ids}
         normalizer = self._encoder.normalizer
-        guard = Guard(spellings.values(), normalizer.normalize_str if normalizer is not None else None)
+        guard = ControlTokenGuard(spellings.values(), normalizer.normalize_str if normalizer is not None else None)
         controls = [spelling for i, spelling in spellings.items() if i in self.control_token_ids]
         return guard, guard.pattern(spellings.values()), guard.pattern(controls)
 

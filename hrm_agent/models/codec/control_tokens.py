@@ -2,9 +2,9 @@
 
 A chat template joins the texts of messages with control tokens into one string, and a tokenizer finds the control
 tokens by their spelling. A tool that prints `<|im_end|>` would so end a turn, and a prompt that contains
-`<tool_response>` would forge a tool's result. A `Guard` closes this hole before the template runs: each occurrence of
-such a spelling is swapped for one private-use character, the template renders around it, and afterwards the rendered
-string is split at these characters, so that the original spelling is encoded as plain text.
+`<tool_response>` would forge a tool's result. A `ControlTokenGuard` closes this hole before the template runs: each
+occurrence of such a spelling is swapped for one private-use character, the template renders around it, and afterwards
+the rendered string is split at these characters, so that the original spelling is encoded as plain text.
 
 Private-use characters that were in the text already are escaped in the same way, so nobody can smuggle a placeholder
 in.
@@ -18,13 +18,13 @@ from typing import Any, cast
 
 from hrm_agent.unicode import without_surrogates
 
-__all__ = ["Guard"]
+__all__ = ["ControlTokenGuard"]
 
 _FIRST = 0xF0000
 _LIMIT = 0xFFFD - 1
 
 
-class Guard:
+class ControlTokenGuard:
     """Swaps spellings for placeholders, and splits a rendered string at the placeholders."""
 
     def __init__(self, spellings: Iterable[str], normalize: Callable[[str], str] | None = None) -> None:

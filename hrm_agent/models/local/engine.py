@@ -42,7 +42,7 @@ from hrm_agent.models.local.constrained_decoding import COMPILE_SECONDS, Schemas
 from hrm_agent.models.local.kv_cache import KVPool, tensor_on
 from hrm_agent.models.local.model_inspection import capabilities_of, kv_shape, load_weights, longest_conversation
 from hrm_agent.models.local.packed_attention import replica
-from hrm_agent.models.local.pending_request import Job
+from hrm_agent.models.local.pending_request import PendingRequest
 from hrm_agent.models.local.sampling import Held, sample_rows, seed_state, uniform
 from hrm_agent.trajectory import FinishReason, LogprobKind
 
@@ -95,8 +95,8 @@ class TransformersEngine:
         self._is_control = np.zeros(max(self._vocab_size, *self.codec.control_token_ids) + 1, bool)
         self._is_control[list(self.codec.control_token_ids)] = True
         self._threads = threads
-        self._waiting: deque[Job] = deque()
-        self._cancelled: deque[Job] = deque()
+        self._waiting: deque[PendingRequest] = deque()
+        self._cancelled: deque[PendingRequest] = deque()
         self._publications: deque[tuple[int, Any, Future[None]]] = deque()
         self._wake = threading.Condition()
         self._closing = False
@@ -113,7 +113,7 @@ class TransformersEngine:
         if error is not None:
             future.set_exception(error)
             return future
-        job = Job(request, future, self.max_length)
+        job = PendingRequest(request, future, self.max_length)
         future.add_done_callback(lambda done: self._cancelled.append(job) if done.cancelled() else None)
         schema = None if request.schema is None else self.schemas.compile(request.schema)
         if schema is None or schema.done():
@@ -122,7 +122,7 @@ class TransformersEngine:
             threading.Thread(target=self._queue_late, args=(job, schema), daemon=True).start()
         return future
 
-    def _queue(self, job: Job, schema: Future[Any] | None) -> None:
+    def _queue(self, job: PendingRequest, schema: Future[Any] | None) -> None:
         job.held = None if schema is None else self.schemas.begin(schema)
         with self._wake:
             if self._closing:
@@ -130,7 +130,7 @@ class TransformersEngine:
             self._waiting.append(job)
             self._wake.notify()
 
-    def _queue_late(self, job: Job, schema: Future[Any]) -> None:
+    def _queue_late(self, job: PendingRequest, schema: Future[Any]) -> None:
         """`_queue` once the schema is compiled, or has taken too long."""
         wait([schema], COMPILE_SECONDS)
         try:
@@ -259,7 +259,7 @@ class TransformersEngine:
             else:
                 self._finish(row, FinishReason.CONTROL_TOKEN if control else FinishReason.LENGTH)
 
-    def _watch(self, job: Job, row: int) -> bool:
+    def _watch(self, job: PendingRequest, row: int) -> bool:
         """Show a new token to whoever wants to see it; True if it completes a stop string."""
         rows = self._rows
         answer = rows.tokens[row, rows.start[row] : rows.known[row]].tolist()
@@ -273,7 +273,7 @@ class TransformersEngine:
     def _finish(self, row: int, reason: FinishReason) -> None:
         """Resolve the future of a row, unless its request is over already."""
         rows = self._rows
-        job: Job | None = rows.jobs[row]
+        job: PendingRequest | None = rows.jobs[row]
         if job is None:
             return
         answer = slice(int(rows.start[row]), int(rows.known[row]))
@@ -282,7 +282,7 @@ class TransformersEngine:
         version, constrained = self.policy_version, job.held is not None
         job.complete(Completion(tuple(tokens), tuple(logprobs), reason, version, job.queue_seconds, constrained))
 
-    def _release(self, row: int, job: Job) -> None:
+    def _release(self, row: int, job: PendingRequest) -> None:
         job.fed = True
         self._rows.release(row)
 
@@ -294,7 +294,7 @@ class TransformersEngine:
 
     def _admit(self) -> None:
         """Give rows to as many waiting requests as fit, first come first served."""
-        left: list[Job] = []
+        left: list[PendingRequest] = []
         try:
             while self._waiting:
                 job = self._waiting.popleft()
@@ -323,7 +323,7 @@ class TransformersEngine:
             rows.resize(count, pool.length_for(length))
         return True
 
-    def _place(self, job: Job) -> bool:
+    def _place(self, job: PendingRequest) -> bool:
         """Give a row to a request; False if it had better wait for a prefix that is being fed just now."""
         rows = self._rows
         prefix_R = rows.prefixes(job.prompt)
@@ -363,7 +363,7 @@ class TransformersEngine:
                 self._closing, self._failure = True, error
 
     def _fail_all(self, error: BaseException) -> None:
-        jobs: list[Job] = [job for job in self._rows.jobs if job is not None]
+        jobs: list[PendingRequest] = [job for job in self._rows.jobs if job is not None]
         with self._wake:
             jobs.extend(self._waiting)
             self._waiting.clear()

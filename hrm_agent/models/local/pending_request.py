@@ -12,10 +12,10 @@ from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.local.constrained_decoding import HeldAnswer
 from hrm_agent.models.local.stop_strings import StopStrings
 
-__all__ = ["Job"]
+__all__ = ["PendingRequest"]
 
 
-class Job:
+class PendingRequest:
     """A request with its future, from submission to resolution."""
 
     def __init__(self, request: GenerationRequest, future: Future[Completion], max_length: int) -> None:
@@ -28,7 +28,7 @@ class Job:
         """Whether someone has to look at each token."""
         self.fed = False
         """Whether the cache holds the whole prompt, so that it can be copied; True also when the job is over."""
-        self.donor: Job | None = None
+        self.donor: PendingRequest | None = None
         """The job whose prompt this one waits to copy from."""
         self.held: HeldAnswer | None = None
         """The answer's way through its schema; None where it is free."""

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hrm_agent.errors import ModelError
 from hrm_agent.models.engine import Completion, GenerationRequest
-from hrm_agent.models.vllm.server import Address
+from hrm_agent.models.vllm.server import VllmAddress
 from hrm_agent.trajectory import FinishReason
 
 if TYPE_CHECKING:
     from hrm_agent.models.codec.chat_template import PolicyCodec
 
-__all__ = ["Answer", "request_body"]
+__all__ = ["VllmReply", "request_body"]
 
 _NEUTRAL = {
     "top_k": 0,
@@ -65,10 +65,10 @@ def request_body(request: GenerationRequest, model: str, codec: PolicyCodec, max
     return body
 
 
-class Answer:
+class VllmReply:
     """Takes an answer piece by piece (a whole one is one piece)."""
 
-    def __init__(self, request: GenerationRequest, address: Address, codec: PolicyCodec, max_tokens: int) -> None:
+    def __init__(self, request: GenerationRequest, address: VllmAddress, codec: PolicyCodec, max_tokens: int) -> None:
         self._request, self._address, self._codec, self._max_tokens = request, address, codec, max_tokens
         self._token_ids: list[int] = []
         self._logprobs: list[float] = []

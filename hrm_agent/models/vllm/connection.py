@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from hrm_agent.errors import ModelError
-from hrm_agent.models.vllm.server import HTTP_OK, Address, client_options, object_of, refusal, unreachable
+from hrm_agent.models.vllm.server import HTTP_OK, VllmAddress, client_options, object_of, refusal, unreachable
 
 __all__ = ["Connection"]
 
@@ -33,7 +33,7 @@ _MAX_WAIT = 20.0
 class Connection:
     """Bound to the event loop in which it is first used."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: VllmAddress) -> None:
         self._address = address
         self._client = httpx.AsyncClient(
             timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
@@ -83,7 +83,7 @@ class _BusyError(Exception):
 class _Attempt:
     """One try of one request."""
 
-    def __init__(self, address: Address, take: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, address: VllmAddress, take: Callable[[dict[str, Any]], None]) -> None:
         self.answered = False
         self._address, self._take = address, take
 

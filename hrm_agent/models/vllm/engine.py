@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, Any, Self
 from hrm_agent.errors import ContextLengthError, ModelError
 from hrm_agent.models.capabilities import Capabilities, Lack
 from hrm_agent.models.engine import Completion, GenerationRequest
-from hrm_agent.models.vllm.answer import Answer, request_body
+from hrm_agent.models.vllm.answer import VllmReply, request_body
 from hrm_agent.models.vllm.connection import Connection
-from hrm_agent.models.vllm.server import Address, Refusal, Served, look_up, parse_address, server_tokens
+from hrm_agent.models.vllm.server import Refusal, Served, VllmAddress, look_up, parse_address, server_tokens
 from hrm_agent.trajectory import LogprobKind
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _PROBE = "The answer to 17 * 23 is 391. Größe, 漢字, 🎉\n\tdef f(x): retur
 class VllmEngine:
     """Samples on a vLLM server, for many callers at once."""
 
-    def __init__(self, address: Address, served: Served, codec: PolicyCodec, *, max_requests: int = 256) -> None:
+    def __init__(self, address: VllmAddress, served: Served, codec: PolicyCodec, *, max_requests: int = 256) -> None:
         """At most `max_requests` are with the server at once; the others wait here, first come first served."""
         self.name = address.name
         self.codec = codec
@@ -144,7 +144,7 @@ class VllmEngine:
 
     async def _sample(self, request: GenerationRequest, waited: float) -> Completion:
         limit = self._limit(request)
-        answer = Answer(request, self._address, self.codec, limit)
+        answer = VllmReply(request, self._address, self.codec, limit)
         await self._connection.ask(request_body(request, self._served.model, self.codec, limit), answer.take)
         return answer.completion(self.policy_version, waited)
 
@@ -208,7 +208,7 @@ def _check_transformers(name: str) -> None:
         raise ModelError(f"The tokenizer of {name!r} needs transformers.", "Run `pip install 'hrm-agent[train]'`.")
 
 
-def _codec(address: Address, path: str) -> tuple[PolicyCodec, Callable[[str], list[int]]]:
+def _codec(address: VllmAddress, path: str) -> tuple[PolicyCodec, Callable[[str], list[int]]]:
     """The codec over a tokenizer, and how that one splits plain text."""
     from transformers import AutoTokenizer
 

@@ -25,9 +25,9 @@ from hrm_agent.errors import ContextLengthError, ModelError, nearest
 from hrm_agent.trajectory import LogprobKind
 
 __all__ = [
-    "Address",
     "Refusal",
     "Served",
+    "VllmAddress",
     "look_up",
     "object_of",
     "parse_address",
@@ -48,7 +48,7 @@ _SHOWN = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class VllmAddress:
     """A server and what was said about it."""
 
     name: str
@@ -86,7 +86,7 @@ class Refusal(ModelError):
     """The server understood and refused (HTTP 400): asking again as it is has no use."""
 
 
-def parse_address(name: str) -> Address:
+def parse_address(name: str) -> VllmAddress:
     """The server that `vllm:URL?OPTIONS` names. Raises `ModelError`."""
     base, _, query = name.removeprefix(SCHEME).partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))
@@ -104,7 +104,7 @@ def parse_address(name: str) -> Address:
         hint = _key_hint() if "key" in option else f"{nearest(option, _OPTIONS)} Known: {', '.join(_OPTIONS)}."
         raise ModelError(f"A vLLM server has no option {option!r}.", hint)
     path = parts.path.rstrip("/") or "/v1"
-    return Address(
+    return VllmAddress(
         name=name,
         url=f"{parts.scheme}://{parts.netloc}{path}",
         model=options.get("model") or None,
@@ -128,7 +128,7 @@ def _key_hint(variable: str = KEY_ENV) -> str:
     return f"Put the key into the environment variable {variable}, or name another with key_env=NAME."
 
 
-def client_options(address: Address) -> dict[str, Any]:
+def client_options(address: VllmAddress) -> dict[str, Any]:
     """What every client is made with. Compression is declined: a few bytes could unpack into any number."""
     key = os.environ.get(address.key_env, "").strip()
     if not (key.isascii() and (key.isprintable() or not key)):  # said here, since whoever sends it would show it
@@ -140,7 +140,7 @@ def client_options(address: Address) -> dict[str, Any]:
     }
 
 
-def look_up(address: Address) -> Served:
+def look_up(address: VllmAddress) -> Served:
     """Ask the server what it serves. Raises `ModelError`."""
     with httpx.Client(timeout=_LOOK_UP_SECONDS, **client_options(address)) as client:
         entries = _models(address, _value(address, client, "GET", "models"))
@@ -155,7 +155,7 @@ def look_up(address: Address) -> Served:
         )
 
 
-def server_tokens(address: Address, model: str, text: str) -> list[int] | None:
+def server_tokens(address: VllmAddress, model: str, text: str) -> list[int] | None:
     """How the server's own tokenizer splits `text`; None where it does not say."""
     url = f"{address.url.removesuffix('/v1')}/tokenize"
     asked = {"model": model, "prompt": text, "add_special_tokens": False}
@@ -169,7 +169,7 @@ def server_tokens(address: Address, model: str, text: str) -> list[int] | None:
 
 
 def _value(
-    address: Address, client: httpx.Client, method: str, path: str, body: Mapping[str, Any] | None = None
+    address: VllmAddress, client: httpx.Client, method: str, path: str, body: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     try:
         status, said = _bounded(client, method, f"{address.url}/{path}", body)
@@ -191,7 +191,7 @@ def _bounded(client: httpx.Client, method: str, url: str, body: Mapping[str, Any
         return response.status_code, said
 
 
-def object_of(address: Address, text: str | bytes) -> dict[str, Any]:
+def object_of(address: VllmAddress, text: str | bytes) -> dict[str, Any]:
     """The JSON object that `text` is. Raises `ModelError`."""
     try:
         value = json.loads(text)
@@ -206,7 +206,7 @@ def object_of(address: Address, text: str | bytes) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
-def _models(address: Address, listed: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _models(address: VllmAddress, listed: Mapping[str, Any]) -> list[dict[str, Any]]:
     data: Any = listed.get("data")
     entries = [cast("dict[str, Any]", entry) for entry in data if isinstance(entry, dict)] if _is_list(data) else []
     named = [entry for entry in entries if isinstance(entry.get("id"), str)]
@@ -215,7 +215,7 @@ def _models(address: Address, listed: Mapping[str, Any]) -> list[dict[str, Any]]
     return named
 
 
-def _chosen(address: Address, entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _chosen(address: VllmAddress, entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if address.model is None:
         return entries[0]
     names = [str(entry["id"]) for entry in entries]
@@ -236,7 +236,7 @@ def _probe(model: str) -> dict[str, Any]:
     return {**asked, "allowed_token_ids": [0], "logprobs": 1, "return_token_ids": True, "ignore_eos": True}
 
 
-def _kind(address: Address, probed: Mapping[str, Any]) -> LogprobKind:
+def _kind(address: VllmAddress, probed: Mapping[str, Any]) -> LogprobKind:
     try:
         choice = probed["choices"][0]
         token_ids, (first,) = choice["token_ids"], choice["logprobs"]["token_logprobs"]
@@ -262,7 +262,7 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, list)
 
 
-def unreachable(address: Address, error: Exception) -> ModelError:
+def unreachable(address: VllmAddress, error: Exception) -> ModelError:
     """The server is not there, or went away while it answered."""
     why = str(error) or type(error).__name__
     return ModelError(
@@ -271,7 +271,7 @@ def unreachable(address: Address, error: Exception) -> ModelError:
     )
 
 
-def refusal(address: Address, status: int, body: str) -> ModelError:
+def refusal(address: VllmAddress, status: int, body: str) -> ModelError:
     """What an HTTP status other than 200 means."""
     said = _said(body)
     if status in (401, 403):

@@ -12,11 +12,11 @@ from hrm_agent.retrieval.chunking.chunk import Chunk
 from hrm_agent.retrieval.chunking.graphemes import grapheme_ends
 from hrm_agent.retrieval.tokenizers.base import Tokenizer
 
-__all__ = ["Tally", "faults", "shared_tokens", "tally"]
+__all__ = ["ChunkTally", "faults", "shared_tokens", "tally"]
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class ChunkTally:
     """How often a list of chunks fails what citations need."""
 
     wrong_spans: int
@@ -33,12 +33,12 @@ class Tally:
         return self.wrong_spans + self.over_limit + self.cut_graphemes + self.lost
 
 
-def tally(text: str, chunks: Sequence[Chunk], tokenizer: Tokenizer, size: int) -> Tally:
+def tally(text: str, chunks: Sequence[Chunk], tokenizer: Tokenizer, size: int) -> ChunkTally:
     """`faults` in numbers, and lenient with white space between chunks."""
     covered = np.zeros(len(text), dtype=np.bool_)
     for chunk in chunks:
         covered[max(chunk.start, 0) : max(chunk.end, 0)] = True
-    return Tally(
+    return ChunkTally(
         wrong_spans=sum(not _exact(text, chunk) for chunk in chunks),
         over_limit=sum(tokenizer.count(chunk.text) > size for chunk in chunks),
         cut_graphemes=len(list(_broken(text, chunks, tokenizer, size))),

@@ -11,7 +11,7 @@ from hrm_agent.retrieval.chunking.code import code_levels
 from hrm_agent.retrieval.chunking.markdown import markdown_levels
 from hrm_agent.retrieval.chunking.semantic import topics
 from hrm_agent.retrieval.chunking.sentences import Prose
-from hrm_agent.retrieval.chunking.spans import Level, Spans
+from hrm_agent.retrieval.chunking.spans import CutLevel, Spans
 from hrm_agent.retrieval.tokenizers.base import DEFAULT_TOKENIZER, Tokenizer, checked
 from hrm_agent.retrieval.tokenizers.load import load_tokenizer
 
@@ -58,31 +58,31 @@ def chunk_text(
     return list(spans.cut(levels, _starts(prose, strategy) if spans.overlap else []))
 
 
-def _starts(prose: Prose, strategy: str) -> list[Level]:
+def _starts(prose: Prose, strategy: str) -> list[CutLevel]:
     """Where a chunk that overlaps may start: at a sentence or a word; in code at a line."""
     if strategy == "sliding":
         return []
-    return [Level(prose.lines if strategy == "code" else prose.sentences), Level(prose.words)]
+    return [CutLevel(prose.lines if strategy == "code" else prose.sentences), CutLevel(prose.words)]
 
 
-def _anywhere(prose: Prose) -> Sequence[Level]:
+def _anywhere(prose: Prose) -> Sequence[CutLevel]:
     del prose
     return ()
 
 
-def _recursive(prose: Prose) -> Sequence[Level]:
-    return [Level(places) for places in (prose.paragraphs, prose.sentences, prose.lines, prose.words)]
+def _recursive(prose: Prose) -> Sequence[CutLevel]:
+    return [CutLevel(places) for places in (prose.paragraphs, prose.sentences, prose.lines, prose.words)]
 
 
-def _sentence(prose: Prose) -> Sequence[Level]:
-    return [Level(places) for places in (prose.sentences, prose.lines, prose.words)]
+def _sentence(prose: Prose) -> Sequence[CutLevel]:
+    return [CutLevel(places) for places in (prose.sentences, prose.lines, prose.words)]
 
 
-def _semantic(prose: Prose, embeddings: Embeddings | None = None) -> Sequence[Level]:
+def _semantic(prose: Prose, embeddings: Embeddings | None = None) -> Sequence[CutLevel]:
     return topics(prose, embeddings), *_recursive(prose)
 
 
-STRATEGIES: dict[str, Callable[[Prose], Sequence[Level]]] = {
+STRATEGIES: dict[str, Callable[[Prose], Sequence[CutLevel]]] = {
     "fixed": _anywhere,
     "sliding": _anywhere,
     "recursive": _recursive,

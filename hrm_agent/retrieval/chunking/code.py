@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from hrm_agent.retrieval.chunking.boundaries import Surface
-from hrm_agent.retrieval.chunking.spans import Level
+from hrm_agent.retrieval.chunking.spans import CutLevel
 
 __all__ = ["code_levels"]
 
@@ -19,11 +19,11 @@ _CONTINUES = re.compile(r"[})\]]|else\b|elif\b|except\b|finally\b|catch\b|end\b"
 """Begins a line that belongs to the one before it."""
 
 
-def code_levels(surface: Surface) -> Sequence[Level]:
+def code_levels(surface: Surface) -> Sequence[CutLevel]:
     """Definitions at the margin, blocks, statements at the margin, lines, words."""
     starts, after_blank = surface.written_lines
     margin = ~surface.space[starts]
     text = surface.text
     margin[margin] = [_CONTINUES.match(text, start) is None for start in starts[margin].tolist()]
     ranks = (after_blank & margin, after_blank & ~margin, ~after_blank & margin)
-    return [Level(places) for places in (*(starts[rank] for rank in ranks), surface.lines, surface.words)]
+    return [CutLevel(places) for places in (*(starts[rank] for rank in ranks), surface.lines, surface.words)]

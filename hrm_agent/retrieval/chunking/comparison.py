@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from statistics import fmean
 
 from hrm_agent.errors import ConfigError, HrmError, nearest
-from hrm_agent.retrieval.chunking.check import Tally, shared_tokens, tally
+from hrm_agent.retrieval.chunking.check import ChunkTally, shared_tokens, tally
 from hrm_agent.retrieval.chunking.chunk import Chunk
 from hrm_agent.retrieval.chunking.chunker import STRATEGIES, chunk_text
 from hrm_agent.retrieval.chunking.libraries import LIBRARIES, library_chunks, placed
@@ -42,7 +42,7 @@ class Cutting:
     """A strategy of ours, or a library's splitter."""
     chunks: list[Chunk]
     """With spans that could be mended mended; see `faults.wrong_spans`."""
-    faults: Tally
+    faults: ChunkTally
     overlaps: list[int]
     """Tokens that each two neighbours have in common."""
     cut_sentences: int
@@ -112,7 +112,7 @@ def _cut(text: str, name: str, tokenizer: Tokenizer, size: int, overlap: float, 
         begun = time.process_time()
         said = cut_by(text, name, tokenizer, size=size, overlap=overlap)
     except HrmError as error:
-        return Cutting(name, [], Tally(0, 0, 0, 0), [], 0, 0, time.process_time() - begun, error.message)
+        return Cutting(name, [], ChunkTally(0, 0, 0, 0), [], 0, 0, time.process_time() - begun, error.message)
     seconds = time.process_time() - begun
     chunks = placed(text, said)
     cut = [chunk.end for chunk in chunks if 0 < chunk.end < len(text)]
@@ -127,11 +127,11 @@ def _cut(text: str, name: str, tokenizer: Tokenizer, size: int, overlap: float, 
     )
 
 
-def _faults(text: str, said: Sequence[Chunk], chunks: Sequence[Chunk], tokenizer: Tokenizer, size: int) -> Tally:
+def _faults(text: str, said: Sequence[Chunk], chunks: Sequence[Chunk], tokenizer: Tokenizer, size: int) -> ChunkTally:
     """The spans as they were said, everything else as it was cut."""
     mended = tally(text, chunks, tokenizer, size)
     wrong = sum(text[chunk.start : chunk.end] != chunk.text or chunk.start < 0 for chunk in said)
-    return Tally(wrong, mended.over_limit, mended.cut_graphemes, mended.lost)
+    return ChunkTally(wrong, mended.over_limit, mended.cut_graphemes, mended.lost)
 
 
 def _seen(text: str, places: Iterable[int]) -> list[int]:

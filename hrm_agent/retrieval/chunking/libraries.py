@@ -107,7 +107,7 @@ def _chonkie_sentence(tokenizer: Tokenizer, size: int, shared: int) -> Callable[
 def _for_chonkie(tokenizer: Tokenizer) -> Any:
     """It wants ids; here the pieces of text themselves are the ids."""
 
-    class Pieces(_library("chonkie.tokenizer").Tokenizer):
+    class SplitterPieces(_library("chonkie.tokenizer").Tokenizer):
         def __repr__(self) -> str:
             return tokenizer.name
 
@@ -123,7 +123,7 @@ def _for_chonkie(tokenizer: Tokenizer) -> Any:
         def count_tokens(self, text: str) -> int:
             return tokenizer.count(text)
 
-    return Pieces()
+    return SplitterPieces()
 
 
 def _library(module: str) -> Any:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hrm_agent.retrieval.chunking.boundaries import Flags, Positions
 from hrm_agent.retrieval.chunking.semantic import topics
 from hrm_agent.retrieval.chunking.sentences import Prose
-from hrm_agent.retrieval.chunking.spans import Level
+from hrm_agent.retrieval.chunking.spans import CutLevel
 
 __all__ = ["markdown_levels"]
 
@@ -25,7 +25,7 @@ _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})[^\n]*")
 _ITEM = re.compile(r" {0,3}(?:[-*+]|\d{1,9}[.)])[ \t]")
 
 
-def markdown_levels(prose: Prose) -> Sequence[Level]:
+def markdown_levels(prose: Prose) -> Sequence[CutLevel]:
     """Headings of rank 1 and 2, the other headings, changes of topic, blocks, sentences, lines, words."""
     starts, after_blank = prose.written_lines
     first = prose.points[prose.visible(starts)]
@@ -42,8 +42,8 @@ def markdown_levels(prose: Prose) -> Sequence[Level]:
     changes = topics(prose)
     strength = None if changes.strength is None else changes.strength[spoken]
     rest = (starts[blocks], prose.sentences[spoken], prose.lines, prose.words)
-    headings = (Level(starts[upper]), Level(starts[lower]))
-    return [*headings, Level(changes.places[spoken], strength), *(Level(places) for places in rest)]
+    headings = (CutLevel(starts[upper]), CutLevel(starts[lower]))
+    return [*headings, CutLevel(changes.places[spoken], strength), *(CutLevel(places) for places in rest)]
 
 
 def _fences(text: str, candidates: Positions) -> Iterator[tuple[int, int]]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hrm_agent.retrieval.chunking.boundaries import WORD, Positions, Surface
 from hrm_agent.retrieval.chunking.sentences import Prose
-from hrm_agent.retrieval.chunking.spans import Level
+from hrm_agent.retrieval.chunking.spans import CutLevel
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
@@ -39,13 +39,13 @@ _STEM = 6
 """Letters by which words are told apart: "model" and "models" are alike, and so now and then are others."""
 
 
-def topics(prose: Prose, embeddings: Embeddings | None = None) -> Level:
+def topics(prose: Prose, embeddings: Embeddings | None = None) -> CutLevel:
     """The gaps between sentences, each with its depth."""
     places = prose.sentences
     if not len(places):
-        return Level(places)
+        return CutLevel(places)
     alike = _alike_in_words(prose, places) if embeddings is None else _alike_in_vectors(prose, places, embeddings)
-    return Level(places, _depths(alike))
+    return CutLevel(places, _depths(alike))
 
 
 def boundaries(text: str, embeddings: Embeddings | None = None) -> list[int]:

@@ -33,7 +33,7 @@ from hrm_agent.retrieval.chunking.chunk import Chunk
 from hrm_agent.retrieval.tokenizers.base import Tokenizer
 from hrm_agent.retrieval.tokenizers.plain import Characters, Expression
 
-__all__ = ["Level", "Spans"]
+__all__ = ["CutLevel", "Spans"]
 
 _JOINT = re.compile(" (?<=[A-Za-z0-9] )(?=[A-Za-z])")
 """No token of a local tokenizer reaches over this space."""
@@ -42,7 +42,7 @@ _LEAST_WINDOW = 16
 
 
 @dataclass(frozen=True)
-class Level:
+class CutLevel:
     """One kind of place where a text may be cut."""
 
     places: Positions
@@ -83,7 +83,7 @@ class Spans:
         rows = tokenizer.offsets(surface.text)
         self._starts, self._ends = np.ascontiguousarray(rows[:, 0]), np.ascontiguousarray(rows[:, 1])
 
-    def cut(self, levels: Sequence[Level], starts: Sequence[Level]) -> Iterator[Chunk]:
+    def cut(self, levels: Sequence[CutLevel], starts: Sequence[CutLevel]) -> Iterator[Chunk]:
         """Chunks that end at the best of `levels`, and overlap from the best of `starts` on."""
         levels, starts = [self._whole(level) for level in levels], [self._whole(level) for level in starts]
         start = end = 0
@@ -93,14 +93,14 @@ class Spans:
             end = chunk.end
             start = self._overlapping(chunk, starts)
 
-    def _whole(self, level: Level) -> Level:
+    def _whole(self, level: CutLevel) -> CutLevel:
         """Without the places inside of a grapheme."""
         kept = self.graphemes[level.places]
         if kept.all():
             return level
-        return Level(level.places[kept], None if level.strength is None else level.strength[kept])
+        return CutLevel(level.places[kept], None if level.strength is None else level.strength[kept])
 
-    def _next(self, start: int, after: int, levels: Sequence[Level]) -> Chunk | None:
+    def _next(self, start: int, after: int, levels: Sequence[CutLevel]) -> Chunk | None:
         """The chunk from `start` to some place behind `after`, if there is one within the limit."""
         budget, step = self.size, 1
         while budget > 0 and (limit := self._reach(start, budget)) > after:
@@ -114,7 +114,7 @@ class Spans:
             step *= 2
         return None
 
-    def _end(self, start: int, after: int, limit: int, levels: Sequence[Level]) -> int | None:
+    def _end(self, start: int, after: int, limit: int, levels: Sequence[CutLevel]) -> int | None:
         if limit == len(self.text):
             return limit
         first = max(after + (limit - after) // 4 + 1, (start + limit) // 2)
@@ -143,7 +143,7 @@ class Spans:
         beyond = int(self._ends.searchsorted(start, "right")) + tokens
         return int(self._starts[beyond]) if beyond < len(self._starts) else len(self.text)
 
-    def _overlapping(self, chunk: Chunk, levels: Sequence[Level]) -> int:
+    def _overlapping(self, chunk: Chunk, levels: Sequence[CutLevel]) -> int:
         """Where the chunk after `chunk` starts."""
         if not self.overlap or chunk.end == len(self.text):
             return chunk.end

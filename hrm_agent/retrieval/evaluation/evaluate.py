@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from hrm_agent.errors import ConfigError
 from hrm_agent.intervals import Estimate, bootstrapped
 from hrm_agent.retrieval.evaluation.configurations import Configuration
-from hrm_agent.retrieval.evaluation.questions import Question, QuestionSet
-from hrm_agent.retrieval.evaluation.ranking import Found, Ranking, depth_for, rank, within
+from hrm_agent.retrieval.evaluation.questions import QuestionSet, RetrievalQuestion
+from hrm_agent.retrieval.evaluation.ranking import RankedPiece, Ranking, depth_for, rank, within
 from hrm_agent.retrieval.evaluation.spans import overlap, reciprocal_rank
 from hrm_agent.retrieval.tokenizers.base import DEFAULT_TOKENIZER, Tokenizer
 from hrm_agent.retrieval.tokenizers.load import load_tokenizer
 
-__all__ = ["ALL", "MEASURES", "Evaluation", "Result", "Score", "Settings", "evaluate"]
+__all__ = ["ALL", "MEASURES", "Result", "RetrievalEvaluation", "Score", "Settings", "evaluate"]
 
 ALL = "all"
 """The corpora together, among their names."""
@@ -79,7 +79,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class RetrievalEvaluation:
     """All configurations; the first is the baseline."""
 
     questions: Mapping[str, int]
@@ -94,7 +94,7 @@ def evaluate(
     base: Configuration,
     settings: Settings | None = None,
     on_result: Callable[[Configuration], None] = lambda configuration: None,
-) -> Evaluation:
+) -> RetrievalEvaluation:
     """Measure `base` and every configuration; one that is named twice, or is the base, is measured once."""
     (settings := settings or Settings()).check()
     measured: dict[Configuration, tuple[Ranking, list[list[float]]]] = {}
@@ -118,10 +118,14 @@ def evaluate(
         for number, (configuration, (ranking, _)) in enumerate(measured.items())
     ]
     counted = Counter(question.corpus for question in questions.questions)
-    return Evaluation({name: counted[name] for name in questions.documents if counted[name]}, settings, results)
+    return RetrievalEvaluation(
+        {name: counted[name] for name in questions.documents if counted[name]}, settings, results
+    )
 
 
-def _measures(question: Question, found: Sequence[Found], settings: Settings, tokenizer: Tokenizer) -> list[float]:
+def _measures(
+    question: RetrievalQuestion, found: Sequence[RankedPiece], settings: Settings, tokenizer: Tokenizer
+) -> list[float]:
     """One number for each of `MEASURES`."""
     pieces = [hit.piece for hit in found]
     best = overlap(pieces[: settings.k], question.corpus, question.references)
@@ -131,7 +135,7 @@ def _measures(question: Question, found: Sequence[Found], settings: Settings, to
 
 
 def _scores(
-    questions: Sequence[Question], measured: Sequence[Sequence[Sequence[float]]], settings: Settings
+    questions: Sequence[RetrievalQuestion], measured: Sequence[Sequence[Sequence[float]]], settings: Settings
 ) -> dict[str, list[dict[str, Score]]]:
     """`all` or corpus -> the scores of each configuration, the first of which is the baseline."""
     values_CQM = np.array(measured)

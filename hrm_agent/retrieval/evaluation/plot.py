@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hrm_agent.retrieval.evaluation.evaluate import ALL, Evaluation, Score
+from hrm_agent.retrieval.evaluation.evaluate import ALL, RetrievalEvaluation, Score
 from hrm_agent.retrieval.index.fusion import MODES
 
 __all__ = ["draw"]
@@ -15,7 +15,7 @@ _LINE = 0.28
 """Inches that a configuration takes."""
 
 
-def draw(found: Evaluation, path: Path, source: str) -> None:
+def draw(found: RetrievalEvaluation, path: Path, source: str) -> None:
     """Filled: beyond the baseline or below it by more than chance gives. Bars: 95 % intervals of the difference."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # no display, no global state of pyplot
     from matplotlib.figure import Figure
@@ -45,7 +45,7 @@ def draw(found: Evaluation, path: Path, source: str) -> None:
     figure.savefig(path, dpi=120, format="png")
 
 
-def _panel(axes: Any, found: Evaluation, measure: str) -> None:
+def _panel(axes: Any, found: RetrievalEvaluation, measure: str) -> None:
     """The scale is that of configurations that can be cited; one that is off it stands at its edge as a number."""
     scores = [result.scores[ALL][measure] for result in found.results]
     base = 100 * scores[0].value.value

@@ -20,17 +20,17 @@ from typing import Any, NoReturn, cast
 
 from hrm_agent.errors import RetrievalError, nearest
 from hrm_agent.retrieval.evaluation.spans import SpanOf
-from hrm_agent.retrieval.index.reading import Document, Kind
+from hrm_agent.retrieval.index.reading import Document, DocumentKind
 
-__all__ = ["QUESTIONS", "Question", "QuestionSet", "read_questions"]
+__all__ = ["QUESTIONS", "QuestionSet", "RetrievalQuestion", "read_questions"]
 
 QUESTIONS = "questions.jsonl"
-_ENDINGS = {".md": Kind.MARKDOWN, ".txt": Kind.TEXT}
+_ENDINGS = {".md": DocumentKind.MARKDOWN, ".txt": DocumentKind.TEXT}
 _ROW = 'A row is {"corpus": "NAME", "question": "TEXT", "references": [{"start": 0, "end": 10}]}.'
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class RetrievalQuestion:
     """What is asked, and where the answer stands."""
 
     corpus: str
@@ -46,7 +46,7 @@ class QuestionSet:
 
     documents: Mapping[str, Document]
     """Corpus -> its text, and the kind of its file. One that no question names is searched all the same."""
-    questions: tuple[Question, ...]
+    questions: tuple[RetrievalQuestion, ...]
     """In the order of the file; one at least."""
 
 
@@ -55,7 +55,7 @@ def read_questions(folder: Path) -> QuestionSet:
     if not folder.is_dir():
         raise RetrievalError(f"There is no folder {folder}.", f"Name one with corpora (*.md, *.txt) and {QUESTIONS}.")
     documents, path = _documents(folder), folder / QUESTIONS
-    questions = tuple(_question(row, documents, _Place(path, line)) for line, row in _rows(path))
+    questions = tuple(_question(row, documents, _Span(path, line)) for line, row in _rows(path))
     if not questions:
         raise RetrievalError(f"{path} has no questions.", _ROW)
     return QuestionSet(documents, questions)
@@ -86,7 +86,7 @@ def _read(path: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Span:
     path: Path
     line: int
 
@@ -100,10 +100,10 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
             try:
                 yield line, json.loads(text)
             except ValueError as error:
-                _Place(path, line).wrong(f"not JSON ({error})")
+                _Span(path, line).wrong(f"not JSON ({error})")
 
 
-def _question(row: Any, documents: Mapping[str, Document], place: _Place) -> Question:
+def _question(row: Any, documents: Mapping[str, Document], place: _Span) -> RetrievalQuestion:
     if not isinstance(row, dict):
         place.wrong(f"a JSON {type(row).__name__}")
     values = cast("dict[str, Any]", row)
@@ -116,17 +116,17 @@ def _question(row: Any, documents: Mapping[str, Document], place: _Place) -> Que
     if not values["references"]:
         place.wrong("the question has no reference", "A question that the texts do not answer measures nothing here.")
     spans = tuple(_span(reference, documents[corpus].text, corpus, place) for reference in values["references"])
-    return Question(corpus, question, spans)
+    return RetrievalQuestion(corpus, question, spans)
 
 
-def _known(name: str, documents: Mapping[str, Document], place: _Place) -> str:
+def _known(name: str, documents: Mapping[str, Document], place: _Span) -> str:
     stem = Path(name).stem if Path(name).suffix in _ENDINGS else name
     if stem not in documents:
         place.wrong(f"there is no corpus {name!r}", nearest(stem, documents) or f"Corpora: {', '.join(documents)}.")
     return stem
 
 
-def _span(reference: Any, text: str, corpus: str, place: _Place) -> SpanOf:
+def _span(reference: Any, text: str, corpus: str, place: _Span) -> SpanOf:
     found = cast("dict[str, Any]", reference) if isinstance(reference, dict) else {}
     start, end = found.get("start"), found.get("end")
     if type(start) is not int or type(end) is not int:

@@ -17,17 +17,17 @@ from hrm_agent.retrieval.evaluation.configurations import Configuration
 from hrm_agent.retrieval.evaluation.questions import QuestionSet
 from hrm_agent.retrieval.evaluation.spans import RANKS, Piece
 from hrm_agent.retrieval.index.database import DocumentIndex, Hit
-from hrm_agent.retrieval.index.reading import Document, Kind
+from hrm_agent.retrieval.index.reading import Document, DocumentKind
 from hrm_agent.retrieval.tokenizers.base import Tokenizer
 
-__all__ = ["Found", "Ranking", "depth_for", "rank", "within"]
+__all__ = ["RankedPiece", "Ranking", "depth_for", "rank", "within"]
 
 _SPARE = 4
 """So many times the chunks that fill a budget are asked for, as chunks are shorter than they may be."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RankedPiece:
     """A hit: where it stands, and what a reader is shown."""
 
     piece: Piece
@@ -38,7 +38,7 @@ class Found:
 class Ranking:
     """What a configuration did."""
 
-    found: list[list[Found]]
+    found: list[list[RankedPiece]]
     """Of each question, in the order of the set: the hits, best first."""
     tokens: list[int] = field(default_factory=list[int])
     """Of each chunk."""
@@ -70,7 +70,7 @@ def rank(
             for number, question in enumerate(questions.questions):
                 if question.corpus in group:
                     hits = index.search(question.text, depth, mode)
-                    ranking.found[number] = [Found(pieces.of(hit), hit.text) for hit in hits]
+                    ranking.found[number] = [RankedPiece(pieces.of(hit), hit.text) for hit in hits]
     return ranking
 
 
@@ -83,7 +83,7 @@ def depth_for(k: int, budget: int, size: int) -> int:
     return max(k, RANKS, _SPARE * -(-budget // size))
 
 
-def within(found: Sequence[Found], budget: int, tokenizer: Tokenizer) -> Iterator[Piece]:
+def within(found: Sequence[RankedPiece], budget: int, tokenizer: Tokenizer) -> Iterator[Piece]:
     """The best pieces that a budget of tokens pays for; the last one is cut where the budget ends."""
     for hit in found:
         if hit.piece.tokens > budget:
@@ -108,7 +108,7 @@ class _Pieces:
         wrong = [chunk for chunk in chunks if not _is_exact(document.text, chunk)]
         for number, chunk in enumerate(wrong):
             moved = replace(chunk, start=0, end=len(chunk.text))
-            self._put(f"{corpus}\0{number}", Document(chunk.text, Kind.TEXT), [moved], None)
+            self._put(f"{corpus}\0{number}", Document(chunk.text, DocumentKind.TEXT), [moved], None)
         self._ranking.wrong += len(wrong)
         self._ranking.tokens += [chunk.tokens for chunk in chunks]
 

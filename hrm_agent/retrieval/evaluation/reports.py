@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hrm_agent.files import replacing, to_json
-from hrm_agent.retrieval.evaluation.evaluate import ALL, Evaluation, Result, Score
+from hrm_agent.retrieval.evaluation.evaluate import ALL, Result, RetrievalEvaluation, Score
 
 __all__ = ["LEGEND", "markdown", "record", "tables", "write_results"]
 
@@ -23,13 +23,13 @@ Table = tuple[str, Sequence[str], list[list[str]]]
 """Title, columns, rows."""
 
 
-def record(found: Evaluation, source: str) -> dict[str, Any]:
+def record(found: RetrievalEvaluation, source: str) -> dict[str, Any]:
     """The whole evaluation as plain values."""
     results = [{**asdict(result), "configuration": str(result.configuration)} for result in found.results]
     return {"source": source, "base": results[0]["configuration"], **asdict(found), "results": results}
 
 
-def tables(found: Evaluation) -> list[Table]:
+def tables(found: RetrievalEvaluation) -> list[Table]:
     """At k chunks, at the token budget, chunks and ranks, and by corpus where there are several."""
     k, budget = found.settings.k, found.settings.budget
     place = "an index for each corpus" if found.settings.apart else "one index of all corpora"
@@ -84,7 +84,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2f}"
 
 
-def markdown(found: Evaluation, source: str) -> str:
+def markdown(found: RetrievalEvaluation, source: str) -> str:
     """The evaluation as a page."""
     asked = ", ".join(f"{name} {count}" for name, count in found.questions.items())
     settings = "\n".join(f"* {name}: `{value}`" for name, value in asdict(found.settings).items())
@@ -99,7 +99,7 @@ def _lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[st
         yield "| " + " | ".join(cell.strip().replace("*", "\\*") for cell in row) + " |"
 
 
-def write_results(found: Evaluation, folder: Path, source: str) -> list[Path]:
+def write_results(found: RetrievalEvaluation, folder: Path, source: str) -> list[Path]:
     """The files, written into `folder`; without matplotlib there is no picture among them."""
     plain = json.loads(to_json(record(found, source)))
     written = [_write(folder / "results.json", json.dumps(plain, ensure_ascii=False, indent=2) + "\n")]

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hrm_agent.retrieval.index.citations import Citation, Resolution, Verdict, resolve
+    from hrm_agent.retrieval.index.citations import Citation, CitationVerdict, Resolution, resolve
     from hrm_agent.retrieval.index.database import DocumentIndex, Hit
     from hrm_agent.retrieval.index.folder import Chunking, index_folder, remove_folder
     from hrm_agent.retrieval.index.reading import read_document
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 __all__ = [
     "Chunking",
     "Citation",
+    "CitationVerdict",
     "DocumentIndex",
     "Hit",
     "IndexRetriever",
     "Resolution",
-    "Verdict",
     "files_in",
     "index_folder",
     "read_document",
@@ -35,7 +35,7 @@ _HOMES = {
     "Hit": "database",
     "IndexRetriever": "retriever",
     "Resolution": "citations",
-    "Verdict": "citations",
+    "CitationVerdict": "citations",
     "files_in": "listing",
     "index_folder": "folder",
     "read_document": "reading",

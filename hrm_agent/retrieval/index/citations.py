@@ -13,10 +13,10 @@ from enum import StrEnum
 
 from hrm_agent.retrieval.index.database import DocumentIndex, Stored
 
-__all__ = ["Citation", "Resolution", "Verdict", "resolve"]
+__all__ = ["Citation", "CitationVerdict", "Resolution", "resolve"]
 
 
-class Verdict(StrEnum):
+class CitationVerdict(StrEnum):
     """How a citation stands to the stored text. Only `verbatim` is accepted."""
 
     VERBATIM = "verbatim"
@@ -51,7 +51,7 @@ class Resolution:
     """What the stored text says to a citation."""
 
     citation: Citation
-    verdict: Verdict
+    verdict: CitationVerdict
     start: int | None = None
     """Where the quote itself begins in the stored text; None if it is not there."""
     end: int | None = None
@@ -60,32 +60,32 @@ class Resolution:
 
     @property
     def accepted(self) -> bool:
-        return self.verdict is Verdict.VERBATIM
+        return self.verdict is CitationVerdict.VERBATIM
 
 
 def resolve(citation: Citation, index: DocumentIndex) -> Resolution:
     """Check a citation against the stored text."""
     stored = index.document(citation.file)
     if stored is None:
-        return Resolution(citation, Verdict.UNKNOWN)
+        return Resolution(citation, CitationVerdict.UNKNOWN)
     if not citation.quote.strip():
-        return Resolution(citation, Verdict.FABRICATED)
+        return Resolution(citation, CitationVerdict.FABRICATED)
     changed = citation.revision not in (None, stored.revision)
     verdict, start, end = _find(citation, stored)
-    if changed and verdict is not Verdict.VERBATIM:
-        verdict = Verdict.CHANGED
+    if changed and verdict is not CitationVerdict.VERBATIM:
+        verdict = CitationVerdict.CHANGED
     return Resolution(citation, verdict, start, end, None if start is None else stored.text[start:end])
 
 
-def _find(citation: Citation, stored: Stored) -> tuple[Verdict, int | None, int | None]:
+def _find(citation: Citation, stored: Stored) -> tuple[CitationVerdict, int | None, int | None]:
     quote, text = citation.quote, stored.text
     valid = 0 <= citation.start < citation.end <= len(text)
     at = text.find(quote, citation.start, citation.end) if valid else -1
     if at >= 0:
-        return Verdict.VERBATIM, at, at + len(quote)
+        return CitationVerdict.VERBATIM, at, at + len(quote)
     respaced = re.compile(r"\s+".join(map(re.escape, quote.split())))
     if valid and (match := respaced.search(text, citation.start, citation.end)):
-        return Verdict.RESPACED, *match.span()
+        return CitationVerdict.RESPACED, *match.span()
     if match := respaced.search(text):
-        return Verdict.MISPLACED, *match.span()
-    return Verdict.FABRICATED, None, None
+        return CitationVerdict.MISPLACED, *match.span()
+    return CitationVerdict.FABRICATED, None, None

@@ -21,7 +21,7 @@ from hrm_agent.retrieval.index import tantivy_full_text as tantivy_words
 from hrm_agent.retrieval.index.file import IndexFile, about, set_about
 from hrm_agent.retrieval.index.full_text import Fts5, Ranked, Words
 from hrm_agent.retrieval.index.fusion import MODES, Hit, Mode, Placed, fused
-from hrm_agent.retrieval.index.reading import Document, Kind
+from hrm_agent.retrieval.index.reading import Document, DocumentKind
 from hrm_agent.retrieval.index.tantivy_full_text import Tantivy
 from hrm_agent.retrieval.index.vectors import VectorTable
 
@@ -42,7 +42,7 @@ class Stored:
 
     text: str
     revision: str
-    kind: Kind
+    kind: DocumentKind
 
 
 class DocumentIndex:
@@ -214,7 +214,7 @@ class DocumentIndex:
         """The text of a file as it was indexed; None if it is not in the index."""
         with self._file.reading() as cursor:
             row = cursor.execute("SELECT text, revision, kind FROM documents WHERE file = ?", (file,)).fetchone()
-        return Stored(row[0].decode(), row[1], Kind(row[2])) if row else None
+        return Stored(row[0].decode(), row[1], DocumentKind(row[2])) if row else None
 
     def problems(self) -> list[str]:
         """What is broken in the index; empty if it is whole."""

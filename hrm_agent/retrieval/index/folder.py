@@ -26,7 +26,7 @@ from hrm_agent.retrieval.chunking.chunk import Chunk
 from hrm_agent.retrieval.chunking.chunker import DEFAULT_OVERLAP, DEFAULT_SIZE, DEFAULT_STRATEGY, chunk_text
 from hrm_agent.retrieval.index.database import DocumentIndex
 from hrm_agent.retrieval.index.folder_labels import is_of, labelled
-from hrm_agent.retrieval.index.reading import MAX_BYTES, READER, Document, Kind, NotRead, Why, read_document
+from hrm_agent.retrieval.index.reading import MAX_BYTES, READER, Document, DocumentKind, NotRead, Why, read_document
 from hrm_agent.retrieval.index.walk import inside
 from hrm_agent.retrieval.tokenizers.base import DEFAULT_TOKENIZER
 from hrm_agent.retrieval.tokenizers.load import load_tokenizer
@@ -78,14 +78,14 @@ class Chunking:
     """Share of `size` that neighbours have in common."""
 
     def __call__(self, document: Document) -> Sequence[Chunk]:
-        markdown = document.kind is Kind.MARKDOWN and self.strategy == DEFAULT_STRATEGY
+        markdown = document.kind is DocumentKind.MARKDOWN and self.strategy == DEFAULT_STRATEGY
         strategy = "markdown" if markdown else self.strategy
         chunks = chunk_text(document.text, strategy, self.tokenizer, size=self.size, overlap=self.overlap)
         return [chunk for chunk in chunks if not chunk.text.isspace()]
 
     def check(self) -> None:
         """Raises an `HrmError` for a setting that does not exist, before any file is touched."""
-        self(Document("x", Kind.TEXT))
+        self(Document("x", DocumentKind.TEXT))
 
 
 @dataclass
@@ -129,7 +129,7 @@ def index_folder(
     known = {file: source for file, source in index.sources().items() if is_of(file, label)}
     closed = [prefix + file for file in files if file.endswith("/")]
     gone = sorted(file for file in known.keys() - {prefix + file for file in files} if not inside(file, closed))
-    run = _Run(index, folder, prefix, chunking, max_bytes, known, {known[file]: file for file in gone})
+    run = _IndexRun(index, folder, prefix, chunking, max_bytes, known, {known[file]: file for file in gone})
     report = FolderReport()
     for file in files:
         report.outcomes.append(run.settle(file))
@@ -168,7 +168,7 @@ def remove_folder(index: DocumentIndex, folder: Path) -> FolderReport:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _IndexRun:
     index: DocumentIndex
     folder: Path
     prefix: str

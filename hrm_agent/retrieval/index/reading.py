@@ -20,7 +20,7 @@ from typing import Any
 
 from hrm_agent.unicode import replace_surrogates
 
-__all__ = ["MAX_BYTES", "READER", "Document", "Kind", "NotRead", "Why", "read_document"]
+__all__ = ["MAX_BYTES", "READER", "Document", "DocumentKind", "NotRead", "Why", "read_document"]
 
 MAX_BYTES = 32 * 2**20
 """Largest file that is read, and the largest text that is made of one (UTF-8)."""
@@ -32,7 +32,7 @@ _PDFIUM = threading.Lock()
 _MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 
 
-class Kind(StrEnum):
+class DocumentKind(StrEnum):
     """What a file was read as."""
 
     TEXT = "text"
@@ -68,7 +68,7 @@ class Document:
     """The text of a file."""
 
     text: str
-    kind: Kind
+    kind: DocumentKind
 
     @property
     def revision(self) -> str:
@@ -77,18 +77,18 @@ class Document:
 
 
 _KINDS = {
-    ".md": Kind.MARKDOWN,
-    ".markdown": Kind.MARKDOWN,
-    ".html": Kind.HTML,
-    ".htm": Kind.HTML,
-    ".xhtml": Kind.HTML,
-    ".pdf": Kind.PDF,
+    ".md": DocumentKind.MARKDOWN,
+    ".markdown": DocumentKind.MARKDOWN,
+    ".html": DocumentKind.HTML,
+    ".htm": DocumentKind.HTML,
+    ".xhtml": DocumentKind.HTML,
+    ".pdf": DocumentKind.PDF,
 }
 
 
 def read_document(name: str, data: bytes, max_bytes: int = MAX_BYTES) -> Document:
     """The text of a file's bytes. Raises `NotRead`."""
-    kind = Kind.PDF if data.startswith(b"%PDF-") else _KINDS.get(Path(name).suffix.lower(), Kind.TEXT)
+    kind = DocumentKind.PDF if data.startswith(b"%PDF-") else _KINDS.get(Path(name).suffix.lower(), DocumentKind.TEXT)
     read = _READERS.get(kind, _decoded)
     try:
         text = replace_surrogates(read(data))
@@ -99,7 +99,9 @@ def read_document(name: str, data: bytes, max_bytes: int = MAX_BYTES) -> Documen
     except Exception as error:  # a library met something that it does not know
         raise NotRead(Why.UNREADABLE, f"{type(error).__name__}: {error}") from error
     if not text.strip():
-        raise NotRead(Why.EMPTY, "no text on its pages: it may be a scan" if kind is Kind.PDF else "no text in it")
+        raise NotRead(
+            Why.EMPTY, "no text on its pages: it may be a scan" if kind is DocumentKind.PDF else "no text in it"
+        )
     if len(text) > max_bytes // 4 and len(text.encode()) > max_bytes:
         raise NotRead(Why.TOO_LARGE, f"its text is over {max_bytes:,} bytes")
     return Document(text, kind)
@@ -169,4 +171,4 @@ def _page(pdf: Any, number: int) -> str:
         page.close()
 
 
-_READERS: dict[Kind, Callable[[bytes], str]] = {Kind.HTML: _html, Kind.PDF: _pdf}
+_READERS: dict[DocumentKind, Callable[[bytes], str]] = {DocumentKind.HTML: _html, DocumentKind.PDF: _pdf}

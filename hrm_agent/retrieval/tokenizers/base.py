@@ -9,7 +9,8 @@ vocabularies are compared (`hrm_agent.retrieval.tokenizers.statistics`). Three r
 * A text is text: the spelling of a control token in it (`<|endoftext|>`) raises nowhere.
 
 Text comes as a Python string, which may hold lone surrogates. They are no characters and no library takes them, so
-they are refused here, once; `hrm_agent.unicode.replace_surrogates` puts U+FFFD in their places and leaves every position as it was.
+they are refused here, once; `hrm_agent.unicode.replace_surrogates` puts U+FFFD in their places and leaves every
+position as it was.
 """
 
 from __future__ import annotations

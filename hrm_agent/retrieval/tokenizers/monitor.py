@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hrm_agent.retrieval.tokenizers.base import Tokenizer, Vocabulary
-from hrm_agent.retrieval.tokenizers.statistics import Tally, tally
+from hrm_agent.retrieval.tokenizers.statistics import TokenTally, tally
 from hrm_agent.unicode import replace_surrogates
 
 __all__ = ["RateLimits", "RateMonitor"]
@@ -53,19 +53,21 @@ class RateMonitor:
     limits: RateLimits = field(default_factory=RateLimits)
     most: int = 2_048
     """Characters of a document that are looked at."""
-    total: Tally = field(default_factory=Tally)
+    total: TokenTally = field(default_factory=TokenTally)
     documents: int = 0
     over: int = 0
     """Documents past a limit."""
-    worst: list[tuple[str, Tally]] = field(default_factory=list[tuple[str, Tally]])
+    worst: list[tuple[str, TokenTally]] = field(default_factory=list[tuple[str, TokenTally]])
     """At most five of those past a limit, the worst first: name, tally."""
 
-    def see(self, name: str, text: str) -> Tally:
+    def see(self, name: str, text: str) -> TokenTally:
         """Count a document; `name` is what it is called in warnings."""
         self.documents += 1
         if not isinstance(self.tokenizer, Vocabulary):
-            return Tally()
-        seen = sum((tally(self.tokenizer, replace_surrogates(part)) for part in _windows(text, self.most)), Tally())
+            return TokenTally()
+        seen = sum(
+            (tally(self.tokenizer, replace_surrogates(part)) for part in _windows(text, self.most)), TokenTally()
+        )
         self.total += seen
         if self._excess(seen) > 1:
             self.over += 1
@@ -99,7 +101,7 @@ class RateMonitor:
         if (total.tokens_per_word or 0) > limits.tokens_per_word:
             yield f"{name} takes {total.tokens_per_word:.1f} tokens for a word (limit {limits.tokens_per_word:.1f})."
 
-    def _excess(self, seen: Tally) -> float:
+    def _excess(self, seen: TokenTally) -> float:
         """The largest of the rates, each as a multiple of its limit; 0 where there is too little to judge."""
         if seen.tokens < _ENOUGH:
             return 0.0
@@ -111,7 +113,7 @@ class RateMonitor:
         ]
         return max(rate / limit if limit else float(rate > 0) * 2 for rate, limit in rates)
 
-    def _remember(self, found: list[tuple[str, Tally]]) -> None:
+    def _remember(self, found: list[tuple[str, TokenTally]]) -> None:
         self.worst = sorted([*self.worst, *found], key=lambda one: -self._excess(one[1]))[:_KEPT]
 
 

@@ -1,7 +1,7 @@
 """What a tokenizer makes of texts, in the numbers by which two of them are compared.
 
-Everything is counted (`Tally`), and rates are derived, so that texts may come one by one and be added up: a document
-at a time while indexing, a megabyte at a time from a file that fits into no memory.
+Everything is counted (`TokenTally`), and rates are derived, so that texts may come one by one and be added up: a
+document at a time while indexing, a megabyte at a time from a file that fits into no memory.
 
 Byte-level vocabularies know no unknown token: that rate is 0 by construction and says nothing. Watch the tokens per
 word there, and the share of tokens that spell bytes.
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from hrm_agent.retrieval.tokenizers.base import Encoded, Tokenizer, Vocabulary
 
-__all__ = ["Difference", "Tally", "TokenStatistics", "measure", "tally"]
+__all__ = ["RoundTripFault", "TokenStatistics", "TokenTally", "measure", "tally"]
 
 _PART = re.compile(r"\w+")
 _ALONE = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]+")
@@ -35,7 +35,7 @@ _FIDELITY = ("exact", "spacing", "normalised", "lost")
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class TokenTally:
     """What was counted in one text or many; tallies of the same tokenizer add up."""
 
     characters: int = 0
@@ -46,9 +46,9 @@ class Tally:
     spelled: int = 0
     """Tokens that spell bytes, or hold only a part of a character."""
 
-    def __add__(self, other: Tally) -> Tally:
+    def __add__(self, other: TokenTally) -> TokenTally:
         unknown = None if self.unknown is None and other.unknown is None else (self.unknown or 0) + (other.unknown or 0)
-        return Tally(
+        return TokenTally(
             self.characters + other.characters,
             self.words + other.words,
             self.tokens + other.tokens,
@@ -78,7 +78,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class RoundTripFault:
     """Where a text encoded and decoded first differs from itself, in what its fidelity is about."""
 
     character: int
@@ -94,7 +94,7 @@ class TokenStatistics:
     """One tokenizer on some texts."""
 
     tokenizer: str
-    tally: Tally
+    tally: TokenTally
     seconds: float
     """CPU time for tokens and their offsets, without decoding."""
     bytes: int
@@ -102,7 +102,7 @@ class TokenStatistics:
     round_trip: str | None
     """`exact`, `spacing` (but for white space), `normalised` (but for case, accents and forms too), `lost`: the worst
     that happened to any text; None for a tokenizer without a vocabulary."""
-    differs: Difference | None
+    differs: RoundTripFault | None
     """The first place of the worst kind: what is lost, or else what is normalised, or else spacing."""
 
     @property
@@ -115,7 +115,7 @@ class TokenStatistics:
         return self.tally.tokens * dollars_per_million / 1e6
 
 
-def tally(tokenizer: Tokenizer, text: str) -> Tally:
+def tally(tokenizer: Tokenizer, text: str) -> TokenTally:
     """Count one text."""
     return _tally(text, _encoded(tokenizer, text), isinstance(tokenizer, Vocabulary))
 
@@ -124,7 +124,7 @@ def measure(
     tokenizer: Tokenizer, texts: Iterable[str], on_text: Callable[[str], None] = lambda text: None
 ) -> TokenStatistics:
     """Count texts one by one; `on_text` is called after each."""
-    total, seconds, size, fidelity, differs = Tally(), 0.0, 0, 0, None
+    total, seconds, size, fidelity, differs = TokenTally(), 0.0, 0, 0, None
     for text in texts:
         begun = time.process_time()
         encoded = _encoded(tokenizer, text)
@@ -146,8 +146,10 @@ def _encoded(tokenizer: Tokenizer, text: str) -> Encoded:
     return Encoded([], tokenizer.offsets(text), 0, 0)
 
 
-def _tally(text: str, encoded: Encoded, known: bool) -> Tally:
-    return Tally(len(text), _words(text), len(encoded.offsets), encoded.unknown if known else None, encoded.spelled)
+def _tally(text: str, encoded: Encoded, known: bool) -> TokenTally:
+    return TokenTally(
+        len(text), _words(text), len(encoded.offsets), encoded.unknown if known else None, encoded.spelled
+    )
 
 
 def _words(text: str) -> int:
@@ -188,11 +190,11 @@ def _folded(text: str) -> Iterator[str]:
             yield "".join(part for part in plain if not part.isspace() and not unicodedata.combining(part))
 
 
-def _difference(text: str, restored: str, before: int, fidelity: int) -> Difference:
+def _difference(text: str, restored: str, before: int, fidelity: int) -> RoundTripFault:
     """`fidelity`: whether spacing (2), case and accents too (3) are no difference."""
     pairs = zip_longest(_said(text, fidelity), _said(restored, fidelity), fillvalue=("", len(text)))
     found = next(((one[1], other[1]) for one, other in pairs if one[0] != other[0]), (len(text), len(restored)))
-    return Difference(before + found[0], text[found[0] :][:_SHOWN], restored[found[1] :][:_SHOWN])
+    return RoundTripFault(before + found[0], text[found[0] :][:_SHOWN], restored[found[1] :][:_SHOWN])
 
 
 def _said(text: str, fidelity: int) -> Iterator[tuple[str, int]]:

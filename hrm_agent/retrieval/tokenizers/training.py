@@ -31,7 +31,7 @@ from hrm_agent.retrieval.tokenizers.libraries import require
 from hrm_agent.retrieval.tokenizers.load import load_tokenizer
 from hrm_agent.unicode import replace_surrogates
 
-__all__ = ["KINDS", "Kind", "train_tokenizer", "vocabulary_file", "vocabulary_name"]
+__all__ = ["KINDS", "VocabularyKind", "train_tokenizer", "vocabulary_file", "vocabulary_name"]
 
 _UNKNOWN = "[UNK]"
 _LONGEST_LINE = 1_000
@@ -39,7 +39,7 @@ _LONGEST_LINE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class VocabularyKind:
     """A kind of vocabulary, and how it is learnt."""
 
     learn: Callable[[Sequence[str], int], bytes]
@@ -103,7 +103,7 @@ def train_tokenizer(kind: str, texts: Iterable[str], file: Path, *, size: int = 
     return _load(kind, file)
 
 
-def _kind(kind: str) -> Kind:
+def _kind(kind: str) -> VocabularyKind:
     if kind not in KINDS:
         known = f"Known: {', '.join(KINDS)}."
         raise ConfigError(f"There is no kind of vocabulary {kind!r}.", f"{nearest(kind, KINDS)} {known}".strip())
@@ -211,10 +211,10 @@ def _ranks(saved: bytes) -> bytes:
 
 
 KINDS = {
-    "bpe": Kind(_bpe, "hf", "tokenizer.json"),
-    "sentencepiece-bpe": Kind(_sentencepiece_bpe, "sentencepiece", "tokenizer.model"),
-    "unigram": Kind(_unigram, "sentencepiece", "tokenizer.model"),
-    "word": Kind(_word, "hf", "tokenizer.json"),
-    "wordpiece": Kind(_wordpiece, "hf", "tokenizer.json"),
+    "bpe": VocabularyKind(_bpe, "hf", "tokenizer.json"),
+    "sentencepiece-bpe": VocabularyKind(_sentencepiece_bpe, "sentencepiece", "tokenizer.model"),
+    "unigram": VocabularyKind(_unigram, "sentencepiece", "tokenizer.model"),
+    "word": VocabularyKind(_word, "hf", "tokenizer.json"),
+    "wordpiece": VocabularyKind(_wordpiece, "hf", "tokenizer.json"),
 }
 """Kind -> how it is learnt."""

@@ -17,7 +17,7 @@ from hrm_agent.runtime.execution.conversation import ABORTED, last_answer, turn_
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus, StopReason, Trajectory, Turn, TurnEnd
 
-__all__ = ["Drive", "Ears", "OnChunk", "OnEvent", "OnUpdate", "ended_as"]
+__all__ = ["GraphRun", "OnChunk", "OnEvent", "OnUpdate", "StreamCallbacks", "ended_as"]
 
 OnUpdate = Callable[[tuple[str, ...], dict[str, Any]], None]
 """Called with each node's update as it happens: the names of the enclosing subgraphs' nodes, and `{node: update}`."""
@@ -32,7 +32,7 @@ Graph = Pregel[Any, Any, Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Drive:
+class GraphRun:
     """One graph on one thread, from where it stands to its end."""
 
     graph: Graph
@@ -44,7 +44,7 @@ class Drive:
     """The record of a thread that is gone on with."""
     answers: bool = False
 
-    async def answering(self, store: RunStore, answer: Any) -> Drive:
+    async def answering(self, store: RunStore, answer: Any) -> GraphRun:
         """The same, going on with `answer`. Raises `RunError` where nothing waits for it."""
         known = self.known
         if known is None or (known.status is not RunStatus.RUNNING and known.stop_reason is not StopReason.INTERRUPT):
@@ -81,7 +81,7 @@ class Drive:
             return turn_input(unread, snapshot.values), None
         return None, (snapshot.values if snapshot.values and not snapshot.tasks else None)
 
-    async def to_the_end(self, store: RunStore, ears: Ears) -> dict[str, Any]:
+    async def to_the_end(self, store: RunStore, ears: StreamCallbacks) -> dict[str, Any]:
         """Status, stop reason and answer, as fields of a trajectory."""
         graph, given = self._in(store), self.given
         if self.known is not None and not self.answers:
@@ -128,7 +128,7 @@ class Drive:
         return next((str(output[name]) for name in _OUTPUTS if output.get(name) is not None), None)
 
 
-class Ears(NamedTuple):
+class StreamCallbacks(NamedTuple):
     """Who listens to a run."""
 
     on_update: OnUpdate | None

@@ -19,14 +19,14 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from hrm_agent.models.call_recording import plain
 from hrm_agent.runtime.time_travel.thread_diff import Change
 
-__all__ = ["Change", "changes", "goes_on_alike"]
+__all__ = ["Change", "same_next_tasks", "state_changes"]
 
 _RANDOM = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 """A UUID of version 4."""
 _INTERNAL = re.compile(r"__|branch:|join:")
 
 
-def changes(
+def state_changes(
     serializer: SerializerProtocol, recorded: CheckpointTuple, now: CheckpointTuple, ids: dict[str, str]
 ) -> tuple[Change, ...]:
     """Channels of the graph's state that differ. `ids`: random ids now -> those on record; added to."""
@@ -40,7 +40,7 @@ def changes(
     )
 
 
-def goes_on_alike(
+def same_next_tasks(
     serializer: SerializerProtocol, recorded: CheckpointTuple, now: CheckpointTuple, ids: Mapping[str, str]
 ) -> bool:
     """True if the same nodes come next, with the same arguments."""

@@ -32,19 +32,19 @@ from hrm_agent.models import using_policy
 from hrm_agent.models.external_models import record_foreign_models
 from hrm_agent.runtime.episode import CONTEXT, Episode, EpisodeRunner, run_context
 from hrm_agent.runtime.execution.loading import load_graph
-from hrm_agent.runtime.replay.checkpoint_diff import changes, goes_on_alike
+from hrm_agent.runtime.replay.checkpoint_diff import same_next_tasks, state_changes
 from hrm_agent.runtime.replay.recorded_answers import (
-    Answers,
-    Asked,
-    Continuing,
-    Replaying,
-    Unanswered,
+    AdoptingRecording,
+    NotRecorded,
+    RecordedAnswers,
+    ReplayRecording,
+    UnrecordedRequest,
     recorded_answers,
 )
 from hrm_agent.runtime.replay.result import Divergence, Replay, ReplayVerdict
-from hrm_agent.runtime.replay.task_path import Place, Places
+from hrm_agent.runtime.replay.task_path import TaskPath, TaskPathResolver
 from hrm_agent.runtime.time_travel.fork import fork
-from hrm_agent.runtime.time_travel.scratch_saver import Reached, Scratch
+from hrm_agent.runtime.time_travel.scratch_saver import ScratchSaver, StopStepReached
 from hrm_agent.store import RunStore, StoreSaver
 from hrm_agent.tools.external_tools import record_foreign_tools
 from hrm_agent.trajectory import RunStatus, StopReason, Trajectory, recording
@@ -90,7 +90,7 @@ async def replay_async(
     trajectory = store.journal.trajectory(trajectory_id)
     name = graph if isinstance(graph, str) else trajectory.graph
     compiled = graph if isinstance(graph, Pregel) else load_graph(name)
-    player = _Player(store, trajectory, compiled, context)
+    player = ReplayRun(store, trajectory, compiled, context)
     found = replace(await player.play(), graph=name)
     if found.divergence is None or live_after is None:
         return found
@@ -109,7 +109,7 @@ class _Silent(BaseChatModel):
 
 
 @dataclass(frozen=True, slots=True)
-class _Stretch:
+class Segment:
     """Part of a lineage: where it begins, and the checkpoints that the run came to from there."""
 
     checkpoints: Sequence[CheckpointTuple]
@@ -127,7 +127,7 @@ class _Stretch:
         return self.checkpoints[-1]
 
 
-class _Player:
+class ReplayRun:
     """One trajectory on its way through the graph."""
 
     def __init__(
@@ -135,7 +135,7 @@ class _Player:
     ) -> None:
         self._store, self._trajectory, self._graph = store, trajectory, graph
         self._saver: StoreSaver = store.checkpointer.allowing(graph)
-        self._places = Places(self._saver, trajectory.thread_id, graph)
+        self._places = TaskPathResolver(self._saver, trajectory.thread_id, graph)
         self._line = _lineage(self._saver, trajectory.thread_id)
         self._given_context = context
         self._resumed = self._recorded_resumes()
@@ -159,7 +159,7 @@ class _Player:
                 return Replay(self._trajectory, "", ReplayVerdict.DIFFERS, ended=ended)
             return await self._through(stretches)
 
-    async def _through(self, stretches: Sequence[_Stretch]) -> Replay:
+    async def _through(self, stretches: Sequence[Segment]) -> Replay:
         """Up to the first that does not end as it did."""
         total = Replay(self._trajectory, "", ReplayVerdict.EQUAL)
         for stretch in stretches:
@@ -187,8 +187,8 @@ class _Player:
         )
         steps = {found.checkpoint["id"] for found in self._line}
         answers = self._answers(steps - self._before_standing())
-        places = Places(self._saver, episode.thread_id, self._graph)
-        own = replace(runner, record=partial(Continuing, answers=answers, places=places))
+        places = TaskPathResolver(self._saver, episode.thread_id, self._graph)
+        own = replace(runner, record=partial(AdoptingRecording, answers=answers, places=places))
         return await own.run(episode)
 
     def _before_standing(self) -> set[str]:
@@ -198,18 +198,18 @@ class _Player:
     def _number(self, wanted: CheckpointTuple) -> int:
         return next(i for i, found in enumerate(self._line) if found is wanted)
 
-    def _answers(self, steps: set[str]) -> Answers:
+    def _answers(self, steps: set[str]) -> RecordedAnswers:
         return recorded_answers(self._trajectory.calls, self._trajectory.tool_calls, steps, self._places)
 
     # what is on record
 
-    async def _stretches(self) -> list[_Stretch]:
+    async def _stretches(self) -> list[Segment]:
         begins = [i for i, found in enumerate(self._line) if i == 0 or found.metadata.get("source") != "loop"]
         ends = [*(begin - 1 for begin in begins[1:]), len(self._line) - 1]
-        graph, found = self._graph.copy(update={"checkpointer": self._saver}), list[_Stretch]()
+        graph, found = self._graph.copy(update={"checkpointer": self._saver}), list[Segment]()
         for begin, end in zip(begins, ends, strict=True):
             finished = not (await graph.aget_state(self._line[end].config)).tasks
-            found.append(_Stretch(self._line[begin : end + 1], end == len(self._line) - 1, finished))
+            found.append(Segment(self._line[begin : end + 1], end == len(self._line) - 1, finished))
         return found
 
     def _context(self, until: CheckpointTuple) -> Mapping[str, Any]:
@@ -221,9 +221,9 @@ class _Player:
         said: Any = (inputs[-1] if inputs else line[0]).metadata.get(CONTEXT)
         return json.loads(said) if said else {}
 
-    def _recorded_resumes(self) -> dict[Place, list[Any]]:
+    def _recorded_resumes(self) -> dict[TaskPath, list[Any]]:
         """What the questions of each task were answered with, in their order."""
-        line, answers = {found.checkpoint["id"] for found in self._line}, dict[Place, list[Any]]()
+        line, answers = {found.checkpoint["id"] for found in self._line}, dict[TaskPath, list[Any]]()
         config: RunnableConfig = {"configurable": {"thread_id": self._trajectory.thread_id}}
         for found in self._saver.list(config):
             here: Any = found.config.get("configurable", {})
@@ -236,20 +236,20 @@ class _Player:
 
     # playing
 
-    async def _play(self, stretch: _Stretch) -> Replay:
+    async def _play(self, stretch: Segment) -> Replay:
         stop_at = self._stop_at(stretch)
         if stop_at == _step(stretch.start):
             return Replay(self._trajectory, "", ReplayVerdict.EQUAL, checkpoints=1)
-        scratch = Scratch(self._saver, stretch.start, stop_at)
+        scratch = ScratchSaver(self._saver, stretch.start, stop_at)
         played = stretch.checkpoints if stop_at is None else stretch.checkpoints[:-1]
         answers = self._answers({found.checkpoint["id"] for found in played})
-        places = Places(scratch, self._trajectory.thread_id, self._graph)
+        places = TaskPathResolver(scratch, self._trajectory.thread_id, self._graph)
         error, asked = await self._run(stretch, scratch, answers, places)
         if asked is not None and self._record_ends_at(stretch, scratch, asked, answers):
             asked, error = None, None
         return self._judge(stretch, scratch, answers, error, asked)
 
-    def _stop_at(self, stretch: _Stretch) -> int | None:
+    def _stop_at(self, stretch: Segment) -> int | None:
         """The step after which the recorded run did not go on; None lets the graph end by itself.
 
         At the end of the record the step that failed, asked a person or was cut short is tried once more.
@@ -262,8 +262,8 @@ class _Player:
         return None if stretch.last and (tried or cut) else _step(stretch.end)
 
     async def _run(
-        self, stretch: _Stretch, scratch: Scratch, answers: Answers, places: Places
-    ) -> tuple[Exception | None, Asked | None]:
+        self, stretch: Segment, scratch: ScratchSaver, answers: RecordedAnswers, places: TaskPathResolver
+    ) -> tuple[Exception | None, UnrecordedRequest | None]:
         """Until nothing is left to do; what the graph raised, and what it asked that is not on record."""
         said = self._context(stretch.end)
         episode = Episode(self._trajectory.task, self._trajectory.thread_id, context=said)
@@ -275,12 +275,12 @@ class _Player:
         }
         given: Command[Any] | None = None
         while True:
-            replaying = Replaying(answers, places)
+            replaying = ReplayRecording(answers, places)
             try:
                 with recording(replaying):
                     async for _ in graph.astream(given, config, context=context, durability="sync"):
                         pass
-            except (Reached, Unanswered):
+            except (StopStepReached, NotRecorded):
                 return None, replaying.unanswered
             except Exception as error:
                 return error, replaying.unanswered
@@ -291,7 +291,7 @@ class _Player:
                 return None, None
             given = Command(resume=resumes) if resumes else None
 
-    def _resumes(self, scratch: Scratch, places: Places) -> dict[str, Any]:
+    def _resumes(self, scratch: ScratchSaver, places: TaskPathResolver) -> dict[str, Any]:
         """The recorded answers to the questions that wait, by LangGraph's ids of them."""
         answers = dict[str, Any]()
         for namespace, checkpoint_id, task_id, asked, answered in scratch.questions():
@@ -300,7 +300,7 @@ class _Player:
                 answers[asked.id] = known[answered]
         return answers
 
-    def _write_commands(self, stretch: _Stretch, scratch: Scratch) -> bool:
+    def _write_commands(self, stretch: Segment, scratch: ScratchSaver) -> bool:
         """Where a `Command` went on from a recorded checkpoint, write what it wrote. True if there was one."""
         head = scratch.head
         there = next((found for found in stretch.checkpoints[:-1] if _step(found) == _step(head)), None)
@@ -312,24 +312,31 @@ class _Player:
         scratch.put_writes(head.config, writes, _NULL_TASK)
         return True
 
-    def _record_ends_at(self, stretch: _Stretch, scratch: Scratch, asked: Asked, answers: Answers) -> bool:
+    def _record_ends_at(
+        self, stretch: Segment, scratch: ScratchSaver, asked: UnrecordedRequest, answers: RecordedAnswers
+    ) -> bool:
         """True if the recorded run was cut short before this was answered, and all that it had is used."""
         step = _step(stretch.end)
         if stretch.finished or not stretch.last or asked.place[0].step != step + 1:
             return False
         now = scratch.at(step)
-        alike = now is not None and goes_on_alike(self._saver.serde, stretch.end, now, {})
+        alike = now is not None and same_next_tasks(self._saver.serde, stretch.end, now, {})
         return alike and not answers.left_at(asked.place)
 
     # judging
 
     def _judge(
-        self, stretch: _Stretch, scratch: Scratch, answers: Answers, error: Exception | None, asked: Asked | None
+        self,
+        stretch: Segment,
+        scratch: ScratchSaver,
+        answers: RecordedAnswers,
+        error: Exception | None,
+        asked: UnrecordedRequest | None,
     ) -> Replay:
         ids = dict[str, str]()
         compared, step = self._compare_steps(stretch, scratch, ids)
         at_end = scratch.head if stretch.finished else scratch.at(_step(stretch.end)) or scratch.head
-        found = changes(self._saver.serde, stretch.end, at_end, ids)
+        found = state_changes(self._saver.serde, stretch.end, at_end, ids)
         ended = "" if asked is not None else self._ended_otherwise(stretch, error)
         verdict, divergence = ReplayVerdict.DIFFERS if found or ended else ReplayVerdict.EQUAL, None
         if asked is not None:
@@ -344,24 +351,24 @@ class _Player:
             unused=len(answers.calls) + len(answers.tool_calls),
             divergence=divergence,
             step=step if verdict is ReplayVerdict.DIFFERS else None,
-            changes=found,
+            state_changes=found,
             ended=ended,
         )
 
-    def _compare_steps(self, stretch: _Stretch, scratch: Scratch, ids: dict[str, str]) -> tuple[int, int | None]:
+    def _compare_steps(self, stretch: Segment, scratch: ScratchSaver, ids: dict[str, str]) -> tuple[int, int | None]:
         """How many checkpoints could be compared, and the first step whose state differs."""
         compared, first = 1, None
         for recorded in stretch.checkpoints[1:]:
             now = scratch.at(_step(recorded))
             if now is None:
                 break
-            differs, compared = changes(self._saver.serde, recorded, now, ids), compared + 1
+            differs, compared = state_changes(self._saver.serde, recorded, now, ids), compared + 1
             first = _step(recorded) if differs and first is None else first
-            if first is None and goes_on_alike(self._saver.serde, recorded, now, ids):
+            if first is None and same_next_tasks(self._saver.serde, recorded, now, ids):
                 self._standing = recorded
         return compared, first
 
-    def _ended_otherwise(self, stretch: _Stretch, error: Exception | None) -> str:
+    def _ended_otherwise(self, stretch: Segment, error: Exception | None) -> str:
         """How the graph ended, if not as it did; empty if it did."""
         if isinstance(error, HrmError):
             raise error

@@ -20,7 +20,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.errors import GraphBubbleUp
 
 from hrm_agent.models.call_recording import CALL_ID, context_of
-from hrm_agent.runtime.replay.task_path import Place, Places, bare
+from hrm_agent.runtime.replay.task_path import TaskPath, TaskPathResolver, without_steps
 from hrm_agent.trajectory import (
     Call,
     GraphIdentity,
@@ -32,17 +32,25 @@ from hrm_agent.trajectory import (
     content_hash,
 )
 
-__all__ = ["Answers", "Asked", "Continuing", "Replaying", "Unanswered", "recorded_answers", "says_the_same"]
+__all__ = [
+    "AdoptingRecording",
+    "NotRecorded",
+    "RecordedAnswers",
+    "ReplayRecording",
+    "UnrecordedRequest",
+    "recorded_answers",
+    "says_the_same",
+]
 
 _Record = TypeVar("_Record", Call, ToolCall)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class UnrecordedRequest:
     """What a graph asks now and never asked when it was recorded."""
 
     identity: GraphIdentity
-    place: Place
+    place: TaskPath
     messages: Sequence[BaseMessage] = ()
     """Of a model call."""
     tools: Sequence[Any] = ()
@@ -50,23 +58,23 @@ class Asked:
     tool_call: ToolCall | None = None
 
 
-class Unanswered(GraphBubbleUp):
+class NotRecorded(GraphBubbleUp):
     """Stops a graph without a retry: what it asks is not on record."""
 
 
 @dataclass(slots=True)
-class Answers:
+class RecordedAnswers:
     """The recorded answers of one stretch of a run."""
 
-    calls: list[tuple[Place, Call]]
-    tool_calls: list[tuple[Place, ToolCall]]
+    calls: list[tuple[TaskPath, Call]]
+    tool_calls: list[tuple[TaskPath, ToolCall]]
     given: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
     """By id of the task that asked: a task that runs again after an interrupt asks again."""
     given_tools: dict[str, ToolCall] = field(default_factory=dict[str, ToolCall])
     """By the id that the record would have now."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def take(self, asked: Asked, request_hash: str) -> Call | None:
+    def take(self, asked: UnrecordedRequest, request_hash: str) -> Call | None:
         """The answer to a request, which nobody else gets then."""
 
         def fit(call: Call) -> tuple[bool, ...]:
@@ -77,7 +85,7 @@ class Answers:
             self.given[asked.identity.task_id].append(found)
         return found
 
-    def take_tool_call(self, asked: Asked, started: ToolCall) -> ToolCall | None:
+    def take_tool_call(self, asked: UnrecordedRequest, started: ToolCall) -> ToolCall | None:
         """The finished record of a tool call."""
 
         def same(call: ToolCall) -> bool:
@@ -88,7 +96,7 @@ class Answers:
             self.given_tools[started.id] = found
         return found
 
-    def nearest(self, asked: Asked) -> Call | ToolCall | None:
+    def nearest(self, asked: UnrecordedRequest) -> Call | ToolCall | None:
         """What was asked at that place when it was recorded: of what is left, else of what was dealt out."""
         tool = asked.tool_call is not None
         dealt = [*self.given_tools.values()] if tool else [call for calls in self.given.values() for call in calls]
@@ -100,12 +108,12 @@ class Answers:
                 return next((r for r in there if r.identity.path == asked.identity.path), there[0])
         return None
 
-    def left_at(self, place: Place) -> bool:
+    def left_at(self, place: TaskPath) -> bool:
         """True if something on record from the same nodes was not asked for."""
-        return any(bare(found) == bare(place) for found, _ in [*self.calls, *self.tool_calls])
+        return any(without_steps(found) == without_steps(place) for found, _ in [*self.calls, *self.tool_calls])
 
 
-def says_the_same(call: Call, asked: Asked) -> bool:
+def says_the_same(call: Call, asked: UnrecordedRequest) -> bool:
     """Messages and tools are those that `call` answered. Its hash is over both the messages and the answer."""
     if call.tools_hash not in (content_hash(asked.tools), content_hash(_common_form(asked.tools))):
         return False
@@ -121,13 +129,17 @@ def _common_form(tools: Sequence[Any]) -> list[Any]:
 
 
 def _best(
-    records: list[tuple[Place, _Record]],
-    place: Place,
+    records: list[tuple[TaskPath, _Record]],
+    place: TaskPath,
     same: Callable[[_Record], bool],
     fit: Callable[[_Record], tuple[bool, ...]],
 ) -> _Record | None:
     """Of the records that fit the request, the one nearest in place. Taken out."""
-    for near in (lambda found: found == place, lambda found: bare(found) == bare(place), lambda _: True):
+    for near in (
+        lambda found: found == place,
+        lambda found: without_steps(found) == without_steps(place),
+        lambda _: True,
+    ):
         found = [entry for entry in records if near(entry[0]) and same(entry[1])]
         if found:
             taken = max(found, key=lambda entry: fit(entry[1]))
@@ -136,21 +148,21 @@ def _best(
     return None
 
 
-class Replaying(Recording):
+class ReplayRecording(Recording):
     """Answers from the record, and stops at what is not on it. One for each time that a graph is set going."""
 
     replaying = True
 
-    def __init__(self, answers: Answers, places: Places) -> None:
+    def __init__(self, answers: RecordedAnswers, places: TaskPathResolver) -> None:
         super().__init__(MemoryJournal())
-        self.unanswered: Asked | None = None
+        self.unanswered: UnrecordedRequest | None = None
         self._answers, self._places = answers, places
         self._again = {task: list(calls) for task, calls in answers.given.items()}
 
     def claim(
         self, identity: GraphIdentity, request_hash: str, messages: Sequence[Any] = (), tools: Sequence[Any] = ()
     ) -> Call | int:
-        asked = Asked(identity, self._places.of(identity), messages, tools)
+        asked = UnrecordedRequest(identity, self._places.of(identity), messages, tools)
         with self._answers.lock:
             self._refuse_more()
             before = self._again.get(identity.task_id, [])
@@ -160,7 +172,7 @@ class Replaying(Recording):
             return again or self._answers.take(asked, request_hash) or self._stop(asked)
 
     def claim_tool_call(self, started: ToolCall) -> ToolCall | None:
-        asked = Asked(started.identity, self._places.of(started.identity), tool_call=started)
+        asked = UnrecordedRequest(started.identity, self._places.of(started.identity), tool_call=started)
         with self._answers.lock:
             self._refuse_more()
             again = self._answers.given_tools.get(started.id)
@@ -168,18 +180,24 @@ class Replaying(Recording):
 
     def _refuse_more(self) -> None:
         if self.unanswered is not None:  # a graph may have swallowed that it was stopped
-            raise Unanswered
+            raise NotRecorded
 
-    def _stop(self, asked: Asked) -> Any:
+    def _stop(self, asked: UnrecordedRequest) -> Any:
         self.unanswered = asked
-        raise Unanswered
+        raise NotRecorded
 
 
-class Continuing(Recording):
+class AdoptingRecording(Recording):
     """Answers from another thread's record what fits, under this thread's own identity, and asks for all else."""
 
     def __init__(
-        self, journal: Journal, seed: int | None, inherited: Collection[str], *, answers: Answers, places: Places
+        self,
+        journal: Journal,
+        seed: int | None,
+        inherited: Collection[str],
+        *,
+        answers: RecordedAnswers,
+        places: TaskPathResolver,
     ) -> None:
         super().__init__(journal, seed, inherited)
         self._answers, self._places = answers, places
@@ -191,7 +209,7 @@ class Continuing(Recording):
         claimed = super().claim(identity, request_hash, messages, tools)
         if isinstance(claimed, Call):
             return claimed
-        asked = Asked(identity, self._places.of(identity), messages, tools)
+        asked = UnrecordedRequest(identity, self._places.of(identity), messages, tools)
         with self._answers.lock:
             found = self._answers.take(asked, request_hash)
             return claimed if found is None else self.write_call(self._adopted(found, identity, claimed, request_hash))
@@ -200,7 +218,7 @@ class Continuing(Recording):
         own = super().claim_tool_call(started)
         if own is not None:
             return own
-        asked = Asked(started.identity, self._places.of(started.identity), tool_call=started)
+        asked = UnrecordedRequest(started.identity, self._places.of(started.identity), tool_call=started)
         with self._answers.lock:
             found = self._answers.take_tool_call(asked, started)
         if found is None:
@@ -224,14 +242,16 @@ class Continuing(Recording):
         return call.model_copy(update={**changes, "response": response})
 
 
-def recorded_answers(calls: Iterable[Call], tool_calls: Iterable[ToolCall], steps: set[str], places: Places) -> Answers:
+def recorded_answers(
+    calls: Iterable[Call], tool_calls: Iterable[ToolCall], steps: set[str], places: TaskPathResolver
+) -> RecordedAnswers:
     """The answers of the steps that began at the checkpoints `steps`. Old records do not tell of subgraphs."""
 
     def within(identity: GraphIdentity) -> bool:
         root = identity.root_checkpoint_id or ("" if "|" in identity.checkpoint_ns else identity.checkpoint_id)
         return not root or root in steps
 
-    return Answers(
+    return RecordedAnswers(
         [(places.of(call.identity), call) for call in calls if within(call.identity)],
         [(places.of(call.identity), call) for call in tool_calls if within(call.identity) and call.status is not None],
     )

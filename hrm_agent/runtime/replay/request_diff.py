@@ -18,14 +18,14 @@ from hrm_agent.errors import HrmError
 from hrm_agent.models.call_recording import plain
 from hrm_agent.models.engine import Codec
 from hrm_agent.models.load_policy import load_codec
-from hrm_agent.runtime.replay.recorded_answers import Asked
+from hrm_agent.runtime.replay.recorded_answers import UnrecordedRequest
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import Call, ToolCall
 
-__all__ = ["asked_lines"]
+__all__ = ["request_diff"]
 
 
-def asked_lines(store: RunStore, asked: Asked, nearest: Call | ToolCall | None) -> list[str]:
+def request_diff(store: RunStore, asked: UnrecordedRequest, nearest: Call | ToolCall | None) -> list[str]:
     """A unified diff from the recorded request to the one that was made now; all of it, where there is none."""
     if asked.tool_call is not None:
         recorded = list(_tool_lines(nearest)) if isinstance(nearest, ToolCall) else []
@@ -41,7 +41,7 @@ def asked_lines(store: RunStore, asked: Asked, nearest: Call | ToolCall | None) 
         return [f"(The recorded request is held as tokens of {nearest.model}, which cannot be read: {error})"]
 
 
-def _in_template(store: RunStore, codec: Codec, asked: Asked, nearest: Call) -> tuple[list[str], list[str]]:
+def _in_template(store: RunStore, codec: Codec, asked: UnrecordedRequest, nearest: Call) -> tuple[list[str], list[str]]:
     """Both requests as the policy reads them, without the recorded answer."""
     path = store.journal.path_tokens(nearest.id)
     then = path[: len(path) - nearest.sampled_tokens]

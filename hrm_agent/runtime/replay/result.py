@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from hrm_agent.runtime.replay.checkpoint_diff import Change
-from hrm_agent.runtime.replay.recorded_answers import Asked
+from hrm_agent.runtime.replay.recorded_answers import UnrecordedRequest
 from hrm_agent.trajectory import Call, ToolCall, Trajectory
 
 __all__ = ["Divergence", "Replay", "ReplayVerdict"]
@@ -26,7 +26,7 @@ class ReplayVerdict(StrEnum):
 class Divergence:
     """The first thing that is not on record, and what was asked at that place then."""
 
-    asked: Asked
+    asked: UnrecordedRequest
     nearest: Call | ToolCall | None
     """None where the node never asked anything of the kind."""
     step: int

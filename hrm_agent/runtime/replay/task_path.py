@@ -18,13 +18,13 @@ from langgraph.pregel import Pregel
 
 from hrm_agent.trajectory import GraphIdentity
 
-__all__ = ["Level", "Place", "Places", "bare"]
+__all__ = ["PathStep", "TaskPath", "TaskPathResolver", "without_steps"]
 
 _SENDS = "__pregel_tasks"
 _PUSH, _PULL = "__pregel_push", "__pregel_pull"
 
 
-class Level(NamedTuple):
+class PathStep(NamedTuple):
     """A task within its own graph."""
 
     step: int
@@ -33,16 +33,16 @@ class Level(NamedTuple):
     """Number of the `Send` that made it; empty for a node that its edges trigger."""
 
 
-Place = tuple[Level, ...]
+TaskPath = tuple[PathStep, ...]
 """A task, the outermost graph's first."""
 
 
-def bare(place: Place) -> tuple[tuple[str, str], ...]:
+def without_steps(place: TaskPath) -> tuple[tuple[str, str], ...]:
     """A place without its steps: it stays the same when a node is added before it."""
     return tuple((level.node, level.number) for level in place)
 
 
-class Places:
+class TaskPathResolver:
     """The places of the tasks of one thread."""
 
     def __init__(self, saver: BaseCheckpointSaver[Any], thread_id: str, graph: Pregel[Any, Any, Any, Any]) -> None:
@@ -53,22 +53,22 @@ class Places:
         }
         self._checkpoints: dict[tuple[str, str], CheckpointTuple | None] = {}
 
-    def of(self, identity: GraphIdentity) -> Place:
+    def of(self, identity: GraphIdentity) -> TaskPath:
         """Where a call was made."""
         namespace, _, own = identity.checkpoint_ns.rpartition("|")
         step, _, rest = identity.path.partition("/")
         way = rest.partition("/")[2]
         index = way.removeprefix(f"{_PUSH}/").removesuffix("/False") if way.startswith(_PUSH) else ""
         around = self._around(namespace, identity.checkpoint_id, identity.root_checkpoint_id)
-        return (*around, Level(int(step or 0), own.partition(":")[0], index))
+        return (*around, PathStep(int(step or 0), own.partition(":")[0], index))
 
-    def of_write(self, namespace: str, checkpoint_id: str, task_id: str) -> Place:
+    def of_write(self, namespace: str, checkpoint_id: str, task_id: str) -> TaskPath:
         """Where the task stands that wrote to a checkpoint."""
         step = self._step(namespace, checkpoint_id)
         node, index = self._made_by(namespace, checkpoint_id, task_id, "")
-        return (*self._around(namespace, checkpoint_id, ""), Level(step, node, index))
+        return (*self._around(namespace, checkpoint_id, ""), PathStep(step, node, index))
 
-    def _around(self, namespace: str, checkpoint_id: str, root: str) -> Iterator[Level]:
+    def _around(self, namespace: str, checkpoint_id: str, root: str) -> Iterator[PathStep]:
         """The tasks around a graph, from its namespace `node:task|node:task`; a bare number counts repeated runs."""
         found = self._checkpoint(namespace, checkpoint_id)
         parents: Mapping[str, str] = found.metadata.get("parents", {}) if found else {}
@@ -78,10 +78,10 @@ class Places:
             started = parents.get(outer) or (root if not outer else "")
             node, colon, task_id = part.partition(":")
             if not colon:
-                yield Level(0, node, "")
+                yield PathStep(0, node, "")
             else:
                 index = self._made_by(outer, started, task_id, node)[1]
-                yield Level(self._step(outer, started), node, index)
+                yield PathStep(self._step(outer, started), node, index)
 
     def _made_by(self, namespace: str, checkpoint_id: str, task_id: str, node: str) -> tuple[str, str]:
         """Node and `Send` of a task; `node` is the name where it is known. Unknown parts stay empty."""

@@ -28,9 +28,9 @@ from langgraph.runtime import Runtime
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
-from hrm_agent.answers.equivalence import most_frequent, vote
+from hrm_agent.answers.equivalence import most_frequent, normalize_answer
 from hrm_agent.answers.final_answer import own_text
-from hrm_agent.answers.typed_reply import Unreadable, read_as
+from hrm_agent.answers.typed_reply import UnparsableAnswer, read_as
 from hrm_agent.models import policy
 from hrm_agent.trajectory import StopReason
 
@@ -149,7 +149,7 @@ def _different(pool: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _vote(candidate: Candidate) -> str:
-    return vote(candidate["answer"] or "")
+    return normalize_answer(candidate["answer"] or "")
 
 
 def _named(judged: str, pool: Sequence[Candidate]) -> tuple[Candidate, str] | None:
@@ -157,7 +157,7 @@ def _named(judged: str, pool: Sequence[Candidate]) -> tuple[Candidate, str] | No
     different = _different(pool)
     try:
         best = read_as(Judgement, judged).best
-    except Unreadable:
+    except UnparsableAnswer:
         return None
     if not 1 <= best <= len(different):
         return None

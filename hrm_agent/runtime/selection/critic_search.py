@@ -27,14 +27,14 @@ from hrm_agent.errors import ConfigError
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.time_travel.history import History, Moment
 
-__all__ = ["Blame", "accepted", "blamed", "refuse_without_verdict"]
+__all__ = ["RetryPoint", "accepted", "find_retry_point", "require_verdict"]
 
 _PLAN = "plan"
 """Node and channel."""
 
 
 @dataclass(frozen=True, slots=True)
-class Blame:
+class RetryPoint:
     """Where to fork a run, and what to change there."""
 
     moment: Moment
@@ -45,7 +45,7 @@ class Blame:
     """Subgoals that are solved again; all of them and one more for a new plan."""
 
 
-def refuse_without_verdict(name: str) -> None:
+def require_verdict(name: str) -> None:
     """Raise `ConfigError` where a graph has no `verdict` that a search could go by."""
     if "verdict" not in load_graph(name).channels:
         raise ConfigError(
@@ -60,7 +60,7 @@ def accepted(found: History) -> bool | None:
     return verdict.get("action") == "accept" if verdict else None
 
 
-def blamed(found: History) -> Blame | None:
+def find_retry_point(found: History) -> RetryPoint | None:
     """What the critic blames in a run that is over; None where the run is closed."""
     verdict = _verdict(found)
     subgoal, hint = str(verdict.get("subgoal") or ""), str(verdict.get("hint") or "")
@@ -80,7 +80,7 @@ def _verdict(found: History) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", verdict) if isinstance(verdict, Mapping) else {}
 
 
-def _before_subgoal(found: History, subgoal: str, hint: str) -> Blame | None:
+def _before_subgoal(found: History, subgoal: str, hint: str) -> RetryPoint | None:
     """Before the last step that solved a subgoal; None where there is none of this name."""
     line = found.lineage()
     places = [m for m, then in pairwise(line) if subgoal not in _results(m) and subgoal in _results(then)]
@@ -90,16 +90,16 @@ def _before_subgoal(found: History, subgoal: str, hint: str) -> Blame | None:
     affected = dependents(_plan(moment), subgoal)
     kept = {**_results(moment), **_results(found.last)}
     values = {"results": {name: value for name, value in kept.items() if name not in affected}}
-    return Blame(moment, values | _changes(found, moment, subgoal, hint), len(affected))
+    return RetryPoint(moment, values | _changes(found, moment, subgoal, hint), len(affected))
 
 
-def _before_node(found: History, node: str, hint: str) -> Blame | None:
+def _before_node(found: History, node: str, hint: str) -> RetryPoint | None:
     """Before the last step that ran a node; None where none did."""
     places = [moment for moment in found.lineage()[:-1] if node in moment.next]
     if not places:
         return None
     subgoals = max(len(_plan(places[-1])), len(_plan(found.last)))
-    return Blame(places[-1], _changes(found, places[-1], node, hint), subgoals + 1)
+    return RetryPoint(places[-1], _changes(found, places[-1], node, hint), subgoals + 1)
 
 
 def _plan(moment: Moment) -> list[Subgoal]:

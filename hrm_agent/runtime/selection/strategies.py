@@ -31,8 +31,8 @@ from hrm_agent.errors import RunError
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.selection.choice import CHOICE_GRAPH, Candidate
-from hrm_agent.runtime.selection.critic_search import Blame, accepted, blamed, refuse_without_verdict
-from hrm_agent.runtime.time_travel.fork import History, Place, fork, history, run_group
+from hrm_agent.runtime.selection.critic_search import RetryPoint, accepted, find_retry_point, require_verdict
+from hrm_agent.runtime.time_travel.fork import GroupMembership, History, fork, history, run_group
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import Overlay, RunStatus, StopReason, Trajectory, Verdict, derive_seed
 
@@ -91,7 +91,7 @@ async def solve(
         (trajectory,) = await run_group(runner, [episode], gate=gate, on_done=on_candidate)
         return Outcome(trajectory, (trajectory,), trajectory.thread_id)
     if mode.name == "search":
-        refuse_without_verdict(episode.graph)
+        require_verdict(episode.graph)
     group = _Group(runner, episode, mode, gate, keep or _ignore, on_candidate or _ignore)
     return await group.outcome()
 
@@ -179,13 +179,13 @@ class _Group:
             return True
         return candidate.status is not RunStatus.FAILED and bool(accepted(self._history(candidate)))
 
-    def _best_open(self, candidates: Sequence[Trajectory]) -> tuple[Trajectory, Blame] | None:
+    def _best_open(self, candidates: Sequence[Trajectory]) -> tuple[Trajectory, RetryPoint] | None:
         """The run with the least to solve again; of several the newest, which has followed the most hints."""
-        found = [(candidate, blamed(self._history(candidate))) for candidate in reversed(candidates)]
+        found = [(candidate, find_retry_point(self._history(candidate))) for candidate in reversed(candidates)]
         places = [(candidate, blame) for candidate, blame in found if blame is not None]
         return min(places, key=lambda place: place[1].again, default=None)
 
-    def _fork(self, parent: Trajectory, blame: Blame, index: int) -> None:
+    def _fork(self, parent: Trajectory, blame: RetryPoint, index: int) -> None:
         """Put a fork on record, unless it is there. One that was cut short on its way there is begun again."""
         wanted = self._candidate(index)
         if self.store.journal.find_trajectory(wanted.thread_id) is not None:
@@ -197,7 +197,7 @@ class _Group:
             blame.moment,
             edit=blame.values,
             name=wanted.thread_id,
-            joins=Place(wanted.group_id, index, wanted.run_id),
+            joins=GroupMembership(wanted.group_id, index, wanted.run_id),
             graph=wanted.graph,
             context=wanted.context,
             policy=self.runner.policy,

@@ -1,4 +1,4 @@
-"""What a chat client asks, read strictly: `POST /v1/chat/completions` -> `Asked`.
+"""What a chat client asks, read strictly: `POST /v1/chat/completions` -> `ChatRequest`.
 
 A parameter that would change the answer and is not supported is refused, never quietly dropped; one that has the value
 which changes nothing (`n=1`, `presence_penalty=0`) is accepted, because clients send them; one that is only for the
@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hrm_agent.runtime.episode import HISTORY
 from hrm_agent.trajectory import Sampling, TaskRef
 
-__all__ = ["Asked", "RefusedError", "read_request"]
+__all__ = ["ChatRequest", "RefusedError", "read_request"]
 
 MAX_MESSAGES = 1000
 MAX_STOPS = 4
@@ -62,7 +62,7 @@ class RefusedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ChatRequest:
     """One request."""
 
     model: str
@@ -100,14 +100,14 @@ class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
-class _Part(_Strict):
+class _ContentPart(_Strict):
     type: Literal["text"]
     text: str
 
 
 class _Message(_Strict):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[_Part]
+    content: str | list[_ContentPart]
     name: str | None = None
     refusal: None = None
 
@@ -136,7 +136,7 @@ class _Body(_Strict):
     context: dict[str, Any] = Field(default_factory=dict)
 
 
-def read_request(body: Any) -> Asked:
+def read_request(body: Any) -> ChatRequest:
     """Raises `RefusedError`."""
     if not isinstance(body, dict):
         raise RefusedError(400, "The body has to be a JSON object.")
@@ -153,7 +153,7 @@ def read_request(body: Any) -> Asked:
     stops = [read.stop] if isinstance(read.stop, str) else read.stop or []
     given = {"temperature": read.temperature, "top_p": read.top_p}
     prompt, history = _turns(read.messages)
-    return Asked(
+    return ChatRequest(
         model=read.model,
         prompt=prompt,
         said=read.messages[-1].text,

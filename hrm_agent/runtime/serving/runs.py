@@ -24,10 +24,10 @@ from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, run_con
 from hrm_agent.runtime.execution.conversation import fields_of
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.serving.answers import visible
-from hrm_agent.runtime.serving.requests import Asked, RefusedError
+from hrm_agent.runtime.serving.requests import ChatRequest, RefusedError
 from hrm_agent.trajectory import RunStatus, StopReason, Trajectory
 
-__all__ = ["Chats", "Ear"]
+__all__ = ["AnswerStream", "Chats"]
 
 _END, _INTERRUPT = "__end__", "__interrupt__"
 
@@ -56,7 +56,7 @@ class Chats:
         self.draining = False
 
     @contextmanager
-    def admitted(self, asked: Asked, thread: str | None) -> Generator[Episode]:
+    def admitted(self, asked: ChatRequest, thread: str | None) -> Generator[Episode]:
         """The episode of a request, which holds its place inside the block. Raises `RefusedError`."""
         if asked.model not in self.graphs:
             known = ", ".join(self.graphs)
@@ -80,7 +80,7 @@ class Chats:
             if not self._threads:
                 self._idle.set()
 
-    async def run(self, asked: Asked, episode: Episode, ear: Ear, *, lasting: bool) -> Trajectory:
+    async def run(self, asked: ChatRequest, episode: Episode, ear: AnswerStream, *, lasting: bool) -> Trajectory:
         """Run, resume or read back. `lasting`: the client may come again for the thread."""
         runner = replace(self._runner, sampling=asked.sampled_by(self._runner.sampling))
         known = runner.store.journal.find_trajectory(episode.trajectory_id)
@@ -113,7 +113,7 @@ class Chats:
 
 
 @dataclass(slots=True)
-class Ear:
+class AnswerStream:
     """What is heard of a run while it goes on."""
 
     last_nodes: frozenset[str]

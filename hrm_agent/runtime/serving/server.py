@@ -35,8 +35,8 @@ from hrm_agent.environment.remote.messages import to_json
 from hrm_agent.errors import ConfigError, HrmError, ModelError, StoreFullError
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.serving.answers import chunk, completion, error_body, model_card, usage_chunk
-from hrm_agent.runtime.serving.requests import Asked, RefusedError, read_request
-from hrm_agent.runtime.serving.runs import Chats, Ear
+from hrm_agent.runtime.serving.requests import ChatRequest, RefusedError, read_request
+from hrm_agent.runtime.serving.runs import AnswerStream, Chats
 from hrm_agent.trajectory import RunStatus, Trajectory
 
 try:
@@ -45,7 +45,7 @@ try:
     from hrm_agent.environment.remote.http_guard import (
         MAX_REQUEST_BYTES,
         BadRequestError,
-        Door,
+        RequestGate,
         body_of,
         json_answer,
         listening,
@@ -86,7 +86,7 @@ class ChatService:
         """`hosts`: what a request's Host header may say; anything if empty. `context`: see `Chats`."""
         self.chats = Chats(runner, graphs, concurrency, context)
         self.request_bytes = request_bytes
-        self._door = Door(token, hosts)
+        self._door = RequestGate(token, hosts)
         self._started = time.time()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -143,7 +143,7 @@ class ChatService:
     async def _complete(self, request: web.BaseRequest) -> web.StreamResponse:
         asked, thread = read_request(await body_of(request)), _thread_of(request)
         with self.chats.admitted(asked, thread) as episode:
-            ear = Ear(self.chats.graphs[asked.model], asked.stop)
+            ear = AnswerStream(self.chats.graphs[asked.model], asked.stop)
             if asked.stream:
                 return await self._stream(request, asked, episode, ear)
             ended = _unless_failed(await self.chats.run(asked, episode, ear, lasting=thread is not None))
@@ -151,7 +151,9 @@ class ChatService:
             answer.headers[THREAD_HEADER] = episode.thread_id
             return answer
 
-    async def _stream(self, request: web.BaseRequest, asked: Asked, episode: Episode, ear: Ear) -> web.StreamResponse:
+    async def _stream(
+        self, request: web.BaseRequest, asked: ChatRequest, episode: Episode, ear: AnswerStream
+    ) -> web.StreamResponse:
         lasting = THREAD_HEADER in request.headers
         run = asyncio.create_task(self.chats.run(asked, episode, ear, lasting=lasting))
         run.add_done_callback(lambda _: ear.changed.set())
@@ -180,7 +182,7 @@ class ChatService:
 class _Events:
     """A stream of server-sent events."""
 
-    def __init__(self, request: web.BaseRequest, asked: Asked, episode: Episode) -> None:
+    def __init__(self, request: web.BaseRequest, asked: ChatRequest, episode: Episode) -> None:
         self._request, self._asked, self._episode = request, asked, episode
         self._created = time.time()
         self.response = web.StreamResponse(
@@ -196,7 +198,7 @@ class _Events:
         await self.response.prepare(self._request)
         await self._send({"role": "assistant", "content": ""})
 
-    async def tell(self, ear: Ear) -> None:
+    async def tell(self, ear: AnswerStream) -> None:
         """What is new; a comment if nothing is."""
         nodes, news = ear.nodes(), ear.news()
         if nodes or not news:
@@ -204,7 +206,7 @@ class _Events:
         if news:
             await self._send({"content": news})
 
-    async def end(self, ear: Ear, ended: Trajectory) -> None:
+    async def end(self, ear: AnswerStream, ended: Trajectory) -> None:
         if rest := ear.rest(ended):
             await self._send({"content": rest})
         await self._send({}, ended)
@@ -227,7 +229,7 @@ class _Events:
         await self.response.write(f"data: {to_json(record)}\n\n".encode())
 
 
-async def _wait(ear: Ear, seconds: float) -> None:
+async def _wait(ear: AnswerStream, seconds: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await ear.changed.wait()

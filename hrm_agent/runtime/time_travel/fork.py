@@ -25,35 +25,35 @@ from typing import Any, NamedTuple
 from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.runtime.episode import Episode, EpisodeRunner, run_context
 from hrm_agent.runtime.execution.loading import load_graph
-from hrm_agent.runtime.time_travel.history import Branch, History, Moment, Question, Selector, Step, Subgraph
+from hrm_agent.runtime.time_travel.history import Branch, History, Moment, PendingInterrupt, Selector, Step, Subgraph
 from hrm_agent.runtime.time_travel.read_history import Graph, history, trajectory_id_of
 from hrm_agent.runtime.time_travel.state_edits import Edit, edited_channels, write_edit
-from hrm_agent.runtime.time_travel.thread_diff import Change, Difference, Side, difference
+from hrm_agent.runtime.time_travel.thread_diff import Change, DiffSide, ThreadDiff, thread_diff
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import ForkRef, TaskRef, Trajectory, Turn, derive_seed
 
 __all__ = [
     "Branch",
     "Change",
-    "Difference",
+    "DiffSide",
     "Edit",
+    "GroupMembership",
     "History",
     "Moment",
-    "Place",
-    "Question",
+    "PendingInterrupt",
     "Selector",
-    "Side",
     "Step",
     "Subgraph",
-    "difference",
+    "ThreadDiff",
     "fork",
     "history",
     "run_group",
     "siblings",
+    "thread_diff",
 ]
 
 
-class Place(NamedTuple):
+class GroupMembership(NamedTuple):
     """Of a thread in a group, and in the run that asked for it."""
 
     group_id: str
@@ -69,7 +69,7 @@ def fork(
     edit: Edit | Mapping[str, Any] | None = None,
     count: int = 1,
     name: str | None = None,
-    joins: Place | None = None,
+    joins: GroupMembership | None = None,
     seed: int | None = None,
     graph: str | None = None,
     context: Mapping[str, Any] | None = None,

@@ -16,11 +16,11 @@ from typing import Any, NoReturn, cast
 from hrm_agent.errors import RunError, nearest
 from hrm_agent.trajectory import Call, ToolCall, Trajectory
 
-__all__ = ["Branch", "History", "Moment", "Question", "Selector", "Step", "Subgraph", "role_of"]
+__all__ = ["Branch", "History", "Moment", "PendingInterrupt", "Selector", "Step", "Subgraph", "role_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PendingInterrupt:
     """An `interrupt()` that waits for its answer."""
 
     id: str
@@ -88,7 +88,7 @@ class Moment:
     """What ran into it."""
     next: tuple[str, ...]
     """Names of the nodes to run from here, one for each task."""
-    questions: tuple[Question, ...]
+    questions: tuple[PendingInterrupt, ...]
     under_way: Step | None
     """What has run from here in a step that is not over; None if nothing has."""
     values: Mapping[str, Any] = field(repr=False)

@@ -19,7 +19,7 @@ from langgraph.pregel import Pregel
 
 from hrm_agent.errors import GraphError, RunError, nearest
 from hrm_agent.runtime.execution.loading import load_graph
-from hrm_agent.runtime.time_travel.history import Branch, History, Moment, Question, Step, Subgraph
+from hrm_agent.runtime.time_travel.history import Branch, History, Moment, PendingInterrupt, Step, Subgraph
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import Call, ToolCall, Trajectory, content_hash
 
@@ -41,7 +41,7 @@ def history(store: RunStore, thread: str, *, graph: Graph | None = None, branche
     if graph is None and trajectory is not None:
         with suppress(GraphError):
             graph = load_graph(trajectory.graph)
-    moments = tuple(_Reader(store, thread_id, trajectory, graph).moments())
+    moments = tuple(HistoryReader(store, thread_id, trajectory, graph).moments())
     if not moments:
         known = [found.thread_id for found in store.threads()]
         raise RunError(
@@ -62,7 +62,7 @@ def _branches(store: RunStore, thread_id: str) -> Iterator[Branch]:
             yield Branch(other.forked_from.checkpoint_id if other.forked_from else "", history(store, other.thread_id))
 
 
-class _Reader:
+class HistoryReader:
     """Makes moments of the checkpoints of one thread."""
 
     def __init__(self, store: RunStore, thread_id: str, trajectory: Trajectory | None, graph: Graph | None) -> None:
@@ -142,14 +142,14 @@ class _Reader:
         names = _triggered(found.checkpoint["channel_values"])
         return asked or {str(number): name for number, name in enumerate(names)}
 
-    def _questions(self, found: CheckpointTuple) -> Iterator[Question]:
+    def _questions(self, found: CheckpointTuple) -> Iterator[PendingInterrupt]:
         """Interrupts of tasks that have not finished since."""
         writes = found.pending_writes or []
         finished = {task for task, channel, _ in writes if not channel.startswith("__")}
         for task, channel, value in writes:
             if channel == _INTERRUPT and task not in finished:
                 for asked in cast("Sequence[Any]", value):
-                    yield Question(asked.id, asked.value, self._node_of(found, task))
+                    yield PendingInterrupt(asked.id, asked.value, self._node_of(found, task))
 
     def _node_of(self, found: CheckpointTuple, task: str) -> str:
         """Node of a task, by its id, or since there is no other."""

@@ -15,16 +15,16 @@ from langgraph.types import Interrupt
 
 from hrm_agent.store import StoreSaver
 
-__all__ = ["Reached", "Scratch"]
+__all__ = ["ScratchSaver", "StopStepReached"]
 
 _RESUME, _INTERRUPT = "__resume__", "__interrupt__"
 
 
-class Reached(Exception):  # no error: the end of what was to be played
+class StopStepReached(Exception):  # no error: the end of what was to be played
     """The graph has come to the step that it was to stop after."""
 
 
-class Scratch(InMemorySaver):
+class ScratchSaver(InMemorySaver):
     """Holds a thread from a stored checkpoint on. Numbers versions as the store does: old and new are compared."""
 
     def __init__(self, store: StoreSaver, start: CheckpointTuple, stop_at: int | None) -> None:
@@ -44,7 +44,7 @@ class Scratch(InMemorySaver):
         saved = super().put(config, checkpoint, metadata, new_versions)
         outermost = not config.get("configurable", {}).get("checkpoint_ns")
         if outermost and self._stop_at is not None and metadata.get("step", -1) >= self._stop_at:
-            raise Reached
+            raise StopStepReached
         return saved
 
     def get_next_version(self, current: Any, channel: None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]

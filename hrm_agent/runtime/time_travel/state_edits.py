@@ -29,7 +29,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from hrm_agent.errors import ConfigError, RunError, nearest
 from hrm_agent.runtime.time_travel.history import History, Moment
 from hrm_agent.runtime.time_travel.read_history import Graph
-from hrm_agent.runtime.time_travel.scratch_saver import Scratch
+from hrm_agent.runtime.time_travel.scratch_saver import ScratchSaver
 from hrm_agent.store import StoreSaver
 
 __all__ = ["Edit", "edited_channels", "write_edit"]
@@ -220,7 +220,7 @@ async def _leads_on(
 async def _tried(
     graph: Graph, start: CheckpointTuple, steps: list[StateUpdate], runtime: dict[str, Any]
 ) -> StateSnapshot:
-    memory = Scratch(cast("StoreSaver", graph.checkpointer), start, None)
+    memory = ScratchSaver(cast("StoreSaver", graph.checkpointer), start, None)
     tried = graph.copy(update={"checkpointer": memory})
     thread: Any = start.config.get("configurable", {})["thread_id"]
     written = await tried.abulk_update_state({"configurable": {"thread_id": thread, **runtime}}, [steps])

@@ -17,7 +17,7 @@ from hrm_agent.runtime.time_travel.read_history import history
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import Call, ToolCall, Trajectory
 
-__all__ = ["Change", "Difference", "Side", "difference"]
+__all__ = ["Change", "DiffSide", "ThreadDiff", "thread_diff"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class DiffSide:
     """One of the two moments, and the way to it since they parted."""
 
     thread_id: str
@@ -50,17 +50,17 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """What `difference` found."""
+class ThreadDiff:
+    """What `thread_diff` found."""
 
     common: Moment | None
     """The last moment of both, as the first side numbers it; None for threads that share nothing."""
-    a: Side
-    b: Side
+    a: DiffSide
+    b: DiffSide
     changes: tuple[Change, ...]
 
 
-def difference(store: RunStore, a: str, b: str) -> Difference:
+def thread_diff(store: RunStore, a: str, b: str) -> ThreadDiff:
     """Compare two moments, each `THREAD@MOMENT`, or `THREAD` for its newest."""
     (found_a, moment_a), (found_b, moment_b) = _named(store, a), _named(store, b)
     line_a, line_b = found_a.lineage(moment_a), found_b.lineage(moment_b)
@@ -70,7 +70,7 @@ def difference(store: RunStore, a: str, b: str) -> Difference:
         _side(found, moment, line, common.checkpoint_id if common else None)
         for found, moment, line in ((found_a, moment_a, line_a), (found_b, moment_b, line_b))
     ]
-    return Difference(common, sides[0], sides[1], tuple(_changes(moment_a, moment_b)))
+    return ThreadDiff(common, sides[0], sides[1], tuple(_changes(moment_a, moment_b)))
 
 
 def _named(store: RunStore, name: str) -> tuple[History, Moment]:
@@ -83,11 +83,11 @@ def _named(store: RunStore, name: str) -> tuple[History, Moment]:
     return found, found.select(selector)
 
 
-def _side(found: History, moment: Moment, line: Sequence[Moment], common: str | None) -> Side:
+def _side(found: History, moment: Moment, line: Sequence[Moment], common: str | None) -> DiffSide:
     ids = [earlier.checkpoint_id for earlier in line]
     since = tuple(line[ids.index(common) + 1 :] if common else line)
     steps = [step.ran for step in since] + ([moment.under_way] if moment.under_way else [])
-    return Side(
+    return DiffSide(
         found.thread_id,
         moment,
         found.trajectory,

@@ -8,6 +8,6 @@ gives: every method has an async twin, and both go one way.
 """
 
 from hrm_agent.tools.mediawiki.client import MediaWiki, open_wiki
-from hrm_agent.tools.mediawiki.pages import Found, Page, Passage, Section
+from hrm_agent.tools.mediawiki.pages import Page, Passage, SearchHit, Section
 
-__all__ = ["Found", "MediaWiki", "Page", "Passage", "Section", "open_wiki"]
+__all__ = ["MediaWiki", "Page", "Passage", "SearchHit", "Section", "open_wiki"]

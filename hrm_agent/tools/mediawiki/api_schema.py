@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_va
 from hrm_agent.tools.failures import ToolFailure
 from hrm_agent.trajectory import ToolStatus
 
-__all__ = ["Answer", "PageRow", "Parsed", "Query", "Row", "in_shape"]
+__all__ = ["ApiRow", "PageRow", "Parsed", "Query", "QueryReply", "in_shape"]
 
 _Shape = TypeVar("_Shape", bound=BaseModel)
 _LONGEST_TITLE = 512
@@ -51,7 +51,7 @@ URL = Annotated[str, Field(max_length=_LONGEST_URL), AfterValidator(_of_the_web)
 Text = Annotated[str, AfterValidator(_storable)]
 
 
-class Row(BaseModel):
+class ApiRow(BaseModel):
     """A hit of a search."""
 
     pageid: int
@@ -93,13 +93,13 @@ class _Elsewhere(BaseModel):
 class Query(BaseModel):
     """What `action=query` gives."""
 
-    search: list[Row] = []
+    search: list[ApiRow] = []
     pages: list[PageRow] = []
     redirects: list[_Redirect] = []
     interwiki: list[_Elsewhere] = []
 
 
-class Answer(BaseModel):
+class QueryReply(BaseModel):
     """An answer to `action=query`."""
 
     query: Query = Query()

@@ -23,9 +23,9 @@ from pydantic import BaseModel
 from hrm_agent.errors import ConfigError
 from hrm_agent.retrieval.html_text import html_to_text
 from hrm_agent.tools.failures import ToolFailure
-from hrm_agent.tools.mediawiki.api_schema import Answer, PageRow, Parsed, Query, Row, in_shape
+from hrm_agent.tools.mediawiki.api_schema import ApiRow, PageRow, Parsed, Query, QueryReply, in_shape
 from hrm_agent.tools.mediawiki.io_loop import run, run_async
-from hrm_agent.tools.mediawiki.pages import Found, Page
+from hrm_agent.tools.mediawiki.pages import Page, SearchHit
 from hrm_agent.tools.mediawiki.transport import Asker
 from hrm_agent.trajectory import ToolStatus
 
@@ -84,14 +84,14 @@ class MediaWiki:
         if self._cache is not None:
             self._cache.close()
 
-    def search(self, query: str, limit: int = 5) -> list[Found]:
+    def search(self, query: str, limit: int = 5) -> list[SearchHit]:
         """Pages whose text has the words, or whose title nearly is the query, best first; empty if there are none.
 
         At most 50.
         """
         return run(self.asearch(query, limit))
 
-    async def asearch(self, query: str, limit: int = 5) -> list[Found]:
+    async def asearch(self, query: str, limit: int = 5) -> list[SearchHit]:
         """`search`, for an event loop."""
         return await run_async(self._search(_words(query), max(1, min(limit, _MOST_FOUND))))
 
@@ -109,25 +109,25 @@ class MediaWiki:
 
         return wiki_tools(self, page_characters)
 
-    async def _search(self, words: str, limit: int) -> list[Found]:
+    async def _search(self, words: str, limit: int) -> list[SearchHit]:
         asked = _searching(words, limit)
         rows = (await self._query(asked | {"srwhat": "text"})).search
         # The search that comes with MediaWiki looks for titles in titles only.
         rows = rows or (await self._query(asked | {"srwhat": "nearmatch"})).search
         return await self._described(rows[:limit]) if rows else []
 
-    async def _described(self, rows: list[Row]) -> list[Found]:
+    async def _described(self, rows: list[ApiRow]) -> list[SearchHit]:
         """Rows with their pages' URLs and beginnings; one for each page, however many redirects to it were found."""
         asked = {"action": "query", "pageids": "|".join(str(row.pageid) for row in rows), "redirects": "1"}
         wanted = {"prop": "info|extracts", "inprop": "url", "exintro": "1", "explaintext": "1", "exlimit": "max"}
         answer = await self._query(asked | wanted)
         to = {redirect.origin: redirect.to for redirect in answer.redirects}
-        pages, found = {page.title: page for page in answer.pages}, dict[str, Found]()
+        pages, found = {page.title: page for page in answer.pages}, dict[str, SearchHit]()
         for row in rows:
             page = pages.get(_end_of(row.title, to))
             if page is not None and page.canonicalurl is not None and page.title not in found:
                 snippet, intro = html_to_text(row.snippet), (page.extract or "").strip()
-                found[page.title] = Found(page.title, page.canonicalurl, snippet, intro)
+                found[page.title] = SearchHit(page.title, page.canonicalurl, snippet, intro)
         return list(found.values())
 
     async def _page(self, title: str) -> Page:
@@ -154,13 +154,13 @@ class MediaWiki:
 
     async def _query(self, asked: dict[str, str]) -> Query:
         """A whole answer: what comes in several parts is put together."""
-        answer = await self._ask(Answer, asked)
+        answer = await self._ask(QueryReply, asked)
         whole, more = answer.query, answer.more
         for _ in range(_CONTINUED):
             if more is None or "sroffset" in more:
                 break
             given = {name: str(value) for name, value in more.items()}
-            answer = await self._ask(Answer, asked | given)
+            answer = await self._ask(QueryReply, asked | given)
             _add(whole, answer.query)
             more = answer.more
         return whole

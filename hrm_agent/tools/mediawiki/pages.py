@@ -10,7 +10,7 @@ import re
 from collections import Counter, deque
 from dataclasses import dataclass
 
-__all__ = ["Found", "Page", "Passage", "Section"]
+__all__ = ["Page", "Passage", "SearchHit", "Section"]
 
 _HEADING = re.compile(r"^(={2,6})([^=\n].*)\1$", re.MULTILINE)
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
@@ -18,7 +18,7 @@ _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchHit:
     """A page that a search found."""
 
     title: str

@@ -13,7 +13,7 @@ from langchain_core.tools import BaseTool, StructuredTool
 
 from hrm_agent.tools.failures import ToolFailure
 from hrm_agent.tools.mediawiki.io_loop import run
-from hrm_agent.tools.mediawiki.pages import Found, Page
+from hrm_agent.tools.mediawiki.pages import Page, SearchHit
 from hrm_agent.trajectory import ToolStatus
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def _tool(function: Callable[..., Coroutine[Any, Any, Any]]) -> BaseTool:
     return tool
 
 
-def _listed(found: list[Found]) -> str:
+def _listed(found: list[SearchHit]) -> str:
     lines = [f"{one.title} <{one.url}>: {(one.snippet or one.intro)[:_SHOWN_OF_A_HIT]}" for one in found]
     return "\n".join(lines) or "No page has these words."
 

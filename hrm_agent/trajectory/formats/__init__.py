@@ -18,7 +18,7 @@ from pathlib import Path
 from hrm_agent.errors import ConfigError, StoreError, nearest
 from hrm_agent.trajectory.formats.chat import chat_rows
 from hrm_agent.trajectory.formats.importing import Origin
-from hrm_agent.trajectory.formats.messages import Known
+from hrm_agent.trajectory.formats.messages import RequestHints
 from hrm_agent.trajectory.formats.native import COLUMNS, read_jsonl, read_parquet, write_jsonl, write_parquet
 from hrm_agent.trajectory.formats.rollouts import read_rollouts, rollout_rows
 from hrm_agent.trajectory.formats.rows import Report, RowMaker, read_rows, write_rows
@@ -30,9 +30,9 @@ __all__ = [
     "COLUMNS",
     "FORMATS",
     "Format",
-    "Known",
     "Origin",
     "Report",
+    "RequestHints",
     "export_to",
     "format_of",
     "import_from",
@@ -51,7 +51,7 @@ class Format:
     """A row, in words."""
     back: str
     """What is read back."""
-    rows: Callable[[Known, float | None], RowMaker] | None = None
+    rows: Callable[[RequestHints, float | None], RowMaker] | None = None
     """None: whole trajectories, which have a writer of their own."""
     read: Callable[[Path, Origin], Iterator[Trajectory]] | None = None
     """None: there is no way back."""
@@ -111,13 +111,13 @@ def export_to(
     path: Path,
     trajectories: Iterable[Trajectory],
     name: str,
-    known: Known | None = None,
+    known: RequestHints | None = None,
     least_reward: float | None = None,
 ) -> Report:
     """Write a file of the format `name`. `least_reward`: only conversations of runs with at least this one (`chat`)."""
     rows = FORMATS[format_of(path, name)].rows
     if rows is not None:
-        return write_rows(trajectories, path, rows(known or Known(), least_reward))
+        return write_rows(trajectories, path, rows(known or RequestHints(), least_reward))
     count = (write_parquet if name == "parquet" else write_jsonl)(trajectories, path)
     return Report(count, count)
 

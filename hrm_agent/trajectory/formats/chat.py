@@ -18,14 +18,14 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from hrm_agent.trajectory.formats.messages import Conversation, Known, context_hash, conversation_of
+from hrm_agent.trajectory.formats.messages import ConversationOfCall, RequestHints, context_hash, conversation_of
 from hrm_agent.trajectory.formats.rows import LeftOut, Row, RowMaker
 from hrm_agent.trajectory.schema import RunStatus, Trajectory
 
 __all__ = ["chat_message", "chat_rows"]
 
 
-def chat_rows(known: Known, *, least_reward: float | None = None) -> RowMaker:
+def chat_rows(known: RequestHints, *, least_reward: float | None = None) -> RowMaker:
     """The conversations of completed runs; of those with at least this reward, if one is given."""
 
     def rows(trajectory: Trajectory) -> Iterator[Row | LeftOut]:
@@ -39,11 +39,11 @@ def chat_rows(known: Known, *, least_reward: float | None = None) -> RowMaker:
     return rows
 
 
-def _rows(trajectory: Trajectory, known: Known) -> Iterator[Row | LeftOut]:
+def _rows(trajectory: Trajectory, known: RequestHints) -> Iterator[Row | LeftOut]:
     extended = {call.parent for call in trajectory.calls}
     found = [conversation_of(c, trajectory, known) for c in trajectory.own_calls if c.id not in extended]
     yield from (LeftOut(reason) for reason in found if isinstance(reason, str))
-    conversations = [one for one in found if isinstance(one, Conversation)]
+    conversations = [one for one in found if isinstance(one, ConversationOfCall)]
     learned = set[str]()
     given = {call.context_hash for call in trajectory.own_calls}
     for one in sorted(conversations, key=lambda one: len(one.messages), reverse=True):
@@ -56,7 +56,7 @@ def _rows(trajectory: Trajectory, known: Known) -> Iterator[Row | LeftOut]:
             yield row
 
 
-def _row(conversation: Conversation, fresh: set[str]) -> Row:
+def _row(conversation: ConversationOfCall, fresh: set[str]) -> Row:
     messages = [chat_message(message) for message in conversation.messages]
     for i in _answers(conversation.messages):
         if context_hash(conversation.messages[: i + 1]) not in fresh:

@@ -27,7 +27,15 @@ from hrm_agent.trajectory.conversation_digest import context_of
 from hrm_agent.trajectory.ids import content_hash
 from hrm_agent.trajectory.schema import Call, ToolCall, Trajectory
 
-__all__ = ["NO_MESSAGES", "NO_TOOLS", "Conversation", "Known", "answer_of", "context_hash", "conversation_of"]
+__all__ = [
+    "NO_MESSAGES",
+    "NO_TOOLS",
+    "ConversationOfCall",
+    "RequestHints",
+    "answer_of",
+    "context_hash",
+    "conversation_of",
+]
 
 NO_TOOLS = "the tools that were offered are not known"
 NO_MESSAGES = "the messages that were sent are not on record"
@@ -37,7 +45,7 @@ _ANY: TypeAdapter[Any] = TypeAdapter(AnyMessage)
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class RequestHints:
     """What may have been sent beside what is on record."""
 
     systems: tuple[str, ...] = ()
@@ -49,7 +57,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class ConversationOfCall:
     """What one call saw, and its answer as the last message."""
 
     messages: Messages
@@ -57,7 +65,7 @@ class Conversation:
     """As the model was given them: in OpenAI's form, but for models of other providers."""
 
 
-def conversation_of(call: Call, trajectory: Trajectory, known: Known) -> Conversation | str:
+def conversation_of(call: Call, trajectory: Trajectory, known: RequestHints) -> ConversationOfCall | str:
     """The proved conversation of a call, or what is missing for it, in words."""
     tools = next((offer for offer in ((), *known.tools) if content_hash(offer) == call.tools_hash), None)
     if tools is None and call.tools_hash:
@@ -68,7 +76,7 @@ def conversation_of(call: Call, trajectory: Trajectory, known: Known) -> Convers
     for sent in _candidates(call, trajectory, known):
         messages = (*sent, answer)
         if context_hash(messages) == call.context_hash:
-            return Conversation(messages, tools or ())
+            return ConversationOfCall(messages, tools or ())
     return NO_MESSAGES
 
 
@@ -82,7 +90,7 @@ def context_hash(messages: Sequence[BaseMessage]) -> str:
     return content_hash(context_of(messages))
 
 
-def _candidates(call: Call, trajectory: Trajectory, known: Known) -> Iterator[Messages]:
+def _candidates(call: Call, trajectory: Trajectory, known: RequestHints) -> Iterator[Messages]:
     by_id = {other.id: other for other in trajectory.calls}
     if call.request is not None:
         yield from _requested(call, by_id)

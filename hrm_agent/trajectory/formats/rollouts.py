@@ -16,7 +16,7 @@ from typing import Any
 from hrm_agent.errors import StoreError
 from hrm_agent.trajectory.forest import path_to, path_tokens
 from hrm_agent.trajectory.formats.importing import Assembly, Origin, checked
-from hrm_agent.trajectory.formats.messages import Conversation, Known, answer_of, conversation_of
+from hrm_agent.trajectory.formats.messages import ConversationOfCall, RequestHints, answer_of, conversation_of
 from hrm_agent.trajectory.formats.rows import LeftOut, Row, RowMaker, incomplete, read_rows
 from hrm_agent.trajectory.formats.verifiers import ai_message, ending, flat_message, used_calls
 from hrm_agent.trajectory.ids import content_hash
@@ -28,7 +28,7 @@ Seen = tuple[tuple[int, ...], str]
 """Everything up to and with an answer, and its call."""
 
 
-def rollout_rows(known: Known) -> RowMaker:
+def rollout_rows(known: RequestHints) -> RowMaker:
     """One rollout a trajectory."""
 
     def rows(trajectory: Trajectory) -> Iterator[Row | LeftOut]:
@@ -76,9 +76,9 @@ def _completion(steps: list[Row]) -> list[Row]:
     return [*last["prompt"][len(first) :], *last["completion"]]
 
 
-def _step(call: Call, trajectory: Trajectory, known: Known) -> Row:
+def _step(call: Call, trajectory: Trajectory, known: RequestHints) -> Row:
     found = conversation_of(call, trajectory, known)
-    messages = found.messages[:-1] if isinstance(found, Conversation) else ()
+    messages = found.messages[:-1] if isinstance(found, ConversationOfCall) else ()
     answer = flat_message(answer_of(call))
     cut = call.finish_reason is FinishReason.LENGTH
     return {

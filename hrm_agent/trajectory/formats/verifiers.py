@@ -22,7 +22,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from hrm_agent.errors import StoreError
 from hrm_agent.trajectory.formats.chat import chat_message
 from hrm_agent.trajectory.formats.importing import Assembly, End, Origin, checked
-from hrm_agent.trajectory.formats.messages import Conversation, Known, answer_of, conversation_of
+from hrm_agent.trajectory.formats.messages import ConversationOfCall, RequestHints, answer_of, conversation_of
 from hrm_agent.trajectory.formats.rows import LeftOut, Row, RowMaker, incomplete, read_rows
 from hrm_agent.trajectory.ids import content_hash
 from hrm_agent.trajectory.schema import (
@@ -43,7 +43,7 @@ _OURS = "hrm_agent"
 """Key of `info` under which stands what a trace has no field for."""
 
 
-def verifiers_rows(known: Known) -> RowMaker:
+def verifiers_rows(known: RequestHints) -> RowMaker:
     """One trace a trajectory."""
 
     def rows(trajectory: Trajectory) -> Iterator[Row | LeftOut]:
@@ -112,7 +112,7 @@ def _tool(tool: dict[str, Any]) -> Row:
     }
 
 
-def _graph(trajectory: Trajectory, known: Known) -> tuple[list[Row], list[Row], tuple[dict[str, Any], ...]]:
+def _graph(trajectory: Trajectory, known: RequestHints) -> tuple[list[Row], list[Row], tuple[dict[str, Any], ...]]:
     """Nodes, each after its parent; model calls; and the longest list of tools that was offered."""
     nodes: list[Row] = []
     calls: list[Row] = []
@@ -122,8 +122,8 @@ def _graph(trajectory: Trajectory, known: Known) -> tuple[list[Row], list[Row], 
     for call in used_calls(trajectory):
         at, before = answered.get(call.parent or "", (None, ()))
         found = conversation_of(call, trajectory, known)
-        messages = found.messages if isinstance(found, Conversation) else ()
-        tools = max(tools, found.tools, key=len) if isinstance(found, Conversation) else tools
+        messages = found.messages if isinstance(found, ConversationOfCall) else ()
+        tools = max(tools, found.tools, key=len) if isinstance(found, ConversationOfCall) else tools
         begin = len(before) if before or call.parent is None else len(messages)
         for message in messages[begin:-1]:
             nodes.append({"parent": at, "message": flat_message(message), "timestamp": call.started_at})

@@ -20,7 +20,7 @@ from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.replay.player import Replay, ReplayVerdict, replay_async
-from hrm_agent.runtime.replay.request_diff import asked_lines
+from hrm_agent.runtime.replay.request_diff import request_diff
 from hrm_agent.store import RunStore
 from hrm_agent.tools.external_tools import record_foreign_tools
 from hrm_agent.trajectory import Recording, StopReason, TaskRef, Trajectory, recording
@@ -206,7 +206,7 @@ async def test_another_prompt_is_shown_beside_the_recorded_one(store: RunStore, 
     found = await check(store, graph=named("chat_with_a_prompt"))
     assert found.verdict is ReplayVerdict.ASKS and found.divergence is not None
     assert (found.divergence.node, found.divergence.step) == ("answer", 1)
-    lines = asked_lines(store, found.divergence.asked, found.divergence.nearest)
+    lines = request_diff(store, found.divergence.asked, found.divergence.nearest)
     assert any(line.startswith("+") and "Be brief." in line for line in lines)
     assert not any(line.startswith("-") and TASK_PROMPT in line for line in lines)
 

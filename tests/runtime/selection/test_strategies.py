@@ -16,7 +16,7 @@ from langchain_core.messages import BaseMessage, SystemMessage
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
-from hrm_agent.answers.equivalence import most_frequent, vote
+from hrm_agent.answers.equivalence import most_frequent, normalize_answer
 from hrm_agent.answers.final_answer import final_answer
 from hrm_agent.answers.json_repair import json_values
 from hrm_agent.environment import Environment
@@ -141,7 +141,7 @@ async def test_a_majority_counts_values(store: RunStore, nowhere: Environment) -
     said = iter(["41", "42.0", "1/0", "42"])
     engine = Seeded(lambda *_: boxed(next(said)))
     outcome = await by_mode(store, nowhere, engine, Mode("majority", n=4), verify=lambda text: float("42" in text))
-    assert vote(outcome.trajectory.answer or "") == "42" and outcome.trajectory.reward == 1.0
+    assert normalize_answer(outcome.trajectory.answer or "") == "42" and outcome.trajectory.reward == 1.0
     assert outcome.reason == "2 of 4 gave this answer" and engine.calls == 4
     assert outcome.trajectory.graph == CHOICE_GRAPH and outcome.trajectory.calls == ()
     check_record(store, outcome)
@@ -164,19 +164,21 @@ async def test_a_majority_counts_values(store: RunStore, nowhere: Environment) -
     ],
 )
 def test_one_answer_written_in_two_ways(same: str, other: str) -> None:
-    assert vote(same) == vote(other)
+    assert normalize_answer(same) == normalize_answer(other)
 
 
 def test_what_differs_stays_apart() -> None:
     said = ["x1", "x2", "3-2", "1", "1.2.3", "1.2", "12/0", "9" * 60, "-9", "9", "", "10:30", "[[1,2]]", "[[12]]"]
-    assert len({vote(text) for text in said}) == len(said)
+    assert len({normalize_answer(text) for text in said}) == len(said)
     assert most_frequent(["a", "b", "b", "", "", ""]) == 1 and most_frequent(["", ""]) == 0
     assert most_frequent(["c", "a", "a", "c"]) == 0
 
 
 def test_a_megabyte_is_counted_in_no_time() -> None:
     began = time.thread_time()
-    assert vote("1," * 5 * 10**5) == vote("1," * 5 * 10**5) != vote("1," * 4 * 10**5)
+    assert (
+        normalize_answer("1," * 5 * 10**5) == normalize_answer("1," * 5 * 10**5) != normalize_answer("1," * 4 * 10**5)
+    )
     assert time.thread_time() - began < 10
 
 
