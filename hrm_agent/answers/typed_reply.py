@@ -24,7 +24,8 @@ class UnparsableAnswer(ValueError):
 
 def read_as(form: type[Form], text: str) -> Form:
     """The first reading of `text` as JSON that fits `form`. Raises `UnparsableAnswer`, saying what the likeliest
-    lacks."""
+    lacks.
+    """
     complaint = ""
     for value in _readings(text):
         try:

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from hrm_agent.runtime.replay.request_diff import request_diff
-from hrm_agent.runtime.time_travel.fork import History, Moment, difference
+from hrm_agent.runtime.time_travel.fork import History, Moment, thread_diff
 from hrm_agent.cli.runs.chat_session import ChatSession
 from hrm_agent.cli.runs.diff import show_difference
 from hrm_agent.cli.common.formatting import ends_of, turn_lines
@@ -112,7 +112,7 @@ def _diff(session: ChatSession, a: str = "", b: str = "") -> None:
         before = session.turns_back(1)
         a = left.thread_id if left is not None else f"@{before.index if before is not None else 0}"
     sides = [_side(session, side) for side in (a, b or "@last")]
-    show_difference(session.screen.output, difference(session.store, *sides))
+    show_difference(session.screen.output, thread_diff(session.store, *sides))
 
 
 def _side(session: ChatSession, name: str) -> str:

@@ -20,7 +20,7 @@ from hrm_agent.runtime.execution.conversation import reopened, takes_turns
 from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, run_context
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.replay.player import Replay, replay_async
-from hrm_agent.runtime.time_travel.fork import Edit, History, Moment, Question, history
+from hrm_agent.runtime.time_travel.fork import Edit, History, Moment, PendingInterrupt, history
 from hrm_agent.cli.runs.chat_screen import Screen
 from hrm_agent.cli.runs.fork import fork_thread
 from hrm_agent.cli.runs.run import RunConfig, config_folder, known_config, runner_for
@@ -118,7 +118,7 @@ class ChatSession:
         """The state where one stands."""
         return values_of(self.store, self.thread, self.config.graph)
 
-    def questions(self) -> tuple[Question, ...] | None:
+    def questions(self) -> tuple[PendingInterrupt, ...] | None:
         """What the thread waits for an answer to, none at a breakpoint; None where it does not wait."""
         known = self.known
         if known is None or known.stop_reason is not StopReason.INTERRUPT:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hrm_agent.runtime.time_travel.fork import Difference, Side, difference
+from hrm_agent.runtime.time_travel.fork import ThreadDiff, DiffSide, thread_diff
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
@@ -25,12 +25,12 @@ def run(words: list[str]) -> int:
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
     with existing_store(arguments.store) as store:
-        found = difference(store, arguments.a, arguments.b)
+        found = thread_diff(store, arguments.a, arguments.b)
     show_difference(output, found)
     return 0
 
 
-def show_difference(output: Output, found: Difference) -> None:
+def show_difference(output: Output, found: ThreadDiff) -> None:
     """Where they parted, what each did since, and how their states differ."""
     output.result(_data(found))
     if found.common is None:
@@ -47,13 +47,13 @@ def show_difference(output: Output, found: Difference) -> None:
         output.say("\nTheir states are the same.")
 
 
-def _row(side: Side) -> tuple[Any, ...]:
+def _row(side: DiffSide) -> tuple[Any, ...]:
     *values, answer = _side(side).values()
     said = " ".join(str(answer or "").split())
     return *values, said if len(said) <= _SHOWN else f"{said[: _SHOWN - 3]}..."
 
 
-def _side(side: Side) -> dict[str, Any]:
+def _side(side: DiffSide) -> dict[str, Any]:
     """One side: what came since they parted, and how it ended."""
     trajectory = side.trajectory
     values = (
@@ -70,7 +70,7 @@ def _side(side: Side) -> dict[str, Any]:
     return dict(zip(("thread", *_COLUMNS[1:]), values, strict=True))
 
 
-def _data(found: Difference) -> dict[str, Any]:
+def _data(found: ThreadDiff) -> dict[str, Any]:
     return {
         "common": {"index": found.common.index, "checkpoint": found.common.checkpoint_id} if found.common else None,
         "a": _side(found.a),

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from hrm_agent.runtime.time_travel.fork import Branch, History, Moment, Question, Step
+from hrm_agent.runtime.time_travel.fork import Branch, History, Moment, PendingInterrupt, Step
 from hrm_agent.files import to_json
 
 __all__ = ["facts_of", "moment_data", "outcome_of", "tree_data", "tree_lines"]
@@ -136,7 +136,7 @@ def _waiting(moment: Moment, bars: str, shown: int) -> Iterator[Line]:
         yield f"{bars}       asks: {_said(question)}", "yellow"
 
 
-def _said(question: Question) -> str:
+def _said(question: PendingInterrupt) -> str:
     value = question.value if isinstance(question.value, str) else to_json(question.value)
     return f"{value}  (id {question.id})"
 

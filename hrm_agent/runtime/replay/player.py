@@ -351,7 +351,7 @@ class ReplayRun:
             unused=len(answers.calls) + len(answers.tool_calls),
             divergence=divergence,
             step=step if verdict is ReplayVerdict.DIFFERS else None,
-            state_changes=found,
+            changes=found,
             ended=ended,
         )
 
