@@ -26,9 +26,10 @@ ALLOWED: dict[str, set[str]] = {
     "hrm_agent.files": {"hrm_agent.errors"},
     "hrm_agent.intervals": set(),
     "hrm_agent.unicode": set(),
+    "hrm_agent.langgraph_format": set(),
     "hrm_agent.config": {"hrm_agent.errors", "hrm_agent.files"},
     "hrm_agent.answers": {"hrm_agent.unicode"},
-    "hrm_agent.trajectory": {"hrm_agent.errors", "hrm_agent.files"},
+    "hrm_agent.trajectory": {"hrm_agent.errors", "hrm_agent.files", "hrm_agent.langgraph_format"},
     "hrm_agent.retrieval": {
         "hrm_agent.errors",
         "hrm_agent.files",
@@ -41,6 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "hrm_agent.tools": {
         "hrm_agent.environment",
         "hrm_agent.errors",
+        "hrm_agent.langgraph_format",
         "hrm_agent.models",
         "hrm_agent.retrieval",
         "hrm_agent.trajectory",

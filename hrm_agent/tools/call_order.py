@@ -17,6 +17,8 @@ from typing import Any, cast
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig
 
+from hrm_agent.langgraph_format import READ
+
 __all__ = ["OrderedAccess", "calls_before"]
 
 SECONDS_TO_COME = 0.25
@@ -80,7 +82,7 @@ def calls_before(tool_call_id: str, name: str, config: RunnableConfig) -> Sequen
 
     LangGraph gives every node a way to read its graph's state, which is meant for conditional edges.
     """
-    read: Any = config.get("configurable", {}).get("__pregel_read")
+    read: Any = config.get("configurable", {}).get(READ)
     try:
         messages = cast("list[Any]", read("messages")) if read is not None else []
     except Exception:  # a state that has none

@@ -11,6 +11,7 @@ from typing import Any
 
 from langgraph.config import get_config
 
+from hrm_agent.langgraph_format import RUNTIME, checkpoint_of_root
 from hrm_agent.trajectory.schema import GraphIdentity
 
 __all__ = ["graph_identity", "in_graph"]
@@ -46,11 +47,11 @@ def _checkpoint() -> tuple[str, str, int]:
         configurable: Mapping[str, Any] = get_config().get("configurable", {})
     except RuntimeError:
         return "", "", 1
-    info = getattr(configurable.get("__pregel_runtime"), "execution_info", None)
+    info = getattr(configurable.get(RUNTIME), "execution_info", None)
     if info is None:
         return "", "", 1
     own = str(info.checkpoint_id)
-    return own, str(configurable.get("checkpoint_map", {}).get("", own)), int(info.node_attempt)
+    return own, checkpoint_of_root(configurable, own), int(info.node_attempt)
 
 
 def _stable_path(metadata: Mapping[str, Any], namespace: str) -> str:

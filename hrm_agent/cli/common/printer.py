@@ -11,12 +11,12 @@ from langgraph.types import Interrupt
 from hrm_agent.cli.common.formatting import code_of
 from hrm_agent.cli.common.output import Output
 from hrm_agent.files import to_json
+from hrm_agent.langgraph_format import INTERRUPT
 from hrm_agent.models import invalid_tool_calls
 
 __all__ = ["Printer", "indented"]
 
-_INTERRUPT = "__interrupt__"
-"""What LangGraph names as the node where questions wait."""
+
 _BOOKS = ("spent", "best", "sources", "found", "drafts", "citations")
 """Parts of a state that an agent keeps for itself, whole pages among them: on record and in JSON, not worth a line."""
 
@@ -32,7 +32,7 @@ class Printer:
         """One update of one or more nodes, `{node: values}`."""
         for node, values in data.items():
             name = "/".join([*namespace, node])
-            if node == _INTERRUPT:
+            if node == INTERRUPT:
                 self._questions(values)
             changes = cast("dict[str, Any]", values) if isinstance(values, dict) else {}
             for message in self._new(changes.get("messages", ())):

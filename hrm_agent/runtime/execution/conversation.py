@@ -24,6 +24,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.pregel import Pregel
 
 from hrm_agent.errors import ConfigError
+from hrm_agent.langgraph_format import START
 from hrm_agent.models import invalid_tool_calls
 from hrm_agent.trajectory import (
     Journal,
@@ -154,7 +155,7 @@ def _task_id(thread_id: str) -> str:
 
 def _read_by(found: CheckpointTuple) -> str | None:
     """Id of the last message of the input that a checkpoint holds."""
-    given: Any = found.checkpoint["channel_values"].get("__start__")
+    given: Any = found.checkpoint["channel_values"].get(START)
     messages = cast("Mapping[str, Any]", given).get("messages") if isinstance(given, Mapping) else None
     last: Any = cast("list[Any]", messages)[-1] if isinstance(messages, list) and messages else None
     return last.id if isinstance(last, BaseMessage) else None

@@ -13,6 +13,7 @@ from langgraph.pregel import Pregel
 from langgraph.types import Command, Interrupt
 
 from hrm_agent.errors import RunError
+from hrm_agent.langgraph_format import INTERRUPT
 from hrm_agent.runtime.execution.conversation import ABORTED, last_answer, turn_input, turns_not_read
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus, StopReason, Trajectory, Turn, TurnEnd
@@ -103,7 +104,7 @@ class GraphRun:
                 ears.hear(mode, around, data)
             elif not namespace:
                 final = {**final, **data}
-        if "__interrupt__" in final or await self._at_breakpoint(graph):
+        if INTERRUPT in final or await self._at_breakpoint(graph):
             return ended_as(RunStatus.TRUNCATED, StopReason.INTERRUPT, self._answer(final))
         return self._outcome(final)
 

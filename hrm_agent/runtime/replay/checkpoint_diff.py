@@ -16,6 +16,7 @@ from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
+from hrm_agent.langgraph_format import is_internal
 from hrm_agent.models.call_recording import plain
 from hrm_agent.runtime.time_travel.thread_diff import Change
 
@@ -23,7 +24,6 @@ __all__ = ["Change", "same_next_tasks", "state_changes"]
 
 _RANDOM = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 """A UUID of version 4."""
-_INTERNAL = re.compile(r"__|branch:|join:")
 
 
 def state_changes(
@@ -50,7 +50,7 @@ def same_next_tasks(
 
 def _state(found: CheckpointTuple, *, internal: bool = False) -> dict[str, Any]:
     values = found.checkpoint["channel_values"]
-    return {name: values[name] for name in sorted(values) if bool(_INTERNAL.match(name)) is internal}
+    return {name: values[name] for name in sorted(values) if is_internal(name) is internal}
 
 
 def _equal(serializer: SerializerProtocol, old: Any, new: Any, ids: Mapping[str, str]) -> bool:

@@ -28,6 +28,7 @@ from langgraph.pregel import Pregel
 from langgraph.types import Command
 
 from hrm_agent.errors import GraphError, HrmError, RunError
+from hrm_agent.langgraph_format import ERROR, INTERRUPT, NULL_TASK, RESUME
 from hrm_agent.models import using_policy
 from hrm_agent.models.external_models import record_foreign_models
 from hrm_agent.runtime.episode import CONTEXT, Episode, EpisodeRunner, run_context
@@ -52,8 +53,6 @@ from hrm_agent.trajectory import RunStatus, StopReason, Trajectory, recording
 __all__ = ["Divergence", "Replay", "ReplayVerdict", "replay", "replay_async"]
 
 Graph = Pregel[Any, Any, Any, Any]
-_NULL_TASK = "00000000-0000-0000-0000-000000000000"
-_RESUME, _INTERRUPT, _ERROR = "__resume__", "__interrupt__", "__error__"
 
 
 def replay(
@@ -229,7 +228,7 @@ class ReplayRun:
             here: Any = found.config.get("configurable", {})
             root = found.metadata.get("parents", {}).get("", here["checkpoint_id"])
             for task_id, channel, value in found.pending_writes or () if root in line else ():
-                if channel == _RESUME and task_id != _NULL_TASK:
+                if channel == RESUME and task_id != NULL_TASK:
                     place = self._places.of_write(here["checkpoint_ns"], here["checkpoint_id"], task_id)
                     answers[place] = cast("list[Any]", value) if isinstance(value, list) else [value]
         return answers
@@ -256,7 +255,7 @@ class ReplayRun:
         """
         if stretch.finished:
             return None
-        tried = {channel for _, channel, _ in stretch.end.pending_writes or ()} & {_INTERRUPT, _ERROR}
+        tried = {channel for _, channel, _ in stretch.end.pending_writes or ()} & {INTERRUPT, ERROR}
         reason = self._trajectory.stop_reason
         cut = reason not in (StopReason.RECURSION_LIMIT, StopReason.INTERRUPT)
         return None if stretch.last and (tried or cut) else _step(stretch.end)
@@ -304,12 +303,12 @@ class ReplayRun:
         """Where a `Command` went on from a recorded checkpoint, write what it wrote. True if there was one."""
         head = scratch.head
         there = next((found for found in stretch.checkpoints[:-1] if _step(found) == _step(head)), None)
-        writes = [] if there is None else [(c, v) for task, c, v in there.pending_writes or () if task == _NULL_TASK]
-        writes = [(channel, value) for channel, value in writes if channel != _RESUME]
-        known = [channel for task, channel, _ in head.pending_writes or () if task == _NULL_TASK]
+        writes = [] if there is None else [(c, v) for task, c, v in there.pending_writes or () if task == NULL_TASK]
+        writes = [(channel, value) for channel, value in writes if channel != RESUME]
+        known = [channel for task, channel, _ in head.pending_writes or () if task == NULL_TASK]
         if not writes or known:
             return False
-        scratch.put_writes(head.config, writes, _NULL_TASK)
+        scratch.put_writes(head.config, writes, NULL_TASK)
         return True
 
     def _record_ends_at(

@@ -12,16 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import xxhash
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.pregel import Pregel
 
+from hrm_agent.langgraph_format import PULL, PUSH, SENDS, task_id_of
 from hrm_agent.trajectory import GraphIdentity
 
 __all__ = ["PathStep", "TaskPath", "TaskPathResolver", "without_steps"]
-
-_SENDS = "__pregel_tasks"
-_PUSH, _PULL = "__pregel_push", "__pregel_pull"
 
 
 class PathStep(NamedTuple):
@@ -58,7 +55,7 @@ class TaskPathResolver:
         namespace, _, own = identity.checkpoint_ns.rpartition("|")
         step, _, rest = identity.path.partition("/")
         way = rest.partition("/")[2]
-        index = way.removeprefix(f"{_PUSH}/").removesuffix("/False") if way.startswith(_PUSH) else ""
+        index = way.removeprefix(f"{PUSH}/").removesuffix("/False") if way.startswith(PUSH) else ""
         around = self._around(namespace, identity.checkpoint_id, identity.root_checkpoint_id)
         return (*around, PathStep(int(step or 0), own.partition(":")[0], index))
 
@@ -89,12 +86,12 @@ class TaskPathResolver:
         if found is None:
             return node, ""
         step = self._step(namespace, checkpoint_id)
-        sends: Any = found.checkpoint["channel_values"].get(_SENDS) or ()
+        sends: Any = found.checkpoint["channel_values"].get(SENDS) or ()
         for index, send in enumerate(sends):
-            if _task_id(checkpoint_id, namespace, step, send.node, _PUSH, str(index)) == task_id:
+            if task_id_of(checkpoint_id, namespace, step, send.node, PUSH, str(index)) == task_id:
                 return send.node, str(index)
         for name, triggers in self._triggers if not node else ():
-            if _task_id(checkpoint_id, namespace, step, name, _PULL, *triggers) == task_id:
+            if task_id_of(checkpoint_id, namespace, step, name, PULL, *triggers) == task_id:
                 return name, ""
         return node, ""
 
@@ -109,11 +106,3 @@ class TaskPathResolver:
             where = {"thread_id": self._thread_id, "checkpoint_ns": namespace, "checkpoint_id": checkpoint_id}
             self._checkpoints[key] = self._saver.get_tuple({"configurable": where})
         return self._checkpoints.get(key)
-
-
-def _task_id(checkpoint_id: str, namespace: str, step: int, node: str, *made_by: str) -> str:
-    """LangGraph's id of a task."""
-    own = f"{namespace}|{node}" if namespace else node
-    parts = "".join((own, str(step), node, *made_by))
-    digest = xxhash.xxh3_128_hexdigest(bytes.fromhex(checkpoint_id.replace("-", "")) + parts.encode())
-    return f"{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:]}"

@@ -20,6 +20,7 @@ from langchain_core.messages import AIMessageChunk
 
 from hrm_agent.errors import ConfigError
 from hrm_agent.files import to_json
+from hrm_agent.langgraph_format import END, INTERRUPT
 from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, run_context
 from hrm_agent.runtime.execution.conversation import fields_of
 from hrm_agent.runtime.execution.loading import load_graph
@@ -28,8 +29,6 @@ from hrm_agent.runtime.serving.requests import ChatRequest, RefusedError
 from hrm_agent.trajectory import RunStatus, StopReason, Trajectory
 
 __all__ = ["AnswerStream", "Chats"]
-
-_END, _INTERRUPT = "__end__", "__interrupt__"
 
 
 class Chats:
@@ -129,7 +128,7 @@ class AnswerStream:
 
     def on_update(self, around: tuple[str, ...], data: dict[str, Any]) -> None:
         for node, values in data.items():
-            if node == _INTERRUPT:
+            if node == INTERRUPT:
                 asked = [question.value for question in values]
                 self.question = "\n\n".join(value if isinstance(value, str) else to_json(value) for value in asked)
             else:
@@ -176,4 +175,4 @@ def _options(name: str, context: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _last_nodes(name: str) -> frozenset[str]:
-    return frozenset(edge.source for edge in load_graph(name).get_graph().edges if edge.target == _END)
+    return frozenset(edge.source for edge in load_graph(name).get_graph().edges if edge.target == END)

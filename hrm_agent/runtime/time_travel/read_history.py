@@ -18,6 +18,7 @@ from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.pregel import Pregel
 
 from hrm_agent.errors import GraphError, RunError, nearest
+from hrm_agent.langgraph_format import INPUT, INTERRUPT, is_internal, triggered_nodes
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.time_travel.history import Branch, History, Moment, PendingInterrupt, Step, Subgraph
 from hrm_agent.store import RunStore
@@ -27,7 +28,6 @@ __all__ = ["Graph", "history", "trajectory_id_of"]
 
 Graph = Pregel[Any, Any, Any, Any]
 C = TypeVar("C", Call, ToolCall)
-_INTERRUPT, _SENT, _START = "__interrupt__", "__pregel_tasks", "__start__"
 
 
 def history(store: RunStore, thread: str, *, graph: Graph | None = None, branches: bool = True) -> History:
@@ -139,7 +139,7 @@ class HistoryReader:
     def _tasks(self, found: CheckpointTuple) -> dict[str, str]:
         """Task id -> node. Ids that the record does not tell are numbers."""
         asked = self._asked.get(_id(found))
-        names = _triggered(found.checkpoint["channel_values"])
+        names = triggered_nodes(found.checkpoint["channel_values"])
         return asked or {str(number): name for number, name in enumerate(names)}
 
     def _questions(self, found: CheckpointTuple) -> Iterator[PendingInterrupt]:
@@ -147,7 +147,7 @@ class HistoryReader:
         writes = found.pending_writes or []
         finished = {task for task, channel, _ in writes if not channel.startswith("__")}
         for task, channel, value in writes:
-            if channel == _INTERRUPT and task not in finished:
+            if channel == INTERRUPT and task not in finished:
                 for asked in cast("Sequence[Any]", value):
                     yield PendingInterrupt(asked.id, asked.value, self._node_of(found, task))
 
@@ -169,29 +169,15 @@ def _ask(graph: Graph, thread_id: str) -> dict[str, dict[str, str]]:
     return {}
 
 
-def _triggered(channels: Mapping[str, Any]) -> tuple[str, ...]:
-    """Nodes that the channels of a checkpoint trigger, as a `StateGraph` names them."""
-    names = [_START] if _START in channels else []
-    names += [str(sent.node) for sent in channels.get(_SENT) or ()]
-    names += sorted(name.removeprefix("branch:to:") for name in channels if name.startswith("branch:to:"))
-    for name, seen in channels.items():
-        kind, _, rest = name.partition(":")
-        sources, _, target = rest.rpartition(":")
-        if kind == "join" and isinstance(seen, set) and set(sources.split("+")) == seen:
-            names.append(target)
-    return tuple(names)
-
-
 def _seen_since(start: CheckpointTuple, end: CheckpointTuple) -> tuple[str, ...]:
     """Nodes that saw new versions of their channels: what ran, in a graph that names no triggers."""
     before, after = start.checkpoint["versions_seen"], end.checkpoint["versions_seen"]
-    return tuple(name for name in after if name != "__input__" and after[name] != before.get(name))
+    return tuple(name for name in after if name != INPUT and after[name] != before.get(name))
 
 
 def _shown(channels: Mapping[str, Any]) -> dict[str, Any]:
     """The state without what LangGraph keeps beside it."""
-    ours = ("branch:to:", "join:", "start:", "__")
-    return {name: value for name, value in channels.items() if not name.startswith(ours) or name == "__root__"}
+    return {name: value for name, value in channels.items() if not is_internal(name)}
 
 
 def _span(calls: Iterable[Call], tool_calls: Iterable[ToolCall]) -> float | None:

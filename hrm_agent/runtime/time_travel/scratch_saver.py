@@ -13,11 +13,10 @@ from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMet
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Interrupt
 
+from hrm_agent.langgraph_format import INTERRUPT, RESUME
 from hrm_agent.store import StoreSaver
 
 __all__ = ["ScratchSaver", "StopStepReached"]
-
-_RESUME, _INTERRUPT = "__resume__", "__interrupt__"
 
 
 class StopStepReached(Exception):  # no error: the end of what was to be played
@@ -71,9 +70,9 @@ class ScratchSaver(InMemorySaver):
             newest = self.get_tuple({"configurable": {**self._thread, "checkpoint_ns": namespace}})
             writes = (newest.pending_writes or ()) if newest is not None else ()
             for task, channel, asked in writes:
-                if newest is None or channel != _INTERRUPT:
+                if newest is None or channel != INTERRUPT:
                     continue
-                answered = next((value for t, c, value in writes if (t, c) == (task, _RESUME)), [])
+                answered = next((value for t, c, value in writes if (t, c) == (task, RESUME)), [])
                 for question in asked:
                     known = innermost.get(question.id)
                     if known is None or len(known[0]) < len(namespace):

@@ -27,6 +27,7 @@ from langgraph.types import Overwrite, StateSnapshot, StateUpdate
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from hrm_agent.errors import ConfigError, RunError, nearest
+from hrm_agent.langgraph_format import RUNTIME, START, is_internal
 from hrm_agent.runtime.time_travel.history import History, Moment
 from hrm_agent.runtime.time_travel.read_history import Graph
 from hrm_agent.runtime.time_travel.scratch_saver import ScratchSaver
@@ -34,7 +35,6 @@ from hrm_agent.store import StoreSaver
 
 __all__ = ["Edit", "edited_channels", "write_edit"]
 
-_RUNTIME = "__pregel_runtime"
 T = TypeVar("T")
 Messages = list[BaseMessage]
 
@@ -58,7 +58,7 @@ class Edit:
 
 def edited_channels(edit: Edit, moment: Moment, graph: Graph) -> dict[str, Any]:
     """Channel -> its value after `edit`. Raises `ConfigError` for what is not there, or does not fit."""
-    if "__start__" in moment.next:
+    if START in moment.next:
         raise ConfigError(
             f"At moment {moment.index} the graph has not read its input: there is no state to edit yet.",
             "Fork at the next moment, or run another task.",
@@ -69,7 +69,7 @@ def edited_channels(edit: Edit, moment: Moment, graph: Graph) -> dict[str, Any]:
             f"It has {', '.join(graph.nodes)}.",
         )
     changed: dict[str, Any] = {}
-    known = [name for name in graph.channels if not name.startswith(("__", "branch:", "join:")) or name == "__root__"]
+    known = [name for name in graph.channels if not is_internal(name)]
     for name, value in edit.values.items():
         if name not in known:
             raise ConfigError(
@@ -166,7 +166,7 @@ def write_edit(
     `graph` is compiled with the store's checkpointer; `context` is its run context, which its edges may look at.
     """
     written = {name: Overwrite(value) if _has_reducer(graph, name) else value for name, value in values.items()}
-    runtime = {_RUNTIME: Runtime(context=context)}
+    runtime = {RUNTIME: Runtime(context=context)}
     config: RunnableConfig = {"configurable": {"thread_id": thread_id, **runtime}}
     if as_node is not None:
         _waited(graph.aupdate_state(config, written, as_node=as_node))

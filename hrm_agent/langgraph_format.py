@@ -1,0 +1,104 @@
+"""LangGraph's private names, in one place: keys of a config, channels of a checkpoint, reserved writes, ids of tasks.
+
+None of them is part of LangGraph's public interface. They stand in stored checkpoints, though, so they have to be read
+here as they were written, also with a LangGraph that names them otherwise. `tests/test_langgraph_format.py` says which
+of them the installed one has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import xxhash
+
+__all__ = [
+    "END",
+    "ERROR",
+    "INPUT",
+    "INTERRUPT",
+    "NULL_TASK",
+    "PULL",
+    "PUSH",
+    "READ",
+    "RESUME",
+    "ROOT",
+    "RUNTIME",
+    "SENDS",
+    "START",
+    "checkpoint_of_root",
+    "is_internal",
+    "task_id_of",
+    "triggered_nodes",
+]
+
+# writes of a task that are no values of channels
+INTERRUPT = "__interrupt__"
+"""Its questions; the "node" of an update that tells them, too."""
+RESUME = "__resume__"
+"""The answers that it has been given."""
+ERROR = "__error__"
+NULL_TASK = "00000000-0000-0000-0000-000000000000"
+"""Stands for the task of writes that belong to none: the input of a run, an answer to whichever question waits."""
+
+# nodes that are none
+START = "__start__"
+"""Also the channel that holds the input until the graph has read it."""
+END = "__end__"
+INPUT = "__input__"
+"""In `versions_seen`: the input."""
+
+# channels
+SENDS = "__pregel_tasks"
+"""The tasks that `Send` asks for in the next step."""
+ROOT = "__root__"
+"""The whole state, where it is not a mapping."""
+_BRANCH = "branch:to:"
+"""A channel whose presence triggers the node named after it."""
+_JOIN = "join:"
+"""`join:a+b:c` holds the names of those of a and b that have ended; with both it triggers c."""
+_INTERNAL = ("__", "branch:", "join:", "start:")
+
+# how a task came about
+PUSH = "__pregel_push"
+"""By a `Send`."""
+PULL = "__pregel_pull"
+"""By its channels."""
+
+# keys of config["configurable"]
+RUNTIME = "__pregel_runtime"
+"""The `Runtime`, which knows the running task."""
+READ = "__pregel_read"
+"""A function that gives a node the value of a channel."""
+_CHECKPOINT_MAP = "checkpoint_map"
+
+
+def is_internal(channel: str) -> bool:
+    """Whether a channel is LangGraph's own, and no part of the state as its author knows it."""
+    return channel.startswith(_INTERNAL) and channel != ROOT
+
+
+def triggered_nodes(channels: Mapping[str, Any]) -> tuple[str, ...]:
+    """Nodes that the channels of a checkpoint trigger, as a `StateGraph` names them."""
+    names = [START] if START in channels else []
+    names += [str(sent.node) for sent in channels.get(SENDS) or ()]
+    names += sorted(name.removeprefix(_BRANCH) for name in channels if name.startswith(_BRANCH))
+    for name, ended in channels.items():
+        if name.startswith(_JOIN) and isinstance(ended, set):
+            sources, _, target = name.removeprefix(_JOIN).rpartition(":")
+            if set(sources.split("+")) == ended:
+                names.append(target)
+    return tuple(names)
+
+
+def checkpoint_of_root(configurable: Mapping[str, Any], own: str) -> str:
+    """Id of the outermost graph's checkpoint, as a task of a subgraph sees it; `own` where there is none around it."""
+    return str(configurable.get(_CHECKPOINT_MAP, {}).get("", own))
+
+
+def task_id_of(checkpoint_id: str, namespace: str, step: int, node: str, *made_by: str) -> str:
+    """The id of a task of `node`. `made_by`: `PUSH` and its index, or `PULL` and all its triggers, sorted."""
+    own = f"{namespace}|{node}" if namespace else node
+    parts = "".join((own, str(step), node, *made_by))
+    digest = xxhash.xxh3_128_hexdigest(bytes.fromhex(checkpoint_id.replace("-", "")) + parts.encode())
+    return f"{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:]}"

@@ -1,0 +1,132 @@
+"""LangGraph's private names as the installed one has them. Each test says what broke where it changed one."""
+
+from __future__ import annotations
+
+import operator
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from langgraph._internal import _constants
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.config import get_config
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import Command, Send, interrupt
+
+from hrm_agent import langgraph_format as ours
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs"),
+    [
+        ("INTERRUPT", "INTERRUPT"),
+        ("RESUME", "RESUME"),
+        ("ERROR", "ERROR"),
+        ("INPUT", "INPUT"),
+        ("SENDS", "TASKS"),
+        ("PUSH", "PUSH"),
+        ("PULL", "PULL"),
+        ("NULL_TASK", "NULL_TASK_ID"),
+        ("RUNTIME", "CONFIG_KEY_RUNTIME"),
+        ("READ", "CONFIG_KEY_READ"),
+        ("_CHECKPOINT_MAP", "CONFIG_KEY_CHECKPOINT_MAP"),
+    ],
+)
+def test_constants(name: str, theirs: str) -> None:
+    assert getattr(ours, name) == getattr(_constants, theirs)
+
+
+def test_ends_of_a_graph() -> None:
+    assert (ours.START, ours.END) == (START, END)
+
+
+class State(TypedDict, total=False):
+    seen: Annotated[list[str], operator.add]
+
+
+def config(checkpoint_id: str = "") -> dict[str, Any]:
+    return {"configurable": {"thread_id": "t", **({"checkpoint_id": checkpoint_id} if checkpoint_id else {})}}
+
+
+def noting(name: str) -> Any:
+    return lambda _: {"seen": [name]}
+
+
+def team() -> StateGraph[State]:
+    """a and b side by side, then c when both have ended, which sends d twice."""
+    builder = StateGraph(State)
+    for name in "abd":
+        builder.add_node(name, noting(name))
+    builder.add_node("c", lambda _: Command(update={"seen": ["c"]}, goto=[Send("d", {}), Send("d", {})]))
+    builder.add_edge(START, "a")
+    builder.add_edge(START, "b")
+    builder.add_edge(["a", "b"], "c")
+    return builder
+
+
+def test_channels_of_a_checkpoint_name_what_runs_next() -> None:
+    graph = team().compile(checkpointer=InMemorySaver())
+    graph.invoke({"seen": []}, config())
+    steps = [
+        (set(ours.triggered_nodes(graph.checkpointer.get_tuple(s.config).checkpoint["channel_values"])), set(s.next))
+        for s in graph.get_state_history(config())
+    ]
+    assert [found for found, _ in steps] == [next_ for _, next_ in steps]
+    assert [found for found, _ in reversed(steps)] == [{START}, {"a", "b"}, {"c"}, {"d"}, set()]
+
+
+def test_internal_channels_are_those_that_the_author_did_not_name() -> None:
+    graph = team().compile()
+    assert [name for name in graph.channels if not ours.is_internal(name)] == ["seen"]
+    assert not ours.is_internal(ours.ROOT)
+
+
+def test_ids_of_tasks() -> None:
+    graph = team().compile(checkpointer=InMemorySaver())
+    graph.invoke({"seen": []}, config())
+    for state in graph.get_state_history(config()):
+        own, step = state.config["configurable"]["checkpoint_id"], state.metadata["step"] + 1
+        for index, task in enumerate(state.tasks):
+            pulled = (ours.PULL, *sorted(graph.nodes[task.name].triggers))
+            made_by = (ours.PUSH, str(index)) if task.name == "d" else pulled
+            assert ours.task_id_of(own, "", step, task.name, *made_by) == task.id, task.name
+
+
+def test_writes_of_a_question_and_of_its_answer() -> None:
+    builder = StateGraph(State)
+    builder.add_node("ask", lambda _: {"seen": [interrupt("which?")]})
+    builder.add_edge(START, "ask")
+    saver = InMemorySaver()
+    graph = builder.compile(checkpointer=saver)
+    asked = graph.invoke({"seen": []}, config())
+    waiting = saver.get_tuple(config())
+    assert waiting is not None and [channel for _, channel, _ in waiting.pending_writes] == [ours.INTERRUPT]
+    assert ours.INTERRUPT in asked
+    assert graph.invoke(Command(resume="this"), config())["seen"] == ["this"]
+    answered = saver.get_tuple(waiting.config)
+    assert answered is not None
+    assert (ours.NULL_TASK, ours.RESUME, "this") in answered.pending_writes
+
+
+def test_a_task_knows_its_checkpoint_and_that_of_the_outermost_graph() -> None:
+    found: list[tuple[str, str]] = []
+
+    def look(_: State) -> State:
+        configurable = get_config()["configurable"]
+        own = str(configurable[ours.RUNTIME].execution_info.checkpoint_id)
+        found.append((own, ours.checkpoint_of_root(configurable, own)))
+        assert configurable[ours.READ]("seen") == []
+        return {}
+
+    inner = StateGraph(State)
+    inner.add_node("look", look)
+    inner.add_edge(START, "look")
+    outer = StateGraph(State)
+    outer.add_node("look", look)
+    outer.add_node("inner", inner.compile())
+    outer.add_edge(START, "look")
+    outer.add_edge("look", "inner")
+    graph = outer.compile(checkpointer=InMemorySaver())
+    graph.invoke({"seen": []}, config())
+    (own, root), (inner_own, inner_root) = found
+    ids = {s.config["configurable"]["checkpoint_id"] for s in graph.get_state_history(config())}
+    assert own == root and inner_own not in ids and inner_root in ids
