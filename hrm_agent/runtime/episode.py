@@ -36,7 +36,7 @@ from hrm_agent.runtime.execution.conversation import (
     takes_turns,
     with_turn,
 )
-from hrm_agent.runtime.execution.graph_run import GraphRun, OnChunk, OnEvent, OnUpdate, StreamCallbacks, ended_as
+from hrm_agent.runtime.execution.graph_run import GraphRun, OnChunk, OnEvent, OnUpdate, StreamCallbacks
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.store import RunStore
 from hrm_agent.tools.external_tools import record_foreign_tools
@@ -49,6 +49,7 @@ from hrm_agent.trajectory import (
     StopReason,
     TaskRef,
     Trajectory,
+    TurnEnd,
     content_hash,
     recording,
 )
@@ -135,7 +136,8 @@ class EpisodeRunner:
         """
         graph = load_graph(episode.graph)
         context, given = run_context(graph, episode), first_input(graph, episode.task, episode.thread_id)
-        ears, asks_nothing = StreamCallbacks(on_update, on_chunk, on_event), answer is NO_ANSWER and say is None
+        callbacks = StreamCallbacks(on_update, on_chunk, on_event)
+        asks_nothing = answer is NO_ANSWER and say is None
         known = self.store.journal.find_trajectory(episode.trajectory_id)
         if asks_nothing and _is_over(known):
             return known
@@ -144,25 +146,25 @@ class EpisodeRunner:
             known = self.store.journal.find_trajectory(episode.trajectory_id)
             if asks_nothing and _is_over(known):  # another process has run it before the lease was ours
                 return known
-            drive = GraphRun(graph, self._config(episode), context, given, known)
+            graph_run = GraphRun(graph, self._config(episode), context, given, known)
             if say is not None:
-                known = await self._take_turn(drive, say)
-                drive = replace(drive, known=known)
+                known = await self._take_turn(graph_run, say)
+                graph_run = replace(graph_run, known=known)
             active = self.record(self.store.journal, episode.seed, _inherited(known))
             active.run_id = episode.run_id or episode.thread_id
             await stack.enter_async_context(self._in_force(active))
             if answer is not NO_ANSWER:
-                drive = await drive.answering(self.store, answer)
+                graph_run = await graph_run.answering(self.store, answer)
                 known = self._reopen(known)
             begun = known or self.begin(episode)
             try:
-                ended = await drive.to_the_end(self.store, ears)
+                ended = await graph_run.run_to_end(self.store, callbacks)
             except ContextLengthError:
-                ended = ended_as(RunStatus.TRUNCATED, StopReason.MAX_TOKENS)
+                ended = TurnEnd(status=RunStatus.TRUNCATED, stop_reason=StopReason.MAX_TOKENS)
             except HrmError:
                 raise
             except GraphRecursionError:
-                ended = ended_as(RunStatus.TRUNCATED, StopReason.RECURSION_LIMIT)
+                ended = TurnEnd(status=RunStatus.TRUNCATED, stop_reason=StopReason.RECURSION_LIMIT)
             except Exception as error:
                 ended = _failed(f"{type(error).__name__}: {error}")
             if active.broken is not None:  # the graph caught the error; its record has a hole all the same
@@ -217,34 +219,34 @@ class EpisodeRunner:
         self.store.journal.write_trajectory(again := reopened(known))
         return again
 
-    async def _take_turn(self, drive: GraphRun, prompt: str) -> Trajectory:
+    async def _take_turn(self, graph_run: GraphRun, prompt: str) -> Trajectory:
         """Put a further turn on record, and what is left of the turn before in order."""
-        known = drive.known
+        known = graph_run.known
         if known is None:
-            raise RunError("The thread has no first turn yet.", "What is said first is its task.")
+            raise RunError("The thread has no turns.", "Start it with a task.")
         if known.stop_reason is StopReason.INTERRUPT:
             raise RunError(
                 f"Thread {known.thread_id!r} waits with a question.",
                 f"Answer it: `hrm-agent resume {known.thread_id} --answer VALUE`.",
             )
-        if not takes_turns(drive.graph):
+        if not takes_turns(graph_run.graph):
             raise ConfigError(
                 f"Graph {known.graph!r} takes one task a thread: its input has no messages.", "Use a thread for each."
             )
-        over = await drive.ended_before(self.store)
+        over = await graph_run.ended_before(self.store)
         close_tool_calls(self.store.journal, known)
         self.store.journal.write_trajectory(again := with_turn(known, prompt, over))
         return again
 
-    def _end(self, begun: Trajectory, episode: Episode, ended: dict[str, Any]) -> Trajectory:
+    def _end(self, begun: Trajectory, episode: Episode, ended: TurnEnd) -> Trajectory:
         rewards: dict[str, float] = {}
         if episode.verify is not None and not begun.turns:  # a later turn asks something else
             try:
-                rewards = {"correct": _checked(episode.verify(ended.get("answer") or ""))}
+                rewards = {"correct": _checked(episode.verify(ended.answer or ""))}
             except Exception as error:
-                ended = _failed(f"the verifier failed: {type(error).__name__}: {error}") | {"answer": ended["answer"]}
+                ended = _failed(f"the verifier failed: {type(error).__name__}: {error}", ended.answer)
         times = {"rewards": rewards, "ended_at": max(time.time(), begun.started_at)}
-        self.store.journal.write_trajectory(begun.model_copy(update=ended | times))
+        self.store.journal.write_trajectory(begun.model_copy(update=ended.model_dump() | times))
         return self.store.journal.trajectory(begun.id)
 
 
@@ -257,8 +259,8 @@ def _inherited(known: Trajectory | None) -> set[str]:
     return {call.id for call in known.calls if call.identity.thread_id != known.thread_id} if known else set()
 
 
-def _failed(error: str) -> dict[str, Any]:
-    return ended_as(RunStatus.FAILED, StopReason.ERROR) | {"error": error}
+def _failed(error: str, answer: str | None = None) -> TurnEnd:
+    return TurnEnd(status=RunStatus.FAILED, stop_reason=StopReason.ERROR, error=error, answer=answer)
 
 
 def _checked(reward: float) -> float:

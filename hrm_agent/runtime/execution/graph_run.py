@@ -1,4 +1,4 @@
-"""One graph on one thread, from where it stands to its end, and who listens on the way."""
+"""One graph on one thread, from where it stands to its end, and the callbacks on the way."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hrm_agent.runtime.execution.conversation import ABORTED, last_answer, turn_
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus, StopReason, Trajectory, Turn, TurnEnd
 
-__all__ = ["GraphRun", "OnChunk", "OnEvent", "OnUpdate", "StreamCallbacks", "ended_as"]
+__all__ = ["GraphRun", "OnChunk", "OnEvent", "OnUpdate", "StreamCallbacks"]
 
 OnUpdate = Callable[[tuple[str, ...], dict[str, Any]], None]
 """Called with each node's update as it happens: the names of the enclosing subgraphs' nodes, and `{node: update}`."""
@@ -42,7 +42,7 @@ class GraphRun:
     given: dict[str, Any] | Command[Any] | None
     """The input of a thread that has no checkpoint yet, or what answers its question."""
     known: Trajectory | None
-    """The record of a thread that is gone on with."""
+    """The record of a thread that is resumed."""
     answers: bool = False
 
     async def answering(self, store: RunStore, answer: Any) -> GraphRun:
@@ -61,7 +61,7 @@ class GraphRun:
             return TurnEnd.model_validate(known.model_dump(include=set(TurnEnd.model_fields)))
         snapshot = await graph.aget_state(self.config)
         over = snapshot.values and not snapshot.tasks and not await self._not_read(graph)
-        return TurnEnd(**self._outcome(snapshot.values)) if over else ABORTED
+        return self._outcome(snapshot.values) if over else ABORTED
 
     def _in(self, store: RunStore) -> Graph:
         """The graph, over the checkpoints of the store."""
@@ -82,8 +82,8 @@ class GraphRun:
             return turn_input(unread, snapshot.values), None
         return None, (snapshot.values if snapshot.values and not snapshot.tasks else None)
 
-    async def to_the_end(self, store: RunStore, ears: StreamCallbacks) -> dict[str, Any]:
-        """Status, stop reason and answer, as fields of a trajectory."""
+    async def run_to_end(self, store: RunStore, callbacks: StreamCallbacks) -> TurnEnd:
+        """Run from where the thread stands; nothing runs on a thread that is at its end."""
         graph, given = self._in(store), self.given
         if self.known is not None and not self.answers:
             given, at_end = await self._where_it_stands(graph)
@@ -94,30 +94,30 @@ class GraphRun:
             given,
             self.config,
             context=self.context,
-            stream_mode=ears.modes,
+            stream_mode=callbacks.modes,
             subgraphs=True,
             durability="sync",
         )
         async for namespace, mode, data in stream:
             around = tuple(part.partition(":")[0] for part in namespace)
             if mode != "values":
-                ears.hear(mode, around, data)
+                callbacks.dispatch(mode, around, data)
             elif not namespace:
                 final = {**final, **data}
         if INTERRUPT in final or await self._at_breakpoint(graph):
-            return ended_as(RunStatus.TRUNCATED, StopReason.INTERRUPT, self._answer(final))
+            return TurnEnd(status=RunStatus.TRUNCATED, stop_reason=StopReason.INTERRUPT, answer=self._answer(final))
         return self._outcome(final)
 
     async def _at_breakpoint(self, graph: Graph) -> bool:
         stops = graph.interrupt_before_nodes or graph.interrupt_after_nodes
         return bool(stops and (await graph.aget_state(self.config)).next)
 
-    def _outcome(self, final: Mapping[str, Any]) -> dict[str, Any]:
-        """A graph may say in `stop_reason` why it stopped; what it says there in other words means that it answered."""
+    def _outcome(self, final: Mapping[str, Any]) -> TurnEnd:
+        """A graph may say in `stop_reason` why it stopped. Any value but a `StopReason` counts as ANSWER."""
         said = str(final.get("stop_reason") or "")
         reason = StopReason(said) if said in set(StopReason) else StopReason.ANSWER
         status = RunStatus.TRUNCATED if reason.truncates else RunStatus.COMPLETED
-        return ended_as(status, reason, self._answer(final))
+        return TurnEnd(status=status, stop_reason=reason, answer=self._answer(final))
 
     def _answer(self, final: Mapping[str, Any]) -> str | None:
         shown = self.graph.output_channels
@@ -130,7 +130,7 @@ class GraphRun:
 
 
 class StreamCallbacks(NamedTuple):
-    """Who listens to a run."""
+    """Functions that are called while a run goes on; None for what nobody wants."""
 
     on_update: OnUpdate | None
     on_chunk: OnChunk | None
@@ -146,17 +146,13 @@ class StreamCallbacks(NamedTuple):
             *(["custom"] if self.on_event else []),
         ]
 
-    def hear(self, mode: str, around: tuple[str, ...], data: Any) -> None:
+    def dispatch(self, mode: str, around: tuple[str, ...], data: Any) -> None:
         if mode == "updates" and self.on_update:
             self.on_update(around, data)
         elif mode == "custom" and self.on_event and isinstance(data, dict):
             self.on_event(around, cast("dict[str, Any]", data))
         elif mode == "messages" and self.on_chunk and isinstance(data[0], AIMessageChunk):
             self.on_chunk(around, data[1]["langgraph_node"], data[0])
-
-
-def ended_as(status: RunStatus, reason: StopReason, answer: str | None = None) -> dict[str, Any]:
-    return {"status": status, "stop_reason": reason, "answer": answer}
 
 
 def _command(waiting: Sequence[Interrupt], answer: Any) -> Command[Any] | None:

@@ -195,7 +195,7 @@ async def test_a_fork_between_turns_is_talked_on(store: RunStore, environment: L
 
 async def test_what_cannot_be_said(store: RunStore, environment: LocalEnvironment) -> None:
     talk = Talk(store, environment)
-    with pytest.raises(RunError, match="no first turn"):
+    with pytest.raises(RunError, match="has no turns"):
         await talk.runner.run(Episode(ASKED, "t"), say="And then?")
     waiting = Talk(store, environment, lambda _: "42")
     await waiting(thread="asks", graph="tests.support.graphs.replayed_agents:asks_twice")
