@@ -6,15 +6,15 @@ interrupted and reads back the rest, so that resuming is the same as starting.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hrm_agent.models import Backend, load_policy
+from hrm_agent.models import Backend
 from hrm_agent.runtime.selection.strategies import Mode
 from hrm_agent.training.configs import CollectConfig
-from hrm_agent.training.rollout import group_episodes, open_runner, rollout, run_id_of
-from hrm_agent.training.tasks import load_tasks
-from hrm_agent.trajectory import Sampling, Trajectory
+from hrm_agent.training.rollout import group_episodes, open_run, rollout, run_id_of
+from hrm_agent.training.tasks import Task, load_tasks
+from hrm_agent.trajectory import Trajectory
 
 __all__ = ["collect"]
 
@@ -24,14 +24,16 @@ async def collect(
     folder: Path,
     *,
     stage: str = "collect",
+    tasks: Sequence[Task] | None = None,
     backend: Backend | None = None,
     on_rollout: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
     """All trajectories of the run in `folder`, in the order of the tasks.
 
-    `backend` stands for `config.policy` where it is loaded already.
+    `backend` and `tasks` stand for `config.policy` and `config.tasks` where they are loaded already.
     """
-    tasks = load_tasks(config.tasks, split=config.split, seed=config.seed, count=config.count)
+    if tasks is None:
+        tasks = load_tasks(config.tasks, split=config.split, seed=config.seed, count=config.count)
     episodes = group_episodes(
         tasks,
         config.samples,
@@ -41,18 +43,6 @@ async def collect(
         graph=config.graph,
         context=config.context,
     )
-    sampling = Sampling(temperature=config.temperature, top_p=config.top_p, max_tokens=config.max_tokens)
-    policy = backend or load_policy(config.policy)
-    async with open_runner(
-        folder,
-        policy,
-        config.policy,
-        sampling,
-        store=config.store,
-        stand_in=config.stand_in,
-        constrain=config.constrain,
-        isolation=config.isolation,
-        environment=config.environment,
-    ) as runner:
+    async with open_run(folder, config.policy, config, store=config.store, backend=backend) as runner:
         mode = Mode(config.mode, config.n, config.width)
         return await rollout(runner, episodes, mode=mode, concurrency=config.concurrency, on_done=on_rollout)

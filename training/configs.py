@@ -7,15 +7,14 @@ reinforcement learning are the demo's; the paper's values (rStar2-Agent, arXiv 2
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from hrm_agent.environment.isolation import DEFAULT_ISOLATION
-from hrm_agent.environment.open import LeastIsolation, Where
 from hrm_agent.errors import ConfigError
+from hrm_agent.runtime.settings import GraphSettings, RolloutSettings, RunnerOptions, RunSettings
 
-__all__ = ["FREE_ON_RESUME", "CollectConfig", "DemoConfig", "GrpoConfig", "ModeName", "SftConfig"]
+__all__ = ["FREE_ON_RESUME", "CollectConfig", "DemoConfig", "GrpoConfig", "ModeName", "SelectionSettings", "SftConfig"]
 
 ModeName = Literal["single", "best-of-n", "majority", "search"]
 """As `hrm_agent.runtime.selection.strategies` has them."""
@@ -41,10 +40,21 @@ def _without_password(url: str) -> str:
 StoreUrl = Annotated[str, AfterValidator(_without_password)]
 
 
-class CollectConfig(BaseModel):
-    """Which tasks are run, how often, and by whom."""
+class SelectionSettings(BaseModel):
+    """How a task comes to its answer."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    mode: ModeName = "single"
+    """By one run, or by a choice among several."""
+    n: int = Field(default=4, ge=1)
+    """Runs of a task at most, where its mode allows more than one."""
+    width: int = Field(default=2, ge=1)
+    """Of them, those that the mode `search` forks from one moment side by side."""
+
+
+class CollectConfig(SelectionSettings, RunSettings, GraphSettings):
+    """Which tasks are run, how often, and by whom."""
 
     policy: str = "builtin:trained"
     """A built-in policy, a model folder, hf:NAME, or a provider's chat model."""
@@ -55,31 +65,10 @@ class CollectConfig(BaseModel):
     """Number of tasks; None takes all of a finite family."""
     samples: int = Field(default=1, ge=1)
     """Rollouts of each task."""
-    mode: ModeName = "single"
-    """How one rollout comes to its answer: by one run, or by a choice among several."""
-    n: int = Field(default=4, ge=1)
-    """Runs of a rollout at most, where its mode allows more than one."""
-    width: int = Field(default=2, ge=1)
-    """Of them, those that the mode `search` forks from one moment side by side."""
-    graph: str = "tool_loop"
-    context: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Options of the graph: its budgets."""
-    stand_in: bool = False
-    """Let the policy answer for chat models that the graph holds itself; otherwise those are asked, and recorded."""
-    constrain: bool = True
-    """Hold roles to the form of their answers, where the engine can; such answers teach a trainer nothing."""
-    temperature: float = Field(default=1.0, ge=0)
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    max_tokens: int = Field(default=512, ge=1)
-    """Sampled tokens of one answer, where the graph sets no budget of its own."""
     concurrency: int = Field(default=256, ge=1)
     """Rollouts open at a time."""
     store: StoreUrl | None = None
     """Where to record, as a path or URL; several runs may share one. None: `store.db` in the run's folder."""
-    isolation: LeastIsolation = DEFAULT_ISOLATION
-    """The least isolation of model-written code that is accepted: L3, L2, L1, L0."""
-    environment: Where | None = None
-    """Where model-written code runs: none for this machine, the URL of `hrm-agent environment serve`, ray[:ADDRESS]."""
     seed: int = 0
 
 
@@ -109,18 +98,13 @@ class SftConfig(BaseModel):
     """Decides the order of the conversations."""
 
 
-class GrpoConfig(BaseModel):
+class GrpoConfig(RolloutSettings, GraphSettings):
     """One run of reinforcement learning. The defaults are the demo's; the paper's values stand beside them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     policy: str = "builtin:cold-start"
     """Where to start: a built-in policy, a model folder, or hf:NAME."""
     tasks: str = "word_problems"
     """Family of tasks, as for `load_tasks`."""
-    graph: str = "tool_loop"
-    context: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Options of the graph: its budgets."""
     max_tokens: int = Field(default=256, ge=1)
     """Sampled tokens of one answer (paper: 8K to 12K of a whole rollout)."""
     algorithm: Literal["grpo", "grpo-random", "grpo-roc"] = "grpo-roc"
@@ -151,11 +135,11 @@ class GrpoConfig(BaseModel):
     """Rollouts open at a time."""
     store: StoreUrl | None = None
     """Where to record, as a path or URL; several runs may share one. None: `store.db` in the run's folder."""
-    isolation: LeastIsolation = DEFAULT_ISOLATION
-    """The least isolation of model-written code that is accepted: L3, L2, L1, L0."""
-    environment: Where | None = None
-    """Where model-written code runs: none for this machine, the URL of `hrm-agent environment serve`, ray[:ADDRESS]."""
     seed: int = 0
+
+    def runner_options(self) -> RunnerOptions:
+        """The policy answers for every model of the graph, and freely: what a schema decides teaches it nothing."""
+        return {**super().runner_options(), "stand_in": True, "constrain": False}
 
     @property
     def samples(self) -> int:

@@ -15,16 +15,16 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from hrm_agent.models import load_policy
 from hrm_agent.runtime.episode import Episode, OnUpdate
+from hrm_agent.runtime.settings import GraphSettings, RolloutSettings, RunSettings
 from hrm_agent.training.collect import collect
 from hrm_agent.training.configs import CollectConfig, DemoConfig
 from hrm_agent.training.evaluation.evaluate import Evaluation, evaluate
 from hrm_agent.training.grpo import train
 from hrm_agent.training.metrics import read_metrics
 from hrm_agent.training.plots import plot_curves
-from hrm_agent.training.rollout import open_runner, run_id_of
-from hrm_agent.trajectory import Sampling, TaskRef, Trajectory
+from hrm_agent.training.rollout import open_run, run_id_of
+from hrm_agent.trajectory import TaskRef, Trajectory
 
 __all__ = ["DemoReport", "OnProgress", "demo"]
 
@@ -101,33 +101,15 @@ async def _evaluate(
         done.append(trajectory)
         tell(stage, len(done), config.eval_problems, {})
 
-    asked = CollectConfig(
-        policy=policy,
-        tasks=config.train.tasks,
-        count=config.eval_problems,
-        graph=config.train.graph,
-        context=config.train.context,
-        max_tokens=config.train.max_tokens,
-        isolation=config.train.isolation,
-        environment=config.train.environment,
-        temperature=config.train.temperature,
-        store=config.train.store,
-        seed=config.train.seed,
-    )
+    shared = GraphSettings.model_fields.keys() | RolloutSettings.model_fields.keys() | {"tasks", "store", "seed"}
+    asked = CollectConfig(policy=policy, count=config.eval_problems, **config.train.model_dump(include=shared))
     return evaluate(await collect(asked, folder, stage=f"eval-{stage}", on_rollout=on_rollout))
 
 
 async def _solve(policy: str, config: DemoConfig, folder: Path, on_update: OnUpdate | None) -> Trajectory:
     task = TaskRef(id="demo", family="demo", prompt=config.problem)
-    async with open_runner(
-        folder,
-        load_policy(policy),
-        policy,
-        Sampling(temperature=0.0),
-        store=config.train.store,
-        isolation=config.train.isolation,
-        environment=config.train.environment,
-    ) as runner:
+    settings = RunSettings(temperature=0, isolation=config.train.isolation, environment=config.train.environment)
+    async with open_run(folder, policy, settings, store=config.train.store) as runner:
         return await runner.run(Episode(task, f"{run_id_of(folder)}/solve", graph="reasoning"), on_update)
 
 

@@ -27,9 +27,9 @@ from hrm_agent.training.evaluation.evaluate import group_metrics
 from hrm_agent.training.metrics import MetricsLog, Phases
 from hrm_agent.training.policy import TrainablePolicy
 from hrm_agent.training.roc import RocOptions, select
-from hrm_agent.training.rollout import group_episodes, open_runner, rollout, run_id_of
+from hrm_agent.training.rollout import group_episodes, open_run, rollout, run_id_of
 from hrm_agent.training.tasks import Task, load_tasks
-from hrm_agent.trajectory import Overlay, Sampling, Trajectory, derive_seed
+from hrm_agent.trajectory import Overlay, Trajectory, derive_seed
 
 __all__ = ["train"]
 
@@ -50,18 +50,7 @@ async def train(
     run_id = run_id_of(folder)
     log = MetricsLog(folder / "metrics.jsonl", before_step=policy.version)
     pool = load_tasks(config.tasks, split="train", seed=config.seed, count=config.steps * config.prompts_per_step)
-    sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
-    async with open_runner(
-        folder,
-        policy.engine,
-        policy.name,
-        sampling,
-        store=config.store,
-        stand_in=True,
-        constrain=False,
-        isolation=config.isolation,
-        environment=config.environment,
-    ) as runner:
+    async with open_run(folder, policy.name, config, store=config.store, backend=policy.engine) as runner:
         for step in range(policy.version, config.steps):
             phases = Phases()
             episodes = group_episodes(
@@ -110,12 +99,14 @@ def _order(size: int, seed: int) -> list[int]:
 
 def judge(rollouts: Sequence[Trajectory], step: int, run_id: str, config: GrpoConfig) -> list[Overlay]:
     """A verdict for every rollout, group by group."""
-    groups = [rollouts[i : i + config.samples] for i in range(0, len(rollouts), config.samples)]
+    groups: dict[str, list[Trajectory]] = {}
+    for each in rollouts:
+        groups.setdefault(each.group_id, []).append(each)
     options = RocOptions(selection=config.selection)
     seed = config.seed
     return [
         overlay
-        for group in groups
+        for group in groups.values()
         for overlay in select(
             group, config.group_size, config.algorithm, seed=seed, run_id=run_id, step=step, options=options
         )

@@ -17,39 +17,34 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation
-from hrm_agent.environment.open import opened_environment
 from hrm_agent.files import alone_in
 from hrm_agent.models import Backend
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
+from hrm_agent.runtime.execution.run_group import run_group
 from hrm_agent.runtime.selection.strategies import ONE_RUN, Mode, solve
+from hrm_agent.runtime.settings import RolloutSettings
 from hrm_agent.store import STORE_POINTER, open_store
 from hrm_agent.training.tasks.base import Task
-from hrm_agent.trajectory import Sampling, Trajectory, derive_seed
+from hrm_agent.trajectory import Trajectory, derive_seed
 
-__all__ = ["group_episodes", "open_runner", "rollout", "run_id_of"]
+__all__ = ["group_episodes", "open_run", "rollout", "run_id_of"]
 
 
 @asynccontextmanager
-async def open_runner(
+async def open_run(
     folder: Path,
-    backend: Backend,
     policy: str,
-    sampling: Sampling,
+    settings: RolloutSettings,
     *,
     store: str | None = None,
-    stand_in: bool = False,
-    isolation: Isolation = DEFAULT_ISOLATION,
-    environment: str | None = None,
-    constrain: bool = True,
+    backend: Backend | None = None,
 ) -> AsyncGenerator[EpisodeRunner]:
-    """Everything that the episodes of the run in `folder` share: its store, an environment, and the policy."""
-    with alone_in(folder):
-        async with opened_environment(environment, isolation=isolation) as sandbox:
-            with open_store(store or folder / "store.db") as opened:
-                if store is not None:
-                    (folder / STORE_POINTER).write_text(opened.url, encoding="utf-8")
-                yield EpisodeRunner(opened, backend, policy, sandbox, sampling, stand_in=stand_in, constrain=constrain)
+    """The runner of the run in `folder`, which nobody else has open, over its store."""
+    with alone_in(folder), open_store(store or folder / "store.db") as opened:
+        if store is not None:
+            (folder / STORE_POINTER).write_text(opened.url, encoding="utf-8")
+        async with EpisodeRunner.open(opened, policy, settings, backend=backend) as runner:
+            yield runner
 
 
 def run_id_of(folder: Path) -> str:
@@ -112,9 +107,4 @@ async def rollout(
             on_done(trajectory)
         return trajectory
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            running = [group.create_task(run(episode)) for episode in episodes]
-    except* Exception as errors:
-        raise errors.exceptions[0] from errors
-    return [task.result() for task in running]
+    return await run_group(episodes, run)

@@ -11,9 +11,10 @@ A graph needs nothing special. It is given the task as a human message in `messa
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any, TypeGuard
@@ -23,8 +24,9 @@ from langgraph.errors import GraphRecursionError
 from langgraph.pregel import Pregel
 
 from hrm_agent.environment import Environment, using_environment
+from hrm_agent.environment.open import opened_environment
 from hrm_agent.errors import ConfigError, ContextLengthError, HrmError, RunError, nearest
-from hrm_agent.models import Backend, using_policy
+from hrm_agent.models import Backend, load_policy, using_policy
 from hrm_agent.models.external_models import record_foreign_models
 from hrm_agent.models.substitute import standing_in
 from hrm_agent.runtime.execution.conversation import (
@@ -38,6 +40,8 @@ from hrm_agent.runtime.execution.conversation import (
 )
 from hrm_agent.runtime.execution.graph_run import GraphRun, OnChunk, OnEvent, OnUpdate, StreamCallbacks
 from hrm_agent.runtime.execution.loading import load_graph
+from hrm_agent.runtime.execution.run_group import run_group
+from hrm_agent.runtime.settings import RolloutSettings, RunSettings
 from hrm_agent.store import RunStore
 from hrm_agent.tools.external_tools import record_foreign_tools
 from hrm_agent.tools.sessions import end_sessions
@@ -112,6 +116,40 @@ class EpisodeRunner:
     """Answers are held to the schemas that the graph asks for; a trainer's rollouts are not."""
     record: Callable[[Journal, int | None, Collection[str]], Recording] = Recording
     """Opens the recording of an episode: journal, base of its seeds, ids of the calls that a fork was begun with."""
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, store: RunStore, policy: str, settings: RolloutSettings | None = None, *, backend: Backend | None = None
+    ) -> AsyncGenerator[EpisodeRunner]:
+        """A runner as `settings` say, with an environment opened for it. `backend`: `policy`, where it is loaded."""
+        settings = settings or RunSettings()
+        held = backend or load_policy(policy)
+        async with opened_environment(settings.environment, isolation=settings.isolation) as environment:
+            yield cls(store, held, policy, environment, **settings.runner_options())
+
+    async def run_all(
+        self,
+        episodes: Iterable[Episode],
+        *,
+        concurrency: int = 64,
+        gate: asyncio.Semaphore | None = None,
+        on_done: Callable[[Trajectory], object] | None = None,
+    ) -> list[Trajectory]:
+        """Run episodes side by side; their trajectories, in their order. What a person can mend cancels the rest.
+
+        `gate`: shared by several calls, in place of `concurrency`.
+        """
+        gate = gate or asyncio.Semaphore(concurrency)
+
+        async def run(episode: Episode) -> Trajectory:
+            async with gate:
+                trajectory = await self.run(episode)
+            if on_done is not None:
+                on_done(trajectory)
+            return trajectory
+
+        return await run_group(episodes, run)
 
     async def run(
         self,

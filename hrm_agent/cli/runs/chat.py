@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from hrm_agent.runtime.selection.choice import CHOICE_GRAPH
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
+from hrm_agent.cli.common.citations_view import citation_lines, source_data, without_list
+from hrm_agent.cli.common.formatting import turn_lines
+from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.common.run_folder import DEFAULT_STORE
 from hrm_agent.cli.runs.chat_commands import COMMANDS, GoOn, Leave, obey
 from hrm_agent.cli.runs.chat_screen import Screen
 from hrm_agent.cli.runs.chat_session import ChatSession, new_name
-from hrm_agent.cli.common.output import Output
-from hrm_agent.cli.common.formatting import turn_lines
 from hrm_agent.cli.runs.resume import value_of
 from hrm_agent.cli.runs.run import RunConfig, header, known_config, refuse_broken
-from hrm_agent.cli.common.run_folder import DEFAULT_STORE
-from hrm_agent.cli.common.citations_view import citation_lines, source_data, without_list
 from hrm_agent.errors import ConfigError, HrmError, RunError
 from hrm_agent.files import to_json
+from hrm_agent.runtime.selection.choice import CHOICE_GRAPH
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import RunStatus, StopReason, Trajectory
 

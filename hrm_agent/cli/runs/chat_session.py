@@ -16,21 +16,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from hrm_agent.runtime.execution.conversation import reopened, takes_turns
-from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, run_context
-from hrm_agent.runtime.execution.loading import load_graph
-from hrm_agent.runtime.replay.player import Replay, replay_async
-from hrm_agent.runtime.time_travel.fork import Edit, History, Moment, PendingInterrupt, history
+from hrm_agent.cli.common.citations_view import values_of
 from hrm_agent.cli.runs.chat_screen import Screen
 from hrm_agent.cli.runs.fork import fork_thread
-from hrm_agent.cli.runs.run import RunConfig, config_folder, known_config, runner_for
-from hrm_agent.cli.common.citations_view import values_of
+from hrm_agent.cli.runs.run import RunConfig, config_folder, known_config
 from hrm_agent.config import build_config, compare_on_resume, save_config
 from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.models import load_policy
+from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, run_context
+from hrm_agent.runtime.execution.conversation import reopened, takes_turns
+from hrm_agent.runtime.execution.loading import load_graph
+from hrm_agent.runtime.replay.player import Replay, replay_async
+from hrm_agent.runtime.time_travel.fork import Edit, History, Moment, PendingInterrupt, history
 from hrm_agent.store import RunStore
-from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, Trajectory
 from hrm_agent.training.configs import FREE_ON_RESUME
+from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, Trajectory
 
 __all__ = ["ChatSession", "new_name"]
 
@@ -182,7 +182,9 @@ class ChatSession:
         """The runner, with a policy and an environment, once something is said."""
         if self._runner is None:
             backend = load_policy(self.config.policy)
-            entered = self._open.enter_async_context(runner_for(self.config, self.store, backend))
+            entered = self._open.enter_async_context(
+                EpisodeRunner.open(self.store, self.config.policy, self.config, backend=backend)
+            )
             self._runner = self._loop.run(entered)
         return self._runner
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from hrm_agent.runtime.time_travel.fork import ThreadDiff, DiffSide, thread_diff
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
+from hrm_agent.runtime.time_travel.fork import DiffSide, ThreadDiff, thread_diff
 
 __all__ = ["run", "show_difference"]
 

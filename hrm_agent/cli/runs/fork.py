@@ -11,21 +11,21 @@ import json
 from contextlib import ExitStack
 from typing import Any
 
-from hrm_agent.runtime.selection.choice import CHOICE_GRAPH
-from hrm_agent.runtime.episode import NO_ANSWER, Episode
-from hrm_agent.runtime.time_travel.fork import Edit, fork, history, run_group
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.printer import Printer
-from hrm_agent.cli.runs.run import RunConfig, config_folder, known_config, runner_for
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
+from hrm_agent.cli.runs.run import RunConfig, config_folder, known_config
 from hrm_agent.config import save_config
 from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.files import alone_in
 from hrm_agent.models import load_policy
+from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner
+from hrm_agent.runtime.selection.choice import CHOICE_GRAPH
+from hrm_agent.runtime.time_travel.fork import Edit, fork, history
 from hrm_agent.store import RunStore
-from hrm_agent.trajectory import RunStatus, Trajectory
 from hrm_agent.training.tasks import verifier_of
+from hrm_agent.trajectory import RunStatus, Trajectory
 
 __all__ = ["fork_thread", "run", "run_forks"]
 
@@ -121,10 +121,10 @@ def run_forks(
     backend = load_policy(config.policy)
 
     async def go() -> list[Trajectory]:
-        async with runner_for(config, store, backend) as runner:
+        async with EpisodeRunner.open(store, config.policy, config, backend=backend) as runner:
             if len(episodes) == 1:
                 return [await runner.run(episodes[0], Printer(output).update, answer=answer)]
-            return await run_group(runner, episodes)
+            return await runner.run_all(episodes)
 
     with ExitStack() as stack:
         for episode in episodes:

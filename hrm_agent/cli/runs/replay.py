@@ -11,15 +11,15 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from hrm_agent.runtime.replay.request_diff import request_diff
-from hrm_agent.runtime.episode import EpisodeRunner
-from hrm_agent.runtime.replay.player import Replay, ReplayVerdict, replay, replay_async
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, parse_isolation
 from hrm_agent.environment.open import opened_environment
 from hrm_agent.errors import ConfigError, HrmError, RunError
+from hrm_agent.runtime.episode import EpisodeRunner
+from hrm_agent.runtime.replay.player import Replay, ReplayVerdict, replay, replay_async
+from hrm_agent.runtime.replay.request_diff import request_diff
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus, Sampling, Trajectory
 

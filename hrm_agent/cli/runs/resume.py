@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hrm_agent.runtime.execution.conversation import reopened
-from hrm_agent.runtime.episode import NO_ANSWER
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store, run_folder
 from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, build_config, read_config_file
 from hrm_agent.errors import RunError, nearest
+from hrm_agent.runtime.episode import NO_ANSWER
+from hrm_agent.runtime.execution.conversation import reopened
 from hrm_agent.trajectory import RunStatus
 
 __all__ = ["run", "value_of"]
@@ -132,9 +132,9 @@ def _thread(thread: str, where: str, output: Output, answer: Any) -> int:
 
 
 def _from_moment(thread: str, at: str, where: str, output: Output, answer: Any) -> int:
-    from hrm_agent.runtime.time_travel.fork import Edit
     from hrm_agent.cli.runs.fork import fork_thread, run_forks
     from hrm_agent.cli.runs.run import RunConfig, conclude, known_config
+    from hrm_agent.runtime.time_travel.fork import Edit
 
     with existing_store(where) as store:
         known = store.journal.trajectory(thread)

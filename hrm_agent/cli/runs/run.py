@@ -10,30 +10,25 @@ import asyncio
 import secrets
 import time
 import tomllib
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from hrm_agent.runtime.selection.choice import CHOICE_GRAPH
-from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner
-from hrm_agent.runtime.selection.strategies import Mode, Outcome, solve
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.printer import Printer, indented
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE
 from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, compare_on_resume, read_config_file, save_config
-from hrm_agent.environment.isolation import DEFAULT_ISOLATION
-from hrm_agent.environment.open import LeastIsolation, Where, opened_environment
 from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.files import alone_in
-from hrm_agent.models import DEFAULT_POLICY, Backend, load_policy
+from hrm_agent.models import DEFAULT_POLICY, load_policy
+from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner
+from hrm_agent.runtime.selection.choice import CHOICE_GRAPH
+from hrm_agent.runtime.selection.strategies import Mode, Outcome, solve
+from hrm_agent.runtime.settings import GraphSettings, RunSettings
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.trajectory import RunStatus, Sampling, StopReason, TaskRef, Trajectory
-from hrm_agent.training.configs import FREE_ON_RESUME, ModeName
+from hrm_agent.training.configs import FREE_ON_RESUME, SelectionSettings
 from hrm_agent.training.tasks import verifier_of
+from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, Trajectory
 
 __all__ = [
     "RunConfig",
@@ -44,45 +39,16 @@ __all__ = [
     "refuse_broken",
     "run",
     "run_task",
-    "runner_for",
 ]
 
 
-class RunConfig(BaseModel):
+class RunConfig(SelectionSettings, RunSettings, GraphSettings):
     """How one task is run."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    graph: str = "tool_loop"
-    """tool_loop, reasoning, research, or your own as package.module:attribute."""
     policy: str = DEFAULT_POLICY
     """A built-in policy, a model folder, hf:NAME, scripted:FILE, or a provider's chat model."""
-    context: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Options of the graph: its budgets."""
-    mode: ModeName = "single"
-    """How the task comes to its answer: by one run, or by a choice among several."""
-    n: int = Field(default=4, ge=1)
-    """Runs at most, where the mode allows more than one."""
-    width: int = Field(default=2, ge=1)
-    """Of them, those that the mode `search` forks from one moment side by side."""
-    stand_in: bool = False
-    """Let the policy answer for chat models that the graph holds itself; otherwise those are asked, and recorded."""
-    constrain: bool = True
-    """Hold roles to the form of their answers, where the engine can."""
-    temperature: float = Field(default=1.0, ge=0)
-    """0 takes the most probable token."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    """Share of the probability that is sampled from."""
-    max_tokens: int = Field(default=512, ge=1)
-    """Sampled tokens of one answer, where the graph sets no budget of its own."""
     seed: int | None = None
     """With a seed the same command samples the same tokens."""
-    recursion_limit: int = Field(default=200, ge=1)
-    """LangGraph's steps."""
-    isolation: LeastIsolation = DEFAULT_ISOLATION
-    """The least isolation of model-written code that is accepted: L3, L2, L1, L0."""
-    environment: Where | None = None
-    """Where model-written code runs: none for this machine, the URL of `hrm-agent environment serve`, ray[:ADDRESS]."""
 
 
 def run(words: list[str]) -> int:
@@ -128,7 +94,7 @@ def run_task(config: RunConfig, text: str, thread: str, where: str, output: Outp
         _refuse_answer(config, thread, answer)
 
         async def go() -> Outcome:
-            async with runner_for(config, store, backend) as runner:
+            async with EpisodeRunner.open(store, config.policy, config, backend=backend) as runner:
                 save_config(config, "run", folder)
                 if config.mode != "single":
                     return await _by_mode(config, runner, episode, output)
@@ -162,22 +128,6 @@ def _refuse_answer(config: RunConfig, thread: str, answer: Any) -> None:
         raise RunError(
             f"Thread {thread!r} is that of a choice among runs: it waits for no answer.",
             f"Answer the run that asks, `hrm-agent resume {thread}/0 --answer VALUE`, then resume {thread}.",
-        )
-
-
-@asynccontextmanager
-async def runner_for(config: RunConfig, store: RunStore, backend: Backend) -> AsyncGenerator[EpisodeRunner]:
-    """What runs an episode as `config` says, with an environment opened for it."""
-    async with opened_environment(config.environment, isolation=config.isolation) as environment:
-        yield EpisodeRunner(
-            store,
-            backend,
-            config.policy,
-            environment,
-            Sampling(temperature=config.temperature, top_p=config.top_p, max_tokens=config.max_tokens),
-            recursion_limit=config.recursion_limit,
-            stand_in=config.stand_in,
-            constrain=config.constrain,
         )
 
 

@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from hrm_agent.cli.common.arguments import Arguments, Parser, add_config, config_from, print_config
 from hrm_agent.cli.common.output import Output
@@ -22,13 +22,12 @@ from hrm_agent.cli.common.serving_options import (
     until_signal,
     url_of,
 )
-from hrm_agent.cli.runs.run import RunConfig, runner_for
-from hrm_agent.environment.isolation import DEFAULT_ISOLATION
-from hrm_agent.environment.open import LeastIsolation, Where
 from hrm_agent.environment.remote.address import kept_token_file
 from hrm_agent.environment.remote.sockets import listen_tcp
 from hrm_agent.models import DEFAULT_POLICY, load_policy
+from hrm_agent.runtime.episode import EpisodeRunner
 from hrm_agent.runtime.execution.loading import BUILTIN_GRAPHS, load_graph
+from hrm_agent.runtime.settings import RunSettings
 from hrm_agent.store import RunStore, open_store
 
 __all__ = ["TOKEN_VARIABLE", "ServeConfig", "run"]
@@ -37,10 +36,8 @@ TOKEN_VARIABLE = "HRM_AGENT_SERVE_TOKEN"
 _PORT = 8743
 
 
-class ServeConfig(BaseModel):
+class ServeConfig(RunSettings):
     """What is served, and how a request is run that does not say it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     graphs: list[str] = Field(default_factory=lambda: list(BUILTIN_GRAPHS), min_length=1)
     """The models that clients may name: built-in graphs, or your own as package.module:attribute."""
@@ -50,19 +47,10 @@ class ServeConfig(BaseModel):
     """Options of the graphs, such as max_turns=6; a request may name its own, but no sources, models or files."""
     concurrency: int = Field(default=16, ge=1)
     """Runs at once; a request more is answered with 429."""
-    stand_in: bool = False
-    """Let the policy answer for chat models that a graph holds itself; otherwise those are asked, and recorded."""
     temperature: float = Field(default=1.0, ge=0)
     """Where a request names none; so are top_p and max_tokens."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
     max_tokens: int = Field(default=512, ge=1)
     """Sampled tokens of one answer; a request may ask for fewer."""
-    recursion_limit: int = Field(default=200, ge=1)
-    """LangGraph's steps."""
-    isolation: LeastIsolation = DEFAULT_ISOLATION
-    """The least isolation of model-written code that is accepted: L3, L2, L1, L0."""
-    environment: Where | None = None
-    """Where model-written code runs: none for this machine, the URL of `hrm-agent environment serve`, ray[:ADDRESS]."""
 
 
 def run(words: list[str]) -> int:
@@ -96,8 +84,7 @@ async def _until_stopped(
     from hrm_agent.runtime.serving.server import ChatService, serving
 
     backend = await asyncio.to_thread(load_policy, config.policy)
-    asked = RunConfig.model_validate(config.model_dump(exclude={"graphs", "concurrency", "context"}))
-    async with runner_for(asked, store, backend) as runner:
+    async with EpisodeRunner.open(store, config.policy, config, backend=backend) as runner:
         hosts = hosts_of(arguments)
         service = ChatService(
             runner, config.graphs, token.text, hosts=hosts, concurrency=config.concurrency, context=config.context

@@ -55,15 +55,15 @@ def exit_code(trajectories: Sequence[Trajectory]) -> int:
 
 def collected(config: CollectConfig, command: str, folder: Path) -> list[Trajectory]:
     """The trajectories of the run in `folder`, those on record read back and the others run."""
-    tasks = len(load_tasks(config.tasks, split=config.split, seed=config.seed, count=config.count))
+    tasks = load_tasks(config.tasks, split=config.split, seed=config.seed, count=config.count)
     compare_on_resume(config, command, folder, free=FREE_ON_RESUME)
     save_config(config, command, folder)
     correct = 0
-    with progress(command, tasks * config.samples) as advance:
+    with progress(command, len(tasks) * config.samples) as advance:
 
         def done(trajectory: Trajectory) -> None:
             nonlocal correct
             correct += trajectory.reward > 0
             advance(f"{correct} correct")
 
-        return asyncio.run(collect(config, folder, on_rollout=done))
+        return asyncio.run(collect(config, folder, tasks=tasks, on_rollout=done))

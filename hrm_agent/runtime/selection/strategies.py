@@ -32,7 +32,7 @@ from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.selection.choice import CHOICE_GRAPH, Candidate
 from hrm_agent.runtime.selection.critic_search import RetryPoint, accepted, find_retry_point, require_verdict
-from hrm_agent.runtime.time_travel.fork import GroupMembership, History, fork, history, run_group
+from hrm_agent.runtime.time_travel.fork import GroupMembership, History, fork, history
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import Overlay, RunStatus, StopReason, Trajectory, Verdict, derive_seed
 
@@ -88,7 +88,7 @@ async def solve(
     """
     gate = gate or asyncio.Semaphore(mode.n)
     if mode.name == "single":
-        (trajectory,) = await run_group(runner, [episode], gate=gate, on_done=on_candidate)
+        (trajectory,) = await runner.run_all([episode], gate=gate, on_done=on_candidate)
         return Outcome(trajectory, (trajectory,), trajectory.thread_id)
     if mode.name == "search":
         require_verdict(episode.graph)
@@ -153,7 +153,7 @@ class _Group:
         episodes = [self._candidate(index) for index in indices]
         for episode in episodes:
             self.keep(episode)
-        return await run_group(self.runner, episodes, gate=self.gate, on_done=self.on_candidate)
+        return await self.runner.run_all(episodes, gate=self.gate, on_done=self.on_candidate)
 
     async def _side_by_side(self) -> list[Trajectory]:
         return await self._run(range(self.mode.n))

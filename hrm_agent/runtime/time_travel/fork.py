@@ -16,7 +16,6 @@ Forks of one call are one group, as the rollouts of one task are in training: th
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count as numbers
@@ -47,7 +46,6 @@ __all__ = [
     "ThreadDiff",
     "fork",
     "history",
-    "run_group",
     "siblings",
     "thread_diff",
 ]
@@ -137,36 +135,7 @@ async def siblings(
     _compiled(runner.store, options.get("graph") or _graph_of(runner.store, thread))
     version = getattr(runner.backend, "policy_version", 0)
     episodes = fork(runner.store, thread, at, policy=runner.policy, policy_version=version, **options)
-    return await run_group(runner, episodes, concurrency=concurrency)
-
-
-async def run_group(
-    runner: EpisodeRunner,
-    episodes: Sequence[Episode],
-    *,
-    concurrency: int = 64,
-    gate: asyncio.Semaphore | None = None,
-    on_done: Callable[[Trajectory], object] | None = None,
-) -> list[Trajectory]:
-    """Run episodes side by side; their trajectories, in their order. What a person can mend cancels the rest.
-
-    `gate`: shared by several groups, in place of `concurrency`.
-    """
-    gate = gate or asyncio.Semaphore(concurrency)
-
-    async def run(episode: Episode) -> Trajectory:
-        async with gate:
-            trajectory = await runner.run(episode)
-        if on_done is not None:
-            on_done(trajectory)
-        return trajectory
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            running = [group.create_task(run(episode)) for episode in episodes]
-    except* Exception as errors:
-        raise errors.exceptions[0] from errors
-    return [task.result() for task in running]
+    return await runner.run_all(episodes, concurrency=concurrency)
 
 
 def _graph_of(store: RunStore, thread: str) -> str:

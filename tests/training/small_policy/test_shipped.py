@@ -10,12 +10,13 @@ import pytest
 from hrm_agent.models import load_policy
 from hrm_agent.models.load_policy import model_folder
 from hrm_agent.runtime.episode import Episode
+from hrm_agent.runtime.settings import RunSettings
 from hrm_agent.training.collect import collect
 from hrm_agent.training.configs import CollectConfig
 from hrm_agent.training.evaluation.evaluate import evaluate
-from hrm_agent.training.rollout import open_runner
+from hrm_agent.training.rollout import open_run
 from hrm_agent.training.tasks.word_problems import problem
-from hrm_agent.trajectory import Sampling, TaskRef
+from hrm_agent.trajectory import TaskRef
 
 pytestmark = pytest.mark.whole
 
@@ -54,6 +55,6 @@ async def test_the_tank_comes_out_to_the_cent(policy, tmp_path):
     tank = problem("tank", (1200, 2, 3, 150))
     assert tank is not None
     task = TaskRef(id="tank", family="word_problems", prompt=tank.prompt("exact"))
-    async with open_runner(tmp_path, policy, COLD_START, Sampling(temperature=0)) as runner:
+    async with open_run(tmp_path, COLD_START, RunSettings(temperature=0), backend=policy) as runner:
         run = await runner.run(Episode(task, "tank", graph="reasoning"))
     assert run.answer == "Answer: 1279.43"
