@@ -15,6 +15,7 @@ import os
 import sqlite3
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from keyword import iskeyword
 
@@ -91,7 +92,7 @@ def _dispatch(words: list[str]) -> int:
         print(_help())
         return 0
     if words[0] == "--version":
-        print(f"hrm-agent {__version__}")
+        print(_versions())
         return 0
     if words[0] not in COMMANDS:
         raise ConfigError(
@@ -106,6 +107,17 @@ def module_of(command: str) -> str:
     """The module that holds a command; hyphens are underscores, and a keyword of Python has one after it."""
     group = next(name for name, commands in COMMAND_GROUPS.items() if command in commands)
     return f"hrm_agent.cli.{group}." + (f"{command}_" if iskeyword(command) else command.replace("-", "_"))
+
+
+def _versions() -> str:
+    """Of this package, and of those that what is on record and what is trained hang on."""
+    from importlib import metadata
+
+    found = [f"hrm-agent {__version__}", f"python {sys.version.split()[0]}"]
+    for name in ("langgraph", "torch"):
+        with suppress(metadata.PackageNotFoundError):
+            found.append(f"{name} {metadata.version(name)}")
+    return ", ".join(found)
 
 
 def _help() -> str:
