@@ -15,6 +15,7 @@ import pytest
 
 from hrm_agent import __version__
 from hrm_agent.cli.main import COMMANDS, _explain, main, module_of
+from hrm_agent.cli.records import lint as lint_command
 from hrm_agent.errors import StoreError, StoreFullError
 from tests.cli.conftest import Command
 
