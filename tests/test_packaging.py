@@ -1,0 +1,144 @@
+"""What an installation brings: one name at the top, whatever form it has, and room for packages called as ours are."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+pytestmark = pytest.mark.whole
+
+PROJECT = Path(__file__).parents[1]
+OWN_GRAPH = """
+from langgraph.graph import START, MessagesState, StateGraph
+
+def answer(state):
+    return {"messages": [("ai", "<answer>\\\\boxed{mine}</answer>")]}
+
+builder = StateGraph(MessagesState)
+builder.add_node("answer", answer)
+builder.add_edge(START, "answer")
+graph = builder.compile()
+"""
+OWN_PROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project]
+name = "owner"
+version = "1"
+[tool.hatch.build.targets.wheel]
+packages = ["graphs", "training"]
+"""
+
+
+def run(*command: str | Path, cwd: Path, **environment: str) -> str:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COV"))}
+    done = subprocess.run(
+        [str(word) for word in command], cwd=cwd, env=kept | environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def build(folder: Path, out: Path, *what: str) -> Sequence[Path]:
+    run(sys.executable, "-m", "build", "--no-isolation", *what, "--outdir", out, folder, cwd=out.parent)
+    return sorted(out.iterdir())
+
+
+class Built(NamedTuple):
+    sdist: Path
+    from_sdist: Path
+    from_checkout: Path
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folder = tmp_path_factory.mktemp("built")
+    wheel, sdist = sorted(build(PROJECT, folder / "both"), key=lambda path: path.suffix == ".gz")
+    (direct,) = build(PROJECT, folder / "direct", "--wheel")
+    return Built(sdist, wheel, direct)
+
+
+def names_in(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as opened:
+        return set(opened.namelist())
+
+
+def test_a_wheel_has_one_name_at_the_top_and_everything_below_it(built: Built) -> None:
+    names = names_in(built.from_checkout)
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"hrm_agent"}
+    for folder in ("hrm_agent", "graphs", "training"):
+        inside = "" if folder == "hrm_agent" else "hrm_agent/"
+        sources = {inside + str(path.relative_to(PROJECT)) for path in (PROJECT / folder).rglob("*.py")}
+        assert sources <= names
+
+
+def test_the_sdist_makes_the_same_wheel(built: Built) -> None:
+    assert names_in(built.from_sdist) == names_in(built.from_checkout)
+    with tarfile.open(built.sdist) as opened:
+        assert not [member.name for member in opened if member.issym() or member.islnk()]
+
+
+class Machine(NamedTuple):
+    """An environment with our dependencies, in which nothing of ours is installed yet, and a project of its user."""
+
+    python: Path
+    project: Path
+
+    def pip(self, *words: str | Path) -> None:
+        run(sys.executable, "-m", "pip", "--python", self.python, *words, "--quiet", cwd=self.project)
+
+    def hrm_agent(self, *words: str, **environment: str) -> str:
+        return run(self.python.with_name("hrm-agent"), *words, cwd=self.project, **environment)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    venv.create(tmp_path / "venv")
+    python = tmp_path / "venv" / "bin" / "python"
+    packages = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip()
+    Path(packages, "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    project = tmp_path / "project"
+    for folder in ("graphs", "training"):
+        (project / folder).mkdir(parents=True)
+        (project / folder / "__init__.py").write_text(f'OWNER = "user of {folder}"\n')
+    (project / "graphs" / "mine.py").write_text(OWN_GRAPH)
+    (project / "pyproject.toml").write_text(OWN_PROJECT)
+    return Machine(python, project)
+
+
+@pytest.mark.parametrize("form", ["wheel", "editable"])
+def test_packages_of_a_user_that_are_called_as_ours(form: str, built: Built, machine: Machine, tmp_path: Path) -> None:
+    machine.pip("install", "--no-deps", "--no-index", "--no-build-isolation", *(
+        ["-e", PROJECT] if form == "editable" else [built.from_checkout]
+    ))  # fmt: skip
+    task = ("run", "What is mine?", "--graph", "graphs.mine:graph", "--policy", "scripted:none.jsonl", "--thread")
+    (machine.project / "none.jsonl").write_text("")
+    assert "mine" in machine.hrm_agent(*task, "folder")
+    assert "mine" in machine.hrm_agent(*task, "path", PYTHONPATH=".")
+    (own,) = build(machine.project, tmp_path / "own", "--wheel")
+    machine.pip("install", "--no-deps", "--no-index", own)
+    check = "import graphs, training, hrm_agent.graphs, hrm_agent.training; print(graphs.OWNER, training.OWNER)"
+    assert run(machine.python, "-c", check, cwd=tmp_path) == "user of graphs user of training\n"
+    machine.pip("uninstall", "--yes", "owner")
+    assert "folder" in machine.hrm_agent("history")
+    names = run(machine.python, "-c", "import hrm_agent.graphs.tool_loop as t; print(t.__name__)", cwd=tmp_path)
+    assert names == "hrm_agent.graphs.tool_loop\n"
+
+
+@pytest.mark.parametrize("name", ["graphs", "training"])
+def test_a_module_has_one_name(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {name}"], cwd=PROJECT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1 and "import it by that name" in done.stderr
