@@ -59,6 +59,7 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
         "environment": "run model-written code for others: serve, status",
         "models": "what a model can do, and what is missing: `models check STRING`",
         "doctor": "check sandbox support on this machine",
+        "completion": "print a script that completes commands and flags in bash, zsh or fish",
     },
 }
 """Package of `hrm_agent.cli` -> command -> what it does."""

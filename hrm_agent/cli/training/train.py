@@ -16,14 +16,21 @@ from hrm_agent.errors import ConfigError, RunError, TaskError, nearest
 if TYPE_CHECKING:
     from hrm_agent.training.configs import GrpoConfig, SftConfig
 
-__all__ = ["reinforce", "run", "watched"]
+__all__ = ["ACTIONS", "reinforce", "run", "watched"]
 
-_HELP = """usage: hrm-agent train {rl,sft} [OPTIONS]
-
-  rl   reinforcement learning on recorded graph runs: grpo, grpo-random, grpo-roc
-  sft  supervised fine-tuning on conversations
-
-`hrm-agent train rl --help` lists the options."""
+ACTIONS = {
+    "rl": "reinforcement learning on recorded graph runs: grpo, grpo-random, grpo-roc",
+    "sft": "supervised fine-tuning on conversations",
+}
+_HELP = "\n".join(
+    [
+        "usage: hrm-agent train {rl,sft} [OPTIONS]",
+        "",
+        *(f"  {name:4} {text}" for name, text in ACTIONS.items()),
+        "",
+        "`hrm-agent train rl --help` lists the options.",
+    ]
+)
 _WATCHED = ("rollout/correct", "rollout/correct_with_tool_error", "select/groups_rejected", "loss")
 """Metrics shown while a run goes on; metrics.jsonl has all of them."""
 

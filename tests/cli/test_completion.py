@@ -1,0 +1,54 @@
+"""What the Tab key offers."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hrm_agent.cli.main import COMMANDS
+from hrm_agent.cli.services.completion import words_by_command
+from tests.cli.conftest import Command
+
+pytestmark = pytest.mark.whole
+
+
+def test_every_command_has_its_flags() -> None:
+    words = words_by_command()
+    assert {command.split()[0] for command in words} == set(COMMANDS)
+    assert {"--graph", "--no-constrain", "--help"} <= set(words["run"])
+    assert words["train"][:2] == ["rl", "sft"] and "--learning-rate" in words["train rl"]
+    assert "verify" in words["store"] and "--token-file" in words["environment serve"]
+    assert all(words.values())
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("hrm-agent tra", {"train"}),
+        ("hrm-agent train r", {"rl"}),
+        ("hrm-agent train rl --learn", {"--learning-rate"}),
+        ("hrm-agent lint --ru", {"--run"}),
+    ],
+)
+def test_bash(line: str, offered: set[str], hrm: Command, tmp_path: Path) -> None:
+    (script := tmp_path / "completion").write_text(hrm("completion", "bash").out)
+    words = line.split(" ")
+    program = (
+        f"source {shlex.quote(str(script))}; COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1};"
+        ' _hrm_agent; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) == offered
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_read_the_script(shell: str, hrm: Command, tmp_path: Path) -> None:
+    script = hrm("completion", shell)
+    assert script.code == 0 and "learning-rate" in script.out
+    if program := shutil.which(shell):  # where there is one, it finds no fault in it
+        (file := tmp_path / "completion").write_text(script.out)
+        subprocess.run([program, "--no-execute", file], check=True)
