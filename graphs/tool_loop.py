@@ -54,7 +54,7 @@ class Budget:
     """None: that of the policy in force."""
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` for a limit that is none."""
+        """Raise `ConfigError` for an invalid limit."""
         refuse_limits(self, max_turns=1, max_tokens=1, max_seconds=0.0, max_cost=0.0)
 
 

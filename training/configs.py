@@ -1,4 +1,4 @@
-"""What a run is told: one class a command, read from a TOML file and from flags, saved beside the run.
+"""Config models, one per command, read from a TOML file and from flags, saved beside the run.
 
 They stand apart from what they configure so that a command's help needs neither torch nor langgraph. The defaults of
 reinforcement learning are the demo's; the paper's values (rStar2-Agent, arXiv 2508.20722) stand beside them.
@@ -20,7 +20,7 @@ ModeName = Literal["single", "best-of-n", "majority", "search"]
 """As `hrm_agent.runtime.selection.strategies` has them."""
 
 FREE_ON_RESUME = frozenset({"concurrency", "isolation", "environment"})
-"""Keys that say how a run is carried out, not what it comes to: they may change before it is gone on with."""
+"""Keys that say how a run is carried out, not what it comes to: they may change before it is resumed."""
 
 TANK = (
     "A tank holds 1200 L. It leaks 2% per hour for 3 hours, then is refilled by 150 L. "

@@ -57,7 +57,7 @@ class DemoReport(BaseModel):
 async def demo(
     config: DemoConfig, folder: Path, *, on_progress: OnProgress | None = None, on_update: OnUpdate | None = None
 ) -> DemoReport:
-    """Run, or go on with, the demo in `folder`. `on_update` sees the hierarchical graph node by node."""
+    """Run, or resume, the demo in `folder`. `on_update` sees the hierarchical graph node by node."""
     tell = on_progress or (lambda stage, done, of, facts: None)
     start = _cold_start(folder, tell) if config.from_scratch else config.train.policy
     training = config.train.model_copy(update={"policy": start})

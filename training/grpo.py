@@ -41,7 +41,7 @@ async def train(
     on_rollout: Callable[[Trajectory], None] | None = None,
     on_step: Callable[[dict[str, float]], None] | None = None,
 ) -> Path:
-    """Train, or go on with, the run in `folder`; returns the folder of the trained model."""
+    """Train, or resume, the run in `folder`; returns the folder of the trained model."""
     accelerator = Accelerator()
     if accelerator.num_processes > 1:
         raise ConfigError("Rollouts are not shared among processes yet.", "Start `train rl` without torchrun.")

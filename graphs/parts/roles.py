@@ -47,8 +47,9 @@ class Role(Generic[Answer]):
     output: type[Answer] | None = None
     """The form of its answers, a pydantic model: they are JSON. None: text."""
     temperature: float | None = None
-    """None: that of the policy in force; so the next."""
+    """None: the current policy's."""
     max_tokens: int | None = None
+    """Sampled tokens of one reply. None: the current policy's."""
 
     def read(self, text: str) -> Answer:
         """The answer in `text`. Raises `UnparsableAnswer`."""
@@ -59,7 +60,7 @@ class Role(Generic[Answer]):
 
 @dataclass(frozen=True)
 class CallOptions:
-    """By which means a role is asked, this once."""
+    """Per-call overrides."""
 
     model: str | BaseChatModel | None = None
     """A policy's string, or a chat model that the graph holds itself. None: the policy in force."""
@@ -73,7 +74,7 @@ class CallOptions:
 
 @dataclass(frozen=True)
 class RoleReply(Generic[Answer]):
-    """What a role said."""
+    """A role's reply: its parsed value, the raw messages, and the parse error."""
 
     value: Answer | None
     """None where it could not be read."""

@@ -14,7 +14,7 @@ own. The critic accepts, sends one subgoal back (which is solved again with what
 another plan, asks a person, or gives up; a check of its own may overrule its consent. The synthesizer writes the final
 text in the format that was asked for.
 
-Nothing that a model says ends the run otherwise than by a `stop_reason`. A role that cannot be understood is asked once
+No model output raises: every run ends with a `stop_reason`. A role that cannot be understood is asked once
 more; then an unreadable plan is the problem itself as one subgoal, an unreadable critique accepts, an unreadable answer
 is the last result. What was put right so stands in `remarks`. All roles share one budget. Where it is used up, the run
 ends with the best answer so far, and says which limit it was.

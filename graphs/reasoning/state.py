@@ -75,7 +75,7 @@ class ReasoningContext:
     """Role -> its own temperature."""
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` for a limit that is none, and for a role that does not exist."""
+        """Raise `ConfigError` for an invalid limit, and for a role that does not exist."""
         refuse_limits(
             self, max_rounds=1, max_subgoals=1, max_parallel=1, max_turns=1, max_answer_tokens=1, max_calls=0,
             max_tokens=0, max_seconds=0.0, max_cost=0.0,
@@ -133,10 +133,13 @@ class SolverTask(TypedDict):
     known: dict[str, str]
     hint: str
     tokens: int
-    """Its share of what is left; so the next three."""
+    """This solver's budget of sampled tokens."""
     turns: int
+    """This solver's budget of model calls."""
     seconds: float
+    """This solver's budget of time."""
     cost: float | None
+    """This solver's budget of money, in the unit of the prices; None: no limit."""
 
 
 def problem_of(state: ReasoningState) -> str:

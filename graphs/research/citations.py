@@ -27,7 +27,7 @@ from hrm_agent.unicode import without_surrogates
 __all__ = ["LIST", "NOT_ANSWERED", "CheckedText", "check", "quoted_again"]
 
 NOT_ANSWERED = "NOT ANSWERED"
-"""With it begins an answer that says that the sources have none."""
+"""Prefix of an answer that was not found in the sources."""
 LIST = "\n\nSources:\n"
 """Between an answer and the list of its citations."""
 MAX_TEXT = 40_000

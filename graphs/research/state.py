@@ -84,7 +84,7 @@ class ResearchContext:
     """Of a million tokens, read and sampled, by the model's name or `*`; unless its provider says what it took."""
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` for a limit that is none, and where there is nothing to search."""
+        """Raise `ConfigError` for an invalid limit, and where there is nothing to search."""
         refuse_limits(
             self, max_questions=1, max_turns=1, max_searches=0, max_pages=0, max_source_chars=200,
             max_context_chars=200, max_remembered_chars=0, max_answer_tokens=1, max_calls=0, max_tokens=0,
@@ -140,10 +140,13 @@ class SearchTask(TypedDict):
     first_id: int
     """New sources are numbered from here on."""
     tokens: int
-    """Its share of what is left; so the next three."""
+    """This searcher's budget of sampled tokens."""
     turns: int
+    """This searcher's budget of model calls."""
     seconds: float
+    """This searcher's budget of time."""
     cost: float | None
+    """This searcher's budget of money, in the unit of the prices; None: no limit."""
 
 
 def _remembered(old: dict[str, Source], new: Mapping[str, Source | None]) -> dict[str, Source]:

@@ -1,4 +1,4 @@
-"""What is asked of an environment, and what running a snippet comes to.
+"""The Environment interface: `Submission` in, `ExecutionResult` out.
 
 One interface for every way of running code: in this process (`LocalEnvironment`), on a server (`RemoteEnvironment`), on
 the nodes of a Ray cluster (`RayEnvironment`). A contract suite runs against each.

@@ -42,7 +42,7 @@ def open_environment(
 ) -> Environment:
     """The environment at `where`, None for this machine, if it isolates by `isolation` or more; the caller closes it.
 
-    `token`: of a server; None takes HRM_AGENT_ENVIRONMENT_TOKEN. Raises ConfigError for a place that is none, and
+    `token`: of a server; None takes HRM_AGENT_ENVIRONMENT_TOKEN. Raises ConfigError for an invalid address, and
     HrmError for one that is out of reach or isolates less.
     """
     environment = _open(where, isolation, token)

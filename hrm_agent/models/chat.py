@@ -280,7 +280,7 @@ def _ask_in_thread(model: BaseChatModel, turn: PendingCall, options: dict[str, A
 
 
 def _model_failure(model: BaseChatModel, error: Exception) -> ModelError:
-    """A provider that does not answer is no fault of the graph: the run stops, and can be gone on with."""
+    """A provider that does not answer is no fault of the graph: the run stops, and can be resumed."""
     failure = ModelError(
         f"The model {_model_name(model)} gave no answer: {type(error).__name__}: {error}.",
         "See to its key, its name, the network; then `hrm-agent resume` the run.",

@@ -1,7 +1,7 @@
 """A model string, taken apart: what it names, and how that is to be loaded.
 
 `hf:Qwen/Qwen2.5-1.5B-Instruct?load=nf4&device=cuda`: a scheme, a name, and after `?` options for weights that are
-loaded into this process. The whole string is the model's name on record, so that a run that is resumed or gone on with
+loaded into this process. The whole string is the model's name on record, so that a run that is resumed
 loads the same model in the same way. Options are checked when the string is read, before anything is loaded.
 """
 

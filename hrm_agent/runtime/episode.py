@@ -170,7 +170,7 @@ class EpisodeRunner:
 
         What the graph raises ends up in the trajectory (`failed`), a context window that is full is a limit like any
         other (`truncated`). An `HrmError` is what a person can mend (no room on the disk, no sandbox, a provider that
-        does not answer): it is raised, and the episode can be gone on with.
+        does not answer): it is raised, and the episode can be resumed.
         """
         graph = load_graph(episode.graph)
         context, given = run_context(graph, episode), first_input(graph, episode.task, episode.thread_id)

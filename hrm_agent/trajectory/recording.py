@@ -50,7 +50,8 @@ class CheckpointLineage:
     places: Mapping[str, int]
     """Id of a checkpoint -> its number, from the oldest one known."""
     unknown: str | None
-    """The newest of them that is not known, which all that are no later than it count as part of. None: all are known.
+    """Newest ancestor whose own parents are not stored; every id up to it is treated as an ancestor. None: all are
+    stored.
     """
 
     def place(self, checkpoint_id: str) -> tuple[int, str] | None:

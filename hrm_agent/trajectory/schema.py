@@ -240,7 +240,7 @@ class Turn(_Record):
     """Of the message that holds it in the graph's state."""
     prompt: str
     before: TurnEnd
-    """`aborted` for a turn that was under way, and was not gone on with."""
+    """`aborted` for a turn that was under way, and was not resumed."""
     started_at: float
     """Unix time in seconds; later than the end of every call of the turns before."""
 

@@ -79,7 +79,7 @@ def test_turn_by_turn_without_a_prompt(chat: Command, hrm: Command, tmp_path: Pa
         known = store.journal.trajectory("other")
         stopped = {"status": RunStatus.ABORTED, "stop_reason": StopReason.ABORTED, "ended_at": known.started_at}
         store.journal.write_trajectory(known.model_copy(update=stopped))
-    assert hrm("resume", "other", "--json").json["status"] == "completed", "it is gone on with, to its end"
+    assert hrm("resume", "other", "--json").json["status"] == "completed", "it is resumed, to its end"
     assert chat("--say", "Or so?", "--thread", "other", "--policy", script(tmp_path / "v", "Or.")).out == "Or.\n"
     assert "reason" in hrm("history", "other").out and hrm("diff", "t", "other").code == 0
     prompts = hrm("resume", "other", "--json").json
@@ -108,7 +108,7 @@ def test_mistakes_are_told_in_a_line(chat: Command, tmp_path: Path) -> None:
         r"There is no checkpoint of thread 'nobody'.*",
         r"Thread 't' is there already\. Give the fork another name\.",
         r"The script of .* has 2 answers, and one more was asked for\..*",
-        r"The turn is kept as far as it went: /resume goes on with it\.",
+        r"The turn is kept as far as it went: /resume continues it\.",
     ]
     assert done.code == 1
     assert [bool(re.fullmatch(e, s)) for e, s in zip(expected, done.out.splitlines(), strict=True)] == 16 * [True]
@@ -191,7 +191,7 @@ def test_citations_and_the_cited_span(
 
 
 def test_a_wrong_wiki_is_told_and_mended(chat: Command, hrm: Command, tmp_path: Path) -> None:
-    """The turn that it cut short is not gone on with by other options, unless that is wanted."""
+    """The turn that it cut short is not resumed by other options, unless that is wanted."""
     (tmp_path / "wiki").mkdir()
     plan = json.dumps({"questions": [{"question": "How long is it?", "queries": []}]})
     search = '<tool_call>{"name": "wiki_search", "arguments": {"query": "whale"}}</tool_call>'

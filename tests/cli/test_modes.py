@@ -1,4 +1,4 @@
-"""`run` and `collect` by a mode: what is printed, gone on with, refused."""
+"""`run` and `collect` by a mode: what is printed, resumed, refused."""
 
 from __future__ import annotations
 

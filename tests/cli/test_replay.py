@@ -56,7 +56,7 @@ def test_which_run(hrm: Command) -> None:
     assert "There is no store" in hrm("replay", "t").err
     assert "--policy means nothing without --live-after" in hrm("replay", "t", "--policy", "x").err
     assert "--run means nothing without --check" in hrm("replay", "t", "--run", "x").err
-    assert "--check goes on with no run" in hrm("replay", "--check", "runs", "--live-after").err
+    assert "--check continues no run" in hrm("replay", "--check", "runs", "--live-after").err
 
 
 def test_no_model_is_loaded(hrm: Command, scripted: str, tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_less_isolation_has_to_be_asked_for_and_is_told(
     done = hrm(*words, "--isolation", "l1")
     assert done.code == 0
     assert "under isolation L1, less than L2. No namespaces: denied. `hrm-agent doctor" in done.err
-    assert hrm(*words, "--isolation", "L0").code == 0  # it may change when a run is gone on with
+    assert hrm(*words, "--isolation", "L0").code == 0  # it may change when a run is resumed
     assert hrm("resume", words[-1]).code == 0
 
 

@@ -192,7 +192,7 @@ def test_a_breakpoint_is_passed(asking: tuple[str, ...], hrm: Command) -> None:
 def test_a_fork_that_is_cut_short_has_its_options(
     thread: str, answers: str, hrm: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is on record of a fork can be gone on with, whenever the command that made it died."""
+    """What is on record of a fork can be resumed, whenever the command that made it died."""
     written = StoreJournal.write_trajectory
 
     def dies(journal: StoreJournal, trajectory: Trajectory) -> None:

@@ -1,4 +1,4 @@
-"""Sessions as the front keeps them: which process is gone on with, what is run again, what is lost, who may."""
+"""Sessions as the front keeps them: which process continues, what is run again, what is lost, who may."""
 
 from __future__ import annotations
 

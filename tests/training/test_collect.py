@@ -1,4 +1,4 @@
-"""A run folder: gone on with under another name, and by one process at a time."""
+"""A run folder: resumed under another name, and by one process at a time."""
 
 from __future__ import annotations
 

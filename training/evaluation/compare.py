@@ -50,7 +50,7 @@ class Comparison:
     """Two-sided, of no difference; McNemar's exact test where every problem has one sample a side."""
     test: str
     sampled_tokens: Estimate
-    """Difference of the means, resampled likewise; so the next."""
+    """Difference of the means, resampled likewise."""
     tool_errors: Estimate
     better: tuple[str, ...]
     """Ids of problems that B does oftener right, in order; `worse`: that A does."""
@@ -112,7 +112,7 @@ def _ended(samples: Iterable[Sample], name: str) -> dict[Problem, list[Sample]]:
         if sample.status is not RunStatus.RUNNING:
             found[sample.problem].append(sample)
     if not found:
-        raise RunError(f"{name} has no trajectory that ended.", f"`hrm-agent resume {name}` goes on with a run.")
+        raise RunError(f"{name} has no trajectory that ended.", f"`hrm-agent resume {name}` resumes a run.")
     return found
 
 

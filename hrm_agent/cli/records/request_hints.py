@@ -1,4 +1,4 @@
-"""What may have been sent to a model beside what is on record: for exports that hold messages.
+"""Candidate system prompts and tools, used to reconstruct requests on export.
 
 Our own graphs put a system turn before the state's messages, and offer the tools of this project; a graph of one's own
 may put and offer anything. Whatever is named here is only tried: `hrm_agent.trajectory.formats.messages` uses what the

@@ -1,7 +1,7 @@
 """`hrm-agent chat`: a conversation with any graph whose input has messages, with a way back to every moment of it.
 
 At a terminal with line editing; from a pipe line by line; with --say one turn and out. Ctrl-C stops the turn that runs
-and not the program; a turn that a killed process left behind is gone on with when its thread is opened again. What goes
+and not the program; a turn that a killed process left behind is resumed when its thread is opened again. What goes
 wrong in a turn is told in a line, and the conversation goes on.
 """
 
@@ -31,7 +31,7 @@ __all__ = ["run"]
 def run(words: list[str]) -> int:
     """0; 1 if a turn failed, or, where nobody types, a line was a mistake."""
     parser = Parser("chat", "Talk with a graph, turn by turn; /help at the prompt lists what else can be done.")
-    parser.add_argument("--thread", help="name of the conversation; one on record is gone on with [a new one]")
+    parser.add_argument("--thread", help="name of the conversation; one on record is resumed [a new one]")
     parser.add_argument("--say", metavar="TEXT", help="one turn, and out: what is said, or the answer to what waits")
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"where it is recorded [{DEFAULT_STORE}]")
     add_config(parser, RunConfig)
@@ -111,7 +111,7 @@ class _Chat:
             self._output.say("Going on with the turn that was interrupted.", style="dim")
             self._safely(self._go_on)
         else:
-            other = "A turn was interrupted that had other options: /resume goes on with it by these."
+            other = "A turn was interrupted that had other options: /resume continues it by these."
             self._output.say(other, style="yellow")
 
     def _greet(self) -> None:
@@ -138,7 +138,7 @@ class _Chat:
         except HrmError as error:
             self._complain(error)
             if self._session.cut_short:
-                self._output.say("The turn is kept as far as it went: /resume goes on with it.", style="yellow")
+                self._output.say("The turn is kept as far as it went: /resume continues it.", style="yellow")
 
     def _complain(self, error: HrmError) -> None:
         self._wrong += 1

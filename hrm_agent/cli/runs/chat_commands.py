@@ -195,7 +195,7 @@ COMMANDS: dict[str, tuple[str, str, Callable[..., None]]] = {
     "/sources": ("/sources [N]", "what the answer cites; with a number, the cited span in its text", _sources),
     "/threads": ("/threads [NAME]", "what the store holds; with a name, over to that thread", _threads),
     "/replay": ("/replay", "play this thread again from the record; nothing is asked", _replay),
-    "/resume": ("/resume", "go on with a turn that was stopped, or from where /back stands", _resume),
+    "/resume": ("/resume", "resume a turn that was stopped, or from where /back stands", _resume),
     "/help": ("/help", "this list", _help),
     "/quit": ("/quit", "leave; so does Ctrl-D. All is on record: chat --thread goes on", _quit),
 }

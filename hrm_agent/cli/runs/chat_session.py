@@ -46,7 +46,7 @@ class ChatSession:
         self.store, self.config, self.screen = store, config, screen
         self.thread = ""
         self.as_before = True
-        """The thread is gone on with by the options that its newest turn was begun with."""
+        """The thread is resumed by the options that its newest turn was begun with."""
         self._loop = asyncio.Runner()
         self._open, self._held = AsyncExitStack(), ExitStack()
         self._runner: EpisodeRunner | None = None
@@ -146,7 +146,7 @@ class ChatSession:
         return self._turn(known.task, say=text)
 
     def go_on(self, answer: Any = NO_ANSWER) -> Trajectory:
-        """Answer what waits, or go on with a turn that was interrupted or stopped."""
+        """Answer what waits, or resume a turn that was interrupted or stopped."""
         known = self.known
         if known is None:
             raise RunError("Nothing has been said yet.", "Say something.")
@@ -172,7 +172,7 @@ class ChatSession:
             raise
 
     def _stop(self) -> None:
-        """A turn that was stopped by hand is not gone on with by itself."""
+        """A turn that was stopped by hand is not resumed by itself."""
         known = self.known
         if known is not None and known.status is RunStatus.RUNNING:
             ended = {"status": RunStatus.ABORTED, "stop_reason": StopReason.ABORTED, "ended_at": time.time()}

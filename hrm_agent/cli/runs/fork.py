@@ -1,7 +1,7 @@
 """`hrm-agent fork`: other ways on from a moment of a thread, as one group; with --run they are gone at once.
 
 A fork keeps the options of the thread that it leaves, each with a seed of its own; flags change them. Whatever was
-forked is gone on with by `hrm-agent resume`, as any thread.
+forked is continued by `hrm-agent resume`, as any thread.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def run(words: list[str]) -> int:
             return 0
         if known is None and not (vars(arguments)["config:graph"] or arguments.config):
             config = config.model_copy(update={"graph": ""})
-        if not config.graph:  # nobody could go on with it: `resume` takes the options of the fork
+        if not config.graph:  # nobody could resume it: `resume` takes the options of the fork
             history(store, arguments.thread, branches=False)  # a thread that is not there is told first
             raise RunError(
                 "Which graph made this thread is not on record.", "Name it: --graph package.module:attribute."

@@ -1,6 +1,6 @@
 """`hrm-agent replay`: plays stored runs again from their recorded answers, with the graphs as they are now.
 
-No model is loaded and no sandbox is started, except where `--live-after` goes on with a policy. With `--check` it is a
+No model is loaded and no sandbox is started, except where `--live-after` continues with a policy. With `--check` it is a
 regression test of the graphs: every run of a store that has ended, and exit code 1 if one comes to something else.
 """
 
@@ -35,7 +35,7 @@ def run(words: list[str]) -> int:
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"store of the trajectory [{DEFAULT_STORE}]")
     parser.add_argument("--graph", help="another graph, as package.module:attribute [the recorded one, as it is now]")
     parser.add_argument(
-        "--live-after", action="store_true", help="where it asks something new, go on with a policy on a new thread"
+        "--live-after", action="store_true", help="where it asks something new, continue with a policy on a new thread"
     )
     parser.add_argument("--policy", help="with --live-after: who answers [the recorded policy]")
     parser.add_argument("--thread", help="with --live-after: name of the new thread")
@@ -64,7 +64,7 @@ def _refuse_idle(arguments: Any) -> None:
     if idle:
         raise ConfigError(f"--{idle[0][0]} means nothing without {idle[0][1]}.", f"Add {idle[0][1]}, or leave it out.")
     if arguments.check is not None and arguments.live_after:
-        raise ConfigError("--check goes on with no run.", "Name one run to go on with: `hrm-agent replay RUN`.")
+        raise ConfigError("--check continues no run.", "Name one run to continue: `hrm-agent replay RUN`.")
 
 
 # one run
@@ -87,7 +87,7 @@ def _live(store: RunStore, arguments: Any, output: Output) -> int:
 
 @asynccontextmanager
 async def _runner(store: RunStore, trajectory: Trajectory, arguments: Any) -> AsyncGenerator[EpisodeRunner]:
-    """What a run goes on with: the recorded policy and sampling, where nothing else is asked for."""
+    """What a run continues with: the recorded policy and sampling, where nothing else is asked for."""
     from hrm_agent.models import load_policy
 
     name = arguments.policy or trajectory.policy

@@ -1,4 +1,4 @@
-"""`hrm-agent resume`: goes on with a run folder, or with one thread of a store, as it was started.
+"""`hrm-agent resume`: continues a run folder, or one thread of a store, as it was started.
 
 A thread that waits with a question is given its answer; --at goes on from an earlier moment, on a thread of its own.
 """

@@ -1,6 +1,6 @@
 """`hrm-agent run`: one task through a graph, shown node by node as it happens.
 
-The options are kept beside the store, by thread: an interrupted run is gone on with by `hrm-agent resume THREAD`, with
+The options are kept beside the store, by thread: an interrupted run is continued by `hrm-agent resume THREAD`, with
 the options it was started with, since a recorded answer only fits the request that it answers.
 """
 
@@ -56,7 +56,7 @@ def run(words: list[str]) -> int:
     parser = Parser("run", "Run one task through a graph and keep what happens on record.")
     parser.add_argument("task", help="the task, as text")
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"where to record [{DEFAULT_STORE}]")
-    parser.add_argument("--thread", help="name of the thread; a thread on record is gone on with [a new one]")
+    parser.add_argument("--thread", help="name of the thread; a thread on record is resumed [a new one]")
     add_config(parser, RunConfig)
     arguments = parser.read(words)
     config = config_from(arguments, RunConfig, "run")
@@ -80,7 +80,7 @@ def config_folder(store: RunStore, trajectory_id: str) -> Path:
 
 
 def run_task(config: RunConfig, text: str, thread: str, where: str, output: Output, *, answer: Any = NO_ANSWER) -> int:
-    """Start or go on with `thread`; `answer` is for the question that it waits with."""
+    """Start or resume `thread`; `answer` is for the question that it waits with."""
     with open_store(where) as store:
         known = store.journal.find_trajectory(thread)
         task = known.task if known else TaskRef(id=thread, family="command", prompt=text)
@@ -153,7 +153,7 @@ def _refuse_another_task(thread: str, known: TaskRef, text: str) -> None:
     if known.prompt != text:
         raise RunError(
             f"Thread {thread!r} is on record with another task: {known.prompt!r}.",
-            f"Leave out --thread for a new one; `hrm-agent chat --thread {thread}` goes on with the conversation.",
+            f"Leave out --thread for a new one; `hrm-agent chat --thread {thread}` resumes the conversation.",
         )
 
 

@@ -22,9 +22,7 @@ __all__ = ["collect_run", "collected", "exit_code", "run"]
 
 def run(words: list[str]) -> int:
     parser = Parser("collect", "Run tasks through a graph and keep the trajectories, without learning.")
-    parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="run folder; one on record is gone on with [a new one]"
-    )
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="run folder; one on record is resumed [a new one]")
     add_config(parser, CollectConfig)
     arguments = parser.read(words)
     config = config_from(arguments, CollectConfig, "collect")

@@ -36,7 +36,7 @@ def run(words: list[str]) -> int:
 
 
 def demo_run(config: DemoConfig, folder: Path, output: Output) -> None:
-    """Run, or go on with, the demo in `folder`."""
+    """Run, or resume, the demo in `folder`."""
     compare_on_resume(config, "demo", folder, free=frozenset(f"train.{key}" for key in FREE_ON_RESUME))
     save_config(config, "demo", folder)
     printer = Printer(Output(as_json=output.as_json))

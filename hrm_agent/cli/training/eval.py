@@ -53,7 +53,7 @@ def _parser() -> Parser:
     parser.add_argument("record", nargs="?", help="a store, run folder or export to evaluate, without running anything")
     help_text = "two records: their problems are paired, and the difference tested"
     parser.add_argument("--compare", nargs=2, metavar=("A", "B"), help=help_text)
-    help_text = "run folder; one on record is gone on with [a new one]. With a record: where its results are written"
+    help_text = "run folder; one on record is resumed [a new one]. With a record: where its results are written"
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=help_text)
     help_text = "price of a million tokens read and sampled, of all models or of one; may be given several times"
     parser.add_argument("--price", action="append", metavar="[MODEL=]READ,SAMPLED", help=help_text)

@@ -48,9 +48,7 @@ def _rl(words: list[str]) -> int:
     from hrm_agent.training.configs import GrpoConfig
 
     parser = Parser("train rl", "Reinforcement learning on recorded graph runs.")
-    parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="run folder; one on record is gone on with [a new one]"
-    )
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="run folder; one on record is resumed [a new one]")
     add_config(parser, GrpoConfig)
     arguments = parser.read(words)
     config = config_from(arguments, GrpoConfig, "train rl")

@@ -1,8 +1,9 @@
 """`Workers` on this machine: the host's end of the slots that snippets run in.
 
 A zygote for each flavour: `bare` has the standard library warm, `scientific` the packages that snippets may import; a
-call goes where the words of its code say. Zygotes fork slots as they are needed, slots are kept. One thread hears what
-slots have to say; it is also the one that starts zygotes, since a zygote dies with the thread that started it.
+call is routed by the package names found in its code. Zygotes fork slots as they are needed, slots are kept. One thread
+hears what slots have to say; it is also the one that starts zygotes, since a zygote dies with the thread that started
+it.
 
 What lies where: `sandbox/kernel.py` says how a slot is fenced off, `sandbox/slot.py` how a call is watched.
 """

@@ -118,7 +118,7 @@ class Channel:
         self._peer = peer
         self._waiting: deque[RemoteCall] = deque()
         self._link: Link | None = None
-        """The one for calls that come now."""
+        """Connection used for new calls."""
         self._links: dict[Link, asyncio.Task[None]] = {}
         self._connecting: asyncio.Task[None] | None = None
         self._keys = count(1)

@@ -1,4 +1,4 @@
-"""What every server of ours does with a request before it is anybody's: who may ask, how much, and for how long.
+"""Authentication and limits shared by our HTTP servers: who may ask, how much, and for how long.
 
 Who holds the token may ask: it is compared in constant time. What a browser could be made to send is refused: an
 Origin, a foreign Host, any content type but JSON. A request is bounded in bytes and seconds; a connection on which
@@ -61,7 +61,7 @@ class RequestGate:
         """Raise for what a page in a browser could have sent."""
         headers = request.headers
         if "Origin" in headers or (self._hosts and _host(headers.get("Host", "")) not in self._hosts):
-            raise BadRequestError(403, "Pages in a browser are not served.")
+            raise BadRequestError(403, "Requests with an Origin header are refused.")
 
     def refuse_strangers(self, request: web.BaseRequest) -> None:
         """Raise for a request without the token."""

@@ -216,4 +216,4 @@ _DEFAULTS: Mapping[type, tuple[tuple[str, Any], ...]] = {
     kind: tuple((field.name, field.default) for field in fields(kind) if field.name not in _NESTED)
     for kind in (Submission, Limits, Cell, ExecutionResult)
 }
-"""Of each field that is a JSON value as it stands; `MISSING`, which equals nothing, where there is no default."""
+"""(name, default) of scalar fields, used to leave defaults out. `MISSING` equals nothing, where there is no default."""

@@ -20,7 +20,7 @@ _CELLS = 2000
 _CHARACTERS = 4 * 1024 * 1024
 """Of one session; beyond these it is forgotten."""
 _DEADLY = (ToolStatus.TIMEOUT, ToolStatus.OUT_OF_MEMORY, ToolStatus.INFRASTRUCTURE)
-"""Cells that ended their process are none of the session."""
+"""Outcomes that kill the process; such cells are dropped from the history."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""What stands between callers and the processes that snippets run in: queue, sessions, ids, deadlines, second attempts.
+"""Scheduler of sandbox calls: queue, sessions, ids, deadlines, one retry.
 
 Threads and event loops are served alike: a caller is a function that is told the outcome (`enter`). `submit` makes that
 a `concurrent.futures.Future`; `LocalEnvironment` an asyncio one, without a second future and its locks in between.

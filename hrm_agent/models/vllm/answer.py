@@ -144,7 +144,7 @@ class VllmReply:
     def _failure(self, what: str) -> ModelError:
         return ModelError(
             f"The vLLM server at {self._address.url} {what}.",
-            "See its log and its version (0.11 or newer); a run that stopped goes on with `hrm-agent resume`.",
+            "See its log and its version (0.11 or newer); `hrm-agent resume` continues a run that stopped.",
         )
 
 

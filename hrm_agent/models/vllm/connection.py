@@ -2,7 +2,7 @@
 
 Whether a failed request may be asked again has one rule: as long as no part of an answer has arrived. Before that the
 same prompt and seed give the same answer, and nobody has seen anything; after that tokens may have been shown, and the
-failure goes to the caller, whose run can be gone on with.
+failure goes to the caller, whose run can be resumed.
 """
 
 from __future__ import annotations

@@ -267,7 +267,7 @@ def unreachable(address: VllmAddress, error: Exception) -> ModelError:
     why = str(error) or type(error).__name__
     return ModelError(
         f"The vLLM server at {address.url} does not answer: {why}.",
-        "Start it (docs/models.md, vLLM), or see to the address; a run that stopped goes on with `hrm-agent resume`.",
+        "Start it (docs/models.md, vLLM), or see to the address; `hrm-agent resume` continues a run that stopped.",
     )
 
 
@@ -290,7 +290,7 @@ def refusal(address: VllmAddress, status: int, body: str) -> ModelError:
         return Refusal(f"The vLLM server at {address.url} refused the request: {said}")
     return ModelError(
         f"The vLLM server at {address.url} failed (HTTP {status}): {said}",
-        "See its log; a run that stopped goes on with `hrm-agent resume`.",
+        "See its log; `hrm-agent resume` continues a run that stopped.",
     )
 
 

@@ -97,7 +97,7 @@ def reopened(known: Trajectory) -> Trajectory:
 
 
 def close_tool_calls(journal: Journal, known: Trajectory) -> None:
-    """Give an outcome to calls that nobody will end: their step is not gone on with."""
+    """Give an outcome to calls that nobody will end: their step is not resumed."""
     for call in known.own_tool_calls:
         if call.status is None:
             ended = {"status": ToolStatus.INFRASTRUCTURE, "content": _CUT_SHORT}

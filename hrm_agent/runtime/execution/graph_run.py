@@ -72,7 +72,7 @@ class GraphRun:
         return await turns_not_read(cast("BaseCheckpointSaver[Any]", graph.checkpointer), self.config, turns)
 
     async def _where_it_stands(self, graph: Graph) -> tuple[Any, Mapping[str, Any] | None]:
-        """What the graph is to be given on a thread that is gone on with; or the state of one that is at its end."""
+        """What the graph is to be given on a thread that is resumed; or the state of one that is at its end."""
         snapshot = await graph.aget_state(self.config)
         if not (snapshot.values or snapshot.tasks):
             given, turns = cast("dict[str, Any]", self.given), self.known.turns if self.known else ()

@@ -37,7 +37,7 @@ from hrm_agent.trajectory import StopReason
 __all__ = ["CHOICE_GRAPH", "JUDGE_PROMPT", "Candidate", "ChoiceContext", "ChoiceState", "NoCandidateError", "graph"]
 
 CHOICE_GRAPH = "hrm_agent.runtime.selection.choice:graph"
-"""Names it in a trajectory."""
+"""Value of `Trajectory.graph` for choice runs."""
 
 JUDGE_PROMPT = (
     "You are the critic. Several answers to one problem are shown. Which one is right? Answer with JSON only: "

@@ -1,4 +1,4 @@
-"""Where a run that its critic did not accept is gone on with: at the moment before the step that the critic blames.
+"""Picks the checkpoint to retry a rejected run from: the one before the step that the critic blames.
 
 A graph takes part by the `verdict` in its state, a dict (or pydantic model) of `action`, `subgoal` and `hint`:
 

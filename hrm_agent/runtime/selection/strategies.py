@@ -13,7 +13,7 @@
 The task's own thread `T` is that of the choice (`hrm_agent.runtime.selection.choice`), a run like any other: its
 trajectory has the answer and the reward, whatever the mode. The candidates are the threads `T/0`, `T/1` and so on, one
 group named `T`; what became of each stands in an `Overlay`. All names, and all seeds, follow from the place in the
-group, so that a mode that was killed is gone on with by asking for it again: what is on record is read back, and a
+group, so that a mode that was killed is resumed by asking for it again: what is on record is read back, and a
 search takes the same turns.
 
 A candidate that waits for a person leaves the choice open where no other one will do: T stays under way until the
@@ -81,7 +81,7 @@ async def solve(
     keep: Callable[[Episode], object] | None = None,
     on_candidate: OnCandidate | None = None,
 ) -> Outcome:
-    """Run an episode by a mode, go on with it, or read it back.
+    """Run an episode by a mode, resume it, or read it back.
 
     `gate` bounds the runs that are open at a time. `keep`: called with each candidate before it is on record. Raises
     `ConfigError` where the mode asks for more than the graph has, before anything is written.
@@ -133,7 +133,7 @@ class _Group:
         if known is not None and known.graph != CHOICE_GRAPH:
             raise RunError(
                 f"Thread {thread!r} is on record as a single run of {known.graph!r}.",
-                f"Name another thread, or go on with it as it was: `hrm-agent resume {thread}`.",
+                f"Name another thread, or resume it as it was: `hrm-agent resume {thread}`.",
             )
         return known or self.runner.begin(replace(self.episode, graph=CHOICE_GRAPH))
 

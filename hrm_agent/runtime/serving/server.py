@@ -10,7 +10,7 @@ could be made to send is refused (an Origin, a foreign Host, any content type bu
 and seconds, connections and runs in number: one run too many is answered with 429, which OpenAI's clients try again.
 
 A client that goes away takes its run along. On the way down (`drain`) runs are finished, new ones are refused; those
-that are cut off stay on record as interrupted, and a request that names their thread goes on with them.
+that are cut off stay on record as interrupted, and a request that names their thread resumes them.
 
 A stream carries the content of the answer (`answers.visible`), and a comment line for each node that has ended, which
 clients skip and people at `curl -N` can read. Errors before its first event are HTTP errors; later ones are an event.

@@ -81,7 +81,7 @@ class Assembly:
     ) -> End:
         """Extend `parent` and the tokens inserted since. `mask` and `logprobs` are aligned with `token_ids`.
 
-        `facts` are fields of each call that this gives, and `branch_of`, where a root goes on with another call.
+        `facts` are fields of each call that this gives, and `branch_of`, where a root continues another call.
         """
         waiting = list(inserted)
         for start, end in _runs(mask):

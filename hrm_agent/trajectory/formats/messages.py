@@ -46,7 +46,7 @@ _ANY: TypeAdapter[Any] = TypeAdapter(AnyMessage)
 
 @dataclass(frozen=True, slots=True)
 class RequestHints:
-    """What may have been sent beside what is on record."""
+    """System prompts and tools that may have been sent beside what is on record."""
 
     systems: tuple[str, ...] = ()
     """System turns that a graph's nodes may have put before its messages."""

@@ -221,7 +221,7 @@ async def test_a_provider_that_is_away_stops_a_turn_and_loses_nothing(
     with pytest.raises(ModelError):
         await talk("What is 2 + 3?")
     away[0] = False
-    assert (await talk()).answer == boxed(5), "it is gone on with: what was said is on record"
+    assert (await talk()).answer == boxed(5), "it is resumed: what was said is on record"
     assert (await checked(store)).prompts == (ASKED.prompt, "What is 2 + 3?")
 
 

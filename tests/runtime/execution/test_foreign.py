@@ -1,4 +1,4 @@
-"""A user's own model and tools are asked once: killed at any moment and gone on with, nothing is asked again."""
+"""A user's own model and tools are asked once: killed at any moment and resumed, nothing is asked again."""
 
 from __future__ import annotations
 

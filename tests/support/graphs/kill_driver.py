@@ -194,7 +194,7 @@ class Deadly(Log):
 
 
 async def main(plan: Plan) -> list[Trajectory]:
-    """Begin the run of a plan, or go on with it."""
+    """Begin the run of a plan, or resume it."""
     log = Deadly(plan)
     nodes.append(log)
     engine, environment = LoggedEngine(answer), LoggedSandbox() if plan.sandbox else Arithmetic()
