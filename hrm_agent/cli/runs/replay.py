@@ -1,7 +1,7 @@
 """`hrm-agent replay`: plays stored runs again from their recorded answers, with the graphs as they are now.
 
-No model is loaded and no sandbox is started, except where `--live-after` continues with a policy. With `--check` it is a
-regression test of the graphs: every run of a store that has ended, and exit code 1 if one comes to something else.
+No model is loaded and no sandbox is started, except where `--live-after` continues with a policy. With `--check` it is
+a regression test of the graphs: every run of a store that has ended, and exit code 1 if one comes to something else.
 """
 
 from __future__ import annotations
