@@ -17,6 +17,7 @@ import pytest
 
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.store import RunStore, open_store
+from hrm_agent.testing import loopback_only
 from tests.support import postgres as postgresql
 from tests.support.postgres import PostgresServer
 from tests.support.wiki import server as mediawiki
@@ -41,6 +42,14 @@ def shared_data() -> Path:
     folder = shared_data_folder()
     assert folder is not None, "the data sets are demanded (CI=true): set HRM_SHARED_DATA to their folder"
     return folder
+
+
+@pytest.fixture(autouse=True)
+def no_network() -> Iterator[None]:
+    """No test reaches another machine from this process."""
+    with loopback_only() as tried:
+        yield
+    assert tried == []
 
 
 @pytest.fixture

@@ -53,6 +53,7 @@ ALLOWED: dict[str, set[str]] = {
 CORE = set(ALLOWED)
 ALLOWED |= {
     "hrm_agent.graphs": CORE,
+    "hrm_agent.testing": CORE,
     "hrm_agent.runtime": CORE,
     "hrm_agent.training": CORE | {"hrm_agent.graphs", "hrm_agent.runtime"},
     "hrm_agent.cli": CORE | {"hrm_agent.graphs", "hrm_agent.runtime", "hrm_agent.training"},
