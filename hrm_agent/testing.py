@@ -1,8 +1,8 @@
-"""For tests of your own agents, without a model, a wiki or a network.
+r"""For tests of your own agents, without a model, a wiki or a network.
 
     from hrm_agent.testing import ScriptedEngine, loopback_only
 
-    with loopback_only(), ScriptedEngine(["<answer>\\\\boxed{42}</answer>"]) as engine:
+    with loopback_only(), ScriptedEngine(["<answer>\\boxed{42}</answer>"]) as engine:
         ...
 
 * `ScriptedEngine` answers from a list or a function, as exact tokens, so that such runs are recorded like any.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Collection, Iterator
@@ -186,3 +187,17 @@ def test_files_stay_small_and_say_what_they_are() -> None:
     texts = {module_of(path): path.read_text(encoding="utf-8") for path in SOURCES if path.stat().st_size}
     assert {module for module, text in texts.items() if len(text.splitlines()) >= 400} == set()
     assert {module for module, text in texts.items() if not ast.get_docstring(ast.parse(text))} == set()
+
+
+def test_the_map_in_the_readme_is_of_the_folders() -> None:
+    readme = (PROJECT / "README.md").read_text(encoding="utf-8")
+    table = readme.partition("## The map")[2].partition("**Reading order.**")[0]
+    shown: set[str] = set()
+    for row in re.findall(r"^\| (`.*?) \| (.*) \|$", table, re.MULTILINE):
+        folders = re.findall(r"`([\w/]+/)`", row[0])
+        shown |= set(folders)
+        shown |= {folders[0] + inner for inner in re.findall(r"`(\w+/)`", row[1]) if len(folders) == 1}
+    assert not {folder for folder in shown if not (PROJECT / folder).is_dir()}
+    packages = {str(path.parent.relative_to(PROJECT)) + "/" for path in SOURCES if path.name == "__init__.py"}
+    wanted = {package for package in packages if package.count("/") == 2 or package.startswith("hrm_agent/cli/")}
+    assert wanted - shown - {"hrm_agent/cli/"} == set(), "packages that the map leaves out"
