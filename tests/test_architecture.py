@@ -57,6 +57,7 @@ ALLOWED |= {
     "hrm_agent.testing": CORE,
     "hrm_agent.runtime": CORE,
     "hrm_agent.training": CORE | {"hrm_agent.graphs", "hrm_agent.runtime"},
+    "hrm_agent.__main__": {"hrm_agent.cli"},
     "hrm_agent.cli": CORE | {"hrm_agent.graphs", "hrm_agent.runtime", "hrm_agent.training"},
 }
 FRONT_DOORS = {"hrm_agent.graphs.parts.prompts", "hrm_agent.runtime.episode", "hrm_agent.runtime.selection"}
