@@ -60,7 +60,13 @@ ALLOWED |= {
     "hrm_agent.__main__": {"hrm_agent.cli"},
     "hrm_agent.cli": CORE | {"hrm_agent.graphs", "hrm_agent.runtime", "hrm_agent.training"},
 }
-FRONT_DOORS = {"hrm_agent.graphs.parts.prompts", "hrm_agent.runtime.episode", "hrm_agent.runtime.selection"}
+FRONT_DOORS = {
+    "hrm_agent.graphs.parts.prompts",
+    "hrm_agent.runtime.episode",
+    "hrm_agent.runtime.execution.run_group",
+    "hrm_agent.runtime.selection",
+    "hrm_agent.runtime.settings",
+}
 """All of agents, and of what runs them, that a trainer knows."""
 
 
