@@ -17,7 +17,7 @@ import asyncio
 import errno
 import inspect
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ async def wait_until(condition: Callable[[], bool | Awaitable[bool]], seconds: f
 
 
 @contextmanager
-def loopback_only() -> Iterator[list[str]]:
+def loopback_only() -> Generator[list[str]]:
     """Sockets of this process reach this machine alone; others are as if there were no network.
 
     Gives the addresses that were tried, for a test to find none in it.
