@@ -18,8 +18,8 @@ import pytest
 
 from hrm_agent.cli.main import main
 from hrm_agent.store import open_store
-from tests.environment.held import HOLD, held, let_go
-from tests.graphs.scripts import boxed, call
+from tests.support.environment.held import HOLD, held, let_go
+from tests.support.graphs.scripts import boxed, call
 
 pytestmark = pytest.mark.whole
 

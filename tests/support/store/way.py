@@ -8,7 +8,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Self
 
-from tests.postgres import free_port
+from tests.support.postgres import free_port
 
 __all__ = ["Way"]
 
