@@ -155,6 +155,7 @@ def _read_chat(line: str, place: str) -> Conversation:
         row = json.loads(line)
         messages = convert_to_messages(row["messages"])
         conversation = Conversation(tuple(messages), tuple(row.get("tools") or ()))
+    # LangChain raises NotImplementedError for a message that is of none of its forms.
     except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
         raise TaskError(
             f"{place} is no conversation: {type(error).__name__}: {error}.",

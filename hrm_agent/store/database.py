@@ -39,15 +39,20 @@ _IN_ONE_COMMIT = 512
 
 
 class Cursor(Protocol):
-    """What both drivers have in common. Placeholders are `?`."""
+    """What both drivers have in common for reading. Placeholders are `?`."""
 
     def execute(self, query: str, values: Sequence[Any] = ..., /) -> Self: ...
-    def executemany(self, query: str, values: Iterable[Sequence[Any]], /) -> Any: ...
     def fetchone(self) -> Any: ...
     def fetchall(self) -> list[Any]: ...
 
 
-Work = Callable[[Cursor], T]
+class WriteCursor(Cursor, Protocol):
+    """A cursor inside a transaction that writes."""
+
+    def executemany(self, query: str, values: Iterable[Sequence[Any]], /) -> Any: ...
+
+
+Work = Callable[[WriteCursor], T]
 
 
 class Database(ABC):
