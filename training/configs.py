@@ -86,10 +86,12 @@ class SftConfig(BaseModel):
     optimizer: Literal["adamw", "muon"] = "adamw"
     """Muon for the matrices of the layers and AdamW for the rest: fewer steps where a model is trained from nothing."""
     learning_rate: float = Field(default=3e-3, gt=0)
-    """AdamW's, at the end of the warm-up; a cosine leads from there to 0."""
+    """AdamW's, between warm-up and cool-down."""
     matrix_learning_rate: float = Field(default=0.02, gt=0)
     """Muon's, likewise."""
     warmup_steps: int = Field(default=30, ge=0)
+    cooldown: float = Field(default=0.5, ge=0, le=1)
+    """Share of the steps, the last ones, in which the learning rate falls to almost nothing."""
     weight_decay: float = Field(default=0.01, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
     average: float = Field(default=0.0, ge=0, lt=1)

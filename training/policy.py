@@ -55,7 +55,7 @@ class TrainablePolicy:
     def update(self, batches: Sequence[MicroBatch]) -> dict[str, float]:
         """One optimiser step, then version n + 1 on the engine."""
         config = self._config
-        share = trapezoid(self.version, config.steps, config.warmup_steps, round(config.cooldown * config.steps))
+        share = trapezoid(self.version, config.steps, config.warmup_steps, config.cooldown)
         for group in self.optimizer.param_groups:
             group["lr"] = config.learning_rate * share
         metrics = policy_update(

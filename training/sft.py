@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ import torch
 from accelerate import Accelerator
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
 from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
 from hrm_agent.errors import ConfigError, TaskError
@@ -32,7 +34,7 @@ from hrm_agent.models.codec.tool_calls import tool_call_text
 from hrm_agent.models.engine import Codec, TemplateMismatch
 from hrm_agent.training.configs import SftConfig
 from hrm_agent.training.optimizers import RunningMean, make_optimizers
-from hrm_agent.training.schedule import cosine_with_warmup
+from hrm_agent.training.schedule import trapezoid
 
 __all__ = ["Conversation", "Example", "answer_text", "read_chats", "save_policy", "tokenize", "train_sft"]
 
@@ -80,7 +82,7 @@ def train_sft(
     if not examples:
         raise TaskError("No conversation holds an answer to learn from.", "Add one with an assistant message.")
     optimizers = make_optimizers(model, config)
-    schedules = [cosine_with_warmup(each, config.warmup_steps, config.steps) for each in optimizers]
+    schedules = [LambdaLR(each, partial(_rate, config)) for each in optimizers]
     wrapped, *prepared = accelerator.prepare(model, *optimizers)
     wrapped.train()
     mean = RunningMean(model, config.average) if config.average else None
@@ -101,6 +103,10 @@ def train_sft(
         mean.take_place()
     model.eval()
     return rows
+
+
+def _rate(config: SftConfig, step: int) -> float:
+    return trapezoid(step, config.steps, config.warmup_steps, config.cooldown)
 
 
 def tokenize(conversation: Conversation, codec: Codec) -> list[Example]:
@@ -155,6 +161,7 @@ def _read_chat(line: str, place: str) -> Conversation:
         row = json.loads(line)
         messages = convert_to_messages(row["messages"])
         conversation = Conversation(tuple(messages), tuple(row.get("tools") or ()))
+    # LangChain raises NotImplementedError for a message that is of none of its forms.
     except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
         raise TaskError(
             f"{place} is no conversation: {type(error).__name__}: {error}.",

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from hrm_agent.store.cipher import Cipher
 from hrm_agent.store.content_addressed import Blob, KnownBlobs, ValueReader, ValueWriter
-from hrm_agent.store.database import Cursor, Database, Work, placeholders
+from hrm_agent.store.database import Cursor, Database, Work, WriteCursor, placeholders
 from hrm_agent.store.serializer import StrictSerializer
 
 __all__ = ["Blobs"]
@@ -44,7 +44,7 @@ class Blobs:
         self,
         serializer: StrictSerializer,
         encode: Callable[[ValueWriter], E],
-        insert: Callable[[Cursor, E], T],
+        insert: Callable[[WriteCursor, E], T],
     ) -> Future[T]:
         """Store what `encode` refers to, and the rows that `insert` makes of it, in one transaction."""
         work, stored = self._work(serializer, encode, insert)
@@ -56,7 +56,7 @@ class Blobs:
         self,
         serializer: StrictSerializer,
         encode: Callable[[ValueWriter], E],
-        insert: Callable[[Cursor, E], Any],
+        insert: Callable[[WriteCursor, E], Any],
     ) -> None:
         """The same with the next commit. Whoever refers to these blobs before then hands them in once more."""
         self._database.later(self._work(serializer, encode, insert)[0])
@@ -65,7 +65,7 @@ class Blobs:
         self,
         serializer: StrictSerializer,
         encode: Callable[[ValueWriter], E],
-        insert: Callable[[Cursor, E], T],
+        insert: Callable[[WriteCursor, E], T],
     ) -> tuple[Work[T], list[tuple[str, list[bytes]]]]:
         """A transaction's work, and of each time it was done the epoch and what is stored if that was committed."""
         known, stored = self._known, list[tuple[str, list[bytes]]]()
@@ -73,7 +73,7 @@ class Blobs:
         first = ValueWriter(serializer, known, self.cipher.hash_key, epoch=began)
         encoded = encode(first)
 
-        def work(cursor: Cursor) -> T:
+        def work(cursor: WriteCursor) -> T:
             epoch, writer, found = self._database.epoch, first, encoded
             if epoch != began:  # not what is known now: another write may have noticed since
                 known.forget(epoch)
@@ -86,7 +86,7 @@ class Blobs:
 
         return work, stored
 
-    def _insert(self, cursor: Cursor, new: dict[bytes, Blob]) -> None:
+    def _insert(self, cursor: WriteCursor, new: dict[bytes, Blob]) -> None:
         """Insert what this transaction has not inserted yet: a checkpoint repeats the writes that led to it."""
         if self._transaction != self._database.transaction:
             self._transaction, self._inserted = self._database.transaction, set()

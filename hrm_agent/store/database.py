@@ -29,7 +29,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from hrm_agent.errors import StoreError
 
-__all__ = ["Committer", "Cursor", "Database", "Work", "epoch_of", "placeholders", "settled"]
+__all__ = ["Committer", "Cursor", "Database", "Work", "WriteCursor", "epoch_of", "placeholders", "settled"]
 
 T = TypeVar("T")
 _LATER_SECONDS = 0.005
@@ -39,15 +39,20 @@ _IN_ONE_COMMIT = 512
 
 
 class Cursor(Protocol):
-    """What both drivers have in common. Placeholders are `?`."""
+    """What both drivers have in common for reading. Placeholders are `?`."""
 
     def execute(self, query: str, values: Sequence[Any] = ..., /) -> Self: ...
-    def executemany(self, query: str, values: Iterable[Sequence[Any]], /) -> Any: ...
     def fetchone(self) -> Any: ...
     def fetchall(self) -> list[Any]: ...
 
 
-Work = Callable[[Cursor], T]
+class WriteCursor(Cursor, Protocol):
+    """A cursor inside a transaction that writes."""
+
+    def executemany(self, query: str, values: Iterable[Sequence[Any]], /) -> Any: ...
+
+
+Work = Callable[[WriteCursor], T]
 
 
 class Database(ABC):
@@ -119,7 +124,7 @@ class Database(ABC):
     def write(self, work: Work[T]) -> T:
         """Do `work` in a transaction and wait for it. It may delete what it likes."""
 
-        def forgetting(cursor: Cursor) -> T:
+        def forgetting(cursor: WriteCursor) -> T:
             self.heads = {}
             return work(cursor)
 
@@ -129,7 +134,7 @@ class Database(ABC):
         """The same for work that cannot be done twice: its mark tells when the answer to its commit was lost."""
         mark = f"done:{secrets.token_hex(8)}"
 
-        def once(cursor: Cursor) -> None:
+        def once(cursor: WriteCursor) -> None:
             if cursor.execute("SELECT 1 FROM meta WHERE key = ?", (mark,)).fetchone() is None:
                 work(cursor)
                 cursor.execute("INSERT INTO meta (key, value) VALUES (?, '')", (mark,))
@@ -225,7 +230,7 @@ class _LaterFailed(Exception):
 def _guarded(work: Work[Any]) -> Work[Any]:
     """The same, whose own failure can be told from the database's."""
 
-    def guarded(cursor: Cursor) -> Any:
+    def guarded(cursor: WriteCursor) -> Any:
         try:
             return work(cursor)
         except Exception as error:

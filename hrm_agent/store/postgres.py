@@ -94,9 +94,6 @@ class _ReadTransaction:
             self.cursor.execute(_translated(query), values)
         return self
 
-    def executemany(self, query: str, values: Iterable[Sequence[Any]], /) -> Self:
-        raise NotImplementedError("a reader writes nothing")
-
     def fetchone(self) -> Any:
         return self.cursor.fetchone() if self.cursor else None
 
@@ -169,8 +166,8 @@ class PostgresDatabase(Database):
             except BaseException as error:
                 with suppress(psycopg.Error):
                     self._writer.rollback()
-                # What a connection says that is gone means nothing: psycopg then takes earlier answers for later ones.
                 self._broken = isinstance(error, _LOST) or self._writer.closed
+                # Ignore results from a closed connection: psycopg may take earlier answers for later ones.
                 if self._writer.closed and isinstance(error, Exception) and not isinstance(error, _LOST):
                     raise psycopg.OperationalError(str(error)) from error
                 raise

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hrm_agent.errors import ConfigError, StoreError, StoreFullError, StoreVersionError
-from hrm_agent.store.database import Committer, Cursor, Database, Work, epoch_of
+from hrm_agent.store.database import Committer, Cursor, Database, Work, WriteCursor, epoch_of
 from hrm_agent.store.tables import FIRST_TABLE, STORE_VERSION, schema
 
 __all__ = ["SqliteDatabase"]
@@ -154,7 +154,7 @@ class SqliteDatabase(Database):
         return future
 
     def exclusive(self, work: Work[T]) -> T:
-        def alone(cursor: Cursor) -> T:
+        def alone(cursor: WriteCursor) -> T:
             result = work(cursor)
             # What shares the commit comes after it, and is to know.
             self.transaction += 1

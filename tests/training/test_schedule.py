@@ -9,9 +9,9 @@ from hrm_agent.training.schedule import trapezoid
     ("steps", "warmup", "cooldown", "shares"),
     [
         (4, 0, 0, [1, 1, 1, 1]),
-        (6, 2, 3, [1 / 2, 1, 1, 3 / 4, 2 / 4, 1 / 4]),
-        (3, 0, 9, [3 / 10, 2 / 10, 1 / 10]),  # a cool-down that is longer than the training
-        (3, 3, 2, [1 / 3, 2 / 3, 1 / 3]),
+        (6, 2, 1 / 2, [1 / 2, 1, 1, 3 / 4, 2 / 4, 1 / 4]),
+        (3, 0, 1, [3 / 4, 2 / 4, 1 / 4]),  # all of the training
+        (3, 3, 2 / 3, [1 / 3, 2 / 3, 1 / 3]),
     ],
 )
 def test_the_rate_rises_stays_and_falls(steps, warmup, cooldown, shares):

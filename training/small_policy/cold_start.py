@@ -35,6 +35,7 @@ COLD_START = SftConfig(
     learning_rate=3e-3,
     matrix_learning_rate=0.02,
     warmup_steps=30,
+    cooldown=0.5,
     average=0.99,
     micro_batch_tokens=1024,
 )

@@ -40,8 +40,8 @@ TOLERANCE = 3e-5
 """Relative difference of two rehearsals that are the same but for rounding."""
 
 SFT_KEYS = (
-    "steps", "batch_size", "optimizer", "learning_rate", "matrix_learning_rate", "warmup_steps", "weight_decay",
-    "max_grad_norm", "average",
+    "steps", "batch_size", "optimizer", "learning_rate", "matrix_learning_rate", "warmup_steps", "cooldown",
+    "weight_decay", "max_grad_norm", "average",
 )  # fmt: skip
 RL_KEYS = (
     "tasks", "graph", "context", "max_tokens", "algorithm", "selection", "steps", "prompts_per_step", "group_size",

@@ -57,6 +57,8 @@ def test_it_finishes_what_runs_before_it_goes(process: subprocess.Popen[str], tm
         rest = [event.choices[0] for event in events]
         assert "".join(choice.delta.content or "" for choice in rest) == r"\boxed{42}"
         assert rest[-1].finish_reason == "stop" and first.choices[0].delta.role == "assistant"
+        with pytest.raises(openai.APIError):
+            client.models.list()
     assert process.wait(120) == 0
     with open_store(tmp_path / "store.db") as store:
         assert [trajectory.status for trajectory in store.journal.trajectories()] == ["completed"]

@@ -73,18 +73,21 @@ def test_the_spread_is_of_the_shipped_recipe(policy: str) -> None:
     assert found is not None and said is not None and found.agree_with(said)
 
 
+_LATE = pytest.mark.xfail(strict=True, reason="one of ten cold starts copies late: 0.72 in the roles (research log)")
+
+
 @pytest.mark.parametrize(
-    ("policy", "graph"), [("cold-start", "tool_loop"), ("trained", "tool_loop"), ("trained", "reasoning")]
+    ("policy", "graph"),
+    [
+        ("cold-start", "tool_loop"),
+        pytest.param("cold-start", "reasoning", marks=_LATE),
+        ("trained", "tool_loop"),
+        ("trained", "reasoning"),
+    ],
 )
 def test_builds_from_any_seed_on_any_cpu_are_alike(policy: str, graph: str) -> None:
     found = read_spread()[policy]["figures"][f"{graph}, correct"]
     assert max(found["largest"] - found["mean"], found["mean"] - found["smallest"]) <= 0.05
-
-
-def test_most_cold_starts_hold_the_roles() -> None:
-    """One of ten copies late and is not done when its schedule ends (research log)."""
-    found = read_spread()["cold-start"]["figures"]["reasoning, correct"]
-    assert found["mean"] >= 0.95 and found["smallest"] >= 0.7
 
 
 def test_every_cold_start_has_something_to_learn_in_the_tool_loop() -> None:
