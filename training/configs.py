@@ -120,7 +120,7 @@ class GrpoConfig(RolloutSettings, GraphSettings):
     """G, the rollouts of a prompt that are trained on (paper: 16)."""
     oversampling: int = Field(default=2, ge=1)
     """grpo-random and grpo-roc sample this many times G (paper: 2); grpo samples G."""
-    learning_rate: float = Field(default=3e-4, gt=0)
+    learning_rate: float = Field(default=5e-4, gt=0)
     """Between warm-up and cool-down (paper: 1e-6 for 14B parameters)."""
     warmup_steps: int = Field(default=0, ge=0)
     """Paper: 20."""
