@@ -53,7 +53,7 @@ class Http:
             session.request(method, self.url + path, data=data, headers=given) as response,
         ):
             text = await response.text()
-            return response.status, json.loads(text) if response.content_type == "application/json" else text
+            return response.status, json.loads(text) if text and response.content_type == "application/json" else text
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +175,25 @@ async def test_what_is_malformed_is_refused_by_name(http_: Http, body: Any, name
     assert named in answer["error"] and "Traceback" not in answer["error"]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("PUT", "/v1/run", 404),
+        ("HEAD", "/metrics", 404),
+        ("GET", "/v1/sessions/fork", 404),
+        ("GET", "/v1/nothing", 404),
+        ("POST", "/v1/run/", 404),
+        ("POST", "/health", 200),
+        ("DELETE", "/v1/sessions/", 200),
+        ("DELETE", "/v1/sessions/a%0Ab%25", 200),
+    ],
+)
+async def test_paths_and_methods(http_: Http, method: str, path: str, status: int) -> None:
+    found, answer = await http_.ask(method, path)
+    assert found == status
+    assert method == "HEAD" or status == 200 or answer == {"error": f"There is no {method} {path}.", "hint": ""}
+
+
 async def test_a_batch_names_the_call(http_: Http) -> None:
     status, answer = await http_.ask("POST", "/v1/batch", {"calls": [{"code": "1"}, {"code": 2}]})
     assert status == 400 and "calls[1].code" in answer["error"]
@@ -186,7 +205,19 @@ async def test_a_large_request_is_refused_unread(http_: Http) -> None:
 
 
 @pytest.mark.parametrize(
-    "frame", ["{", "{}", '[{"run": {}}]', '[{"key": "1"}]', '[{"key": 1, "what": 2}]', "x" * 3_000_000]
+    "frame",
+    [
+        "{",
+        "{}",
+        '[{"run": {}}]',
+        '[{"key": "1"}]',
+        '[{"key": true}]',
+        '[{"key": 1, "what": 2}]',
+        '[{"key": 1, "cancel": 1}]',
+        '[{"key": 1, "metrics": false}]',
+        '[{"key": 1, "fork": {"source": "a"}}]',
+        "x" * 3_000_000,
+    ],
 )
 async def test_a_stream_of_nonsense_is_closed(http_: Http, frame: str) -> None:
     async with (
