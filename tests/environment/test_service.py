@@ -465,8 +465,9 @@ async def test_going_down_does_not_wait_for_ever(tmp_path: Path) -> None:
 class Breaking:
     """A way to a server that can be cut."""
 
-    def __init__(self, port: int) -> None:
-        self.port, self._writers = port, list[asyncio.StreamWriter]()
+    def __init__(self, port: int, cut_handshakes: int = 0) -> None:
+        """`cut_handshakes`: so many streams end before the server has said what it is."""
+        self.port, self.cut_handshakes, self._writers = port, cut_handshakes, list[asyncio.StreamWriter]()
 
     async def open(self) -> str:
         self._server = await asyncio.start_server(self._pass, "127.0.0.1", 0)
@@ -479,6 +480,11 @@ class Breaking:
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
+            head, end, _ = data.partition(b"\r\n\r\n")
+            if self.cut_handshakes and head.startswith(b"HTTP/1.1 101"):
+                self.cut_handshakes -= 1
+                writer.write(head + end)
+                break
             writer.write(data)
         writer.close()
 
@@ -506,6 +512,15 @@ async def test_a_connection_that_breaks_costs_no_call_and_no_session(http_: Http
     for _ in range(3):  # while nothing is under way
         way.cut()
         assert (await remote.execute("len(x)", session="cut")).value == "2"
+    await remote.close()
+    await way.close()
+
+
+async def test_a_connection_that_breaks_before_the_server_says_what_it_is(http_: Http) -> None:
+    way = Breaking(parse_address(http_.url).port, cut_handshakes=2)
+    remote = await asyncio.to_thread(RemoteEnvironment, await way.open(), token=TOKEN)
+    assert (await remote.execute("1")).value == "1"
+    assert way.cut_handshakes == 0
     await remote.close()
     await way.close()
 

@@ -236,6 +236,8 @@ class Channel:
             raise (wrong_token if error.status == HTTPStatus.UNAUTHORIZED else stranger)(peer.address) from None
         try:
             hello = await socket.receive(timeout=_HELLO_SECONDS)
+            if socket.closed:
+                raise ConnectionResetError("the connection broke before the server said what it is")
             peer.about = about_of(str(hello.data), peer.address, peer.least)
         except BaseException:
             await socket.close()
