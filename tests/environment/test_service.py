@@ -53,7 +53,7 @@ class Http:
             session.request(method, self.url + path, data=data, headers=given) as response,
         ):
             text = await response.text()
-            return response.status, json.loads(text) if response.content_type == "application/json" else text
+            return response.status, json.loads(text) if text and response.content_type == "application/json" else text
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +175,25 @@ async def test_what_is_malformed_is_refused_by_name(http_: Http, body: Any, name
     assert named in answer["error"] and "Traceback" not in answer["error"]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("PUT", "/v1/run", 404),
+        ("HEAD", "/metrics", 404),
+        ("GET", "/v1/sessions/fork", 404),
+        ("GET", "/v1/nothing", 404),
+        ("POST", "/v1/run/", 404),
+        ("POST", "/health", 200),
+        ("DELETE", "/v1/sessions/", 200),
+        ("DELETE", "/v1/sessions/a%0Ab%25", 200),
+    ],
+)
+async def test_paths_and_methods(http_: Http, method: str, path: str, status: int) -> None:
+    found, answer = await http_.ask(method, path)
+    assert found == status
+    assert method == "HEAD" or status == 200 or answer == {"error": f"There is no {method} {path}.", "hint": ""}
+
+
 async def test_a_batch_names_the_call(http_: Http) -> None:
     status, answer = await http_.ask("POST", "/v1/batch", {"calls": [{"code": "1"}, {"code": 2}]})
     assert status == 400 and "calls[1].code" in answer["error"]
@@ -186,7 +205,19 @@ async def test_a_large_request_is_refused_unread(http_: Http) -> None:
 
 
 @pytest.mark.parametrize(
-    "frame", ["{", "{}", '[{"run": {}}]', '[{"key": "1"}]', '[{"key": 1, "what": 2}]', "x" * 3_000_000]
+    "frame",
+    [
+        "{",
+        "{}",
+        '[{"run": {}}]',
+        '[{"key": "1"}]',
+        '[{"key": true}]',
+        '[{"key": 1, "what": 2}]',
+        '[{"key": 1, "cancel": 1}]',
+        '[{"key": 1, "metrics": false}]',
+        '[{"key": 1, "fork": {"source": "a"}}]',
+        "x" * 3_000_000,
+    ],
 )
 async def test_a_stream_of_nonsense_is_closed(http_: Http, frame: str) -> None:
     async with (
@@ -434,8 +465,9 @@ async def test_going_down_does_not_wait_for_ever(tmp_path: Path) -> None:
 class Breaking:
     """A way to a server that can be cut."""
 
-    def __init__(self, port: int) -> None:
-        self.port, self._writers = port, list[asyncio.StreamWriter]()
+    def __init__(self, port: int, cut_handshakes: int = 0) -> None:
+        """`cut_handshakes`: so many streams end before the server has said what it is."""
+        self.port, self.cut_handshakes, self._writers = port, cut_handshakes, list[asyncio.StreamWriter]()
 
     async def open(self) -> str:
         self._server = await asyncio.start_server(self._pass, "127.0.0.1", 0)
@@ -448,6 +480,11 @@ class Breaking:
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
+            head, end, _ = data.partition(b"\r\n\r\n")
+            if self.cut_handshakes and head.startswith(b"HTTP/1.1 101"):
+                self.cut_handshakes -= 1
+                writer.write(head + end)
+                break
             writer.write(data)
         writer.close()
 
@@ -475,6 +512,15 @@ async def test_a_connection_that_breaks_costs_no_call_and_no_session(http_: Http
     for _ in range(3):  # while nothing is under way
         way.cut()
         assert (await remote.execute("len(x)", session="cut")).value == "2"
+    await remote.close()
+    await way.close()
+
+
+async def test_a_connection_that_breaks_before_the_server_says_what_it_is(http_: Http) -> None:
+    way = Breaking(parse_address(http_.url).port, cut_handshakes=2)
+    remote = await asyncio.to_thread(RemoteEnvironment, await way.open(), token=TOKEN)
+    assert (await remote.execute("1")).value == "1"
+    assert way.cut_handshakes == 0
     await remote.close()
     await way.close()
 

@@ -54,7 +54,8 @@ def engine(stub: VllmStub) -> Iterator[VllmEngine]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "_DELAYS", (0.02, 0.05, 0.1))
+    monkeypatch.setattr(connection_module, "_TRIES", 4)
+    monkeypatch.setattr(connection_module, "_FIRST_SECONDS", 0.04)
 
 
 def ask(engine: VllmEngine, prompt: tuple[int, ...] = PROMPT, **options: Any) -> Future[Completion]:
@@ -178,7 +179,8 @@ def test_a_server_that_dies_and_comes_back(stub: VllmStub, engine: VllmEngine, m
         return tries[-1]
 
     monkeypatch.setattr(connection_module, "_Attempt", attempt)
-    monkeypatch.setattr(connection_module, "_DELAYS", (0.05,) * 2000)
+    monkeypatch.setattr(connection_module, "_TRIES", 2000)
+    monkeypatch.setattr(connection_module, "_LONGEST_SECONDS", 0.1)
     future = ask(engine)
     wait_for(lambda: len(tries) > 2)
     assert not future.done()

@@ -14,15 +14,17 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
-from itertools import chain, count, repeat
+from itertools import count
 from typing import Any
 
 from hrm_agent.environment.base import Submission
 from hrm_agent.environment.isolation import Isolation
 from hrm_agent.environment.remote.address import About, Address, about_of, stranger, wrong_token
-from hrm_agent.environment.remote.messages import from_json, submission_record, to_json
+from hrm_agent.environment.remote.messages import submission_record
 from hrm_agent.environment.remote.session_memory import Recall
 from hrm_agent.errors import HrmError
+from hrm_agent.http_client import backoff
+from hrm_agent.strict_json import from_json, to_json
 
 try:
     import aiohttp
@@ -35,8 +37,8 @@ MAX_ATTEMPTS = 5
 """A call whose connection broke so often comes to `infrastructure`: it may be what kills the server."""
 _HELLO_SECONDS = 10.0
 _CLOSING = aiohttp.ClientWSTimeout(ws_close=2.0)  # pyright: ignore[reportCallIssue] - made by attrs
-_PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)
-"""Seconds between attempts to reach a server that is away."""
+_FIRST_SECONDS, _LONGEST_SECONDS = 0.1, 1.0
+"""Pauses between attempts to reach a server that is away."""
 _PING_SECONDS, _PINGS = 5.0, 3
 """A peer that stays silent for so many pings is dead."""
 _MAX_CANCELLED = 1000
@@ -179,11 +181,11 @@ class Channel:
             self._connecting = self.loop.create_task(self._connect())
 
     async def _connect(self) -> None:
-        pauses = chain(_PAUSES, repeat(_PAUSES[-1]))
+        attempts = count()
         try:
             while self._waiting and self._link is None:
                 if not await self._try():
-                    await asyncio.sleep(next(pauses))
+                    await asyncio.sleep(backoff(next(attempts), _FIRST_SECONDS, _LONGEST_SECONDS))
         except asyncio.CancelledError:
             self._abandon()  # the loop is shutting down
             raise
@@ -234,6 +236,8 @@ class Channel:
             raise (wrong_token if error.status == HTTPStatus.UNAUTHORIZED else stranger)(peer.address) from None
         try:
             hello = await socket.receive(timeout=_HELLO_SECONDS)
+            if socket.closed:
+                raise ConnectionResetError("the connection broke before the server said what it is")
             peer.about = about_of(str(hello.data), peer.address, peer.least)
         except BaseException:
             await socket.close()

@@ -1,17 +1,19 @@
-"""Submissions and outcomes as JSON: what a client and a server say to each other.
+"""Messages between a client and a server: submissions and outcomes as JSON values.
 
-The server is spoken to by whoever has the token, so what it reads is read strictly: an unknown key, a wrong type, a
-number that is none or out of all proportion is refused, and the message names the field. Nothing is ever unpickled.
-What a call may ask for is not decided here: that is the environment's business, which says it in a typed outcome.
-Fields that stand at their default are left out: a call costs 150 bytes and its code.
+The server is spoken to by whoever has the token, so messages are read strictly: an unknown key, a wrong type, a missing
+field or a number out of bounds is refused, and the error names the field. Nothing is ever unpickled. What a call may
+ask for is not decided here: that is the environment's business, which says it in a typed outcome.
+
+Messages are pydantic TypedDicts, not BaseModels: a key that was left out stays left out, so the defaults stand only in
+the dataclasses of `environment.base`. Fields at their default are not sent: a call costs 150 bytes and its code.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import fields
-from typing import Any, cast
+from typing import Annotated, Any, Required, TypeVar
+
+from pydantic import AfterValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict
 
 from hrm_agent.environment.base import Cell, ExecutionResult, Limits, SessionState, Submission
 from hrm_agent.errors import HrmError
@@ -20,15 +22,14 @@ from hrm_agent.trajectory import ToolStatus
 __all__ = [
     "PROTOCOL",
     "SERVICE",
-    "Reader",
-    "from_json",
+    "StreamMessage",
+    "parse_batch",
+    "parse_fork",
     "parse_result",
+    "parse_stream",
     "parse_submission",
-    "parse_text",
-    "read_object",
     "result_record",
     "submission_record",
-    "to_json",
 ]
 
 SERVICE = "hrm-agent environment"
@@ -39,181 +40,157 @@ PROTOCOL = 1
 _HUGE = 2**60
 _SHOWN = 100
 """Characters of a wrong key in an error's message."""
-Reader = Callable[[Any, str], Any]
-"""(value, name of the field) -> the value as it is used. Raises HrmError."""
+_STRICT = ConfigDict(strict=True, extra="forbid")
+_SAID = {
+    "dict_type": "an object is needed",
+    "enum": "no such word",
+    "extra_forbidden": "no such field",
+    "missing": "missing",
+}
+"""Error of pydantic -> in words for people who do not write Python."""
+_Fields = TypeVar("_Fields")
+_Number = Annotated[float, Field(ge=-_HUGE, le=_HUGE)]
+_Whole = Annotated[int, Field(ge=-_HUGE, le=_HUGE)]
 
 
-def to_json(record: Any) -> str:
-    """ASCII: also for text with lone surrogates, which UTF-8 has no form for. Raises HrmError for nan and infinity."""
-    try:
-        return _ENCODER.encode(record)
-    except (ValueError, TypeError) as error:
-        raise HrmError(f"The call has no form as JSON: {error}.") from error
+def _has_to_be_true(value: bool) -> bool:
+    if not value:
+        raise ValueError("has to be true")
+    return value
 
 
-def from_json(data: bytes | str) -> Any:
-    """Raises HrmError for what is no JSON; nan and infinity are none."""
-    try:
-        return _DECODER.decode(data if isinstance(data, str) else data.decode())
-    except (ValueError, RecursionError) as error:
-        raise HrmError(f"The request is no JSON: {error}.") from None
+_True = Annotated[bool, AfterValidator(_has_to_be_true)]
+"""`Literal[True]` would take 1 as well."""
 
 
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number")
+@with_config(_STRICT)
+class _LimitsFields(TypedDict, total=False):
+    wall_seconds: _Number
+    cpu_seconds: _Number
+    memory_bytes: _Whole
+    output_bytes: _Whole
 
 
-_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
-_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+@with_config(_STRICT)
+class _CellFields(TypedDict, total=False):
+    code: Required[str]
+    digest: str
+
+
+@with_config(_STRICT)
+class _SubmissionFields(TypedDict, total=False):
+    code: Required[str]
+    session: str | None
+    history: list[_CellFields] | None
+    limits: _LimitsFields
+    id: str | None
+    run: str
+    priority: _Whole
+    deadline_seconds: _Number | None
+
+
+@with_config(_STRICT)
+class _ResultFields(TypedDict, total=False):
+    status: Required[Annotated[ToolStatus, Strict(strict=False)]]
+    stdout: str
+    stderr: str
+    value: str | None
+    value_json: str | None
+    duration_seconds: _Number
+    cpu_seconds: _Number
+    peak_memory_bytes: _Whole
+    stdout_bytes: _Whole
+    stderr_bytes: _Whole
+    isolation: str
+    session: Annotated[SessionState, Strict(strict=False)] | None
+    queued_seconds: _Number
+    attempt: _Whole
+
+
+@with_config(_STRICT)
+class _BatchFields(TypedDict):
+    calls: list[_SubmissionFields]
+
+
+@with_config(_STRICT)
+class _ForkFields(TypedDict):
+    source: str
+    target: str
+
+
+@with_config(_STRICT)
+class StreamMessage(TypedDict, total=False):
+    """What a client asks on a stream; `key` is in the answer too."""
+
+    key: Required[int]
+    run: Any
+    """A submission, read when it is begun: one that is malformed is refused alone, without closing the stream."""
+    cancel: _True
+    fork: _ForkFields
+    end: str
+    metrics: _True
+
+
+_SUBMISSION, _RESULT = TypeAdapter(_SubmissionFields), TypeAdapter(_ResultFields)
+_BATCH, _FORK, _STREAM = TypeAdapter(_BatchFields), TypeAdapter(_ForkFields), TypeAdapter(list[StreamMessage])
+_SENT_SUBMISSION, _SENT_RESULT = TypeAdapter(Submission), TypeAdapter(ExecutionResult)
 
 
 def submission_record(submission: Submission) -> dict[str, Any]:
     """The JSON form of a call."""
-    record = _record(submission)
-    if submission.limits != Limits():
-        record["limits"] = _record(submission.limits)
-    if submission.history is not None:
-        record["history"] = [_record(cell) for cell in submission.history]
-    return record
+    return _SENT_SUBMISSION.dump_python(submission, exclude_defaults=True, warnings=False)
 
 
 def result_record(result: ExecutionResult) -> dict[str, Any]:
     """The JSON form of an outcome."""
-    return _record(result)
+    return _SENT_RESULT.dump_python(result, exclude_defaults=True, warnings=False)
 
 
-def _record(value: Any) -> dict[str, Any]:
-    given = ((name, getattr(value, name), default) for name, default in _DEFAULTS[type(value)])
-    return {name: field for name, field, default in given if field != default}
+def parse_submission(value: Any) -> Submission:
+    """Raises HrmError, naming the field."""
+    return _submission(_read(_SUBMISSION, value))
 
 
-def parse_submission(value: Any, where: str = "") -> Submission:
-    """The call of a JSON value. Raises HrmError, naming the field; `where` goes before its name."""
-    return Submission(**read_object(value, where, _SUBMISSION, "code"))
+def parse_batch(value: Any) -> list[Submission]:
+    """The calls of `{"calls": [...]}`. Raises HrmError."""
+    return [_submission(fields) for fields in _read(_BATCH, value)["calls"]]
 
 
-def parse_result(value: Any, where: str = "result") -> ExecutionResult:
-    """The outcome of a JSON value. Raises HrmError."""
-    return ExecutionResult(**read_object(value, where, _RESULT, "status"))
+def parse_fork(value: Any) -> tuple[str, str]:
+    """(source, target). Raises HrmError."""
+    names = _read(_FORK, value)
+    return names["source"], names["target"]
 
 
-def parse_text(value: Any, where: str) -> str:
+def parse_stream(value: Any) -> list[StreamMessage]:
+    """The messages of one frame. Raises HrmError."""
+    return _read(_STREAM, value)
+
+
+def parse_result(value: Any) -> ExecutionResult:
     """Raises HrmError."""
-    if type(value) is not str:
-        raise HrmError(f"{where}: a text is needed, not {_kind(value)}.")
-    return value
+    return ExecutionResult(**_read(_RESULT, value))
 
 
-def read_object(value: Any, where: str, readers: Mapping[str, Reader], *needed: str) -> dict[str, Any]:
-    """The fields of a JSON object, each read by its reader; those in `needed` have to be there. Raises HrmError."""
-    if not isinstance(value, dict):
-        raise HrmError(f"{where or 'The request'}: an object is needed, not {_kind(value)}.")
-    prefix = f"{where}." if where else ""
-    found: dict[str, Any] = {}
-    for key, item in cast("dict[str, Any]", value).items():
-        reader = readers.get(key)
-        if reader is None:
-            raise HrmError(f"{prefix}{key[:_SHOWN]}: no such field.", f"Fields: {', '.join(readers)}.")
-        found[key] = reader(item, prefix + key)
-    for key in needed:
-        if key not in found:
-            raise HrmError(f"{prefix}{key}: missing.")
-    return found
+def _submission(fields: _SubmissionFields) -> Submission:
+    given: dict[str, Any] = {**fields}
+    if "limits" in fields:
+        given["limits"] = Limits(**fields["limits"])
+    if (cells := fields.get("history")) is not None:
+        given["history"] = tuple(Cell(**cell) for cell in cells)
+    return Submission(**given)
 
 
-def _kind(value: Any) -> str:
-    names = {
-        bool: "a truth value",
-        int: "a number",
-        float: "a number",
-        str: "a text",
-        list: "a list",
-        dict: "an object",
-    }
-    return names.get(type(value), "null")
-
-
-def _number(value: Any, where: str) -> float:
-    if type(value) not in (int, float):
-        raise HrmError(f"{where}: a number is needed, not {_kind(value)}.")
-    if not -_HUGE <= value <= _HUGE:
-        raise HrmError(f"{where}: out of all proportion.")
-    return value
-
-
-def _whole(value: Any, where: str) -> int:
-    if type(value) is not int:
-        raise HrmError(f"{where}: a whole number is needed, not {_kind(value)}.")
-    if not -_HUGE <= value <= _HUGE:
-        raise HrmError(f"{where}: out of all proportion.")
-    return value
-
-
-def _or_none(reader: Reader) -> Reader:
-    return lambda value, where: None if value is None else reader(value, where)
-
-
-def _limits(value: Any, where: str) -> Limits:
-    return Limits(**read_object(value, where, _LIMITS))
-
-
-def _cells(value: Any, where: str) -> tuple[Cell, ...]:
-    if not isinstance(value, list):
-        raise HrmError(f"{where}: a list is needed, not {_kind(value)}.")
-    cells = enumerate(cast("list[Any]", value))
-    return tuple(Cell(**read_object(cell, f"{where}[{i}]", _CELL, "code")) for i, cell in cells)
-
-
-def _status(value: Any, where: str) -> ToolStatus:
+def _read(reader: TypeAdapter[_Fields], value: Any) -> _Fields:
     try:
-        return ToolStatus(value)
-    except ValueError:
-        raise HrmError(f"{where}: no status of a call.") from None
+        return reader.validate_python(value)
+    except ValidationError as error:
+        raise _refusal(error) from None
 
 
-def _state(value: Any, where: str) -> SessionState:
-    try:
-        return SessionState(value)
-    except ValueError:
-        raise HrmError(f"{where}: no state of a session.") from None
-
-
-_LIMITS: Mapping[str, Reader] = {
-    "wall_seconds": _number,
-    "cpu_seconds": _number,
-    "memory_bytes": _whole,
-    "output_bytes": _whole,
-}
-_CELL: Mapping[str, Reader] = {"code": parse_text, "digest": parse_text}
-_SUBMISSION: Mapping[str, Reader] = {
-    "code": parse_text,
-    "session": _or_none(parse_text),
-    "history": _or_none(_cells),
-    "limits": _limits,
-    "id": _or_none(parse_text),
-    "run": parse_text,
-    "priority": _whole,
-    "deadline_seconds": _or_none(_number),
-}
-_RESULT: Mapping[str, Reader] = {
-    "status": _status,
-    "stdout": parse_text,
-    "stderr": parse_text,
-    "value": _or_none(parse_text),
-    "value_json": _or_none(parse_text),
-    "duration_seconds": _number,
-    "cpu_seconds": _number,
-    "peak_memory_bytes": _whole,
-    "stdout_bytes": _whole,
-    "stderr_bytes": _whole,
-    "isolation": parse_text,
-    "session": _or_none(_state),
-    "queued_seconds": _number,
-    "attempt": _whole,
-}
-_NESTED = {"limits", "history"}
-_DEFAULTS: Mapping[type, tuple[tuple[str, Any], ...]] = {
-    kind: tuple((field.name, field.default) for field in fields(kind) if field.name not in _NESTED)
-    for kind in (Submission, Limits, Cell, ExecutionResult)
-}
-"""(name, default) of scalar fields, used to leave defaults out. `MISSING` equals nothing, where there is no default."""
+def _refusal(error: ValidationError) -> HrmError:
+    """The first thing that is wrong, without what was sent."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part[:_SHOWN]}" for part in first["loc"])
+    where = "".join(parts).lstrip(".") or "The request"
+    return HrmError(f"{where}: {_SAID.get(first['type'], first['msg'])}.")

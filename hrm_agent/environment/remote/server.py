@@ -11,8 +11,8 @@
 `RemoteEnvironment` uses the stream: of 64 clients, a request of its own costs a call 700 us of CPU on both sides
 together, a message shared with others 100 to 300. The rest is for curl, scrapers and clients in other languages.
 
-Who holds the token may run code in the sandbox, and nothing else; `asking` says what is refused before that. A caller
-that goes away takes its calls along: their slots are free at once. On the way down (`drain`) running calls are
+Who holds the token may run code in the sandbox, and nothing else; `http_server` says what is refused before that. A
+caller that goes away takes its calls along: their slots are free at once. On the way down (`drain`) running calls are
 finished, new ones are refused as not begun, which clients submit elsewhere.
 
 Not covered: TLS (put a reverse proxy before it; without one the token crosses the network readable), several tenants
@@ -25,42 +25,43 @@ import asyncio
 import logging
 import socket
 import uuid
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
 
 from hrm_agent import __version__
 from hrm_agent.environment.base import Environment, Submission
 from hrm_agent.environment.remote.messages import (
     PROTOCOL,
     SERVICE,
+    parse_batch,
+    parse_fork,
     parse_submission,
-    read_object,
     result_record,
-    to_json,
 )
 from hrm_agent.errors import HrmError
+from hrm_agent.strict_json import to_json
 
 try:
     from aiohttp import web
+    from aiohttp.typedefs import Handler
 
-    from hrm_agent.environment.remote.http_guard import (
+    from hrm_agent.environment.remote.server_stream import Calls, Stream
+    from hrm_agent.http_server import (
+        HEALTH,
         MAX_REQUEST_BYTES,
         BadRequestError,
-        RequestGate,
+        application,
         body_of,
         json_answer,
         listening,
     )
-    from hrm_agent.environment.remote.server_stream import FORK, Calls, Stream, as_list
 except ImportError as error:
     raise HrmError("An environment is served with aiohttp.", "pip install 'hrm-agent[service]'") from error
 
 __all__ = ["MAX_REQUEST_BYTES", "Service", "serving"]
 
 _LOG = logging.getLogger(__name__)
-
-Handler = Callable[[web.BaseRequest], Coroutine[Any, Any, web.StreamResponse]]
+_WHILE_DRAINING = ("/health", "/metrics")
 
 
 class Service:
@@ -76,7 +77,6 @@ class Service:
         request_bytes: int = MAX_REQUEST_BYTES,
     ) -> None:
         """`hosts`: what a request's Host header may say; anything if empty. `slots` is only told to clients."""
-        self._door = RequestGate(token, hosts)
         self._calls = Calls(environment)
         self._request_bytes = request_bytes
         self._streams: set[Stream] = set()
@@ -90,54 +90,38 @@ class Service:
             "request_bytes": request_bytes,
         }
         """The answer to /health, and the first message on a stream. `boot` is another after every start."""
-        self._routes: dict[tuple[str, str], Handler] = {
-            ("POST", "/v1/run"): self._run,
-            ("POST", "/v1/batch"): self._batch,
-            ("POST", "/v1/sessions/fork"): self._fork,
-            ("GET", "/v1/stream"): self._stream,
-            ("GET", "/metrics"): self._metrics,
-        }
+        self.app = application(token, hosts, request_bytes, _refusal)
+        self.app.middlewares.append(self._refuse_while_draining)
+        self.app.add_routes(
+            [
+                web.route("*", "/health", self._health, name=HEALTH),
+                web.get("/metrics", self._metrics, allow_head=False),
+                web.post("/v1/run", self._run),
+                web.post("/v1/batch", self._batch),
+                web.post("/v1/sessions/fork", self._fork),
+                web.delete("/v1/sessions/{name:(?s:.*)}", self._end),
+                web.get("/v1/stream", self._stream, allow_head=False),
+            ]
+        )
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer a request; an error of our own is logged here, and its traceback is not told."""
-        try:
-            return await self._dispatch(request)
-        except BadRequestError as refused:
-            return json_answer({"error": refused.message, "hint": refused.hint}, refused.status)
-        except web.HTTPRequestEntityTooLarge:
-            return json_answer({"error": f"A request has at most {self._request_bytes} bytes.", "hint": ""}, 413)
-        except HrmError as error:
-            return json_answer({"error": error.message, "hint": error.hint}, 503)
-        except Exception:
-            _LOG.exception("request failed: %s %s", request.method, request.path)
-            return json_answer({"error": "The server failed.", "hint": "Its log says where."}, 500)
-
-    async def _dispatch(self, request: web.BaseRequest) -> web.StreamResponse:
-        path = request.path
-        self._door.refuse_pages(request)
-        if path == "/health" and "Authorization" not in request.headers:
-            return json_answer(self.about)
-        self._door.refuse_strangers(request)
-        if path == "/health":
-            return json_answer(self.about)
-        route = self._routes.get((request.method, path))
-        if route is None and request.method == "DELETE" and path.startswith("/v1/sessions/"):
-            route = self._end
-        if route is None:
-            raise BadRequestError(404, f"There is no {request.method} {path}.")
-        if self._calls.draining and path != "/metrics":
+    @web.middleware
+    async def _refuse_while_draining(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if self._calls.draining and request.path not in _WHILE_DRAINING:
             raise BadRequestError(503, "The server is going down.", "Try again later.")
-        return await route(request)
+        return await handler(request)
 
-    async def _run(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _health(self, request: web.Request) -> web.StreamResponse:
+        del request
+        return json_answer(self.about)
+
+    async def _run(self, request: web.Request) -> web.StreamResponse:
         with _read():
             submission = parse_submission(await body_of(request))
         return json_answer(result_record(await self._calls.outcome(submission)))
 
-    async def _batch(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _batch(self, request: web.Request) -> web.StreamResponse:
         with _read():
-            calls = read_object(await body_of(request), "", {"calls": as_list}, "calls")["calls"]
-            submissions = [parse_submission(call, f"calls[{i}]") for i, call in enumerate(calls)]
+            submissions = parse_batch(await body_of(request))
         response = web.StreamResponse()
         response.content_type = "application/x-ndjson"
         await response.prepare(request)
@@ -155,23 +139,24 @@ class Service:
         await response.write_eof()
         return response
 
-    async def _fork(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _fork(self, request: web.Request) -> web.StreamResponse:
         with _read():
-            names = read_object(await body_of(request), "", FORK, "source", "target")
+            source, target = parse_fork(await body_of(request))
         try:
-            await self._calls.environment.fork_session(names["source"], names["target"])
+            await self._calls.environment.fork_session(source, target)
         except HrmError as error:
             raise BadRequestError(409, error.message, error.hint) from None
         return json_answer({})
 
-    async def _end(self, request: web.BaseRequest) -> web.StreamResponse:
-        await self._calls.environment.end_session(request.path.removeprefix("/v1/sessions/"))
+    async def _end(self, request: web.Request) -> web.StreamResponse:
+        await self._calls.environment.end_session(request.match_info["name"])
         return json_answer({})
 
-    async def _metrics(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        del request
         return web.Response(text=await self._calls.environment.metrics(), content_type="text/plain")
 
-    async def _stream(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
         websocket = web.WebSocketResponse(timeout=2.0, max_msg_size=self._request_bytes, compress=False)
         await websocket.prepare(request)
         stream = Stream(self._calls, websocket)
@@ -186,6 +171,19 @@ class Service:
         """Refuse new calls, finish the open ones within `seconds`, and send away those who are on streams."""
         await self._calls.drain(seconds)
         await asyncio.gather(*(stream.leave() for stream in self._streams))
+
+
+def _refusal(error: Exception, request: web.Request) -> web.Response:
+    """An error of our own is logged here, and its traceback is not told."""
+    match error:
+        case BadRequestError():
+            refused = error
+        case HrmError():
+            refused = BadRequestError(503, error.message, error.hint)
+        case _:
+            _LOG.error("request failed: %s %s", request.method, request.path, exc_info=error)
+            refused = BadRequestError(500, "The server failed.", "Its log says where.")
+    return json_answer({"error": refused.message, "hint": refused.hint}, refused.status)
 
 
 @contextmanager
@@ -210,5 +208,5 @@ async def serving(
 ) -> AsyncGenerator[Service]:
     """Serve inside the block; leaving it drains. `listener` is closed, `environment` is not."""
     service = Service(environment, token, hosts=hosts, slots=slots, request_bytes=request_bytes)
-    async with listening(service.handle, listener, lambda: service.drain(drain_seconds), request_bytes):
+    async with listening(service.app, listener, lambda: service.drain(drain_seconds)):
         yield service

@@ -15,26 +15,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from hrm_agent.environment.base import Environment, ExecutionResult, Submission
-from hrm_agent.environment.remote.messages import (
-    Reader,
-    from_json,
-    parse_submission,
-    parse_text,
-    read_object,
-    result_record,
-    to_json,
-)
+from hrm_agent.environment.remote.messages import StreamMessage, parse_stream, parse_submission, result_record
 from hrm_agent.errors import HrmError
+from hrm_agent.strict_json import from_json, to_json
 
-__all__ = ["FORK", "Calls", "Stream", "as_list"]
+__all__ = ["Calls", "Stream"]
 
 _FRAME_CHARACTERS = 1024 * 1024
 """Of the outcomes that share a message, about."""
@@ -123,8 +116,7 @@ class Stream:
 
     def _take(self, data: str) -> None:
         """Begin what a message asks for. Raises HrmError if it is malformed: no more is read then."""
-        for item in as_list(from_json(data), "message"):
-            message = read_object(item, "", _MESSAGE, "key")
+        for message in parse_stream(from_json(data)):
             key = message["key"]
             if "cancel" in message:
                 task = self._tasks.get(key)
@@ -143,7 +135,7 @@ class Stream:
         if not task.cancelled():
             self._answer(key, task.result())
 
-    async def _do(self, message: dict[str, Any]) -> dict[str, Any]:
+    async def _do(self, message: StreamMessage) -> dict[str, Any]:
         if "run" not in message:
             return await _checked(self._control(message))
         try:
@@ -152,7 +144,7 @@ class Stream:
             return {"refused": f"{error.message} {error.hint}".strip()}
         return await self._calls.answer(submission)
 
-    async def _control(self, message: dict[str, Any]) -> dict[str, Any]:
+    async def _control(self, message: StreamMessage) -> dict[str, Any]:
         environment = self._calls.environment
         if "metrics" in message:
             return {"text": await environment.metrics()}
@@ -182,33 +174,3 @@ class Stream:
                 parts.append(self._answers.popleft())
                 size += len(parts[-1])
             await self._socket.send_str(f"[{','.join(parts)}]")
-
-
-def as_list(value: Any, where: str) -> list[Any]:
-    """Raises HrmError for what is none."""
-    if not isinstance(value, list):
-        raise HrmError(f"{where}: a list is needed.")
-    return cast("list[Any]", value)
-
-
-def _key(value: Any, where: str) -> int:
-    if type(value) is not int:
-        raise HrmError(f"{where}: a whole number is needed.")
-    return value
-
-
-def _true(value: Any, where: str) -> bool:
-    if value is not True:
-        raise HrmError(f"{where}: has to be true.")
-    return True
-
-
-FORK: Mapping[str, Reader] = {"source": parse_text, "target": parse_text}
-_MESSAGE: Mapping[str, Reader] = {
-    "key": _key,
-    "run": lambda value, _: value,
-    "cancel": _true,
-    "fork": lambda value, where: read_object(value, where, FORK, "source", "target"),
-    "end": parse_text,
-    "metrics": _true,
-}

@@ -8,19 +8,20 @@ failure goes to the caller, whose run can be resumed.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import httpx
 
 from hrm_agent.errors import ModelError
+from hrm_agent.http_client import backoff, bounded_body, retry_after
 from hrm_agent.models.vllm.server import HTTP_OK, VllmAddress, client_options, object_of, refusal, unreachable
 
 __all__ = ["Connection"]
 
-_DELAYS = (0.2, 0.5, 1.0, 2.0)
-"""Seconds between one try and the next; one try more than there are delays."""
+_TRIES = 5
+_FIRST_SECONDS, _LONGEST_SECONDS = 0.4, 4.0
+"""Between one try and the next."""
 _BUSY = frozenset((408, 429, 500, 502, 503, 504))
 _CONNECT_SECONDS = 10.0
 _IDLE_SECONDS = 2.0
@@ -56,26 +57,26 @@ class Connection:
         await self._client.aclose()
 
     async def _ask_repeatedly(self, body: Mapping[str, Any], take: Callable[[dict[str, Any]], None]) -> None:
-        for delay in (*_DELAYS, None):
-            attempt = _Attempt(self._address, take)
+        for number in range(_TRIES):
+            attempt, last, asked = _Attempt(self._address, take), number == _TRIES - 1, None
             try:
                 await attempt.run(self._client, body)
             except httpx.HTTPError as error:
-                if delay is None or attempt.answered:
+                if last or attempt.answered:
                     raise unreachable(self._address, error) from error
             except _BusyError as busy:
-                if delay is None:
+                if last:
                     raise refusal(self._address, busy.status, busy.body) from None
-                delay = max(delay, busy.wait)
+                asked = busy.wait
             else:
                 return
-            await asyncio.sleep(delay * random.uniform(1, 1.5))
+            await asyncio.sleep(backoff(number, _FIRST_SECONDS, _LONGEST_SECONDS, asked))
 
 
 class _BusyError(Exception):
     """The server may take the request later."""
 
-    def __init__(self, status: int, body: str, wait: float) -> None:
+    def __init__(self, status: int, body: str, wait: float | None) -> None:
         super().__init__(body)
         self.status, self.body, self.wait = status, body, wait
 
@@ -91,7 +92,7 @@ class _Attempt:
         async with client.stream("POST", f"{self._address.url}/completions", json=body) as response:
             if response.status_code != HTTP_OK:
                 await self._refuse(response)
-            pieces = _events(_bounded(response)) if body.get("stream") else _whole(_bounded(response))
+            pieces = _events(_body(response)) if body.get("stream") else _whole(_body(response))
             async for piece in pieces:
                 self.answered = True
                 self._take(object_of(self._address, piece))
@@ -99,26 +100,15 @@ class _Attempt:
             raise httpx.RemoteProtocolError("it hung up without an answer")
 
     async def _refuse(self, response: httpx.Response) -> None:
-        said = b"".join([part async for part in _bounded(response)]).decode(errors="replace")
+        said = b"".join([part async for part in _body(response)]).decode(errors="replace")
         if response.status_code in _BUSY:
-            raise _BusyError(response.status_code, said, _retry_after(response))
+            raise _BusyError(response.status_code, said, retry_after(response.headers.get("Retry-After"), _MAX_WAIT))
         raise refusal(self._address, response.status_code, said)
 
 
-def _retry_after(response: httpx.Response) -> float:
-    try:
-        return min(max(float(response.headers.get("retry-after", "0")), 0.0), _MAX_WAIT)
-    except ValueError:
-        return 0.0
-
-
-async def _bounded(response: httpx.Response) -> AsyncIterator[bytes]:
-    size = 0
-    async for part in response.aiter_raw():
-        size += len(part)
-        if size > _MAX_BYTES:
-            raise ModelError(f"The server at {response.url} answers with more than {_MAX_BYTES >> 20} MiB.")
-        yield part
+def _body(response: httpx.Response) -> AsyncIterator[bytes]:
+    too_large = ModelError(f"The server at {response.url} answers with more than {_MAX_BYTES >> 20} MiB.")
+    return bounded_body(response.aiter_raw(), _MAX_BYTES, too_large)
 
 
 async def _whole(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -28,24 +28,24 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
-from urllib.parse import unquote
 
 from hrm_agent import __version__
-from hrm_agent.environment.remote.messages import to_json
 from hrm_agent.errors import ConfigError, HrmError, ModelError, StoreFullError
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.serving.answers import chunk, completion, error_body, model_card, usage_chunk
 from hrm_agent.runtime.serving.requests import ChatRequest, RefusedError, read_request
 from hrm_agent.runtime.serving.runs import AnswerStream, Chats
+from hrm_agent.strict_json import to_json
 from hrm_agent.trajectory import RunStatus, Trajectory
 
 try:
     from aiohttp import web
 
-    from hrm_agent.environment.remote.http_guard import (
+    from hrm_agent.http_server import (
+        HEALTH,
         MAX_REQUEST_BYTES,
         BadRequestError,
-        RequestGate,
+        application,
         body_of,
         json_answer,
         listening,
@@ -67,6 +67,7 @@ SECONDS_BETWEEN_EVENTS = 0.02
 _THREAD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _LOG = logging.getLogger(__name__)
 _STATUS: tuple[tuple[type[HrmError], int], ...] = ((ConfigError, 400), (ModelError, 502), (StoreFullError, 507))
+_CODES = {401: "invalid_api_key", 404: "unknown_url"}
 
 
 class ChatService:
@@ -85,62 +86,32 @@ class ChatService:
     ) -> None:
         """`hosts`: what a request's Host header may say; anything if empty. `context`: see `Chats`."""
         self.chats = Chats(runner, graphs, concurrency, context)
-        self.request_bytes = request_bytes
-        self._door = RequestGate(token, hosts)
         self._started = time.time()
+        self.app = application(token, hosts, request_bytes, lambda error, request: _error(_refusal(error, request)))
+        self.app.add_routes(
+            [
+                web.get("/health", self._health, name=HEALTH, allow_head=False),
+                web.get("/v1/models", self._models, allow_head=False),
+                web.get("/v1/models/{name:(?s:.*)}", self._model, allow_head=False),
+                web.post("/v1/chat/completions", self._complete),
+            ]
+        )
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer a request; an error of our own is logged here, and its traceback is not told."""
-        try:
-            return await self._dispatch(request)
-        except Exception as error:
-            return _error(self._refusal(error, request))
+    async def _health(self, request: web.Request) -> web.StreamResponse:
+        del request
+        return json_answer({"service": SERVICE, "version": __version__, "status": "ok"})
 
-    def _refusal(self, error: Exception, request: web.BaseRequest) -> RefusedError:
-        match error:
-            case RefusedError():
-                return error
-            case BadRequestError():
-                code = "invalid_api_key" if error.status == 401 else None
-                return RefusedError(error.status, error.message, code=code)
-            case web.HTTPRequestEntityTooLarge():
-                return RefusedError(413, f"A request has at most {self.request_bytes} bytes.")
-            case HrmError():
-                status = next((status for kind, status in _STATUS if isinstance(error, kind)), 503)
-                return RefusedError(status, f"{error.message} {error.hint}".strip())
-            case _:
-                _LOG.error("request failed: %s %s", request.method, request.path, exc_info=error)
-                return RefusedError(500, "The server failed; its log says where.")
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        del request
+        return json_answer({"object": "list", "data": [model_card(name, self._started) for name in self.chats.graphs]})
 
-    async def _dispatch(self, request: web.BaseRequest) -> web.StreamResponse:
-        path = request.path
-        self._door.refuse_pages(request)
-        if (request.method, path) != ("GET", "/health") or "Authorization" in request.headers:
-            self._door.refuse_strangers(request)
-        match request.method, path:
-            case "POST", "/v1/chat/completions":
-                return await self._complete(request)
-            case "GET", "/v1/models":
-                return json_answer(
-                    {"object": "list", "data": [model_card(name, self._started) for name in self._graphs]}
-                )
-            case "GET", "/health":
-                return json_answer({"service": SERVICE, "version": __version__, "status": "ok"})
-            case "GET", _ if path.startswith("/v1/models/"):
-                return self._model(unquote(path.removeprefix("/v1/models/")))
-            case _:
-                raise RefusedError(404, f"There is no {request.method} {path[:200]}.", code="unknown_url")
-
-    @property
-    def _graphs(self) -> Sequence[str]:
-        return list(self.chats.graphs)
-
-    def _model(self, name: str) -> web.Response:
+    async def _model(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
         if name not in self.chats.graphs:
             raise RefusedError(404, "No model of that name.", code="model_not_found", param="model")
         return json_answer(model_card(name, self._started))
 
-    async def _complete(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
         asked, thread = read_request(await body_of(request)), _thread_of(request)
         with self.chats.admitted(asked, thread) as episode:
             ear = AnswerStream(self.chats.graphs[asked.model], asked.stop)
@@ -152,7 +123,7 @@ class ChatService:
             return answer
 
     async def _stream(
-        self, request: web.BaseRequest, asked: ChatRequest, episode: Episode, ear: AnswerStream
+        self, request: web.Request, asked: ChatRequest, episode: Episode, ear: AnswerStream
     ) -> web.StreamResponse:
         lasting = THREAD_HEADER in request.headers
         run = asyncio.create_task(self.chats.run(asked, episode, ear, lasting=lasting))
@@ -172,7 +143,7 @@ class ChatService:
             except ConnectionError:  # the client is gone
                 pass
             except Exception as error:
-                await events.fail(self._refusal(error, request))
+                await events.fail(_refusal(error, request))
             return events.response
         finally:
             run.cancel()
@@ -182,7 +153,7 @@ class ChatService:
 class _Events:
     """A stream of server-sent events."""
 
-    def __init__(self, request: web.BaseRequest, asked: ChatRequest, episode: Episode) -> None:
+    def __init__(self, request: web.Request, asked: ChatRequest, episode: Episode) -> None:
         self._request, self._asked, self._episode = request, asked, episode
         self._created = time.time()
         self.response = web.StreamResponse(
@@ -236,6 +207,21 @@ async def _wait(ear: AnswerStream, seconds: float) -> None:
     ear.changed.clear()
 
 
+def _refusal(error: Exception, request: web.Request) -> RefusedError:
+    """An error of our own is logged here, and its traceback is not told."""
+    match error:
+        case RefusedError():
+            return error
+        case BadRequestError():
+            return RefusedError(error.status, error.message, code=_CODES.get(error.status))
+        case HrmError():
+            status = next((status for kind, status in _STATUS if isinstance(error, kind)), 503)
+            return RefusedError(status, f"{error.message} {error.hint}".strip())
+        case _:
+            _LOG.error("request failed: %s %s", request.method, request.path, exc_info=error)
+            return RefusedError(500, "The server failed; its log says where.")
+
+
 def _unless_failed(ended: Trajectory) -> Trajectory:
     if ended.status in (RunStatus.FAILED, RunStatus.ABORTED):
         why = ended.error or "it was aborted"
@@ -243,7 +229,7 @@ def _unless_failed(ended: Trajectory) -> Trajectory:
     return ended
 
 
-def _thread_of(request: web.BaseRequest) -> str | None:
+def _thread_of(request: web.Request) -> str | None:
     given = request.headers.get(THREAD_HEADER)
     if given is not None and not _THREAD.fullmatch(given):
         raise RefusedError(400, "A thread's name has up to 128 letters, digits and `._:-`.", param=THREAD_HEADER)
@@ -269,5 +255,5 @@ async def serving(
     drain_seconds: float = 30.0,
 ) -> AsyncGenerator[None]:
     """Serve inside the block; leaving it drains. `listener` is closed."""
-    async with listening(service.handle, listener, lambda: service.chats.drain(drain_seconds), service.request_bytes):
+    async with listening(service.app, listener, lambda: service.chats.drain(drain_seconds)):
         yield

@@ -7,14 +7,13 @@ may answer in JSON that is none of a MediaWiki's, which is not to be taken for "
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, cast
 
 import httpx
 from pydantic_core import from_json
 
+from hrm_agent.http_client import bounded_body, retry_after
 from hrm_agent.tools.failures import ToolFailure
 from hrm_agent.trajectory import ToolStatus
 
@@ -46,25 +45,28 @@ class ComeBackLater(Exception):
 
 
 async def read_body(response: httpx.Response) -> bytes:
-    """The whole body, within the limit. Unpacked here: httpx would unpack first and let us count afterwards."""
+    """The whole body, within the limit."""
+    too_large = ToolFailure(f"The answer is over {MAX_BYTES:,} bytes.", ToolStatus.OUTPUT_LIMIT)
+    return b"".join([part async for part in bounded_body(_unpacked(response), MAX_BYTES, too_large)])
+
+
+async def _unpacked(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Not left to httpx, which would unpack first and let us count afterwards."""
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip", ""):
         raise ToolFailure(f"The answer is packed as {encoding[:40]!r}, for which nobody asked.", _NOBODYS)
     unpack = zlib.decompressobj(wbits=31) if encoding == "gzip" else None
-    body = bytearray()
     async for piece in response.aiter_raw():
         try:
-            body += unpack.decompress(piece, MAX_BYTES + 1) if unpack else piece
+            part = unpack.decompress(piece, MAX_BYTES + 1) if unpack else piece
         except zlib.error as error:
             raise ComeBackLater(ToolFailure(f"The answer cannot be unpacked: {error}", _NOBODYS)) from error
-        if len(body) > MAX_BYTES:
-            raise ToolFailure(f"The answer is over {MAX_BYTES:,} bytes.", ToolStatus.OUTPUT_LIMIT)
-    return bytes(body)
+        yield part
 
 
 def meaning(url: str, status: int, headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
     """The object of the API. Raises `ComeBackLater` or `ToolFailure` where it is none."""
-    later = _retry_after(headers.get("Retry-After"))
+    later = retry_after(headers.get("Retry-After"), _LONGEST_PAUSE)
     if status in _PASSING:
         raise ComeBackLater(ToolFailure(f"{url} is not available (HTTP {status}).", _NOBODYS), later)
     if status in _FORBIDDEN:
@@ -109,15 +111,3 @@ def _refusal(error: Any, later: float | None) -> Exception:
         return ToolFailure(f"The wiki does not let us read ({code}): {what}", ToolStatus.DENIED)
     status = ToolStatus.ERROR if code in _GONE else ToolStatus.INVALID_CALL
     return ToolFailure(f"The wiki refused the request ({code}): {what}", status)
-
-
-def _retry_after(value: str | None) -> float | None:
-    """Seconds to wait, from seconds or a date; None if it says nothing."""
-    try:
-        if value is None or value.strip().isdigit():
-            return None if value is None else min(float(value), _LONGEST_PAUSE)
-        date = parsedate_to_datetime(value)
-        date = date if date.tzinfo is not None else date.replace(tzinfo=UTC)
-        return min(max(0.0, (date - datetime.now(UTC)).total_seconds()), _LONGEST_PAUSE)
-    except (TypeError, ValueError, OverflowError):
-        return None

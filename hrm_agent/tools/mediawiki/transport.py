@@ -24,6 +24,7 @@ from typing import Any
 
 import httpx
 
+from hrm_agent.http_client import backoff
 from hrm_agent.tools.failures import ToolFailure
 from hrm_agent.tools.mediawiki.responses import ComeBackLater, meaning, read_body
 from hrm_agent.trajectory import ToolStatus
@@ -32,7 +33,7 @@ __all__ = ["Asker"]
 
 _AT_ONCE = 3
 _LAG_SECONDS = 5
-_LONGEST_WAIT = 8.0
+_FIRST_WAIT, _LONGEST_WAIT = 1.0, 8.0
 _REDIRECTS = 5
 _now, _sleep = time.monotonic, asyncio.sleep
 """The clock of all pauses. Tests replace them by a clock that only sleeping moves on."""
@@ -69,11 +70,9 @@ class Asker:
                 async with self._turn(host, deadline):
                     return await self._request(parameters, deadline)
             except ComeBackLater as error:
+                wait = backoff(attempt, _FIRST_WAIT, _LONGEST_WAIT, error.seconds)
                 attempt += 1
-                wait = random.uniform(0.5, 1.0) * min(_LONGEST_WAIT, 0.5 * 2**attempt)
                 if error.seconds is not None:
-                    # Those who were sent away together are not to come back together.
-                    wait = error.seconds * random.uniform(1.0, 1.1)
                     host.quiet_until = max(host.quiet_until, _now() + error.seconds)
                 if attempt >= self._attempts or _now() + wait > deadline:
                     raise _given_up(error) from error

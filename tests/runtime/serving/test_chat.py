@@ -304,13 +304,13 @@ async def refused(session: aiohttp.ClientSession, served: Served, status: int, *
 
 
 async def test_a_connection_that_says_nothing_or_half_is_ended(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hrm_agent.environment.remote.http_guard.SECONDS_TO_ASK", 0.3)
+    monkeypatch.setattr("hrm_agent.http_server.SECONDS_TO_ASK", 0.3)
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n"
     asked = f"{head}Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{{"
     async with serve() as served:
         for said, answer in ((b"", b""), (head.encode(), b""), (asked.encode(), b"HTTP/1.1 408")):
             if answer:  # its header is there, however late that is seen
-                monkeypatch.setattr("hrm_agent.environment.remote.http_guard._drop_silent", lambda *_: None)
+                monkeypatch.setattr("hrm_agent.http_server._drop_silent", lambda *_: None)
             reader, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2]))
             writer.write(said)
             try:

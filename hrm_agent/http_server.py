@@ -1,8 +1,8 @@
-"""Authentication and limits shared by our HTTP servers: who may ask, how much, and for how long.
+"""What our HTTP servers share: an aiohttp application with middlewares for authentication and errors, and limits.
 
 Who holds the token may ask: it is compared in constant time. What a browser could be made to send is refused: an
 Origin, a foreign Host, any content type but JSON. A request is bounded in bytes and seconds; a connection on which
-nothing was asked is closed, and so is one too many.
+nothing was asked is closed, and so is one too many. A server adds its routes and the form of its errors.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
-from hrm_agent.environment.remote.messages import from_json, to_json
 from hrm_agent.errors import HrmError
+from hrm_agent.strict_json import from_json, to_json
 
 __all__ = [
+    "HEALTH",
     "MAX_CONNECTIONS",
     "MAX_REQUEST_BYTES",
     "SECONDS_TO_ASK",
     "BadRequestError",
-    "RequestGate",
+    "application",
     "body_of",
     "json_answer",
     "listening",
@@ -35,8 +37,10 @@ MAX_REQUEST_BYTES = 2 * 1024 * 1024
 MAX_CONNECTIONS = 1024
 SECONDS_TO_ASK = 30.0
 """A connection's first request has to have its header within, each request its body."""
-
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+HEALTH = "health"
+"""Name of the one route that is answered without a token."""
+_SHOWN = 200
+"""Characters of a path in an error's message."""
 
 
 class BadRequestError(Exception):
@@ -47,30 +51,59 @@ class BadRequestError(Exception):
         self.status, self.message, self.hint = status, message, hint
 
 
-class RequestGate:
+def application(
+    token: str,
+    hosts: Sequence[str],
+    request_bytes: int,
+    refuse: Callable[[Exception, web.Request], web.StreamResponse],
+) -> web.Application:
+    """Without routes. `hosts`: what a request's Host header may say; anything if empty. `refuse`: the answer to a
+    request whose handling raised. Raises `HrmError` for an empty token.
+    """
+    if not token:
+        raise HrmError("A server without a token would answer anybody.", "Give it a token.")
+    gate = _Gate(token, hosts)
+
+    @web.middleware
+    async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except Exception as error:  # whatever it is, the client is to have an answer
+            return refuse(error, request)
+
+    @web.middleware
+    async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
+        gate.refuse_pages(request)
+        if request.match_info.route.name != HEALTH or "Authorization" in request.headers:
+            gate.refuse_strangers(request)
+        if request.match_info.http_exception is not None:
+            raise BadRequestError(404, f"There is no {request.method} {request.path[:_SHOWN]}.")
+        return await handler(request)
+
+    return web.Application(middlewares=[answer_errors, admit], client_max_size=request_bytes)
+
+
+class _Gate:
     """Who comes in."""
 
-    def __init__(self, token: str, hosts: Sequence[str] = ()) -> None:
-        """`hosts`: what a request's Host header may say; anything if empty. Raises `HrmError` for an empty token."""
-        if not token:
-            raise HrmError("A server without a token would answer anybody.", "Give it a token.")
+    def __init__(self, token: str, hosts: Sequence[str]) -> None:
         self._token = f"Bearer {token}".encode()
         self._hosts = frozenset(hosts)
 
-    def refuse_pages(self, request: web.BaseRequest) -> None:
+    def refuse_pages(self, request: web.Request) -> None:
         """Raise for what a page in a browser could have sent."""
         headers = request.headers
         if "Origin" in headers or (self._hosts and _host(headers.get("Host", "")) not in self._hosts):
             raise BadRequestError(403, "Requests with an Origin header are refused.")
 
-    def refuse_strangers(self, request: web.BaseRequest) -> None:
+    def refuse_strangers(self, request: web.Request) -> None:
         """Raise for a request without the token."""
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(given, self._token):
             raise BadRequestError(401, "The token is missing or wrong.", "Send `Authorization: Bearer TOKEN`.")
 
 
-async def body_of(request: web.BaseRequest) -> Any:
+async def body_of(request: web.Request) -> Any:
     """The JSON that a request carries."""
     if request.content_type != "application/json":
         raise BadRequestError(415, "The content type has to be application/json.")
@@ -79,6 +112,8 @@ async def body_of(request: web.BaseRequest) -> Any:
             return from_json(await request.read())
     except TimeoutError:
         raise BadRequestError(408, f"The request did not come within {SECONDS_TO_ASK:.0f} s.") from None
+    except web.HTTPRequestEntityTooLarge:
+        raise BadRequestError(413, f"A request has at most {request.client_max_size} bytes.") from None
     except HrmError as error:
         raise BadRequestError(400, error.message, error.hint) from None
 
@@ -89,18 +124,22 @@ def json_answer(record: Any, status: int = 200) -> web.Response:
 
 @asynccontextmanager
 async def listening(
-    handle: Handler,
-    listener: socket.socket,
-    drain: Callable[[], Awaitable[object]],
-    request_bytes: int = MAX_REQUEST_BYTES,
+    app: web.Application, listener: socket.socket, drain: Callable[[], Awaitable[object]]
 ) -> AsyncGenerator[None]:
-    """Have requests answered by `handle` inside the block; leaving it drains. `listener` is closed."""
+    """Have requests answered inside the block; leaving it drains. `listener` is closed."""
     loop = asyncio.get_running_loop()
     silent: set[Any] = set()
 
-    def request(message: Any, payload: Any, protocol: Any, writer: Any, task: asyncio.Task[None]) -> web.BaseRequest:
-        silent.discard(protocol)
-        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=request_bytes)
+    @web.middleware
+    async def heard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        silent.discard(request.protocol)
+        return await handler(request)
+
+    app.middlewares.insert(0, heard)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    server = runner.server
+    assert server is not None
 
     def connection() -> asyncio.Protocol:
         protocol = server()
@@ -109,15 +148,13 @@ async def listening(
         loop.call_later(SECONDS_TO_ASK if room else 0, _drop_silent, protocol, silent)
         return protocol
 
-    server = web.Server(handle, handler_cancellation=True, request_factory=request, access_log=None)
     listening = await loop.create_server(connection, sock=listener)
     try:
         yield
     finally:
         listening.close()
         await drain()
-        server.pre_shutdown()
-        await server.shutdown(1.0)
+        await runner.cleanup()
 
 
 def _drop_silent(protocol: Any, silent: set[Any]) -> None:

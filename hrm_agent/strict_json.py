@@ -1,0 +1,34 @@
+"""JSON as our servers and their clients exchange it: ASCII only, without nan and infinity."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hrm_agent.errors import HrmError
+
+__all__ = ["from_json", "to_json"]
+
+
+def to_json(record: Any) -> str:
+    """ASCII: also for text with lone surrogates, which UTF-8 has no form for. Raises HrmError for nan and infinity."""
+    try:
+        return _ENCODER.encode(record)
+    except (ValueError, TypeError) as error:
+        raise HrmError(f"The call has no form as JSON: {error}.") from error
+
+
+def from_json(data: bytes | str) -> Any:
+    """Raises HrmError for invalid JSON; nan and infinity are invalid."""
+    try:
+        return _DECODER.decode(data if isinstance(data, str) else data.decode())
+    except (ValueError, RecursionError) as error:
+        raise HrmError(f"The request is no JSON: {error}.") from None
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number")
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
