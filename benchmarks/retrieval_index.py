@@ -36,8 +36,8 @@ from hrm_agent.retrieval.embeddings import StaticEmbeddings
 from hrm_agent.retrieval.index import Chunking, DocumentIndex
 from hrm_agent.retrieval.index.database import Engine
 from hrm_agent.retrieval.index.fusion import Mode
-from hrm_agent.retrieval.index.query_terms import phrases_of
 from hrm_agent.retrieval.index.reading import Document, DocumentKind
+from hrm_agent.retrieval.terms import phrases_of
 
 DOCSTRING = re.compile(r'"""(.{200,}?)"""', re.DOTALL)
 Corpus = list[tuple[str, Document, Sequence[Chunk]]]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NotRequired
 
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AnyMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
@@ -22,11 +22,11 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.runtime import Runtime
 from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
 
-from hrm_agent.graphs.parts.budget import Prices, refuse_limits, sampled_tokens, spent_on
+from hrm_agent.graphs.parts.budget import Prices, refuse_limits, sampled_tokens
+from hrm_agent.graphs.parts.loop import calls_tools, last_answer, loop_stop
 from hrm_agent.graphs.parts.prompts import TOOL_LOOP_PROMPT
-from hrm_agent.models import invalid_tool_calls, policy, seconds_between, was_cut
+from hrm_agent.models import policy
 from hrm_agent.tools import python, run_tool_calls
-from hrm_agent.trajectory import StopReason
 
 __all__ = ["Budget", "LoopState", "build_tool_loop", "graph"]
 
@@ -77,7 +77,7 @@ def build_tool_loop(
     def unread(messages: Sequence[AnyMessage]) -> str:
         """What is wrong with the last answer; empty where it was sent back before, which makes a second human turn."""
         once = not any(_sent_back(message) for message in messages)
-        return complaint(_last_answer(messages).text) if complaint is not None and once else ""
+        return complaint(last_answer(messages).text) if complaint is not None and once else ""
 
     async def reason(state: LoopState, runtime: Runtime[Budget]) -> dict[str, Any]:
         budget = runtime.context or Budget()
@@ -86,11 +86,11 @@ def build_tool_loop(
         model = policy(model=budget.model, temperature=budget.temperature, max_tokens=left).bind_tools([python])
         answer = await model.ainvoke([SystemMessage(prompt), *state["messages"]])
         turn = [*turn, answer]
-        stop = _stop_reason(turn, budget, final=not _calls_tools(answer) and not unread(turn))
+        stop = loop_stop(turn, budget, final=not calls_tools(answer) and not unread(turn))
         return {"messages": [answer], "stop_reason": stop and stop.value}
 
     async def tools(state: LoopState, config: RunnableConfig) -> dict[str, Any]:
-        return {"messages": await run_tool_calls(_last_answer(state["messages"]), [python], config)}
+        return {"messages": await run_tool_calls(last_answer(state["messages"]), [python], config)}
 
     def remind(state: LoopState) -> dict[str, Any]:
         turn = _newest_turn(state["messages"])
@@ -111,23 +111,7 @@ def build_tool_loop(
 def _after_reason(state: LoopState) -> str:
     if state.get("stop_reason"):
         return END
-    return "tools" if _calls_tools(_last_answer(state["messages"])) else "remind"
-
-
-def _stop_reason(messages: Sequence[AnyMessage], budget: Budget, *, final: bool) -> StopReason | None:
-    answers = [message for message in messages if isinstance(message, AIMessage)]
-    answer = answers[-1]
-    if was_cut(answer) or sampled_tokens(messages) >= budget.max_tokens:
-        return StopReason.MAX_TOKENS
-    if final:
-        return StopReason.ANSWER
-    if len(answers) >= budget.max_turns:
-        return StopReason.MAX_TURNS
-    if seconds_between(answers[0], answer) >= budget.max_seconds:
-        return StopReason.MAX_SECONDS
-    if budget.max_cost is not None and spent_on(answers, budget.prices).get("cost", 0.0) >= budget.max_cost:
-        return StopReason.MAX_COST
-    return None
+    return "tools" if calls_tools(last_answer(state["messages"])) else "remind"
 
 
 def _newest_turn(messages: Sequence[AnyMessage]) -> list[AnyMessage]:
@@ -138,14 +122,6 @@ def _newest_turn(messages: Sequence[AnyMessage]) -> list[AnyMessage]:
 
 def _sent_back(message: AnyMessage) -> bool:
     return isinstance(message, HumanMessage) and str(message.id).endswith(_SENT_BACK)
-
-
-def _calls_tools(answer: AIMessage) -> bool:
-    return bool(answer.tool_calls or invalid_tool_calls(answer))
-
-
-def _last_answer(messages: Sequence[AnyMessage]) -> AIMessage:
-    return next(message for message in reversed(messages) if isinstance(message, AIMessage))
 
 
 graph = build_tool_loop(TOOL_LOOP_PROMPT)

@@ -302,10 +302,10 @@ def _search_means(task: SearchTask, context: ResearchContext) -> SearchMeans:
         about=_about(task["question"]),
         first_id=task["first_id"],
         has_sources=bool(task["known"]),
-        turns=min(context.max_turns, task["turns"]),
-        tokens=task["tokens"],
-        seconds=task["seconds"],
-        cost=task["cost"],
+        max_turns=min(context.max_turns, task["turns"]),
+        max_tokens=task["tokens"],
+        max_seconds=task["seconds"],
+        max_cost=task["cost"],
     )
 
 

@@ -13,23 +13,20 @@ that writes such marks itself, or a list, has cited nothing: its marks become `(
 from __future__ import annotations
 
 import re
-from array import array
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 from hrm_agent.answers.final_answer import own_text
 from hrm_agent.answers.typed_reply import one_line
-from hrm_agent.graphs.research.sources import Citation, Source
+from hrm_agent.graphs.research.sources import Source
+from hrm_agent.retrieval.citations import CITATION_LIST, Citation, find_quote
 from hrm_agent.unicode import without_surrogates
 
-__all__ = ["LIST", "NOT_ANSWERED", "CheckedText", "check", "quoted_again"]
+__all__ = ["NOT_ANSWERED", "CheckedText", "check", "quoted_again"]
 
 NOT_ANSWERED = "NOT ANSWERED"
 """Prefix of an answer that was not found in the sources."""
-LIST = "\n\nSources:\n"
-"""Between an answer and the list of its citations."""
 MAX_TEXT = 40_000
 """Characters of an answer; what comes later is not read."""
 LONGEST_QUOTE, SHORTEST_QUOTE = 1000, 10
@@ -46,12 +43,9 @@ _CLOSINGS = {"[": re.compile(_CLOSING % r"\]"), "(": re.compile(_CLOSING % r"\)"
 _BARE = re.compile(r"[ \t]{0,4}\[S\d{1,6}\b[^\[\]\n]{0,200}\]")
 _UNCLOSED = re.compile(r"[ \t]{0,4}\[S\d{1,6}\b[^\[\]]{0,1000}\Z")
 _SPACED = re.compile(r"[ \t]{1,4}(?=[.,;:!?](?:\s|\Z))")
-_WORDS = re.compile(r"\S+")
 _MARK = re.compile(r"\[(\d{1,4})\]")
 _OMISSION = re.compile(r"\s*(?:\[\s*(?:\.{3}|…)\s*\]|\.{3}|…)\s*")
 _SAYS_NOT = re.compile(rf"\W*{NOT_ANSWERED.replace(' ', '[ _]')}\W*", re.IGNORECASE)
-_ALIKE = str.maketrans("’‘ʼ`´“”„«»‐‑‒–—−", "'''''\"\"\"\"\"------")
-"""Characters that a model writes for one another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +73,7 @@ def check(text: str, sources: Mapping[str, Source]) -> CheckedText:
     book = _Book(sources)
     body = book.rendered(own[denies.end() :] if denies else own)
     listed = book.listed()
-    whole = f"{body}{LIST}{listed}" if listed else body
+    whole = f"{body}{CITATION_LIST}{listed}" if listed else body
     return CheckedText(whole, tuple(book.citations), tuple(book.problems), tuple(book.mended), denies is not None, body)
 
 
@@ -153,10 +147,10 @@ class _Book:
         return "no source has these words" if name in self._sources else f"there is no source {name}, only {known}"
 
     def _place(self, name: str, quote: str) -> tuple[str, int, int] | None:
-        if name in self._sources and (span := _span(self._sources[name]["text"], quote)):
+        if name in self._sources and (span := find_quote(self._sources[name]["text"], quote)):
             self._remark(name, name, quote, span)
             return name, *span
-        others = [(n, span) for n, source in self._sources.items() if (span := _span(source["text"], quote))]
+        others = [(n, span) for n, source in self._sources.items() if (span := find_quote(source["text"], quote))]
         if len({self._sources[other]["title"] for other, _ in others}) != 1:
             return None
         found = others[0]
@@ -204,26 +198,3 @@ class _Brackets:
             if closings[number]["end"] in "])":
                 break
         return found, at
-
-
-def _span(text: str, quote: str) -> tuple[int, int] | None:
-    """Where a quote stands in a text: to the character, or but for white space and typography."""
-    at = text.find(quote)
-    if at >= 0:
-        return at, at + len(quote)
-    normal, places = _normal(text)
-    wanted, _ = _normal(quote)
-    at = normal.find(wanted)
-    return (places[at], places[at + len(wanted) - 1] + 1) if at >= 0 and wanted else None
-
-
-@lru_cache(maxsize=16)
-def _normal(text: str) -> tuple[str, array[int]]:
-    """`text` with one space between words and plain typography; and where each of its characters stands in it."""
-    words, places = list[str](), array("I")
-    for word in _WORDS.finditer(text):
-        if words:
-            places.append(word.start() - 1)
-        words.append(word[0].translate(_ALIKE))
-        places.extend(range(*word.span()))
-    return " ".join(words), places

@@ -14,8 +14,8 @@ from langchain_core.messages import AnyMessage
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from hrm_agent.answers.typed_reply import UnparsableAnswer, one_line, read_as
-from hrm_agent.graphs.research.citations import LIST
 from hrm_agent.graphs.research.state import ResearchQuestion
+from hrm_agent.retrieval.citations import CITATION_LIST
 
 __all__ = ["PlannedQuestion", "ResearchPlan", "earlier_lines", "reading", "whole_question"]
 
@@ -124,4 +124,4 @@ def earlier_lines(messages: Sequence[AnyMessage]) -> list[str]:
     newest = next((i for i in reversed(range(len(messages))) if messages[i].type == "human"), 0)
     who = {"human": "Person", "ai": "Agent"}
     said = [message for message in messages[:newest] if message.type in who][-MAX_EARLIER:]
-    return [f"{who[m.type]}: {one_line(m.text.partition(LIST)[0], MAX_LINE)}" for m in said]
+    return [f"{who[m.type]}: {one_line(m.text.partition(CITATION_LIST)[0], MAX_LINE)}" for m in said]

@@ -26,13 +26,13 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.runtime import Runtime
 from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
 
-from hrm_agent.graphs.parts.budget import sampled_tokens, spent_on
+from hrm_agent.graphs.parts.budget import Prices, sampled_tokens
+from hrm_agent.graphs.parts.loop import calls_tools, last_answer, loop_stop
 from hrm_agent.graphs.parts.prompts import SEARCHER_PROMPT
 from hrm_agent.graphs.parts.roles import chat_model
 from hrm_agent.graphs.research.sources import Source
 from hrm_agent.graphs.research.state import ResearchContext
 from hrm_agent.graphs.research.tools import IDS_OF_A_CALL, READS, SEARCHES, offered_tools, research_tools
-from hrm_agent.models import invalid_tool_calls, seconds_between, was_cut
 from hrm_agent.tools import run_tool_calls
 from hrm_agent.trajectory import StopReason
 
@@ -52,10 +52,14 @@ class SearchMeans:
     """New sources are numbered from here on."""
     has_sources: bool
     """It was shown remembered sources: it need not look anywhere."""
-    turns: int
-    tokens: int
-    seconds: float
-    cost: float | None
+    max_turns: int
+    max_tokens: int
+    max_seconds: float
+    max_cost: float | None
+
+    @property
+    def prices(self) -> Prices:
+        return self.research.prices
 
 
 class SearchState(TypedDict):
@@ -75,7 +79,7 @@ def build_search(
 
     async def reason(state: SearchState, runtime: Runtime[SearchMeans]) -> dict[str, Any]:
         means = _means(runtime)
-        left = min(means.tokens - sampled_tokens(state["messages"]), means.research.max_answer_tokens)
+        left = min(means.max_tokens - sampled_tokens(state["messages"]), means.research.max_answer_tokens)
         tools = offered_tools(means.research)
         asked = means.research.model or model
         chat = chat_model(asked, tools=tools, temperature=means.research.temperature, max_tokens=left)
@@ -104,7 +108,7 @@ def build_search(
 
 async def _answers(messages: Sequence[AnyMessage], means: SearchMeans, config: RunnableConfig) -> list[ToolMessage]:
     """All calls of the last answer at once, each with numbers of its own for what it reads."""
-    answer = _last_answer(messages)
+    answer = last_answer(messages)
     before = [call["name"] for one in messages[:-1] if isinstance(one, AIMessage) for call in one.tool_calls]
     first_id = means.first_id + IDS_OF_A_CALL * len(before)
     limits = {SEARCHES: means.research.max_searches, READS: means.research.max_pages}
@@ -146,28 +150,10 @@ def _means(runtime: Runtime[SearchMeans]) -> SearchMeans:
 def _after_reason(state: SearchState) -> str:
     if state.get("stop_reason"):
         return END
-    return "tools" if _calls_tools(_last_answer(state["messages"])) else "remind"
+    return "tools" if calls_tools(last_answer(state["messages"])) else "remind"
 
 
 def _stop_reason(messages: Sequence[AnyMessage], means: SearchMeans) -> StopReason | None:
-    answers = [message for message in messages if isinstance(message, AIMessage)]
-    if was_cut(answers[-1]) or sampled_tokens(messages) >= means.tokens:
-        return StopReason.MAX_TOKENS
-    looked = means.has_sources or len(messages) > len(answers) + 1  # tools have answered, or it was reminded
-    if looked and not _calls_tools(answers[-1]):
-        return StopReason.ANSWER
-    if len(answers) >= means.turns:
-        return StopReason.MAX_TURNS
-    if seconds_between(answers[0], answers[-1]) >= means.seconds:
-        return StopReason.MAX_SECONDS
-    if means.cost is not None and spent_on(answers, means.research.prices).get("cost", 0.0) >= means.cost:
-        return StopReason.MAX_COST
-    return None
-
-
-def _calls_tools(answer: AIMessage) -> bool:
-    return bool(answer.tool_calls or invalid_tool_calls(answer))
-
-
-def _last_answer(messages: Sequence[AnyMessage]) -> AIMessage:
-    return next(message for message in reversed(messages) if isinstance(message, AIMessage))
+    answers = sum(isinstance(message, AIMessage) for message in messages)
+    looked = means.has_sources or len(messages) > answers + 1  # tools have answered, or it was reminded
+    return loop_stop(messages, means, final=looked and not calls_tools(last_answer(messages)))

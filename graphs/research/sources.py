@@ -12,23 +12,19 @@ occur in it: no text can close its own frame and go on in the voice of the perso
 from __future__ import annotations
 
 import hashlib
-import math
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from itertools import count
 from urllib.parse import urlsplit
 
 from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
 
 from hrm_agent.answers.typed_reply import one_line
-from hrm_agent.retrieval.chunking.chunker import chunk_text
+from hrm_agent.retrieval.passages import scored_passages
 from hrm_agent.unicode import replace_surrogates
 
-__all__ = ["Citation", "Source", "display", "evidence", "new_source", "renamed", "same_source"]
+__all__ = ["Source", "display", "evidence", "new_source", "renamed", "same_source"]
 
-PASSAGE_TOKENS = 128
 MAX_TITLE, MAX_TEXT = 300, 500_000
 """Characters; what comes later is neither shown nor quoted."""
 GAP = "[...]"
@@ -37,16 +33,6 @@ _FIRST, _FILL = 1e6, 1e-6
 """A score above all others, and one below."""
 _SHARE = 1 / 3
 """Of the best passage's score: less is by chance."""
-_K, _B = 1.2, 0.75
-"""BM25's usual constants."""
-_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\W_]+")
-"""A word; in scripts without spaces, a character."""
-# fmt: off
-_COMMON = {
-    "a", "an", "and", "are", "as", "at", "be", "by", "did", "do", "does", "for", "from", "how", "in", "is", "it", "its",
-    "of", "on", "or", "that", "the", "this", "to", "was", "what", "when", "where", "which", "who", "why", "with",
-}
-# fmt: on
 
 
 class Source(TypedDict):
@@ -63,16 +49,6 @@ class Source(TypedDict):
     text: str
     offset: int
     """Where in the page or the file the text begins: a source may be a part of it."""
-
-
-class Citation(TypedDict):
-    """`sources[source]["text"][start:end] == quote`."""
-
-    source: str
-    start: int
-    end: int
-    quote: str
-    url: str
 
 
 def new_source(
@@ -96,49 +72,9 @@ def same_source(one: Source, other: Source) -> bool:
     return renamed(one, "") == renamed(other, "")
 
 
-def _terms(text: str) -> list[str]:
-    """Words for comparison. A plural and its singular count as one."""
-    words = (word.casefold() for word in _WORD.findall(text))
-    return [word.removesuffix("s") if len(word) > 3 else word for word in words if word not in _COMMON]
-
-
-class _Passages:
-    """The passages of one text, ready to be asked."""
-
-    def __init__(self, text: str) -> None:
-        self.spans = [
-            (chunk.start, chunk.end) for chunk in chunk_text(text, "recursive", size=PASSAGE_TOKENS, overlap=0.0)
-        ]
-        self._counts = [Counter(_terms(text[start:end])) for start, end in self.spans]
-        self._lengths = [sum(counts.values()) for counts in self._counts]
-        self._in = Counter(term for counts in self._counts for term in counts)
-
-    def scores(self, about: Iterable[str]) -> list[float]:
-        """BM25 of each passage."""
-        mean = sum(self._lengths) / max(len(self._lengths), 1) or 1.0
-        wanted = [(term, self._rarity(term)) for term in dict.fromkeys(about) if term in self._in]
-        return [
-            sum(
-                rare * n * (_K + 1) / (n + _K * (1 - _B + _B * length / mean))
-                for term, rare in wanted
-                if (n := c[term])
-            )
-            for c, length in zip(self._counts, self._lengths, strict=True)
-        ]
-
-    def _rarity(self, term: str) -> float:
-        number = self._in[term]
-        return math.log(1 + (len(self.spans) - number + 0.5) / (number + 0.5))
-
-
-@lru_cache(maxsize=32)
-def _passages(text: str) -> _Passages:
-    return _Passages(text)
-
-
 def display(source: Source, about: str, limit: int) -> str:
     """A source in its frame, as a model is shown it: at most about `limit` characters of its text."""
-    (first, _), *others = _scored(source, _terms(about)) or [((0, 0), 0.0)]
+    (first, _), *others = scored_passages(source["text"], about) or [((0, 0), 0.0)]
     ranked = [first, *(span for span, _ in sorted(others, key=lambda one: -one[1]))]
     return _framed(source, _chosen(source["text"], ranked, limit))
 
@@ -150,8 +86,7 @@ def evidence(sources: Mapping[str, Source], about: str, read: Mapping[str, Seque
     what has words of the question, of other sources only what has many; what is left over goes to the sources of this
     turn from their beginning.
     """
-    terms = _terms(about)
-    scored = {name: _scored(source, terms) for name, source in sources.items()}
+    scored = {name: scored_passages(source["text"], about) for name, source in sources.items()}
     least = _SHARE * max((score for passages in scored.values() for _, score in passages), default=0.0)
     rated: list[tuple[float, str, Span]] = []
     for name, passages in scored.items():
@@ -167,11 +102,6 @@ def evidence(sources: Mapping[str, Source], about: str, read: Mapping[str, Seque
             chosen.setdefault(name, []).append(span)
             limit -= span[1] - span[0]
     return "\n\n".join(_framed(sources[name], sorted(spans)) for name, spans in chosen.items())
-
-
-def _scored(source: Source, terms: Sequence[str]) -> list[tuple[Span, float]]:
-    passages = _passages(source["text"])
-    return list(zip(passages.spans, passages.scores(terms), strict=True))
 
 
 def _chosen(text: str, ranked: Sequence[Span], limit: int) -> list[Span]:

@@ -21,7 +21,8 @@ from typing_extensions import TypedDict  # typing's has too little for LangGraph
 
 from hrm_agent.errors import ConfigError
 from hrm_agent.graphs.parts.budget import Prices, Remaining, Usage, added, left_of, refuse_limits
-from hrm_agent.graphs.research.sources import Citation, Source
+from hrm_agent.graphs.research.sources import Source
+from hrm_agent.retrieval.citations import Citation
 
 __all__ = [
     "ResearchContext",

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from hrm_agent.errors import ConfigError, RetrievalError
 from hrm_agent.intervals import bootstrapped
+from hrm_agent.retrieval.citations import CitationVerdict, resolve
 from hrm_agent.retrieval.evaluation.configurations import Configuration
 from hrm_agent.retrieval.evaluation.evaluate import ALL, MEASURES, Settings, evaluate
 from hrm_agent.retrieval.evaluation.questions import QuestionSet, read_questions
 from hrm_agent.retrieval.evaluation.ranking import RankedPiece, rank, within
 from hrm_agent.retrieval.evaluation.spans import Piece, merged, overlap, reciprocal_rank
-from hrm_agent.retrieval.index import Citation, CitationVerdict, DocumentIndex, files_in, index_folder, resolve
+from hrm_agent.retrieval.index import DocumentIndex, files_in, index_folder
 from hrm_agent.retrieval.index.fusion import MODES
 from hrm_agent.retrieval.tokenizers.load import load_tokenizer
 
@@ -188,14 +189,15 @@ def test_quotes_of_what_was_found_resolve_and_others_do_not(folder: Path, tmp_pa
             for hit in index.search(question.text):
                 start = chance.randrange(len(hit.text) - 12)
                 quote = hit.text[start : start + 12 + chance.randrange(20)]
-                exact = resolve(Citation(hit.file, hit.start, hit.end, quote, hit.revision), index)
-                assert exact.accepted == bool(quote.strip()) and exact.text == quote
+                exact = resolve(index, quote, hit.file, hit.start, hit.end, hit.revision)
+                assert exact.accepted == bool(quote.strip())
+                assert exact.citation is not None and exact.citation["quote"] == quote
                 for made_up in (quote[:5] + "#" + quote[6:], quote[::-1] + "?", f"{quote} indeed"):
-                    rejected = resolve(Citation(hit.file, hit.start, hit.end, made_up, hit.revision), index)
+                    rejected = resolve(index, made_up, hit.file, hit.start, hit.end, hit.revision)
                     assert not rejected.accepted and rejected.verdict is CitationVerdict.FABRICATED
             reference = question.references[0]
             file = next(file for file in files_in(folder) if file.startswith(question.corpus))
-            assert resolve(Citation(file, *reference, text[slice(*reference)]), index).accepted
+            assert resolve(index, text[slice(*reference)], file, *reference).accepted
 
 
 ROW = {"corpus": "a", "question": "What?", "references": [{"start": 0, "end": 4}]}

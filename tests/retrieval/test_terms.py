@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hrm_agent.retrieval.index.query_terms import phrases_of
+from hrm_agent.retrieval.terms import phrases_of
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,7 @@
 """What an answer cites, for people: the citations as a list with addresses, and a cited span in its text.
 
 Any graph can have it: a state whose `sources` are texts by id, `{"title", "url", "file", "text"}`, and whose
-`citations` point into them, `{"source", "start", "end", "quote", "url"}`, as `hrm_agent.graphs.research.agent` has
-            them.
+`citations` point into them, `{"source", "start", "end", "quote", "url"}`, as `hrm_agent.graphs.research` has them.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 from hrm_agent.errors import GraphError, RunError
+from hrm_agent.retrieval.citations import CITATION_LIST
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.store import RunStore
 
@@ -19,7 +19,7 @@ __all__ = ["citation_lines", "cited_lines", "source_data", "source_lines", "valu
 
 _AROUND = 300
 """Characters of the text that are shown before and after a span."""
-_LIST = "\n\nSources:\n[1] "
+_LIST = f"{CITATION_LIST}[1] "
 _SHOWN = 160
 """Characters of a quote in a list."""
 Line = tuple[str, str]

@@ -12,8 +12,8 @@ from hrm_agent.cli.documents.index import DEFAULT_INDEX
 from hrm_agent.cli.main import main
 from hrm_agent.retrieval.index.database import DocumentIndex
 from hrm_agent.retrieval.index.fusion import MODES, Hit
-from hrm_agent.retrieval.index.query_terms import phrases_of
 from hrm_agent.retrieval.index.reading import DocumentKind
+from hrm_agent.retrieval.terms import phrases_of
 
 __all__ = ["run"]
 

@@ -1,4 +1,4 @@
-"""Documents of one's own, found by their words and cited by exact spans."""
+"""Documents of one's own, found by their words or by vectors as exact spans, which `retrieval.citations` checks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hrm_agent.retrieval.index.citations import Citation, CitationVerdict, Resolution, resolve
     from hrm_agent.retrieval.index.database import DocumentIndex, Hit
     from hrm_agent.retrieval.index.folder import Chunking, index_folder, remove_folder
     from hrm_agent.retrieval.index.reading import read_document
@@ -15,32 +14,24 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Chunking",
-    "Citation",
-    "CitationVerdict",
     "DocumentIndex",
     "Hit",
     "IndexRetriever",
-    "Resolution",
     "files_in",
     "index_folder",
     "read_document",
     "remove_folder",
-    "resolve",
 ]
 
 _HOMES = {
     "Chunking": "folder",
-    "Citation": "citations",
     "DocumentIndex": "database",
     "Hit": "database",
     "IndexRetriever": "retriever",
-    "Resolution": "citations",
-    "CitationVerdict": "citations",
-    "files_in": "listing",
+    "files_in": "walk",
     "index_folder": "folder",
     "read_document": "reading",
     "remove_folder": "folder",
-    "resolve": "citations",
 }
 
 

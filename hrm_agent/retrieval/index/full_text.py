@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import Protocol
 
-from hrm_agent.retrieval.index.query_terms import phrases_of, searchable
+from hrm_agent.retrieval.terms import phrases_of, searchable
 
 __all__ = ["Fts5", "Ranked", "Words"]
 

@@ -14,7 +14,7 @@ __all__ = ["IndexRetriever"]
 
 
 class IndexRetriever(BaseRetriever):
-    """The best chunks of an index. `metadata`: file, start, end, revision, as a `Citation` takes them; score, ranks."""
+    """The best chunks of an index. `metadata`: file, start, end, revision, as `resolve` takes them; score, ranks."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 

@@ -25,7 +25,7 @@ from typing import Any
 from hrm_agent.errors import ConfigError, RetrievalError
 from hrm_agent.retrieval.index.file import IndexFile, about, set_about
 from hrm_agent.retrieval.index.full_text import Ranked
-from hrm_agent.retrieval.index.query_terms import phrases_of, searchable
+from hrm_agent.retrieval.terms import phrases_of, searchable
 
 __all__ = ["Tantivy", "delete_folder", "folder_of", "forget", "library"]
 

@@ -1,0 +1,54 @@
+"""What loops of answers and tool calls share: the newest answer, whether it calls tools, and when a loop ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from langchain_core.messages import AIMessage, AnyMessage
+
+from hrm_agent.graphs.parts.budget import Prices, sampled_tokens, spent_on
+from hrm_agent.models import invalid_tool_calls, seconds_between, was_cut
+from hrm_agent.trajectory import StopReason
+
+__all__ = ["LoopLimits", "calls_tools", "last_answer", "loop_stop"]
+
+
+class LoopLimits(Protocol):
+    """What one loop may use."""
+
+    @property
+    def max_turns(self) -> int: ...
+    @property
+    def max_tokens(self) -> int: ...
+    @property
+    def max_seconds(self) -> float: ...
+    @property
+    def max_cost(self) -> float | None: ...
+    @property
+    def prices(self) -> Prices: ...
+
+
+def last_answer(messages: Sequence[AnyMessage]) -> AIMessage:
+    return next(message for message in reversed(messages) if isinstance(message, AIMessage))
+
+
+def calls_tools(answer: AIMessage) -> bool:
+    """A call that cannot be decoded is one too: it is answered by an error."""
+    return bool(answer.tool_calls or invalid_tool_calls(answer))
+
+
+def loop_stop(messages: Sequence[AnyMessage], limits: LoopLimits, *, final: bool) -> StopReason | None:
+    """Why a loop ends after these messages, of which the last answer is `final`; None where it goes on."""
+    answers = [message for message in messages if isinstance(message, AIMessage)]
+    if was_cut(answers[-1]) or sampled_tokens(answers) >= limits.max_tokens:
+        return StopReason.MAX_TOKENS
+    if final:
+        return StopReason.ANSWER
+    if len(answers) >= limits.max_turns:
+        return StopReason.MAX_TURNS
+    if seconds_between(answers[0], answers[-1]) >= limits.max_seconds:
+        return StopReason.MAX_SECONDS
+    if limits.max_cost is not None and spent_on(answers, limits.prices).get("cost", 0.0) >= limits.max_cost:
+        return StopReason.MAX_COST
+    return None
