@@ -78,7 +78,7 @@ def tiny_model(folder: Path, seed: int = 0) -> Path:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from hrm_agent.models.load_policy import model_folder
+    from hrm_agent.models.policy_loader import model_folder
 
     source = model_folder("builtin:cold-start")
     with torch.random.fork_rng(devices=[]):

@@ -18,9 +18,9 @@ from accelerate import Accelerator
 from safetensors.torch import load_model
 
 from hrm_agent.errors import RunError
-from hrm_agent.models.load_policy import model_folder
 from hrm_agent.models.local.engine import TransformersEngine
 from hrm_agent.models.local.load_weights import load_pretrained
+from hrm_agent.models.policy_loader import model_folder
 from hrm_agent.training.batch import MicroBatch
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.optimizer_step import policy_update

@@ -39,7 +39,7 @@ from hrm_agent.models.call_recording import PendingCall, Prefix, close_text_turn
 from hrm_agent.models.codec.stream_decoder import StreamDecoder
 from hrm_agent.models.current_policy import ActivePolicy, Backend, active_policy
 from hrm_agent.models.engine import Completion, Engine, GenerationRequest
-from hrm_agent.models.load_policy import load_policy, loaded_policy
+from hrm_agent.models.policy_loader import load_policy, loaded_policy
 from hrm_agent.trajectory import Call, GraphIdentity, Sampling, active_recording
 from hrm_agent.trajectory.identity import graph_identity
 

@@ -20,8 +20,8 @@ from hrm_agent.errors import ModelError
 from hrm_agent.models.capabilities import Capabilities, Lack
 from hrm_agent.models.current_policy import Backend
 from hrm_agent.models.engine import Engine, GenerationRequest
-from hrm_agent.models.load_policy import load_policy, local_folder
 from hrm_agent.models.model_string import LoadOptions, ModelString, parse_model
+from hrm_agent.models.policy_loader import load_policy, local_folder
 from hrm_agent.models.vllm.server import parse_address
 from hrm_agent.trajectory import LogprobKind, Sampling
 

@@ -15,7 +15,7 @@ import pytest
 
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.environment.isolation import Isolation
-from hrm_agent.environment.local.environment import environment as local
+from hrm_agent.environment.local import environment as local
 from hrm_agent.environment.remote.address import TOKEN_VARIABLE
 from hrm_agent.errors import HrmError
 from tests.cli.conftest import SCRIPT, Command

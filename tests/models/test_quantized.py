@@ -127,7 +127,7 @@ def test_where_nothing_is_quantized_nobody_hears_of_kernels(folder: Path, adapte
     program = f"""if True:
         import sys, hrm_agent.training.demo
         assert "bitsandbytes" not in sys.modules and "peft" not in sys.modules
-        from hrm_agent.models.load_policy import load_policy
+        from hrm_agent.models.policy_loader import load_policy
         load_policy("{folder}?device=cpu&adapter={adapter}")
     """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hrm_agent.errors import ModelError
-from hrm_agent.models.load_policy import load_codec, load_policy, model_folder
 from hrm_agent.models.model_string import LoadOptions, parse_model
+from hrm_agent.models.policy_loader import load_codec, load_policy, model_folder
 
 
 @pytest.mark.parametrize(

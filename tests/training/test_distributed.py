@@ -28,7 +28,7 @@ def run_ranks(count: int, *arguments: str) -> None:
         "LOCAL_WORLD_SIZE": str(count),
     }
     shared |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT)}
-    command = [sys.executable, str(PROJECT / "tests" / "training" / "ddp_worker.py"), *arguments]
+    command = [sys.executable, str(PROJECT / "tests" / "support" / "training" / "ddp_worker.py"), *arguments]
     ranks = [
         subprocess.Popen(
             command,

@@ -97,7 +97,7 @@ def test_what_was_trained_on_passes_the_linter(undisturbed: Path) -> None:
 
 
 def test_training_moves_the_weights(undisturbed: Path) -> None:
-    from hrm_agent.models.load_policy import model_folder
+    from hrm_agent.models.policy_loader import model_folder
 
     before = load_file(Path(model_folder(CONFIG.policy)) / "model.safetensors")
     after = load_file(undisturbed / "model" / "model.safetensors")

@@ -196,7 +196,7 @@ def _answers(group: Iterable[Sample]) -> AnswerTally:
     """Equal answers together; who gives none votes for nothing."""
     votes: defaultdict[str, list[bool]] = defaultdict(list)
     for sample in group:
-        votes[sample.vote].append(sample.correct)
+        votes[sample.answer_key].append(sample.correct)
     none = votes.pop("", [])
     return AnswerTally(tuple((len(right), fmean(right)) for _, right in sorted(votes.items())), len(none))
 

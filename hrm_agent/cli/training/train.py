@@ -109,8 +109,8 @@ def _sft(words: list[str]) -> int:
 
 def _fine_tune(config: SftConfig, policy: str, data: Path, folder: Path) -> Path:
     from hrm_agent.models.codec.chat_template import ChatTemplateCodec
-    from hrm_agent.models.load_policy import model_folder
     from hrm_agent.models.local.load_weights import load_pretrained
+    from hrm_agent.models.policy_loader import model_folder
     from hrm_agent.training.sft import read_chats, save_policy, train_sft
 
     if not data.is_file():

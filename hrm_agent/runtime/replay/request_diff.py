@@ -17,7 +17,7 @@ from langchain_core.messages.utils import convert_to_messages
 from hrm_agent.errors import HrmError
 from hrm_agent.models.call_recording import plain
 from hrm_agent.models.engine import Codec
-from hrm_agent.models.load_policy import load_codec
+from hrm_agent.models.policy_loader import load_codec
 from hrm_agent.runtime.replay.recorded_answers import UnrecordedRequest
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import Call, ToolCall

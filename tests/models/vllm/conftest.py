@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hrm_agent.models.load_policy import model_folder
+from hrm_agent.models.policy_loader import model_folder
 from hrm_agent.models.vllm.engine import VllmEngine, open_vllm
 from tests.support.vllm.server import MISSING, VllmServer, find_python
 

@@ -20,8 +20,8 @@ from pydantic import BaseModel
 
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.models import Completion, GenerationRequest, policy, using_policy
-from hrm_agent.models.load_policy import load_policy, model_folder
 from hrm_agent.models.local.load_weights import load_pretrained
+from hrm_agent.models.policy_loader import load_policy, model_folder
 from hrm_agent.models.vllm.engine import VllmEngine
 from hrm_agent.runtime.episode import EpisodeRunner
 from hrm_agent.store import RunStore

@@ -81,13 +81,13 @@ def test_a_graph_that_is_no_graph_says_what_it_is() -> None:
 
 def test_a_builder_is_compiled_and_a_file_is_imported(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     assert load_graph("tests.support.graphs.own_agent:builder").channels.keys() >= {"messages"}
-    (tmp_path / "hrm_agent.graphs.py").write_text(
+    (tmp_path / "graphs.py").write_text(
         "from tests.support.graphs.own_agent import graph as agent\nprint('executed')\n"
     )
     monkeypatch.chdir(tmp_path)
     assert load_graph("./graphs.py:agent") is load_graph("./graphs.py:agent") is load_graph(OWN)
     assert capsys.readouterr().out == "executed\n", "the file is executed once"
-    assert load_graph("tool_loop") is not None, "a user's hrm_agent.graphs.py does not take the place of ours"
+    assert load_graph("tool_loop") is not None, "a user's graphs.py does not take the place of ours"
 
 
 async def test_an_option_that_the_graph_does_not_know(store: RunStore, environment: LocalEnvironment) -> None:

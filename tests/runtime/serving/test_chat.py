@@ -11,7 +11,7 @@ import aiohttp
 import openai
 import pytest
 
-from hrm_agent.models.load_policy import load_codec
+from hrm_agent.models.policy_loader import load_codec
 from hrm_agent.runtime.serving.answers import visible
 from hrm_agent.trajectory import RunStatus, StopReason
 from hrm_agent.trajectory.lint import lint

@@ -17,7 +17,8 @@ from hrm_agent.models import policy
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.loading import load_graph
-from hrm_agent.runtime.time_travel.fork import Edit, History, difference, fork, history, siblings
+from hrm_agent.runtime.time_travel.fork import Edit, History, fork, history, siblings
+from hrm_agent.runtime.time_travel.thread_diff import thread_diff
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, Trajectory, content_hash
 from hrm_agent.trajectory.lint import lint
@@ -200,7 +201,7 @@ async def test_a_fork_of_a_fork_hangs_on_whoever_made_the_moment(
     found = history(store, "thread")
     assert [branch.history.thread_id for branch in found.branches] == [first.thread_id, "early"]
     assert [branch.history.thread_id for branch in found.branches[0].history.branches] == ["late"]
-    parted = difference(store, "early", "late")
+    parted = thread_diff(store, "early", "late")
     assert parted.common is not None and parted.common.index == "2"
 
 
@@ -223,7 +224,7 @@ async def test_a_tool_result_is_edited(store: RunStore, environment: LocalEnviro
     edit = Edit(tools={original.tool_calls[0].tool_call_id: "41"})
     (trajectory,) = await travel(store, environment, multiplier, "after:tools", edit=edit)
     assert trajectory.answer == boxed(41)
-    found = difference(store, "thread", trajectory.thread_id)
+    found = thread_diff(store, "thread", trajectory.thread_id)
     assert found.common is not None and found.common.index == "3"
     assert [(change.channel, change.part) for change in found.changes] == [
         ("messages", "[2] tool"),
@@ -281,7 +282,7 @@ def test_what_looks_like_a_header_of_a_difference(store: RunStore) -> None:
 
     begin("ab", "one\n---\n-- two", "")
     begin("ba", "one\n++ two")
-    changes = {change.channel + change.part: change.lines for change in difference(store, "ab", "ba").changes}
+    changes = {change.channel + change.part: change.lines for change in thread_diff(store, "ab", "ba").changes}
     assert changes == {"messages[0] ai": (" one", "----", "--- two", "+++ two"), "messages[1] ai": ("-",)}
 
 
@@ -526,7 +527,7 @@ async def test_turns_of_a_conversation(store: RunStore) -> None:
     assert found.select("before:talk#2").index == "4"
     (episode,) = fork(store, "chat", "after:talk", name="other")
     assert episode.task.prompt == "one"
-    parted = difference(store, "chat", "other")
+    parted = thread_diff(store, "chat", "other")
     assert parted.common is not None and parted.common.index == "2"
     assert [change.part for change in parted.changes] == ["[2] human", "[3] ai"]
-    assert difference(store, "chat@2", "other").changes == ()
+    assert thread_diff(store, "chat@2", "other").changes == ()

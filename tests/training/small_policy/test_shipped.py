@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hrm_agent.models import load_policy
-from hrm_agent.models.load_policy import model_folder
+from hrm_agent.models.policy_loader import model_folder
 from hrm_agent.runtime.episode import Episode
 from hrm_agent.runtime.settings import RunSettings
 from hrm_agent.training.collect import collect
