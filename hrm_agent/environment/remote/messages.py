@@ -49,6 +49,8 @@ _SAID = {
 }
 """Error of pydantic -> in words for people who do not write Python."""
 _Fields = TypeVar("_Fields")
+_FirstError = Field(fail_fast=True)
+"""Of a list; an error for each of half a million wrong items would take seconds and half a GiB."""
 _Number = Annotated[float, Field(ge=-_HUGE, le=_HUGE)]
 _Whole = Annotated[int, Field(ge=-_HUGE, le=_HUGE)]
 
@@ -81,7 +83,7 @@ class _CellFields(TypedDict, total=False):
 class _SubmissionFields(TypedDict, total=False):
     code: Required[str]
     session: str | None
-    history: list[_CellFields] | None
+    history: Annotated[list[_CellFields], _FirstError] | None
     limits: _LimitsFields
     id: str | None
     run: str
@@ -109,7 +111,7 @@ class _ResultFields(TypedDict, total=False):
 
 @with_config(_STRICT)
 class _BatchFields(TypedDict):
-    calls: list[_SubmissionFields]
+    calls: Annotated[list[_SubmissionFields], _FirstError]
 
 
 @with_config(_STRICT)
@@ -132,7 +134,8 @@ class StreamMessage(TypedDict, total=False):
 
 
 _SUBMISSION, _RESULT = TypeAdapter(_SubmissionFields), TypeAdapter(_ResultFields)
-_BATCH, _FORK, _STREAM = TypeAdapter(_BatchFields), TypeAdapter(_ForkFields), TypeAdapter(list[StreamMessage])
+_BATCH, _FORK = TypeAdapter(_BatchFields), TypeAdapter(_ForkFields)
+_STREAM = TypeAdapter(Annotated[list[StreamMessage], _FirstError])
 _SENT_SUBMISSION, _SENT_RESULT = TypeAdapter(Submission), TypeAdapter(ExecutionResult)
 
 
