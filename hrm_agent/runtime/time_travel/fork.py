@@ -3,7 +3,7 @@
     found = history(store, "legs")                       the tree of its checkpoints
     episodes = fork(store, "legs", "before:tools")       a thread of its own, which stands there
     group = await siblings(runner, "legs", 3, count=8)   eight of them, run side by side, as one group
-    thread_diff(store, "legs", "legs/fork-1")             where two threads parted, and how they differ
+    thread_diff(store, "legs", "legs/fork-1")            where two threads parted, and how they differ
 
 A fork is a thread that shares the lineage of another one up to the chosen checkpoint, which both know by the same id;
 nothing of the original is touched, and nothing is sampled for what they share. LangGraph's own way (`invoke` with an
