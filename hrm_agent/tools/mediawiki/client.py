@@ -24,7 +24,7 @@ from hrm_agent.errors import ConfigError
 from hrm_agent.retrieval.html_text import html_to_text
 from hrm_agent.tools.failures import ToolFailure
 from hrm_agent.tools.mediawiki.api_schema import ApiRow, PageRow, Parsed, Query, QueryReply, in_shape
-from hrm_agent.tools.mediawiki.io_loop import run, run_async
+from hrm_agent.tools.mediawiki.io_loop import the_loop
 from hrm_agent.tools.mediawiki.pages import Page, SearchHit
 from hrm_agent.tools.mediawiki.transport import Asker
 from hrm_agent.trajectory import ToolStatus
@@ -80,7 +80,7 @@ class MediaWiki:
 
     def close(self) -> None:
         """Let go of connections and files. The next question opens them again."""
-        run(self._asker.close())
+        the_loop().run(self._asker.close())
         if self._cache is not None:
             self._cache.close()
 
@@ -89,19 +89,19 @@ class MediaWiki:
 
         At most 50.
         """
-        return run(self.asearch(query, limit))
+        return the_loop().run(self.asearch(query, limit))
 
     async def asearch(self, query: str, limit: int = 5) -> list[SearchHit]:
         """`search`, for an event loop."""
-        return await run_async(self._search(_words(query), max(1, min(limit, _MOST_FOUND))))
+        return await the_loop().run_async(self._search(_words(query), max(1, min(limit, _MOST_FOUND))))
 
     def page(self, title: str) -> Page:
         """A page by its title. Raises `ToolFailure` if there is none."""
-        return run(self.apage(title))
+        return the_loop().run(self.apage(title))
 
     async def apage(self, title: str) -> Page:
         """`page`, for an event loop."""
-        return await run_async(self._page(_title(title)))
+        return await the_loop().run_async(self._page(_title(title)))
 
     def tools(self, page_characters: int = 8_000) -> list[BaseTool]:
         """`wiki_search` and `wiki_page`, for a model, which is shown so much of a page at once."""
