@@ -160,20 +160,8 @@ def _end_of_traceback(stderr: str) -> str:
 
 def _outcome(result: ExecutionResult) -> ToolOutcome:
     shown = tool_content(result)
-    return ToolOutcome(
-        result.status,
-        f"{LOST}\n{shown}" if result.session is SessionState.LOST else shown,
-        result.stdout,
-        result.stderr,
-        result.value,
-        result.duration_seconds,
-        isolation=result.isolation,
-        session=result.session,
-        cpu_seconds=result.cpu_seconds,
-        peak_memory_bytes=result.peak_memory_bytes,
-        queued_seconds=result.queued_seconds,
-        attempt=result.attempt,
-    )
+    content = f"{LOST}\n{shown}" if result.session is SessionState.LOST else shown
+    return ToolOutcome(result.status, content, execution=result)
 
 
 def _shorten(text: str, limit: int) -> str:
