@@ -28,6 +28,7 @@ from hrm_agent.tools.mediawiki.io_loop import the_loop
 from hrm_agent.tools.mediawiki.pages import Page, SearchHit
 from hrm_agent.tools.mediawiki.transport import Asker
 from hrm_agent.trajectory import ToolStatus
+from hrm_agent.unicode import find_surrogate
 
 if TYPE_CHECKING:
     from hrm_agent.tools.mediawiki.cache import AnswerCache
@@ -41,8 +42,6 @@ _LONGEST_QUERY = 300
 """Characters. The search of Wikipedia takes no more."""
 _CONTINUED = 10
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z0-9]{1,12})*|simple")
-_UNSENDABLE = re.compile("[\0\ud800-\udfff]")
-"""NUL, and halves of surrogates, which a model may write and no URL can hold."""
 _HOST = re.compile(r"[\w.:-]+")
 _HEADING = re.compile(r"<(/?)h([2-6])(\b[^<>]*)>", re.IGNORECASE)
 
@@ -239,8 +238,13 @@ def _open_cache(folder: Path | str | None, seconds: float) -> AnswerCache | None
     return AnswerCache(folder, seconds)
 
 
+def _cannot_be_sent(text: str) -> bool:
+    """A model may write NUL and lone surrogates, and no URL can hold them."""
+    return "\0" in text or find_surrogate(text) is not None
+
+
 def _words(query: str) -> str:
-    if not query.strip() or _UNSENDABLE.search(query):
+    if not query.strip() or _cannot_be_sent(query):
         raise ToolFailure("The query has no words.", ToolStatus.INVALID_CALL)
     if len(query) > _LONGEST_QUERY:
         text = f"The query has {len(query):,} characters, and a wiki takes {_LONGEST_QUERY}: give a few words."
@@ -250,7 +254,7 @@ def _words(query: str) -> str:
 
 def _title(title: str) -> str:
     named = " ".join(title.split())
-    if not named or "|" in named or _UNSENDABLE.search(named) or len(named) > _LONGEST_QUERY:
+    if not named or "|" in named or _cannot_be_sent(named) or len(named) > _LONGEST_QUERY:
         raise ToolFailure(f"{title[:80]!r} is no title of a page.", ToolStatus.INVALID_CALL)
     return named
 
