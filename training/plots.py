@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hrm_agent.plotting import new_figure, save_figure
+
 __all__ = ["plot_curves"]
 
 _CURVES = (
@@ -19,15 +21,10 @@ _CURVES = (
 
 def plot_curves(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     """Four curves over the steps of `rows` (`metrics.jsonl`), as one picture of 10 x 6 inches."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # no display, no global state of pyplot
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 6), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title)
+    figure = new_figure(10, 6, title)
     steps = [row["step"] for row in rows]
     for axes, (name, label, limits) in zip(figure.subplots(2, 2).flat, _CURVES, strict=True):
         axes.plot(steps, [math.nan if row[name] is None else row[name] for row in rows], marker=".", linewidth=1.5)
         axes.set(title=label, xlabel="step", ylim=limits)
         axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
+    save_figure(figure, path)

@@ -16,9 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from langchain_core.embeddings import Embeddings
+from numpy.lib.stride_tricks import sliding_window_view
 
-__all__ = ["Segmented", "documents", "pk", "segmented"]
+from hrm_agent.retrieval.chunking.semantic import topics
+from hrm_agent.retrieval.chunking.sentences import Prose
 
+__all__ = ["Segmented", "boundaries", "documents", "pk", "segmented"]
+
+_NOTABLE, _AROUND = 0.25, 2
+"""A boundary's depth, in deviations above the mean, and the gaps to either side of which it is the deepest."""
 _LEAST = 30
 """Sentences of a document that is used."""
 _PASSAGES = 10
@@ -64,6 +71,16 @@ def segmented(documents: Sequence[Sequence[str]], seed: int, sizes: tuple[int, i
             units.append(len(text))
             text += sentence + " "
     return Segmented(text, units, changes[1:])
+
+
+def boundaries(text: str, embeddings: Embeddings | None = None) -> list[int]:
+    """Positions where another topic begins, whatever the sizes: valleys deeper than most."""
+    level = topics(Prose(text), embeddings)
+    if level.strength is None:
+        return []
+    depths = level.strength
+    deepest = sliding_window_view(np.pad(depths, _AROUND, constant_values=-np.inf), 2 * _AROUND + 1).max(axis=1)
+    return level.places[(depths == deepest) & (depths > depths.mean() + _NOTABLE * depths.std())].tolist()
 
 
 def pk(given: Segmented, found: Sequence[int]) -> float:

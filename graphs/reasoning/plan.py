@@ -16,14 +16,13 @@ from typing import Any, cast
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from hrm_agent.answers.subgoals import Subgoal
-from hrm_agent.answers.typed_reply import UnparsableAnswer, one_line, read_as
+from hrm_agent.answers.typed_reply import one_line
 
 __all__ = [
     "FAILED",
     "PlannedSubgoal",
     "PlannerAnswer",
     "arranged",
-    "read_plan",
     "ready",
     "whole_problem",
 ]
@@ -122,14 +121,6 @@ def arranged(listed: Sequence[PlannedSubgoal], limit: int) -> tuple[list[Subgoal
             needs[name].append(need)
     goals = {name: given.goal for given, name in zip(listed, names, strict=True)}
     return [Subgoal(name=name, goal=goals[name], needs=needs[name]) for name in _in_order(needs)], remarks
-
-
-def read_plan(text: str, problem: str, limit: int = 8) -> list[Subgoal]:
-    """The plan in a planner's answer; the problem itself, where there is none."""
-    try:
-        return arranged(read_as(PlannerAnswer, text).subgoals, limit)[0]
-    except UnparsableAnswer:
-        return whole_problem(problem)
 
 
 def ready(plan: Iterable[Subgoal], results: Collection[str]) -> list[Subgoal]:

@@ -6,10 +6,8 @@ the nodes of a Ray cluster (`RayEnvironment`). A contract suite runs against eac
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hrm_agent.trajectory import SessionState, ToolStatus
@@ -110,10 +108,6 @@ class Environment(ABC):
 
         Raises HrmError where the environment is closed or out of reach.
         """
-
-    async def run_batch(self, submissions: Sequence[Submission]) -> list[ExecutionResult]:
-        """Run calls side by side; their outcomes in the order given."""
-        return list(await asyncio.gather(*map(self.run, submissions)))
 
     async def execute(self, code: str, *, session: str | None = None, limits: Limits | None = None) -> ExecutionResult:
         """`run` for most uses."""

@@ -1,17 +1,17 @@
 """What a model can do, in the terms that a graph, a record and a trainer ask in.
 
-Whoever stands behind a model string says it of itself (`Capable`), so that `hrm-agent models check` and whoever else
+Whoever stands behind a model string says it of itself, so that `hrm-agent models check` and whoever else
 asks need not know one engine from another. What is missing comes with what to do about it, best a command.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from hrm_agent.trajectory import LogprobKind
 
-__all__ = ["Capabilities", "Capable", "Lack"]
+__all__ = ["Capabilities", "Lack"]
 
 
 class Lack(NamedTuple):
@@ -50,9 +50,3 @@ class Capabilities:
     memory_bytes: int | None = None
     """Of the weights, where they are in this process."""
     lacks: tuple[Lack, ...] = field(default=())
-
-
-class Capable(Protocol):
-    """A backend that knows what it can do."""
-
-    def capabilities(self) -> Capabilities: ...

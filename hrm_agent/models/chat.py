@@ -15,10 +15,10 @@ from __future__ import annotations
 import asyncio
 import json
 import queue
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import Context
 from functools import lru_cache
 from typing import Any, Self
 from uuid import uuid4
@@ -34,6 +34,7 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, ConfigDict, Field
 
+from hrm_agent.async_bridge import call_in_thread
 from hrm_agent.errors import ModelError
 from hrm_agent.models.call_recording import PendingCall, Prefix, close_text_turn, close_turn, find_prefix, open_turn
 from hrm_agent.models.codec.stream_decoder import StreamDecoder
@@ -259,34 +260,28 @@ def _ask_in_thread(model: BaseChatModel, turn: PendingCall, options: dict[str, A
     Temperature, top-p and the token limit are passed on under LangChain's usual names; a seed is not, since few
     providers have one. What a provider refuses it says itself.
     """
-    future: Future[Any] = Future()
     tools, choice, sampling = options.get("tools"), options.get("tool_choice"), turn.sampling
     runnable: Any = model.bind_tools(tools, **({"tool_choice": choice} if choice else {})) if tools else model
     passed: dict[str, Any] = {"temperature": sampling.temperature, "max_tokens": sampling.max_tokens}
     if sampling.top_p < 1:
         passed["top_p"] = sampling.top_p
 
-    def ask() -> None:
-        if not future.set_running_or_notify_cancel():
-            return
+    def ask() -> Any:
         try:
             asked = runnable.bind(**passed)
-            future.set_result(asked.invoke(list(turn.messages), {"callbacks": []}, stop=list(sampling.stop) or None))
+            return asked.invoke(list(turn.messages), {"callbacks": []}, stop=list(sampling.stop) or None)
         except Exception as error:
-            future.set_exception(_model_failure(model, error))
+            raise _model_failure(model, error) from error
 
-    threading.Thread(target=ask, daemon=True).start()
-    return future
+    return call_in_thread(ask, Context())  # the graph around it is not the provider's affair: none of its config
 
 
 def _model_failure(model: BaseChatModel, error: Exception) -> ModelError:
     """A provider that does not answer is no fault of the graph: the run stops, and can be resumed."""
-    failure = ModelError(
+    return ModelError(
         f"The model {_model_name(model)} gave no answer: {type(error).__name__}: {error}.",
         "See to its key, its name, the network; then `hrm-agent resume` the run.",
     )
-    failure.__cause__ = error
-    return failure
 
 
 def _model_name(backend: Backend) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import AsyncGenerator, Collection, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -17,6 +17,7 @@ from typing import Any, cast
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig
 
+from hrm_agent.bounded import BoundedMap
 from hrm_agent.langgraph_format import READ
 
 __all__ = ["OrderedAccess", "calls_before"]
@@ -34,7 +35,7 @@ class OrderedAccess:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._queues: dict[tuple[str, ...], deque[Future[None]]] = {}
-        self._came: OrderedDict[tuple[str, ...], set[str]] = OrderedDict()
+        self._came = BoundedMap[tuple[str, ...], set[str]](_REMEMBERED)
 
     @asynccontextmanager
     async def turn(
@@ -47,7 +48,7 @@ class OrderedAccess:
             queue = self._queues.setdefault(shared, deque())
             queue.append(ticket)
             _admit(queue)
-            self._note(call_id, (*shared, *step))
+            self._came.setdefault((*shared, *step), set()).add(call_id)
         try:
             await asyncio.wrap_future(ticket)
             yield
@@ -64,11 +65,6 @@ class OrderedAccess:
                 if self._came.get(step, set()) >= set(before):
                     return
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
-
-    def _note(self, call_id: str, step: tuple[str, ...]) -> None:
-        self._came.setdefault(step, set()).add(call_id)
-        while len(self._came) > _REMEMBERED:
-            self._came.popitem(last=False)
 
 
 def _admit(queue: deque[Future[None]]) -> None:

@@ -16,15 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextvars import copy_context
 from typing import Any, TypeVar
 
 from langchain_core.tools import BaseTool, StructuredTool, Tool
 
+from hrm_agent.async_bridge import call_in_thread
 from hrm_agent.errors import ConfigError, nearest
 from hrm_agent.trajectory import ToolStatus
 
@@ -86,15 +84,7 @@ def _in_task(function: Callable[..., Awaitable[_Result]], seconds: float) -> Cal
 def _in_thread(function: Callable[..., _Result], seconds: float) -> Callable[..., _Result]:
     @functools.wraps(function)
     def run(*args: Any, **options: Any) -> _Result:
-        future: Future[_Result] = Future()
-
-        def target() -> None:
-            try:
-                future.set_result(function(*args, **options))
-            except BaseException as error:
-                future.set_exception(error)
-
-        threading.Thread(target=copy_context().run, args=(target,), daemon=True).start()
+        future = call_in_thread(functools.partial(function, *args, **options))
         try:
             return future.result(seconds)
         except FutureTimeoutError as error:

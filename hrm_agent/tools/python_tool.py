@@ -12,19 +12,15 @@ the error.
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Coroutine
-from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from contextvars import copy_context
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar
 
 from langchain_core.messages import ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, InjectedToolCallId
 from pydantic import BaseModel, Field
 
+from hrm_agent.async_bridge import run_sync
 from hrm_agent.environment import ExecutionResult, Limits, ready_environment
 from hrm_agent.environment.base import Cell, Submission
 from hrm_agent.tools.call_order import calls_before
@@ -41,7 +37,6 @@ TRACEBACK_LINES = 3
 """The failing line's place, the line itself, and the error."""
 NO_OUTPUT = "(no output)"
 LOST = "Note: the session was lost; earlier variables may be gone or changed."
-_Result = TypeVar("_Result")
 _FAILURES = {
     ToolStatus.TIMEOUT: "TimeoutError: the code ran longer than its time limit",
     ToolStatus.OUT_OF_MEMORY: "MemoryError: the code needed more memory than its limit",
@@ -90,7 +85,7 @@ class PythonTool(BaseTool):
         return message, message.artifact
 
     def _run(self, code: str, tool_call_id: str, config: RunnableConfig) -> tuple[ToolMessage, dict[str, Any]]:
-        return _run_sync(self._arun(code, tool_call_id, config))
+        return run_sync(self._arun(code, tool_call_id, config))
 
 
 class _Execution:
@@ -165,20 +160,8 @@ def _end_of_traceback(stderr: str) -> str:
 
 def _outcome(result: ExecutionResult) -> ToolOutcome:
     shown = tool_content(result)
-    return ToolOutcome(
-        result.status,
-        f"{LOST}\n{shown}" if result.session is SessionState.LOST else shown,
-        result.stdout,
-        result.stderr,
-        result.value,
-        result.duration_seconds,
-        isolation=result.isolation,
-        session=result.session,
-        cpu_seconds=result.cpu_seconds,
-        peak_memory_bytes=result.peak_memory_bytes,
-        queued_seconds=result.queued_seconds,
-        attempt=result.attempt,
-    )
+    content = f"{LOST}\n{shown}" if result.session is SessionState.LOST else shown
+    return ToolOutcome(result.status, content, execution=result)
 
 
 def _shorten(text: str, limit: int) -> str:
@@ -187,20 +170,6 @@ def _shorten(text: str, limit: int) -> str:
         return text
     half = limit // 2
     return f"{text[:half]}\n[... {len(text) - 2 * half} characters cut ...]\n{text[-half:]}"
-
-
-def _run_sync(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Run `work` to its end in a thread of its own, since this one may have a running event loop."""
-    future: Future[_Result] = Future()
-
-    def target() -> None:
-        try:
-            future.set_result(asyncio.run(work))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=copy_context().run, args=(target,)).start()
-    return future.result()
 
 
 python = PythonTool()

@@ -21,12 +21,12 @@ from langchain_core.messages import ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphBubbleUp
 
+from hrm_agent.environment import ExecutionResult
 from hrm_agent.errors import HrmError
 from hrm_agent.tools.idempotency import under_way
 from hrm_agent.trajectory import (
     GraphIdentity,
     Recording,
-    SessionState,
     ToolCall,
     ToolStatus,
     active_recording,
@@ -45,6 +45,8 @@ __all__ = [
     "record_tool_call",
 ]
 
+_MEASURED = tuple(each.name for each in fields(ExecutionResult) if each.name in ToolCall.model_fields)
+"""What an `ExecutionResult` and a record both have; the rest of it is not stored."""
 SECONDS_BETWEEN_LOOKS = 0.01
 """How often a call looks whether another one under its key has ended."""
 
@@ -56,19 +58,14 @@ class ToolOutcome:
     status: ToolStatus
     content: str
     """What the model is shown."""
-    stdout: str = ""
-    stderr: str = ""
-    value: str | None = None
-    duration_seconds: float | None = None
-    """As the enforcing side measured it; None: by the clock around the call."""
     output: dict[str, Any] | None = None
-    """`ToolCall.output`, as all that follows is of the same name there."""
-    isolation: str = ""
-    session: SessionState | None = None
-    cpu_seconds: float | None = None
-    peak_memory_bytes: int | None = None
-    queued_seconds: float = 0.0
-    attempt: int = 1
+    """`ToolCall.output`."""
+    execution: ExecutionResult | None = None
+    """What an environment measured of the code that it ran; None for a tool that runs none."""
+    stderr: str = ""
+    """Of a tool that runs no code, like the duration."""
+    duration_seconds: float | None = None
+    """None: by the clock around the call."""
 
 
 async def record_tool_call(
@@ -163,12 +160,18 @@ def begin_tool_call(recording: Recording, started: ToolCall) -> ToolCall:
 
 def finish_tool_call(recording: Recording, begun: ToolCall, outcome: ToolOutcome, elapsed: float) -> ToolCall:
     """Write what a call came to."""
-    came_to = {each.name: getattr(outcome, each.name) for each in fields(outcome)}
-    if outcome.duration_seconds is None:
-        came_to["duration_seconds"] = elapsed
-    finished = begun.model_copy(update=came_to)
+    finished = begun.model_copy(update=_came_to(outcome, elapsed))
     recording.journal.write_tool_call(finished)
     return finished
+
+
+def _came_to(outcome: ToolOutcome, elapsed: float) -> dict[str, Any]:
+    """The fields of a `ToolCall` that say how it ended."""
+    ended = {"status": outcome.status, "content": outcome.content, "output": outcome.output}
+    if outcome.execution is not None:
+        return {name: getattr(outcome.execution, name) for name in _MEASURED} | ended
+    seconds = elapsed if outcome.duration_seconds is None else outcome.duration_seconds
+    return ended | {"stderr": outcome.stderr, "duration_seconds": seconds}
 
 
 async def _shielded(execute: Callable[[], Awaitable[ToolOutcome]]) -> ToolOutcome:

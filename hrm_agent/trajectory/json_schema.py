@@ -22,7 +22,7 @@ from hrm_agent.trajectory import schema
 from hrm_agent.trajectory.formats import COLUMNS, FORMATS, chat, messages, rollouts, trl, verifiers
 from hrm_agent.trajectory.lint import INVARIANTS
 
-__all__ = ["format_page", "overlay_schema", "trajectory_schema"]
+__all__ = ["format_page", "trajectory_schema"]
 
 _RECORDS: tuple[type[BaseModel], ...] = (
     schema.Trajectory,
@@ -59,11 +59,6 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 def trajectory_schema() -> dict[str, Any]:
     """JSON Schema of one line of a JSONL export."""
     return {"$schema": _DIALECT, **schema.Trajectory.model_json_schema(mode="serialization")}
-
-
-def overlay_schema() -> dict[str, Any]:
-    """JSON Schema of what a training run stores beside a trajectory."""
-    return {"$schema": _DIALECT, **schema.Overlay.model_json_schema(mode="serialization")}
 
 
 def format_page() -> str:

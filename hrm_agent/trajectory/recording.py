@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol, TypeVar
 
+from hrm_agent.bounded import BoundedMap
 from hrm_agent.errors import StoreError
 from hrm_agent.trajectory.ids import derive_seed
 from hrm_agent.trajectory.schema import Call, GraphIdentity, ToolCall, ToolStatus
@@ -40,7 +41,7 @@ __all__ = [
 
 R = TypeVar("R")
 _REMEMBERED = 1024
-"""Tasks and threads whose claims a recording keeps in memory."""
+"""Tasks and threads whose claims are kept in memory: a run has few at a time, a chat without a recording no end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +121,8 @@ class MemoryJournal:
     waits = False
 
     def __init__(self, capacity: int = 4096) -> None:
-        self._calls: OrderedDict[str, Call] = OrderedDict()
-        self._tool_calls: OrderedDict[str, ToolCall] = OrderedDict()
-        self._capacity = capacity
+        self._calls = BoundedMap[str, Call](capacity)
+        self._tool_calls = BoundedMap[str, ToolCall](capacity)
         self._lock = threading.Lock()
 
     def calls_of_task(self, thread_id: str, task_id: str) -> Sequence[Call]:
@@ -151,10 +151,7 @@ class MemoryJournal:
 
     def write_call(self, call: Call) -> Call:
         with self._lock:
-            stands = self._calls.setdefault(call.id, call)
-            if len(self._calls) > self._capacity:
-                self._calls.popitem(last=False)
-        return stands
+            return self._calls.setdefault(call.id, call)
 
     def find_tool_call(self, record_id: str) -> ToolCall | None:
         return self._tool_calls.get(record_id)
@@ -177,8 +174,6 @@ class MemoryJournal:
     def write_tool_call(self, tool_call: ToolCall) -> None:
         with self._lock:
             self._tool_calls[tool_call.id] = tool_call
-            if len(self._tool_calls) > self._capacity:
-                self._tool_calls.popitem(last=False)
 
     def line(self, thread_id: str, namespace: str, checkpoint_id: str) -> CheckpointLineage:
         return CheckpointLineage({}, checkpoint_id)
@@ -214,8 +209,8 @@ class Recording:
         self.broken: StoreError | None = None
         """Set when a call could not be written: from then on nothing may be asked, whatever the graph swallows."""
         self._lock = threading.Lock()
-        self._tasks: OrderedDict[tuple[str, str], _TaskSlot] = OrderedDict()
-        self._seeds: OrderedDict[str, set[int]] = OrderedDict()
+        self._tasks = BoundedMap[tuple[str, str], _TaskSlot](_REMEMBERED)
+        self._seeds = BoundedMap[str, set[int]](_REMEMBERED)
         self._keys: set[tuple[str, str]] = set()
         self._asked: Counter[tuple[str, str, int, str]] = Counter()
 
@@ -306,20 +301,12 @@ class Recording:
         key = (identity.thread_id, identity.task_id)
         if key not in self._tasks:
             self._tasks[key] = _TaskSlot(list(self.journal.calls_of_task(*key)))
-            _forget_oldest(self._tasks)
         return self._tasks[key]
 
     def _seeds_of(self, thread_id: str) -> set[int]:
         if thread_id not in self._seeds:
             self._seeds[thread_id] = self.journal.seeds_of_thread(thread_id)
-            _forget_oldest(self._seeds)
         return self._seeds[thread_id]
-
-
-def _forget_oldest(known: OrderedDict[Any, Any]) -> None:
-    """A run has few tasks open at a time; a chat without a recording has no end."""
-    while len(known) > _REMEMBERED:
-        known.popitem(last=False)
 
 
 _active: ContextVar[Recording | None] = ContextVar("hrm_agent_recording", default=None)

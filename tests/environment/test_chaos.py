@@ -29,7 +29,7 @@ from hrm_agent.environment.base import Submission
 from hrm_agent.environment.remote.client import RemoteEnvironment
 from hrm_agent.trajectory import ToolStatus
 from tests.environment.attacks.host import orphans
-from tests.support.environment.contract import LONG, until
+from tests.support.environment.contract import LONG, run_batch, until
 from tests.support.environment.held import HOLD, let_go, until_held
 from tests.support.environment.killing import FORK_SERVER, SLOT, ChosenKills, at_depth
 from tests.support.environment.served import TOKEN, ServerProcess
@@ -109,7 +109,7 @@ async def storm(calls: int, clients: int, seconds: float) -> None:
 
     async def client() -> None:
         for number in numbers:
-            twins = await environment.run_batch([call(number), call(number)])
+            twins = await run_batch(environment, [call(number), call(number)])
             assert (twins[0].value, twins[0].status) == (twins[1].value, twins[1].status)
             results[number] = twins[0]
 
@@ -129,7 +129,7 @@ async def test_slots_and_fork_servers_are_killed_during_calls() -> None:
     kills, results = ChosenKills(environment), list[ExecutionResult]()
     for round_ in range(ROUNDS):
         calls = [call(number) for number in range(round_ * 16, round_ * 16 + 16)]
-        twins = environment.run_batch([*calls, *calls])
+        twins = run_batch(environment, [*calls, *calls])
         found = await kills.during(twins, nth=1 + round_ * 5 % 16, fork_server=round_ % 3 == 2)
         assert found[:16] == found[16:]
         results += found[:16]
@@ -154,7 +154,7 @@ async def flood(calls: int, seconds: float) -> None:
     began = ChosenKills(environment).began
     submitted = [call(number) for number in range(calls)]
     with killing(seconds, zygotes=False) as killer:
-        results = await environment.run_batch(submitted)
+        results = await run_batch(environment, submitted)
     check(results, killer)
     assert list(dict.fromkeys(began)) == [each.code for each in submitted]
     await environment.close()
@@ -164,7 +164,7 @@ async def test_calls_begin_in_the_order_in_which_they_came() -> None:
     environment = LocalEnvironment(slots=4)
     kills = ChosenKills(environment)
     calls = [call(number) for number in range(60)]
-    results = await kills.during(environment.run_batch(calls), nth=20)
+    results = await kills.during(run_batch(environment, calls), nth=20)
     assert [result for number, result in enumerate(results) if not is_right(number, result)] == []
     assert results[19].attempt == 2
     first_tries = list(dict.fromkeys(kills.began))

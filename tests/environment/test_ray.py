@@ -24,7 +24,7 @@ from hrm_agent.environment.on_ray import cluster as nodes
 from hrm_agent.environment.on_ray.environment import RayEnvironment
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
-from tests.support.environment.contract import LONG, SLOTS, EnvironmentContract, until
+from tests.support.environment.contract import LONG, SLOTS, EnvironmentContract, run_batch, until
 from tests.support.environment.front_workers import ThreadWorkers
 from tests.support.environment.held import HOLD, let_go, until_held
 
@@ -124,7 +124,7 @@ async def all_nodes_in_use(environment: RayEnvironment, nodes: int) -> None:
 
 async def test_outcomes_are_right_and_the_nodes_share_the_calls(environment: RayEnvironment) -> None:
     before = by_node(environment, "works_total")
-    results = await environment.run_batch([Submission(f"print({i})\n{i} ** 2") for i in range(100)])
+    results = await run_batch(environment, [Submission(f"print({i})\n{i} ** 2") for i in range(100)])
     assert [(r.status, r.stdout, r.value) for r in results] == [("ok", f"{i}\n", f"{i * i}") for i in range(100)]
     assert {result.isolation for result in results} == {environment.isolation}
     shares = [count - before[node] for node, count in by_node(environment, "works_total").items()]
@@ -138,7 +138,7 @@ async def test_outcomes_are_right_and_the_nodes_share_the_calls(environment: Ray
 
 async def test_what_a_snippet_does_wrong_is_typed(environment: RayEnvironment) -> None:
     codes = ["1 / 0", "import os\nos._exit(3)", "RESULT = {'a': [1]}"]
-    results = await environment.run_batch([Submission(code) for code in codes])
+    results = await run_batch(environment, [Submission(code) for code in codes])
     assert [result.status for result in results] == ["error", "error", "ok"]
     assert results[2].value_json == '{"a": [1]}'
 
@@ -146,7 +146,7 @@ async def test_what_a_snippet_does_wrong_is_typed(environment: RayEnvironment) -
 async def test_a_slow_call_delays_none_of_its_batch(environment: RayEnvironment) -> None:
     slow = asyncio.create_task(environment.execute(f"{HOLD}'slow'", limits=LONG))
     holds = await until_held()
-    quick = await environment.run_batch([Submission("1")] * 20)
+    quick = await run_batch(environment, [Submission("1")] * 20)
     assert not slow.done()
     assert {result.value for result in quick} == {"1"}
     let_go(holds)
@@ -157,7 +157,7 @@ async def test_a_session_stays_on_its_node_and_can_be_forked(environment: RayEnv
     names = [f"stays {i}" for i in range(4)]
     for expected in ("1", "2", "3"):
         code = "n = globals().get('n', 0) + 1\nn"
-        results = await environment.run_batch([Submission(code, session=name) for name in names])
+        results = await run_batch(environment, [Submission(code, session=name) for name in names])
         assert [result.value for result in results] == [expected] * 4
     assert {result.session for result in results} == {SessionState.KEPT}
     assert sum(by_node(environment, "sessions").values()) == 4
@@ -184,7 +184,7 @@ def test_threads_with_loops_of_their_own(environment: RayEnvironment) -> None:
 
     def ask(i: int) -> None:
         async def several() -> list[str | None]:
-            return [result.value for result in await environment.run_batch([Submission(f"{i}")] * 5)]
+            return [result.value for result in await run_batch(environment, [Submission(f"{i}")] * 5)]
 
         found[i] = asyncio.run(several())
 
@@ -201,13 +201,13 @@ async def test_a_dead_node_s_calls_are_run_elsewhere_and_a_new_node_is_used(
 ) -> None:
     await all_nodes_in_use(environment, NODES)
     names = [f"moves {i}" for i in range(4)]
-    await environment.run_batch([Submission("x = 5", session=name) for name in names])
+    await run_batch(environment, [Submission("x = 5", session=name) for name in names])
     busy = Submission(f"{HOLD}x += 1\nx", session=names[0], limits=LONG)
     of_session = asyncio.create_task(environment.run(busy))
     hit = await until_held()
     (dying,) = (node for node in environment._workers._nodes.values() if node.open)
     moved = len(dying.sessions)
-    calls = asyncio.create_task(environment.run_batch([Submission(f"print({i})") for i in range(100)]))
+    calls = asyncio.create_task(run_batch(environment, [Submission(f"print({i})") for i in range(100)]))
     (there,) = (node for node in cluster.worker_nodes if node.node_id == dying.id)
     await asyncio.to_thread(cluster.remove_node, there, allow_graceful=False)
     let_go(await until_held(known=hit))
@@ -215,14 +215,14 @@ async def test_a_dead_node_s_calls_are_run_elsewhere_and_a_new_node_is_used(
     assert [(result.status, result.stdout) for result in results] == [("ok", f"{i}\n") for i in range(100)]
     assert {result.attempt for result in results} <= {1, 2}
     assert (again.value, again.attempt) == ("6", 2)
-    after = await environment.run_batch([Submission("x", session=name) for name in names])
+    after = await run_batch(environment, [Submission("x", session=name) for name in names])
     assert [result.value for result in after] == ["6", "5", "5", "5"]
     states = [again.session, *(result.session for result in after)]
     assert states.count(SessionState.REPLAYED) == moved
     assert set(states) == {SessionState.REPLAYED, SessionState.KEPT}
     cluster.add_node(**node_options())
     await all_nodes_in_use(environment, NODES)
-    await environment.run_batch([Submission("1")] * 20)
+    await run_batch(environment, [Submission("1")] * 20)
     assert min(by_node(environment, "works_total").values()) > 0
 
 
@@ -231,9 +231,9 @@ async def test_a_node_whose_actor_died_gets_another(environment: RayEnvironment)
     import ray
 
     node = next(iter(environment._workers._nodes.values()))
-    await environment.run_batch([Submission("1")] * 4)
+    await run_batch(environment, [Submission("1")] * 4)
     await asyncio.to_thread(ray.kill, node.actor)
-    results = await environment.run_batch([Submission("2")] * 20)
+    results = await run_batch(environment, [Submission("2")] * 20)
     assert {result.value for result in results} == {"2"}
     await asyncio.to_thread(wait_until, lambda: node not in environment._workers._nodes.values())
     await all_nodes_in_use(environment, NODES)
@@ -269,7 +269,7 @@ async def test_calls_share_ray_calls_and_closing_leaves_ray_and_no_call_open(clu
 @pytest.mark.usefixtures("environment")
 async def test_thousands_of_calls_share_few_ray_calls() -> None:
     second = RayEnvironment(factory=partial(ThreadWorkers, slots=64), isolation=Isolation.L0)
-    results = await second.run_batch([Submission(f"value {i}") for i in range(2000)])
+    results = await run_batch(second, [Submission(f"value {i}") for i in range(2000)])
     assert [result.value for result in results] == [str(i) for i in range(2000)]
     works, batches = (sum(by_node(second, name).values()) for name in ("works_total", "batches_total"))
     assert works == 2000
@@ -342,7 +342,7 @@ async def test_nodes_die_at_random_during_thousands_of_calls(cluster: Any, envir
             cluster.add_node(**node_options())  # Ray wants to be on the main thread for this
 
     killer = asyncio.create_task(kill())
-    stateless = environment.run_batch([Submission(f"print({i})", id=f"chaos {i}") for i in range(3000)])
+    stateless = run_batch(environment, [Submission(f"print({i})", id=f"chaos {i}") for i in range(3000)])
     results, *sessions = await asyncio.gather(stateless, *map(episode, range(20)))
     over.set()
     await killer

@@ -11,10 +11,11 @@ import pytest
 from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
+from hrm_agent.answers.typed_reply import read_as
 from hrm_agent.environment import LocalEnvironment, using_environment
 from hrm_agent.errors import ConfigError, ContextLengthError
 from hrm_agent.graphs.reasoning.agent import ReasoningContext, graph
-from hrm_agent.graphs.reasoning.plan import read_plan
+from hrm_agent.graphs.reasoning.plan import PlannerAnswer, arranged
 from hrm_agent.models import call_recording as turns
 from hrm_agent.models import using_policy
 from hrm_agent.models.scripted import ScriptedEngine
@@ -348,5 +349,6 @@ async def test_an_unreadable_critique_submits_and_an_unreadable_plan_is_one_subg
     ],
 )
 def test_plans_that_cannot_be_followed_are_put_right(subgoals: Any, names: Any, needs: Any) -> None:
-    plan = read_plan("text before " + json.dumps({"subgoals": subgoals}) + " and after", "problem")
+    answer = read_as(PlannerAnswer, "text before " + json.dumps({"subgoals": subgoals}) + " and after")
+    plan, _ = arranged(answer.subgoals, 8)
     assert [s["name"] for s in plan] == list(names) and [s["needs"] for s in plan] == needs

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from langgraph.errors import GraphInterrupt
 
+from hrm_agent.environment import ExecutionResult
 from hrm_agent.errors import HrmError
 from hrm_agent.tools.record_call import ToolOutcome, as_message, record_tool_call
 from hrm_agent.trajectory import MemoryJournal, ToolCall, ToolStatus, tool_record_id
@@ -28,7 +29,11 @@ class Counter:
 
     def __init__(self, outcome: ToolOutcome | Exception | None = None) -> None:
         self.runs = 0
-        self.outcome = outcome or ToolOutcome(ToolStatus.OK, "shown", "out", "err", "value", 0.25)
+        self.outcome = outcome or ToolOutcome(
+            ToolStatus.OK,
+            "shown",
+            execution=ExecutionResult(ToolStatus.OK, "out", "err", "value", duration_seconds=0.25, cpu_seconds=0.125),
+        )
 
     async def __call__(self) -> ToolOutcome:
         self.runs += 1
@@ -50,6 +55,7 @@ async def test_the_record_holds_identity_and_outcome(journal: MemoryJournal) -> 
     assert (finished.identity.checkpoint_ns, finished.identity.task_id) == ("solve:1|tools:2", "2")
     assert (finished.status, finished.content, finished.duration_seconds) == (ToolStatus.OK, "shown", 0.25)
     assert (finished.stdout, finished.stderr, finished.value) == ("out", "err", "value")
+    assert (finished.cpu_seconds, finished.attempt) == (0.125, 1)
     assert finished.started_at > 1e9
     assert journal.find_tool_call(finished.id) == finished
 

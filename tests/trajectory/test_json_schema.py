@@ -8,9 +8,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from hrm_agent.trajectory import Overlay, Verdict
 from hrm_agent.trajectory.formats import write_jsonl
-from hrm_agent.trajectory.json_schema import format_page, overlay_schema, trajectory_schema
+from hrm_agent.trajectory.json_schema import format_page, trajectory_schema
 from tests.support.trajectory.samples import make_trajectory
 
 PAGE = Path(__file__).parents[2] / "docs" / "trajectory-format.md"
@@ -32,22 +31,6 @@ def test_an_exported_line_conforms(tmp_path: Path) -> None:
 def test_what_does_not_conform_is_told(broken: dict[str, object]) -> None:
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**make_trajectory().model_dump(mode="json"), **broken}, trajectory_schema())
-
-
-def test_an_overlay_conforms() -> None:
-    overlay = Overlay(
-        run_id="r",
-        step=0,
-        trajectory_id="t",
-        group_id="g",
-        reward=1.0,
-        verdict=Verdict.KEPT,
-        reason="quota",
-        penalty_error=0.0,
-        penalty_format=0.0,
-        advantage=0.5,
-    )
-    jsonschema.validate(overlay.model_dump(mode="json"), overlay_schema())
 
 
 def test_every_field_and_every_value_is_on_the_page() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hrm_agent.intervals import Estimate
+from hrm_agent.plotting import new_figure, save_figure
 from hrm_agent.training.evaluation.evaluate import Evaluation
 from hrm_agent.training.evaluation.statistics import shown_ks
 
@@ -20,18 +21,13 @@ _LONGEST = 24
 
 def draw(found: Evaluation, path: Path, title: str) -> None:
     """Scores by k, scores by family, how runs ended, failures by role."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # no display, no global state of pyplot
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 7), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(f"{_short(title)}: {found.problems} problems, {found.trajectories} trajectories")
+    figure = new_figure(11, 7, f"{_short(title)}: {found.problems} problems, {found.trajectories} trajectories")
     scores, families, ends, roles = figure.subplots(2, 2).flat
     _scores(scores, found)
     _families(families, found)
     _bars(ends, dict(reversed(found.stop_reasons.items())), "how runs ended")
     _roles(roles, found)
-    figure.savefig(path, dpi=120, format="png")
+    save_figure(figure, path)
 
 
 def _scores(axes: Any, found: Evaluation) -> None:

@@ -27,6 +27,7 @@ from hrm_agent.errors import TaskError, nearest
 from hrm_agent.training.tasks.base import Task, Verifier
 from hrm_agent.training.tasks.verify import contest_integer, contest_verifier, exact_verifier
 from hrm_agent.trajectory import derive_seed
+from hrm_agent.unicode import find_surrogate
 
 __all__ = ["load_aime", "load_jsonl"]
 
@@ -131,7 +132,7 @@ def _value(path: Path, line: int, row: dict[str, Any], role: str, key: str) -> s
         kind = type(value).__name__
         raise TaskError(f"{path}, line {line}: {key!r} is a {kind}.", "It must be a text or a number.")
     text = str(value)
-    if text.encode(errors="replace").decode() != text:
+    if find_surrogate(text) is not None:
         raise TaskError(
             f"{path}, line {line}: {key!r} holds half a character.", "Both halves of a \\uD83D\\uDE00 are needed."
         )

@@ -33,7 +33,6 @@ __all__ = [
     "grid_verifier",
     "number",
     "text_answer",
-    "voted_answer",
 ]
 
 MAX_NUMBER_CHARACTERS = 256
@@ -98,14 +97,6 @@ def grid_verifier(answer: str) -> Verifier:
 
 def _cells(text: str) -> list[list[str]]:
     return [line.split() for line in text.strip().splitlines()]
-
-
-def voted_answer(text: str) -> str | None:
-    """What a final text votes for: equal votes are equal answers (`1/2` and `0.5`). None where it answers nothing."""
-    given = text_answer(text)
-    given = _whole_answer(text) if given is None else given
-    value = number(given)
-    return str(value) if value is not None else given.strip() or None
 
 
 def _whole_answer(text: str) -> str:

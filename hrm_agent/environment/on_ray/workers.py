@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any
 
+from hrm_agent.async_bridge import BackgroundLoop
 from hrm_agent.environment.isolation import Isolation
 from hrm_agent.environment.local.slot_files import infrastructure_failure
 from hrm_agent.environment.on_ray.cluster import Node, RayCluster, answer_of, line_of
@@ -33,7 +33,6 @@ from hrm_agent.errors import HrmError
 
 __all__ = ["BATCH", "RayWorkers"]
 
-_T = TypeVar("_T")
 _LOG = logging.getLogger(__name__)
 BATCH = 256
 """Works in one Ray call, at most."""
@@ -69,11 +68,10 @@ class RayWorkers:
         self._inbox: deque[Callable[[], None]] = deque()
         self._woken = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="ray-environment", daemon=True)
-        self._thread.start()
+        self._background = BackgroundLoop("ray-environment")
+        self._loop = self._background.loop
         try:
-            self._on_loop(self._open())
+            self._background.run(self._open())
         except BaseException:
             self.close()
             raise
@@ -94,19 +92,14 @@ class RayWorkers:
 
     def close(self) -> None:
         if not self._loop.is_closed():
-            self._on_loop(self._close())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+            self._background.run(self._close())
+            self._background.close()
 
     def metrics(self) -> str:
         """Counts by node, in Prometheus' text format."""
-        return self._on_loop(self._render())
+        return self._background.run(self._render())
 
     # the loop
-
-    def _on_loop(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def _post(self, change: Callable[[], None]) -> None:
         """Have it done on the loop, which is woken once for many."""

@@ -6,9 +6,9 @@ The server remembers too, and better; this is only used where its memory is gone
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from hrm_agent.bounded import BoundedMap
 from hrm_agent.environment.base import Cell, ExecutionResult, SessionState, Submission
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
@@ -43,16 +43,14 @@ class Recall:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._logs: OrderedDict[str, _Log] = OrderedDict()
+        self._logs = BoundedMap[str, _Log](_SESSIONS)
 
     def opened(self, session: str) -> None:
         """A call of the session was submitted."""
         with self._lock:
-            log = self._logs.setdefault(session, _Log())
+            log = self._logs.pop(session, None) or _Log()
             log.open += 1
-            self._logs.move_to_end(session)
-            if len(self._logs) > _SESSIONS:
-                self._logs.popitem(last=False)
+            self._logs[session] = log
 
     def history(self, submission: Submission, boot: str) -> tuple[Cell, ...] | None:
         """What is to be sent along with a call to the server `boot`. Raises HrmError if that would have to be known."""

@@ -7,14 +7,15 @@ whoever submits that again wants it to be run.
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 
+from hrm_agent.bounded import BoundedMap
 from hrm_agent.environment.base import ExecutionResult, Submission
 from hrm_agent.environment.scheduler.admission import Bounds
 from hrm_agent.trajectory import ToolStatus
 
 __all__ = ["ResultCache"]
 
+_Kept = tuple[bytes, ExecutionResult]
 _ENTRY_BYTES = 1000
 """Of an outcome without its texts, and of its place here."""
 
@@ -23,9 +24,7 @@ class ResultCache:
     """Not thread-safe."""
 
     def __init__(self, bounds: Bounds) -> None:
-        self._bounds = bounds
-        self._kept: OrderedDict[tuple[str, str], tuple[bytes, ExecutionResult]] = OrderedDict()
-        self._bytes = 0
+        self._kept = BoundedMap[tuple[str, str], _Kept](bounds.answers, _size, bounds.answers_bytes)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -39,12 +38,8 @@ class ResultCache:
         if submission.id is None or result.status is ToolStatus.INFRASTRUCTURE:
             return
         key = (submission.run, submission.id)
-        if key in self._kept:
-            self._bytes -= _size(self._kept.pop(key)[1])
+        self._kept.pop(key, None)
         self._kept[key] = (_fingerprint(submission), result)
-        self._bytes += _size(result)
-        while len(self._kept) > self._bounds.answers or self._bytes > self._bounds.answers_bytes:
-            self._bytes -= _size(self._kept.popitem(last=False)[1][1])
 
 
 def _fingerprint(submission: Submission) -> bytes:
@@ -53,6 +48,7 @@ def _fingerprint(submission: Submission) -> bytes:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def _size(result: ExecutionResult) -> int:
+def _size(kept: _Kept) -> int:
+    result = kept[1]
     texts = (result.stdout, result.stderr, result.value or "", result.value_json or "")
     return _ENTRY_BYTES + sum(map(len, texts))

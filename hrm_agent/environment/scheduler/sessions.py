@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
 
+from hrm_agent.bounded import BoundedMap
 from hrm_agent.environment.base import Cell, ExecutionResult, SessionState
 from hrm_agent.environment.scheduler.admission import Bounds
 from hrm_agent.environment.scheduler.fair_queue import ArrivalQueue
@@ -114,9 +115,8 @@ class SessionTable:
         """Living, without an open call; the one that has been so for longest first."""
         self._queued: dict[int, Session] = {}
         """Living, with calls that wait for a slot."""
-        self._asleep: OrderedDict[str, Session] = OrderedDict()
+        self._asleep = BoundedMap[str, Session](bounds.sessions, lambda session: session.size, bounds.sessions_bytes)
         """Without a process and without an open call, likewise."""
-        self._asleep_size = 0
         self.unwanted: list[int] = []
         """Numbers of processes that are to be ended; the caller takes them."""
 
@@ -224,17 +224,10 @@ class SessionTable:
 
     def _wake(self, session: Session) -> bool:
         """False if it was awake."""
-        if self._asleep.pop(session.name, None) is not None:
-            self._asleep_size -= session.size
-            return True
-        return self._idle.pop(session.number, None) is not None
+        return self._asleep.pop(session.name, None) is not None or self._idle.pop(session.number, None) is not None
 
     def _sleep(self, session: Session) -> None:
-        self._asleep[session.name] = session
-        self._asleep_size += session.size
-        while len(self._asleep) > self._bounds.sessions or self._asleep_size > self._bounds.sessions_bytes:
-            _, forgotten = self._asleep.popitem(last=False)
-            self._asleep_size -= forgotten.size
+        for forgotten in self._asleep.put(session.name, session):
             del self._named[forgotten.name]
 
 

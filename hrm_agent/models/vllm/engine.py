@@ -28,6 +28,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Self
 
+from hrm_agent.async_bridge import BackgroundLoop
 from hrm_agent.errors import ContextLengthError, ModelError
 from hrm_agent.models.capabilities import Capabilities, Lack
 from hrm_agent.models.engine import Completion, GenerationRequest
@@ -61,11 +62,9 @@ class VllmEngine:
         """A fork has no thread for the loop, and what it closes is its parent's."""
         self._lock = threading.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._loop = asyncio.new_event_loop()
         self._connection = Connection(address)
         self._places = asyncio.Semaphore(max_requests)
-        self._thread = threading.Thread(target=self._loop.run_forever, name=f"engine {self.name}", daemon=True)
-        self._thread.start()
+        self._loop = BackgroundLoop(f"engine {self.name}")
         atexit.register(self.close)
 
     def submit(self, request: GenerationRequest) -> Future[Completion]:
@@ -77,7 +76,7 @@ class VllmEngine:
             if self._closed:
                 raise self._closed_error()
             if error is None:
-                return asyncio.run_coroutine_threadsafe(self._answer(request), self._loop)
+                return self._loop.submit(self._answer(request))
         future: Future[Completion] = Future()
         future.set_exception(error)
         return future
@@ -106,9 +105,7 @@ class VllmEngine:
                 return
             self._closed = True
         atexit.unregister(self.close)
-        asyncio.run_coroutine_threadsafe(self._hang_up(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        self._loop.run(self._hang_up())
         self._loop.close()
 
     def __enter__(self) -> Self:

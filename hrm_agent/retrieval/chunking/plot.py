@@ -7,13 +7,13 @@ are filled; there it is drawn in a colour of its own. What the text is made of s
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from hrm_agent.errors import ConfigError
+from hrm_agent.plotting import new_figure, save_figure
 from hrm_agent.retrieval.chunking.chunk import Chunk
 from hrm_agent.retrieval.chunking.comparison import Cutting
 
@@ -58,13 +58,7 @@ def lane(cutting: Cutting, shown: Window, cells: int) -> str:
 
 def draw(text: str, cuttings: Sequence[Cutting], path: Path, title: str, shown: Window) -> None:
     """A picture of the format that `path` ends in: PNG, SVG or PDF."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg  # no display, no global state of pyplot
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("matplotlib is not installed.", "Run `pip install 'hrm-agent[train]'`.") from error
-    figure = Figure(figsize=(13, 1.9 + 0.46 * len(cuttings)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(13, 1.9 + 0.46 * len(cuttings))
     axes = figure.subplots()
     for row, cutting in enumerate(cuttings):
         _lane(axes, row, cutting, shown)
@@ -73,9 +67,7 @@ def draw(text: str, cuttings: Sequence[Cutting], path: Path, title: str, shown: 
     axes.set_title(title, loc="left", pad=46 if headings(text, shown) else 16, parse_math=False)
     _legend(figure)
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph .* missing")  # a heading in a script that its font lacks
-            figure.savefig(path, dpi=120)
+        save_figure(figure, path, kind=None)
     except (OSError, ValueError) as error:  # a folder that is not there, a format that is not known
         raise ConfigError(
             f"The picture {path} cannot be written: {error}.", "Name a file such as chunks.png."

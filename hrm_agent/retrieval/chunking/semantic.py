@@ -25,7 +25,7 @@ from hrm_agent.retrieval.chunking.spans import CutLevel
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
 
-__all__ = ["boundaries", "topics"]
+__all__ = ["topics"]
 
 Scores = NDArray[np.float64]
 
@@ -33,8 +33,6 @@ _SIDES = (4, 8)
 """Sentences on either side of a gap that are compared, narrow and wide."""
 _HILL = 12
 """Gaps to either side in which the hill beside a valley is looked for."""
-_NOTABLE, _AROUND = 0.25, 2
-"""A boundary's depth, in deviations above the mean, and the gaps to either side of which it is the deepest."""
 _STEM = 6
 """Letters by which words are told apart: "model" and "models" are alike, and so now and then are others."""
 
@@ -46,16 +44,6 @@ def topics(prose: Prose, embeddings: Embeddings | None = None) -> CutLevel:
         return CutLevel(places)
     alike = _alike_in_words(prose, places) if embeddings is None else _alike_in_vectors(prose, places, embeddings)
     return CutLevel(places, _depths(alike))
-
-
-def boundaries(text: str, embeddings: Embeddings | None = None) -> list[int]:
-    """Positions where another topic begins, whatever the sizes: valleys deeper than most."""
-    level = topics(Prose(text), embeddings)
-    if level.strength is None:
-        return []
-    depths = level.strength
-    deepest = sliding_window_view(np.pad(depths, _AROUND, constant_values=-np.inf), 2 * _AROUND + 1).max(axis=1)
-    return level.places[(depths == deepest) & (depths > depths.mean() + _NOTABLE * depths.std())].tolist()
 
 
 def _alike_in_vectors(surface: Surface, places: Positions, embeddings: Embeddings) -> Scores:

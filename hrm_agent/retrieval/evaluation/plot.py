@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from hrm_agent.plotting import new_figure, save_figure
 from hrm_agent.retrieval.evaluation.evaluate import ALL, RetrievalEvaluation, Score
 from hrm_agent.retrieval.index.fusion import MODES
 
@@ -17,9 +18,6 @@ _LINE = 0.28
 
 def draw(found: RetrievalEvaluation, path: Path, source: str) -> None:
     """Filled: beyond the baseline or below it by more than chance gives. Bars: 95 % intervals of the difference."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # no display, no global state of pyplot
-    from matplotlib.figure import Figure
-
     k, budget = found.settings.k, f"{found.settings.budget:,} tokens"
     panels = (
         ("recall", f"recall, {k} chunks"),
@@ -28,13 +26,12 @@ def draw(found: RetrievalEvaluation, path: Path, source: str) -> None:
         ("budget_iou", f"IoU, {budget}"),
         ("mrr", "MRR"),
     )
-    figure = Figure(figsize=(15, 1.9 + _LINE * len(found.results)), layout="constrained")
-    FigureCanvasAgg(figure)
     questions = sum(found.questions.values())
-    figure.suptitle(f"{Path(source).name}: {questions} questions on {len(found.questions)} corpora, in %")
-    for axes, (measure, title) in zip(figure.subplots(1, len(panels), sharey=True), panels, strict=True):
+    title = f"{Path(source).name}: {questions} questions on {len(found.questions)} corpora, in %"
+    figure = new_figure(15, 1.9 + _LINE * len(found.results), title)
+    for axes, (measure, label) in zip(figure.subplots(1, len(panels), sharey=True), panels, strict=True):
         _panel(axes, found, measure)
-        axes.set_title(title, fontsize="medium")
+        axes.set_title(label, fontsize="medium")
     axes = figure.axes[0]
     axes.set_yticks(range(len(found.results)), [str(result.configuration) for result in found.results])
     axes.set_ylim(len(found.results) - 0.5, -0.5)
@@ -42,7 +39,7 @@ def draw(found: RetrievalEvaluation, path: Path, source: str) -> None:
         "dotted line: the baseline, at the top; bars: 95 % interval of the difference from it; filled: it leaves out 0",
         fontsize="small",
     )
-    figure.savefig(path, dpi=120, format="png")
+    save_figure(figure, path)
 
 
 def _panel(axes: Any, found: RetrievalEvaluation, measure: str) -> None:

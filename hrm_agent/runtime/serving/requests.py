@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hrm_agent.runtime.episode import HISTORY
 from hrm_agent.trajectory import Sampling, TaskRef
+from hrm_agent.unicode import without_surrogates
 
 __all__ = ["ChatRequest", "RefusedError", "read_request"]
 
@@ -114,7 +115,7 @@ class _Message(_Strict):
     @property
     def text(self) -> str:
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return text.encode("utf-8", "replace").decode()  # half a character is none
+        return without_surrogates(text)
 
 
 class _StreamOptions(_Strict):

@@ -9,12 +9,10 @@ with nothing changed: if it does not lead where the moment leads, the edit is wr
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 from uuid import uuid4
 
 from langchain_core.messages import BaseMessage, ToolMessage, convert_to_messages
@@ -26,6 +24,7 @@ from langgraph.runtime import Runtime
 from langgraph.types import Overwrite, StateSnapshot, StateUpdate
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from hrm_agent.async_bridge import run_sync
 from hrm_agent.errors import ConfigError, RunError, nearest
 from hrm_agent.langgraph_format import RUNTIME, START, is_internal
 from hrm_agent.runtime.time_travel.history import History, Moment
@@ -35,7 +34,6 @@ from hrm_agent.store import StoreSaver
 
 __all__ = ["Edit", "edited_channels", "write_edit"]
 
-T = TypeVar("T")
 Messages = list[BaseMessage]
 
 
@@ -169,15 +167,15 @@ def write_edit(
     runtime = {RUNTIME: Runtime(context=context)}
     config: RunnableConfig = {"configurable": {"thread_id": thread_id, **runtime}}
     if as_node is not None:
-        _waited(graph.aupdate_state(config, written, as_node=as_node))
+        run_sync(graph.aupdate_state(config, written, as_node=as_node))
         return
     saver = cast("BaseCheckpointSaver[Any]", graph.checkpointer)
     start = saver.get_tuple({"configurable": {"thread_id": thread_id}})
     if start is None:
         raise RunError(f"Thread {thread_id!r} has no checkpoint.", "Fork it anew.")
     steps = _as_returned(written, _arrived_from(found, moment))
-    if steps and _waited(_leads_on(graph, start, steps, moment.next, values, runtime)):
-        _waited(graph.abulk_update_state(config, [steps]))
+    if steps and run_sync(_leads_on(graph, start, steps, moment.next, values, runtime)):
+        run_sync(graph.abulk_update_state(config, [steps]))
     else:
         _put_beside(saver, start, values)
 
@@ -239,9 +237,3 @@ def _put_beside(saver: BaseCheckpointSaver[Any], start: CheckpointTuple, values:
     checkpoint["updated_channels"] = None
     metadata = {"source": "update", "step": step, "parents": start.metadata.get("parents", {})}
     saver.put(start.config, checkpoint, cast("Any", metadata), versions)
-
-
-def _waited(work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which may have async edges, for a caller inside or outside an event loop."""
-    with ThreadPoolExecutor(1, thread_name_prefix="edit") as thread:
-        return thread.submit(asyncio.run, work).result()

@@ -24,10 +24,11 @@ from hrm_agent.errors import ConfigError
 from hrm_agent.retrieval.html_text import html_to_text
 from hrm_agent.tools.failures import ToolFailure
 from hrm_agent.tools.mediawiki.api_schema import ApiRow, PageRow, Parsed, Query, QueryReply, in_shape
-from hrm_agent.tools.mediawiki.io_loop import run, run_async
+from hrm_agent.tools.mediawiki.io_loop import the_loop
 from hrm_agent.tools.mediawiki.pages import Page, SearchHit
 from hrm_agent.tools.mediawiki.transport import Asker
 from hrm_agent.trajectory import ToolStatus
+from hrm_agent.unicode import find_surrogate
 
 if TYPE_CHECKING:
     from hrm_agent.tools.mediawiki.cache import AnswerCache
@@ -41,8 +42,6 @@ _LONGEST_QUERY = 300
 """Characters. The search of Wikipedia takes no more."""
 _CONTINUED = 10
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z0-9]{1,12})*|simple")
-_UNSENDABLE = re.compile("[\0\ud800-\udfff]")
-"""NUL, and halves of surrogates, which a model may write and no URL can hold."""
 _HOST = re.compile(r"[\w.:-]+")
 _HEADING = re.compile(r"<(/?)h([2-6])(\b[^<>]*)>", re.IGNORECASE)
 
@@ -80,7 +79,7 @@ class MediaWiki:
 
     def close(self) -> None:
         """Let go of connections and files. The next question opens them again."""
-        run(self._asker.close())
+        the_loop().run(self._asker.close())
         if self._cache is not None:
             self._cache.close()
 
@@ -89,19 +88,19 @@ class MediaWiki:
 
         At most 50.
         """
-        return run(self.asearch(query, limit))
+        return the_loop().run(self.asearch(query, limit))
 
     async def asearch(self, query: str, limit: int = 5) -> list[SearchHit]:
         """`search`, for an event loop."""
-        return await run_async(self._search(_words(query), max(1, min(limit, _MOST_FOUND))))
+        return await the_loop().run_async(self._search(_words(query), max(1, min(limit, _MOST_FOUND))))
 
     def page(self, title: str) -> Page:
         """A page by its title. Raises `ToolFailure` if there is none."""
-        return run(self.apage(title))
+        return the_loop().run(self.apage(title))
 
     async def apage(self, title: str) -> Page:
         """`page`, for an event loop."""
-        return await run_async(self._page(_title(title)))
+        return await the_loop().run_async(self._page(_title(title)))
 
     def tools(self, page_characters: int = 8_000) -> list[BaseTool]:
         """`wiki_search` and `wiki_page`, for a model, which is shown so much of a page at once."""
@@ -239,8 +238,13 @@ def _open_cache(folder: Path | str | None, seconds: float) -> AnswerCache | None
     return AnswerCache(folder, seconds)
 
 
+def _cannot_be_sent(text: str) -> bool:
+    """A model may write NUL and lone surrogates, and no URL can hold them."""
+    return "\0" in text or find_surrogate(text) is not None
+
+
 def _words(query: str) -> str:
-    if not query.strip() or _UNSENDABLE.search(query):
+    if not query.strip() or _cannot_be_sent(query):
         raise ToolFailure("The query has no words.", ToolStatus.INVALID_CALL)
     if len(query) > _LONGEST_QUERY:
         text = f"The query has {len(query):,} characters, and a wiki takes {_LONGEST_QUERY}: give a few words."
@@ -250,7 +254,7 @@ def _words(query: str) -> str:
 
 def _title(title: str) -> str:
     named = " ".join(title.split())
-    if not named or "|" in named or _UNSENDABLE.search(named) or len(named) > _LONGEST_QUERY:
+    if not named or "|" in named or _cannot_be_sent(named) or len(named) > _LONGEST_QUERY:
         raise ToolFailure(f"{title[:80]!r} is no title of a page.", ToolStatus.INVALID_CALL)
     return named
 

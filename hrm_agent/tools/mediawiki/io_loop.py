@@ -1,4 +1,4 @@
-"""One event loop, in a thread of its own, that all connections to wikis live on.
+"""The event loop that all connections to wikis live on.
 
 A connection belongs to the event loop it was opened on, and so does a queue for it. On one loop, threads and other
 event loops share both, and a caller that is cancelled gives its place in the queue back at once.
@@ -6,46 +6,24 @@ event loops share both, and a caller that is cancelled gives its place in the qu
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
-from collections.abc import Coroutine
-from concurrent.futures import Future
-from typing import Any, TypeVar
 
-__all__ = ["run", "run_async", "the_loop"]
+from hrm_agent.async_bridge import BackgroundLoop
 
-_Result = TypeVar("_Result")
+__all__ = ["the_loop"]
+
 _lock = threading.Lock()
-_loop: asyncio.AbstractEventLoop | None = None
+_loop: BackgroundLoop | None = None
 
 
-def the_loop() -> asyncio.AbstractEventLoop:
+def the_loop() -> BackgroundLoop:
     """The loop, which is started when it is first asked for."""
     global _loop
     with _lock:
         if _loop is None:
-            _loop = asyncio.new_event_loop()
-            threading.Thread(target=_loop.run_forever, name="wikis", daemon=True).start()
+            _loop = BackgroundLoop("wikis")
         return _loop
-
-
-def run(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-    """Run to the end and wait. An interrupt of the waiting cancels it."""
-    future = _begin(coroutine)
-    try:
-        return future.result()
-    finally:
-        future.cancel()
-
-
-async def run_async(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-    """Run to the end without blocking the caller's loop; who is cancelled here is cancelled there."""
-    return await asyncio.wrap_future(_begin(coroutine))
-
-
-def _begin(coroutine: Coroutine[Any, Any, _Result]) -> Future[_Result]:
-    return asyncio.run_coroutine_threadsafe(coroutine, the_loop())
 
 
 def _forget() -> None:

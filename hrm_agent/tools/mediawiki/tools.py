@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from langchain_core.tools import BaseTool, StructuredTool
 
 from hrm_agent.tools.failures import ToolFailure
-from hrm_agent.tools.mediawiki.io_loop import run
+from hrm_agent.tools.mediawiki.io_loop import the_loop
 from hrm_agent.tools.mediawiki.pages import Page, SearchHit
 from hrm_agent.trajectory import ToolStatus
 
@@ -49,7 +49,7 @@ def wiki_tools(wiki: MediaWiki, page_characters: int) -> list[BaseTool]:
 def _tool(function: Callable[..., Coroutine[Any, Any, Any]]) -> BaseTool:
     """For threads as well: they wait for the same coroutine."""
     tool = StructuredTool.from_function(coroutine=function, response_format="content_and_artifact")
-    tool.func = lambda **arguments: run(function(**arguments))
+    tool.func = lambda **arguments: the_loop().run(function(**arguments))
     return tool
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
@@ -17,7 +17,18 @@ from hrm_agent.environment.base import Cell, Environment, ExecutionResult, Limit
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
 
-__all__ = ["FOREVER", "IDLE", "LONG", "SHORT", "SLOTS", "EnvironmentContract", "all_slots_free", "gauge", "until"]
+__all__ = [
+    "FOREVER",
+    "IDLE",
+    "LONG",
+    "SHORT",
+    "SLOTS",
+    "EnvironmentContract",
+    "all_slots_free",
+    "gauge",
+    "run_batch",
+    "until",
+]
 
 SLOTS = 2
 FOREVER = "while True: pass"
@@ -26,6 +37,11 @@ IDLE = "import time\nwhile True: time.sleep(60)"
 SHORT = Limits(wall_seconds=0.5)
 LONG = Limits(wall_seconds=300, cpu_seconds=300)
 """For what ends by itself, or by the test: no slow machine makes a time-out of it."""
+
+
+async def run_batch(environment: Environment, submissions: Sequence[Submission]) -> list[ExecutionResult]:
+    """Run calls side by side; their outcomes in the order given."""
+    return list(await asyncio.gather(*map(environment.run, submissions)))
 
 
 async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 60.0) -> None:
@@ -170,7 +186,7 @@ class EnvironmentContract:
     async def test_calls_of_a_session_run_in_the_order_of_their_submission(self, environment: Environment) -> None:
         cells = [Submission("x = [0]", session="order")]
         cells += [Submission(f"x.append({i})\nlen(x)", session="order") for i in range(1, 10)]
-        results = await environment.run_batch(cells)
+        results = await run_batch(environment, cells)
         assert [result.value for result in results] == [None, *(str(i + 1) for i in range(1, 10))]
 
     async def test_a_fork_of_a_session_goes_its_own_way(self, environment: Environment) -> None:
@@ -207,7 +223,7 @@ class EnvironmentContract:
     async def test_a_call_that_is_submitted_twice_at_once_runs_once(self, environment: Environment) -> None:
         await environment.execute("x = 0", session="once")
         call = Submission("import time\ntime.sleep(0.2)\nx += 1\nx", session="once", id="twice")
-        results = await environment.run_batch([call, call])
+        results = await run_batch(environment, [call, call])
         assert [result.value for result in results] == ["1", "1"]
 
     async def test_an_id_belongs_to_its_code(self, environment: Environment) -> None:
@@ -244,9 +260,9 @@ class EnvironmentContract:
 
     async def test_outcomes_of_a_batch_stand_in_its_order(self, environment: Environment) -> None:
         codes = [f"import time\ntime.sleep({0.1 if i == 0 else 0})\n{i}" for i in range(20)]
-        results = await environment.run_batch([Submission(code) for code in codes])
+        results = await run_batch(environment, [Submission(code) for code in codes])
         assert [result.value for result in results] == [str(i) for i in range(20)]
-        assert await environment.run_batch([]) == []
+        assert await run_batch(environment, []) == []
 
     async def test_a_slow_call_delays_no_other(self, environment: Environment) -> None:
         slow = asyncio.create_task(environment.execute(IDLE, limits=LONG))

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hrm_agent.async_bridge import BackgroundLoop
 from hrm_agent.environment.base import Environment
 from hrm_agent.environment.remote.address import TOKEN_VARIABLE
 from hrm_agent.environment.remote.server import Service, serving
@@ -27,7 +28,7 @@ TOKEN = "a token for tests"
 @contextmanager
 def served(environment: Environment, listener: socket.socket, **options: Any) -> Iterator[Service]:
     """Serve inside the block."""
-    loop, stop = asyncio.new_event_loop(), asyncio.Event()
+    loop, stop = BackgroundLoop("served"), asyncio.Event()
     started: list[Service] = []
     up = threading.Event()
 
@@ -37,15 +38,13 @@ def served(environment: Environment, listener: socket.socket, **options: Any) ->
             up.set()
             await stop.wait()
 
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
-    thread.start()
+    serving_it = loop.submit(serve())
     assert up.wait(60), "the server does not start"
     try:
         yield started[0]
     finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(60)
-        assert not thread.is_alive(), "the server does not stop"
+        loop.loop.call_soon_threadsafe(stop.set)
+        serving_it.result(60)
         loop.close()
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Self
 
 from aiohttp import web
+
+from hrm_agent.async_bridge import BackgroundLoop
 
 Misbehaviour = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 Answer = Callable[[dict[str, Any]], Sequence[int]]
@@ -40,8 +41,7 @@ class VllmStub:
         self.together = 1
         """Nobody is answered before so many have asked at once."""
         self.tokenize: Callable[[str], list[int]] | None = None
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._loop = BackgroundLoop("vllm stub")
         self._runner: Any = None
         self._place = socket.socket()
         """Keeps the port for this server while it is stopped: nobody else is given it, and nobody answers there."""
@@ -50,21 +50,18 @@ class VllmStub:
         self.port: int = self._place.getsockname()[1]
 
     def start(self) -> Self:
-        self._thread.start() if not self._thread.is_alive() else None
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(60)
+        self._loop.submit(self._start()).result(60)
         return self
 
     def stop(self) -> None:
         """As if killed: connections are cut. `start` brings it back."""
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(60)
+        self._loop.submit(self._runner.cleanup()).result(60)
 
     def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
         self._loop.close()
         self._place.close()
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import threading
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from aiohttp import ClientSession, web
+
+from hrm_agent.async_bridge import BackgroundLoop
 
 __all__ = ["Answer", "Asked", "Proxy", "dies", "says", "serving", "silence"]
 
@@ -55,7 +56,7 @@ class Proxy:
 @contextmanager
 def serving(proxy: Proxy, tls: ssl.SSLContext | None = None) -> Generator[Proxy]:
     """On a free port of the loopback, in a thread of its own."""
-    loop, ready = asyncio.new_event_loop(), threading.Event()
+    loop = BackgroundLoop("wiki proxy")
     runner: web.AppRunner
 
     async def begin() -> None:
@@ -66,17 +67,12 @@ def serving(proxy: Proxy, tls: ssl.SSLContext | None = None) -> Generator[Proxy]
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
         proxy.url = f"http{'s' if tls else ''}://127.0.0.1:{runner.addresses[0][1]}/api.php"
-        ready.set()
 
-    thread = threading.Thread(target=lambda: (loop.run_until_complete(begin()), loop.run_forever()), daemon=True)
-    thread.start()
     try:
-        assert ready.wait(60)
+        loop.submit(begin()).result(60)
         yield proxy
     finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(60)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
+        loop.submit(runner.cleanup()).result(60)
         loop.close()
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from hrm_agent.answers.final_answer import final_answer
+from hrm_agent.answers.typed_reply import read_as
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.graphs.parts.prompts import (
     CRITIC_PROMPT,
@@ -17,7 +18,7 @@ from hrm_agent.graphs.parts.prompts import (
     solver_request,
 )
 from hrm_agent.graphs.reasoning.plan import FAILED as FAILED_IN_GRAPH
-from hrm_agent.graphs.reasoning.plan import read_plan
+from hrm_agent.graphs.reasoning.plan import PlannerAnswer, arranged
 from hrm_agent.tools.python_tool import tool_content
 from hrm_agent.training.sft import answer_text, tokenize
 from hrm_agent.training.small_policy import traces
@@ -116,7 +117,7 @@ def test_the_roles_speak_to_each_other_as_the_graph_lets_them():
     for problem in sample_problems("eval", 2, 60):
         prompts = (problem.prompt(), problem.prompt("exact"))
         planner = traces.planner_trace(problem, rng)
-        plan = read_plan(planner.messages[2].text, "")
+        plan, _ = arranged(read_as(PlannerAnswer, planner.messages[2].text).subgoals, 8)
         assert [(s["name"], s["goal"], tuple(s["needs"])) for s in plan] == [
             (s.name, s.goal, s.needs) for s in problem.plan
         ]

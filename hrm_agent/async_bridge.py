@@ -1,0 +1,79 @@
+"""Between synchronous and asynchronous code: run a coroutine and wait, call in a thread, keep an event loop in one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import Context, copy_context
+from typing import Any, TypeVar
+
+__all__ = ["BackgroundLoop", "call_in_thread", "run_sync"]
+
+_Result = TypeVar("_Result")
+
+
+def run_sync(work: Coroutine[Any, Any, _Result]) -> _Result:
+    """Run `work` to its end, with the caller's context variables.
+
+    In a thread of its own, since the caller's may have a running event loop. That thread has ended when this returns,
+    also where the waiting was interrupted.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="run-sync") as thread:
+        return thread.submit(copy_context().run, asyncio.run, work).result()
+
+
+def call_in_thread(function: Callable[[], _Result], context: Context | None = None) -> Future[_Result]:
+    """Call `function` in a daemon thread, which nobody has to wait for.
+
+    `context`: its context variables; None copies the caller's. A future that is cancelled before the thread runs keeps
+    the function from being called, and cannot be cancelled after that.
+    """
+    future: Future[_Result] = Future()
+    inside = copy_context() if context is None else context
+
+    def target() -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(inside.run(function))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=target, daemon=True).start()
+    return future
+
+
+class BackgroundLoop:
+    """An event loop in a daemon thread: for what belongs to one loop and is asked for from many threads and loops.
+
+    A child of a fork has no such thread: it has to make a loop of its own.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Coroutine[Any, Any, _Result]) -> Future[_Result]:
+        """Begin `work` there. Cancelling the future cancels it."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Run `work` there and wait. An interrupt of the waiting cancels it."""
+        future = self.submit(work)
+        try:
+            return future.result()
+        finally:
+            future.cancel()
+
+    async def run_async(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Run `work` there without blocking the caller's loop; who is cancelled here is cancelled there."""
+        return await asyncio.wrap_future(self.submit(work))
+
+    def close(self) -> None:
+        """What is still under way stays unfinished."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()

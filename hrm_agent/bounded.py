@@ -1,0 +1,54 @@
+"""A dict that forgets its oldest entries."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, MutableMapping, ValuesView
+from typing import TypeVar
+
+__all__ = ["BoundedMap"]
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+
+class BoundedMap(MutableMapping[_Key, _Value]):
+    """Keeps `most` entries, and as many as weigh `most_weight` together. Not thread-safe.
+
+    An entry is as old as its key: a new value leaves it where it stands, and one that is taken out and put back is new.
+    """
+
+    def __init__(self, most: int, weigh: Callable[[_Value], int] = lambda _: 0, most_weight: float = math.inf) -> None:
+        """What a value weighs must not change while it is here."""
+        self._entries: OrderedDict[_Key, _Value] = OrderedDict()
+        self._most, self._weigh, self._most_weight = most, weigh, most_weight
+        self._weight = 0
+
+    def put(self, key: _Key, value: _Value) -> list[_Value]:
+        """Set an entry; returns what is forgotten for it."""
+        self._weight += self._weigh(value) - (self._weigh(self._entries[key]) if key in self._entries else 0)
+        self._entries[key] = value
+        forgotten: list[_Value] = []
+        while len(self._entries) > self._most or self._weight > self._most_weight:
+            forgotten.append(self.pop(next(iter(self._entries))))
+        return forgotten
+
+    def __setitem__(self, key: _Key, value: _Value) -> None:
+        self.put(key, value)
+
+    def __getitem__(self, key: _Key) -> _Value:
+        return self._entries[key]
+
+    def __delitem__(self, key: _Key) -> None:
+        self._weight -= self._weigh(self._entries.pop(key))
+
+    def __iter__(self) -> Iterator[_Key]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def values(self) -> ValuesView[_Value]:
+        """Straight from the dict: the inherited one looks up each key."""
+        return self._entries.values()

@@ -1,0 +1,34 @@
+"""Pictures with matplotlib, which comes with the extras: without a display, without pyplot's global state."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from hrm_agent.errors import ConfigError
+
+__all__ = ["new_figure", "save_figure"]
+
+_DOTS_PER_INCH = 120
+
+
+def new_figure(width: float, height: float, title: str = "") -> Any:
+    """An empty figure, in inches. Raises `ConfigError` where matplotlib is not installed."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError("matplotlib is not installed.", "Run `pip install 'hrm-agent[train]'`.") from error
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    if title:
+        figure.suptitle(title)
+    return figure
+
+
+def save_figure(figure: Any, path: Path, kind: str | None = "png") -> None:
+    """Write a figure; `kind` None takes the format that `path` ends in."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a text in a script that its font lacks
+        figure.savefig(path, dpi=_DOTS_PER_INCH, format=kind)
