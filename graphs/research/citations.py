@@ -21,7 +21,7 @@ from functools import lru_cache
 
 from hrm_agent.answers.final_answer import own_text
 from hrm_agent.answers.typed_reply import one_line
-from hrm_agent.graphs.research.sources import Citation, Source
+from hrm_agent.graphs.research.sources import CitedSpan, Source
 from hrm_agent.unicode import without_surrogates
 
 __all__ = ["LIST", "NOT_ANSWERED", "CheckedText", "check", "quoted_again"]
@@ -60,7 +60,7 @@ class CheckedText:
 
     text: str
     """With marks in the place of citations, and the list of them at its end."""
-    citations: tuple[Citation, ...]
+    citations: tuple[CitedSpan, ...]
     """The first is `[1]`."""
     problems: tuple[str, ...]
     """What is wrong with citations that do not stand, for the model that wrote them."""
@@ -101,7 +101,7 @@ class _Book:
     def __init__(self, sources: Mapping[str, Source], names: Mapping[str, str] | None = None) -> None:
         """`names`: citations are written as a model writes them, not as marks, and name the sources so."""
         self._sources, self._names = sources, names
-        self.citations: list[Citation] = []
+        self.citations: list[CitedSpan] = []
         self.problems: list[str] = []
         self.mended: list[str] = []
 
@@ -171,14 +171,14 @@ class _Book:
 
     def _mark(self, name: str, start: int, end: int) -> str:
         source = self._sources[name]
-        cited = Citation(source=name, start=start, end=end, quote=source["text"][start:end], url=source["url"])
+        cited = CitedSpan(source=name, start=start, end=end, quote=source["text"][start:end], url=source["url"])
         if cited not in self.citations:
             self.citations.append(cited)
         if self._names is not None:
             return f'[{self._names.get(name, name)}: "{cited["quote"]}"]'
         return f"[{self.citations.index(cited) + 1}]"
 
-    def _described(self, cited: Citation) -> str:
+    def _described(self, cited: CitedSpan) -> str:
         source = self._sources[cited["source"]]
         first, last = (source["offset"] + at for at in (cited["start"], cited["end"]))
         place = f" <{cited['url']}>" if cited["url"] else ""

@@ -26,7 +26,7 @@ from hrm_agent.answers.typed_reply import one_line
 from hrm_agent.retrieval.chunking.chunker import chunk_text
 from hrm_agent.unicode import replace_surrogates
 
-__all__ = ["Citation", "Source", "display", "evidence", "new_source", "renamed", "same_source"]
+__all__ = ["CitedSpan", "Source", "display", "evidence", "new_source", "renamed", "same_source"]
 
 PASSAGE_TOKENS = 128
 MAX_TITLE, MAX_TEXT = 300, 500_000
@@ -65,7 +65,7 @@ class Source(TypedDict):
     """Where in the page or the file the text begins: a source may be a part of it."""
 
 
-class Citation(TypedDict):
+class CitedSpan(TypedDict):
     """`sources[source]["text"][start:end] == quote`."""
 
     source: str

@@ -21,7 +21,7 @@ from typing_extensions import TypedDict  # typing's has too little for LangGraph
 
 from hrm_agent.errors import ConfigError
 from hrm_agent.graphs.parts.budget import Prices, Remaining, Usage, added, left_of, refuse_limits
-from hrm_agent.graphs.research.sources import Citation, Source
+from hrm_agent.graphs.research.sources import CitedSpan, Source
 
 __all__ = [
     "ResearchContext",
@@ -49,13 +49,13 @@ class ResearchContext:
     cache: str | None = None
     """Folder that keeps the wiki's answers; None: none is kept."""
     index: str | None = None
-    """File of `hrm-agent index`: documents of one's own. None: there are none."""
+    """File of `hrm-agent index`: documents of one's own. None: only the wiki is searched."""
     index_mode: str = "words"
     """How documents are found: by `words`; or, where the index has them, by `vectors`, or `hybrid`."""
     model: str | None = None
     """Another model than the policy in force, by its string."""
     temperature: float | None = None
-    """None: that of the policy in force."""
+    """None: the policy's own."""
     max_questions: int = 4
     """Of one turn, searched side by side."""
     max_turns: int = 8
@@ -171,7 +171,7 @@ class ResearchState(TypedDict):
     """By id, the one that was read or cited longest ago first."""
     named: NotRequired[int]
     """The highest number of a source so far: of one that is forgotten it is not given again."""
-    citations: NotRequired[list[Citation]]
+    citations: NotRequired[list[CitedSpan]]
     """Of the newest answer, in the order of their marks: the first is `[1]`."""
     answered: NotRequired[bool]
     """The newest answer rests on sources, and does not say that they have none."""

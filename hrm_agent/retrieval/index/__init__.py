@@ -36,7 +36,7 @@ _HOMES = {
     "IndexRetriever": "retriever",
     "Resolution": "citations",
     "CitationVerdict": "citations",
-    "files_in": "listing",
+    "files_in": "walk",
     "index_folder": "folder",
     "read_document": "reading",
     "remove_folder": "folder",
