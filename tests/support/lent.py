@@ -9,7 +9,7 @@ import pytest
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.environment import open as opening
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION
-from hrm_agent.environment.local.environment import environment as local
+from hrm_agent.environment.local import environment as local
 
 __all__ = ["lend"]
 

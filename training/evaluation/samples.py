@@ -79,7 +79,7 @@ class Sample:
     """A truncated run is wrong, whatever it has to show."""
     verified: bool
     """Its answer is right, in whatever way the run ended."""
-    normalize_answer: str
+    vote: str
     """Equal for equal answers; empty where there is none, or the run was truncated."""
     began: float
     """Unix time in seconds."""
@@ -111,7 +111,7 @@ def _sample(trajectory: Trajectory) -> Sample:
         stop_reason=trajectory.stop_reason.value if trajectory.stop_reason else "",
         correct=is_positive(outcome_reward(trajectory)),
         verified=is_positive(trajectory.reward),
-        normalize_answer=normalize_answer(trajectory.answer or "") if completed else "",
+        vote=normalize_answer(trajectory.answer or "") if completed else "",
         began=trajectory.started_at,
         ended=trajectory.ended_at,
         effort=_effort(trajectory),
