@@ -35,7 +35,7 @@ $(STAMP): pyproject.toml hatch_build.py hrm_agent/environment/sandbox/_serve.c |
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -e ".[train,dev]"
 	touch $(STAMP)
 
-demo: $(STAMP) ## train the small policy with sandboxed tools and show what became of it
+demo: $(STAMP) ## train the small policy with sandboxed tools; before and after compared
 	$(BIN)/hrm-agent demo
 
 system: # before minutes are spent on the set-up

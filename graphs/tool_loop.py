@@ -51,7 +51,7 @@ class Budget:
     model: str | None = None
     """Another model than the policy in force, by its string."""
     temperature: float | None = None
-    """None: that of the policy in force."""
+    """None: the policy's own."""
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` for an invalid limit."""

@@ -1,9 +1,8 @@
 """Configurations: one pydantic object per command, filled from a TOML file and then from flags.
 
-The config classes stand with what they configure (`hrm_agent.training.grpo.GrpoConfig`, for example); here is what all
-of them share. A key that a class does not have is refused with the nearest one that it has. What a run was started with
-is saved beside it as `config.toml`, in the form in which it can be given back by `--config`, and a run is not gone on
-with under another one.
+The config classes stand in `hrm_agent.training.configs` and `hrm_agent.runtime.settings`; this is what they share. An
+unknown key is refused with the nearest one that exists. The configuration of a run is saved beside it as `config.toml`,
+which `--config` reads, and a run is not resumed under another one.
 
 TOML has no null: a key that may be None is written and read as "none".
 """

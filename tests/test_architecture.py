@@ -6,11 +6,16 @@ import ast
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 from graphlib import TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from hrm_agent.store import open_store
+from tests.support.trajectory.samples import make_trajectory
 
 PROJECT = Path(__file__).parents[1]
 OUTSIDE = ("graphs", "training")
@@ -189,9 +194,59 @@ def part_of(module: str, package: str) -> str:
 )
 @pytest.mark.whole
 def test_what_stays_out_of_memory(program: str, kept_out: set[str]) -> None:
-    check = f"import sys; {program}; print(sorted({kept_out!r} & sys.modules.keys()))"
+    assert loaded(program, kept_out) == "[]"
+
+
+def loaded(program: str, names: set[str]) -> str:
+    """Those of `names` that are imported when a program has run."""
+    check = f"import sys; {program}; print(sorted({names!r} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True, cwd=PROJECT)
-    assert done.stdout.splitlines()[-1] == "[]"
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("words", [["history"], ["show", "trajectory-1"], ["history", "--help"], ["--version"]])
+@pytest.mark.whole
+def test_the_journal_is_shown_without_langgraph(words: list[str], tmp_path: Path) -> None:
+    """A list of runs is looked at often, and is to be there at once."""
+    sample = make_trajectory()
+    with open_store(tmp_path / "store.db") as store:
+        store.journal.write_trajectory(sample)
+        for call in sample.calls:
+            store.journal.write_call(call)
+    where = [] if "--help" in words or "--version" in words else ["--store", str(tmp_path / "store.db")]
+    program = f"""
+from hrm_agent.cli.main import main
+try:
+    assert main({[*words, *where]}) == 0
+except SystemExit as end:  # of --help
+    assert end.code == 0
+"""
+    heavy = {"torch", "transformers", "numpy", "langgraph", "langchain_core", "langchain"}
+    assert loaded(f"exec({program!r})", heavy) == "[]"
+
+
+@pytest.mark.parametrize(
+    "package", ["hrm_agent.retrieval", "hrm_agent.retrieval.index", "hrm_agent.store", "hrm_agent.tools"]
+)
+def test_names_that_are_loaded_when_asked_for_are_there(package: str) -> None:
+    """Pyright reads their imports under TYPE_CHECKING; where they are found at run time is written a second time."""
+    module = import_module(package)
+    assert all(getattr(module, name) is not None for name in module.__all__)
+
+
+SAME_NAME: dict[str, str] = {}
+"""Public classes that stand in two modules all the same -> why."""
+
+
+def test_a_public_class_is_the_only_one_of_its_name() -> None:
+    """So that a search for `class NAME` finds the one that is meant."""
+    homes = defaultdict[str, list[str]](list)
+    for path in SOURCES:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(module_of(path))
+    assert {name: found for name, found in homes.items() if len(found) > 1 and name not in SAME_NAME} == {}
+    assert {name for name in SAME_NAME if len(homes[name]) < 2} == set(), "is the only one now"
 
 
 def exported(path: Path) -> list[str]:

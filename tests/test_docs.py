@@ -9,12 +9,14 @@ slow test.
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,7 +111,7 @@ def test_the_slow_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_blocks_are_found() -> None:
-    assert {block.language for block in blocks(PROJECT / "docs" / "guide.md")} == {"bash", "python"}
+    assert {block.language for block in blocks(PROJECT / "docs" / "guide.md")} == {"bash", "python", "text"}
 
 
 def test_an_unknown_command_is_a_mistake() -> None:
@@ -119,7 +121,79 @@ def test_an_unknown_command_is_a_mistake() -> None:
         run_line("make unheard", Path("page.md"), ExitStack())
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, PROJECT / "CONTRIBUTING.md"], ids=lambda page: page.name)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8")):
+        led_to = page.parent / target if target else page
+        assert led_to.exists(), target
+        assert not anchor or anchor in anchors(led_to), f"{target}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub calls the headings of a page: lower case, without punctuation, hyphens for spaces."""
+    text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+_PATH = re.compile(r"`((?:hrm_agent|graphs|training|tests|docs|configs|examples|benchmarks)/[\w./-]*)`")
+_MODULE = re.compile(r"(?<![\w/.-])hrm_agent(?:\.(?!__)\w+)+")
+
+
+def test_files_and_modules_that_are_named_are_there() -> None:
+    """In the pages, and in the docstrings and comments of the code."""
+    texts = [*PAGES, PROJECT / "CONTRIBUTING.md", PROJECT / "Makefile", *(PROJECT / "configs").glob("*.toml")]
+    folders = ("hrm_agent", "graphs", "training", "examples", "benchmarks")
+    texts += [path for folder in folders for path in (PROJECT / folder).rglob("*.py")]
+    lost: dict[str, str] = {}
+    for path in texts:
+        text = path.read_text(encoding="utf-8")
+        lost |= {name: path.name for name in _PATH.findall(text) if not (PROJECT / name).exists()}
+        lost |= {name: path.name for name in set(_MODULE.findall(text)) if not is_named(name)}
+    built = {"docs/trajectory.schema.json", "benchmarks/results"}  # written by `make docs`, `make bench`
+    assert {name: page for name, page in lost.items() if name.rstrip("/") not in built} == {}
+
+
+@cache
+def is_named(name: str) -> bool:
+    """Whether a dotted name is a module of the package, or is defined at the top of one."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        home = PROJECT.joinpath(*parts[:length])
+        if home.with_suffix(".c").is_file():  # compiled on installation
+            return True
+        found = home / "__init__.py" if home.is_dir() else home.with_suffix(".py")
+        if found.is_file():
+            return parts[length : length + 1] == [] or parts[length] in names_in(found)
+    return False
+
+
+@cache
+def names_in(module: Path) -> set[str]:
+    """What a module defines or imports; under TYPE_CHECKING too, where packages name what they load when asked."""
+    names: set[str] = set()
+    nodes = list[ast.AST](ast.parse(module.read_text(encoding="utf-8")).body)
+    while nodes:
+        match nodes.pop():
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                names.add(name)
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                names |= {alias.asname or alias.name for alias in aliases}
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                names.add(name)
+            case ast.Assign(targets=[ast.Tuple(elts=targets)]):
+                names |= {target.id for target in targets if isinstance(target, ast.Name)}
+            case ast.If(body=body, orelse=orelse):
+                nodes += [*body, *orelse]
+            case _:
+                pass
+    return names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_the_pages_import_is_there(page: Path) -> None:
+    """Without running them, which takes minutes."""
+    trees = [ast.parse(block.code) for block in blocks(page) if block.language == "python"]
+    imports = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    named = {f"{node.module}.{alias.name}" for node in imports for alias in node.names}
+    assert {name for name in named if name.startswith("hrm_agent.") and not is_named(name)} == set()

@@ -20,7 +20,7 @@ ModeName = Literal["single", "best-of-n", "majority", "search"]
 """As `hrm_agent.runtime.selection.strategies` has them."""
 
 FREE_ON_RESUME = frozenset({"concurrency", "isolation", "environment"})
-"""Keys that say how a run is carried out, not what it comes to: they may change before it is resumed."""
+"""Keys that decide how a run is carried out and not its result: they may change when it is resumed."""
 
 TANK = (
     "A tank holds 1200 L. It leaks 2% per hour for 3 hours, then is refilled by 150 L. "
@@ -41,20 +41,20 @@ StoreUrl = Annotated[str, AfterValidator(_without_password)]
 
 
 class SelectionSettings(BaseModel):
-    """How a task comes to its answer."""
+    """How the answer to a task is chosen."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     mode: ModeName = "single"
-    """By one run, or by a choice among several."""
+    """One run, or a choice among several: best-of-n, majority, or search by the critic's verdicts."""
     n: int = Field(default=4, ge=1)
-    """Runs of a task at most, where its mode allows more than one."""
+    """Most runs of a task, in modes with more than one."""
     width: int = Field(default=2, ge=1)
-    """Of them, those that the mode `search` forks from one moment side by side."""
+    """Mode `search`: runs that are forked from one moment at a time."""
 
 
 class CollectConfig(SelectionSettings, RunSettings, GraphSettings):
-    """Which tasks are run, how often, and by whom."""
+    """Which tasks are run, how often, and with which policy."""
 
     policy: str = "builtin:trained"
     """A built-in policy, a model folder, hf:NAME, or a provider's chat model."""
@@ -140,7 +140,7 @@ class GrpoConfig(RolloutSettings, GraphSettings):
     seed: int = 0
 
     def runner_options(self) -> RunnerOptions:
-        """The policy answers for every model of the graph, and freely: what a schema decides teaches it nothing."""
+        """The policy stands in for every model of the graph, unconstrained: tokens chosen by a schema teach nothing."""
         return {**super().runner_options(), "stand_in": True, "constrain": False}
 
     @property
@@ -150,7 +150,7 @@ class GrpoConfig(RolloutSettings, GraphSettings):
 
 
 class DemoConfig(BaseModel):
-    """What the demo does. The defaults take some minutes on two cores."""
+    """One run of the demo. The defaults take some minutes on two cores."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -160,4 +160,4 @@ class DemoConfig(BaseModel):
     eval_problems: int = Field(default=256, ge=1)
     """Held-out problems, the same before and after."""
     problem: str = TANK
-    """What the hierarchical graph is asked at the end."""
+    """The task that the hierarchical graph solves at the end."""

@@ -1,18 +1,18 @@
 """One policy update: forward and backward over the micro-batches, clip the gradient, one optimiser step.
 
-Across ranks each has micro-batches of its own, and two things must be agreed on. The denominator is the number of
-trained tokens of *all* ranks (divided by their number, because data-parallel training averages gradients where the loss
-is a sum). And the number of rounds is that of the rank with most micro-batches: forward and backward are collective, a
-rank that stopped early would leave the others waiting, so it goes on with a batch that trains nothing. Gradients are
-exchanged in the last round only.
+Each rank has micro-batches of its own, and two numbers must be agreed on. The denominator is the number of trained
+tokens of *all* ranks (divided by their number, because data-parallel training averages gradients where the loss is a
+sum). The number of rounds is the largest number of micro-batches of a rank: forward and backward are collective, so a
+rank with fewer continues with batches that train nothing, lest the others wait. Gradients are exchanged in the last
+round only.
 
-`on_policy` takes the trainer's own log-probs for the old ones. In a step on the very weights that sampled the batch
-they are the same in theory; what is left out is the engine's rounding (1e-2 in half precision, enough to reach the clip
+`on_policy` takes the trainer's own log-probs for the old ones. In a step on the same weights that sampled the batch
+they are equal in theory, and this removes the engine's rounding (1e-2 in half precision, enough to reach the clip
 bounds now and then). Either way `engine_difference`, the mean of |log pi - log pi_engine|, is a metric of every step:
-that engine and trainer compute the same number is an assumption.
+that engine and trainer agree is an assumption.
 
-A step whose gradient is not finite is not taken, and says so in `stepped`: one overflow must not end a run of days, and
-must not pass unseen.
+A step whose gradient is not finite is skipped, and `stepped` is 0: one overflow must not end a run of days, and must
+not pass unseen.
 """
 
 from __future__ import annotations

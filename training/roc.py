@@ -21,8 +21,8 @@ Three deviations from the paper and the code released with it, each because of a
 * Surplus answer tags are counted within each conversation. With one conversation this is the paper's answer_tags - 1; a
   graph in which several solvers answer once each has no surplus. Only the policy's own messages are counted.
 
-Nothing vanishes: each rollout gets an `Overlay` whose reason says in words what became of it. Truncated rollouts stay,
-with reward 0 (filtering them made truncation worse). Rollouts that failed, were aborted or never ended (by no fault of
+Nothing vanishes: each rollout gets an `Overlay` that says why it was kept or dropped. Truncated rollouts stay, with
+reward 0 (filtering them made truncation worse). Rollouts that failed, were aborted or never ended (by no fault of
 the policy: what a policy does wrong is data, not a failure) are dropped *before* the quotas, so that a fault of a
 machine neither counts as a negative nor changes the mean. A group that shrinks below G by this is kept whole. (So a
 graph should answer what its policy writes, however odd, and not raise on it: a run that raised is no lesson.)

@@ -1,12 +1,12 @@
 """Supervised fine-tuning on conversations: the cold start before reinforcement learning.
 
 A conversation is cut into tokens by the codec, turn by turn, exactly as a rollout is: the prompt is encoded once, each
-answer is appended, and after it only what the chat template inserts. So the policy is taught on the sequences that it
-will meet, and learns from its own turns alone (their end-of-turn tokens included). Where the template rewrites earlier
-turns, the conversation goes on as a second example, as a rollout would go on with a new root.
+answer is appended, and after it only what the chat template inserts. So the policy is trained on sequences as it will
+meet them, and on its own turns alone (their end-of-turn tokens included). If the template rewrites earlier turns, the
+conversation continues as a second example, as a rollout continues with a new root.
 
-One optimiser step is one batch, whatever the micro-batches that it is worked off in: the loss is the mean over the
-batch's trained tokens, in all micro-batches and processes together. Micro-batches hold conversations of similar length.
+One optimiser step is one batch, however it is cut into micro-batches: the loss is the mean over the batch's trained
+tokens, in all micro-batches and processes together. Micro-batches hold conversations of similar length.
 On one thread of one machine the weights are a function of the seed, to the bit.
 """
 
@@ -133,7 +133,7 @@ def tokenize(conversation: Conversation, codec: Codec) -> list[Example]:
 
 
 def _continue(codec: Codec, conversation: Conversation, i: int, answered: int | None) -> list[int] | None:
-    """What stands between the last answer and the i-th message; None where a new sequence has to begin."""
+    """Prompt tokens between the last answer and the i-th message; None if a new sequence has to begin."""
     if answered is None:
         return None
     try:

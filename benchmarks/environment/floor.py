@@ -16,7 +16,7 @@ from unittest.mock import patch
 from benchmarks.environment.measure import Effort, Row, measured
 from benchmarks.environment.ways import in_process
 from benchmarks.environment.workloads import PLAIN, SCIENTIFIC, Workload
-from hrm_agent.environment.local.environment import zygote_process as process
+from hrm_agent.environment.local import zygote_process as process
 
 __all__ = ["FLAVOURS", "floors"]
 

@@ -1,7 +1,7 @@
-"""What answers have cost, and what is left of a budget.
+"""What answers have cost, and what remains of a budget.
 
-All of it is read from the answers as they stand in the record: their number, their sampled tokens, the times between
-which they were made, their price. A node that asked a clock would decide otherwise when the run is played again.
+All of it is computed from recorded answers: their number, sampled tokens, start and end times, and price. A node that
+read a clock would decide differently in a replay.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = [
 ]
 
 Prices = Mapping[str, tuple[float, float]]
-"""By the model's name as its answers give it, `*` for any other: the price of a million tokens read, and sampled."""
+"""Model name as in its answers, or `*` for others -> prices of a million prompt tokens and completion tokens."""
 
 
 class Usage(TypedDict, total=False):
-    """What a run has used so far; empty for one that has asked nothing yet."""
+    """What a run has used so far; empty before its first call."""
 
     calls: int
     tokens: int
@@ -43,13 +43,13 @@ class Usage(TypedDict, total=False):
     cost: float
     """In the currency of the prices."""
     began: float
-    """Unix time at which the first answer was asked for."""
+    """Unix time at which the first call started."""
     ended: float
-    """That at which the last one was there."""
+    """Unix time at which the last call ended."""
     seconds: float
-    """What was used before `began`, where the run has waited for a person since."""
+    """Time used before `began`, if the run has waited for a person since."""
     anew: bool
-    """The first of a run: what was used before on its thread does not count."""
+    """Replaces the thread's earlier usage instead of adding to it: a new run begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Remaining:
     """None: no limit."""
 
     def used_up(self, *, calls: int = 0) -> StopReason | None:
-        """The first limit that is reached, where so many calls are kept back for later."""
+        """The first limit that is reached. `calls`: kept back for later."""
         if self.calls <= calls:
             return StopReason.MAX_CALLS
         if self.tokens <= 0:
@@ -73,7 +73,7 @@ class Remaining:
         return StopReason.MAX_COST if self.cost is not None and self.cost <= 0 else None
 
     def share(self, parts: int, *, calls: int = 0) -> Remaining:
-        """What each of so many that work side by side may use; they share the time as it passes."""
+        """The budget of each of `parts` parallel branches; time is not divided."""
         cost = None if self.cost is None else self.cost / parts
         return Remaining((self.calls - calls) // parts, self.tokens // parts, self.seconds, cost)
 
@@ -92,7 +92,7 @@ class BudgetLimits(Protocol):
 
 
 def left_of(limits: BudgetLimits, spent: Usage) -> Remaining:
-    """What the limits leave of what was spent."""
+    """The limits less what was spent."""
     return Remaining(
         limits.max_calls - spent.get("calls", 0),
         limits.max_tokens - spent.get("tokens", 0),
@@ -133,7 +133,7 @@ def seconds_of(spent: Usage) -> float:
 
 
 def paused(spent: Usage) -> Usage:
-    """The same in the place of what was spent, with a clock that stands until the next answer is asked for."""
+    """The same usage with its clock stopped until the next call."""
     return Usage(
         calls=spent.get("calls", 0),
         tokens=spent.get("tokens", 0),
@@ -144,9 +144,9 @@ def paused(spent: Usage) -> Usage:
 
 
 def refuse_limits(given: Any, **least: float) -> None:
-    """Raise `ConfigError` for a limit of a run context that is no number, or below its least value; int: a whole one.
+    """Raise `ConfigError` for a limit that is not a number, or below its least value (an int wants a whole number).
 
-    `max_cost` may be None. The prices are looked at too.
+    `max_cost` may be None. The prices are checked too.
     """
     for name, lowest in least.items():
         value, whole = getattr(given, name), isinstance(lowest, int)
@@ -165,13 +165,13 @@ def _is_number(value: Any, whole: bool) -> bool:
 
 
 def sampled_tokens(messages: Iterable[BaseMessage]) -> int:
-    """Over all answers; one that does not say counts as 0."""
+    """Over all answers; one without usage metadata counts as 0."""
     usages = [message.usage_metadata for message in messages if isinstance(message, AIMessage)]
     return sum(usage["output_tokens"] for usage in usages if usage)
 
 
 def _cost(answer: AIMessage, prices: Prices) -> float:
-    """As its provider says, where it does; else by the price list."""
+    """The provider's own figure, else by the price list."""
     usage: Any = answer.response_metadata.get("token_usage")
     said = cast("Mapping[str, Any]", usage).get("cost") if isinstance(usage, Mapping) else None
     if isinstance(said, (int, float)):

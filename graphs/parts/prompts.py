@@ -1,7 +1,7 @@
-"""What each role is told, and how its answer is written down.
+"""The system prompts and the requests of each role.
 
 The prompts are short because the small policy reads them thousands of times in training; a larger model follows them
-as well. The texts are part of what a policy was trained on: a change here makes a new cold start necessary.
+as well. Policies were trained on these texts: a change here makes a new cold start necessary.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What a role of an agent is, and how it is asked.
 
 A role is a system turn, the form of its answers, and the sampling that suits it. `ask` puts one request to it. An
-answer that cannot be read is shown to the model once more, with what was wrong with it; if that does not help either,
-the caller decides what an unreadable answer means. Nothing that a model says raises here: only what a person can mend
-does (a server that is gone, say), as an `HrmError`.
+answer that cannot be parsed is shown to the model once more, with the parse error; if the second cannot be parsed
+either, the caller decides what that means. No model output raises here: only what a person can mend does (a server
+that is gone, say), as an `HrmError`.
 
     class Judgement(BaseModel):
         fair: bool
@@ -32,7 +32,7 @@ from hrm_agent.models import policy
 __all__ = ["CallOptions", "Role", "RoleReply", "ask", "chat_model"]
 
 MAX_COMPLAINT = 400
-"""Characters of what a model is told about its answer."""
+"""Most characters of a parse error that a model is shown."""
 
 Answer = TypeVar("Answer")
 
@@ -63,7 +63,7 @@ class CallOptions:
     """Per-call overrides."""
 
     model: str | BaseChatModel | None = None
-    """A policy's string, or a chat model that the graph holds itself. None: the policy in force."""
+    """A policy's string, or a chat model that the graph holds itself. None: the current policy."""
     temperature: float | None = None
     """None: the role's own."""
     max_tokens: int | None = None

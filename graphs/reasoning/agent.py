@@ -14,10 +14,10 @@ own. The critic accepts, sends one subgoal back (which is solved again with what
 another plan, asks a person, or gives up; a check of its own may overrule its consent. The synthesizer writes the final
 text in the format that was asked for.
 
-No model output raises: every run ends with a `stop_reason`. A role that cannot be understood is asked once
-more; then an unreadable plan is the problem itself as one subgoal, an unreadable critique accepts, an unreadable answer
-is the last result. What was put right so stands in `remarks`. All roles share one budget. Where it is used up, the run
-ends with the best answer so far, and says which limit it was.
+No model output raises: every run ends with a `stop_reason`. A role whose answer cannot be parsed is asked once more;
+after that an unreadable plan becomes the problem itself as one subgoal, an unreadable critique accepts, and an
+unreadable answer is replaced by the last result. `remarks` lists these repairs. All roles share one budget. When it is
+used up, the run ends with the best answer so far, and says which limit it was.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ SOLVER = "solver"
 
 
 def _unread(text: str) -> str:
-    """What a solver is told whose answer holds no value."""
+    """The complaint about a solver's answer without a value; empty if it has one."""
     return "" if stated_value(text) else "There is no value in it. Give it as <answer>\\boxed{...}</answer>."
 
 
@@ -163,7 +163,7 @@ async def critique(state: ReasoningState, runtime: Runtime[ReasoningContext]) ->
 
 
 def _consequence(verdict: CriticAnswer, state: ReasoningState, context: ReasoningContext) -> dict[str, Any]:
-    """What a verdict changes in the state: who works on from there, and with which hint, or why nobody does."""
+    """The state update of a verdict: what is done again and with which hint, or why the run stops."""
     rounds, wish = state.get("rounds", 0), f"{verdict.action} {verdict.subgoal}".strip()
     match verdict.action:
         case "accept":
@@ -179,7 +179,7 @@ def _consequence(verdict: CriticAnswer, state: ReasoningState, context: Reasonin
 
 
 def after_critique(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> str:
-    """Whoever works on from the verdict, as far as the budget allows it; else the synthesizer."""
+    """The node that acts on the verdict, as far as the budget allows it; else the synthesizer."""
     if state.get("stop_reason") or budget_left(state, _context(runtime)).used_up(calls=1):
         return "synthesize"
     return {"revise": "schedule", "replan": "plan", "ask": "ask"}.get(verdict_of(state, "action"), "synthesize")
@@ -218,7 +218,7 @@ async def synthesize(state: ReasoningState, runtime: Runtime[ReasoningContext]) 
 
 
 def _without_synthesizer(said: RoleReply[str], wanted: AnswerFormat | None, results: Mapping[str, str]) -> AIMessage:
-    """The best answer that there is without one that can be used: the part of one, or the last result."""
+    """The answer where the synthesizer gave none: what has the wanted format in its replies, or the last result."""
     own = next(filter(None, (wanted.found_in(answer.text) for answer in said.messages)), None) if wanted else None
     last = next((value for value in reversed(list(results.values())) if value != FAILED), NO_ANSWER)
     return AIMessage(own or (wanted.filled(last) if wanted else last))

@@ -1,8 +1,7 @@
-"""What a critic may say of the results, and how it is understood.
+"""The critic's answer, and how it is parsed.
 
-Five actions: `accept`; `revise` one subgoal; `replan`; `ask` a person; `give_up`. A critic's own words for them are
-understood where there is no doubt, and what it asks for is held against what there is: to revise a subgoal that does
-not exist is to replan, and so is a question where nobody may be asked.
+Five actions: `accept`; `revise` one subgoal; `replan`; `ask` a person; `give_up`. Clear synonyms are accepted. What
+cannot be done becomes `replan`: to revise a subgoal that does not exist, or to ask where nobody may be asked.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class CriticAnswer(BaseModel):
     subgoal: str = ""
     """The one that is to be revised; empty: none in particular."""
     hint: str = ""
-    """For whoever works on; the question, where a person is asked; the reason, where it gives up."""
+    """A hint for the next try; of `ask`, the question; of `give_up`, the reason."""
     check: str = ""
     """Python asserts on the results."""
 
@@ -78,7 +77,7 @@ class CriticAnswer(BaseModel):
         return self.model_copy(update={"action": action, "subgoal": named, "hint": self.hint or _said(action)})
 
     def overruled(self, wrong: str, reads: Sequence[str]) -> CriticAnswer:
-        """What a failed check makes of consent: if it reads one result, that one is to be revised, else all are."""
+        """The verdict after a failed check: revise its subgoal if it reads only one result, else replan."""
         hint = one_line(f"The check failed: {wrong.splitlines()[-1]}", MAX_HINT)
         subgoal = reads[0] if len(reads) == 1 else ""
         return self.model_copy(update={"action": "revise" if subgoal else "replan", "subgoal": subgoal, "hint": hint})

@@ -11,7 +11,7 @@ that stand in the sources. The writer answers from those; `check` holds each quo
 is fabricated is sent back once with the reason, then removed, and the answer says so. An answer with no citation left
 is no answer: `answered` is false, and `stop_reason` is `no_answer`.
 
-Nothing that a model or a wiki says ends a turn otherwise than by a `stop_reason`. All roles share one budget; where it
+No output of a model or a wiki raises: every turn ends with a `stop_reason`. All roles share one budget; where it
 is used up, the turn ends with the best answer so far: the findings, whose quotes are checked already.
 """
 

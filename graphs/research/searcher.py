@@ -43,7 +43,7 @@ NOTHING_READ = "Nothing was searched or read. Use the tools, then say what the s
 
 @dataclass(frozen=True)
 class SearchMeans:
-    """By which means one question is searched for. The loop's run context."""
+    """Run context of the loop that searches for one question."""
 
     research: ResearchContext
     about: str

@@ -50,13 +50,13 @@ class ResearchContext:
     cache: str | None = None
     """Folder that keeps the wiki's answers; None: none is kept."""
     index: str | None = None
-    """File of `hrm-agent index`: documents of one's own. None: there are none."""
+    """File of `hrm-agent index`: documents of one's own. None: only the wiki is searched."""
     index_mode: str = "words"
     """How documents are found: by `words`; or, where the index has them, by `vectors`, or `hybrid`."""
     model: str | None = None
     """Another model than the policy in force, by its string."""
     temperature: float | None = None
-    """None: that of the policy in force."""
+    """None: the policy's own."""
     max_questions: int = 4
     """Of one turn, searched side by side."""
     max_turns: int = 8

@@ -1,4 +1,4 @@
-"""One turn of a policy, from the messages to the record, without LangChain's or an engine's machinery.
+"""One model call, from the messages to the record, independent of LangChain's interface and of the engine.
 
 `open_turn` decides everything that can be decided before sampling: whether the answer is on record already, which
 earlier call this one extends token by token, and with which seed. `close_turn` makes the `Call` out of what was
@@ -51,10 +51,10 @@ STARTED_AT, ENDED_AT = "started_at", "ended_at"
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Where a turn hangs in the message forest."""
+    """Where a call is attached in the message forest."""
 
     inserted: list[int]
-    """Tokens that this turn adds before its answer."""
+    """Prompt tokens that this call adds to its parent."""
     prompt_ids: tuple[int, ...]
     """Everything the model sees: the parent's path, then `inserted`."""
     parent: str | None = None
@@ -64,7 +64,7 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class PendingCall:
-    """A request on its way."""
+    """A call that has no answer yet."""
 
     identity: GraphIdentity
     call_index: int
@@ -90,8 +90,8 @@ def open_turn(
 ) -> PendingCall | Call:
     """The recorded answer to this request, or a turn that is to be sampled.
 
-    `special`: what else the request asks for (a model of its own, a schema); requests that ask for nothing of the kind
-    are known by what they were known by before there was any.
+    `special`: what else the request asks for (a model of its own, a schema). It is left out of the hash if empty, so
+    that the hashes of older records stay valid.
     """
     request_hash = content_hash(context_of(messages), tools, sampling.model_dump(), *([special] if special else []))
     claimed = recording.claim(identity, request_hash, messages, tools)
@@ -124,7 +124,7 @@ def find_prefix(recording: Recording, engine: Engine, turn: PendingCall) -> Pref
 
 
 def _of_this_run(parent: Call, turn: PendingCall, recording: Recording) -> bool:
-    """A message may have been brought along from another thread, whose tokens are no part of this one's record."""
+    """False for a call of another thread, whose message was copied here: its tokens are not in this record."""
     return parent.identity.thread_id == turn.identity.thread_id or parent.id in recording.inherited
 
 
@@ -234,13 +234,13 @@ def _message(turn: PendingCall, engine: Engine, prefix: Prefix, completion: Comp
 
 
 def seconds_between(first: AIMessage, last: AIMessage) -> float:
-    """From the start of one answer to the end of another, as they were made; 0 where they do not say."""
+    """Recorded time from the start of one call to the end of another; 0 if a message has none."""
     started, ended = first.response_metadata.get(STARTED_AT), last.response_metadata.get(ENDED_AT)
     return ended - started if started is not None and ended is not None else 0.0
 
 
 def was_cut(message: AIMessage) -> bool:
-    """True if a token limit ended the answer, by whichever name its provider says so."""
+    """True if a token limit ended the answer; providers name it differently."""
     said = (message.response_metadata.get(key) for key in ("finish_reason", "stop_reason", "done_reason"))
     return any(str(reason).lower() in ("length", "max_tokens") for reason in said)
 
@@ -252,7 +252,7 @@ def recorded_call_id(message: BaseMessage) -> str | None:
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON knows it; of what JSON has no form for, the type. No memory addresses: it is hashed."""
+    """`value` as JSON; the type's name for what JSON cannot hold, without memory addresses, since it is hashed."""
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
     if isinstance(value, Mapping):

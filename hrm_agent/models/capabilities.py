@@ -1,4 +1,4 @@
-"""What a model can do, in the terms that a graph, a record and a trainer ask in.
+"""What a model can do, in terms of graphs, records and trainers.
 
 Whoever stands behind a model string says it of itself, so that `hrm-agent models check` and whoever else
 asks need not know one engine from another. What is missing comes with what to do about it, best a command.
@@ -15,7 +15,7 @@ __all__ = ["Capabilities", "Lack"]
 
 
 class Lack(NamedTuple):
-    """Something that could be had, and is not there."""
+    """A capability that is missing, and could be had."""
 
     what: str
     """In a few words: `structured output`, `4-bit loading`."""
@@ -37,15 +37,15 @@ class Capabilities:
     streaming: bool
     """Text is shown while it is sampled."""
     structured: bool
-    """An answer can be held to a JSON schema."""
+    """An answer can be constrained to a JSON schema."""
     trainable: bool
-    """`hrm-agent train` can train it, and its runs can be learnt from."""
+    """`hrm-agent train` can train it, also on its runs."""
     quantized: str | None = None
-    """`nf4` or `int8`; None where the weights are whole, or where nobody says."""
+    """`nf4` or `int8`; None if the weights are not quantized, or it is not known."""
     dtype: str | None = None
     device: str | None = None
     max_length: int | None = None
-    """Prompt and answer are at most so many tokens; None where nobody says."""
+    """Most tokens of prompt and answer together; None if not known."""
     parameters: int | None = None
     memory_bytes: int | None = None
     """Of the weights, where they are in this process."""

@@ -55,19 +55,22 @@ class PolicyModel(BaseChatModel):
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     backend: Any = Field(default=None, exclude=True)
-    """An engine or another chat model; None uses the policy in force (`using_policy`)."""
+    """An engine or another chat model; None uses the current policy (`using_policy`)."""
     model: str | None = None
-    """The string of another model than the policy in force; loaded when its first answer is asked for."""
+    """Model string of another model than the current policy; loaded at the first call."""
     answer_schema: dict[str, Any] | None = None
-    """JSON schema for the text of an answer. Whoever reads it parses all the same: not every engine can hold an answer
-    to it, and a call that offers tools is left free to call them."""
+    """JSON schema for the text of an answer. The reader has to parse it all the same: not every engine can constrain
+    an answer, and a call that offers tools is not constrained."""
     temperature: float | None = None
-    """None uses the sampling parameters in force; so do the next three."""
+    """None: the current policy's."""
     top_p: float | None = None
+    """None: the current policy's."""
     max_tokens: int | None = None
+    """None: the current policy's, which is also the upper limit."""
     seed: int | None = None
+    """None: the current policy's."""
     cache: Any = Field(default=False, exclude=True)
-    """Never LangChain's global cache: an answer from there would be on no record."""
+    """Never LangChain's global cache: an answer from there would not be recorded."""
 
     @property
     def _llm_type(self) -> str:
@@ -159,7 +162,7 @@ class PolicyModel(BaseChatModel):
         return _PolicyCall(active.backend, messages, sampling, run_manager, options, special, held_to)
 
     def _sampling(self, base: Sampling, stop: list[str] | None, options: dict[str, Any]) -> Sampling:
-        """Parameters of the call itself, then of this model, then those in force; of token limits the lowest holds."""
+        """Parameters of the call, else of this model, else of the current policy; the lowest token limit holds."""
         names = ("temperature", "top_p", "max_tokens", "seed")
         own = {name: options.get(name, getattr(self, name)) for name in names}
         given = {name: value for name, value in own.items() if value is not None}
@@ -255,10 +258,10 @@ def _identity(run_manager: Any) -> GraphIdentity:
 
 
 def _ask_in_thread(model: BaseChatModel, turn: PendingCall, options: dict[str, Any]) -> Future[Any]:
-    """Ask a chat model that is not ours. In a thread, because sync and async callers share one way.
+    """Call another chat model, in a thread, so that sync and async callers share one path.
 
     Temperature, top-p and the token limit are passed on under LangChain's usual names; a seed is not, since few
-    providers have one. What a provider refuses it says itself.
+    providers take one. A provider that refuses a parameter says so itself.
     """
     tools, choice, sampling = options.get("tools"), options.get("tool_choice"), turn.sampling
     runnable: Any = model.bind_tools(tools, **({"tool_choice": choice} if choice else {})) if tools else model
@@ -346,10 +349,10 @@ def invalid_tool_calls(message: AIMessage) -> list[InvalidToolCall]:
 def policy(
     *, model: str | None = None, schema: type[BaseModel] | Mapping[str, Any] | None = None, **sampling: Any
 ) -> PolicyModel:
-    """The chat model of the policy in force; `sampling` fixes temperature, top_p, max_tokens or seed for its calls.
+    """The chat model of the current policy; `sampling` fixes temperature, top_p, max_tokens or seed for its calls.
 
-    `model`: another model than that, by its string, loaded when it is first asked. `schema`: the text of an answer is
-    JSON that follows it, where the engine can see to that.
+    `model`: model string of another model, loaded at the first call. `schema`: constrains the text of an answer to JSON
+    that follows it, if the engine can.
     """
     return PolicyModel(model=model, answer_schema=_json_schema(schema), **sampling)
 

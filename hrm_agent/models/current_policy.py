@@ -1,11 +1,11 @@
-"""The policy in force: what `policy()` answers with inside a run.
+"""The current policy: the model that `policy()` uses inside a run.
 
-A graph names no weights. It asks `policy()` for its chat model, and whoever runs the graph (the command line, a
-trainer, a test) says with `using_policy` which engine or which other chat model stands behind it. So one graph,
-unchanged, is served by a script in a test, by a hosted model in an experiment, and by the weights in training.
+A graph names no weights. It asks `policy()` for its chat model, and the caller of the graph (the command line, a
+trainer, a test) chooses the engine or chat model behind it with `using_policy`. So the same graph runs on a script in
+a test, on a hosted model in an experiment, and on the weights in training.
 
-A part of a graph may have a model of its own, named by its string (`policy(model=...)`). It is loaded when the first
-answer is asked of it, and so never where all answers are on record.
+A part of a graph may have a model of its own, named by its string (`policy(model=...)`). It is loaded at its first
+call, and so never if all its answers are on record.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ class ActivePolicy:
     """A backend and the sampling parameters that calls use unless they name their own."""
 
     backend: Backend | str
-    """A string is loaded when the first answer is asked of it."""
+    """A string is loaded at the first call."""
     sampling: Sampling = field(default_factory=Sampling)
     constrain: bool = True
-    """Answers are held to the schema that a graph asks for, where the engine can. Not under a trainer: what was sampled
-    under a mask was not sampled from the policy."""
+    """Answers are constrained to the schema that a graph asks for, if the engine can. False under a trainer: tokens
+    sampled under a mask are not samples of the policy."""
 
 
 _active: ContextVar[ActivePolicy | None] = ContextVar("hrm_agent_policy", default=None)
 
 
 def active_policy(model: str | None = None) -> ActivePolicy:
-    """The policy in force; outside a run that of HRM_AGENT_POLICY, or the one that the package ships.
+    """The current policy, or `model` in its place.
 
-    `model` puts another one in its place.
+    Outside a run it is the one that HRM_AGENT_POLICY names, else the one that the package ships.
     """
     active = _active.get() or ActivePolicy(os.environ.get(POLICY_VARIABLE) or DEFAULT_POLICY)
     if model is None or model == getattr(active.backend, "name", None):

@@ -127,7 +127,7 @@ def vectors_of(embeddings: Embeddings, texts: Sequence[str]) -> Vectors:
         ) from error
     if rows.ndim != 2 or len(rows) != len(texts) or not np.isfinite(rows).all():
         raise RetrievalError(
-            f"{name_of(embeddings)} gave {rows.shape} numbers for {len(texts)} texts, or some that are none.",
+            f"{name_of(embeddings)} gave numbers of shape {rows.shape} for {len(texts)} texts, or not finite ones.",
             "See that `embed_documents` gives one vector of one length for each text.",
         )
     return unit(rows)

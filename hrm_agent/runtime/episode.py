@@ -1,12 +1,12 @@
 """The front door: one task, one graph, one thread, one trajectory.
 
-Commands and the trainer reach agents only through here. An episode is started, or, if its thread is on record already,
-carried on: a finished one is read back, an interrupted one goes on from its newest checkpoint, and what its unfinished
-step had asked before is answered from the journal.
+Commands and the trainer run agents only through here. An episode whose thread is on record is resumed: a finished one
+is read back, an interrupted one continues from its newest checkpoint, and calls that its unfinished step had made
+before are answered from the journal.
 
 A graph needs nothing special. It is given the task as a human message in `messages` (or as text in `problem`,
 `question`, `task` or `input`, whichever its state has), and its answer is the last message (or `answer`, `output` or
-`result`). One that has messages can be talked with: what is said later is a further turn on the same thread.
+`result`). A graph with `messages` takes conversations: each later message is a further turn on the same thread.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ __all__ = [
 CONTEXT = "hrm_agent_context"
 """Key in the metadata of checkpoints: the run context as JSON, since LangGraph stores none and a replay needs it."""
 NO_ANSWER: Any = object()
-"""None may be an answer."""
+"""Default of `answer`, since None may be one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,20 +109,20 @@ class EpisodeRunner:
     environment: Environment
     sampling: Sampling = field(default_factory=Sampling)
     recursion_limit: int = 200
-    """LangGraph's steps; the graph's own budgets should end it long before."""
+    """Most steps of the graph; its own budgets should end it long before."""
     stand_in: bool = False
     """The policy answers for chat models that the graph holds itself (`hrm_agent.models.substitute`)."""
     constrain: bool = True
     """Answers are held to the schemas that the graph asks for; a trainer's rollouts are not."""
     record: Callable[[Journal, int | None, Collection[str]], Recording] = Recording
-    """Opens the recording of an episode: journal, base of its seeds, ids of the calls that a fork was begun with."""
+    """Opens the recording of an episode: journal, base of its seeds, ids of calls shared with a fork's origin."""
 
     @classmethod
     @asynccontextmanager
     async def open(
         cls, store: RunStore, policy: str, settings: RolloutSettings | None = None, *, backend: Backend | None = None
     ) -> AsyncGenerator[EpisodeRunner]:
-        """A runner as `settings` say, with an environment opened for it. `backend`: `policy`, where it is loaded."""
+        """A runner with these settings and an environment opened for it. `backend`: `policy`, if it is loaded."""
         settings = settings or RunSettings()
         held = backend or load_policy(policy)
         async with opened_environment(settings.environment, isolation=settings.isolation) as environment:
@@ -136,7 +136,7 @@ class EpisodeRunner:
         gate: asyncio.Semaphore | None = None,
         on_done: Callable[[Trajectory], object] | None = None,
     ) -> list[Trajectory]:
-        """Run episodes side by side; their trajectories, in their order. What a person can mend cancels the rest.
+        """Run episodes side by side; returns their trajectories in order. An `HrmError` of one cancels the rest.
 
         `gate`: shared by several calls, in place of `concurrency`.
         """
@@ -163,14 +163,13 @@ class EpisodeRunner:
     ) -> Trajectory:
         """Run, resume or read back an episode; returns its trajectory with all calls.
 
-        `answer`: what an `interrupt()` that waits is answered with (by interrupt id, where several wait); None passes
-        a breakpoint. The run goes on from there. `say`: a further turn of the person, on a thread that is on record,
-        whatever the turn before came to; one that is still under way is given up. Needs a graph whose input has
-        `messages`.
+        `answer`: resumes a pending `interrupt()` with this value (by interrupt id, if several are pending); None passes
+        a breakpoint. `say`: a further user message, on a thread that is on record, however its last turn ended; a turn
+        still under way is given up. Needs a graph whose input has `messages`.
 
-        What the graph raises ends up in the trajectory (`failed`), a context window that is full is a limit like any
-        other (`truncated`). An `HrmError` is what a person can mend (no room on the disk, no sandbox, a provider that
-        does not answer): it is raised, and the episode can be resumed.
+        What the graph raises ends up in the trajectory (`failed`); a full context window is a limit like any other
+        (`truncated`). An `HrmError` is what a person can mend (a full disk, no sandbox, a provider that does not
+        answer): it is raised, and the episode can be resumed.
         """
         graph = load_graph(episode.graph)
         context, given = run_context(graph, episode), first_input(graph, episode.task, episode.thread_id)
@@ -234,7 +233,7 @@ class EpisodeRunner:
         }
 
     def begin(self, episode: Episode) -> Trajectory:
-        """Put an episode on record that is not run yet."""
+        """Record an episode that has not run yet."""
         begun = Trajectory(
             id=episode.trajectory_id,
             thread_id=episode.thread_id,
@@ -258,7 +257,7 @@ class EpisodeRunner:
         return again
 
     async def _take_turn(self, graph_run: GraphRun, prompt: str) -> Trajectory:
-        """Put a further turn on record, and what is left of the turn before in order."""
+        """Record a further turn, after closing what the turn before left open."""
         known = graph_run.known
         if known is None:
             raise RunError("The thread has no turns.", "Start it with a task.")
@@ -293,7 +292,7 @@ def _is_over(known: Trajectory | None) -> TypeGuard[Trajectory]:
 
 
 def _inherited(known: Trajectory | None) -> set[str]:
-    """Ids of the calls that a fork was begun with."""
+    """Ids of the calls that a fork shares with its origin."""
     return {call.id for call in known.calls if call.identity.thread_id != known.thread_id} if known else set()
 
 

@@ -1,4 +1,4 @@
-"""What every command that runs graphs is told, declared once: commands extend these classes by keys of their own."""
+"""Settings shared by every command that runs graphs; commands extend these classes by keys of their own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class GraphSettings(BaseModel):
     graph: str = "tool_loop"
     """tool_loop, reasoning, research, or your own as package.module:attribute."""
     context: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Options of the graph: its budgets."""
+    """Options of the graph, its budgets for one."""
 
 
 class RolloutSettings(BaseModel):
@@ -53,16 +53,16 @@ class RolloutSettings(BaseModel):
 
 
 class RunSettings(RolloutSettings):
-    """The settings of runs that nobody trains on."""
+    """Settings of runs that are not trained on."""
 
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Share of the probability that is sampled from."""
+    """Nucleus sampling: the share of the probability that is sampled from."""
     recursion_limit: int = Field(default=200, ge=1)
-    """LangGraph's steps."""
+    """Most steps of the graph (LangGraph's recursion_limit)."""
     stand_in: bool = False
     """Let the policy answer for chat models that the graph holds itself; otherwise those are asked, and recorded."""
     constrain: bool = True
-    """Hold roles to the form of their answers, where the engine can; such answers teach a trainer nothing."""
+    """Constrain the answers of roles to their schemas, where the engine can; tokens decided so are not trained on."""
 
     def runner_options(self) -> RunnerOptions:
         return {

@@ -9,14 +9,10 @@ LangGraph's own serialised form.
 Serialising is what a step costs, and most of a conversation has been serialised before. A message that was seen is
 recognised by identity *and* by its fields in packed form, which costs a tenth of that and tells 1 from True. So one
 changed in place is not mistaken for what it was; one that holds an object of a class is serialised every time.
-
-The hash is BLAKE2b over kind and bytes: values are written by models, so it has to withstand those who look for
-collisions.
 """
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -25,19 +21,18 @@ from typing import Any, cast
 import ormsgpack
 from langchain_core.messages import BaseMessage
 
+from hrm_agent.store.hashing import BYTEARRAY, BYTES, DICT, LIST, MSGPACK, NULL, TREE, hash_of
 from hrm_agent.store.serializer import PLAIN, RefusedValue, StrictSerializer
 
-__all__ = ["CHANNEL_BYTES", "FANOUT", "Blob", "KnownBlobs", "ValueReader", "ValueWriter", "hash_of", "references"]
+__all__ = ["CHANNEL_BYTES", "FANOUT", "Blob", "KnownBlobs", "ValueReader", "ValueWriter", "references"]
 
 FANOUT = 32
-HASH_BYTES = 20
 CHANNEL_BYTES = 256
 """A channel's own value is kept in place up to here. What lists hold is not: their chunks are written often."""
 _INLINE_BYTES = 64
 _SPLIT_DICT_BYTES = 512
 _REMEMBERED = 8192
 
-NULL, BYTES, BYTEARRAY, MSGPACK, LIST, TREE, DICT = range(7)
 _KINDS = {"null": NULL, "bytes": BYTES, "bytearray": BYTEARRAY, "msgpack": MSGPACK}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
@@ -53,12 +48,6 @@ class Blob:
     hash: bytes
     kind: int
     data: bytes
-
-
-def hash_of(kind: int, data: bytes, key: bytes = b"") -> bytes:
-    """The name of a value. With a key (an encrypted store) it tells nothing to those who guess at contents."""
-    digest = hashlib.blake2b(data, digest_size=HASH_BYTES, key=key, person=bytes([kind]))
-    return digest.digest()
 
 
 @dataclass(slots=True)

@@ -14,8 +14,9 @@ import ormsgpack
 from hrm_agent.errors import StoreError
 from hrm_agent.store.checkpoint_codec import read_manifest
 from hrm_agent.store.cipher import Cipher
-from hrm_agent.store.content_addressed import DICT, LIST, hash_of, references
+from hrm_agent.store.content_addressed import references
 from hrm_agent.store.database import Cursor
+from hrm_agent.store.hashing import DICT, LIST, hash_of
 from hrm_agent.store.run_store import RunStore
 
 __all__ = ["copy_store"]
@@ -48,7 +49,7 @@ def copy_store(source: RunStore, target: RunStore) -> dict[str, int]:
             held = " UNION ALL ".join(f"SELECT 1 FROM {table}" for table in (*_SEALED, "tool_calls", "checkpoints"))
             if into.execute(f"{held} LIMIT 1").fetchone():
                 raise StoreError(f"{target.url} is not empty.", "Copy into a new store.")
-            return _Copy(cursor, source.blobs.cipher, into, target.blobs.cipher).all(source, target)
+            return _Copy(cursor, source.cipher, into, target.cipher).all(source, target)
 
         return target.database.exclusive(work)
 

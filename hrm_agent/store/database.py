@@ -2,7 +2,7 @@
 
 A write is a function of a cursor. It is committed as a whole before its future is done, or not at all, and it is
 idempotent: where the answer to a commit was lost (a server that restarts), the same work is done again. How durable a
-commit is, is the body's affair (`SqliteDatabase`, `PostgresDatabase`).
+commit is depends on the subclass (`SqliteDatabase`, `PostgresDatabase`).
 
 A task's ordinary writes are done `later`: with the next commit, which is that of the checkpoint that follows them, so
 that a step of a graph is one transaction. Where none follows, they are committed on their own some milliseconds later.

@@ -12,8 +12,8 @@ from typing import Any
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store.cipher import Cipher
-from hrm_agent.store.content_addressed import hash_of
 from hrm_agent.store.database import Cursor, Database
+from hrm_agent.store.hashing import hash_of
 from hrm_agent.store.threads import describe_thread
 from hrm_agent.trajectory import (
     Call,

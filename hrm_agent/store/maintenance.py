@@ -19,8 +19,9 @@ from pydantic import ValidationError
 
 from hrm_agent.errors import HrmError, StoreError
 from hrm_agent.store.checkpoint_codec import read_manifest
-from hrm_agent.store.content_addressed import LIST, hash_of, references
+from hrm_agent.store.content_addressed import references
 from hrm_agent.store.database import Cursor, placeholders
+from hrm_agent.store.hashing import LIST, hash_of
 from hrm_agent.store.leases import leased
 from hrm_agent.store.run_store import RunStore
 from hrm_agent.store.serializer import RefusedValue
@@ -113,12 +114,12 @@ def _values(store: RunStore, cursor: Cursor, known: set[bytes]) -> Iterator[str]
         name = bytes(hash_)
         known.add(name)
         try:
-            opened = store.blobs.cipher.open(data, "blob", name)
+            opened = store.cipher.open(data, "blob", name)
             held = references(int(kind), opened)
         except _UNREADABLE as error:
             yield f"value {name.hex()}: {error}"
             continue
-        if hash_of(int(kind), opened, store.blobs.cipher.hash_key) != name:
+        if hash_of(int(kind), opened, store.cipher.hash_key) != name:
             yield f"value {name.hex()}: its bytes do not have this hash"
         nested.extend((name, child) for child in held)
     yield from (
@@ -136,7 +137,7 @@ def _rows(cursor: Cursor, query: str) -> Iterator[Sequence[Any]]:
 
 def _references(store: RunStore, cursor: Cursor) -> Iterator[tuple[str, list[bytes] | None]]:
     """Where values are named: of each checkpoint and each task's writes, the hashes; None if it cannot be read."""
-    cipher = store.blobs.cipher
+    cipher = store.cipher
     for thread, ns, id_, manifest in _rows(cursor, "SELECT seq, thread_id, ns, id, manifest FROM checkpoints"):
         where = f"thread {thread!r}, checkpoint {id_}"
         try:
@@ -348,6 +349,6 @@ def _children(store: RunStore, cursor: Cursor, hashes: set[bytes]) -> set[bytes]
 
 def _held(store: RunStore, hash_: bytes, kind: int, data: bytes) -> list[bytes]:
     try:
-        return references(kind, store.blobs.cipher.open(data, "blob", hash_))
+        return references(kind, store.cipher.open(data, "blob", hash_))
     except _UNREADABLE as error:
         return _sound(f"value {hash_.hex()}: cannot be read ({error})", None)

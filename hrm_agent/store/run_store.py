@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from urllib.parse import parse_qsl
 
 import ormsgpack
 
 from hrm_agent.errors import ConfigError, StoreError
-from hrm_agent.store.blobs import Blobs
 from hrm_agent.store.cipher import Cipher, cipher_of
 from hrm_agent.store.database import Cursor, Database
 from hrm_agent.store.journal import StoreJournal
 from hrm_agent.store.leases import Leases
-from hrm_agent.store.saver import StoreSaver
-from hrm_agent.store.serializer import allowed_types
 from hrm_agent.store.sqlite import SqliteDatabase
 from hrm_agent.store.threads import copy_rows, lineage, touch_thread
+
+if TYPE_CHECKING:
+    from hrm_agent.store.blobs import Blobs
+    from hrm_agent.store.saver import StoreSaver
 
 __all__ = ["STORE_POINTER", "RunStore", "ThreadInfo", "open_store"]
 
@@ -47,12 +49,31 @@ class RunStore:
     """Both halves of a run's record: `checkpointer` for LangGraph, `journal` for calls and trajectories."""
 
     def __init__(self, database: Database, cipher: Cipher, allow: Sequence[str] = ()) -> None:
-        self.database = database
+        self.database, self.cipher = database, cipher
         _check_key(database, cipher)
-        self.blobs = Blobs(database, cipher)
-        self.checkpointer = StoreSaver(database, self.blobs, allowed_types(allow))
         self.journal = StoreJournal(database, cipher)
         self._leases = Leases(database)
+        self._allow = allow
+        self._checkpointer: StoreSaver | None = None
+        self._making = threading.Lock()
+
+    @property
+    def checkpointer(self) -> StoreSaver:
+        """Made when it is first asked for: LangGraph takes most of a second to import, and the journal needs none."""
+        with self._making:
+            if self._checkpointer is None:
+                from hrm_agent.store.blobs import Blobs
+                from hrm_agent.store.saver import StoreSaver
+                from hrm_agent.store.serializer import allowed_types
+
+                blobs = Blobs(self.database, self.cipher)
+                self._checkpointer = StoreSaver(self.database, blobs, allowed_types(self._allow))
+            return self._checkpointer
+
+    @property
+    def blobs(self) -> Blobs:
+        """The values that checkpoints refer to."""
+        return self.checkpointer.blobs
 
     @property
     def url(self) -> str:
@@ -84,8 +105,8 @@ class RunStore:
 
         def fork(cursor: Cursor) -> None:
             line = set(lineage(cursor, source, checkpoint_id))
-            wanted = {("", id_) for id_ in line} | _nested(cursor, self.blobs.cipher, source, line - {checkpoint_id})
-            copy_rows(cursor, self.blobs.cipher, source, target, wanted, without_writes={("", checkpoint_id)})
+            wanted = {("", id_) for id_ in line} | _nested(cursor, self.cipher, source, line - {checkpoint_id})
+            copy_rows(cursor, self.cipher, source, target, wanted, without_writes={("", checkpoint_id)})
             touch_thread(cursor, target, time.time())
 
         self.database.write_once(fork)

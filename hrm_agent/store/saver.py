@@ -59,7 +59,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         serializer = StrictSerializer(allow)
         super().__init__(serde=serializer)
         collect_declared_types()
-        self._database, self._blobs = database, blobs
+        self._database, self.blobs = database, blobs
         self._parents: dict[tuple[str, str, str], tuple[str, Channels]] = {}
         """Of the newest checkpoints that this process wrote or read, by thread, namespace and id: in which epoch, and
         their channels. In another epoch their values may have been collected."""
@@ -113,7 +113,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> Future[RunnableConfig]:
-        place, cipher = place_of(config), self._blobs.cipher
+        place, cipher = place_of(config), self.blobs.cipher
         facts = public_metadata(config, metadata)
         here = (place.thread_id, place.ns, checkpoint["id"])
         parent = self._parents.get((place.thread_id, place.ns, place.checkpoint_id or ""), ("", {}))
@@ -154,7 +154,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
                 if touched:
                     _note(self._touched, place.thread_id, touched[-1])
 
-        future = self._blobs.write(self._serializer, encode, insert)
+        future = self.blobs.write(self._serializer, encode, insert)
         future.add_done_callback(committed)
         return future
 
@@ -191,14 +191,14 @@ class StoreSaver(BaseCheckpointSaver[Any]):
                 self._insert_slot(cursor, (*key, slot), task_path, given)
 
         if any(channel in WRITES_IDX_MAP for channel, _ in writes):
-            return self._blobs.write(self._serializer, encode, insert)
-        self._blobs.write_later(self._serializer, encode, insert)
+            return self.blobs.write(self._serializer, encode, insert)
+        self.blobs.write_later(self._serializer, encode, insert)
         return None
 
     def _insert_slot(
         self, cursor: Cursor, key: tuple[str, str, str, str, int], task_path: str, given: list[list[Any]]
     ) -> None:
-        cipher, place = self._blobs.cipher, tuple(map(str, key))
+        cipher, place = self.blobs.cipher, tuple(map(str, key))
         again = "DO NOTHING" if key[-1] == REGULAR else "DO UPDATE SET data = excluded.data"
         cursor.execute(
             "INSERT INTO writes (thread_id, ns, checkpoint_id, task_id, slot, task_path, data) "
@@ -259,7 +259,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         if place.checkpoint_id and not place.ns:
             self._choose(place.thread_id, place.checkpoint_id)
 
-        epoch = self._blobs.epoch
+        epoch = self.blobs.epoch
 
         def read(cursor: Cursor) -> CheckpointTuple | None:
             row = cursor.execute(f"SELECT {ROW} FROM checkpoints WHERE {given}{newest}", values).fetchone()
@@ -287,7 +287,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         """
         given, values = _conditions(config, before)
         query = f"SELECT {ROW} FROM checkpoints WHERE {given} ORDER BY id DESC, seq DESC"
-        epoch = self._blobs.epoch
+        epoch = self.blobs.epoch
         with self._database.read() as cursor:
             reading = self._reading(cursor, epoch, shared=True)
             bound = query if filter or limit is None else f"{query} LIMIT {int(limit)}"
@@ -301,8 +301,8 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         def remember(here: tuple[str, str, str], channels: Channels) -> None:
             _note(self._parents, here, (epoch, channels))
 
-        reader = self._blobs.reader(cursor, self._serializer, shared=shared)
-        return StoreSnapshot(cursor, reader, self._blobs.cipher, remember)
+        reader = self.blobs.reader(cursor, self._serializer, shared=shared)
+        return StoreSnapshot(cursor, reader, self.blobs.cipher, remember)
 
     async def alist(
         self,
@@ -343,7 +343,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         """Copy all checkpoints and writes of a thread to a new one; its values are shared."""
 
         def copy_all(cursor: Cursor) -> None:
-            copy_rows(cursor, self._blobs.cipher, str(source_thread_id), str(target_thread_id))
+            copy_rows(cursor, self.blobs.cipher, str(source_thread_id), str(target_thread_id))
             touch_thread(cursor, str(target_thread_id), time.time())
 
         self._database.write_once(copy_all)

@@ -72,7 +72,7 @@ class StrictSerializer(JsonPlusSerializer):
         try:
             value = super().loads_typed(data)
         except Exception as error:
-            raise RefusedValue(f"a value that is no {kind}: {error}") from error
+            raise RefusedValue(f"a value that is not valid {kind}: {error}") from error
         if _blocked.names:
             raise RefusedValue(f"a value of the type {', '.join(sorted(set(_blocked.names)))}, which is not allowed")
         return value

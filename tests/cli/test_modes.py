@@ -55,7 +55,7 @@ def test_what_a_choice_is_no_place_for(says: str, hrm: Command) -> None:
 
 def test_a_search_of_a_graph_without_a_verdict(says: str, hrm: Command) -> None:
     done = hrm("run", "6 * 7?", "--policy", says, "--mode", "search")
-    assert done.code == 2 and "goes by the critic's verdict" in done.err and "Traceback" not in done.err
+    assert done.code == 2 and "needs the verdict of a critic" in done.err and "Traceback" not in done.err
 
 
 def test_rollouts_by_a_mode(says: str, hrm: Command, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from langgraph.types import interrupt
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.store.content_addressed import LIST, MSGPACK
+from hrm_agent.store.hashing import LIST, MSGPACK
 from hrm_agent.store.maintenance import collect_values, delete_runs, prune, stats, verify
 from hrm_agent.trajectory import ForkRef, Overlay, RunStatus, StopReason, Trajectory, Verdict
 from tests.support.store.bodies import execute

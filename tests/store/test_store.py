@@ -22,7 +22,7 @@ from langgraph.graph import START, StateGraph
 
 from hrm_agent.errors import StoreError, StoreVersionError
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.store.content_addressed import MSGPACK
+from hrm_agent.store.hashing import MSGPACK
 from hrm_agent.trajectory import (
     SCHEMA_VERSION,
     BranchReason,

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 from hrm_agent.errors import GraphError, RunError
 from hrm_agent.retrieval.citations import CITATION_LIST
-from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.store import RunStore
 
 __all__ = ["citation_lines", "cited_lines", "source_data", "source_lines", "values_of", "without_list"]
@@ -28,6 +27,8 @@ Line = tuple[str, str]
 
 def values_of(store: RunStore, thread: str, graph: str) -> Mapping[str, Any]:
     """The newest state of a thread, read without the graph's types where its code is gone."""
+    from hrm_agent.runtime.execution.loading import load_graph  # LangGraph, which other views do not need
+
     saver = store.checkpointer
     with suppress(GraphError):
         saver = saver.allowing(load_graph(graph))

@@ -9,14 +9,13 @@ from pathlib import Path
 
 from hrm_agent.store import STORE_POINTER, RunStore, open_store
 from hrm_agent.trajectory import Trajectory
-from hrm_agent.trajectory.formats import read_jsonl, read_parquet
 
 __all__ = ["DEFAULT_STORE", "existing_store", "is_file", "run_folder", "stored_trajectories"]
 
 DEFAULT_STORE = "runs/store.db"
 """Where `hrm-agent run` records, and where `show` and `history` look."""
 
-_READERS = {".jsonl": read_jsonl, ".parquet": read_parquet}
+_FILES = (".jsonl", ".parquet")
 
 
 @contextmanager
@@ -28,9 +27,8 @@ def existing_store(where: str) -> Generator[RunStore]:
 
 def stored_trajectories(where: str, run_id: str | None = None) -> Iterator[Trajectory]:
     """The trajectories of a store or of an exported file, one at a time."""
-    reader = _READERS.get(Path(where).suffix)
-    if reader is not None:
-        yield from (t for t in reader(Path(where)) if run_id is None or t.run_id == run_id)
+    if is_file(where):
+        yield from (t for t in _read_file(Path(where)) if run_id is None or t.run_id == run_id)
         return
     shared = Path(where) / STORE_POINTER  # of a store that others record in too, a folder means its own run
     own = (Path(where) / "run_id").read_text(encoding="utf-8") if shared.is_file() else None
@@ -38,9 +36,15 @@ def stored_trajectories(where: str, run_id: str | None = None) -> Iterator[Traje
         yield from store.journal.trajectories(run_id=run_id or own)
 
 
+def _read_file(path: Path) -> Iterator[Trajectory]:
+    from hrm_agent.trajectory.formats import read_jsonl, read_parquet  # LangChain's messages, which no store needs
+
+    return read_parquet(path) if path.suffix == ".parquet" else read_jsonl(path)
+
+
 def is_file(where: str) -> bool:
     """True for a file of whole trajectories, which has no checkpoints."""
-    return Path(where).suffix in _READERS
+    return Path(where).suffix in _FILES
 
 
 def run_folder(given: Path | None, command: str) -> Path:

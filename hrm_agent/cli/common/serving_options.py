@@ -60,7 +60,7 @@ def check_place(arguments: Arguments) -> None:
     if not 0 <= arguments.port < 2**16:
         raise ConfigError(f"--port {arguments.port}: there is no such port.", "From 1 to 65535, or 0 for any.")
     if not 0 <= arguments.drain_seconds < float("inf"):
-        raise ConfigError(f"--drain-seconds {arguments.drain_seconds}: no time that one can wait.")
+        raise ConfigError(f"--drain-seconds {arguments.drain_seconds}: not a time to wait.", "Give seconds, 0 or more.")
 
 
 def hosts_of(arguments: Arguments) -> tuple[str, ...]:

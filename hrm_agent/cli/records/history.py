@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.formatting import SUMMARY_COLUMNS, summary_row
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
-from hrm_agent.cli.runs.tree import tree_data, tree_lines
-from hrm_agent.runtime.time_travel.fork import Moment, history
 from hrm_agent.store import RunStore
+
+if TYPE_CHECKING:  # a thread's checkpoints need LangGraph, a list of runs does not
+    from hrm_agent.runtime.time_travel.fork import Moment
 
 __all__ = ["run"]
 
@@ -49,6 +51,9 @@ def _list_runs(output: Output, store: RunStore, run_id: str | None, limit: int) 
 
 
 def _draw(output: Output, store: RunStore, thread: str) -> None:
+    from hrm_agent.cli.runs.tree import tree_data, tree_lines
+    from hrm_agent.runtime.time_travel.fork import history
+
     found = history(store, thread)
     output.result(tree_data(found))
     for text, style in tree_lines(found):
@@ -56,6 +61,8 @@ def _draw(output: Output, store: RunStore, thread: str) -> None:
 
 
 def _list_moments(output: Output, store: RunStore, thread: str, limit: int) -> None:
+    from hrm_agent.runtime.time_travel.fork import history
+
     found = history(store, thread, branches=False)
     newest_first = sorted(found.walk(), key=lambda moment: moment.checkpoint_id, reverse=True)
     rows = [_row(moment) for moment in newest_first[:limit]]

@@ -1,4 +1,4 @@
-"""`hrm-agent doctor`: what this machine can give; `doctor environment`: how far it can isolate model-written code.
+"""`hrm-agent doctor`: what works on this machine; `doctor environment`: how far it can isolate model-written code.
 
 Each layer is put on in processes made for it, which says what can be had and what it costs, and an environment is
 started, which says what is in force. Both can differ: a container may allow a layer alone and not within the others.

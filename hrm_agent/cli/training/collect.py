@@ -33,7 +33,7 @@ def run(words: list[str]) -> int:
 
 
 def collect_run(config: CollectConfig, folder: Path, output: Output) -> int:
-    """Collect, or go on, and say what became of it; the exit code."""
+    """Start or resume the collection and print a summary; returns the exit code."""
     trajectories = collected(config, "collect", folder)
     statuses = Counter(trajectory.status.value for trajectory in trajectories)
     output.result({"folder": str(folder), "trajectories": len(trajectories), "statuses": dict(statuses)})

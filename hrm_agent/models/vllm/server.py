@@ -249,7 +249,7 @@ def _kind(address: VllmAddress, probed: Mapping[str, Any]) -> LogprobKind:
         ) from error
     if token_ids != [0] or max(logprobs) > _ROUNDING:
         raise ModelError(
-            f"What the server at {address.url} calls log-probs is none.",
+            f"The log-probs of the server at {address.url} are not log-probabilities.",
             "Start it with --logprobs-mode raw_logprobs.",
         )
     return LogprobKind.RAW if logprobs[0] < -_ROUNDING else LogprobKind.SAMPLED

@@ -82,7 +82,7 @@ def _read(path: Path) -> str:
         raise RetrievalError(f"{path} cannot be read: {error.strerror}.", "See that it may be read.") from error
     except UnicodeDecodeError as error:
         hint = "Spans count characters of UTF-8 text: convert it, and count them there."
-        raise RetrievalError(f"{path} is not UTF-8: byte {error.start} is none of it.", hint) from error
+        raise RetrievalError(f"{path} is not UTF-8: byte {error.start} cannot be decoded.", hint) from error
 
 
 @dataclass(frozen=True, slots=True)

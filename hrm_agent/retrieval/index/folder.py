@@ -56,7 +56,7 @@ class Done(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FileOutcome:
-    """One file and what became of it."""
+    """One file and its outcome."""
 
     file: str
     done: Done

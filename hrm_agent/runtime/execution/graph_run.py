@@ -40,13 +40,13 @@ class GraphRun:
     config: RunnableConfig
     context: Any
     given: dict[str, Any] | Command[Any] | None
-    """The input of a thread that has no checkpoint yet, or what answers its question."""
+    """The input of a thread without checkpoints, or the `Command` that resumes it."""
     known: Trajectory | None
     """The record of a thread that is resumed."""
     answers: bool = False
 
     async def answering(self, store: RunStore, answer: Any) -> GraphRun:
-        """The same, going on with `answer`. Raises `RunError` where nothing waits for it."""
+        """The same run, resumed with `answer`. Raises `RunError` if it waits for none."""
         known = self.known
         if known is None or (known.status is not RunStatus.RUNNING and known.stop_reason is not StopReason.INTERRUPT):
             stands = f"it is {known.status.value}" if known else "it was never run"
@@ -55,7 +55,7 @@ class GraphRun:
         return replace(self, given=_command(waiting, answer), answers=True)
 
     async def ended_before(self, store: RunStore) -> TurnEnd:
-        """How the newest turn on record stands: one that is under way has ended, or is given up."""
+        """How the newest turn on record ended; one still under way counts as aborted."""
         known, graph = self.known, self._in(store)
         if known is not None and known.status is not RunStatus.RUNNING:
             return TurnEnd.model_validate(known.model_dump(include=set(TurnEnd.model_fields)))
@@ -72,7 +72,7 @@ class GraphRun:
         return await turns_not_read(cast("BaseCheckpointSaver[Any]", graph.checkpointer), self.config, turns)
 
     async def _where_it_stands(self, graph: Graph) -> tuple[Any, Mapping[str, Any] | None]:
-        """What the graph is to be given on a thread that is resumed; or the state of one that is at its end."""
+        """The input for a thread that is resumed, or the state of one that has ended."""
         snapshot = await graph.aget_state(self.config)
         if not (snapshot.values or snapshot.tasks):
             given, turns = cast("dict[str, Any]", self.given), self.known.turns if self.known else ()
@@ -83,7 +83,7 @@ class GraphRun:
         return None, (snapshot.values if snapshot.values and not snapshot.tasks else None)
 
     async def run_to_end(self, store: RunStore, callbacks: StreamCallbacks) -> TurnEnd:
-        """Run from where the thread stands; nothing runs on a thread that is at its end."""
+        """Run from the newest checkpoint; a thread that has ended is read back."""
         graph, given = self._in(store), self.given
         if self.known is not None and not self.answers:
             given, at_end = await self._where_it_stands(graph)
@@ -130,7 +130,7 @@ class GraphRun:
 
 
 class StreamCallbacks(NamedTuple):
-    """Functions that are called while a run goes on; None for what nobody wants."""
+    """Functions that are called during a run; None: not called."""
 
     on_update: OnUpdate | None
     on_chunk: OnChunk | None
@@ -138,7 +138,7 @@ class StreamCallbacks(NamedTuple):
 
     @property
     def modes(self) -> list[Literal["values", "updates", "messages", "custom"]]:
-        """Messages only where somebody listens: LangGraph then has every answer streamed."""
+        """`messages` only with a callback for it: it makes LangGraph stream every answer."""
         return [
             "values",
             *(["updates"] if self.on_update else []),
@@ -156,7 +156,7 @@ class StreamCallbacks(NamedTuple):
 
 
 def _command(waiting: Sequence[Interrupt], answer: Any) -> Command[Any] | None:
-    """None goes on past a breakpoint. Where one question waits, or a fork will ask it anew, it need not be named."""
+    """The resuming command; None passes a breakpoint. An id is needed only if several interrupts are pending."""
     if not waiting:
         return None if answer is None else Command(resume=answer)
     by_id: Mapping[str, Any] = cast("Mapping[str, Any]", answer) if isinstance(answer, Mapping) else {}

@@ -70,8 +70,7 @@ def _import(module_name: str, name: str, folder: str) -> ModuleType:
 
 
 def _import_file(path: Path) -> ModuleType:
-    """A file as a module under a name of its own, so that `hrm_agent.graphs.py` of a user does not take the place of
-    ours.
+    """A file as a module under a name of its own, so that `graphs.py` of a user does not take the place of ours.
 
     It is run once, as any module: two graphs of one file share its classes, by which their states are read back.
     """

@@ -1,14 +1,14 @@
 """True replay: a stored run played again from its recorded answers, with the graph's code as it is now.
 
-Nothing is asked and nothing is run: models and tools answer from the journal
-(`hrm_agent.runtime.replay.recorded_answers`), on a checkpointer in memory, and the states that the graph comes to are
-compared with the stored ones, byte for byte. So a store of runs is a regression test of a graph, at no cost in models.
-(LangGraph's own "replay" of a checkpoint runs the models again.)
+No model is called and no tool is run: both answer from the journal (`hrm_agent.runtime.replay.recorded_answers`), on a
+checkpointer in memory, and the states of the graph are compared with the stored ones, byte for byte. So a store of runs
+is a regression test of a graph that costs no model calls. (LangGraph's own "replay" of a checkpoint runs the models
+again.)
 
-A thread is played along its lineage, from the first checkpoint to the newest, in stretches: each begins at an input, an
-edit or a fork, which is laid into the memory as it is stored. Questions of `interrupt()` are answered as they were,
-told apart by their place. What a record cannot hold is what a node draws from a clock or from chance itself, and calls
-that are not LangChain's; message ids that LangGraph draws at random are compared modulo their renaming.
+A thread is played along its lineage, from the first checkpoint to the newest, in segments: each begins at an input, an
+edit or a fork, which is copied from the store. An `interrupt()` is resumed with the recorded value, found by its task
+path. Not replayed are values that a node takes from a clock or a random generator, and calls that are not LangChain's;
+message ids that LangGraph draws at random are compared up to renaming.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ def replay(
 ) -> Replay:
     """Play a stored run again.
 
-    `graph`: another graph, or its name; None plays the one that is on record, as it is now. `context`: its run context;
-    None takes the recorded one. `live_after`: where the graph asks what is not on record, a new thread (`thread` names
-    it) goes on from there with this runner, in this store; without it nothing is written. Raises `RunError` for a
-    thread without checkpoints.
+    `graph`: another graph, or its name; None: the recorded one, as it is now. `context`: its run context; None: the
+    recorded one. `live_after`: if the graph asks something that is not on record, continue from there with this runner
+    on a new thread of this store, named `thread`; without it nothing is written. Raises `RunError` for a thread without
+    checkpoints.
     """
     return asyncio.run(
         replay_async(store, trajectory_id, graph=graph, context=context, live_after=live_after, thread=thread)
@@ -109,11 +109,11 @@ class _Silent(BaseChatModel):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Part of a lineage: where it begins, and the checkpoints that the run came to from there."""
+    """Part of a lineage: an input, edit or fork, and the checkpoints that followed it."""
 
     checkpoints: Sequence[CheckpointTuple]
     last: bool
-    """The stretch that the trajectory ends with."""
+    """The trajectory ends with it."""
     finished: bool
     """The run had nothing left to do at its end."""
 
@@ -139,10 +139,10 @@ class ReplayRun:
         self._given_context = context
         self._resumed = self._recorded_resumes()
         self._standing = self._line[0]
-        """The newest recorded checkpoint that the replay came to unchanged."""
+        """The newest recorded checkpoint that the replay reached with an equal state."""
 
     async def play(self) -> Replay:
-        """What all stretches came to."""
+        """The result over all segments."""
         record_foreign_models()
         record_foreign_tools()
         with using_policy(_Silent()):
@@ -174,7 +174,7 @@ class ReplayRun:
         return total
 
     async def go_on(self, runner: EpisodeRunner, graph: str, thread: str | None) -> Trajectory:
-        """On a new thread, from the last checkpoint that still held, with what was recorded since and still fits."""
+        """Continue on a new thread from the last equal checkpoint, reusing later recorded answers that still fit."""
         (episode,) = fork(
             self._store,
             self._trajectory.thread_id,
@@ -191,7 +191,7 @@ class ReplayRun:
         return await own.run(episode)
 
     def _before_standing(self) -> set[str]:
-        """Steps that the fork has behind it."""
+        """Checkpoints before the fork."""
         return {found.checkpoint["id"] for found in self._line[: self._number(self._standing)]}
 
     def _number(self, wanted: CheckpointTuple) -> int:
@@ -249,9 +249,9 @@ class ReplayRun:
         return self._judge(stretch, scratch, answers, error, asked)
 
     def _stop_at(self, stretch: Segment) -> int | None:
-        """The step after which the recorded run did not go on; None lets the graph end by itself.
+        """The step after which the recorded run stopped; None lets the graph end by itself.
 
-        At the end of the record the step that failed, asked a person or was cut short is tried once more.
+        At the end of the record a step that failed, asked a person or was killed is tried once more.
         """
         if stretch.finished:
             return None
@@ -263,7 +263,7 @@ class ReplayRun:
     async def _run(
         self, stretch: Segment, scratch: ScratchSaver, answers: RecordedAnswers, places: TaskPathResolver
     ) -> tuple[Exception | None, UnrecordedRequest | None]:
-        """Until nothing is left to do; what the graph raised, and what it asked that is not on record."""
+        """Run the segment; returns what the graph raised, and the request that is not on record."""
         said = self._context(stretch.end)
         episode = Episode(self._trajectory.task, self._trajectory.thread_id, context=said)
         free = {"checkpointer": scratch, "interrupt_before_nodes": [], "interrupt_after_nodes": []}
@@ -300,7 +300,7 @@ class ReplayRun:
         return answers
 
     def _write_commands(self, stretch: Segment, scratch: ScratchSaver) -> bool:
-        """Where a `Command` went on from a recorded checkpoint, write what it wrote. True if there was one."""
+        """Write what a recorded `Command` wrote at this checkpoint. True if there was one."""
         head = scratch.head
         there = next((found for found in stretch.checkpoints[:-1] if _step(found) == _step(head)), None)
         writes = [] if there is None else [(c, v) for task, c, v in there.pending_writes or () if task == NULL_TASK]
@@ -314,7 +314,7 @@ class ReplayRun:
     def _record_ends_at(
         self, stretch: Segment, scratch: ScratchSaver, asked: UnrecordedRequest, answers: RecordedAnswers
     ) -> bool:
-        """True if the recorded run was cut short before this was answered, and all that it had is used."""
+        """True if the recorded run was killed before this was answered, and all its answers are used."""
         step = _step(stretch.end)
         if stretch.finished or not stretch.last or asked.place[0].step != step + 1:
             return False
@@ -368,7 +368,7 @@ class ReplayRun:
         return compared, first
 
     def _ended_otherwise(self, stretch: Segment, error: Exception | None) -> str:
-        """How the graph ended, if not as it did; empty if it did."""
+        """How the graph's end differs from the recorded one; empty if it does not."""
         if isinstance(error, HrmError):
             raise error
         raised = f"{type(error).__name__}: {error}" if error is not None else ""

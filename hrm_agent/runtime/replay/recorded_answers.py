@@ -1,10 +1,10 @@
-"""Recorded answers, dealt out to a graph that runs again.
+"""Matches the requests of a replayed graph with recorded answers.
 
-An answer belongs to what was asked: the messages and the tools of a model call, the name and the arguments of a tool
-call. How a model was to sample is not compared, since the limits of a run are no part of its graph. Where several
-answers fit, the one from the same place is given (`hrm_agent.runtime.replay.task_path`), then the one from the same
-nodes in another step, then the oldest; each one once. So parallel branches that ask the same get each their own, and a
-node added before them changes nothing.
+A recorded answer fits a request with the same messages and tools (of a model call) or the same name and arguments (of
+a tool call). Sampling parameters are not compared, since the limits of a run are not part of its graph. If several fit,
+the one from the same task path is given (`hrm_agent.runtime.replay.task_path`), then one from the same nodes in another
+step, then the oldest; each only once. So parallel branches with equal requests get their own answers, and a node added
+before them changes nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _Record = TypeVar("_Record", Call, ToolCall)
 
 @dataclass(frozen=True, slots=True)
 class UnrecordedRequest:
-    """What a graph asks now and never asked when it was recorded."""
+    """A request of the graph that is not on record."""
 
     identity: GraphIdentity
     place: TaskPath
@@ -59,12 +59,12 @@ class UnrecordedRequest:
 
 
 class NotRecorded(GraphBubbleUp):
-    """Stops a graph without a retry: what it asks is not on record."""
+    """Stops a graph, without retries, at a request that is not on record."""
 
 
 @dataclass(slots=True)
 class RecordedAnswers:
-    """The recorded answers of one stretch of a run."""
+    """The recorded answers of one segment of a run."""
 
     calls: list[tuple[TaskPath, Call]]
     tool_calls: list[tuple[TaskPath, ToolCall]]
@@ -75,7 +75,7 @@ class RecordedAnswers:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, asked: UnrecordedRequest, request_hash: str) -> Call | None:
-        """The answer to a request, which nobody else gets then."""
+        """The answer to a request; no other request gets it."""
 
         def fit(call: Call) -> tuple[bool, ...]:
             return call.request_hash == request_hash, call.identity.attempt == asked.identity.attempt
@@ -97,7 +97,7 @@ class RecordedAnswers:
         return found
 
     def nearest(self, asked: UnrecordedRequest) -> Call | ToolCall | None:
-        """What was asked at that place when it was recorded: of what is left, else of what was dealt out."""
+        """The record from the same place, to compare with: an unused one, else one that was given out."""
         tool = asked.tool_call is not None
         dealt = [*self.given_tools.values()] if tool else [call for calls in self.given.values() for call in calls]
         left = [record for _, record in (self.tool_calls if tool else self.calls)]
@@ -109,7 +109,7 @@ class RecordedAnswers:
         return None
 
     def left_at(self, place: TaskPath) -> bool:
-        """True if something on record from the same nodes was not asked for."""
+        """True if an answer from the same nodes is unused."""
         return any(without_steps(found) == without_steps(place) for found, _ in [*self.calls, *self.tool_calls])
 
 
@@ -149,7 +149,7 @@ def _best(
 
 
 class ReplayRecording(Recording):
-    """Answers from the record, and stops at what is not on it. One for each time that a graph is set going."""
+    """Answers from the record, and stops at a request that is not on it. One for each start of the graph."""
 
     replaying = True
 
@@ -188,7 +188,7 @@ class ReplayRecording(Recording):
 
 
 class AdoptingRecording(Recording):
-    """Answers from another thread's record what fits, under this thread's own identity, and asks for all else."""
+    """Copies fitting answers of another thread under this thread's ids; all other requests are made."""
 
     def __init__(
         self,

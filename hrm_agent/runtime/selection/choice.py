@@ -2,16 +2,15 @@
 
     START -> judge (where a judge is asked) -> choose -> END
 
-Its candidates come in as the run context, its answer is that of the run that it chose, and its last state says which
-one that is and why. Runs that failed are out. Of the others, in this order:
+The candidates are in its run context; its answer is the chosen run's, and its last state says which run was chosen and
+why. Failed runs are left out. The others are ranked in this order:
 
-1. those that gave an answer go before those that gave none;
-2. where the graph leaves a `verdict`, those that its critic accepted go first (a majority does not ask the critic);
-3. those that ended by themselves go before those that ended at a limit;
-4. `best-of-n` asks a judge where no critic has said anything and answers differ: the policy in the critic's place, or
-   the critic's own model, in one call that shows each different answer once;
-5. what most of them answered (`hrm_agent.answers.equivalence`), then the first one. So it is too where the
-   judge names no candidate.
+1. runs with an answer before runs without;
+2. runs that their critic accepted, if the graph has a `verdict` (a majority ignores the critic);
+3. runs that ended by themselves before runs that ended at a limit;
+4. `best-of-n` asks a judge if there is no verdict and answers differ: the critic's own model, else the policy, in one
+   call that shows each different answer once;
+5. the most frequent answer (`hrm_agent.answers.equivalence`), then the first run; also if the judge names none.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ MAX_SHOWN = 4000
 
 
 class NoCandidateError(Exception):
-    """Every run failed; the message says of what."""
+    """Every run failed; the message has the first error."""
 
 
 class Candidate(TypedDict):
@@ -62,7 +61,7 @@ class Candidate(TypedDict):
     accepted: bool | None
     """By the graph's own critic; None where the graph leaves no verdict."""
     error: str | None
-    """What failed; None where nothing did."""
+    """Of a run that failed, else None."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class ChoiceContext:
     candidates: list[Candidate] = field(default_factory=list[Candidate])
     """In their order."""
     judge: str | None = None
-    """Another model than the policy in force, by its string."""
+    """Model string of the judge; None: the current policy."""
 
 
 class Judgement(BaseModel):
@@ -99,7 +98,7 @@ class ChoiceState(TypedDict):
 
 
 def needs_judge(state: ChoiceState, runtime: Runtime[ChoiceContext]) -> str:
-    """Only where there is something to judge, and no critic has."""
+    """Only if answers differ and no critic has given a verdict."""
     pool = _pool(runtime.context)
     asked = runtime.context.mode == "best-of-n" and all(candidate["accepted"] is None for candidate in pool)
     return "judge" if asked and len(_different(pool)) > 1 else "choose"
@@ -129,7 +128,7 @@ def choose(state: ChoiceState, runtime: Runtime[ChoiceContext]) -> dict[str, Any
 
 
 def _pool(context: ChoiceContext) -> list[Candidate]:
-    """Those that no other one goes before."""
+    """The candidates of the best rank."""
     alive = [candidate for candidate in context.candidates if candidate["error"] is None]
     if not alive:
         first = next((candidate["error"] for candidate in context.candidates), "none was run")

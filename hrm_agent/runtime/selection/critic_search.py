@@ -1,13 +1,13 @@
 """Picks the checkpoint to retry a rejected run from: the one before the step that the critic blames.
 
-A graph takes part by the `verdict` in its state, a dict (or pydantic model) of `action`, `subgoal` and `hint`:
+A graph supports search if its state has a `verdict`, a dict (or pydantic model) of `action`, `subgoal` and `hint`:
 
 * `accept` ends the search;
-* `revise` blames a subgoal. It is solved again from the moment before it was (last) solved, and with it what needs it.
-  All other results of the run are pinned there, those of the same step and of later ones, so that nothing else is
-  solved again. A graph without `plan` and `results` names one of its nodes as the subgoal;
+* `revise` blames a subgoal. It and its dependents are solved again, from the moment before it was (last) solved. All
+  other results of the run, of the same step and of later ones, are pinned there, so that nothing else is solved again.
+  A graph without `plan` and `results` names one of its nodes as the subgoal;
 * `replan` blames the plan: the node `plan` runs again;
-* anything else (it gave up, nothing can be read) closes the run.
+* anything else (it gave up, or cannot be parsed) closes the run.
 
 The critic's hint goes into the channel `hints`, under the subgoal's name, or into `hint`, where the state has them.
 A fork has what its run had spent (`hrm_agent.graphs.parts.budget`), but its time counts from the fork on.
@@ -46,22 +46,22 @@ class RetryPoint:
 
 
 def require_verdict(name: str) -> None:
-    """Raise `ConfigError` where a graph has no `verdict` that a search could go by."""
+    """Raise `ConfigError` if the state of a graph has no `verdict`."""
     if "verdict" not in load_graph(name).channels:
         raise ConfigError(
-            f"The mode 'search' goes by the critic's verdict, and the state of graph {name!r} has none.",
+            f"The mode 'search' needs the verdict of a critic, and the state of graph {name!r} has none.",
             "Use --mode best-of-n or majority, or give the state a `verdict: dict` with action, subgoal and hint.",
         )
 
 
 def accepted(found: History) -> bool | None:
-    """What the critic said last; None where the state has no verdict."""
+    """Whether the critic's last verdict is `accept`; None if the state has no verdict."""
     verdict = _verdict(found)
     return verdict.get("action") == "accept" if verdict else None
 
 
 def find_retry_point(found: History) -> RetryPoint | None:
-    """What the critic blames in a run that is over; None where the run is closed."""
+    """Where to retry a run that has ended, by its critic's verdict; None if the run is closed."""
     verdict = _verdict(found)
     subgoal, hint = str(verdict.get("subgoal") or ""), str(verdict.get("hint") or "")
     match verdict.get("action"):
@@ -81,7 +81,7 @@ def _verdict(found: History) -> Mapping[str, Any]:
 
 
 def _before_subgoal(found: History, subgoal: str, hint: str) -> RetryPoint | None:
-    """Before the last step that solved a subgoal; None where there is none of this name."""
+    """Before the last step that solved the subgoal; None if no step did."""
     line = found.lineage()
     places = [m for m, then in pairwise(line) if subgoal not in _results(m) and subgoal in _results(then)]
     if not places:
@@ -116,7 +116,7 @@ def _results(moment: Moment) -> Mapping[str, Any]:
 
 
 def _changes(found: History, moment: Moment, name: str, hint: str) -> dict[str, Any]:
-    """The critic's hint, beside the hints that were there, and a clock that stands at the fork."""
+    """The critic's hint, added to earlier hints, and a time budget that starts again at the fork."""
     known = load_graph(found.trajectory.graph).channels if found.trajectory else {}
     spent: Any = moment.values.get("spent")
     changes: dict[str, Any] = {"spent": _without_time(spent)} if isinstance(spent, Mapping) and spent else {}

@@ -1,23 +1,22 @@
-"""Modes: how one task comes to one answer where more than one try is allowed.
+"""Modes: how one answer is chosen among several runs of a task.
 
     outcome = await solve(runner, episode, Mode("search", n=4))
     outcome.trajectory.answer, outcome.chosen, outcome.candidates
 
 `single`      one run
-`best-of-n`   n runs side by side; those that the graph's critic accepted go first, else a judge is asked
-`majority`    n runs side by side; what most of them answered
+`best-of-n`   n runs side by side; one that the graph's critic accepted is preferred, else a judge is asked
+`majority`    n runs side by side; the most frequent answer
 `search`      one run; while its critic does not accept it, the best open run is forked at the moment before the step
               that is blamed (`hrm_agent.runtime.selection.critic_search`), `width` forks side by side, up to n runs in
-              all. Where no run is open, one is begun anew
+              all. If no run is open, a new one is started
 
-The task's own thread `T` is that of the choice (`hrm_agent.runtime.selection.choice`), a run like any other: its
-trajectory has the answer and the reward, whatever the mode. The candidates are the threads `T/0`, `T/1` and so on, one
-group named `T`; what became of each stands in an `Overlay`. All names, and all seeds, follow from the place in the
-group, so that a mode that was killed is resumed by asking for it again: what is on record is read back, and a
-search takes the same turns.
+The task's own thread `T` holds the run that chooses (`hrm_agent.runtime.selection.choice`), a run like any other: its
+trajectory has the answer and the reward in every mode. The candidates are the threads `T/0`, `T/1` and so on, one
+group named `T`; an `Overlay` says whether each was chosen. All names and seeds follow from the place in the group, so
+that a killed mode is resumed by calling it again: finished runs are read back, and a search takes the same path.
 
-A candidate that waits for a person leaves the choice open where no other one will do: T stays under way until the
-question is answered (on the candidate's thread) and the mode is asked for again.
+If a candidate waits for a person and no other one is good enough, the choice stays open: T is under way until the
+question is answered (on the candidate's thread) and the mode is called again.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Mode:
 
     name: ModeName = "single"
     n: int = 4
-    """Runs in all, at most; those of a search may be less."""
+    """Most runs in all; a search may need fewer."""
     width: int = 2
     """Forks of one moment that a search runs side by side."""
 
@@ -60,7 +59,7 @@ ONE_RUN = Mode()
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a mode came to."""
+    """The result of a mode."""
 
     trajectory: Trajectory
     """Of the task's own thread; its status is `running` while a candidate waits for a person."""
@@ -83,8 +82,8 @@ async def solve(
 ) -> Outcome:
     """Run an episode by a mode, resume it, or read it back.
 
-    `gate` bounds the runs that are open at a time. `keep`: called with each candidate before it is on record. Raises
-    `ConfigError` where the mode asks for more than the graph has, before anything is written.
+    `gate` bounds the runs that are open at a time. `keep`: called with each candidate before it is recorded. Raises
+    `ConfigError` if the graph lacks what the mode needs, before anything is written.
     """
     gate = gate or asyncio.Semaphore(mode.n)
     if mode.name == "single":
@@ -186,7 +185,7 @@ class _Group:
         return min(places, key=lambda place: place[1].again, default=None)
 
     def _fork(self, parent: Trajectory, blame: RetryPoint, index: int) -> None:
-        """Put a fork on record, unless it is there. One that was cut short on its way there is begun again."""
+        """Record a fork, unless it is recorded. One that was killed halfway is made again."""
         wanted = self._candidate(index)
         if self.store.journal.find_trajectory(wanted.thread_id) is not None:
             return
@@ -237,7 +236,7 @@ def _asked(store: RunStore, candidate: Trajectory) -> Candidate:
 
 
 def _waits(candidates: Sequence[Trajectory], asked: Sequence[Candidate]) -> bool:
-    """A person is waited for, and no candidate will do without: an accepted one, or one that ended by itself."""
+    """True if a candidate waits for a person, and no other one was accepted (without a critic: has answered)."""
     judged = any(candidate["accepted"] is not None for candidate in asked)
     fine = [c["accepted"] if judged else c["stop_reason"] == StopReason.ANSWER for c in asked]
     return not any(fine) and any(candidate.stop_reason is StopReason.INTERRUPT for candidate in candidates)

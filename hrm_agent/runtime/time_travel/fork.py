@@ -1,14 +1,14 @@
-"""Time travel: look at a run's moments, go on from one of them another way, and compare what came of it.
+"""Time travel: look at a run's moments, fork one of them, and compare the outcomes.
 
     found = history(store, "legs")                       the tree of its checkpoints
-    episodes = fork(store, "legs", "before:tools")       a thread of its own, which stands there
+    episodes = fork(store, "legs", "before:tools")       a new thread that begins at that moment
     group = await siblings(runner, "legs", 3, count=8)   eight of them, run side by side, as one group
     thread_diff(store, "legs", "legs/fork-1")            where two threads parted, and how they differ
 
 A fork is a thread that shares the lineage of another one up to the chosen checkpoint, which both know by the same id;
-nothing of the original is touched, and nothing is sampled for what they share. LangGraph's own way (`invoke` with an
-old checkpoint's id) puts the new branch into the same thread, where the newest checkpoint of whichever branch is what
-goes on. `history` shows such branches too.
+the original is not touched, and nothing that they share is sampled again. LangGraph's own way (`invoke` with an old
+checkpoint's id) puts the new branch into the same thread, which then continues from the newest checkpoint of any
+branch. `history` shows such branches too.
 
 Forks of one call are one group, as the rollouts of one task are in training: they share a `group_id` and count their
 `sample_index`, and each has a seed of its own, derived from the base seed and its thread's name.
@@ -52,7 +52,7 @@ __all__ = [
 
 
 class GroupMembership(NamedTuple):
-    """Of a thread in a group, and in the run that asked for it."""
+    """A thread's place in a group, and the run that asked for it."""
 
     group_id: str
     sample_index: int
@@ -76,15 +76,14 @@ def fork(
     policy_version: int | None = None,
     keep: Callable[[Episode], object] | None = None,
 ) -> list[Episode]:
-    """`count` threads that stand at a moment of `thread`, as one group, on record and not run yet.
+    """Record `count` forks of `thread` at a moment, as one group, without running them.
 
     `edit`: an `Edit`, or new values by channel. `name`: of the group, and with `count` 1 of its thread; else its
-    threads are `name/0`, `name/1` and so on. None: `THREAD/fork-1`, or the next number that is free. `joins`: the place
-    of a single fork in a group that is there, instead of a group of its own. `seed`: base of the siblings' seeds; None
-    draws them from the system. `graph`, `context`, `verify`, `policy`: as for an episode; a graph has to be named where
-    the thread was made without a runner and is to be edited or run. `keep`: called with
-    each episode before it is on record, so that none is there whose options are not. Raises `RunError` and
-    `ConfigError`, before anything is written.
+    threads are `name/0`, `name/1` and so on. None: `THREAD/fork-1`, or the next free number. `joins`: makes a single
+    fork a member of an existing group, instead of a group of its own. `seed`: base of the siblings' seeds; None draws
+    them from the system. `graph`, `context`, `verify`, `policy`: as for an episode; `graph` is required if the thread
+    was made without a runner and is to be edited or run. `keep`: called with each episode before it is recorded, to
+    save its options first. Raises `RunError` and `ConfigError`, before anything is written.
     """
     if count < 1:
         raise ConfigError(f"{count} forks were asked for.", "Ask for 1 or more.")
@@ -201,7 +200,7 @@ def _owner(store: RunStore, found: History, moment: Moment) -> str:
 
 
 def _turns_until(found: History, moment: Moment) -> tuple[Turn, ...]:
-    """The turns of a conversation that lie behind a moment: each but the first has an input of its own."""
+    """The turns of a conversation up to a moment: each but the first has an input of its own."""
     inputs = sum(earlier.source == "input" for earlier in found.lineage(moment))
     return found.trajectory.turns[: max(inputs - 1, 0)] if found.trajectory is not None else ()
 

@@ -46,7 +46,7 @@ _ANY: TypeAdapter[Any] = TypeAdapter(AnyMessage)
 
 @dataclass(frozen=True, slots=True)
 class RequestHints:
-    """System prompts and tools that may have been sent beside what is on record."""
+    """Candidate system prompts and tools, with which an export reconstructs requests."""
 
     systems: tuple[str, ...] = ()
     """System turns that a graph's nodes may have put before its messages."""
