@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 
 import pytest
 
@@ -12,6 +14,7 @@ from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
 from tests.support.environment.contract import FOREVER, IDLE, LONG, SHORT, gauge, until_gauge
 from tests.support.environment.held import HOLD, until_held
+from tests.support.environment.killing import SLOT, at_depth
 
 
 async def test_variables_and_files_are_kept_and_sessions_are_apart(environment: Environment) -> None:
@@ -132,6 +135,23 @@ async def test_end_session(environment: Environment) -> None:
     await environment.end_session("end")
     await environment.end_session("unknown")
     assert "NameError" in (await environment.execute("x", session="end")).stderr
+
+
+async def test_no_call_meets_the_processes_of_a_session_that_is_being_ended() -> None:
+    """They hold the slot's files: what they do there, they must not do to somebody else's code and output."""
+    environment = LocalEnvironment(slots=1)
+    spy = "import os\nif os.fork() == 0:\n    while True:\n        os.write(1, b'forged') if os.read(4, 65536) else 0"
+    await environment.execute(spy, session="ended")
+    slots = set(at_depth(SLOT))
+    for pid in slots:
+        os.kill(pid, signal.SIGSTOP)  # so the end of the session waits
+    await environment.end_session("ended")
+    await environment.execute("1")
+    for pid in slots:
+        os.kill(pid, signal.SIGCONT)
+    results = [await environment.execute("40 + 2") for _ in range(5)]
+    assert [(result.stdout, result.value) for result in results] == [("", "42")] * 5
+    await environment.close()
 
 
 async def test_the_session_idle_longest_makes_room() -> None:

@@ -29,6 +29,8 @@ class SlotEnd:
     call: int = 0
     """Number of the work's request."""
     killed: bool = False
+    ending: bool = False
+    """Until it says that the processes of its last session are gone, they read and write its files."""
 
     def send(self, work: Work, call: int) -> bool:
         """Have it begin `work`. False if it is gone."""
@@ -60,11 +62,11 @@ class SlotEnd:
         with suppress(OSError):
             self.line.send(REQUEST.pack(*Request(Operation.KILL, self.call)))
 
-    def end_session(self) -> None:
-        """Have it end its session's process."""
-        self.session = 0
+    def end_session(self, call: int) -> None:
+        """Have it end its session's process, and say so. Where it died just now, that is heard of."""
+        self.session, self.call, self.ending = 0, call, True
         with suppress(OSError):
-            self.line.send(REQUEST.pack(*Request(Operation.END_SESSION, 0)))
+            self.line.send(REQUEST.pack(*Request(Operation.END_SESSION, call)))
 
     def result(self, work: Work, reply: Reply, isolation: str) -> tuple[ExecutionResult, bool]:
         """The outcome of its work, and whether it was lost."""

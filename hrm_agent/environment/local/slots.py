@@ -121,8 +121,7 @@ class LocalWorkers:
         with self._lock:
             slot = self._sessions.pop(session, None)
             if slot is not None and slot.work is None:
-                slot.end_session()
-                self._set_idle(slot)
+                slot.end_session(next(self._numbers))
 
     def on_session_death(self, callback: Callable[[int], None]) -> None:
         self._on_death = callback
@@ -289,11 +288,13 @@ class LocalWorkers:
                 return
             slot.flavour.silent_deaths = 0
             work, session = slot.work, slot.session
-            if reply.call and (work is None or reply.call != slot.call):
+            if reply.call and reply.call != slot.call:
                 return
             if work is not None and reply.call:
                 self._finished.append((work, *slot.result(work, reply, self.isolation)))
                 slot.work = None
+            if reply.call:
+                slot.ending = False
             if slot.session and reply.ended != Ended.ANSWERED:
                 self._sessions.pop(slot.session, None)
                 slot.session = 0
@@ -302,7 +303,7 @@ class LocalWorkers:
                     self._finished.append((slot.work, self._failure("the session's process is gone"), not slot.killed))
                     slot.work = None
                 self._bury(slot)
-            elif not slot.session and slot.work is None and slot not in slot.flavour.idle:
+            elif not (slot.session or slot.work or slot.ending or slot in slot.flavour.idle):
                 self._set_idle(slot)
         if session and (not reply.call or reply.ended != Ended.ANSWERED):
             self._on_death(session)

@@ -43,6 +43,7 @@ class Operation(IntEnum):
     KILL = 2
     """The call of that number, if it is still under way."""
     END_SESSION = 3
+    """Answered once its processes are gone, also where they were before."""
 
 
 class Request(NamedTuple):
@@ -71,7 +72,7 @@ class Ended(IntEnum):
     TIMEOUT = 2
     """Killed for its wall-clock or CPU time."""
     KILLED = 3
-    """Killed because the host asked."""
+    """Killed because the host asked; or the session has ended, for the same reason."""
     ANSWERED = 4
     """A session's process finished the call and lives on; `status` is what an exit would have given."""
     OUT_OF_MEMORY = 5
@@ -85,7 +86,7 @@ class Ended(IntEnum):
 
 
 class Reply(NamedTuple):
-    """One per RUN; one with call 0 when the process of an idle session is gone."""
+    """One per RUN and END_SESSION; one with call 0 when the process of an idle session is gone."""
 
     call: int
     ended: int

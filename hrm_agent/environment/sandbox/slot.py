@@ -106,9 +106,12 @@ class Slot:
                 break
             if request.operation == Operation.RUN and not self._run(request):
                 break
-            if request.operation == Operation.END_SESSION and self._session is not None:
-                self._bury(self._session, kill=True)
-                if not self._sweep():
+            if request.operation == Operation.END_SESSION:
+                if self._session is not None:
+                    self._bury(self._session, kill=True)
+                clean = self._sweep()
+                self._send(Reply(request.call, Ended.KILLED, last=not clean))
+                if not clean:
                     break
         if self._session is not None:
             self._bury(self._session, kill=True)

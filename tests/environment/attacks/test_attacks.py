@@ -19,7 +19,7 @@ from hrm_agent.trajectory import ToolStatus
 from tests.environment.attacks import host as host_module
 from tests.environment.attacks.host import PROJECT, Host
 from tests.environment.attacks.snippets import CORPUS, Call, Snippet, read_folder
-from tests.environment.attacks.trial import judge, try_attack, warm_up
+from tests.environment.attacks.trial import LATE_SECONDS, judge, try_attack, warm_up
 
 pytestmark = pytest.mark.whole
 
@@ -51,11 +51,12 @@ async def test_it_is_contained(snippet: Snippet, ground: tuple[LocalEnvironment,
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_it_is_contained_without_the_compiled_body_too() -> None:
-    command = [sys.executable, "-m", "tests.environment.attacks"]
+    command = [sys.executable, "-m", "tests.environment.attacks", "--late", str(LATE_SECONDS)]
     done = subprocess.run(
         command, cwd=PROJECT, env=os.environ | {PURE: "1"}, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    told = [line for line in done.stdout.splitlines() if not line.startswith("held")]
+    assert done.returncode == 0, "\n".join([*told, done.stderr])
 
 
 def test_every_attack_says_what_it_tries_and_what_is_to_come_of_it() -> None:

@@ -15,7 +15,7 @@ from tests.environment.attacks.host import PROJECT, Host
 from tests.environment.attacks.snippets import Call, Snippet
 from tests.support.environment.contract import gauge
 
-__all__ = ["Trial", "health", "judge", "try_attack", "warm_up"]
+__all__ = ["LATE_SECONDS", "Trial", "health", "judge", "try_attack", "warm_up"]
 
 LATE_SECONDS = 60.0
 """How late a call may end: only one that nobody ends is later, however slow and loaded the machine is."""

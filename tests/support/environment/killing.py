@@ -19,7 +19,7 @@ from tests.environment.attacks.host import descendants, is_running
 from tests.support.environment.contract import IDLE
 from tests.support.environment.front_workers import until
 
-__all__ = ["ChosenKills", "at_depth"]
+__all__ = ["SLOT", "ChosenKills", "at_depth"]
 
 SLOT, FORK_SERVER = 3, 2
 """Steps below this process: 1 and 2 are a fork server, 3 its slots, 4 what they run."""
