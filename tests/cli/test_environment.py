@@ -100,7 +100,7 @@ def test_a_unix_socket_and_a_token_of_the_variable(serve: Serve, home: Path) -> 
         (("--port", "70000"), "no such port"),
         (("--slots", "0"), "at least 1"),
         (("--slots", "many"), "--slots"),
-        (("--drain-seconds", "nan"), "no time"),
+        (("--drain-seconds", "nan"), "not a time"),
         (("--isolation", "L9"), "no level"),
         (("--tokenfile", "x"), "--token-file"),
     ],

@@ -71,7 +71,7 @@ def test_it_finishes_what_runs_before_it_goes(process: subprocess.Popen[str], tm
         (["--port", "65536"], "no such port"),
         (["--graphs", "tool_lop"], "tool_loop"),
         (["--concurrency", "0"], "concurrency"),
-        (["--drain-seconds", "nan"], "no time"),
+        (["--drain-seconds", "nan"], "not a time"),
     ],
 )
 def test_mistakes(
