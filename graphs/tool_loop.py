@@ -3,8 +3,8 @@
     START -> reason -> tools -> reason -> ... -> END
 
 The loop ends when the policy answers without a tool call, or when a budget is used up; `stop_reason` says which. Where
-somebody has to read the answer, as a solver's, one that cannot be read is sent back once (`remind`). The system turn is
-not part of the state: it belongs to the role, not to the conversation. No node reads a clock: how long a run took
+a program reads the answer, as it does a solver's, one that it cannot read is sent back once (`remind`). The system turn
+is not part of the state: it belongs to the role, not to the conversation. No node reads a clock: how long a run took
 stands in its answers, so that a replay decides as the run did. In a conversation each turn has the whole budget.
 """
 
@@ -32,7 +32,7 @@ __all__ = ["Budget", "LoopState", "build_tool_loop", "graph"]
 
 
 _SENT_BACK = "-unread"
-"""Ends the ids of what the loop says in the person's place."""
+"""Suffix of the ids of the human messages that the loop itself writes."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def build_tool_loop(
 ) -> CompiledStateGraph[LoopState, Budget, LoopState, LoopState]:
     """The loop under another system turn: a solver is this loop with the solver's prompt.
 
-    `complaint`: what is to be told about the text of an answer that cannot be read; empty for one that can.
+    `complaint`: from the text of an answer, what is wrong with it; empty if nothing is.
     """
 
     def unread(messages: Sequence[AnyMessage]) -> str:

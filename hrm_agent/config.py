@@ -119,7 +119,9 @@ def read_config_file(path: Path, command: str) -> dict[str, Any]:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ConfigError(f"There is no file {path}.", "configs/ has one for each command.") from error
+        raise ConfigError(
+            f"There is no file {path}.", "`--dry-run` prints a configuration that can be saved as one."
+        ) from error
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{path} cannot be read as TOML: {error}.", "See https://toml.io, or a file of configs/."
@@ -150,8 +152,10 @@ def save_config(config: BaseModel, command: str, folder: Path) -> Path:
     return path
 
 
-def compare_on_resume(config: BaseModel, command: str, folder: Path, free: frozenset[str] = frozenset()) -> None:
-    """Raise `RunError` where a run in `folder` was started with other values.
+def compare_on_resume(
+    config: BaseModel, command: str, folder: Path, free: frozenset[str] = frozenset(), thread: str = ""
+) -> None:
+    """Raise `RunError` where a run in `folder`, or the `thread` whose options are kept there, has other values.
 
     The keys of `free` may differ; one within a config class is named `outer.key`. A run of which half was made with
     one configuration and half with another is not what either of them says.
@@ -164,9 +168,11 @@ def compare_on_resume(config: BaseModel, command: str, folder: Path, free: froze
     differing = [key for key in now if now[key] != before[key] and key not in free]
     if differing:
         changes = "; ".join(f"{key}: {before[key]!r} there, {now[key]!r} now" for key in differing)
+        what = f"Thread {thread!r}" if thread else f"The run in {folder}"
         raise RunError(
-            f"The run in {folder} was started with another configuration ({changes}).",
-            f"Go on with it as it was by `hrm-agent resume {folder}`, or name another folder with --out.",
+            f"{what} was started with another configuration ({changes}).",
+            f"Resume it as it was by `hrm-agent resume {thread or folder}`, or name another "
+            + ("--thread." if thread else "folder with --out."),
         )
 
 

@@ -31,14 +31,12 @@ def _seconds_until(date: str) -> float:
     return (moment - datetime.now(UTC)).total_seconds()
 
 
-def backoff(attempt: int, first: float, longest: float, asked: float | None = None) -> float:
+def backoff(attempt: int, first: float, longest: float) -> float:
     """Seconds to wait after failure number `attempt`, counted from 0: doubling from `first` to `longest`, with jitter.
 
-    `asked`: what the server's `Retry-After` says; the wait is at least as long. Those who were sent away together do
-    not come back together.
+    Those who were sent away together do not come back together.
     """
-    pause = random.uniform(0.5, 1.0) * min(longest, first * 2.0 ** min(attempt, _MOST_DOUBLINGS))
-    return max(pause, (asked or 0.0) * random.uniform(1.0, 1.1))
+    return random.uniform(0.5, 1.0) * min(longest, first * 2.0 ** min(attempt, _MOST_DOUBLINGS))
 
 
 async def bounded_body(parts: AsyncIterable[bytes], most: int, too_large: Exception) -> AsyncIterator[bytes]:

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from aiohttp import web
+from aiohttp import web, web_app
 from aiohttp.typedefs import Handler
 
 from hrm_agent.errors import HrmError
@@ -30,6 +30,7 @@ __all__ = [
     "body_of",
     "json_answer",
     "listening",
+    "serve_routes",
 ]
 
 MAX_REQUEST_BYTES = 2 * 1024 * 1024
@@ -76,11 +77,24 @@ def application(
         gate.refuse_pages(request)
         if request.match_info.route.name != HEALTH or "Authorization" in request.headers:
             gate.refuse_strangers(request)
-        if request.match_info.http_exception is not None:
-            raise BadRequestError(404, f"There is no {request.method} {request.path[:_SHOWN]}.")
         return await handler(request)
 
     return web.Application(middlewares=[answer_errors, admit], client_max_size=request_bytes)
+
+
+def serve_routes(app: web.Application, routes: Sequence[web.RouteDef]) -> None:
+    """Answer `routes`, and 404 for all else. No `Expect` header is answered: aiohttp would, before any middleware."""
+    every = (*routes, web.route("*", "/{path:(?s:.*)}", _not_there))
+    quiet = {"expect_handler": _say_nothing}
+    app.add_routes([web.RouteDef(each.method, each.path, each.handler, each.kwargs | quiet) for each in every])
+
+
+async def _say_nothing(request: web.Request) -> web.StreamResponse | None:
+    del request
+
+
+async def _not_there(request: web.Request) -> web.StreamResponse:
+    raise BadRequestError(404, f"There is no {request.method} {request.path[:_SHOWN]}.")
 
 
 class _Gate:
@@ -92,9 +106,10 @@ class _Gate:
 
     def refuse_pages(self, request: web.Request) -> None:
         """Raise for what a page in a browser could have sent."""
-        headers = request.headers
-        if "Origin" in headers or (self._hosts and _host(headers.get("Host", "")) not in self._hosts):
+        if "Origin" in request.headers:
             raise BadRequestError(403, "Requests with an Origin header are refused.")
+        if self._hosts and _host(request.headers.get("Host", "")) not in self._hosts:
+            raise BadRequestError(403, "The Host header names another server.", "Send one of the names it serves.")
 
     def refuse_strangers(self, request: web.Request) -> None:
         """Raise for a request without the token."""
@@ -155,6 +170,7 @@ async def listening(
         listening.close()
         await drain()
         await runner.cleanup()
+        _forget_handlers()
 
 
 def _drop_silent(protocol: Any, silent: set[Any]) -> None:
@@ -163,6 +179,13 @@ def _drop_silent(protocol: Any, silent: set[Any]) -> None:
         silent.discard(protocol)
         if protocol.transport is not None:
             protocol.transport.abort()
+
+
+def _forget_handlers() -> None:
+    """A cache in aiohttp keeps the last thousand handlers of the process, and so all that they serve, however large."""
+    cached = getattr(web_app, "_cached_build_middleware", None)
+    if cached is not None:
+        cached.cache_clear()
 
 
 def _host(header: str) -> str:

@@ -59,6 +59,7 @@ ALLOWED: dict[str, set[str]] = {
         "hrm_agent.http_server",
         "hrm_agent.strict_json",
         "hrm_agent.trajectory",
+        "hrm_agent.unicode",
     },
     "hrm_agent.models": {
         "hrm_agent.async_bridge",

@@ -1,4 +1,4 @@
-"""Config models, one per command, read from a TOML file and from flags, saved beside the run.
+"""Config models of the commands that collect, evaluate and train: read from a TOML file and flags, saved with the run.
 
 They stand apart from what they configure so that a command's help needs neither torch nor langgraph. The defaults of
 reinforcement learning are the demo's; the paper's values (rStar2-Agent, arXiv 2508.20722) stand beside them.
@@ -59,7 +59,7 @@ class CollectConfig(SelectionSettings, RunSettings, GraphSettings):
     policy: str = "builtin:trained"
     """A built-in policy, a model folder, hf:NAME, or a provider's chat model."""
     tasks: str = "word_problems"
-    """Family of tasks, as for `load_tasks`."""
+    """word_problems, reasoning_gym:NAME, arc_agi, aime:FILE, jsonl:FILE, or mix:..."""
     split: Literal["train", "eval"] = "eval"
     count: int | None = Field(default=256, ge=1)
     """Number of tasks; None takes all of a finite family."""
@@ -106,12 +106,12 @@ class GrpoConfig(RolloutSettings, GraphSettings):
     policy: str = "builtin:cold-start"
     """Where to start: a built-in policy, a model folder, or hf:NAME."""
     tasks: str = "word_problems"
-    """Family of tasks, as for `load_tasks`."""
+    """word_problems, reasoning_gym:NAME, arc_agi, aime:FILE, jsonl:FILE, or mix:..."""
     max_tokens: int = Field(default=256, ge=1)
     """Sampled tokens of one answer (paper: 8K to 12K of a whole rollout)."""
     algorithm: Literal["grpo", "grpo-random", "grpo-roc"] = "grpo-roc"
     selection: Literal["inverse", "lowest"] = "inverse"
-    """How RoC draws positives: as in the paper, or as in its released code."""
+    """How RoC draws positives: inverse, as in the paper; lowest, as in its released code."""
     steps: int = Field(default=30, ge=1)
     """Optimiser steps (paper: 510 in three stages)."""
     prompts_per_step: int = Field(default=16, ge=1)

@@ -128,12 +128,12 @@ def _algorithm(name: str) -> Algorithm:
 
 
 def is_positive(reward: float) -> bool:
-    """The binary outcome of a verifier that may give fractions."""
+    """Whether a rollout counts as correct, where a verifier may give fractions."""
     return reward > 0.5
 
 
 def outcome_reward(trajectory: Trajectory) -> float:
-    """The reward that the trainer uses: the binary outcome, and 0 for a truncated rollout."""
+    """The reward that the trainer uses: the outcome, and 0 for a truncated rollout."""
     return 0.0 if trajectory.status is RunStatus.TRUNCATED else trajectory.reward
 
 

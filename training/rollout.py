@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hrm_agent.files import alone_in
-from hrm_agent.models import Backend
+from hrm_agent.models import Backend, load_policy
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.run_group import run_group
 from hrm_agent.runtime.selection.strategies import ONE_RUN, Mode, solve
@@ -40,6 +40,7 @@ async def open_run(
     backend: Backend | None = None,
 ) -> AsyncGenerator[EpisodeRunner]:
     """The runner of the run in `folder`, which nobody else has open, over its store."""
+    backend = backend or load_policy(policy)  # before there is a folder: a wrong name leaves nothing behind
     with alone_in(folder), open_store(store or folder / "store.db") as opened:
         if store is not None:
             (folder / STORE_POINTER).write_text(opened.url, encoding="utf-8")

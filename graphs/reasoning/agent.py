@@ -89,7 +89,7 @@ solver = build_tool_loop(SOLVER_PROMPT, _unread)
 async def plan(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> dict[str, Any]:
     """Planner: the problem -> named subgoals."""
     context, problem = _context(runtime), problem_of(state)
-    anew = bool(state.get("stop_reason"))  # the thread's problem before this one is done with
+    anew = bool(state.get("stop_reason"))  # the thread's earlier problem has ended
     state = ReasoningState(messages=state["messages"]) if anew else state
     said = await ask(PLANNER, planner_request(problem, state.get("hint", "")), _means(PLANNER, state, context))
     if said.value is not None:
@@ -110,7 +110,7 @@ async def plan(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> dic
 
 
 def schedule(state: ReasoningState) -> dict[str, Any]:
-    """A join: runs once after all solvers of a step. What comes next is decided on its way out."""
+    """A join: runs once after all solvers of a step. `after_schedule` decides what comes next."""
     return {}
 
 

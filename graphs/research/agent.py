@@ -9,7 +9,7 @@ The planner says what has to be looked up, asks the person back, or returns a co
 its own. `gather` gives what they have read names that last for the conversation, and keeps of their findings the quotes
 that stand in the sources. The writer answers from those; `check` holds each quote against the sources' text. One that
 is fabricated is sent back once with the reason, then removed, and the answer says so. An answer with no citation left
-is no answer: `answered` is false, and `stop_reason` is `no_answer`.
+is no answer: `answered` is false, and the state's `stop_reason` is `no_answer` (on record the run is completed).
 
 No output of a model or a wiki raises: every turn ends with a `stop_reason`. All roles share one budget; where it
 is used up, the turn ends with the best answer so far: the findings, whose quotes are checked already.

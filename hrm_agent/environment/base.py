@@ -1,6 +1,6 @@
 """The Environment interface: `Submission` in, `ExecutionResult` out.
 
-One interface for every way of running code: in this process (`LocalEnvironment`), on a server (`RemoteEnvironment`), on
+One interface for every way of running code: on this machine (`LocalEnvironment`), on a server (`RemoteEnvironment`), on
 the nodes of a Ray cluster (`RayEnvironment`). A contract suite runs against each.
 """
 
@@ -55,7 +55,7 @@ class Submission:
     priority: int = 0
     """Higher goes first."""
     deadline_seconds: float | None = None
-    """From now; a call that has not begun by then comes to `infrastructure`. None waits as long as it takes."""
+    """From now; a call that has not begun by then ends with status `infrastructure`. None waits as long as it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,4 +127,4 @@ class Environment(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Kill whatever still runs; open calls come to `infrastructure`."""
+        """Kill whatever still runs; open calls end with status `infrastructure`."""

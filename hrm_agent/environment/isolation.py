@@ -18,7 +18,7 @@ class Isolation(StrEnum):
     """From the strongest to none."""
 
     L3 = "L3"
-    """L2, and a cgroup that holds the memory of the whole tree of processes."""
+    """As L2, but a cgroup holds the memory of the whole tree of processes. Not offered yet."""
     L2 = "L2"
     """Namespaces, seccomp, Landlock and resource limits; the tree's memory is sampled."""
     L1 = "L1"

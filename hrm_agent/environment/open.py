@@ -28,7 +28,7 @@ def parse_where(text: str) -> str:
 
         parse_address(text)
         return text
-    raise ConfigError(f"{text!r} is no place where code can be run.", _FORMS)
+    raise ConfigError(f"{text!r} is not an environment.", _FORMS)
 
 
 LeastIsolation = Annotated[Isolation, BeforeValidator(lambda value: parse_isolation(str(value)))]

@@ -90,8 +90,8 @@ def open_turn(
 ) -> PendingCall | Call:
     """The recorded answer to this request, or a turn that is to be sampled.
 
-    `special`: what else the request asks for (a model of its own, a schema). It is left out of the hash if empty, so
-    that the hashes of older records stay valid.
+    `special`: a model or a schema that the call names. It is left out of the hash if empty, so that the hashes of older
+    records stay valid.
     """
     request_hash = content_hash(context_of(messages), tools, sampling.model_dump(), *([special] if special else []))
     claimed = recording.claim(identity, request_hash, messages, tools)

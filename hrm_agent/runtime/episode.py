@@ -122,7 +122,7 @@ class EpisodeRunner:
     async def open(
         cls, store: RunStore, policy: str, settings: RolloutSettings | None = None, *, backend: Backend | None = None
     ) -> AsyncGenerator[EpisodeRunner]:
-        """A runner with these settings and an environment opened for it. `backend`: `policy`, if it is loaded."""
+        """A runner with these settings and an environment opened for it. `backend`: `policy`, loaded; None loads it."""
         settings = settings or RunSettings()
         held = backend or load_policy(policy)
         async with opened_environment(settings.environment, isolation=settings.isolation) as environment:

@@ -28,9 +28,9 @@ class GraphSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     graph: str = "tool_loop"
-    """tool_loop, reasoning, research, or your own as package.module:attribute."""
+    """tool_loop, reasoning, research, or your own as package.module:attribute or ./file.py:attribute."""
     context: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Options of the graph, its budgets for one."""
+    """Options of the graph, such as max_turns=6."""
 
 
 class RolloutSettings(BaseModel):
@@ -41,9 +41,9 @@ class RolloutSettings(BaseModel):
     temperature: float = Field(default=1.0, ge=0)
     """0 takes the most probable token."""
     max_tokens: int = Field(default=512, ge=1)
-    """Sampled tokens of one answer, where the graph sets no budget of its own."""
+    """Most sampled tokens of one answer; a graph may set fewer."""
     isolation: LeastIsolation = DEFAULT_ISOLATION
-    """The least isolation of model-written code that is accepted: L3, L2, L1, L0."""
+    """The least isolation of model-written code that is accepted: L2, L1 or L0; L3 is not offered yet."""
     environment: Where | None = None
     """Where model-written code runs: none for this machine, the URL of `hrm-agent environment serve`, ray[:ADDRESS]."""
 

@@ -131,7 +131,7 @@ class PostgresDatabase(Database):
                 cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
                 if cursor.execute("SELECT to_regclass('trajectories')").fetchone() == (None,):
                     if not create:
-                        raise StoreError(f"There is no store at {self.url}.", "`hrm-agent collect --help` makes one.")
+                        raise StoreError(f"There is no store at {self.url}.", "`hrm-agent run TASK` makes one.")
                     for statement in schema(**_TYPES):
                         cursor.execute(statement.encode())
                     cursor.execute("INSERT INTO meta (key, value) VALUES ('version', %s)", (str(STORE_VERSION),))
@@ -167,7 +167,7 @@ class PostgresDatabase(Database):
                 with suppress(psycopg.Error):
                     self._writer.rollback()
                 self._broken = isinstance(error, _LOST) or self._writer.closed
-                # Ignore results from a closed connection: psycopg may take earlier answers for later ones.
+                # Asked again: on a closed connection psycopg may take earlier answers for later ones.
                 if self._writer.closed and isinstance(error, Exception) and not isinstance(error, _LOST):
                     raise psycopg.OperationalError(str(error)) from error
                 raise

@@ -51,7 +51,7 @@ class SqliteDatabase(Database):
         if level not in _LEVELS:
             raise ConfigError(f"There is no durability level {level!r}.", f"Levels: {', '.join(_LEVELS)}.")
         if not create and not path.exists():
-            raise StoreError(f"There is no store at {path}.", "`hrm-agent collect --help` shows how to make one.")
+            raise StoreError(f"There is no store at {path}.", "`hrm-agent run TASK` makes one; --store names another.")
         self.path = self._file = path
         self.folder, self.level = path.parent, level
         self.url = f"sqlite:///{path}" + ("" if level == "process" else f"?level={level}")

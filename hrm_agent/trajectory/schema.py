@@ -53,8 +53,8 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 2
-"""Version 1 lacked `root_checkpoint_id`, `output` and `idempotency_key`; its records read with their defaults. So do
-those of version 2 that are older than a field with a default."""
+"""Version 1 lacked `root_checkpoint_id`, `output` and `idempotency_key`; its records read with their defaults. A record
+of version 2 that lacks a newer field reads with its default, too."""
 
 
 class _Record(BaseModel):
@@ -271,7 +271,7 @@ class Trajectory(_Record):
     answer: str | None = None
     """The text of the final message; None if there is none."""
     rewards: dict[str, float] = Field(default_factory=dict)
-    """By name; `correct` is the binary outcome that the trainer uses. Empty until verified."""
+    """By name; `correct`, from 0 to 1, is the outcome that the trainer uses. Empty until verified."""
     turns: tuple[Turn, ...] = ()
     """Those after the first, whose prompt is the task's. Empty for a run of one turn."""
     forked_from: ForkRef | None = None
@@ -299,7 +299,7 @@ class Trajectory(_Record):
 
     @property
     def policy_calls(self) -> tuple[Call, ...]:
-        """What a trainer learns from: the trainable ones among the own calls, as far as its policy made them."""
+        """What a trainer learns from: this run's own trainable calls that its policy sampled."""
         return tuple(call for call in self.own_calls if call.trainable and call.model == self.policy)
 
     @property
@@ -313,7 +313,7 @@ class Trajectory(_Record):
 
     @property
     def reward(self) -> float:
-        """The binary outcome; an unfinished or unverified run counts as 0."""
+        """The outcome, from 0 to 1; that of an unverified run is 0."""
         return self.rewards.get("correct", 0.0)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,12 @@ def test_every_command_has_its_flags() -> None:
     assert words["train"][:2] == ["rl", "sft"] and "--learning-rate" in words["train rl"]
     assert "verify" in words["store"] and "--token-file" in words["environment serve"]
     assert all(words.values())
+
+
+def test_a_command_whose_packages_are_missing_is_offered_without_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hrm_agent.cli.training.demo", None)
+    words = words_by_command()
+    assert words["demo"] == [] and words["run"]
 
 
 @pytest.mark.parametrize(

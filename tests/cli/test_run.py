@@ -70,6 +70,8 @@ def test_a_run_that_cannot_be_begun(scripted: str, hrm: Command) -> None:
     done = hrm("run", TASK, "--policy", scripted, "--context", "max_trns=3")
     assert done.code == 2
     assert "has no option 'max_trns'. Did you mean 'max_turns'?" in done.err
+    assert hrm("run", TASK, "--policy", scripted, "--context", "max_trns=3", "--thread", "named").code == 2
+    assert hrm("run", TASK, "--policy", scripted, "--context", "max_turns=3", "--thread", "named").code == 0
     assert "There is no model folder" in hrm("run", TASK, "--policy", "nothing-here").err
     assert "The task is not UTF-8" in hrm("run", "caf\udce9", "--policy", scripted).err
 
@@ -192,8 +194,8 @@ def test_the_default_isolation_is_not_spoken_of(parrot: str, hrm: Command) -> No
     ("flags", "message"),
     [
         (("--isolation", "L9"), "'L9' is no level of isolation. L3, L2 (the default), L1 or L0."),
-        (("--environment", "example.org"), "'example.org' is no place where code can be run. Nothing for this machine"),
-        (("--environment", "unix:"), "'unix:' is no place"),
+        (("--environment", "example.org"), "'example.org' is not an environment. Nothing for this machine"),
+        (("--environment", "unix:"), "'unix:' is not an environment"),
     ],
 )
 @pytest.mark.parametrize("words", [("run", TASK), ("collect",), ("train", "rl")], ids=lambda words: words[0])
@@ -217,6 +219,11 @@ def parrot(tmp_path: Path) -> str:
     """A policy that answers 42 to everything."""
     (tmp_path / "parrot.jsonl").write_text((json.dumps(r"<answer>\boxed{42}</answer>") + "\n") * 4)
     return f"scripted:{tmp_path / 'parrot.jsonl'}"
+
+
+def test_a_policy_that_is_not_there_leaves_no_run_behind(tasks: str, hrm: Command, tmp_path: Path) -> None:
+    done = hrm("collect", "--tasks", tasks, "--policy", "scripted:nope.jsonl", "--out", "started")
+    assert done.code == 2 and not list(Path("started").glob("store*"))
 
 
 def test_collect_then_everything_else(tasks: str, parrot: str, hrm: Command, tmp_path: Path) -> None:

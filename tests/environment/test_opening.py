@@ -87,7 +87,7 @@ def test_ray(where: str, address: str | None, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("where", ["", "here", "http://", "https://", "unix:", "ray:", "rays", "ftp://host", "host:80"])
 def test_what_is_no_place(where: str) -> None:
-    with pytest.raises(ConfigError, match="is no place where code can be run") as raised:
+    with pytest.raises(ConfigError, match="is not an environment") as raised:
         open_environment(where)
     assert "http://HOST:PORT" in raised.value.hint
     assert "ray:ADDRESS" in raised.value.hint

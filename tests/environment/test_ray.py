@@ -251,7 +251,7 @@ async def test_calls_share_ray_calls_and_closing_leaves_ray_and_no_call_open(clu
     open_calls = [asyncio.create_task(second.execute("wait")) for _ in range(300)]  # some run, some wait
 
     async def submitted() -> bool:
-        return "hrm_environment_waiting 44\n" in second._front.metrics()
+        return "hrm_environment_waiting 44\n" in second._scheduler.metrics()
 
     await until(submitted)
     goes_on.set()

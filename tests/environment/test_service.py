@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import http.server
 import json
 import signal
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -139,6 +141,36 @@ async def test_what_a_page_could_make_a_browser_send_is_refused(
     assert (await http_.ask("POST", "/v1/run", {"code": "1"}, **headers))[0] == status
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [({"Authorization": None}, 401), ({"Origin": "http://attacker.example"}, 403), ({"Host": "attacker.example"}, 403)],
+)
+@pytest.mark.parametrize("expected", ["100-continue", "<b>anything"])
+@pytest.mark.parametrize("path", ["/v1/run", "/v1/nothing"])
+async def test_an_expectation_is_not_answered_before_the_token_is_seen(
+    http_: Http, path: str, expected: str, headers: dict[str, str | None], status: int
+) -> None:
+    address = http_.url.removeprefix("http://")
+    given = {"Host": address, **HEADERS, **headers, "Expect": expected, "Content-Length": "0"}
+    reader, writer = await asyncio.open_connection(*address.split(":"))
+    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items() if value is not None)]
+    writer.write("\r\n".join([*lines, "", ""]).encode())
+    assert (await reader.readline()).startswith(f"HTTP/1.1 {status} ".encode())
+    writer.close()
+
+
+def test_nothing_of_a_server_that_has_ended_is_kept() -> None:
+    local, listener = LocalEnvironment(slots=1), listen_tcp("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with served(local, listener) as service:
+        assert asyncio.run(Http(url, local, service).ask("GET", "/health"))[0] == 200
+        kept = weakref.ref(service)
+        del service
+    local.shutdown()
+    gc.collect()
+    assert kept() is None
+
+
 DEEP = b"[" * 100_000 + b"]" * 100_000
 
 
@@ -153,7 +185,10 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
         ({"code": "1", "limits": {"wall_seconds": True}}, "limits.wall_seconds"),
         ({"code": "1", "limits": {"memory_bytes": 1.5}}, "limits.memory_bytes"),
         ({"code": "1", "limits": {"memory_bytes": 10**400}}, "limits.memory_bytes"),
-        ({"code": "1", "limits": {"seconds": 1}}, "limits.seconds"),
+        ({"code": "1", "limits": {"seconds": 1}}, "limits.seconds: no such field"),
+        ({"codde": "1"}, "codde: no such field"),
+        ({"code": "1", "history": [{"code": "1"}, {"cod\ud800": "1"}]}, "history[1].cod"),
+        ({f"k{i}": i for i in range(100_000)}, "k0: no such field"),
         ({"code": "1", "limits": [1]}, "limits"),
         ({"code": "1", "history": [{"code": "1", "digest": 5}]}, "history[0].digest"),
         ({"code": "1", "history": {}}, "history"),

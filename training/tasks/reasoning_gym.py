@@ -98,7 +98,7 @@ def load_reasoning_gym(spec: str, *, split: str, seed: int, count: int | None = 
     """`count` tasks of `NAME?parameter=value`; for the same split and seed, the same ones."""
     name, _, query = spec.partition("?")
     if count is None:
-        raise TaskError(f"reasoning_gym:{name} has no end of problems.", "Say how many are wanted.")
+        raise TaskError(f"reasoning_gym:{name} is endless.", "Say how many problems are wanted: --count N.")
     entries = _dataset(name, query, derive_seed(seed, "reasoning_gym", split) % 2**31, count)
     return [_task(f"reasoning_gym:{spec}", name, split, seed, index, *pair) for index, pair in enumerate(entries)]
 

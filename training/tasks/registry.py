@@ -37,7 +37,7 @@ def _word_problems(spec: str, *, split: str, seed: int, count: int | None = None
     if spec:
         raise TaskError(f"word_problems takes no parameters, {spec!r} was given.", "Write: word_problems")
     if count is None:
-        raise TaskError("word_problems has no end of problems.", "Say how many are wanted.")
+        raise TaskError("word_problems is endless.", "Say how many problems are wanted: --count N.")
     if split not in _WORD_PROBLEM_SPLITS:
         raise TaskError(f"word_problems has no split {split!r}.", f"Splits: {', '.join(_WORD_PROBLEM_SPLITS)}.")
     return word_problems(_WORD_PROBLEM_SPLITS[split], seed, count)

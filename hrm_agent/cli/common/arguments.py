@@ -65,7 +65,7 @@ class Parser(argparse.ArgumentParser):
 
 def add_config(parser: Parser, model: type[BaseModel]) -> None:
     """One flag for each key of `model`, `--config FILE` and `--dry-run`."""
-    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file; flags go before what it says")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file; flags override it")
     parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration as TOML and stop")
     _add_fields(parser, model, "")
 

@@ -10,10 +10,15 @@ from typing import Any
 from hrm_agent.answers.final_answer import own_text
 from hrm_agent.trajectory import Call, RunStatus, ToolCall, Trajectory, TurnEnd
 
-__all__ = ["call_lines", "code_of", "ends_of", "summary_row", "tool_call_lines", "turn_lines"]
+__all__ = ["call_lines", "code_of", "ends_of", "sentence", "summary_row", "tool_call_lines", "turn_lines"]
 
 _TAG = re.compile(r"</?answer>")
 SUMMARY_COLUMNS = ("trajectory", "thread", "graph", "policy", "status", "reward", "calls", "tools", "tokens", "started")
+
+
+def sentence(text: str) -> str:
+    """`rows and bytes by kind` -> `Rows and bytes by kind.`; names within it stay as they are."""
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def summary_row(trajectory: Trajectory) -> tuple[object, ...]:

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from hrm_agent.cli.common.arguments import Arguments, Parser
+from hrm_agent.cli.common.formatting import sentence
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
 from hrm_agent.errors import ConfigError, nearest
@@ -26,7 +27,7 @@ ACTIONS = {
     "prune": "delete runs by age or status; keeps what a training run judged",
     "delete": "delete threads with all that is on record of them",
     "vacuum": "give free space back to the file system",
-    "copy": "copy a store into a new one: to another body, or under another key",
+    "copy": "copy a store into a new one: to another database, or under another key",
     "migrate": "take over a store of version 1, or the database of a SqliteSaver or PostgresSaver",
 }
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -50,7 +51,7 @@ def run(words: list[str]) -> int:
 
 
 def _parser(action: str, *, positional: bool = True) -> Parser:
-    parser = Parser(f"store {action}", ACTIONS[action].capitalize() + ".")
+    parser = Parser(f"store {action}", sentence(ACTIONS[action]))
     if positional:
         parser.add_argument("store", nargs="?", default=DEFAULT_STORE, help=f"path or URL [{DEFAULT_STORE}]")
     return parser
@@ -86,7 +87,7 @@ def _prune(words: list[str]) -> int:
     parser = _parser("prune")
     parser.add_argument("--older-than", metavar="AGE", help="runs that ended longer ago: 30d, 12h, 90m")
     parser.add_argument("--status", nargs="+", default=[], metavar="STATUS", help="only runs with one of these")
-    parser.add_argument("--trained", action="store_true", help="what training runs judged too")
+    parser.add_argument("--trained", action="store_true", help="also runs that a training run judged")
     parser.add_argument("--dry-run", action="store_true", help="say what would go, and stop")
     arguments = parser.read(words)
     if arguments.older_than is None and not arguments.status:

@@ -21,7 +21,7 @@ from hrm_agent.cli.runs.resume import value_of
 from hrm_agent.cli.runs.run import RunConfig, header, known_config, refuse_broken
 from hrm_agent.errors import ConfigError, HrmError, RunError
 from hrm_agent.files import to_json
-from hrm_agent.runtime.selection.choice import CHOICE_GRAPH
+from hrm_agent.runtime.selection.choice import is_choice
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import RunStatus, StopReason, Trajectory
 
@@ -32,7 +32,7 @@ def run(words: list[str]) -> int:
     """0; 1 if a turn failed, or, where nobody types, a line was a mistake."""
     parser = Parser("chat", "Talk with a graph, turn by turn; /help at the prompt lists what else can be done.")
     parser.add_argument("--thread", help="name of the conversation; one on record is resumed [a new one]")
-    parser.add_argument("--say", metavar="TEXT", help="one turn, and out: what is said, or the answer to what waits")
+    parser.add_argument("--say", metavar="TEXT", help="send one message, or answer the question that waits, and end")
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"where it is recorded [{DEFAULT_STORE}]")
     add_config(parser, RunConfig)
     arguments = parser.read(words)
@@ -41,9 +41,9 @@ def run(words: list[str]) -> int:
         return 0
     with open_store(arguments.store) as store:
         known = store.journal.find_trajectory(arguments.thread) if arguments.thread else None
-        if known is not None and known.graph == CHOICE_GRAPH:
+        if known is not None and is_choice(known.graph):
             raise RunError(
-                f"Thread {known.thread_id!r} is that of a choice among runs.", f"Take one: {known.thread_id}/0."
+                f"Thread {known.thread_id!r} holds the result of --mode, not a run.", f"Take one: {known.thread_id}/0."
             )
         config = config_from(arguments, RunConfig, "run", known_config(store, known))
         if arguments.dry_run:

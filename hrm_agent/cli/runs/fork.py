@@ -21,7 +21,7 @@ from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.files import alone_in
 from hrm_agent.models import load_policy
 from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner
-from hrm_agent.runtime.selection.choice import CHOICE_GRAPH
+from hrm_agent.runtime.selection.choice import is_choice
 from hrm_agent.runtime.time_travel.fork import Edit, fork, history
 from hrm_agent.store import RunStore
 from hrm_agent.training.tasks import verifier_of
@@ -44,8 +44,10 @@ def run(words: list[str]) -> int:
         "--message", action="append", default=[], metavar="ID=TEXT", help="new text of a message, by its id or index"
     )
     parser.add_argument("--tool", action="append", default=[], metavar="ID=TEXT", help="another result of a tool call")
-    parser.add_argument("--as-node", metavar="NODE", help="who made the edit [the nodes that ran into the moment]")
-    parser.add_argument("--count", type=int, default=1, help="siblings [1]")
+    parser.add_argument(
+        "--as-node", metavar="NODE", help="node that the edit is attributed to [those that ran into the moment]"
+    )
+    parser.add_argument("--count", type=int, default=1, help="number of forks [1]")
     parser.add_argument("--name", help="of the group [THREAD/fork-1 and so on]")
     parser.add_argument("--run", action="store_true", help="run them now")
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"store of the thread [{DEFAULT_STORE}]")
@@ -105,9 +107,9 @@ def fork_thread(store: RunStore, thread: str, at: str, config: RunConfig, **opti
 
 
 def _refuse_choice(known: Trajectory | None, config: RunConfig) -> None:
-    if known is not None and known.graph == CHOICE_GRAPH:
+    if known is not None and is_choice(known.graph):
         raise RunError(
-            f"Thread {known.thread_id!r} is that of a choice among runs: none of the task's steps lies in it.",
+            f"Thread {known.thread_id!r} holds the result of --mode: none of the task's steps lies in it.",
             f"Fork one of the runs, such as {known.thread_id}/0.",
         )
     if config.mode != "single":

@@ -22,13 +22,14 @@ from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.files import alone_in
 from hrm_agent.models import DEFAULT_POLICY, load_policy
 from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner
-from hrm_agent.runtime.selection.choice import CHOICE_GRAPH
+from hrm_agent.runtime.selection.choice import is_choice
 from hrm_agent.runtime.selection.strategies import Mode, Outcome, solve
 from hrm_agent.runtime.settings import GraphSettings, RunSettings
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.training.configs import FREE_ON_RESUME, SelectionSettings
 from hrm_agent.training.tasks import verifier_of
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, Trajectory
+from hrm_agent.unicode import find_surrogate
 
 __all__ = [
     "RunConfig",
@@ -70,7 +71,7 @@ def run(words: list[str]) -> int:
 
 def refuse_broken(text: str, what: str = "The task") -> None:
     """Bytes of the command line that are no UTF-8 arrive as halves of characters, which no store can hold."""
-    if text.encode(errors="replace").decode() != text:
+    if find_surrogate(text) is not None:
         raise ConfigError(f"{what} is not UTF-8.", "Convert it, or set the terminal to UTF-8.")
 
 
@@ -88,7 +89,8 @@ def run_task(config: RunConfig, text: str, thread: str, where: str, output: Outp
         verify = verifier_of(task)
         episode = Episode(task, thread, graph=config.graph, seed=config.seed, context=config.context, verify=verify)
         folder = config_folder(store, episode.trajectory_id)
-        compare_on_resume(config, "run", folder, free=FREE_ON_RESUME)
+        if known is not None:  # else nothing was run with the options that a mistake may have left there
+            compare_on_resume(config, "run", folder, free=FREE_ON_RESUME, thread=thread)
         backend = load_policy(config.policy)
 
         _refuse_answer(config, thread, answer)
@@ -126,7 +128,7 @@ async def _by_mode(config: RunConfig, runner: EpisodeRunner, episode: Episode, o
 def _refuse_answer(config: RunConfig, thread: str, answer: Any) -> None:
     if config.mode != "single" and answer is not NO_ANSWER:
         raise RunError(
-            f"Thread {thread!r} is that of a choice among runs: it waits for no answer.",
+            f"Thread {thread!r} holds the result of --mode: it waits for no answer.",
             f"Answer the run that asks, `hrm-agent resume {thread}/0 --answer VALUE`, then resume {thread}.",
         )
 
@@ -144,7 +146,7 @@ def known_config(store: RunStore, trajectory: Trajectory | None) -> dict[str, An
         command = str(tomllib.loads(of_run.read_text(encoding="utf-8")).get(COMMAND_KEY))
         values = read_config_file(of_run, command)
         said |= {key: value for key, value in values.items() if key in RunConfig.model_fields and key != "policy"}
-        if trajectory.graph != CHOICE_GRAPH:  # a candidate is one run
+        if not is_choice(trajectory.graph):  # a candidate is one run
             said["mode"] = "single"
     return said
 

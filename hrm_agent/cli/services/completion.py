@@ -51,7 +51,11 @@ def words_by_command() -> dict[str, list[str]]:
     """What may follow each command: its flags, and the actions of one that has several (`train rl`)."""
     found: dict[str, list[str]] = {}
     for name in COMMANDS:
-        module = import_module(module_of(name))
+        try:
+            module = import_module(module_of(name))
+        except ImportError:  # its packages are not installed: it is named, without its flags
+            found[name] = []
+            continue
         actions: Mapping[str, str] = getattr(module, "ACTIONS", {})
         found[name] = [*actions, *_flags(module.run, [])]
         found |= {f"{name} {action}": _flags(module.run, [action]) for action in actions}
@@ -60,7 +64,7 @@ def words_by_command() -> dict[str, list[str]]:
 
 def _flags(command: Callable[[list[str]], int], words: Sequence[str]) -> list[str]:
     shown = io.StringIO()
-    with redirect_stdout(shown), suppress(SystemExit):
+    with redirect_stdout(shown), suppress(SystemExit, ImportError):
         command([*words, "--help"])
     return list(dict.fromkeys(_FLAG.findall(shown.getvalue())))
 

@@ -48,8 +48,8 @@ class _LayerRow(NamedTuple):
 
 def run(words: list[str]) -> int:
     """0 if the default level is reached, 1 if not."""
-    parser = Parser("doctor", "What this machine can give: how far model-written code is isolated, and at what cost.")
-    parser.add_argument("what", nargs="?", choices=["environment"], help="environment; all there is if left out")
+    parser = Parser("doctor", "Check how far this machine isolates model-written code, and at what cost.")
+    parser.add_argument("what", nargs="?", choices=["environment"], help="the only check there is; may be left out")
     arguments = parser.read(words)
     level, missing, problem = _in_force()
     rows = [_row(layer, found, missing) for layer, found in _found().items()]

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hrm_agent.cli.common.arguments import Arguments, Parser
+from hrm_agent.cli.common.formatting import sentence
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.serving_options import (
     Token,
@@ -60,7 +61,7 @@ def run(words: list[str]) -> int:
 
 
 def _serve(words: list[str]) -> int:
-    parser = Parser("environment serve", ACTIONS["serve"].capitalize() + ".")
+    parser = Parser("environment serve", sentence(ACTIONS["serve"]))
     add = parser.add_argument
     add_place(parser, _PORT, kept_token_file())
     add("--socket", metavar="PATH", help="listen on a unix socket instead, open to this user alone")
@@ -72,7 +73,12 @@ def _serve(words: list[str]) -> int:
         help=f"the least accepted [{DEFAULT_ISOLATION}]",
     )
     add("--packages", nargs="+", metavar="NAME", help="that snippets may import [numpy and sympy, where installed]")
-    add("--queue-limit", type=int, default=QUEUE_LIMIT, help=f"calls that wait; more wait outside [{QUEUE_LIMIT}]")
+    add(
+        "--queue-limit",
+        type=int,
+        default=QUEUE_LIMIT,
+        help=f"calls that wait here; more are held back [{QUEUE_LIMIT}]",
+    )
     add("--max-sessions", type=int, default=64, help="processes of sessions; an idle one makes room [64]")
     arguments = parser.read(words)
     _check(arguments)
@@ -137,7 +143,7 @@ def _remove(path: str) -> None:
 
 
 def _status(words: list[str]) -> int:
-    parser = Parser("environment status", ACTIONS["status"].capitalize() + ".")
+    parser = Parser("environment status", sentence(ACTIONS["status"]))
     parser.add_argument("url", help="http://HOST:PORT, https://HOST:PORT or unix:PATH")
     parser.add_argument("--token-file", type=Path, metavar="FILE", help=f"the server's [{kept_token_file()}]")
     arguments = parser.read(words)

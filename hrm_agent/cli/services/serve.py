@@ -48,7 +48,7 @@ class ServeConfig(RunSettings):
     concurrency: int = Field(default=16, ge=1)
     """Runs at once; a request more is answered with 429."""
     temperature: float = Field(default=1.0, ge=0)
-    """Where a request names none; so are top_p and max_tokens."""
+    """Where a request sets none."""
     max_tokens: int = Field(default=512, ge=1)
     """Sampled tokens of one answer; a request may ask for fewer."""
 

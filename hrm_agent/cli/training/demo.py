@@ -23,7 +23,10 @@ _ANOTHER = "A farm keeps 23 hens and 45 cows. How many legs do they have?"
 
 
 def run(words: list[str]) -> int:
-    parser = Parser("demo", "Cold start, evaluation, GRPO-RoC, evaluation, and a problem for the hierarchical graph.")
+    parser = Parser(
+        "demo",
+        "Evaluate a small policy, train it by GRPO-RoC, evaluate it again, solve a problem.",
+    )
     parser.add_argument("--out", type=Path, default=_FOLDER, metavar="FOLDER", help=f"run folder [{_FOLDER}]")
     add_config(parser, DemoConfig)
     arguments = parser.read(words)

@@ -43,7 +43,7 @@ class LocalEnvironment(Environment):
         Raises HrmError where this machine isolates less than `isolation`.
         """
         self._workers = LocalWorkers(slots, isolation=isolation, packages=packages)
-        self._front = Scheduler(self._workers, max_sessions=max_sessions, bounds=Bounds(queue=queue_limit))
+        self._scheduler = Scheduler(self._workers, max_sessions=max_sessions, bounds=Bounds(queue=queue_limit))
         self.slots = self._workers.slots
         self.max_sessions = max(max_sessions, self.slots)
 
@@ -65,39 +65,39 @@ class LocalEnvironment(Environment):
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[ExecutionResult] = loop.create_future()
         waiter = partial(_tell, loop, answer)
-        call = self._front.enter(submission, waiter, patient=True)
+        call = self._scheduler.enter(submission, waiter, patient=True)
         try:
             return await answer
         finally:
             if call is not None and (answer.cancelled() or not answer.done()):
-                self._front.leave(call, waiter)
+                self._scheduler.leave(call, waiter)
 
     def submit(self, submission: Submission) -> Future[ExecutionResult]:
         """`run` for where there is no event loop; cancelling the future kills the call."""
-        return self._front.submit(submission)
+        return self._scheduler.submit(submission)
 
     async def fork_session(self, source: str, target: str) -> None:
         """Make `target` what `source` is when its running call has ended: a copy of its cells (see `Scheduler`)."""
-        await asyncio.wrap_future(self._front.fork_session(source, target))
+        await asyncio.wrap_future(self._scheduler.fork_session(source, target))
 
     async def end_session(self, session: str) -> None:
-        """Forget a session; its open calls come to `infrastructure`."""
-        self._front.end_session(session)
+        """Forget a session; its open calls end with status `infrastructure`."""
+        self._scheduler.end_session(session)
 
     async def metrics(self) -> str:
-        return self._front.metrics()
+        return self._scheduler.metrics()
 
     async def drain(self, seconds: float) -> bool:
         """Take no more calls, and wait for the open ones; False if some are still open after `seconds`."""
-        return await asyncio.to_thread(self._front.drain, seconds)
+        return await asyncio.to_thread(self._scheduler.drain, seconds)
 
     async def close(self) -> None:
         await asyncio.to_thread(self.shutdown)
 
     def shutdown(self) -> None:
         """`close` for where there is no event loop. In a fork of the process that made it, only lets go of it."""
-        if self._front.is_ours:
-            self._front.close()
+        if self._scheduler.is_ours:
+            self._scheduler.close()
         else:
             self._workers.abandon()
 

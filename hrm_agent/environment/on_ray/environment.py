@@ -1,15 +1,15 @@
 """Runs model-written Python on the nodes of a Ray cluster.
 
-The queue, sessions, ids, deadlines and second attempts are the same as on one machine (`front`), and are in the
-driver's process; the nodes give slots (`ray_workers`). So a call means the same wherever it runs, and what a node that
+The queue, sessions, ids, deadlines and second attempts are the same as on one machine (`Scheduler`), and are in the
+driver's process; the nodes give slots (`workers`). So a call means the same wherever it runs, and what a node that
 died knew is known here: which calls were under way, and by which cells a session is rebuilt on another node.
 
-* A stateless call that was on a node which died is run on another, once; then it comes to `infrastructure`.
+* A stateless call that was on a node which died is run on another, once; then it ends with status `infrastructure`.
 * A session's call likewise: its process died with the node, and with that all that it had done. The session is rebuilt
   from its cells (`SessionState.REPLAYED`; `LOST` if there were more than are remembered), and the call is run again.
 * A call submitted under an id is answered once, whichever node it was on; its process may have been begun twice, on two
   nodes, of which the first is gone with all that it did.
-* Calls wait while there is no node; after a minute they come to `infrastructure`.
+* Calls wait while there is no node; after a minute they end with status `infrastructure`.
 
 The nodes need this package, as the driver has it. A node that isolates less than is accepted is left out, and a warning
 says so. Who can speak to Ray can run anything on its nodes: a cluster's network is to be trusted, and out of reach of
@@ -80,8 +80,8 @@ class RayEnvironment(Environment):
         except BaseException:
             self._disconnect()
             raise
-        self._front = Scheduler(self._workers, max_sessions=max_sessions, bounds=bounds)
-        self._workers.grew = self._front.settle
+        self._scheduler = Scheduler(self._workers, max_sessions=max_sessions, bounds=bounds)
+        self._workers.grew = self._scheduler.settle
 
     @property
     def isolation(self) -> str:
@@ -91,28 +91,28 @@ class RayEnvironment(Environment):
     async def run(self, submission: Submission) -> ExecutionResult:
         future: Future[ExecutionResult] = Future()
         waiter = partial(_answer, future)
-        call = self._front.enter(submission, waiter, patient=True)
+        call = self._scheduler.enter(submission, waiter, patient=True)
         if call is not None:
-            future.add_done_callback(lambda _: self._front.leave(call, waiter) if future.cancelled() else None)
+            future.add_done_callback(lambda _: self._scheduler.leave(call, waiter) if future.cancelled() else None)
         return await asyncio.wrap_future(future)
 
     async def fork_session(self, source: str, target: str) -> None:
-        await asyncio.wrap_future(self._front.fork_session(source, target))
+        await asyncio.wrap_future(self._scheduler.fork_session(source, target))
 
     async def end_session(self, session: str) -> None:
-        self._front.end_session(session)
+        self._scheduler.end_session(session)
 
     async def metrics(self) -> str:
         """The queue's, and counts by node."""
-        return self._front.metrics() + await asyncio.to_thread(self._workers.metrics)
+        return self._scheduler.metrics() + await asyncio.to_thread(self._workers.metrics)
 
     async def close(self) -> None:
         await asyncio.to_thread(self.shutdown)
 
     def shutdown(self) -> None:
         """`close` for where there is no event loop. Does nothing in a fork of the process that made it."""
-        if self._front.is_ours:
-            self._front.close()
+        if self._scheduler.is_ours:
+            self._scheduler.close()
             self._disconnect()
 
     def _disconnect(self) -> None:

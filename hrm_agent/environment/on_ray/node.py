@@ -1,6 +1,6 @@
 """What stands on a node of a Ray cluster: the node's slots, and how works come to them and outcomes go back.
 
-The driver (`ray_workers`) speaks to it in plain tuples of numbers and texts. Ray pickles what it carries; that is so
+The driver (`workers`) speaks to it in plain tuples of numbers and texts. Ray pickles what it carries; that is so
 between two processes of ours, and what model-written code printed goes through as text, never as an object.
 
 `give` returns at once and `collect` is a long poll: it returns as soon as there is an outcome, with all that there are.

@@ -39,7 +39,7 @@ BATCH = 256
 SILENCE_SECONDS = POLL_SECONDS + 30.0
 """A node is given up when it has not answered for so long."""
 NOBODY_SECONDS = 60.0
-"""Without any node for so long, calls come to `infrastructure`; until then they wait for one."""
+"""Without any node for so long, calls end with status `infrastructure`; until then they wait for one."""
 
 
 class RayWorkers:

@@ -1,19 +1,20 @@
-"""An environment on a server (`hrm-agent environment serve`), used like one in this process.
+"""An environment on a server (`hrm-agent environment serve`), used like one on this machine.
 
 All calls of one event loop share one connection, a WebSocket: what is submitted while the loop is busy with something
 else goes out in one message, and so do the outcomes that are ready together; a slow call delays no other.
 
 What happens when the server, or the way to it, breaks down:
 
-* A call is submitted again under its id as soon as the server is back, `channel.MAX_ATTEMPTS` times at most. The same
-  server knows the id and gives the first outcome; one that was started anew runs the call (again): *at least once*.
+* A call is submitted again under its id as soon as the server is back, `client_channel.MAX_ATTEMPTS` times at most.
+  The same server knows the id and gives the first outcome; one that was started anew runs the call (again): *at least
+  once*.
 * A cell of a session: a server notices that its client has gone, ends the call and with it the session's process, and
   rebuilds the session from its cells. A server that was started anew knows no cells. It is sent them: the `history`
   that the caller gave, else the cells that this object has seen. Where those are not all there were (the session was
-  begun by somebody else, is too large to be remembered, or had several calls under way at once) the cell comes to
-  `infrastructure` and is not run: *at most once*, but for cells whose history is known.
-* A server that stays away for `patience_seconds` makes the calls that wait for it come to `infrastructure`. So does a
-  call that is not answered within all that it may take: its time in the queue, its session's cells, its own limits.
+  begun by somebody else, is too large to be remembered, or had several calls under way at once) the cell ends with
+  status `infrastructure` and is not run: *at most once*, but for cells whose history is known.
+* Calls that wait for a server which stays away for `patience_seconds` end with status `infrastructure`. So does one
+  that is not answered within all that it may take: its time in the queue, its session's cells, its own limits.
 * A peer that says nothing for 15 s, not even to a ping, is taken for dead.
 
 A session belongs to one `RemoteEnvironment`: what is remembered of it is what went through this one.

@@ -34,7 +34,7 @@ except ImportError as error:
 __all__ = ["MAX_ATTEMPTS", "Channel", "Peer", "RemoteCall"]
 
 MAX_ATTEMPTS = 5
-"""A call whose connection broke so often comes to `infrastructure`: it may be what kills the server."""
+"""A call whose connection broke so often ends with status `infrastructure`: it may be what kills the server."""
 _HELLO_SECONDS = 10.0
 _CLOSING = aiohttp.ClientWSTimeout(ws_close=2.0)  # pyright: ignore[reportCallIssue] - made by attrs
 _FIRST_SECONDS, _LONGEST_SECONDS = 0.1, 1.0

@@ -4,20 +4,32 @@ The server is spoken to by whoever has the token, so messages are read strictly:
 field or a number out of bounds is refused, and the error names the field. Nothing is ever unpickled. What a call may
 ask for is not decided here: that is the environment's business, which says it in a typed outcome.
 
-Messages are pydantic TypedDicts, not BaseModels: a key that was left out stays left out, so the defaults stand only in
-the dataclasses of `environment.base`. Fields at their default are not sent: a call costs 150 bytes and its code.
+Messages are pydantic TypedDicts, not BaseModels: missing keys stay missing, so that defaults are defined only in
+`environment.base`. Fields at their default are not sent: a call costs 150 bytes and its code.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Required, TypeVar
+from collections.abc import Collection
+from typing import Annotated, Any, Required, TypeVar, cast
 
-from pydantic import AfterValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError, with_config
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    TypeAdapter,
+    ValidationError,
+    with_config,
+)
+from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from hrm_agent.environment.base import Cell, ExecutionResult, Limits, SessionState, Submission
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
+from hrm_agent.unicode import replace_surrogates
 
 __all__ = [
     "PROTOCOL",
@@ -41,11 +53,20 @@ _HUGE = 2**60
 _SHOWN = 100
 """Characters of a wrong key in an error's message."""
 _STRICT = ConfigDict(strict=True, extra="forbid")
+_UNKNOWN, _UNTRUE = "unknown_field", "not_true"
 _SAID = {
+    "bool_type": "true is needed",
     "dict_type": "an object is needed",
     "enum": "no such word",
-    "extra_forbidden": "no such field",
+    "float_type": "a number is needed",
+    "greater_than_equal": "out of all proportion",
+    "int_type": "a whole number is needed",
+    "less_than_equal": "out of all proportion",
+    "list_type": "a list is needed",
     "missing": "missing",
+    "string_type": "a text is needed",
+    _UNKNOWN: "no such field",
+    _UNTRUE: "true is needed",
 }
 """Error of pydantic -> in words for people who do not write Python."""
 _Fields = TypeVar("_Fields")
@@ -57,12 +78,26 @@ _Whole = Annotated[int, Field(ge=-_HUGE, le=_HUGE)]
 
 def _has_to_be_true(value: bool) -> bool:
     if not value:
-        raise ValueError("has to be true")
+        raise PydanticCustomError(_UNTRUE, "has to be true")
     return value
 
 
 _True = Annotated[bool, AfterValidator(_has_to_be_true)]
 """`Literal[True]` would take 1 as well."""
+
+
+def _only(fields: Collection[str]) -> BeforeValidator:
+    """Refuses the first key of an object that is none of `fields`: pydantic would make an error of each of them."""
+
+    def check(value: object) -> object:
+        if isinstance(value, dict):
+            for key in cast("dict[str, object]", value):
+                if key not in fields:
+                    known = {"key": replace_surrogates(key[:_SHOWN]), "fields": ", ".join(fields)}
+                    raise PydanticCustomError(_UNKNOWN, "no such field", known)
+        return value
+
+    return BeforeValidator(check)
 
 
 @with_config(_STRICT)
@@ -83,8 +118,8 @@ class _CellFields(TypedDict, total=False):
 class _SubmissionFields(TypedDict, total=False):
     code: Required[str]
     session: str | None
-    history: Annotated[list[_CellFields], _FirstError] | None
-    limits: _LimitsFields
+    history: Annotated[list[Annotated[_CellFields, _only(_CellFields.__annotations__)]], _FirstError] | None
+    limits: Annotated[_LimitsFields, _only(_LimitsFields.__annotations__)]
     id: str | None
     run: str
     priority: _Whole
@@ -111,7 +146,7 @@ class _ResultFields(TypedDict, total=False):
 
 @with_config(_STRICT)
 class _BatchFields(TypedDict):
-    calls: Annotated[list[_SubmissionFields], _FirstError]
+    calls: Annotated[list[Annotated[_SubmissionFields, _only(_SubmissionFields.__annotations__)]], _FirstError]
 
 
 @with_config(_STRICT)
@@ -128,14 +163,18 @@ class StreamMessage(TypedDict, total=False):
     run: Any
     """A submission, read when it is begun: one that is malformed is refused alone, without closing the stream."""
     cancel: _True
-    fork: _ForkFields
+    fork: Annotated[_ForkFields, _only(_ForkFields.__annotations__)]
     end: str
     metrics: _True
 
 
-_SUBMISSION, _RESULT = TypeAdapter(_SubmissionFields), TypeAdapter(_ResultFields)
-_BATCH, _FORK = TypeAdapter(_BatchFields), TypeAdapter(_ForkFields)
-_STREAM = TypeAdapter(Annotated[list[StreamMessage], _FirstError])
+_SUBMISSION = TypeAdapter[_SubmissionFields](Annotated[_SubmissionFields, _only(_SubmissionFields.__annotations__)])
+_RESULT = TypeAdapter[_ResultFields](Annotated[_ResultFields, _only(_ResultFields.__annotations__)])
+_BATCH = TypeAdapter[_BatchFields](Annotated[_BatchFields, _only(_BatchFields.__annotations__)])
+_FORK = TypeAdapter[_ForkFields](Annotated[_ForkFields, _only(_ForkFields.__annotations__)])
+_STREAM = TypeAdapter[list[StreamMessage]](
+    Annotated[list[Annotated[StreamMessage, _only(StreamMessage.__annotations__)]], _FirstError]
+)
 _SENT_SUBMISSION, _SENT_RESULT = TypeAdapter(Submission), TypeAdapter(ExecutionResult)
 
 
@@ -172,7 +211,7 @@ def parse_stream(value: Any) -> list[StreamMessage]:
 
 def parse_result(value: Any) -> ExecutionResult:
     """Raises HrmError."""
-    return ExecutionResult(**_read(_RESULT, value))
+    return ExecutionResult(**_read(_RESULT, value, "result"))
 
 
 def _submission(fields: _SubmissionFields) -> Submission:
@@ -184,16 +223,19 @@ def _submission(fields: _SubmissionFields) -> Submission:
     return Submission(**given)
 
 
-def _read(reader: TypeAdapter[_Fields], value: Any) -> _Fields:
+def _read(reader: TypeAdapter[_Fields], value: Any, within: str = "") -> _Fields:
     try:
         return reader.validate_python(value)
     except ValidationError as error:
-        raise _refusal(error) from None
+        raise _refusal(error, within) from None
 
 
-def _refusal(error: ValidationError) -> HrmError:
+def _refusal(error: ValidationError, within: str) -> HrmError:
     """The first thing that is wrong, without what was sent."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part[:_SHOWN]}" for part in first["loc"])
+    first = error.errors(include_url=False, include_input=False)[0]
+    context = first.get("ctx", {}) if first["type"] == _UNKNOWN else {}
+    path = [*([within] if within else []), *first["loc"], *([context["key"]] if context else [])]
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part[:_SHOWN]}" for part in path)
     where = "".join(parts).lstrip(".") or "The request"
-    return HrmError(f"{where}: {_SAID.get(first['type'], first['msg'])}.")
+    hint = f"Fields: {context['fields']}." if context else ""
+    return HrmError(f"{where}: {_SAID.get(first['type'], first['msg'])}.", hint)

@@ -54,6 +54,7 @@ try:
         body_of,
         json_answer,
         listening,
+        serve_routes,
     )
 except ImportError as error:
     raise HrmError("An environment is served with aiohttp.", "pip install 'hrm-agent[service]'") from error
@@ -92,7 +93,8 @@ class Service:
         """The answer to /health, and the first message on a stream. `boot` is another after every start."""
         self.app = application(token, hosts, request_bytes, _refusal)
         self.app.middlewares.append(self._refuse_while_draining)
-        self.app.add_routes(
+        serve_routes(
+            self.app,
             [
                 web.route("*", "/health", self._health, name=HEALTH),
                 web.get("/metrics", self._metrics, allow_head=False),
@@ -101,7 +103,7 @@ class Service:
                 web.post("/v1/sessions/fork", self._fork),
                 web.delete("/v1/sessions/{name:(?s:.*)}", self._end),
                 web.get("/v1/stream", self._stream, allow_head=False),
-            ]
+            ],
         )
 
     @web.middleware

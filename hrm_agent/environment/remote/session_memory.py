@@ -53,7 +53,9 @@ class Recall:
             self._logs[session] = log
 
     def history(self, submission: Submission, boot: str) -> tuple[Cell, ...] | None:
-        """What is to be sent along with a call to the server `boot`. Raises HrmError if that would have to be known."""
+        """What is to be sent along with a call to the server `boot`. Raises HrmError if the
+        server needs a history that is incomplete here.
+        """
         if submission.history is not None or submission.session is None:
             return submission.history
         with self._lock:

@@ -1,1 +1,1 @@
-"""Between callers and the processes that snippets run in: queue, sessions, ids, deadlines. `front.py` is the way in."""
+"""Which sandbox call runs when, and in what: queue, sessions, ids, deadlines. `scheduler.py` is the way in."""

@@ -1,4 +1,4 @@
-"""A call on its way through the front, and the seeds that its snippet's random generators are given."""
+"""A call on its way through the scheduler, and the seeds that its snippet's random generators are given."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One lock, and what follows from a change made under it.
 
-Everything that a front knows is plain data under one lock. What a change decides (start this, kill that, tell a caller)
+All that a scheduler knows is plain data under one lock. What a change decides (start this, kill that, tell a caller)
 is done after the lock is let go, on the same thread and in the order decided. So a slow start delays nobody else,
 whoever is called may call back at once, and no two locks are ever held together.
 """

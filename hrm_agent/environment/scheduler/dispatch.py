@@ -94,7 +94,7 @@ class Dispatch:
             self._copy(session)
 
     def end_session(self, name: str) -> None:
-        """Forget a session; its open calls come to `infrastructure`."""
+        """Forget a session; its open calls end with status `infrastructure`."""
         session = self.sessions.end(name)
         if session is None:
             return

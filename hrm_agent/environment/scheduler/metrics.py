@@ -1,7 +1,7 @@
 """Counts and times of an environment, in Prometheus' text format (0.0.4).
 
-Written by hand: the format is a few lines per metric, and `prometheus_client` would bring a process-wide registry, in
-which two environments of one process collide, and a lock per increment, for what is counted here under the front's own.
+Written by hand: the format is a few lines per metric, and `prometheus_client` would bring a lock per increment, for
+what is counted here under the scheduler's own.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Histogram:
 
 
 class Metrics:
-    """Not thread-safe: the front counts while it holds its lock."""
+    """Not thread-safe: the scheduler counts while it holds its lock."""
 
     def __init__(self) -> None:
         self.statuses: Counter[ToolStatus] = Counter()

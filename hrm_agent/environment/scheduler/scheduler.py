@@ -2,7 +2,7 @@
 
 Threads and event loops are served alike: a caller is a function that is told the outcome (`enter`). `submit` makes that
 a `concurrent.futures.Future`; `LocalEnvironment` an asyncio one, without a second future and its locks in between.
-How calls come to their turn is told in `fairness`, how they are run in `dispatch`, how threads keep apart in `guard`.
+`fair_queue` says which call is next, `dispatch` how it is run, `deferred_lock` how threads keep apart.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Scheduler:
         return copied
 
     def end_session(self, name: str) -> None:
-        """Forget a session; its open calls come to `infrastructure`. An unknown one is no error."""
+        """Forget a session; its open calls end with status `infrastructure`. An unknown one is no error."""
         self._guard.change(self._dispatch.end_session, name)
 
     def metrics(self) -> str:
@@ -110,7 +110,7 @@ class Scheduler:
         return self._guard.wait(lambda: not self._open, seconds)
 
     def close(self) -> None:
-        """Kill whatever runs; open calls come to `infrastructure`. Harmless a second time."""
+        """Kill whatever runs; open calls end with status `infrastructure`. Harmless a second time."""
         self._guard.change(self._close)
         self._deadlines.close()
         self._workers.close()

@@ -1,4 +1,4 @@
-"""The host's side of the processes that snippets run in: what the queue (`front`) hands a call to."""
+"""The host's side of the processes that snippets run in: what the scheduler hands a call to."""
 
 from __future__ import annotations
 
@@ -58,5 +58,5 @@ class Workers(Protocol):
         ...
 
     def close(self) -> None:
-        """Kill whatever runs; every open work comes to `infrastructure`."""
+        """Kill whatever runs; every open work ends with status `infrastructure`."""
         ...

@@ -15,9 +15,9 @@ thereby the last bits of the logits, never the noise.
 Weights: the engine shares them with the model that it is given. A trainer changes that model in place while no
 request is under way and then calls `publish`, or hands a state dict to `publish`, which waits until no request is.
 
-Limits: models of the usual decoder kind, whose attention can be replaced (`packed.replica` says so otherwise). A
-model with sliding-window layers is used up to the length of its window. Memory reserved for a long conversation is
-kept.
+Limits: models of the usual decoder kind, whose attention can be replaced (`packed_attention.replica` says so
+otherwise). A model with sliding-window layers is used up to the length of its window. Memory reserved for a long
+conversation is kept.
 """
 
 from __future__ import annotations

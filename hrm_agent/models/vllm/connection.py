@@ -70,7 +70,7 @@ class Connection:
                 asked = busy.wait
             else:
                 return
-            await asyncio.sleep(backoff(number, _FIRST_SECONDS, _LONGEST_SECONDS, asked))
+            await asyncio.sleep(max(backoff(number, _FIRST_SECONDS, _LONGEST_SECONDS), asked or 0.0))
 
 
 class _BusyError(Exception):

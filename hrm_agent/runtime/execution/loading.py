@@ -24,6 +24,13 @@ BUILTIN_GRAPHS = {
     "research": "hrm_agent.graphs.research.agent:graph",
 }
 """As langgraph.json names them."""
+_FORMER_MODULES = {
+    "graphs.choice": "hrm_agent.runtime.selection.choice",
+    "graphs.reasoning": "hrm_agent.graphs.reasoning.agent",
+    "graphs.research": "hrm_agent.graphs.research.agent",
+    "graphs.tool_loop": "hrm_agent.graphs.tool_loop",
+}
+"""Where graphs are that records of version 0.1's beginnings name by another module. A module of the user goes first."""
 
 
 def load_graph(name: str) -> Pregel[Any, Any, Any, Any]:
@@ -60,6 +67,8 @@ def _import(module_name: str, name: str, folder: str) -> ModuleType:
     try:
         if module_name.endswith(".py"):
             return _import_file(Path(folder, module_name))
+        if module_name in _FORMER_MODULES and not _is_there(module_name):
+            module_name = _FORMER_MODULES[module_name]
         return importlib.import_module(module_name)
     except Exception as error:
         trial = f"python {module_name}" if module_name.endswith(".py") else f"python -c 'import {module_name}'"
@@ -67,6 +76,13 @@ def _import(module_name: str, name: str, folder: str) -> ModuleType:
             f"Graph {name!r} does not import: {type(error).__name__}: {error}.",
             f"Try `{trial}` in this folder; --debug shows the traceback.",
         ) from error
+
+
+def _is_there(module_name: str) -> bool:
+    try:
+        return importlib.util.find_spec(module_name) is not None
+    except ImportError:  # of a package around it
+        return False
 
 
 def _import_file(path: Path) -> ModuleType:

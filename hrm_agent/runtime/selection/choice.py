@@ -33,10 +33,21 @@ from hrm_agent.answers.typed_reply import UnparsableAnswer, read_as
 from hrm_agent.models import policy
 from hrm_agent.trajectory import StopReason
 
-__all__ = ["CHOICE_GRAPH", "JUDGE_PROMPT", "Candidate", "ChoiceContext", "ChoiceState", "NoCandidateError", "graph"]
+__all__ = [
+    "CHOICE_GRAPH",
+    "JUDGE_PROMPT",
+    "Candidate",
+    "ChoiceContext",
+    "ChoiceState",
+    "NoCandidateError",
+    "graph",
+    "is_choice",
+]
 
 CHOICE_GRAPH = "hrm_agent.runtime.selection.choice:graph"
 """Value of `Trajectory.graph` for choice runs."""
+_FORMER_NAME = "graphs.choice:graph"
+"""The same in older records."""
 
 JUDGE_PROMPT = (
     "You are the critic. Several answers to one problem are shown. Which one is right? Answer with JSON only: "
@@ -46,6 +57,11 @@ JUDGE_PROMPT = (
 
 MAX_SHOWN = 4000
 """Characters of one answer that the judge sees."""
+
+
+def is_choice(graph: str) -> bool:
+    """Whether a trajectory of this graph is that of a choice among runs."""
+    return graph in {CHOICE_GRAPH, _FORMER_NAME}
 
 
 class NoCandidateError(Exception):

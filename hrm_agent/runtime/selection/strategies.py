@@ -29,7 +29,7 @@ from typing import Any, Literal, cast
 from hrm_agent.errors import RunError
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.loading import load_graph
-from hrm_agent.runtime.selection.choice import CHOICE_GRAPH, Candidate
+from hrm_agent.runtime.selection.choice import CHOICE_GRAPH, Candidate, is_choice
 from hrm_agent.runtime.selection.critic_search import RetryPoint, accepted, find_retry_point, require_verdict
 from hrm_agent.runtime.time_travel.fork import GroupMembership, History, fork, history
 from hrm_agent.store import RunStore
@@ -129,7 +129,7 @@ class _Group:
         """The trajectory of the task's own thread, on record before its candidates are."""
         thread = self.episode.thread_id
         known = self.store.journal.find_trajectory(thread)
-        if known is not None and known.graph != CHOICE_GRAPH:
+        if known is not None and not is_choice(known.graph):
             raise RunError(
                 f"Thread {thread!r} is on record as a single run of {known.graph!r}.",
                 f"Name another thread, or resume it as it was: `hrm-agent resume {thread}`.",

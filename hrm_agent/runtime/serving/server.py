@@ -49,6 +49,7 @@ try:
         body_of,
         json_answer,
         listening,
+        serve_routes,
     )
 except ImportError as error:
     raise HrmError("Graphs are served with aiohttp.", "pip install 'hrm-agent[service]'") from error
@@ -88,13 +89,14 @@ class ChatService:
         self.chats = Chats(runner, graphs, concurrency, context)
         self._started = time.time()
         self.app = application(token, hosts, request_bytes, lambda error, request: _error(_refusal(error, request)))
-        self.app.add_routes(
+        serve_routes(
+            self.app,
             [
                 web.get("/health", self._health, name=HEALTH, allow_head=False),
                 web.get("/v1/models", self._models, allow_head=False),
                 web.get("/v1/models/{name:(?s:.*)}", self._model, allow_head=False),
                 web.post("/v1/chat/completions", self._complete),
-            ]
+            ],
         )
 
     async def _health(self, request: web.Request) -> web.StreamResponse:

@@ -89,7 +89,9 @@ def fork(
         raise ConfigError(f"{count} forks were asked for.", "Ask for 1 or more.")
     wanted = edit if isinstance(edit, Edit) else Edit(values=edit or {})
     if wanted.as_node is not None and not wanted:
-        raise ConfigError(f"Nothing is edited that {wanted.as_node!r} could have written.", "Name an edit beside it.")
+        raise ConfigError(
+            f"as_node {wanted.as_node!r} is given without an edit.", "Name one, too: --set, --message or --tool."
+        )
     graph_name = graph or _graph_of(store, thread)
     compiled = _compiled(store, graph_name) if wanted else None
     found = history(store, thread, graph=compiled, branches=False)

@@ -53,7 +53,7 @@ os.register_at_fork(after_in_child=_hosts.clear)
 
 
 class Asker:
-    """Requests to one API. Lives on the loop of `background`; its connections are opened when they are needed."""
+    """Requests to one API. Lives on the loop of `io_loop`; its connections are opened when they are needed."""
 
     def __init__(self, url: httpx.URL, user_agent: str, *, timeout: float, attempts: int, patience: float) -> None:
         self._url, self._timeout, self._attempts, self._patience = url, timeout, attempts, patience
@@ -70,9 +70,10 @@ class Asker:
                 async with self._turn(host, deadline):
                     return await self._request(parameters, deadline)
             except ComeBackLater as error:
-                wait = backoff(attempt, _FIRST_WAIT, _LONGEST_WAIT, error.seconds)
+                wait = backoff(attempt, _FIRST_WAIT, _LONGEST_WAIT)
                 attempt += 1
                 if error.seconds is not None:
+                    wait = error.seconds * random.uniform(1.0, 1.1)
                     host.quiet_until = max(host.quiet_until, _now() + error.seconds)
                 if attempt >= self._attempts or _now() + wait > deadline:
                     raise _given_up(error) from error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -18,6 +20,7 @@ from hrm_agent.models import policy
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.loading import load_graph
+from hrm_agent.runtime.selection.choice import CHOICE_GRAPH, is_choice
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, ToolStatus, Trajectory
 from hrm_agent.trajectory.lint import lint
@@ -64,6 +67,26 @@ def test_two_graphs_of_one_file_share_its_classes(tmp_path: Path, monkeypatch: p
         load_graph("./half.py:graph")
     Path("half.py").write_text(text)
     assert load_graph("./half.py:one").name == one.name
+
+
+def test_graphs_are_found_by_the_names_of_older_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("tool_loop", "reasoning", "research"):
+        assert load_graph(f"graphs.{name}:graph") is load_graph(name)
+    assert load_graph("graphs.choice:graph") is load_graph(CHOICE_GRAPH)
+    assert is_choice("graphs.choice:graph") and not is_choice("graphs.reasoning:graph")
+
+
+def test_a_graph_of_the_user_goes_before_one_of_an_older_record(tmp_path: Path) -> None:
+    (tmp_path / "graphs").mkdir()
+    (tmp_path / "graphs" / "__init__.py").touch()
+    (tmp_path / "graphs" / "research.py").write_text("from hrm_agent.graphs.tool_loop import graph\n")
+    program = (
+        "from hrm_agent.runtime.execution.loading import load_graph;"
+        "print([load_graph(f'graphs.{name}:graph') is load_graph('tool_loop') for name in ('research', 'reasoning')])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "[True, False]\n"
 
 
 def test_a_graph_that_is_no_graph_says_what_it_is() -> None:

@@ -266,7 +266,7 @@ async def test_a_state_of_classes_is_edited(store: RunStore, environment: LocalE
 
 async def test_a_writer_of_no_edit(store: RunStore, environment: LocalEnvironment) -> None:
     await run(store, environment, multiplier)
-    with pytest.raises(ConfigError, match="Nothing is edited that 'reason' could have written"):
+    with pytest.raises(ConfigError, match="as_node 'reason' is given without an edit"):
         fork(store, "thread", "before:tools", edit=Edit(as_node="reason"))
 
 
