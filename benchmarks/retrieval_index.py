@@ -135,7 +135,7 @@ def ours(
         clock = time.process_time()
         for name, document, chunks in documents:
             index.put(name, "", document, chunks)
-        index.tidy()
+        index.optimize()
         rows[0].build_s, rows[0].megabytes = time.process_time() - clock, size_of(path)
         for row, mode in zip(rows, modes, strict=True):
             asked(row, lambda text, mode=mode: [(h.file, h.start) for h in index.search(text, 5, mode)], drawn)

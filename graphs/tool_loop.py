@@ -49,7 +49,7 @@ class Budget:
     """Over all turns, by `prices`; None: no limit."""
     prices: Prices = field(default_factory=dict[str, tuple[float, float]])
     model: str | None = None
-    """Another model than the policy in force, by its string."""
+    """Another model than the current policy, by its string."""
     temperature: float | None = None
     """None: the policy's own."""
 

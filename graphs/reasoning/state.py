@@ -70,7 +70,7 @@ class ReasoningContext:
     ask_person: bool = False
     """The critic may ask: the run then waits for an answer (LangGraph's `interrupt`)."""
     models: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Role -> its own model, as a string; the others are the policy in force."""
+    """Role -> its own model, as a string; the others are the current policy."""
     temperatures: Mapping[str, float] = field(default_factory=dict[str, float])
     """Role -> its own temperature."""
 

@@ -70,7 +70,7 @@ QUESTION, REPLY, UNANSWERED = "question", "reply", "no_answer"
 
 
 def build_research(model: BaseChatModel | None = None) -> Any:
-    """The graph, compiled. `model`: a chat model of one's own in the place of the policy in force."""
+    """The graph, compiled. `model`: a chat model of one's own in the place of the current policy."""
     nodes = _Research(model)
     builder = StateGraph(ResearchState, context_schema=ResearchContext)
     builder.add_node("plan", nodes.plan)

@@ -75,7 +75,7 @@ class SearchState(TypedDict):
 def build_search(
     model: BaseChatModel | None = None,
 ) -> CompiledStateGraph[SearchState, SearchMeans, SearchState, SearchState]:
-    """The loop, asking `model`, or the policy in force."""
+    """The loop, asking `model`, or the current policy."""
 
     async def reason(state: SearchState, runtime: Runtime[SearchMeans]) -> dict[str, Any]:
         means = _means(runtime)

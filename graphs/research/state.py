@@ -54,7 +54,7 @@ class ResearchContext:
     index_mode: str = "words"
     """How documents are found: by `words`; or, where the index has them, by `vectors`, or `hybrid`."""
     model: str | None = None
-    """Another model than the policy in force, by its string."""
+    """Another model than the current policy, by its string."""
     temperature: float | None = None
     """None: the policy's own."""
     max_questions: int = 4

@@ -1,7 +1,7 @@
 """One model call, from the messages to the record, independent of LangChain's interface and of the engine.
 
-`open_turn` decides everything that can be decided before sampling: whether the answer is on record already, which
-earlier call this one extends token by token, and with which seed. `close_turn` makes the `Call` out of what was
+`open_call` decides everything that can be decided before sampling: whether the answer is on record already, which
+earlier call this one extends token by token, and with which seed. `close_call` makes the `Call` out of what was
 sampled. Everything that could differ between invoke, stream and batch lies outside of these two functions.
 """
 
@@ -32,11 +32,11 @@ from hrm_agent.trajectory.conversation_digest import context_of
 __all__ = [
     "PendingCall",
     "Prefix",
-    "close_text_turn",
-    "close_turn",
+    "close_call",
+    "close_text_call",
     "context_of",
     "find_prefix",
-    "open_turn",
+    "open_call",
     "plain",
     "recorded_call_id",
     "seconds_between",
@@ -80,7 +80,7 @@ class PendingCall:
         return call_id(self.identity.thread_id, self.identity.task_id, self.call_index)
 
 
-def open_turn(
+def open_call(
     recording: Recording,
     identity: GraphIdentity,
     messages: Sequence[BaseMessage],
@@ -88,7 +88,7 @@ def open_turn(
     sampling: Sampling,
     special: Mapping[str, Any] | None = None,
 ) -> PendingCall | Call:
-    """The recorded answer to this request, or a turn that is to be sampled.
+    """The recorded answer to this request, or a call that is to be sampled.
 
     `special`: a model or a schema that the call names. It is left out of the hash if empty, so that the hashes of older
     records stay valid.
@@ -102,53 +102,53 @@ def open_turn(
     return PendingCall(identity, claimed, request_hash, messages, tools, sampling)
 
 
-def find_prefix(recording: Recording, engine: Engine, turn: PendingCall) -> Prefix:
+def find_prefix(recording: Recording, engine: Engine, pending: PendingCall) -> Prefix:
     """Extend the newest recorded call of the conversation token by token; where that is impossible, say why."""
     journal = recording.journal
-    answered = next((i for i in reversed(range(len(turn.messages))) if recorded_call_id(turn.messages[i])), None)
-    parent = journal.find_call(recorded_call_id(turn.messages[answered]) or "") if answered is not None else None
-    if answered is None or parent is None or not _of_this_run(parent, turn, recording):
-        return _root(engine.codec, turn, BranchReason.ROOT)
-    reason = _mismatch(parent, engine, turn, answered)
+    answered = next((i for i in reversed(range(len(pending.messages))) if recorded_call_id(pending.messages[i])), None)
+    parent = journal.find_call(recorded_call_id(pending.messages[answered]) or "") if answered is not None else None
+    if answered is None or parent is None or not _of_this_run(parent, pending, recording):
+        return _root(engine.codec, pending, BranchReason.ROOT)
+    reason = _mismatch(parent, engine, pending, answered)
     if reason is not None:
-        return _root(engine.codec, turn, reason, parent.id)
+        return _root(engine.codec, pending, reason, parent.id)
     ended = parent.token_ids[-1:] == (engine.codec.end_of_turn,)
     try:
-        inserted = engine.codec.extend(turn.messages, answered, ended=ended, tools=turn.tools)
+        inserted = engine.codec.extend(pending.messages, answered, ended=ended, tools=pending.tools)
         path = journal.path_tokens(parent.id)
     except TemplateMismatch:
-        return _root(engine.codec, turn, BranchReason.TEMPLATE, parent.id)
+        return _root(engine.codec, pending, BranchReason.TEMPLATE, parent.id)
     except KeyError:  # a journal in memory has forgotten the beginning
-        return _root(engine.codec, turn, BranchReason.ROOT)
+        return _root(engine.codec, pending, BranchReason.ROOT)
     return Prefix(inserted, (*path, *inserted), parent.id)
 
 
-def _of_this_run(parent: Call, turn: PendingCall, recording: Recording) -> bool:
+def _of_this_run(parent: Call, pending: PendingCall, recording: Recording) -> bool:
     """False for a call of another thread, whose message was copied here: its tokens are not in this record."""
-    return parent.identity.thread_id == turn.identity.thread_id or parent.id in recording.inherited
+    return parent.identity.thread_id == pending.identity.thread_id or parent.id in recording.inherited
 
 
-def _mismatch(parent: Call, engine: Engine, turn: PendingCall, answered: int) -> BranchReason | None:
+def _mismatch(parent: Call, engine: Engine, pending: PendingCall, answered: int) -> BranchReason | None:
     if parent.model != engine.name or not parent.token_ids:
         return BranchReason.MODEL
-    if parent.tools_hash != content_hash(turn.tools):
+    if parent.tools_hash != content_hash(pending.tools):
         return BranchReason.TOOLS
-    if parent.context_hash != content_hash(context_of(turn.messages[: answered + 1])):
+    if parent.context_hash != content_hash(context_of(pending.messages[: answered + 1])):
         return BranchReason.REWRITTEN
     return None
 
 
-def _root(codec: Codec, turn: PendingCall, reason: BranchReason, branch_of: str | None = None) -> Prefix:
-    inserted = codec.encode(turn.messages, turn.tools)
+def _root(codec: Codec, pending: PendingCall, reason: BranchReason, branch_of: str | None = None) -> Prefix:
+    inserted = codec.encode(pending.messages, pending.tools)
     return Prefix(inserted, tuple(inserted), branch_reason=reason, branch_of=branch_of)
 
 
-def close_turn(turn: PendingCall, prefix: Prefix, engine: Engine, completion: Completion) -> tuple[Call, AIMessage]:
+def close_call(pending: PendingCall, prefix: Prefix, engine: Engine, completion: Completion) -> tuple[Call, AIMessage]:
     """The record of a sampled turn, and its message."""
     inserted, sampled = prefix.inserted, completion.token_ids
-    message = _message(turn, engine, prefix, completion)
+    message = _message(pending, engine, prefix, completion)
     call = Call(
-        **_common(turn, message, turn.sampling),
+        **_common(pending, message, pending.sampling),
         model=engine.name,
         policy_version=completion.policy_version,
         parent=prefix.parent,
@@ -172,30 +172,30 @@ def _untrainable(engine: Engine, completion: Completion) -> str | None:
     return None if engine.logprob_kind is LogprobKind.RAW else f"log-probs are {engine.logprob_kind.value}"
 
 
-def close_text_turn(turn: PendingCall, model: str, message: AIMessage) -> tuple[Call, AIMessage]:
+def close_text_call(pending: PendingCall, model: str, message: AIMessage) -> tuple[Call, AIMessage]:
     """The record of a turn that a chat model without token ids answered."""
-    metadata = {**message.response_metadata, CALL_ID: turn.call_id, **_times(turn)}
-    message = message.model_copy(update={"id": message.id or turn.call_id, "response_metadata": metadata})
+    metadata = {**message.response_metadata, CALL_ID: pending.call_id, **_times(pending)}
+    message = message.model_copy(update={"id": message.id or pending.call_id, "response_metadata": metadata})
     cut = was_cut(message)
     call = Call(
-        **_common(turn, message, turn.sampling.model_copy(update={"seed": None})),
+        **_common(pending, message, pending.sampling.model_copy(update={"seed": None})),
         model=model,
         branch_reason=BranchReason.NO_TOKENS,
         finish_reason=FinishReason.LENGTH if cut else FinishReason.STOP,
         untrainable="the model reports no token ids",
-        request=tuple(sent.model_dump(mode="json") for sent in turn.messages),
+        request=tuple(sent.model_dump(mode="json") for sent in pending.messages),
     )
     return call, message
 
 
-def _common(turn: PendingCall, message: AIMessage, sampling: Sampling) -> dict[str, Any]:
+def _common(pending: PendingCall, message: AIMessage, sampling: Sampling) -> dict[str, Any]:
     return {
-        "id": turn.call_id,
-        "identity": turn.identity,
-        "call_index": turn.call_index,
-        "request_hash": turn.request_hash,
-        "context_hash": content_hash(context_of([*turn.messages, message])),
-        "tools_hash": content_hash(turn.tools),
+        "id": pending.call_id,
+        "identity": pending.identity,
+        "call_index": pending.call_index,
+        "request_hash": pending.request_hash,
+        "context_hash": content_hash(context_of([*pending.messages, message])),
+        "tools_hash": content_hash(pending.tools),
         "sampling": sampling,
         "response": message.model_dump(mode="json"),
         "started_at": message.response_metadata[STARTED_AT],
@@ -203,31 +203,31 @@ def _common(turn: PendingCall, message: AIMessage, sampling: Sampling) -> dict[s
     }
 
 
-def _times(turn: PendingCall) -> dict[str, float]:
-    return {STARTED_AT: turn.started_at, ENDED_AT: max(time.time(), turn.started_at)}
+def _times(pending: PendingCall) -> dict[str, float]:
+    return {STARTED_AT: pending.started_at, ENDED_AT: max(time.time(), pending.started_at)}
 
 
-def _message(turn: PendingCall, engine: Engine, prefix: Prefix, completion: Completion) -> AIMessage:
+def _message(pending: PendingCall, engine: Engine, prefix: Prefix, completion: Completion) -> AIMessage:
     text = engine.codec.decode(completion.token_ids)
     parsed = ParsedTurn(text.strip()) if completion.constrained else engine.codec.parse(text)
     prompt, answer = len(prefix.prompt_ids), len(completion.token_ids)
     return AIMessage(
         content=parsed.content,
-        id=turn.call_id,
+        id=pending.call_id,
         tool_calls=[
-            {"type": "tool_call", "id": f"{turn.call_id[:16]}-{i}", "name": call["name"], "args": call["args"]}
+            {"type": "tool_call", "id": f"{pending.call_id[:16]}-{i}", "name": call["name"], "args": call["args"]}
             for i, call in enumerate(parsed.tool_calls)
         ],
         invalid_tool_calls=[
-            {"type": "invalid_tool_call", "id": f"{turn.call_id[:16]}-x{i}", **call}
+            {"type": "invalid_tool_call", "id": f"{pending.call_id[:16]}-x{i}", **call}
             for i, call in enumerate(parsed.invalid_tool_calls)
         ],
         response_metadata={
-            CALL_ID: turn.call_id,
+            CALL_ID: pending.call_id,
             "model_name": engine.name,
             "finish_reason": completion.finish_reason.value,
             "policy_version": completion.policy_version,
-            **_times(turn),
+            **_times(pending),
         },
         usage_metadata={"input_tokens": prompt, "output_tokens": answer, "total_tokens": prompt + answer},
     )

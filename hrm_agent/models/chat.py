@@ -2,7 +2,7 @@
 
 `PolicyModel` is what a graph calls. Behind it stands a token engine (exact ids and log-probs, trainable) or any other
 LangChain chat model (recorded as text, marked as not trainable). However it is called (invoke, ainvoke, stream,
-astream, batch, through `bind_tools` or `with_structured_output`), the call passes `open_turn` and `close_turn` once,
+astream, batch, through `bind_tools` or `with_structured_output`), the call passes `open_call` and `close_call` once,
 and its record is committed before the caller sees the answer.
 
 Streaming shows text while it is sampled, up to the first tool call; tool calls come whole, in the last chunk. LangChain
@@ -36,7 +36,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hrm_agent.async_bridge import call_in_thread
 from hrm_agent.errors import ModelError
-from hrm_agent.models.call_recording import PendingCall, Prefix, close_text_turn, close_turn, find_prefix, open_turn
+from hrm_agent.models.call_recording import PendingCall, Prefix, close_call, close_text_call, find_prefix, open_call
 from hrm_agent.models.codec.stream_decoder import StreamDecoder
 from hrm_agent.models.current_policy import ActivePolicy, Backend, active_policy
 from hrm_agent.models.engine import Completion, Engine, GenerationRequest
@@ -187,15 +187,15 @@ class _PolicyCall:
         self._backend = backend
         self._schema = schema
         self.recorded: AIMessage | None = None
-        self._turn: PendingCall | None = None
+        self._pending: PendingCall | None = None
         self._prefix: Prefix | None = None
         self._future: Future[Any] | None = None
         tools = options.get("tools", ())
-        opened = open_turn(self.recording, _identity(run_manager), messages, tools, sampling, special)
+        opened = open_call(self.recording, _identity(run_manager), messages, tools, sampling, special)
         if isinstance(opened, Call):
             self.recorded = AIMessage.model_validate(opened.response)
         else:
-            self._turn = opened
+            self._pending = opened
 
     @property
     def backend(self) -> Backend:
@@ -210,12 +210,14 @@ class _PolicyCall:
 
     def submit(self, on_token: Callable[[int], None] | None = None) -> Future[Any]:
         """Start sampling; the future gives a `Completion`, or the message of a model without tokens."""
-        turn = self.turn
+        pending = self.pending
         if isinstance(self.backend, BaseChatModel):
-            self._future = _ask_in_thread(self.backend, turn, self.options)
+            self._future = _ask_in_thread(self.backend, pending, self.options)
         else:
-            self._prefix = find_prefix(self.recording, self.backend, turn)
-            request = GenerationRequest(self._prefix.prompt_ids, turn.sampling, turn.messages, on_token, self._schema)
+            self._prefix = find_prefix(self.recording, self.backend, pending)
+            request = GenerationRequest(
+                self._prefix.prompt_ids, pending.sampling, pending.messages, on_token, self._schema
+            )
             self._future = self.backend.submit(request)
         return self._future
 
@@ -223,31 +225,31 @@ class _PolicyCall:
         """Commit the record, then hand out the message."""
         if isinstance(answer, AIMessage):
             answer = answer.model_copy(update={"id": None})  # providers may give one id twice
-            call, _ = close_text_turn(self.turn, _model_name(self.backend), answer)
+            call, _ = close_text_call(self.pending, _model_name(self.backend), answer)
         else:
             engine: Engine = self.backend  # pyright: ignore[reportAssignmentType]
             assert self._prefix is not None
-            call, _ = close_turn(self.turn, self._prefix, engine, answer)
+            call, _ = close_call(self.pending, self._prefix, engine, answer)
         self.recorded = AIMessage.model_validate(self.recording.write_call(call).response)
         return self.recorded
 
     @property
-    def turn(self) -> PendingCall:
-        assert self._turn is not None, "a recorded answer is not asked for again"
-        return self._turn
+    def pending(self) -> PendingCall:
+        assert self._pending is not None, "a recorded answer is not asked for again"
+        return self._pending
 
     @property
     def id(self) -> str:
-        return self._turn.call_id if self._turn else ""
+        return self._pending.call_id if self._pending else ""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.recorded is None and self._turn is not None:
+        if self.recorded is None and self._pending is not None:
             if self._future is not None:
                 self._future.cancel()
-            self.recording.release(self._turn.identity, self._turn.call_index)
+            self.recording.release(self._pending.identity, self._pending.call_index)
 
 
 def _identity(run_manager: Any) -> GraphIdentity:
@@ -257,13 +259,13 @@ def _identity(run_manager: Any) -> GraphIdentity:
     return graph_identity(run_manager.metadata, str(run_manager.run_id))
 
 
-def _ask_in_thread(model: BaseChatModel, turn: PendingCall, options: dict[str, Any]) -> Future[Any]:
+def _ask_in_thread(model: BaseChatModel, pending: PendingCall, options: dict[str, Any]) -> Future[Any]:
     """Call another chat model, in a thread, so that sync and async callers share one path.
 
     Temperature, top-p and the token limit are passed on under LangChain's usual names; a seed is not, since few
     providers take one. A provider that refuses a parameter says so itself.
     """
-    tools, choice, sampling = options.get("tools"), options.get("tool_choice"), turn.sampling
+    tools, choice, sampling = options.get("tools"), options.get("tool_choice"), pending.sampling
     runnable: Any = model.bind_tools(tools, **({"tool_choice": choice} if choice else {})) if tools else model
     passed: dict[str, Any] = {"temperature": sampling.temperature, "max_tokens": sampling.max_tokens}
     if sampling.top_p < 1:
@@ -272,7 +274,7 @@ def _ask_in_thread(model: BaseChatModel, turn: PendingCall, options: dict[str, A
     def ask() -> Any:
         try:
             asked = runnable.bind(**passed)
-            return asked.invoke(list(turn.messages), {"callbacks": []}, stop=list(sampling.stop) or None)
+            return asked.invoke(list(pending.messages), {"callbacks": []}, stop=list(sampling.stop) or None)
         except Exception as error:
             raise _model_failure(model, error) from error
 

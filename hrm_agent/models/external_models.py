@@ -27,19 +27,19 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables.config import ensure_config
 from pydantic import ValidationError
 
-from hrm_agent.models.call_recording import PendingCall, close_text_turn, context_of, plain
+from hrm_agent.models.call_recording import PendingCall, close_text_call, context_of, plain
 from hrm_agent.models.chat import PolicyModel
 from hrm_agent.trajectory import Call, Recording, Sampling, content_hash, open_recording
 from hrm_agent.trajectory.identity import graph_identity, in_graph
 
-__all__ = ["record_foreign_models"]
+__all__ = ["record_external_models"]
 
 _TRACED = ("ls_structured_output_format", "structured_output_format")
 """Options that are for tracing only; one of the two ways in drops them."""
 
 
 @functools.cache
-def record_foreign_models() -> None:
+def record_external_models() -> None:
     """From now on, chat models that are asked inside a recording are recorded. Once per process."""
     model: Any = BaseChatModel
     model._generate_with_cache = _answering(model._generate_with_cache)
@@ -67,13 +67,13 @@ class _ModelRequest:
         self.recorded = AIMessage.model_validate(claimed.response) if isinstance(claimed, Call) else None
         if isinstance(claimed, int):
             sampling = _sampling(model, options)
-            self._turn = PendingCall(identity, claimed, request_hash, messages, tools, sampling)
+            self._pending = PendingCall(identity, claimed, request_hash, messages, tools, sampling)
 
     def close(self, answer: BaseMessage) -> AIMessage:
         """Commit the record; the answer as it will be given back."""
         message = message_chunk_to_message(answer)
         assert isinstance(message, AIMessage), "chat models answer with AI messages"
-        call, _ = close_text_turn(self._turn, self._model, message)
+        call, _ = close_text_call(self._pending, self._model, message)
         self.recorded = AIMessage.model_validate(self._recording.write_call(call).response)
         return self.recorded
 
@@ -82,7 +82,7 @@ class _ModelRequest:
 
     def __exit__(self, *_: object) -> None:
         if self.recorded is None:
-            self._recording.release(self._turn.identity, self._turn.call_index)
+            self._recording.release(self._pending.identity, self._pending.call_index)
 
 
 def _question(

@@ -30,7 +30,7 @@ _ENTRIES = ("invoke", "ainvoke", "stream", "astream")
 
 @contextmanager
 def standing_in() -> Generator[None]:
-    """Let the policy in force answer for every chat model that graphs in this block call."""
+    """Let the current policy answer for every chat model that graphs in this block call."""
     _wrap_entries()
     token = _standing_in.set(True)
     try:

@@ -27,7 +27,7 @@ from hrm_agent.environment import Environment, using_environment
 from hrm_agent.environment.open import opened_environment
 from hrm_agent.errors import ConfigError, ContextLengthError, HrmError, RunError, nearest
 from hrm_agent.models import Backend, load_policy, using_policy
-from hrm_agent.models.external_models import record_foreign_models
+from hrm_agent.models.external_models import record_external_models
 from hrm_agent.models.substitute import standing_in
 from hrm_agent.runtime.execution.conversation import (
     HISTORY,
@@ -43,7 +43,7 @@ from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.execution.run_group import run_group
 from hrm_agent.runtime.settings import RolloutSettings, RunSettings
 from hrm_agent.store import RunStore
-from hrm_agent.tools.external_tools import record_foreign_tools
+from hrm_agent.tools.external_tools import record_external_tools
 from hrm_agent.tools.sessions import end_sessions
 from hrm_agent.trajectory import (
     Journal,
@@ -211,8 +211,8 @@ class EpisodeRunner:
     @asynccontextmanager
     async def _in_force(self, active: Recording) -> AsyncGenerator[None]:
         """Recording, policy and sandbox for everything that runs inside the block; its sessions end with it."""
-        record_foreign_models()
-        record_foreign_tools()
+        record_external_models()
+        record_external_tools()
         with ExitStack() as stack:
             stack.enter_context(recording(active))
             stack.enter_context(using_policy(self.backend, self.sampling, self.constrain))

@@ -59,7 +59,7 @@ class Blobs:
         insert: Callable[[WriteCursor, E], Any],
     ) -> None:
         """The same with the next commit. Whoever refers to these blobs before then hands them in once more."""
-        self._database.later(self._work(serializer, encode, insert)[0])
+        self._database.defer(self._work(serializer, encode, insert)[0])
 
     def _work(
         self,

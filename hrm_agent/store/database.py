@@ -4,7 +4,7 @@ A write is a function of a cursor. It is committed as a whole before its future 
 idempotent: where the answer to a commit was lost (a server that restarts), the same work is done again. How durable a
 commit is depends on the subclass (`SqliteDatabase`, `PostgresDatabase`).
 
-A task's ordinary writes are done `later`: with the next commit, which is that of the checkpoint that follows them, so
+A task's ordinary writes are deferred to the next commit, which is that of the checkpoint that follows them, so
 that a step of a graph is one transaction. Where none follows, they are committed on their own some milliseconds later.
 A run that dies in between does the task again, with the recorded answers of its calls.
 
@@ -29,7 +29,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from hrm_agent.errors import StoreError
 
-__all__ = ["Committer", "Cursor", "Database", "Work", "WriteCursor", "epoch_of", "placeholders", "settled"]
+__all__ = ["Committer", "Cursor", "Database", "Work", "WriteCursor", "committed", "epoch_of", "placeholders"]
 
 T = TypeVar("T")
 _LATER_SECONDS = 0.005
@@ -64,7 +64,7 @@ class Database(ABC):
     """Where side files of its runs lie."""
     path: Path | None = None
     """The file, of a database that is one."""
-    waits: bool
+    is_blocking: bool
     """A write waits for a disk or a server: worth leaving the event loop for."""
     level: str
     """What a commit survives: `process` or `power`."""
@@ -106,7 +106,7 @@ class Database(ABC):
     def problems(self) -> list[str]:
         """What the database itself finds wrong with its files, in words."""
 
-    def alone(self, cursor: Cursor, thread_id: str) -> None:  # noqa: B027  where one writes at a time, nothing is due
+    def lock_thread(self, cursor: Cursor, thread_id: str) -> None:  # noqa: B027  where one writes at a time, nothing is due
         """Until the transaction ends, no other does work on this thread that asked to be alone on it."""
 
     @abstractmethod
@@ -140,7 +140,7 @@ class Database(ABC):
                 cursor.execute("INSERT INTO meta (key, value) VALUES (?, '')", (mark,))
 
         self.write(once)
-        self.later(lambda cursor: cursor.execute("DELETE FROM meta WHERE key = ?", (mark,)))
+        self.defer(lambda cursor: cursor.execute("DELETE FROM meta WHERE key = ?", (mark,)))
 
     def read(self) -> AbstractContextManager[Cursor]:
         """A cursor that sees one moment: everything that was handed in before."""
@@ -148,12 +148,12 @@ class Database(ABC):
         self.flush()
         return self._read()
 
-    def look(self, reading: Callable[[Cursor], T]) -> T:
+    def read_once(self, reading: Callable[[Cursor], T]) -> T:
         """What `reading` finds in one moment. It is done again where the server was lost in the middle."""
         with self.read() as cursor:
             return reading(cursor)
 
-    def later(self, work: Work[Any]) -> None:
+    def defer(self, work: Work[Any]) -> None:
         """Do `work` with the next commit, at the latest some milliseconds from now."""
         self._refuse_fork()
         with self._later_lock:
@@ -241,7 +241,7 @@ def _guarded(work: Work[Any]) -> Work[Any]:
     return guarded
 
 
-async def settled(future: Future[T]) -> T:
+async def committed(future: Future[T]) -> T:
     """The result of `future`, without a round through the event loop where it is done already."""
     return future.result() if future.done() else await asyncio.wrap_future(future)
 

@@ -53,7 +53,7 @@ class StoreJournal:
 
     def __init__(self, database: Database, cipher: Cipher) -> None:
         self._database, self._cipher = database, cipher
-        self.waits = database.waits
+        self.is_blocking = database.is_blocking
         """A write waits for a disk or a server: an event loop hands it to a thread."""
 
     # model calls

@@ -56,7 +56,7 @@ class Leases:
         finally:
             with self._lock:
                 self._held.discard(key)
-            self._database.later(lambda cursor: self._release(cursor, key))
+            self._database.defer(lambda cursor: self._release(cursor, key))
 
     def _acquire(self, cursor: Cursor, key: str, thread_id: str, doing: str) -> None:
         row = cursor.execute("SELECT owner, process, expires_at FROM leases WHERE thread_id = ?", (key,)).fetchone()

@@ -216,7 +216,7 @@ def prune(
         judged = _judged(store)
         kept["judged by a training run"] = sum(h.id in judged for h in due)
         due = [h for h in due if h.id not in judged]
-    running = store.database.look(leased)
+    running = store.database.read_once(leased)
     kept["being run"] = sum(h.thread_id in running for h in due)
     due = [h for h in due if h.thread_id not in running]
     leaving = {h.id for h in due}
@@ -279,7 +279,7 @@ def delete_runs(store: RunStore, thread_ids: Sequence[str]) -> int:
             "Delete the forks too.",
         )
     bare = [thread_id for thread_id in thread_ids if thread_id in threads]
-    running = store.database.look(leased) & {*bare, *(h.thread_id for h in due.values())}
+    running = store.database.read_once(leased) & {*bare, *(h.thread_id for h in due.values())}
     if running:
         raise StoreError(f"Thread {min(running)!r} is being run.", "Wait for it, or end it.")
     store.database.write(lambda cursor: delete_threads(cursor, bare))

@@ -104,7 +104,7 @@ class _ReadTransaction:
 class PostgresDatabase(Database):
     """A PostgreSQL database with this project's tables in its search path."""
 
-    waits = True
+    is_blocking = True
     level = "power"
 
     def __init__(self, url: str, *, create: bool = True) -> None:
@@ -203,7 +203,7 @@ class PostgresDatabase(Database):
             except psycopg.Error as error:
                 raise self._store_error(error) from error
 
-    def alone(self, cursor: Cursor, thread_id: str) -> None:
+    def lock_thread(self, cursor: Cursor, thread_id: str) -> None:
         cursor.execute("SELECT pg_advisory_xact_lock(?, hashtext(?))", (_LOCK, thread_id))
 
     def exclusive(self, work: Work[T]) -> T:
@@ -216,7 +216,7 @@ class PostgresDatabase(Database):
             except psycopg.Error as error:
                 raise self._store_error(error) from error
 
-    def look(self, reading: Callable[[Cursor], T]) -> T:
+    def read_once(self, reading: Callable[[Cursor], T]) -> T:
         self._refuse_fork()
         self.flush()
 

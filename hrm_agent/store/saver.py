@@ -41,7 +41,7 @@ from hrm_agent.store.checkpoint_codec import (
 )
 from hrm_agent.store.checkpoint_reader import ROW, CheckpointRow, StoreSnapshot
 from hrm_agent.store.content_addressed import ValueWriter
-from hrm_agent.store.database import Cursor, Database, settled
+from hrm_agent.store.database import Cursor, Database, committed
 from hrm_agent.store.serializer import StrictSerializer, collect_declared_types, declared_types
 from hrm_agent.store.threads import copy_rows, delete_threads, head_of, keep_newest, touch_thread
 
@@ -104,7 +104,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        return await settled(self._put(config, checkpoint, metadata, new_versions))
+        return await committed(self._put(config, checkpoint, metadata, new_versions))
 
     def _put(
         self,
@@ -173,7 +173,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         if (future := self._put_writes(config, writes, task_id, task_path)) is not None:
-            await settled(future)
+            await committed(future)
 
     def _put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
@@ -265,13 +265,13 @@ class StoreSaver(BaseCheckpointSaver[Any]):
             row = cursor.execute(f"SELECT {ROW} FROM checkpoints WHERE {given}{newest}", values).fetchone()
             return self._reading(cursor, epoch, shared=False).tuples([CheckpointRow(*row)])[0] if row else None
 
-        found = self._database.look(read)
+        found = self._database.read_once(read)
         if found is None:
             _note(self._new, place.thread_id, None)
         return found
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        return await asyncio.to_thread(self.get_tuple, config) if self._database.waits else self.get_tuple(config)
+        return await asyncio.to_thread(self.get_tuple, config) if self._database.is_blocking else self.get_tuple(config)
 
     def list(
         self,
@@ -315,7 +315,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         def listed() -> Sequence[CheckpointTuple]:
             return [*self.list(config, filter=filter, before=before, limit=limit)]
 
-        for found in await asyncio.to_thread(listed) if self._database.waits else listed():
+        for found in await asyncio.to_thread(listed) if self._database.is_blocking else listed():
             yield found
 
     # care of threads

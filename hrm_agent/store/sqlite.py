@@ -55,7 +55,7 @@ class SqliteDatabase(Database):
         self.path = self._file = path
         self.folder, self.level = path.parent, level
         self.url = f"sqlite:///{path}" + ("" if level == "process" else f"?level={level}")
-        self.waits = level == "power"
+        self.is_blocking = level == "power"
         super().__init__()
         self._writing, self._reading = threading.RLock(), threading.RLock()
         try:
@@ -69,7 +69,7 @@ class SqliteDatabase(Database):
             self._reader = self._connect()
         except (sqlite3.Error, OSError) as error:
             raise self._store_error(error) from error
-        self._committer = Committer(self._commit) if self.waits else None
+        self._committer = Committer(self._commit) if self.is_blocking else None
 
     def _look(self, create: bool) -> None:
         """Refuse a file that is not ours, or of another version, before anything that may write to it is done."""

@@ -80,7 +80,7 @@ def _moved(cipher: Cipher, data: bytes, from_: Sequence[str], to: Sequence[str])
 def head_of(database: Database, cursor: Cursor, thread_id: str) -> str:
     """The newest checkpoint of a thread, which it still is when this transaction commits; empty if it has none."""
     if thread_id not in database.heads:
-        database.alone(cursor, thread_id)
+        database.lock_thread(cursor, thread_id)
         query = "SELECT max(id) FROM checkpoints WHERE thread_id = ? AND ns = ''"
         database.heads[thread_id] = cursor.execute(query, (thread_id,)).fetchone()[0] or ""
     return database.heads[thread_id]

@@ -34,22 +34,22 @@ from hrm_agent.tools.output_codec import is_answer, pack, pack_error, raised, un
 from hrm_agent.tools.record_call import (
     SECONDS_BETWEEN_LOOKS,
     ToolOutcome,
+    acquire,
     begin_tool_call,
     finish_tool_call,
-    held,
-    hold,
+    holding,
     new_tool_call,
 )
 from hrm_agent.trajectory import Recording, ToolCall, ToolStatus, content_hash, open_recording
 from hrm_agent.trajectory.identity import graph_identity, in_graph
 
-__all__ = ["record_foreign_tools", "recorded_by_caller"]
+__all__ = ["record_external_tools", "recorded_by_caller"]
 
 _by_caller: ContextVar[str | None] = ContextVar("hrm_agent_recorded_tool_call", default=None)
 
 
 @functools.cache
-def record_foreign_tools() -> None:
+def record_external_tools() -> None:
     """From now on, tools that are run inside a recording are recorded. Once per process."""
     tool: Any = BaseTool
     tool.run, tool.arun = _running(tool.run), _running_async(tool.arun)
@@ -71,9 +71,9 @@ def _running(entry: Any) -> Any:
         recording, call = _call(self, tool_input, options)
         if recording is None or call is None:
             return entry(self, tool_input, *args, **options)
-        while not hold(recording, call):
+        while not acquire(recording, call):
             time.sleep(SECONDS_BETWEEN_LOOKS)
-        with held(recording, call):
+        with holding(recording, call):
             run = _ExternalRun(recording, call, options.get("tool_call_id"))
             if not run.answered:
                 with run, under_way(call):
@@ -89,9 +89,9 @@ def _running_async(entry: Any) -> Any:
         recording, call = _call(self, tool_input, options)
         if recording is None or call is None:
             return await entry(self, tool_input, *args, **options)
-        while not hold(recording, call):  # noqa: ASYNC110  # the other call may be another event loop's
+        while not acquire(recording, call):  # noqa: ASYNC110  # the other call may be another event loop's
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
-        with held(recording, call):
+        with holding(recording, call):
             run = _ExternalRun(recording, call, options.get("tool_call_id"))
             if not run.answered:
                 with run, under_way(call):

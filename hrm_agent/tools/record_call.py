@@ -36,11 +36,11 @@ from hrm_agent.trajectory.identity import graph_identity
 
 __all__ = [
     "ToolOutcome",
+    "acquire",
     "as_message",
     "begin_tool_call",
     "finish_tool_call",
-    "held",
-    "hold",
+    "holding",
     "new_tool_call",
     "record_tool_call",
 ]
@@ -84,9 +84,9 @@ async def record_tool_call(
     """
     identity = graph_identity(config.get("metadata"), run_id=tool_call_id)
     started, recording = new_tool_call(identity, tool_call_id, name, arguments, key), active_recording()
-    while not hold(recording, started):  # noqa: ASYNC110  # the other call may be another event loop's
+    while not acquire(recording, started):  # noqa: ASYNC110  # the other call may be another event loop's
         await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
-    with held(recording, started):
+    with holding(recording, started):
         begun = await recording.apart(begin_tool_call, recording, started)
         if begun.status is not None:
             return begun
@@ -125,20 +125,20 @@ def new_tool_call(
     )
 
 
-def hold(recording: Recording, started: ToolCall) -> bool:
+def acquire(recording: Recording, started: ToolCall) -> bool:
     """Take the idempotency key of a call, if it has one; False while another call is under way with it."""
     key = started.idempotency_key
     return key is None or recording.hold_key(started.identity.thread_id, key)
 
 
 @contextmanager
-def held(recording: Recording, started: ToolCall) -> Generator[None]:
+def holding(recording: Recording, started: ToolCall) -> Generator[None]:
     """Give the key back at the end."""
     try:
         yield
     finally:
         if started.idempotency_key is not None:
-            recording.drop_key(started.identity.thread_id, started.idempotency_key)
+            recording.release_key(started.identity.thread_id, started.idempotency_key)
 
 
 def begin_tool_call(recording: Recording, started: ToolCall) -> ToolCall:

@@ -99,7 +99,7 @@ class RecordingSessions:
     async def _line(self, recording: Recording, identity: GraphIdentity) -> CheckpointLineage:
         """The steps that led here."""
         thread, journal = identity.thread_id, recording.journal
-        patience = 0.0 if thread in self._without_line or not journal.waits else SECONDS_TO_APPEAR
+        patience = 0.0 if thread in self._without_line or not journal.is_blocking else SECONDS_TO_APPEAR
         while True:
             line = await recording.apart(journal.line, thread, "", identity.step)
             if line.places or patience <= 0:

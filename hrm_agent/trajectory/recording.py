@@ -67,7 +67,7 @@ class Journal(Protocol):
     """Where calls are written before their node returns. Thread-safe; each write is durable when it returns."""
 
     @property
-    def waits(self) -> bool:
+    def is_blocking(self) -> bool:
         """A write has to wait for a disk or a server: too long for an event loop."""
         ...
 
@@ -118,7 +118,7 @@ class Journal(Protocol):
 class MemoryJournal:
     """A journal without a store: the newest `capacity` calls, in memory."""
 
-    waits = False
+    is_blocking = False
 
     def __init__(self, capacity: int = 4096) -> None:
         self._calls = BoundedMap[str, Call](capacity)
@@ -264,7 +264,7 @@ class Recording:
             self._keys.add((thread_id, key))
             return not taken
 
-    def drop_key(self, thread_id: str, key: str) -> None:
+    def release_key(self, thread_id: str, key: str) -> None:
         with self._lock:
             self._keys.discard((thread_id, key))
 
@@ -278,7 +278,7 @@ class Recording:
 
     async def apart(self, write: Callable[..., R], *values: Any) -> R:
         """Do `write`, off the event loop where the journal has to wait for a disk or a server."""
-        return await asyncio.to_thread(write, *values) if self.journal.waits else write(*values)
+        return await asyncio.to_thread(write, *values) if self.journal.is_blocking else write(*values)
 
     def draw_seed(self, identity: GraphIdentity, request_hash: str) -> int:
         """The seed of a new call: a function of the base seed, the call's place in its graph, and its request.

@@ -10,7 +10,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 
-from hrm_agent.models.external_models import record_foreign_models
+from hrm_agent.models.external_models import record_external_models
 from hrm_agent.trajectory import MemoryJournal, Recording, recording
 
 CONFIG: Any = {
@@ -46,7 +46,7 @@ class Hosted(BaseChatModel):
 
 @pytest.fixture
 def journal() -> MemoryJournal:
-    record_foreign_models()
+    record_external_models()
     return MemoryJournal()
 
 

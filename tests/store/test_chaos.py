@@ -34,7 +34,7 @@ from hrm_agent.models import using_policy
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.store.content_addressed import ValueWriter
-from hrm_agent.store.database import Cursor, settled
+from hrm_agent.store.database import Cursor, committed
 from hrm_agent.store.maintenance import collect_values, verify
 from hrm_agent.store.serializer import StrictSerializer
 from hrm_agent.trajectory import Recording, recording
@@ -288,7 +288,7 @@ async def test_a_cancelled_waiter_loses_nothing(tmp_path: Path) -> None:
         store.database.write(lambda cursor: cursor.execute(TABLE))
         with held_up(store):
             future: Future[Any] = store.database.submit(lambda cursor: cursor.execute("INSERT INTO noted VALUES (1)"))
-            waiter = asyncio.create_task(settled(future))
+            waiter = asyncio.create_task(committed(future))
             await asyncio.sleep(0)  # now it waits
             waiter.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -395,7 +395,7 @@ def test_what_was_to_be_done_later_is_read_while_it_is_committed(level: str, tmp
             time.sleep(0.1)
             cursor.execute("INSERT INTO noted VALUES (1)")
 
-        store.database.later(slowly)
+        store.database.defer(slowly)
         assert begun.wait(60), "it was not done by itself"
         with store.database.read() as cursor:
             assert cursor.execute("SELECT number FROM noted").fetchall() == [(1,)]
@@ -418,7 +418,7 @@ def said_in_fork(store: Any) -> int:
     asked = (
         lambda: store.database.write(lambda cursor: None),
         lambda: store.journal.find_call("one"),
-        lambda: store.database.later(lambda cursor: None),
+        lambda: store.database.defer(lambda cursor: None),
     )
     for number, ask in enumerate(asked, start=1):
         try:

@@ -318,8 +318,8 @@ def test_work_that_fails_each_time_does_not_stop_those_after_it(
     def broken(_: object) -> None:
         raise StoreError("a damaged row", "")
 
-    store.database.later(broken)
-    store.database.later(lambda cursor: cursor.execute("INSERT INTO meta VALUES ('after', '1')"))
+    store.database.defer(broken)
+    store.database.defer(lambda cursor: cursor.execute("INSERT INTO meta VALUES ('after', '1')"))
     with pytest.raises(StoreError, match="a damaged row"):
         store.journal.write_call(a_call(0))
     store.journal.write_call(a_call(1))

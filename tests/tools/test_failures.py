@@ -15,7 +15,7 @@ from langgraph.prebuilt import ToolNode
 
 from hrm_agent.errors import ConfigError
 from hrm_agent.tools import ToolFailure, idempotency_key, idempotent, limited, python, run_tool_calls
-from hrm_agent.tools.external_tools import record_foreign_tools
+from hrm_agent.tools.external_tools import record_external_tools
 from hrm_agent.trajectory import MemoryJournal, Recording, ToolCall, ToolStatus, recording
 
 runs: list[Any] = []
@@ -58,7 +58,7 @@ CASES = [(denies, "denied", "7 is not for you."), (slow, "timeout", LATE), (slow
 
 @pytest.fixture
 def journal() -> Iterator[MemoryJournal]:
-    record_foreign_tools()
+    record_external_tools()
     runs.clear()
     over.clear()
     yield MemoryJournal()

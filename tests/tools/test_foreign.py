@@ -12,7 +12,7 @@ from langgraph.types import Command
 
 from hrm_agent.errors import ConfigError
 from hrm_agent.tools import idempotency_key, idempotent, run_tool_calls
-from hrm_agent.tools.external_tools import record_foreign_tools
+from hrm_agent.tools.external_tools import record_external_tools
 from hrm_agent.tools.output_codec import pack, unpack
 from hrm_agent.trajectory import MemoryJournal, Recording, ToolStatus, recording
 
@@ -59,7 +59,7 @@ def broken(x: int) -> str:
 
 @pytest.fixture
 def journal() -> MemoryJournal:
-    record_foreign_tools()
+    record_external_tools()
     runs.clear()
     return MemoryJournal()
 

@@ -21,7 +21,7 @@ _AROUND = 300
 _LIST = f"{CITATION_LIST}[1] "
 _SHOWN = 160
 """Characters of a quote in a list."""
-Line = tuple[str, str]
+StyledLine = tuple[str, str]
 """Text and style."""
 
 
@@ -41,7 +41,7 @@ def source_data(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"citations": _citations(values), "sources": _sources(values)}
 
 
-def citation_lines(values: Mapping[str, Any]) -> Iterator[Line]:
+def citation_lines(values: Mapping[str, Any]) -> Iterator[StyledLine]:
     """The citations of the newest answer, one a line."""
     for number, cited in enumerate(_citations(values), start=1):
         source = _sources(values).get(str(cited.get("source")), {})
@@ -49,7 +49,7 @@ def citation_lines(values: Mapping[str, Any]) -> Iterator[Line]:
         yield f'    "{_one_line(str(cited.get("quote", "")))}"', "dim"
 
 
-def source_lines(values: Mapping[str, Any]) -> Iterator[Line]:
+def source_lines(values: Mapping[str, Any]) -> Iterator[StyledLine]:
     """The citations, then all that was read and is remembered."""
     citations, sources = _citations(values), _sources(values)
     if not citations and not sources:
@@ -63,7 +63,7 @@ def source_lines(values: Mapping[str, Any]) -> Iterator[Line]:
         yield f"  {name}  {_where(source, {})}  {length}{', cited' if name in cited else ''}", ""
 
 
-def cited_lines(values: Mapping[str, Any], wanted: str) -> Iterator[Line]:
+def cited_lines(values: Mapping[str, Any], wanted: str) -> Iterator[StyledLine]:
     """A citation by its number, in the text around it; or a source by its name, from its beginning."""
     citations, sources = _citations(values), _sources(values)
     if wanted in sources:

@@ -73,7 +73,7 @@ class _Chat:
         if not text.strip():
             raise ConfigError("--say says nothing.", "Write --say TEXT.")
         if self._session.cut_short and self._session.as_before:
-            self._go_on()
+            self._resume()
         self._take(text)
         return 1 if self._wrong else 0
 
@@ -109,7 +109,7 @@ class _Chat:
         """By other options only if the person wants it: what is on record answers what the old ones asked."""
         if self._session.as_before:
             self._output.say("Going on with the turn that was interrupted.", style="dim")
-            self._safely(self._go_on)
+            self._safely(self._resume)
         else:
             other = "A turn was interrupted that had other options: /resume continues it by these."
             self._output.say(other, style="yellow")
@@ -151,7 +151,7 @@ class _Chat:
             try:
                 obey(self._session, line)
             except GoOn:
-                self._go_on()
+                self._resume()
             return
         text = line.removeprefix("/") if line.startswith("//") else line
         if waits is not None:
@@ -159,8 +159,8 @@ class _Chat:
         elif text:
             self._show(self._session.say(text))
 
-    def _go_on(self) -> None:
-        self._show(self._session.go_on())
+    def _resume(self) -> None:
+        self._show(self._session.resume())
 
     def _answer(self, text: str) -> None:
         """One question after the other, all answered together. At a breakpoint any line goes on, even an empty one."""
@@ -174,7 +174,7 @@ class _Chat:
                 self._ask()
                 return
         given, self._answers = self._answers, {}
-        self._show(self._session.go_on(given or answer))
+        self._show(self._session.resume(given or answer))
 
     def _ask(self) -> None:
         waits = [asked for asked in self._session.questions() or () if asked.id not in self._answers]

@@ -145,7 +145,7 @@ class ChatSession:
             return self._turn(task)
         return self._turn(known.task, say=text)
 
-    def go_on(self, answer: Any = NO_ANSWER) -> Trajectory:
+    def resume(self, answer: Any = NO_ANSWER) -> Trajectory:
         """Answer what waits, or resume a turn that was interrupted or stopped."""
         known = self.known
         if known is None:

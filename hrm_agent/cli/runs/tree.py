@@ -11,11 +11,11 @@ from hrm_agent.runtime.time_travel.fork import Branch, History, Moment, PendingI
 
 __all__ = ["facts_of", "moment_data", "outcome_of", "tree_data", "tree_lines"]
 
-Line = tuple[str, str]
+StyledLine = tuple[str, str]
 """Text and style."""
 
 
-def tree_lines(found: History) -> Iterator[Line]:
+def tree_lines(found: History) -> Iterator[StyledLine]:
     """The whole tree of a thread, its forks included."""
     yield f"Thread {found.thread_id}: {outcome_of(found)}", "bold"
     if found.trajectory is not None and found.trajectory.forked_from is not None:
@@ -43,7 +43,7 @@ def _line(found: History) -> frozenset[str]:
     return frozenset(moment.checkpoint_id for moment in found.lineage())
 
 
-def _way(found: History, here: Moment, line: frozenset[str], bars: str) -> Iterator[Line]:
+def _way(found: History, here: Moment, line: frozenset[str], bars: str) -> Iterator[StyledLine]:
     """From one moment down to the end of its way, with what parts from it on its side."""
     shown, said = _id_length(found), _said_later(found)
     while True:
@@ -81,7 +81,7 @@ def _parting(found: History, moment: Moment, line: frozenset[str]) -> tuple[Mome
     return main, [child for child in children if child is not main]
 
 
-def _fork(branch: Branch, bars: str) -> Iterator[Line]:
+def _fork(branch: Branch, bars: str) -> Iterator[StyledLine]:
     found = branch.history
     yield f"{bars}  ├─ {found.thread_id}: {outcome_of(found)}", "cyan"
     for start in _own_starts(branch):
@@ -120,7 +120,7 @@ def facts_of(step: Step) -> str:
     return ", ".join(facts)
 
 
-def _beneath(step: Step, bars: str, shown: int) -> Iterator[Line]:
+def _beneath(step: Step, bars: str, shown: int) -> Iterator[StyledLine]:
     for subgraph in step.inside:
         yield f"{bars}       {subgraph.node} {subgraph.task_id[:8]}", "dim"
         for moment in subgraph.moments:
@@ -128,7 +128,7 @@ def _beneath(step: Step, bars: str, shown: int) -> Iterator[Line]:
             yield from _beneath(moment.ran, bars + "    ", shown)
 
 
-def _waiting(moment: Moment, bars: str, shown: int) -> Iterator[Line]:
+def _waiting(moment: Moment, bars: str, shown: int) -> Iterator[StyledLine]:
     if moment.under_way is not None:
         yield f"{bars}       not over: {_counted(moment.under_way.nodes)}  {facts_of(moment.under_way)}", "yellow"
         yield from _beneath(moment.under_way, bars, shown)

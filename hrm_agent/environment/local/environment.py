@@ -64,7 +64,7 @@ class LocalEnvironment(Environment):
     async def run(self, submission: Submission) -> ExecutionResult:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[ExecutionResult] = loop.create_future()
-        waiter = partial(_tell, loop, answer)
+        waiter = partial(_notify, loop, answer)
         call = self._scheduler.enter(submission, waiter, patient=True)
         try:
             return await answer
@@ -102,7 +102,7 @@ class LocalEnvironment(Environment):
             self._workers.abandon()
 
 
-def _tell(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[ExecutionResult], result: ExecutionResult) -> None:
+def _notify(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[ExecutionResult], result: ExecutionResult) -> None:
     with suppress(RuntimeError):  # the loop is closed: nobody waits any more
         loop.call_soon_threadsafe(_settle, answer, result)
 

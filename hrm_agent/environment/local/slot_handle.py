@@ -13,14 +13,14 @@ from hrm_agent.environment.local.zygote_process import ZygoteProcess
 from hrm_agent.environment.sandbox.protocol import REQUEST, Ended, Operation, Reply, Request
 from hrm_agent.environment.scheduler.workers import Work
 
-__all__ = ["Flavour", "SlotEnd"]
+__all__ = ["SlotEnd", "SlotPool"]
 
 
 @dataclass(slots=True, eq=False)
 class SlotEnd:
     """Of one slot."""
 
-    flavour: Flavour
+    pool: SlotPool
     line: socket.socket
     files: SlotFiles
     session: int = 0
@@ -77,7 +77,7 @@ class SlotEnd:
 
 
 @dataclass(slots=True, eq=False)
-class Flavour:
+class SlotPool:
     """Slots that are forked from one kind of zygote."""
 
     imports: Sequence[str]

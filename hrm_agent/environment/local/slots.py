@@ -1,9 +1,9 @@
 """`Workers` on this machine: the host's end of the slots that snippets run in.
 
-A zygote for each flavour: `bare` has the standard library warm, `scientific` the packages that snippets may import; a
-call is routed by the package names found in its code. Zygotes fork slots as they are needed, slots are kept. One thread
-hears what slots have to say; it is also the one that starts zygotes, since a zygote dies with the thread that started
-it.
+A zygote for each pool of slots: `bare` has the standard library warm, `scientific` the packages that snippets may
+import; a call is routed by the package names found in its code. Zygotes fork slots as they are needed, slots are kept.
+One thread hears what slots have to say; it is also the one that starts zygotes, since a zygote dies with the thread
+that started it.
 
 What lies where: `sandbox/kernel.py` says how a slot is fenced off, `sandbox/slot.py` how a call is watched.
 """
@@ -27,7 +27,7 @@ from itertools import count
 from hrm_agent.environment.base import ExecutionResult
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation, level_of
 from hrm_agent.environment.local.slot_files import SlotFiles, infrastructure_failure
-from hrm_agent.environment.local.slot_handle import Flavour, SlotEnd
+from hrm_agent.environment.local.slot_handle import SlotEnd, SlotPool
 from hrm_agent.environment.local.zygote_process import ZygoteHome, ZygoteProcess, wait_until
 from hrm_agent.environment.sandbox.protocol import READY_BYTES, REPLY, Ended, Reply
 from hrm_agent.environment.scheduler.workers import Work
@@ -72,7 +72,7 @@ class LocalWorkers:
         self.slots = slots or default_slots()
         self._packages = _installed(SCIENTIFIC) if packages is None else tuple(packages)
         self._words = re.compile(rf"\b(?:{'|'.join(map(re.escape, self._packages))})\b") if self._packages else None
-        self._bare, self._scientific = Flavour(()), Flavour(self._packages)
+        self._bare, self._scientific = SlotPool(()), SlotPool(self._packages)
         self._lock = threading.Lock()
         self._by_line: dict[int, SlotEnd] = {}
         self._sessions: dict[int, SlotEnd] = {}
@@ -95,27 +95,27 @@ class LocalWorkers:
     def start(self, work: Work) -> None:
         with self._lock:
             if self._down:
-                self._tell(work, self._failure(self._down), lost=False)
+                self._notify(work, self._failure(self._down), lost=False)
                 return
             slot = self._sessions.get(work.session)
             if slot is None and work.session and not work.fresh:
                 ended = replace(self._failure("The session's process had ended by itself."), status=ToolStatus.ERROR)
-                self._tell(work, ended, lost=True)
+                self._notify(work, ended, lost=True)
             elif slot is None:
                 self._place(work)
             elif not self._send_work(slot, work):
-                self._bury(slot)
-                self._tell(work, self._failure("the session's slot died"), lost=True)
+                self._discard(slot)
+                self._notify(work, self._failure("the session's slot died"), lost=True)
 
     def kill(self, work: Work) -> None:
         with self._lock:
             slot = next((slot for slot in self._by_line.values() if slot.work is work), None)
             if slot is not None:
                 slot.kill()
-            for flavour in (self._bare, self._scientific):
-                if work in flavour.waiting:
-                    flavour.waiting.remove(work)
-                    self._tell(work, self._failure("killed before it began"), lost=False)
+            for pool in (self._bare, self._scientific):
+                if work in pool.waiting:
+                    pool.waiting.remove(work)
+                    self._notify(work, self._failure("killed before it began"), lost=False)
 
     def end_session(self, session: int) -> None:
         with self._lock:
@@ -148,20 +148,20 @@ class LocalWorkers:
 
     def _place(self, work: Work) -> None:
         scientific = self._words is not None and self._words.search(work.code) is not None
-        flavour = self._scientific if scientific else self._bare
-        while flavour.idle:
-            slot = flavour.idle.pop()
+        pool = self._scientific if scientific else self._bare
+        while pool.idle:
+            slot = pool.idle.pop()
             if self._send_work(slot, work):
                 return
-            self._bury(slot)
-        if flavour.zygote is None or not self._send_work(self._new_slot(flavour, flavour.zygote), work):
-            flavour.waiting.append(work)
+            self._discard(slot)
+        if pool.zygote is None or not self._send_work(self._new_slot(pool, pool.zygote), work):
+            pool.waiting.append(work)
             os.eventfd_write(self._wake, 1)
 
-    def _new_slot(self, flavour: Flavour, zygote: ZygoteProcess) -> SlotEnd:
+    def _new_slot(self, pool: SlotPool, zygote: ZygoteProcess) -> SlotEnd:
         line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         line.setblocking(False)  # it never holds more than the requests of one call
-        slot = SlotEnd(flavour, line, SlotFiles())
+        slot = SlotEnd(pool, line, SlotFiles())
         self._by_line[line.fileno()] = slot
         self._poll.register(line.fileno(), select.EPOLLIN)
         with suppress(OSError), theirs:  # the zygote is gone: that is heard of
@@ -176,12 +176,12 @@ class LocalWorkers:
         return sent
 
     def _set_idle(self, slot: SlotEnd) -> None:
-        if len(slot.flavour.idle) < self.slots:
-            slot.flavour.idle.append(slot)
+        if len(slot.pool.idle) < self.slots:
+            slot.pool.idle.append(slot)
         else:
-            self._bury(slot)
+            self._discard(slot)
 
-    def _bury(self, slot: SlotEnd) -> None:
+    def _discard(self, slot: SlotEnd) -> None:
         """Forget a slot; if it lives it ends, since its socket closes."""
         if self._by_line.pop(slot.line.fileno(), None) is None:
             return
@@ -190,10 +190,10 @@ class LocalWorkers:
         slot.files.close()
         if slot.session and self._sessions.get(slot.session) is slot:
             del self._sessions[slot.session]
-        if slot in slot.flavour.idle:
-            slot.flavour.idle.remove(slot)
+        if slot in slot.pool.idle:
+            slot.pool.idle.remove(slot)
 
-    def _tell(self, work: Work, result: ExecutionResult, *, lost: bool) -> None:
+    def _notify(self, work: Work, result: ExecutionResult, *, lost: bool) -> None:
         """From the thread, since whoever starts a work holds locks of its own."""
         self._finished.append((work, result, lost))
         os.eventfd_write(self._wake, 1)
@@ -214,9 +214,9 @@ class LocalWorkers:
         started.set_result(None)
         while not self._down:
             for descriptor, _ in self._poll.poll():
-                self._hear(descriptor)
+                self._on_readable(descriptor)
             self._start_zygotes()
-            self._tell_finished()
+            self._notify_finished()
         self._end()
 
     def _start_isolated(self, least: Isolation) -> None:
@@ -258,7 +258,7 @@ class LocalWorkers:
                 return ""
         return f"no slot can be made ({zygote.last_words() or 'no message'})"
 
-    def _hear(self, descriptor: int) -> None:
+    def _on_readable(self, descriptor: int) -> None:
         if descriptor == self._wake:
             with suppress(BlockingIOError):
                 os.eventfd_read(self._wake)
@@ -266,7 +266,7 @@ class LocalWorkers:
         with self._lock:
             slot = self._by_line.get(descriptor)
         if slot is None:
-            self._hear_zygote(descriptor)
+            self._on_zygote_readable(descriptor)
             return
         try:
             data = slot.line.recv(READY_BYTES)
@@ -277,7 +277,7 @@ class LocalWorkers:
         if len(data) == REPLY.size:
             self._finish(slot, Reply(*REPLY.unpack(data)))
         elif not data or self._is_weaker(data):
-            self._lose(slot)
+            self._on_slot_lost(slot)
 
     def _is_weaker(self, ready: bytes) -> bool:
         return not set(json.loads(ready)) <= set(self.missing)
@@ -286,7 +286,7 @@ class LocalWorkers:
         with self._lock:
             if self._by_line.get(slot.line.fileno()) is not slot:
                 return
-            slot.flavour.silent_deaths = 0
+            slot.pool.silent_deaths = 0
             work, session = slot.work, slot.session
             if reply.call and reply.call != slot.call:
                 return
@@ -302,13 +302,13 @@ class LocalWorkers:
                 if slot.work is not None:  # it came when the session's process was dying
                     self._finished.append((slot.work, self._failure("the session's process is gone"), not slot.killed))
                     slot.work = None
-                self._bury(slot)
-            elif not (slot.session or slot.work or slot.ending or slot in slot.flavour.idle):
+                self._discard(slot)
+            elif not (slot.session or slot.work or slot.ending or slot in slot.pool.idle):
                 self._set_idle(slot)
         if session and (not reply.call or reply.ended != Ended.ANSWERED):
             self._on_death(session)
 
-    def _lose(self, slot: SlotEnd) -> None:
+    def _on_slot_lost(self, slot: SlotEnd) -> None:
         """A slot is gone. Nothing that a snippet may do ends it: what it ran may be run again."""
         with self._lock:
             self.slot_deaths += 1
@@ -316,43 +316,43 @@ class LocalWorkers:
             if slot.work is not None:
                 self._finished.append((slot.work, self._failure("the slot died"), not slot.killed))
                 slot.work = None
-            self._bury(slot)
+            self._discard(slot)
         if session:
             self._on_death(session)
 
-    def _hear_zygote(self, descriptor: int) -> None:
+    def _on_zygote_readable(self, descriptor: int) -> None:
         """Its handshake, or its end: then its slots are gone too, each of which is heard of."""
-        for flavour in (self._bare, self._scientific):
-            zygote = flavour.zygote
+        for pool in (self._bare, self._scientific):
+            zygote = pool.zygote
             if zygote is not None and zygote.control.fileno() == descriptor and zygote.handshake():
                 self._poll.unregister(descriptor)
                 with self._lock:
-                    flavour.zygote = None
-                    flavour.silent_deaths += 1
+                    pool.zygote = None
+                    pool.silent_deaths += 1
                 zygote.end()
 
     def _start_zygotes(self) -> None:
         """Where a work waits for one."""
-        for flavour in (self._bare, self._scientific):
+        for pool in (self._bare, self._scientific):
             with self._lock:
-                works = flavour.waiting
-                flavour.waiting = []
+                works = pool.waiting
+                pool.waiting = []
             if not works:
                 continue
-            if flavour.silent_deaths >= MAX_SILENT_DEATHS:
+            if pool.silent_deaths >= MAX_SILENT_DEATHS:
                 failure = self._failure("the sandbox process keeps dying")
                 self._finished += [(work, failure, False) for work in works]
                 continue
-            if flavour.zygote is None:
-                zygote = ZygoteProcess(self._place_of_zygotes, flavour.imports)
+            if pool.zygote is None:
+                zygote = ZygoteProcess(self._place_of_zygotes, pool.imports)
                 self._poll.register(zygote.control.fileno(), select.EPOLLIN)
                 with self._lock:
-                    flavour.zygote = zygote
+                    pool.zygote = zygote
             with self._lock:
                 for work in works:
                     self._place(work)
 
-    def _tell_finished(self) -> None:
+    def _notify_finished(self) -> None:
         while self._finished:
             with self._lock:
                 finished, self._finished = self._finished, []
@@ -366,20 +366,20 @@ class LocalWorkers:
             works += [*self._bare.waiting, *self._scientific.waiting]
             self._finished += [(work, self._failure(self._down), False) for work in works]
         self._end_zygotes()
-        self._tell_finished()
+        self._notify_finished()
         self._poll.close()
         os.close(self._wake)
 
     def _end_zygotes(self) -> None:
         with self._lock:
             for slot in list(self._by_line.values()):
-                self._bury(slot)
-        for flavour in (self._bare, self._scientific):
-            if flavour.zygote is not None:
+                self._discard(slot)
+        for pool in (self._bare, self._scientific):
+            if pool.zygote is not None:
                 with suppress(OSError):
-                    self._poll.unregister(flavour.zygote.control.fileno())
-                flavour.zygote.end()
-                flavour.zygote = None
+                    self._poll.unregister(pool.zygote.control.fileno())
+                pool.zygote.end()
+                pool.zygote = None
         self._place_of_zygotes.remove()
 
 

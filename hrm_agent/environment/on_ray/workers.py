@@ -57,7 +57,7 @@ class RayWorkers:
         self.grew: Callable[[], None] = lambda: None
         """Is called when there are more slots than before."""
         self._cluster = RayCluster(ray, make, least)
-        self._cluster.joined, self._cluster.gone = self._joined, self._lose
+        self._cluster.joined, self._cluster.gone = self._joined, self._on_node_lost
         self._nodes = self._cluster.nodes
         self._of_session: dict[int, Node] = {}
         self._of_work: dict[Work, tuple[Node, int]] = {}
@@ -185,7 +185,7 @@ class RayWorkers:
                     node.works += len(batch)
                     await answer_of(node.actor.give.remote(batch, killed, ended), SILENCE_SECONDS)
         except Exception as error:
-            self._lose(node, error)
+            self._on_node_lost(node, error)
 
     async def _collect(self, node: Node) -> None:
         """What happens on a node, as it happens."""
@@ -195,11 +195,11 @@ class RayWorkers:
                 events, slot_deaths = collected
                 self.slot_deaths += slot_deaths - node.slot_deaths
                 node.slot_deaths = slot_deaths
-                self._hear(node, events)
+                self._on_events(node, events)
         except Exception as error:
-            self._lose(node, error)
+            self._on_node_lost(node, error)
 
-    def _hear(self, node: Node, events: list[Event]) -> None:
+    def _on_events(self, node: Node, events: list[Event]) -> None:
         for number, what, packed in events:
             if not number:
                 self._session_died(node, what)
@@ -208,7 +208,7 @@ class RayWorkers:
             if work is not None:
                 work.done(unpack(packed), bool(what))
 
-    def _lose(self, node: Node, why: object) -> None:
+    def _on_node_lost(self, node: Node, why: object) -> None:
         """Give a node up: its works are lost, but for those that were never sent, which go elsewhere."""
         if self._nodes.get(node.id) is not node:
             return

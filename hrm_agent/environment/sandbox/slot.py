@@ -108,13 +108,13 @@ class Slot:
                 break
             if request.operation == Operation.END_SESSION:
                 if self._session is not None:
-                    self._bury(self._session, kill=True)
+                    self._reap(self._session, kill=True)
                 clean = self._sweep()
                 self._send(Reply(request.call, Ended.KILLED, last=not clean))
                 if not clean:
                     break
         if self._session is not None:
-            self._bury(self._session, kill=True)
+            self._reap(self._session, kill=True)
 
     def _next_request(self) -> Request | None:
         """None when the host is gone. An idle session is watched meanwhile, and stopped after a while."""
@@ -124,12 +124,12 @@ class Slot:
             if not events:
                 self._park(child)
             elif any(descriptor == child.pidfd for descriptor, _ in events):
-                status, _, _ = self._bury(child, kill=False)
+                status, _, _ = self._reap(child, kill=False)
                 self._send(Reply(0, Ended.EXITED, status, last=not self._sweep()))
             elif any(descriptor == HOST for descriptor, _ in events):
                 break
             else:  # it speaks without being asked, or has closed its end
-                self._bury(child, kill=True)
+                self._reap(child, kill=True)
                 self._send(Reply(0, Ended.BROKEN, last=not self._sweep()))
         return self._receive() if self._body is None else self._next_unusual()
 
@@ -193,7 +193,7 @@ class Slot:
                 self._send(Reply(request.call, ended, (byte or b"\1")[0] << 8, seconds, used, peak))
                 return True
             ended = Ended.BROKEN
-        status, used, peak = self._bury(child, kill=True)
+        status, used, peak = self._reap(child, kill=True)
         clean = self._sweep()
         self._send(Reply(request.call, ended, status, seconds, used - before, peak, not clean))
         return clean
@@ -249,7 +249,7 @@ class Slot:
                 return Ended.OUT_OF_MEMORY
             look = min(deadline, now + TICK_SECONDS, now + max(cpu_left, SHORTEST_LOOK))
 
-    def _bury(self, child: Child, *, kill: bool) -> tuple[int, float, int]:
+    def _reap(self, child: Child, *, kill: bool) -> tuple[int, float, int]:
         """End a child and all that it started: its wait status, CPU seconds and largest resident memory."""
         if kill:
             with suppress(OSError):

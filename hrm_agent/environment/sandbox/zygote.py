@@ -59,7 +59,7 @@ class Zygote:
         while True:
             for descriptor, _ in self._poll.poll():
                 if descriptor != self._control.fileno():
-                    self._bury(descriptor)
+                    self._reap(descriptor)
                 elif not self._take_request():
                     return
 
@@ -77,7 +77,7 @@ class Zygote:
             os.close(descriptor)
         return True
 
-    def _bury(self, pidfd: int) -> None:
+    def _reap(self, pidfd: int) -> None:
         """A slot is gone. Its child is this process's now, and ends too."""
         self._poll.unregister(pidfd)
         os.close(pidfd)

@@ -71,7 +71,7 @@ class ArrivalQueue(Generic[_T]):
             self._gone = 0
 
 
-class _Lane(Generic[_T]):
+class _PriorityLane(Generic[_T]):
     """The runs of one priority that have calls waiting."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class FairQueue(Generic[_T]):
     """Not thread-safe. Counts the slots that each run holds, from `pop` to `release`."""
 
     def __init__(self) -> None:
-        self._lanes: dict[int, _Lane[_T]] = {}
+        self._lanes: dict[int, _PriorityLane[_T]] = {}
         self._order: list[int] = []
         """Priorities that have calls waiting, negated: the highest first."""
         self._shares: dict[str, int] = {}
@@ -109,7 +109,7 @@ class FairQueue(Generic[_T]):
         priority, run = call.submission.priority, call.submission.run
         lane = self._lanes.get(priority)
         if lane is None:
-            lane = self._lanes[priority] = _Lane()
+            lane = self._lanes[priority] = _PriorityLane()
             insort(self._order, -priority)
         line = lane.lines.get(run)
         if line is None:

@@ -24,7 +24,7 @@ import numpy as np
 
 from hrm_agent.models.capabilities import Lack
 
-__all__ = ["HeldAnswer", "Schemas"]
+__all__ = ["ConstrainedAnswer", "Schemas"]
 
 COMPILE_SECONDS = 5.0
 """After which an answer is sampled free; what is being compiled then may serve later ones."""
@@ -38,7 +38,7 @@ _SPACE = r"( |\n {0,16})"
 Array = np.ndarray[Any, Any]
 
 
-class HeldAnswer:
+class ConstrainedAnswer:
     """One answer on its way through its schema."""
 
     def __init__(self, matcher: Any, size: int, end_of_turn: int) -> None:
@@ -99,10 +99,10 @@ class Schemas:
                     threading.Thread(target=self._compile, args=(text, known), daemon=True).start()
             return known
 
-    def begin(self, compiled: Future[Any]) -> HeldAnswer | None:
+    def begin(self, compiled: Future[Any]) -> ConstrainedAnswer | None:
         """An answer that is held to a compiled schema; None if it was not compiled, or not in time."""
         matcher = compiled.result() if compiled.done() else None
-        return None if matcher is None else HeldAnswer(matcher.deep_copy(), self._size, self._codec.end_of_turn)
+        return None if matcher is None else ConstrainedAnswer(matcher.deep_copy(), self._size, self._codec.end_of_turn)
 
     def _compile(self, text: str, compiled: Future[Any]) -> None:
         try:

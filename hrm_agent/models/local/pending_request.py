@@ -9,7 +9,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from hrm_agent.models.engine import Completion, GenerationRequest
-from hrm_agent.models.local.constrained_decoding import HeldAnswer
+from hrm_agent.models.local.constrained_decoding import ConstrainedAnswer
 from hrm_agent.models.local.stop_strings import StopStrings
 
 __all__ = ["PendingRequest"]
@@ -30,7 +30,7 @@ class PendingRequest:
         """Whether the cache holds the whole prompt, so that it can be copied; True also when the job is over."""
         self.donor: PendingRequest | None = None
         """The job whose prompt this one waits to copy from."""
-        self.held: HeldAnswer | None = None
+        self.held: ConstrainedAnswer | None = None
         """The answer's way through its schema; None where it is free."""
         self.submitted_at = time.monotonic()
         self.queue_seconds = 0.0

@@ -140,7 +140,7 @@ class DocumentIndex:
             self._words.add(cursor, list(zip(ids, texts, strict=True)))
             if vectors and rows is not None:
                 vectors.add(cursor, ids[0] if ids else 0, rows)
-        self._words.settle_much()
+        self._words.commit_if_large()
 
     def rename(self, old: str, new: str) -> None:
         """Another name for a document that stays as it is."""
@@ -151,7 +151,7 @@ class DocumentIndex:
     def remove(self, file: str) -> None:
         with self._file.transaction() as cursor:
             self._remove(cursor, file)
-        self._words.settle_much()
+        self._words.commit_if_large()
 
     def without_vectors(self) -> list[str]:
         """Files whose chunks have none yet: those that were indexed before the index had embeddings."""
@@ -181,15 +181,15 @@ class DocumentIndex:
             VectorTable.clear(cursor)
         self._vectors = None
 
-    def settle(self) -> None:
+    def commit(self) -> None:
         """Bring what was put and removed to where it is searched; `search` does it by itself."""
-        self._words.settle()
+        self._words.commit()
 
-    def tidy(self) -> None:
+    def optimize(self) -> None:
         """Merge the pieces that many transactions left. Queries are faster after it; nothing else changes."""
-        self._words.settle()
+        self._words.commit()
         with self._file.transaction() as cursor:
-            self._words.tidy(cursor)
+            self._words.optimize(cursor)
 
     def search(self, question: str, k: int = 5, mode: Mode = "words") -> list[Hit]:
         """The `k` best chunks for a question in plain words, best first; fewer where fewer have to do with it."""
@@ -197,7 +197,7 @@ class DocumentIndex:
             raise ConfigError(f"There is no mode {mode!r}.", f"{nearest(mode, MODES)} Known: {MODES}.".strip())
         if k < 1 or not question.strip():
             return []
-        self._words.settle()
+        self._words.commit()
         vectors = self._reading_vectors() if mode != "words" else None
         wanted = k if mode != "hybrid" else max(k, _DEPTH)
         with self._file.reading() as cursor:
@@ -218,7 +218,7 @@ class DocumentIndex:
 
     def problems(self) -> list[str]:
         """What is broken in the index; empty if it is whole."""
-        self._words.settle()
+        self._words.commit()
         with self._file.reading() as cursor:
             found = [row[0] for row in cursor.execute("PRAGMA integrity_check") if row[0] != "ok"]
             found += self._words.problems(cursor)

@@ -141,7 +141,7 @@ def index_folder(
             on_file(report.outcomes[-1])
     report.warnings = [*run.monitor.warnings(), *_lost(index)]
     fresh = report.counts[Done.ADDED] + report.counts[Done.UPDATED]
-    index.tidy() if fresh > _SHARE_TO_TIDY * len(report.outcomes) else index.settle()
+    index.optimize() if fresh > _SHARE_TO_TIDY * len(report.outcomes) else index.commit()
     return report
 
 
@@ -163,7 +163,7 @@ def remove_folder(index: DocumentIndex, folder: Path) -> FolderReport:
         index.remove(file)
         report.outcomes.append(FileOutcome(file, Done.REMOVED))
     index.remove_folder(paths[path])
-    index.tidy()
+    index.optimize()
     return report
 
 

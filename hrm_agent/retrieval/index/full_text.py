@@ -42,15 +42,15 @@ class Words(Protocol):
         """Take out chunks with the texts that they were taken in with."""
         ...
 
-    def settle(self) -> None:
+    def commit(self) -> None:
         """Bring in what transactions of this process have left; outside of any."""
         ...
 
-    def settle_much(self) -> None:
+    def commit_if_large(self) -> None:
         """The same where it has become much: after each of many documents."""
         ...
 
-    def tidy(self, cursor: sqlite3.Cursor) -> None:
+    def optimize(self, cursor: sqlite3.Cursor) -> None:
         """Merge the pieces that many transactions left. Queries are faster after it; nothing else changes."""
         ...
 
@@ -85,13 +85,13 @@ class Fts5:
         """Forget everything."""
         cursor.execute("INSERT INTO words (words) VALUES ('delete-all')")
 
-    def settle(self) -> None:
+    def commit(self) -> None:
         """Nothing is ever left."""
 
-    def settle_much(self) -> None:
+    def commit_if_large(self) -> None:
         """Nothing is ever left."""
 
-    def tidy(self, cursor: sqlite3.Cursor) -> None:
+    def optimize(self, cursor: sqlite3.Cursor) -> None:
         cursor.execute("INSERT INTO words (words) VALUES ('optimize')")
 
     def best(self, cursor: sqlite3.Cursor, question: str, k: int) -> Ranked:

@@ -41,7 +41,7 @@ _LONGEST = 64
 
 
 class Tantivy:
-    """Of one mind with the chunks whenever `settle` returns."""
+    """Of one mind with the chunks whenever `commit` returns."""
 
     name = "tantivy"
 
@@ -65,15 +65,15 @@ class Tantivy:
     def remove(self, cursor: sqlite3.Cursor, chunks: Sequence[tuple[int, str]]) -> None:
         self.add(cursor, chunks)
 
-    def settle(self) -> None:
+    def commit(self) -> None:
         if self._unwritten:
             self._write()
 
-    def settle_much(self) -> None:
+    def commit_if_large(self) -> None:
         if self._unwritten >= _BATCH:
             self._write()
 
-    def tidy(self, cursor: sqlite3.Cursor) -> None:
+    def optimize(self, cursor: sqlite3.Cursor) -> None:
         """Nothing: it merges by itself, while it is written."""
 
     def best(self, cursor: sqlite3.Cursor, question: str, k: int) -> Ranked:

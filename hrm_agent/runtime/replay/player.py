@@ -30,7 +30,7 @@ from langgraph.types import Command
 from hrm_agent.errors import GraphError, HrmError, RunError
 from hrm_agent.langgraph_format import ERROR, INTERRUPT, NULL_TASK, RESUME
 from hrm_agent.models import using_policy
-from hrm_agent.models.external_models import record_foreign_models
+from hrm_agent.models.external_models import record_external_models
 from hrm_agent.runtime.episode import CONTEXT, Episode, EpisodeRunner, run_context
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.replay.checkpoint_diff import same_next_tasks, state_changes
@@ -47,7 +47,7 @@ from hrm_agent.runtime.replay.task_path import TaskPath, TaskPathResolver
 from hrm_agent.runtime.time_travel.fork import fork
 from hrm_agent.runtime.time_travel.scratch_saver import ScratchSaver, StopStepReached
 from hrm_agent.store import RunStore, StoreSaver
-from hrm_agent.tools.external_tools import record_foreign_tools
+from hrm_agent.tools.external_tools import record_external_tools
 from hrm_agent.trajectory import RunStatus, StopReason, Trajectory, recording
 
 __all__ = ["Divergence", "Replay", "ReplayVerdict", "replay", "replay_async"]
@@ -93,7 +93,7 @@ async def replay_async(
     found = replace(await player.play(), graph=name)
     if found.divergence is None or live_after is None:
         return found
-    return replace(found, live=await player.go_on(live_after, name, thread))
+    return replace(found, live=await player.continue_live(live_after, name, thread))
 
 
 class _Silent(BaseChatModel):
@@ -138,13 +138,13 @@ class ReplayRun:
         self._line = _lineage(self._saver, trajectory.thread_id)
         self._given_context = context
         self._resumed = self._recorded_resumes()
-        self._standing = self._line[0]
+        self._last_matching = self._line[0]
         """The newest recorded checkpoint that the replay reached with an equal state."""
 
     async def play(self) -> Replay:
         """The result over all segments."""
-        record_foreign_models()
-        record_foreign_tools()
+        record_external_models()
+        record_external_tools()
         with using_policy(_Silent()):
             try:
                 stretches = await self._stretches()
@@ -173,26 +173,26 @@ class ReplayRun:
                 break
         return total
 
-    async def go_on(self, runner: EpisodeRunner, graph: str, thread: str | None) -> Trajectory:
+    async def continue_live(self, runner: EpisodeRunner, graph: str, thread: str | None) -> Trajectory:
         """Continue on a new thread from the last equal checkpoint, reusing later recorded answers that still fit."""
         (episode,) = fork(
             self._store,
             self._trajectory.thread_id,
-            self._standing.checkpoint["id"],
+            self._last_matching.checkpoint["id"],
             name=thread,
             graph=graph,
-            context=self._context(self._standing),
+            context=self._context(self._last_matching),
             policy=runner.policy,
         )
         steps = {found.checkpoint["id"] for found in self._line}
-        answers = self._answers(steps - self._before_standing())
+        answers = self._answers(steps - self._before_last_matching())
         places = TaskPathResolver(self._saver, episode.thread_id, self._graph)
         own = replace(runner, record=partial(AdoptingRecording, answers=answers, places=places))
         return await own.run(episode)
 
-    def _before_standing(self) -> set[str]:
+    def _before_last_matching(self) -> set[str]:
         """Checkpoints before the fork."""
-        return {found.checkpoint["id"] for found in self._line[: self._number(self._standing)]}
+        return {found.checkpoint["id"] for found in self._line[: self._number(self._last_matching)]}
 
     def _number(self, wanted: CheckpointTuple) -> int:
         return next(i for i, found in enumerate(self._line) if found is wanted)
@@ -364,7 +364,7 @@ class ReplayRun:
             differs, compared = state_changes(self._saver.serde, recorded, now, ids), compared + 1
             first = _step(recorded) if differs and first is None else first
             if first is None and same_next_tasks(self._saver.serde, recorded, now, ids):
-                self._standing = recorded
+                self._last_matching = recorded
         return compared, first
 
     def _ended_otherwise(self, stretch: Segment, error: Exception | None) -> str:

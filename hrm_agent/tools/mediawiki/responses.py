@@ -17,7 +17,7 @@ from hrm_agent.http_client import bounded_body, retry_after
 from hrm_agent.tools.failures import ToolFailure
 from hrm_agent.trajectory import ToolStatus
 
-__all__ = ["ComeBackLater", "meaning", "read_body"]
+__all__ = ["RetryLater", "meaning", "read_body"]
 
 _NOBODYS = ToolStatus.INFRASTRUCTURE
 MAX_BYTES = 32 * 2**20
@@ -34,7 +34,7 @@ _REFUSED = ("readapidenied", "permissiondenied", "blocked", "autoblocked")
 _GONE = ("missingtitle", "nosuchrevid", "nosuchpageid")
 
 
-class ComeBackLater(Exception):
+class RetryLater(Exception):
     """The wiki asks for it, or it could not be reached."""
 
     def __init__(self, failure: ToolFailure, seconds: float | None = None) -> None:
@@ -60,22 +60,22 @@ async def _unpacked(response: httpx.Response) -> AsyncIterator[bytes]:
         try:
             part = unpack.decompress(piece, MAX_BYTES + 1) if unpack else piece
         except zlib.error as error:
-            raise ComeBackLater(ToolFailure(f"The answer cannot be unpacked: {error}", _NOBODYS)) from error
+            raise RetryLater(ToolFailure(f"The answer cannot be unpacked: {error}", _NOBODYS)) from error
         yield part
 
 
 def meaning(url: str, status: int, headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
-    """The object of the API. Raises `ComeBackLater` or `ToolFailure` where it is none."""
+    """The object of the API. Raises `RetryLater` or `ToolFailure` where it is none."""
     later = retry_after(headers.get("Retry-After"), _LONGEST_PAUSE)
     if status in _PASSING:
-        raise ComeBackLater(ToolFailure(f"{url} is not available (HTTP {status}).", _NOBODYS), later)
+        raise RetryLater(ToolFailure(f"{url} is not available (HTTP {status}).", _NOBODYS), later)
     if status in _FORBIDDEN:
         raise ToolFailure(f"{url} refuses to answer (HTTP {status}).", ToolStatus.DENIED)
     if status in _TOO_LONG:
         raise ToolFailure(f"The question is too long for {url} (HTTP {status}).", ToolStatus.INVALID_CALL)
     answer = _object(body)
     if answer is None and status == 200 and "json" in headers.get("Content-Type", ""):
-        raise ComeBackLater(ToolFailure(f"{url} broke off in the middle of its answer.", _NOBODYS), later)
+        raise RetryLater(ToolFailure(f"{url} broke off in the middle of its answer.", _NOBODYS), later)
     if answer is not None and "error" in answer:
         raise _refusal(answer["error"], later)
     if status != 200 or answer is None or not answer.keys() & {"query", "parse", "batchcomplete", "continue"}:
@@ -104,7 +104,7 @@ def _refusal(error: Any, later: float | None) -> Exception:
     known = cast("dict[str, Any]", error) if isinstance(error, dict) else {}
     code, what = str(known.get("code", "unknown"))[:60], str(known.get("info", error))[:_SHOWN]
     if code in _BUSY:
-        return ComeBackLater(ToolFailure(f"The wiki is busy ({code}): {what}", _NOBODYS), later)
+        return RetryLater(ToolFailure(f"The wiki is busy ({code}): {what}", _NOBODYS), later)
     if code.startswith("internal_api_error"):
         return ToolFailure(f"The wiki failed ({code}): {what}", _NOBODYS)
     if code in _REFUSED:

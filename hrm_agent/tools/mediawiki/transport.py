@@ -26,7 +26,7 @@ import httpx
 
 from hrm_agent.http_client import backoff
 from hrm_agent.tools.failures import ToolFailure
-from hrm_agent.tools.mediawiki.responses import ComeBackLater, meaning, read_body
+from hrm_agent.tools.mediawiki.responses import RetryLater, meaning, read_body
 from hrm_agent.trajectory import ToolStatus
 
 __all__ = ["Asker"]
@@ -69,7 +69,7 @@ class Asker:
             try:
                 async with self._turn(host, deadline):
                     return await self._request(parameters, deadline)
-            except ComeBackLater as error:
+            except RetryLater as error:
                 wait = backoff(attempt, _FIRST_WAIT, _LONGEST_WAIT)
                 attempt += 1
                 if error.seconds is not None:
@@ -115,7 +115,7 @@ class Asker:
                 status, headers, body = await self._follow(self._url.copy_merge_params(query))
         except (TimeoutError, httpx.TimeoutException) as error:
             text = f"{self.shown} gave no answer in {round(seconds, 1):g} s."
-            raise ComeBackLater(ToolFailure(text, ToolStatus.INFRASTRUCTURE)) from error
+            raise RetryLater(ToolFailure(text, ToolStatus.INFRASTRUCTURE)) from error
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise self._unreachable(error) from error
         return meaning(self.shown, status, headers, body)
@@ -142,7 +142,7 @@ class Asker:
             f"{self.shown} cannot be reached: {error or type(error).__name__}", ToolStatus.INFRASTRUCTURE
         )
         # A wrong certificate is no better the next time.
-        return failure if "SSL" in str(error) else ComeBackLater(failure)
+        return failure if "SSL" in str(error) else RetryLater(failure)
 
 
 @functools.cache
@@ -165,7 +165,7 @@ def _next(url: httpx.URL, location: str) -> httpx.URL:
     raise ToolFailure(text, ToolStatus.INFRASTRUCTURE)
 
 
-def _given_up(error: ComeBackLater) -> ToolFailure:
+def _given_up(error: RetryLater) -> ToolFailure:
     if error.seconds:
         return ToolFailure(f"{error.failure} It asks for a pause of {error.seconds:.0f} s.", error.failure.status)
     return error.failure

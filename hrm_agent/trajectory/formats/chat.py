@@ -19,7 +19,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from hrm_agent.trajectory.formats.messages import ConversationOfCall, RequestHints, context_hash, conversation_of
-from hrm_agent.trajectory.formats.rows import LeftOut, Row, RowMaker
+from hrm_agent.trajectory.formats.rows import Row, RowMaker, Skipped
 from hrm_agent.trajectory.schema import RunStatus, Trajectory
 
 __all__ = ["chat_message", "chat_rows"]
@@ -28,27 +28,27 @@ __all__ = ["chat_message", "chat_rows"]
 def chat_rows(known: RequestHints, *, least_reward: float | None = None) -> RowMaker:
     """The conversations of completed runs; of those with at least this reward, if one is given."""
 
-    def rows(trajectory: Trajectory) -> Iterator[Row | LeftOut]:
+    def rows(trajectory: Trajectory) -> Iterator[Row | Skipped]:
         if trajectory.status is not RunStatus.COMPLETED:
-            yield LeftOut(f"the run is {trajectory.status.value}, not completed")
+            yield Skipped(f"the run is {trajectory.status.value}, not completed")
         elif least_reward is not None and trajectory.rewards.get("correct", float("-inf")) < least_reward:
-            yield LeftOut(f"the reward is below {least_reward:g}")
+            yield Skipped(f"the reward is below {least_reward:g}")
         else:
             yield from _rows(trajectory, known)
 
     return rows
 
 
-def _rows(trajectory: Trajectory, known: RequestHints) -> Iterator[Row | LeftOut]:
+def _rows(trajectory: Trajectory, known: RequestHints) -> Iterator[Row | Skipped]:
     extended = {call.parent for call in trajectory.calls}
     found = [conversation_of(c, trajectory, known) for c in trajectory.own_calls if c.id not in extended]
-    yield from (LeftOut(reason) for reason in found if isinstance(reason, str))
+    yield from (Skipped(reason) for reason in found if isinstance(reason, str))
     conversations = [one for one in found if isinstance(one, ConversationOfCall)]
     learned = set[str]()
     given = {call.context_hash for call in trajectory.own_calls}
     for one in sorted(conversations, key=lambda one: len(one.messages), reverse=True):
         if any(isinstance(message, AIMessage) and message.invalid_tool_calls for message in one.messages):
-            yield LeftOut("a call in it could not be decoded")
+            yield Skipped("a call in it could not be decoded")
             continue
         row = _row(one, given - learned)
         learned |= {context_hash(one.messages[: i + 1]) for i in _answers(one.messages)}

@@ -17,7 +17,7 @@ from hrm_agent.errors import StoreError
 from hrm_agent.trajectory.forest import path_to, path_tokens
 from hrm_agent.trajectory.formats.importing import Assembly, Origin, checked
 from hrm_agent.trajectory.formats.messages import ConversationOfCall, RequestHints, answer_of, conversation_of
-from hrm_agent.trajectory.formats.rows import LeftOut, Row, RowMaker, incomplete, read_rows
+from hrm_agent.trajectory.formats.rows import Row, RowMaker, Skipped, incomplete, read_rows
 from hrm_agent.trajectory.formats.verifiers import ai_message, ending, flat_message, used_calls
 from hrm_agent.trajectory.ids import content_hash
 from hrm_agent.trajectory.schema import Call, FinishReason, LogprobKind, RunStatus, TaskRef, Trajectory
@@ -31,13 +31,13 @@ Seen = tuple[tuple[int, ...], str]
 def rollout_rows(known: RequestHints) -> RowMaker:
     """One rollout a trajectory."""
 
-    def rows(trajectory: Trajectory) -> Iterator[Row | LeftOut]:
+    def rows(trajectory: Trajectory) -> Iterator[Row | Skipped]:
         if (gap := incomplete(trajectory)) is not None:
             yield gap
             return
         steps = [_step(call, trajectory, known) for call in used_calls(trajectory)]
         if not steps:
-            yield LeftOut("the policy was never asked")
+            yield Skipped("the policy was never asked")
             return
         task = trajectory.task
         yield {

@@ -1,6 +1,6 @@
 """Formats of one JSON object a line: what they share in writing and in reading.
 
-A format is a function from a trajectory to its rows. Where something cannot be told in the format it yields `LeftOut`
+A format is a function from a trajectory to its rows. Where something cannot be told in the format it yields `Skipped`
 instead of a row, so that a file never holds a guess, and whoever exports is told what is missing and why.
 
 Trajectories are taken one at a time, so that a store of any size is exported in the memory of its largest run.
@@ -21,19 +21,19 @@ from hrm_agent.files import replacing, to_json
 from hrm_agent.trajectory.forest import paths
 from hrm_agent.trajectory.schema import Trajectory
 
-__all__ = ["LeftOut", "Report", "Row", "RowMaker", "incomplete", "open_lines", "read_rows", "write_rows"]
+__all__ = ["Report", "Row", "RowMaker", "Skipped", "incomplete", "open_lines", "read_rows", "write_rows"]
 
 Row = dict[str, Any]
 
 
-class LeftOut(NamedTuple):
+class Skipped(NamedTuple):
     """Stands where a row would, had everything been on record."""
 
     reason: str
     """In words, without ids: equal reasons are counted together."""
 
 
-RowMaker = Callable[[Trajectory], Iterable[Row | LeftOut]]
+RowMaker = Callable[[Trajectory], Iterable[Row | Skipped]]
 
 
 @dataclass(slots=True)
@@ -47,12 +47,12 @@ class Report:
     """Reason -> how many rows."""
 
 
-def incomplete(trajectory: Trajectory) -> LeftOut | None:
+def incomplete(trajectory: Trajectory) -> Skipped | None:
     """Where the tokens of a call's beginning are missing: a fork, say, whose lineage is in another store."""
     try:
         paths(trajectory.calls)
     except ValueError:
-        return LeftOut("its calls extend calls that are not on record")
+        return Skipped("its calls extend calls that are not on record")
     return None
 
 
@@ -64,7 +64,7 @@ def write_rows(trajectories: Iterable[Trajectory], path: Path, make: RowMaker) -
         for trajectory in trajectories:
             report.trajectories += 1
             for row in make(trajectory):
-                if isinstance(row, LeftOut):
+                if isinstance(row, Skipped):
                     report.left_out[row.reason] += 1
                 else:
                     file.write(_line(row) + "\n")

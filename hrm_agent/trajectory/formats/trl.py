@@ -25,7 +25,7 @@ from typing import Any
 from hrm_agent.errors import StoreError
 from hrm_agent.trajectory.forest import path_mask, path_tokens, paths
 from hrm_agent.trajectory.formats.importing import Assembly, Origin, checked
-from hrm_agent.trajectory.formats.rows import LeftOut, Row, incomplete, read_rows
+from hrm_agent.trajectory.formats.rows import Row, Skipped, incomplete, read_rows
 from hrm_agent.trajectory.ids import content_hash
 from hrm_agent.trajectory.schema import Call, LogprobKind, RunStatus, StopReason, TaskRef, Trajectory
 
@@ -34,7 +34,7 @@ __all__ = ["read_trl", "rollout_columns", "trl_rows"]
 _NEEDED = ("prompt_ids", "completion_ids")
 
 
-def trl_rows(trajectory: Trajectory) -> Iterator[Row | LeftOut]:
+def trl_rows(trajectory: Trajectory) -> Iterator[Row | Skipped]:
     """The rollouts of one trajectory."""
     if (gap := incomplete(trajectory)) is not None:
         yield gap
@@ -42,7 +42,7 @@ def trl_rows(trajectory: Trajectory) -> Iterator[Row | LeftOut]:
     trained: set[str] = set()
     own = {call.id for call in trajectory.policy_calls}
     if not own:
-        yield LeftOut(_why_not(trajectory))
+        yield Skipped(_why_not(trajectory))
         return
     for path in paths(trajectory.calls):
         fresh = {call.id for call in path} & own - trained

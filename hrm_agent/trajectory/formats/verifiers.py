@@ -23,7 +23,7 @@ from hrm_agent.errors import StoreError
 from hrm_agent.trajectory.formats.chat import chat_message
 from hrm_agent.trajectory.formats.importing import Assembly, End, Origin, checked
 from hrm_agent.trajectory.formats.messages import ConversationOfCall, RequestHints, answer_of, conversation_of
-from hrm_agent.trajectory.formats.rows import LeftOut, Row, RowMaker, incomplete, read_rows
+from hrm_agent.trajectory.formats.rows import Row, RowMaker, Skipped, incomplete, read_rows
 from hrm_agent.trajectory.ids import content_hash
 from hrm_agent.trajectory.schema import (
     Call,
@@ -46,7 +46,7 @@ _OURS = "hrm_agent"
 def verifiers_rows(known: RequestHints) -> RowMaker:
     """One trace a trajectory."""
 
-    def rows(trajectory: Trajectory) -> Iterator[Row | LeftOut]:
+    def rows(trajectory: Trajectory) -> Iterator[Row | Skipped]:
         if (gap := incomplete(trajectory)) is not None:
             yield gap
             return

@@ -15,14 +15,14 @@ from hrm_agent.environment import LocalEnvironment
 from hrm_agent.errors import ContextLengthError
 from hrm_agent.graphs.parts.prompts import SOLVER_PROMPT
 from hrm_agent.models import Completion, GenerationRequest, using_policy
-from hrm_agent.models.external_models import record_foreign_models
+from hrm_agent.models.external_models import record_external_models
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.replay.player import Replay, ReplayVerdict, replay_async
 from hrm_agent.runtime.replay.request_diff import request_diff
 from hrm_agent.store import RunStore
-from hrm_agent.tools.external_tools import record_foreign_tools
+from hrm_agent.tools.external_tools import record_external_tools
 from hrm_agent.trajectory import Recording, StopReason, TaskRef, Trajectory, recording
 from hrm_agent.trajectory.lint import lint
 from tests.support.graphs.replayed_agents import effects
@@ -125,8 +125,8 @@ async def go_on(store: RunStore, name: str, given: Any, thread: str = "thread") 
     """A further turn on a thread, as a user's own program makes it."""
     graph = load_graph(named(name))
     graph = graph.copy(update={"checkpointer": store.checkpointer.allowing(graph)})
-    record_foreign_models()
-    record_foreign_tools()
+    record_external_models()
+    record_external_tools()
     engine = ScriptedEngine(lambda messages: f"{len(messages)} messages")
     with engine, using_policy(engine), recording(Recording(store.journal, 2)):
         return await graph.ainvoke(given, {"configurable": {"thread_id": thread}}, durability="sync")
