@@ -140,6 +140,9 @@ def _group(name: str, commands: Mapping[str, str], width: int) -> list[str]:
     return [f"{name.capitalize()}:", *(f"  {command:{width}}  {text}" for command, text in commands.items()), ""]
 
 
+_FOR_TRAINING = {"accelerate", "jaxtyping", "llguidance", "psutil", "pyarrow", "safetensors", "torch", "transformers"}
+
+
 def _explain(error: Exception) -> tuple[str, str, int]:
     """Message, hint and exit code for an error."""
     error = _of_several(error)
@@ -150,6 +153,8 @@ def _explain(error: Exception) -> tuple[str, str, int]:
         )
     if isinstance(error, HrmError):
         return error.message, error.hint, 2
+    if isinstance(error, ModuleNotFoundError) and error.name in _FOR_TRAINING:
+        return f"This needs {error.name}, which is not installed.", "Run `pip install 'hrm-agent[train]'`.", 2
     return f"Unexpected {type(error).__name__}: {error}", "Run the command again with --debug to see where.", 1
 
 

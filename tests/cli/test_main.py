@@ -45,6 +45,16 @@ def test_every_command_has_a_help_page(command: str, hrm: Command) -> None:
     assert ended.value.code == 0
 
 
+@pytest.mark.parametrize("words", [["demo"], ["train", "rl"]])
+def test_what_needs_packages_for_training_says_so(words: list[str]) -> None:
+    program = (
+        f"import sys; sys.modules['accelerate'] = None; from hrm_agent.cli.main import main; sys.exit(main({words}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "This needs accelerate, which is not installed. Run `pip install 'hrm-agent[train]'`." in done.stderr
+
+
 def test_version(hrm: Command) -> None:
     said = hrm("--version").out
     assert said.startswith(f"hrm-agent {__version__}, python 3.")
