@@ -28,6 +28,7 @@ __all__ = [
     "START",
     "checkpoint_of_root",
     "is_internal",
+    "is_reserved",
     "task_id_of",
     "triggered_nodes",
 ]
@@ -76,6 +77,11 @@ _CHECKPOINT_MAP = "checkpoint_map"
 def is_internal(channel: str) -> bool:
     """Whether a channel is LangGraph's own, and no part of the state as its author knows it."""
     return channel.startswith(_INTERNAL) and channel != ROOT
+
+
+def is_reserved(write: str) -> bool:
+    """Whether a write is a note of LangGraph's own (a question, an error), and not a value for a channel."""
+    return write.startswith("__")
 
 
 def triggered_nodes(channels: Mapping[str, Any]) -> tuple[str, ...]:

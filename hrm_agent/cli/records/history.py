@@ -51,7 +51,7 @@ def _list_runs(output: Output, store: RunStore, run_id: str | None, limit: int) 
 
 
 def _draw(output: Output, store: RunStore, thread: str) -> None:
-    from hrm_agent.cli.runs.tree import tree_data, tree_lines
+    from hrm_agent.cli.common.tree import tree_data, tree_lines
     from hrm_agent.runtime.time_travel.fork import history
 
     found = history(store, thread)

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Literal, Self, get_args
 
 from hrm_agent.errors import ConfigError, RetrievalError, nearest
 from hrm_agent.retrieval.chunking.chunk import Chunk
-from hrm_agent.retrieval.index import folder_labels as labels
-from hrm_agent.retrieval.index import tantivy_full_text as tantivy_words
+from hrm_agent.retrieval.index import folder_labels, tantivy_full_text
 from hrm_agent.retrieval.index.file import IndexFile, about, set_about
 from hrm_agent.retrieval.index.full_text import Fts5, Ranked, Words
 from hrm_agent.retrieval.index.fusion import MODES, Hit, Mode, Placed, fused
@@ -101,12 +100,12 @@ class DocumentIndex:
     def folders(self) -> dict[str, str]:
         """Label -> absolute path. The first folder has an empty label; `LABEL//` begins the files of the others."""
         with self._file.reading() as cursor:
-            return labels.folders(cursor)
+            return folder_labels.folders(cursor)
 
     def label_of(self, folder: Path) -> str:
         """The label of a folder, which is an absolute path; one that is new is put on record."""
         with self._file.transaction() as cursor:
-            return labels.label_of(cursor, folder)
+            return folder_labels.label_of(cursor, folder)
 
     def remove_folder(self, label: str) -> None:
         """Forget a folder; its documents are taken out before."""
@@ -234,10 +233,10 @@ class DocumentIndex:
         if wanted in (None, recorded):
             return Tantivy(self._file) if recorded == "tantivy" else Fts5()
         if wanted == "tantivy":
-            tantivy_words.library()
+            tantivy_full_text.library()
         fts5 = Fts5()
         with self._file.transaction() as cursor:
-            tantivy_words.forget(cursor)
+            tantivy_full_text.forget(cursor)
             fts5.clear(cursor)
             set_about(cursor, "engine", wanted)
             if wanted == "fts5":
@@ -245,7 +244,7 @@ class DocumentIndex:
                     fts5.add(cursor, list(zip(*_chunks_of(cursor, file), strict=True)))
         if wanted == "tantivy":
             return Tantivy(self._file)  # whose folder has no mark of this file, and is filled
-        tantivy_words.delete_folder(tantivy_words.folder_of(self.path))
+        tantivy_full_text.delete_folder(tantivy_full_text.folder_of(self.path))
         return fts5
 
     def _same_engine(self, cursor: sqlite3.Cursor) -> None:

@@ -147,7 +147,7 @@ class ReplayRun:
         record_external_tools()
         with using_policy(_Silent()):
             try:
-                stretches = await self._stretches()
+                segments = await self._stretches()
             except HrmError:
                 raise
             except Exception as error:  # the graph's own: it declares another state now
@@ -156,13 +156,13 @@ class ReplayRun:
                     return Replay(self._trajectory, "", ReplayVerdict.EQUAL)
                 ended = f"it does not take the recorded state: {said}"
                 return Replay(self._trajectory, "", ReplayVerdict.DIFFERS, ended=ended)
-            return await self._through(stretches)
+            return await self._through(segments)
 
-    async def _through(self, stretches: Sequence[Segment]) -> Replay:
+    async def _through(self, segments: Sequence[Segment]) -> Replay:
         """Up to the first that does not end as it did."""
         total = Replay(self._trajectory, "", ReplayVerdict.EQUAL)
-        for stretch in stretches:
-            found = await self._play(stretch)
+        for segment in segments:
+            found = await self._play(segment)
             total = replace(
                 found,
                 checkpoints=total.checkpoints + found.checkpoints,
@@ -186,8 +186,8 @@ class ReplayRun:
         )
         steps = {found.checkpoint["id"] for found in self._line}
         answers = self._answers(steps - self._before_last_matching())
-        places = TaskPathResolver(self._saver, episode.thread_id, self._graph)
-        own = replace(runner, record=partial(AdoptingRecording, answers=answers, places=places))
+        paths = TaskPathResolver(self._saver, episode.thread_id, self._graph)
+        own = replace(runner, record=partial(AdoptingRecording, answers=answers, paths=paths))
         return await own.run(episode)
 
     def _before_last_matching(self) -> set[str]:
@@ -235,46 +235,46 @@ class ReplayRun:
 
     # playing
 
-    async def _play(self, stretch: Segment) -> Replay:
-        stop_at = self._stop_at(stretch)
-        if stop_at == _step(stretch.start):
+    async def _play(self, segment: Segment) -> Replay:
+        stop_at = self._stop_at(segment)
+        if stop_at == _step(segment.start):
             return Replay(self._trajectory, "", ReplayVerdict.EQUAL, checkpoints=1)
-        scratch = ScratchSaver(self._saver, stretch.start, stop_at)
-        played = stretch.checkpoints if stop_at is None else stretch.checkpoints[:-1]
+        scratch = ScratchSaver(self._saver, segment.start, stop_at)
+        played = segment.checkpoints if stop_at is None else segment.checkpoints[:-1]
         answers = self._answers({found.checkpoint["id"] for found in played})
-        places = TaskPathResolver(scratch, self._trajectory.thread_id, self._graph)
-        error, asked = await self._run(stretch, scratch, answers, places)
-        if asked is not None and self._record_ends_at(stretch, scratch, asked, answers):
+        paths = TaskPathResolver(scratch, self._trajectory.thread_id, self._graph)
+        error, asked = await self._run(segment, scratch, answers, paths)
+        if asked is not None and self._record_ends_at(segment, scratch, asked, answers):
             asked, error = None, None
-        return self._judge(stretch, scratch, answers, error, asked)
+        return self._judge(segment, scratch, answers, error, asked)
 
-    def _stop_at(self, stretch: Segment) -> int | None:
+    def _stop_at(self, segment: Segment) -> int | None:
         """The step after which the recorded run stopped; None lets the graph end by itself.
 
         At the end of the record a step that failed, asked a person or was killed is tried once more.
         """
-        if stretch.finished:
+        if segment.finished:
             return None
-        tried = {channel for _, channel, _ in stretch.end.pending_writes or ()} & {INTERRUPT, ERROR}
+        tried = {channel for _, channel, _ in segment.end.pending_writes or ()} & {INTERRUPT, ERROR}
         reason = self._trajectory.stop_reason
         cut = reason not in (StopReason.RECURSION_LIMIT, StopReason.INTERRUPT)
-        return None if stretch.last and (tried or cut) else _step(stretch.end)
+        return None if segment.last and (tried or cut) else _step(segment.end)
 
     async def _run(
-        self, stretch: Segment, scratch: ScratchSaver, answers: RecordedAnswers, places: TaskPathResolver
+        self, segment: Segment, scratch: ScratchSaver, answers: RecordedAnswers, paths: TaskPathResolver
     ) -> tuple[Exception | None, UnrecordedRequest | None]:
         """Run the segment; returns what the graph raised, and the request that is not on record."""
-        said = self._context(stretch.end)
+        said = self._context(segment.end)
         episode = Episode(self._trajectory.task, self._trajectory.thread_id, context=said)
         free = {"checkpointer": scratch, "interrupt_before_nodes": [], "interrupt_after_nodes": []}
         graph, context = self._graph.copy(update=free), run_context(self._graph, episode)
         config: RunnableConfig = {
             "configurable": {"thread_id": self._trajectory.thread_id},
-            "recursion_limit": 2 * len(stretch.checkpoints) + 50,
+            "recursion_limit": 2 * len(segment.checkpoints) + 50,
         }
         given: Command[Any] | None = None
         while True:
-            replaying = ReplayRecording(answers, places)
+            replaying = ReplayRecording(answers, paths)
             try:
                 with recording(replaying):
                     async for _ in graph.astream(given, config, context=context, durability="sync"):
@@ -285,24 +285,24 @@ class ReplayRun:
                 return error, replaying.unanswered
             if replaying.unanswered is not None:
                 return None, replaying.unanswered
-            resumes = self._resumes(scratch, places)
-            if not (resumes or self._write_commands(stretch, scratch)):
+            resumes = self._resumes(scratch, paths)
+            if not (resumes or self._write_commands(segment, scratch)):
                 return None, None
             given = Command(resume=resumes) if resumes else None
 
-    def _resumes(self, scratch: ScratchSaver, places: TaskPathResolver) -> dict[str, Any]:
+    def _resumes(self, scratch: ScratchSaver, paths: TaskPathResolver) -> dict[str, Any]:
         """The recorded answers to the questions that wait, by LangGraph's ids of them."""
         answers = dict[str, Any]()
         for namespace, checkpoint_id, task_id, asked, answered in scratch.questions():
-            known = self._resumed.get(places.of_write(namespace, checkpoint_id, task_id), [])
+            known = self._resumed.get(paths.of_write(namespace, checkpoint_id, task_id), [])
             if len(known) > answered:
                 answers[asked.id] = known[answered]
         return answers
 
-    def _write_commands(self, stretch: Segment, scratch: ScratchSaver) -> bool:
+    def _write_commands(self, segment: Segment, scratch: ScratchSaver) -> bool:
         """Write what a recorded `Command` wrote at this checkpoint. True if there was one."""
         head = scratch.head
-        there = next((found for found in stretch.checkpoints[:-1] if _step(found) == _step(head)), None)
+        there = next((found for found in segment.checkpoints[:-1] if _step(found) == _step(head)), None)
         writes = [] if there is None else [(c, v) for task, c, v in there.pending_writes or () if task == NULL_TASK]
         writes = [(channel, value) for channel, value in writes if channel != RESUME]
         known = [channel for task, channel, _ in head.pending_writes or () if task == NULL_TASK]
@@ -312,31 +312,31 @@ class ReplayRun:
         return True
 
     def _record_ends_at(
-        self, stretch: Segment, scratch: ScratchSaver, asked: UnrecordedRequest, answers: RecordedAnswers
+        self, segment: Segment, scratch: ScratchSaver, asked: UnrecordedRequest, answers: RecordedAnswers
     ) -> bool:
         """True if the recorded run was killed before this was answered, and all its answers are used."""
-        step = _step(stretch.end)
-        if stretch.finished or not stretch.last or asked.place[0].step != step + 1:
+        step = _step(segment.end)
+        if segment.finished or not segment.last or asked.place[0].step != step + 1:
             return False
         now = scratch.at(step)
-        alike = now is not None and same_next_tasks(self._saver.serde, stretch.end, now, {})
+        alike = now is not None and same_next_tasks(self._saver.serde, segment.end, now, {})
         return alike and not answers.left_at(asked.place)
 
     # judging
 
     def _judge(
         self,
-        stretch: Segment,
+        segment: Segment,
         scratch: ScratchSaver,
         answers: RecordedAnswers,
         error: Exception | None,
         asked: UnrecordedRequest | None,
     ) -> Replay:
         ids = dict[str, str]()
-        compared, step = self._compare_steps(stretch, scratch, ids)
-        at_end = scratch.head if stretch.finished else scratch.at(_step(stretch.end)) or scratch.head
-        found = state_changes(self._saver.serde, stretch.end, at_end, ids)
-        ended = "" if asked is not None else self._ended_otherwise(stretch, error)
+        compared, step = self._compare_steps(segment, scratch, ids)
+        at_end = scratch.head if segment.finished else scratch.at(_step(segment.end)) or scratch.head
+        found = state_changes(self._saver.serde, segment.end, at_end, ids)
+        ended = "" if asked is not None else self._ended_otherwise(segment, error)
         verdict, divergence = ReplayVerdict.DIFFERS if found or ended else ReplayVerdict.EQUAL, None
         if asked is not None:
             verdict = ReplayVerdict.ASKS
@@ -354,10 +354,10 @@ class ReplayRun:
             ended=ended,
         )
 
-    def _compare_steps(self, stretch: Segment, scratch: ScratchSaver, ids: dict[str, str]) -> tuple[int, int | None]:
+    def _compare_steps(self, segment: Segment, scratch: ScratchSaver, ids: dict[str, str]) -> tuple[int, int | None]:
         """How many checkpoints could be compared, and the first step whose state differs."""
         compared, first = 1, None
-        for recorded in stretch.checkpoints[1:]:
+        for recorded in segment.checkpoints[1:]:
             now = scratch.at(_step(recorded))
             if now is None:
                 break
@@ -367,14 +367,14 @@ class ReplayRun:
                 self._last_matching = recorded
         return compared, first
 
-    def _ended_otherwise(self, stretch: Segment, error: Exception | None) -> str:
+    def _ended_otherwise(self, segment: Segment, error: Exception | None) -> str:
         """How the graph's end differs from the recorded one; empty if it does not."""
         if isinstance(error, HrmError):
             raise error
         raised = f"{type(error).__name__}: {error}" if error is not None else ""
-        failed = stretch.last and self._trajectory.status is RunStatus.FAILED and not stretch.finished
+        failed = segment.last and self._trajectory.status is RunStatus.FAILED and not segment.finished
         expected = (self._trajectory.error or "") if failed else ""
-        if raised == expected or (stretch.last and error is not None and not stretch.finished and not failed):
+        if raised == expected or (segment.last and error is not None and not segment.finished and not failed):
             return ""
         return f"it raised {raised}" if raised else f"it did not raise {expected}"
 

@@ -153,10 +153,10 @@ class ReplayRecording(Recording):
 
     replaying = True
 
-    def __init__(self, answers: RecordedAnswers, places: TaskPathResolver) -> None:
+    def __init__(self, answers: RecordedAnswers, paths: TaskPathResolver) -> None:
         super().__init__(MemoryJournal())
         self.unanswered: UnrecordedRequest | None = None
-        self._answers, self._places = answers, places
+        self._answers, self._places = answers, paths
         self._again = {task: list(calls) for task, calls in answers.given.items()}
 
     def claim(
@@ -197,10 +197,10 @@ class AdoptingRecording(Recording):
         inherited: Collection[str],
         *,
         answers: RecordedAnswers,
-        places: TaskPathResolver,
+        paths: TaskPathResolver,
     ) -> None:
         super().__init__(journal, seed, inherited)
-        self._answers, self._places = answers, places
+        self._answers, self._places = answers, paths
         self._own: dict[str, str] = {}
 
     def claim(
@@ -243,7 +243,7 @@ class AdoptingRecording(Recording):
 
 
 def recorded_answers(
-    calls: Iterable[Call], tool_calls: Iterable[ToolCall], steps: set[str], places: TaskPathResolver
+    calls: Iterable[Call], tool_calls: Iterable[ToolCall], steps: set[str], paths: TaskPathResolver
 ) -> RecordedAnswers:
     """The answers of the steps that began at the checkpoints `steps`. Old records do not tell of subgraphs."""
 
@@ -252,6 +252,6 @@ def recorded_answers(
         return not root or root in steps
 
     return RecordedAnswers(
-        [(places.of(call.identity), call) for call in calls if within(call.identity)],
-        [(places.of(call.identity), call) for call in tool_calls if within(call.identity) and call.status is not None],
+        [(paths.of(call.identity), call) for call in calls if within(call.identity)],
+        [(paths.of(call.identity), call) for call in tool_calls if within(call.identity) and call.status is not None],
     )

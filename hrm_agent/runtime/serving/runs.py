@@ -79,7 +79,7 @@ class Chats:
             if not self._threads:
                 self._idle.set()
 
-    async def run(self, asked: ChatRequest, episode: Episode, ear: AnswerStream, *, lasting: bool) -> Trajectory:
+    async def run(self, asked: ChatRequest, episode: Episode, stream_out: AnswerStream, *, lasting: bool) -> Trajectory:
         """Run, resume or read back. `lasting`: the client may come again for the thread."""
         runner = replace(self._runner, sampling=asked.sampled_by(self._runner.sampling))
         known = runner.store.journal.find_trajectory(episode.trajectory_id)
@@ -89,8 +89,8 @@ class Chats:
                 raise RefusedError(409, "The thread is on record with another conversation.", code="thread_taken")
             episode, answer = replace(episode, task=known.task), asked.said
         try:
-            on_chunk = ear.on_chunk if asked.stream else None
-            return await runner.run(episode, ear.on_update, answer=answer, on_chunk=on_chunk)
+            on_chunk = stream_out.on_chunk if asked.stream else None
+            return await runner.run(episode, stream_out.on_update, answer=answer, on_chunk=on_chunk)
         except asyncio.CancelledError:
             if not lasting and not self.draining:
                 self._abort(episode)

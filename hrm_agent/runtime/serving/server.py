@@ -116,32 +116,32 @@ class ChatService:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         asked, thread = read_request(await body_of(request)), _thread_of(request)
         with self.chats.admitted(asked, thread) as episode:
-            ear = AnswerStream(self.chats.graphs[asked.model], asked.stop)
+            stream_out = AnswerStream(self.chats.graphs[asked.model], asked.stop)
             if asked.stream:
-                return await self._stream(request, asked, episode, ear)
-            ended = _unless_failed(await self.chats.run(asked, episode, ear, lasting=thread is not None))
-            answer = json_answer(completion(ended, ear.content(ended)))
+                return await self._stream(request, asked, episode, stream_out)
+            ended = _unless_failed(await self.chats.run(asked, episode, stream_out, lasting=thread is not None))
+            answer = json_answer(completion(ended, stream_out.content(ended)))
             answer.headers[THREAD_HEADER] = episode.thread_id
             return answer
 
     async def _stream(
-        self, request: web.Request, asked: ChatRequest, episode: Episode, ear: AnswerStream
+        self, request: web.Request, asked: ChatRequest, episode: Episode, stream_out: AnswerStream
     ) -> web.StreamResponse:
         lasting = THREAD_HEADER in request.headers
-        run = asyncio.create_task(self.chats.run(asked, episode, ear, lasting=lasting))
-        run.add_done_callback(lambda _: ear.changed.set())
+        run = asyncio.create_task(self.chats.run(asked, episode, stream_out, lasting=lasting))
+        run.add_done_callback(lambda _: stream_out.changed.set())
         try:
-            await _wait(ear, SECONDS_TO_REFUSE)
+            await _wait(stream_out, SECONDS_TO_REFUSE)
             if run.done() and run.exception() is not None:
                 run.result()
             events = _Events(request, asked, episode)
             await events.begin()
             try:
                 while not run.done():
-                    await events.tell(ear)
-                    await _wait(ear, SECONDS_BETWEEN_SIGNS)
+                    await events.tell(stream_out)
+                    await _wait(stream_out, SECONDS_BETWEEN_SIGNS)
                     await asyncio.sleep(SECONDS_BETWEEN_EVENTS)  # several tokens make one event
-                await events.end(ear, _unless_failed(run.result()))
+                await events.end(stream_out, _unless_failed(run.result()))
             except ConnectionError:  # the client is gone
                 pass
             except Exception as error:
@@ -171,16 +171,16 @@ class _Events:
         await self.response.prepare(self._request)
         await self._send({"role": "assistant", "content": ""})
 
-    async def tell(self, ear: AnswerStream) -> None:
+    async def tell(self, stream_out: AnswerStream) -> None:
         """What is new; a comment if nothing is."""
-        nodes, news = ear.nodes(), ear.news()
+        nodes, news = stream_out.nodes(), stream_out.news()
         if nodes or not news:
             await self.response.write("".join(f": {node}\n\n" for node in nodes or [""]).encode())
         if news:
             await self._send({"content": news})
 
-    async def end(self, ear: AnswerStream, ended: Trajectory) -> None:
-        if rest := ear.rest(ended):
+    async def end(self, stream_out: AnswerStream, ended: Trajectory) -> None:
+        if rest := stream_out.rest(ended):
             await self._send({"content": rest})
         await self._send({}, ended)
         if self._asked.include_usage:
@@ -202,11 +202,11 @@ class _Events:
         await self.response.write(f"data: {to_json(record)}\n\n".encode())
 
 
-async def _wait(ear: AnswerStream, seconds: float) -> None:
+async def _wait(stream_out: AnswerStream, seconds: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            await ear.changed.wait()
-    ear.changed.clear()
+            await stream_out.changed.wait()
+    stream_out.changed.clear()
 
 
 def _refusal(error: Exception, request: web.Request) -> RefusedError:

@@ -18,7 +18,7 @@ from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.pregel import Pregel
 
 from hrm_agent.errors import GraphError, RunError, nearest
-from hrm_agent.langgraph_format import INPUT, INTERRUPT, is_internal, triggered_nodes
+from hrm_agent.langgraph_format import INPUT, INTERRUPT, is_internal, is_reserved, triggered_nodes
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.time_travel.history import Branch, History, Moment, PendingInterrupt, Step, Subgraph
 from hrm_agent.store import RunStore
@@ -145,7 +145,7 @@ class HistoryReader:
     def _questions(self, found: CheckpointTuple) -> Iterator[PendingInterrupt]:
         """Interrupts of tasks that have not finished since."""
         writes = found.pending_writes or []
-        finished = {task for task, channel, _ in writes if not channel.startswith("__")}
+        finished = {task for task, channel, _ in writes if not is_reserved(channel)}
         for task, channel, value in writes:
             if channel == INTERRUPT and task not in finished:
                 for asked in cast("Sequence[Any]", value):
