@@ -161,10 +161,11 @@ def _read_chat(line: str, place: str) -> Conversation:
         row = json.loads(line)
         messages = convert_to_messages(row["messages"])
         conversation = Conversation(tuple(messages), tuple(row.get("tools") or ()))
-    # LangChain raises NotImplementedError for a message that is of none of its forms.
+    # The last is LangChain's for what has none of the forms of a message, a number for one.
     except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
+        first = str(error).partition("\n")[0]  # of LangChain's errors, without the link to its pages
         raise TaskError(
-            f"{place} is no conversation: {type(error).__name__}: {error}.",
+            f"{place} is no conversation: {type(error).__name__}: {first}.",
             'Write one JSON object per line: {"messages": [{"role": "user", "content": "..."}, ...]}',
         ) from error
     if not any(isinstance(message, AIMessage) for message in messages):

@@ -13,7 +13,7 @@ from hrm_agent.environment.base import Cell, SessionState, Submission
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
 from tests.support.environment.contract import FOREVER, IDLE, LONG, SHORT, gauge, until_gauge
-from tests.support.environment.held import HOLD, until_held
+from tests.support.environment.held import HOLD, PATIENCE_SECONDS, until_held
 from tests.support.environment.killing import SLOT, at_depth
 
 
@@ -142,15 +142,18 @@ async def test_no_call_meets_the_processes_of_a_session_that_is_being_ended() ->
     environment = LocalEnvironment(slots=1)
     spy = "import os\nif os.fork() == 0:\n    while True:\n        os.write(1, b'forged') if os.read(4, 65536) else 0"
     await environment.execute(spy, session="ended")
-    slots = set(at_depth(SLOT))
-    for pid in slots:
+    frozen = set(at_depth(SLOT))
+    for pid in frozen:
         os.kill(pid, signal.SIGSTOP)  # so the end of the session waits
-    await environment.end_session("ended")
-    await environment.execute("1")
-    for pid in slots:
-        os.kill(pid, signal.SIGCONT)
-    results = [await environment.execute("40 + 2") for _ in range(5)]
-    assert [(result.stdout, result.value) for result in results] == [("", "42")] * 5
+    try:
+        await environment.end_session("ended")
+        async with asyncio.timeout(PATIENCE_SECONDS):  # a call that is given to a frozen slot waits without end
+            meanwhile = await environment.execute("40 + 2")
+    finally:
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
+    results = [meanwhile, *[await environment.execute("40 + 2") for _ in range(5)]]
+    assert [(result.stdout, result.value) for result in results] == [("", "42")] * 6
     await environment.close()
 
 

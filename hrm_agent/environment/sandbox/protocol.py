@@ -72,7 +72,7 @@ class Ended(IntEnum):
     TIMEOUT = 2
     """Killed for its wall-clock or CPU time."""
     KILLED = 3
-    """Killed because the host asked; or the session has ended, for the same reason."""
+    """Killed because the host asked: a call, or what there was of a session."""
     ANSWERED = 4
     """A session's process finished the call and lives on; `status` is what an exit would have given."""
     OUT_OF_MEMORY = 5

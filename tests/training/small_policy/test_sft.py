@@ -153,8 +153,9 @@ def test_chats_are_read_from_json_lines(tmp_path):
 def test_a_bad_line_is_named(tmp_path, line):
     path = tmp_path / "chats.jsonl"
     path.write_text(json.dumps(CHAT) + "\n" + line + "\n")
-    with pytest.raises(TaskError, match="line 2"):
+    with pytest.raises(TaskError, match="line 2") as raised:
         read_chats(path)
+    assert "\n" not in raised.value.message
 
 
 def test_a_chat_without_an_answer_is_refused(tmp_path):
