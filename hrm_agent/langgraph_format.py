@@ -7,8 +7,8 @@ of them the installed one has changed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import xxhash
 
@@ -26,11 +26,17 @@ __all__ = [
     "RUNTIME",
     "SENDS",
     "START",
+    "NamespacePart",
     "checkpoint_of_root",
+    "collect_declared_types",
     "is_internal",
     "is_reserved",
+    "namespace_around",
+    "namespace_parts",
     "task_id_of",
+    "task_of_namespace",
     "triggered_nodes",
+    "types_of_channels",
 ]
 
 # writes of a task that are no values of channels
@@ -73,6 +79,41 @@ READ = "__pregel_read"
 """A function that gives a node the value of a channel."""
 _CHECKPOINT_MAP = "checkpoint_map"
 
+# namespaces of checkpoints
+_BETWEEN_PARTS, _BEFORE_TASK = "|", ":"
+
+
+class NamespacePart(NamedTuple):
+    """A task of a graph, as the namespace `node:task_id|node:task_id` of a subgraph or of a call names it."""
+
+    node: str
+    """Its node. Or a number, which tells several subgraphs of the task before it apart."""
+    task_id: str
+    """Empty with a number."""
+    around: str
+    """The namespace of its graph."""
+
+
+def namespace_parts(namespace: str) -> tuple[NamespacePart, ...]:
+    """From the outermost task to the innermost; none of the outermost graph's own namespace."""
+    parts = list[NamespacePart]()
+    around = list[str]()
+    for text in namespace.split(_BETWEEN_PARTS) if namespace else ():
+        node, _, task_id = text.partition(_BEFORE_TASK)
+        parts.append(NamespacePart(node, task_id, _BETWEEN_PARTS.join(around)))
+        around.append(text)
+    return tuple(parts)
+
+
+def namespace_around(namespace: str) -> str:
+    """Of a task's namespace, that of the graph that the task belongs to."""
+    return namespace.rpartition(_BETWEEN_PARTS)[0]
+
+
+def task_of_namespace(namespace: str) -> str:
+    """The id of the innermost task."""
+    return namespace.rpartition(_BEFORE_TASK)[2]
+
 
 def is_internal(channel: str) -> bool:
     """Whether a channel is LangGraph's own, and no part of the state as its author knows it."""
@@ -104,7 +145,25 @@ def checkpoint_of_root(configurable: Mapping[str, Any], own: str) -> str:
 
 def task_id_of(checkpoint_id: str, namespace: str, step: int, node: str, *made_by: str) -> str:
     """The id of a task of `node`. `made_by`: `PUSH` and its index, or `PULL` and all its triggers, sorted."""
-    own = f"{namespace}|{node}" if namespace else node
+    own = f"{namespace}{_BETWEEN_PARTS}{node}" if namespace else node
     parts = "".join((own, str(step), node, *made_by))
     digest = xxhash.xxh3_128_hexdigest(bytes.fromhex(checkpoint_id.replace("-", "")) + parts.encode())
     return f"{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:]}"
+
+
+def collect_declared_types() -> None:
+    """Have LangGraph tell a checkpointer, from now on, which types the graphs that it is compiled into declare.
+
+    It does so under an environment variable that it reads at its import, which would make other checkpointers strict
+    too. For those the list changes nothing.
+    """
+    from langgraph._internal import _serde  # pyright: ignore[reportPrivateUsage]
+
+    _serde.STRICT_MSGPACK_ENABLED = True
+
+
+def types_of_channels(channels: Mapping[str, Any]) -> Iterable[tuple[str, ...]]:
+    """(module, name) of the types that the channels of a graph hold."""
+    from langgraph._internal import _serde  # pyright: ignore[reportPrivateUsage]
+
+    return _serde.build_serde_allowlist(channels=dict(channels))

@@ -80,7 +80,7 @@ ALLOWED: dict[str, set[str]] = {
         "hrm_agent.trajectory",
         "hrm_agent.unicode",
     },
-    "hrm_agent.store": {"hrm_agent.errors", "hrm_agent.trajectory"},
+    "hrm_agent.store": {"hrm_agent.errors", "hrm_agent.langgraph_format", "hrm_agent.trajectory"},
 }
 """Room -> rooms that it may import, beside itself. No room is above another that is above it."""
 CORE = set(ALLOWED)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import operator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
-from langgraph._internal import _constants
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.config import get_config
 from langgraph.graph import END, START, StateGraph
@@ -29,10 +32,15 @@ from hrm_agent import langgraph_format as ours
         ("RUNTIME", "CONFIG_KEY_RUNTIME"),
         ("READ", "CONFIG_KEY_READ"),
         ("_CHECKPOINT_MAP", "CONFIG_KEY_CHECKPOINT_MAP"),
+        ("_BETWEEN_PARTS", "NS_SEP"),
+        ("_BEFORE_TASK", "NS_END"),
     ],
 )
 def test_constants(name: str, theirs: str) -> None:
-    assert getattr(ours, name) == getattr(_constants, theirs)
+    module = "langgraph._internal._constants"
+    found = getattr(import_module(module), theirs, None)
+    assert found is not None, f"LangGraph has no {theirs} in {module} any more: what is {getattr(ours, name)!r} now?"
+    assert getattr(ours, name) == found, f"LangGraph writes {found!r} for {theirs} now: read both, and write theirs"
 
 
 def test_ends_of_a_graph() -> None:
@@ -61,6 +69,79 @@ def team() -> StateGraph[State]:
     builder.add_edge(START, "b")
     builder.add_edge(["a", "b"], "c")
     return builder
+
+
+def test_namespaces_name_the_tasks_around_a_call() -> None:
+    found: list[str] = []
+
+    def look(_: State) -> State:
+        found.append(get_config()["configurable"]["checkpoint_ns"])
+        return {}
+
+    inner = StateGraph(State)
+    inner.add_node("look", look)
+    inner.add_edge(START, "look")
+    called = inner.compile()
+
+    def twice(state: State) -> State:
+        called.invoke(state)
+        called.invoke(state)
+        return {}
+
+    outer = StateGraph(State)
+    outer.add_node("look", look)
+    outer.add_node("twice", twice)
+    outer.add_edge(START, "look")
+    outer.add_edge("look", "twice")
+    outer.compile(checkpointer=InMemorySaver()).invoke({"seen": []}, config())
+    nodes = [[part.node for part in ours.namespace_parts(namespace)] for namespace in found]
+    assert nodes == [["look"], ["twice", "look"], ["twice", "1", "look"]]
+    for namespace in found:
+        own = ours.namespace_parts(namespace)[-1]
+        assert ours.namespace_around(namespace) == own.around
+        assert namespace.removeprefix(own.around).lstrip("|") == f"{own.node}:{own.task_id}"
+        assert ours.task_of_namespace(namespace) == own.task_id
+
+
+@dataclass
+class Mine:
+    number: int
+
+
+class Typed(TypedDict):
+    mine: Mine
+
+
+def test_types_that_a_state_declares() -> None:
+    builder = StateGraph(Typed)
+    builder.add_node("a", lambda _: {})
+    builder.add_edge(START, "a")
+    assert (__name__, Mine.__name__) in set(ours.types_of_channels(builder.compile().channels))
+
+
+PROJECT = Path(__file__).parents[1]
+PRIVATE = ("__pregel", "branch:to:", "checkpoint_map", "__interrupt__", "__resume__", "__error__", "__input__")
+
+
+def test_nobody_else_knows_them() -> None:
+    """What changes in LangGraph is mended in one file."""
+    wrong = list[str]()
+    for path in (path for room in ("hrm_agent", "graphs", "training") for path in (PROJECT / room).rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+        for node in ast.walk(tree):
+            match node:
+                case ast.Constant(value=str(text)) if id(node) not in told and text.startswith(PRIVATE):
+                    wrong.append(f"{path}:{node.lineno} {text!r}")
+                case ast.ImportFrom(module=str(module)) if module.startswith("langgraph._"):
+                    wrong.append(f"{path}:{node.lineno} {module}")
+                case ast.Call(func=ast.Attribute(attr="split" | "partition" | "rpartition", value=value)) if (
+                    "checkpoint_ns" in ast.unparse(value) or ast.unparse(value) == "namespace"
+                ):
+                    wrong.append(f"{path}:{node.lineno} {ast.unparse(node)}")
+                case _:
+                    pass
+    assert [place for place in wrong if "langgraph_format.py" not in place] == []
 
 
 def test_channels_of_a_checkpoint_name_what_runs_next() -> None:

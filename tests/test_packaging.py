@@ -29,6 +29,10 @@ builder.add_node("answer", answer)
 builder.add_edge(START, "answer")
 graph = builder.compile()
 """
+OWN_EMBEDDINGS = """
+from langchain_core.embeddings import DeterministicFakeEmbedding
+embeddings = DeterministicFakeEmbedding(size=8)
+"""
 OWN_PROJECT = """
 [build-system]
 requires = ["hatchling"]
@@ -107,25 +111,30 @@ def machine(tmp_path: Path) -> Machine:
     venv.create(tmp_path / "venv")
     python = tmp_path / "venv" / "bin" / "python"
     packages = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip()
-    Path(packages, "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    Path(packages, "__dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     project = tmp_path / "project"
     for folder in ("graphs", "training"):
         (project / folder).mkdir(parents=True)
         (project / folder / "__init__.py").write_text(f'OWNER = "user of {folder}"\n')
     (project / "graphs" / "mine.py").write_text(OWN_GRAPH)
+    (project / "graphs" / "near.py").write_text(OWN_EMBEDDINGS)
+    (project / "texts").mkdir()
+    (project / "texts" / "whales.md").write_text("The blue whale feeds almost exclusively on krill.")
     (project / "pyproject.toml").write_text(OWN_PROJECT)
     return Machine(python, project)
 
 
-@pytest.mark.parametrize("form", ["wheel", "editable"])
+@pytest.mark.parametrize("form", ["wheel", "wheel of the sdist", "editable"])
 def test_packages_of_a_user_that_are_called_as_ours(form: str, built: Built, machine: Machine, tmp_path: Path) -> None:
-    machine.pip("install", "--no-deps", "--no-index", "--no-build-isolation", *(
-        ["-e", PROJECT] if form == "editable" else [built.from_checkout]
-    ))  # fmt: skip
+    forms = {"wheel": [built.from_checkout], "wheel of the sdist": [built.from_sdist], "editable": ["-e", PROJECT]}
+    machine.pip("install", "--no-deps", "--no-index", "--no-build-isolation", *forms[form])
     task = ("run", "What is mine?", "--graph", "graphs.mine:graph", "--policy", "scripted:none.jsonl", "--thread")
     (machine.project / "none.jsonl").write_text("")
     assert "mine" in machine.hrm_agent(*task, "folder")
     assert "mine" in machine.hrm_agent(*task, "path", PYTHONPATH=".")
+    where = ("--vectors", "graphs.near:embeddings", "--store", "documents.db")
+    machine.hrm_agent("index", "texts", *where)
+    assert "krill" in machine.hrm_agent("search", "krill", *where)
     (own,) = build(machine.project, tmp_path / "own", "--wheel")
     machine.pip("install", "--no-deps", "--no-index", own)
     check = "import graphs, training, hrm_agent.graphs, hrm_agent.training; print(graphs.OWNER, training.OWNER)"
@@ -134,6 +143,13 @@ def test_packages_of_a_user_that_are_called_as_ours(form: str, built: Built, mac
     assert "folder" in machine.hrm_agent("history")
     names = run(machine.python, "-c", "import hrm_agent.graphs.tool_loop as t; print(t.__name__)", cwd=tmp_path)
     assert names == "hrm_agent.graphs.tool_loop\n"
+
+
+def test_a_checkout_runs_a_graph_of_a_package_that_is_called_as_ours(machine: Machine) -> None:
+    (machine.project / "none.jsonl").write_text("")
+    task = ("run", "What is mine?", "--graph", "graphs.mine:graph", "--policy", "scripted:none.jsonl")
+    words = (machine.python, "-m", "hrm_agent", *task)
+    assert "mine" in run(*words, cwd=machine.project, PYTHONPATH=str(PROJECT))
 
 
 @pytest.mark.parametrize("name", ["graphs", "training"])

@@ -72,6 +72,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the command line; returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        _find_modules_here()
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read when transformers is imported
     if "--debug" in words:
@@ -86,6 +88,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         message, hint, code = _explain(error)
         return _fail(message, hint, code, as_json="--json" in words)
+
+
+def _find_modules_here() -> None:
+    """As `python -m` does: graphs, embeddings, and types of a user's own lie where the command is typed."""
+    with suppress(OSError):  # a folder that is gone
+        if not sys.flags.safe_path and os.getcwd() not in sys.path:  # noqa: PTH109  pathlib would be imported for it
+            sys.path.insert(0, os.getcwd())  # noqa: PTH109
 
 
 def _dispatch(words: list[str]) -> int:

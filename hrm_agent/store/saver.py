@@ -27,6 +27,7 @@ from langgraph.checkpoint.base import (
 from langgraph.pregel import Pregel
 
 from hrm_agent.errors import RunError, StoreError
+from hrm_agent.langgraph_format import collect_declared_types
 from hrm_agent.store.blobs import Blobs
 from hrm_agent.store.checkpoint_codec import (
     REGULAR,
@@ -42,7 +43,7 @@ from hrm_agent.store.checkpoint_codec import (
 from hrm_agent.store.checkpoint_reader import ROW, CheckpointRow, StoreSnapshot
 from hrm_agent.store.content_addressed import ValueWriter
 from hrm_agent.store.database import Cursor, Database, committed
-from hrm_agent.store.serializer import StrictSerializer, collect_declared_types, declared_types
+from hrm_agent.store.serializer import StrictSerializer, declared_types
 from hrm_agent.store.threads import copy_rows, delete_threads, head_of, keep_newest, touch_thread
 
 __all__ = ["StoreSaver"]

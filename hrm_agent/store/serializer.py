@@ -15,17 +15,17 @@ from functools import lru_cache
 from typing import Any
 
 import ormsgpack
-from langgraph._internal import _serde  # pyright: ignore[reportPrivateUsage]
 from langgraph.checkpoint.serde.event_hooks import SerdeEvent, register_serde_event_listener
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.pregel import Pregel
+
+from hrm_agent.langgraph_format import types_of_channels
 
 __all__ = [
     "PLAIN",
     "RefusedValue",
     "StrictSerializer",
     "allowed_types",
-    "collect_declared_types",
     "declared_types",
     "is_plain",
 ]
@@ -92,20 +92,11 @@ def allowed_types(names: Sequence[str]) -> list[tuple[str, ...]]:
     return [(module, name) for module, _, name in (text.partition(":") for text in names)]
 
 
-def collect_declared_types() -> None:
-    """Have LangGraph tell a checkpointer, from now on, which types the graphs that it is compiled into declare.
-
-    It does so under an environment variable that it reads at its import, which would make other checkpointers strict
-    too. For those the list changes nothing.
-    """
-    _serde.STRICT_MSGPACK_ENABLED = True
-
-
 @lru_cache(maxsize=32)
 def declared_types(graph: Pregel[Any, Any, Any, Any]) -> frozenset[tuple[str, ...]]:
     """(module, name) of the types in the state of a graph and of its subgraphs."""
     subgraphs = [subgraph for _, subgraph in graph.get_subgraphs(recurse=True) if isinstance(subgraph, Pregel)]
-    return frozenset().union(*(_serde.build_serde_allowlist(channels=dict(g.channels)) for g in (graph, *subgraphs)))
+    return frozenset().union(*(types_of_channels(each.channels) for each in (graph, *subgraphs)))
 
 
 def _note(event: SerdeEvent) -> None:

@@ -25,6 +25,7 @@ from weakref import WeakKeyDictionary
 
 from hrm_agent.environment import Environment
 from hrm_agent.environment.base import Cell, ExecutionResult
+from hrm_agent.langgraph_format import namespace_around
 from hrm_agent.tools.call_order import OrderedAccess
 from hrm_agent.trajectory import (
     CheckpointLineage,
@@ -152,7 +153,7 @@ async def end_sessions(recording: Recording, environment: Environment) -> None:
 
 def scope_of(identity: GraphIdentity) -> str:
     """The namespace around the node that calls: that of its loop."""
-    return identity.checkpoint_ns.rpartition("|")[0]
+    return namespace_around(identity.checkpoint_ns)
 
 
 def _ran(record: ToolCall) -> _Ran | None:

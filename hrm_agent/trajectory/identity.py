@@ -11,7 +11,7 @@ from typing import Any
 
 from langgraph.config import get_config
 
-from hrm_agent.langgraph_format import RUNTIME, checkpoint_of_root
+from hrm_agent.langgraph_format import RUNTIME, checkpoint_of_root, namespace_parts, task_of_namespace
 from hrm_agent.trajectory.schema import GraphIdentity
 
 __all__ = ["graph_identity", "in_graph"]
@@ -29,7 +29,7 @@ def graph_identity(metadata: Mapping[str, Any] | None, run_id: str) -> GraphIden
         checkpoint_id=checkpoint_id,
         root_checkpoint_id=root_checkpoint_id,
         checkpoint_ns=namespace,
-        task_id=namespace.rpartition(":")[2],
+        task_id=task_of_namespace(namespace),
         node=str(metadata.get("langgraph_node", "")),
         path=_stable_path(metadata, namespace),
         attempt=attempt,
@@ -56,6 +56,6 @@ def _checkpoint() -> tuple[str, str, int]:
 
 def _stable_path(metadata: Mapping[str, Any], namespace: str) -> str:
     """The task's place in its run without the random task ids: two runs with one seed agree on it."""
-    nodes = "|".join(part.partition(":")[0] for part in namespace.split("|"))
+    nodes = "|".join(part.node for part in namespace_parts(namespace))
     place = "/".join(str(part) for part in metadata.get("langgraph_path", ()))
     return f"{metadata.get('langgraph_step', 0)}/{nodes}/{place}"

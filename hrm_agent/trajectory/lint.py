@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
+from hrm_agent.langgraph_format import task_of_namespace
 from hrm_agent.trajectory.ids import call_id, tool_record_id
 from hrm_agent.trajectory.schema import Call, GraphIdentity, LogprobKind, RunStatus, StopReason, Trajectory
 
@@ -181,7 +182,7 @@ def _forest_thread(trajectory: Trajectory) -> Iterator[Problem]:
 def _namespace_task(trajectory: Trajectory) -> Iterator[Problem]:
     """The innermost task of `checkpoint_ns` is `task_id`: the join key with the checkpoint holds."""
     for where, identity in _identities(trajectory):
-        if identity.checkpoint_ns and identity.checkpoint_ns.rpartition(":")[2] != identity.task_id:
+        if identity.checkpoint_ns and task_of_namespace(identity.checkpoint_ns) != identity.task_id:
             yield where, f"checkpoint_ns {identity.checkpoint_ns!r} does not end with task {identity.task_id!r}"
 
 

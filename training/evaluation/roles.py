@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from hrm_agent.answers.final_answer import final_answer
 from hrm_agent.answers.json_repair import json_values
+from hrm_agent.langgraph_format import namespace_parts
 from hrm_agent.training.evaluation.prices import usage
 from hrm_agent.trajectory import Call, FinishReason, GraphIdentity, ToolCall, Trajectory
 
@@ -65,11 +66,11 @@ def _askers(trajectory: Trajectory) -> dict[str, str]:
 
 
 def _run(identity: GraphIdentity) -> str:
-    return identity.checkpoint_ns.partition("|")[0] or identity.task_id
+    return next((part.task_id for part in namespace_parts(identity.checkpoint_ns)), identity.task_id)
 
 
 def _role(identity: GraphIdentity) -> str:
-    return identity.checkpoint_ns.partition("|")[0].partition(":")[0] or identity.node or "none"
+    return next((part.node for part in namespace_parts(identity.checkpoint_ns)), identity.node) or "none"
 
 
 def _counted(call: Call) -> dict[str, int]:

@@ -19,6 +19,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from hrm_agent.errors import ConfigError
 from hrm_agent.graphs.parts import prompts
+from hrm_agent.langgraph_format import namespace_around
 from hrm_agent.runtime.selection.choice import JUDGE_PROMPT
 from hrm_agent.tools import python, python_stateless
 from hrm_agent.trajectory import Call
@@ -70,7 +71,7 @@ def states_of(checkpointer: BaseCheckpointSaver[Any]) -> State:
         place = {
             "thread_id": identity.thread_id,
             "checkpoint_id": identity.checkpoint_id,
-            "checkpoint_ns": identity.checkpoint_ns.rpartition("|")[0],
+            "checkpoint_ns": namespace_around(identity.checkpoint_ns),
         }
         found = checkpointer.get_tuple({"configurable": place})
         messages: Any = found.checkpoint["channel_values"].get("messages") if found else ()

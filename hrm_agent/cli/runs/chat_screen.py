@@ -25,6 +25,7 @@ from rich.text import Text
 from hrm_agent.answers.final_answer import own_text
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.runs.run import refuse_broken
+from hrm_agent.langgraph_format import is_reserved
 
 __all__ = ["Screen"]
 
@@ -101,7 +102,7 @@ class Screen:
         for node, values in data.items():
             name = "/".join([*around, node])
             self.output.result({"event": "node", "node": name})
-            if not node.startswith("__"):
+            if not is_reserved(node):
                 asked = _asked(values)
                 self._status = "; ".join(asked) if asked else f"{name} is done"
 

@@ -13,7 +13,7 @@ from langgraph.pregel import Pregel
 from langgraph.types import Command, Interrupt
 
 from hrm_agent.errors import RunError
-from hrm_agent.langgraph_format import INTERRUPT
+from hrm_agent.langgraph_format import INTERRUPT, namespace_parts
 from hrm_agent.runtime.execution.conversation import ABORTED, last_answer, turn_input, turns_not_read
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus, StopReason, Trajectory, Turn, TurnEnd
@@ -99,7 +99,7 @@ class GraphRun:
             durability="sync",
         )
         async for namespace, mode, data in stream:
-            around = tuple(part.partition(":")[0] for part in namespace)
+            around = tuple(part.node for text in namespace for part in namespace_parts(text))
             if mode != "values":
                 callbacks.dispatch(mode, around, data)
             elif not namespace:

@@ -19,6 +19,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.errors import GraphBubbleUp
 
+from hrm_agent.langgraph_format import namespace_around
 from hrm_agent.models.call_recording import CALL_ID, context_of
 from hrm_agent.runtime.replay.task_path import TaskPath, TaskPathResolver, without_steps
 from hrm_agent.trajectory import (
@@ -248,7 +249,8 @@ def recorded_answers(
     """The answers of the steps that began at the checkpoints `steps`. Old records do not tell of subgraphs."""
 
     def within(identity: GraphIdentity) -> bool:
-        root = identity.root_checkpoint_id or ("" if "|" in identity.checkpoint_ns else identity.checkpoint_id)
+        nested = namespace_around(identity.checkpoint_ns)
+        root = identity.root_checkpoint_id or ("" if nested else identity.checkpoint_id)
         return not root or root in steps
 
     return RecordedAnswers(

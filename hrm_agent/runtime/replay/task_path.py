@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.pregel import Pregel
 
-from hrm_agent.langgraph_format import PULL, PUSH, SENDS, task_id_of
+from hrm_agent.langgraph_format import PULL, PUSH, SENDS, namespace_parts, task_id_of
 from hrm_agent.trajectory import GraphIdentity
 
 __all__ = ["PathStep", "TaskPath", "TaskPathResolver", "without_steps"]
@@ -52,12 +52,13 @@ class TaskPathResolver:
 
     def of(self, identity: GraphIdentity) -> TaskPath:
         """Where a call was made."""
-        namespace, _, own = identity.checkpoint_ns.rpartition("|")
+        parts = namespace_parts(identity.checkpoint_ns)
+        namespace, own = (parts[-1].around, parts[-1].node) if parts else ("", "")
         step, _, rest = identity.path.partition("/")
         way = rest.partition("/")[2]
         index = way.removeprefix(f"{PUSH}/").removesuffix("/False") if way.startswith(PUSH) else ""
         around = self._around(namespace, identity.checkpoint_id, identity.root_checkpoint_id)
-        return (*around, PathStep(int(step or 0), own.partition(":")[0], index))
+        return (*around, PathStep(int(step or 0), own, index))
 
     def of_write(self, namespace: str, checkpoint_id: str, task_id: str) -> TaskPath:
         """Where the task stands that wrote to a checkpoint."""
@@ -66,15 +67,12 @@ class TaskPathResolver:
         return (*self._around(namespace, checkpoint_id, ""), PathStep(step, node, index))
 
     def _around(self, namespace: str, checkpoint_id: str, root: str) -> Iterator[PathStep]:
-        """The tasks around a graph, from its namespace `node:task|node:task`; a bare number counts repeated runs."""
+        """The tasks around a graph."""
         found = self._checkpoint(namespace, checkpoint_id)
         parents: Mapping[str, str] = found.metadata.get("parents", {}) if found else {}
-        parts = namespace.split("|") if namespace else []
-        for depth, part in enumerate(parts):
-            outer = "|".join(parts[:depth])
+        for node, task_id, outer in namespace_parts(namespace):
             started = parents.get(outer) or (root if not outer else "")
-            node, colon, task_id = part.partition(":")
-            if not colon:
+            if not task_id:
                 yield PathStep(0, node, "")
             else:
                 index = self._made_by(outer, started, task_id, node)[1]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, cast
 
 from hrm_agent.errors import RunError, nearest
+from hrm_agent.langgraph_format import namespace_parts
 from hrm_agent.trajectory import Call, ToolCall, Trajectory
 
 __all__ = ["Branch", "History", "Moment", "PendingInterrupt", "Selector", "Step", "Subgraph", "role_of"]
@@ -226,7 +227,7 @@ def _walk(moments: Iterable[Moment]) -> Iterator[Moment]:
 
 def role_of(namespace: str) -> str:
     """`solve:ID|reason:ID` -> `solve/reason`: the nodes that a namespace leads through."""
-    return "/".join(part.partition(":")[0] for part in namespace.split("|") if not part.isdecimal())
+    return "/".join(part.node for part in namespace_parts(namespace) if part.task_id)
 
 
 def _joined(place: str, name: str) -> str:

@@ -18,7 +18,7 @@ from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.pregel import Pregel
 
 from hrm_agent.errors import GraphError, RunError, nearest
-from hrm_agent.langgraph_format import INPUT, INTERRUPT, is_internal, is_reserved, triggered_nodes
+from hrm_agent.langgraph_format import INPUT, INTERRUPT, is_internal, is_reserved, namespace_parts, triggered_nodes
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.time_travel.history import Branch, History, Moment, PendingInterrupt, Step, Subgraph
 from hrm_agent.store import RunStore
@@ -221,6 +221,5 @@ def _around(found: CheckpointTuple) -> str:
 
 def _innermost(namespace: str) -> tuple[str, str]:
     """Node and task id of the innermost task: a node's second subgraph has a number behind it."""
-    part = next(part for part in reversed(namespace.split("|")) if not part.isdecimal())
-    node, _, task_id = part.partition(":")
-    return node, task_id
+    part = next(part for part in reversed(namespace_parts(namespace)) if part.task_id)
+    return part.node, part.task_id
