@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from hrm_agent.errors import RunError
 
-__all__ = ["alone_in", "replacing", "to_json"]
+__all__ = ["alone_in", "json_line", "replacing"]
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def replacing(path: Path) -> Generator[Path]:
         part.unlink(missing_ok=True)
 
 
-def to_json(value: Any) -> str:
+def json_line(value: Any) -> str:
     """One line of strict JSON. JSON has no nan: a mean over nothing is null. What it has no form for becomes text."""
     return json.dumps(_finite(value), ensure_ascii=False, default=str, allow_nan=False)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from hrm_agent.files import replacing, to_json
+from hrm_agent.files import json_line, replacing
 
 __all__ = ["MetricsLog", "Phases", "read_metrics"]
 
@@ -29,11 +29,11 @@ class MetricsLog:
         self.path = path
         kept = [row for row in read_metrics(path) if row["step"] < before_step]
         with replacing(path) as part:
-            part.write_text("".join(to_json(row) + "\n" for row in kept), encoding="utf-8")
+            part.write_text("".join(json_line(row) + "\n" for row in kept), encoding="utf-8")
 
     def append(self, row: Row) -> None:
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(to_json(row) + "\n")
+            file.write(json_line(row) + "\n")
 
 
 def read_metrics(path: Path) -> list[Row]:

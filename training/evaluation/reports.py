@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hrm_agent.files import replacing, to_json
+from hrm_agent.files import json_line, replacing
 from hrm_agent.intervals import Estimate
 from hrm_agent.training.evaluation.compare import Comparison
 from hrm_agent.training.evaluation.evaluate import Evaluation
@@ -59,7 +59,7 @@ def write_comparison(found: Comparison, folder: Path) -> list[Path]:
 
 
 def _write_json(path: Path, record: Any) -> Path:
-    return _write(path, json.dumps(json.loads(to_json(record)), ensure_ascii=False, indent=2) + "\n")
+    return _write(path, json.dumps(json.loads(json_line(record)), ensure_ascii=False, indent=2) + "\n")
 
 
 def _write(path: Path, text: str) -> Path:

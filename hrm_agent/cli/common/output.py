@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.table import Table
 
-from hrm_agent.files import to_json
+from hrm_agent.files import json_line
 
 __all__ = ["Advance", "Output", "progress"]
 
@@ -40,7 +40,7 @@ class Output:
     def result(self, record: Any) -> None:
         """The JSON form of the whole result, one line; nothing in the form for people."""
         if self.as_json:
-            print(to_json(record), flush=True)
+            print(json_line(record), flush=True)
 
     def say(self, text: str = "", style: str = "") -> None:
         """A line for people; `text` is taken literally."""

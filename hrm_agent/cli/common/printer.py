@@ -10,7 +10,7 @@ from langgraph.types import Interrupt
 
 from hrm_agent.cli.common.formatting import code_of
 from hrm_agent.cli.common.output import Output
-from hrm_agent.files import to_json
+from hrm_agent.files import json_line
 from hrm_agent.langgraph_format import INTERRUPT
 from hrm_agent.models import invalid_tool_calls
 
@@ -85,7 +85,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, list):
         items = cast("list[Any]", value)
         return "\n" + "\n".join(f"    {_shown(item)}" for item in items)
-    return value if isinstance(value, str) else to_json(value)
+    return value if isinstance(value, str) else json_line(value)
 
 
 def indented(text: str) -> str:

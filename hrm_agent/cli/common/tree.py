@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from hrm_agent.files import to_json
+from hrm_agent.files import json_line
 from hrm_agent.runtime.time_travel.fork import Branch, History, Moment, PendingInterrupt, Step
 
 __all__ = ["facts_of", "moment_data", "outcome_of", "tree_data", "tree_lines"]
@@ -137,7 +137,7 @@ def _waiting(moment: Moment, bars: str, shown: int) -> Iterator[StyledLine]:
 
 
 def _said(question: PendingInterrupt) -> str:
-    value = question.value if isinstance(question.value, str) else to_json(question.value)
+    value = question.value if isinstance(question.value, str) else json_line(question.value)
     return f"{value}  (id {question.id})"
 
 

@@ -20,7 +20,7 @@ from hrm_agent.cli.runs.chat_session import ChatSession, new_name
 from hrm_agent.cli.runs.resume import value_of
 from hrm_agent.cli.runs.run import RunConfig, header, known_config, refuse_broken
 from hrm_agent.errors import ConfigError, HrmError, RunError
-from hrm_agent.files import to_json
+from hrm_agent.files import json_line
 from hrm_agent.runtime.selection.choice import is_choice
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import RunStatus, StopReason, Trajectory
@@ -179,7 +179,7 @@ class _Chat:
     def _ask(self) -> None:
         waits = [asked for asked in self._session.questions() or () if asked.id not in self._answers]
         for asked in waits[:1]:
-            value = asked.value if isinstance(asked.value, str) else to_json(asked.value)
+            value = asked.value if isinstance(asked.value, str) else json_line(asked.value)
             self._output.result({"event": "question", "id": asked.id, "value": asked.value})
             self._output.say(value, style="yellow")
         if not waits:

@@ -7,13 +7,15 @@ once that nobody listens, that the token is wrong, or that the server isolates l
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from pydantic import ConfigDict, TypeAdapter, with_config
+from typing_extensions import TypedDict
 
 from hrm_agent.environment.isolation import Isolation
 from hrm_agent.environment.remote.messages import PROTOCOL, SERVICE
@@ -36,6 +38,14 @@ __all__ = [
 TOKEN_VARIABLE = "HRM_AGENT_ENVIRONMENT_TOKEN"
 _SECONDS = 10.0
 _MAX_ANSWER = 16 * 1024 * 1024
+
+
+@with_config(ConfigDict(strict=True))
+class _Greeting(TypedDict):
+    """What servers of every version of the protocol say."""
+
+    service: str
+    protocol: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,24 +175,27 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
+_GREETING, _ABOUT = TypeAdapter(_Greeting), TypeAdapter(About)
+
+
 def about_of(text: str, address: Address, least: Isolation) -> About:
     """What a server says of itself. Raises HrmError if it is none of ours, or isolates less than `least`."""
     try:
-        said = json.loads(text)
-        if said["service"] != SERVICE:
+        greeting = _GREETING.validate_json(text)
+        if greeting["service"] != SERVICE:
             raise stranger(address)
-        if said["protocol"] != PROTOCOL:
+        if greeting["protocol"] != PROTOCOL:
             raise HrmError(
-                f"{address} speaks version {said['protocol']} of the protocol, this program version {PROTOCOL}.",
+                f"{address} speaks version {greeting['protocol']} of the protocol, this program version {PROTOCOL}.",
                 "Run the same version of hrm-agent on both sides.",
             )
-        about = About(said["boot"], said["isolation"], said["request_bytes"], said["slots"], said["version"])
+        about = _ABOUT.validate_json(text, strict=True)
         level = Isolation(about.isolation)
-    except (KeyError, TypeError, ValueError):
+    except ValueError:
         raise stranger(address) from None
     if not level.holds(least):
         raise HrmError(
-            f"{address} isolates at {said['isolation']}, and {least} is the least that is accepted.",
+            f"{address} isolates at {about.isolation}, and {least} is the least that is accepted.",
             "`hrm-agent doctor environment` there shows what is missing; --isolation accepts less.",
         )
     return about

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hrm_agent.files import replacing, to_json
+from hrm_agent.files import json_line, replacing
 from hrm_agent.retrieval.evaluation.evaluate import ALL, Result, RetrievalEvaluation, Score
 
 __all__ = ["LEGEND", "markdown", "record", "tables", "write_results"]
@@ -101,7 +101,7 @@ def _lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[st
 
 def write_results(found: RetrievalEvaluation, folder: Path, source: str) -> list[Path]:
     """The files, written into `folder`; without matplotlib there is no picture among them."""
-    plain = json.loads(to_json(record(found, source)))
+    plain = json.loads(json_line(record(found, source)))
     written = [_write(folder / "results.json", json.dumps(plain, ensure_ascii=False, indent=2) + "\n")]
     written.append(_write(folder / "results.md", markdown(found, source)))
     if find_spec("matplotlib") is not None:

@@ -19,7 +19,7 @@ from uuid import uuid4
 from langchain_core.messages import AIMessageChunk
 
 from hrm_agent.errors import ConfigError
-from hrm_agent.files import to_json
+from hrm_agent.files import json_line
 from hrm_agent.langgraph_format import END, INTERRUPT
 from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, run_context
 from hrm_agent.runtime.execution.conversation import fields_of
@@ -130,7 +130,7 @@ class AnswerStream:
         for node, values in data.items():
             if node == INTERRUPT:
                 asked = [question.value for question in values]
-                self.question = "\n\n".join(value if isinstance(value, str) else to_json(value) for value in asked)
+                self.question = "\n\n".join(value if isinstance(value, str) else json_line(value) for value in asked)
             else:
                 self._nodes.append("/".join((*around, node)))
         self.changed.set()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hrm_agent.errors import StoreError
-from hrm_agent.files import replacing, to_json
+from hrm_agent.files import json_line, replacing
 from hrm_agent.trajectory.forest import paths
 from hrm_agent.trajectory.schema import Trajectory
 
@@ -77,7 +77,7 @@ def _line(row: Row) -> str:
     try:
         return json.dumps(row, ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError):
-        return to_json(row)
+        return json_line(row)
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
