@@ -17,13 +17,13 @@ import argparse
 import asyncio
 from collections import Counter
 
-from hrm_agent.environment import LocalEnvironment
 from hrm_agent.errors import HrmError
-from hrm_agent.models import DEFAULT_POLICY, load_policy
+from hrm_agent.models import DEFAULT_POLICY
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
+from hrm_agent.runtime.settings import RunSettings
 from hrm_agent.store import open_store
 from hrm_agent.training.tasks.verify import exact_verifier
-from hrm_agent.trajectory import Sampling, TaskRef, Trajectory
+from hrm_agent.trajectory import TaskRef, Trajectory
 
 STORE = "runs/word_maths.db"
 TANK = "A tank holds 1200 L. It leaks 2% per hour for 3 hours, then is refilled by 150 L."
@@ -34,10 +34,8 @@ PROBLEMS = {"tank": (f"{TANK} Return exactly: 'Answer: <liters>'.", "1279.43"), 
 
 async def solve(policy: str) -> list[Trajectory]:
     """Both problems, one after the other."""
-    environment = LocalEnvironment()
     with open_store(STORE) as store:
-        runner = EpisodeRunner(store, load_policy(policy), policy, environment, Sampling(temperature=0.0))
-        try:
+        async with EpisodeRunner.open(store, policy, RunSettings(temperature=0.0)) as runner:
             return [
                 await runner.run(
                     Episode(
@@ -49,8 +47,6 @@ async def solve(policy: str) -> list[Trajectory]:
                 )
                 for name, (question, answer) in PROBLEMS.items()
             ]
-        finally:
-            await environment.close()
 
 
 def main(words: list[str] | None = None) -> None:

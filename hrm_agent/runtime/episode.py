@@ -46,6 +46,7 @@ from hrm_agent.store import RunStore
 from hrm_agent.tools.external_tools import record_external_tools
 from hrm_agent.tools.sessions import end_sessions
 from hrm_agent.trajectory import (
+    ForkRef,
     Journal,
     Recording,
     RunStatus,
@@ -96,6 +97,22 @@ class Episode:
     @property
     def trajectory_id(self) -> str:
         return content_hash("trajectory", self.thread_id)[:16]
+
+    def begun(self, policy: str, policy_version: int = 0, forked_from: ForkRef | None = None) -> Trajectory:
+        """Its trajectory before it has run, from now on."""
+        return Trajectory(
+            id=self.trajectory_id,
+            thread_id=self.thread_id,
+            run_id=self.run_id,
+            group_id=self.group_id,
+            sample_index=self.sample_index,
+            task=self.task,
+            graph=self.graph,
+            policy=policy,
+            policy_version=policy_version,
+            forked_from=forked_from,
+            started_at=time.time(),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,18 +251,7 @@ class EpisodeRunner:
 
     def begin(self, episode: Episode) -> Trajectory:
         """Record an episode that has not run yet."""
-        begun = Trajectory(
-            id=episode.trajectory_id,
-            thread_id=episode.thread_id,
-            run_id=episode.run_id,
-            group_id=episode.group_id,
-            sample_index=episode.sample_index,
-            task=episode.task,
-            graph=episode.graph,
-            policy=self.policy,
-            policy_version=getattr(self.backend, "policy_version", 0),
-            started_at=time.time(),
-        )
+        begun = episode.begun(self.policy, getattr(self.backend, "policy_version", 0))
         self.store.journal.write_trajectory(begun)
         return begun
 

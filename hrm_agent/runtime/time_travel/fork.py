@@ -16,7 +16,6 @@ Forks of one call are one group, as the rollouts of one task are in training: th
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count as numbers
 from typing import Any, NamedTuple
@@ -125,7 +124,7 @@ def fork(
         store.fork_thread(found.thread_id, episode.thread_id, moment.checkpoint_id)
         if compiled is not None:
             write_edit(compiled, episode.thread_id, found, moment, values, wanted.as_node, at_work)
-        store.journal.write_trajectory(_begun(episode, origin, left).model_copy(update=changes))
+        store.journal.write_trajectory(episode.begun(origin.policy, forked_from=left).model_copy(update=changes))
     return episodes
 
 
@@ -205,18 +204,3 @@ def _turns_until(found: History, moment: Moment) -> tuple[Turn, ...]:
     """The turns of a conversation up to a moment: each but the first has an input of its own."""
     inputs = sum(earlier.source == "input" for earlier in found.lineage(moment))
     return found.trajectory.turns[: max(inputs - 1, 0)] if found.trajectory is not None else ()
-
-
-def _begun(episode: Episode, origin: Trajectory, left: ForkRef) -> Trajectory:
-    return Trajectory(
-        id=episode.trajectory_id,
-        thread_id=episode.thread_id,
-        run_id=episode.run_id,
-        group_id=episode.group_id,
-        sample_index=episode.sample_index,
-        task=episode.task,
-        graph=episode.graph,
-        policy=origin.policy,
-        forked_from=left,
-        started_at=time.time(),
-    )
