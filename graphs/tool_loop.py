@@ -46,8 +46,9 @@ class Budget:
     max_seconds: float = 600.0
     """Wall-clock time from the first turn; checked between turns, by the times at which the answers were made."""
     max_cost: float | None = None
-    """Over all turns, by `prices`; None: no limit."""
+    """Money over all turns, by `prices`; None: no limit."""
     prices: Prices = field(default_factory=dict[str, tuple[float, float]])
+    """By model name as in its replies, or `*`: prices of a million prompt tokens and completion tokens."""
     model: str | None = None
     """Another model than the current policy, by its string."""
     temperature: float | None = None
@@ -62,6 +63,7 @@ class LoopState(TypedDict):
     """The conversation, and why it ended."""
 
     messages: Annotated[list[AnyMessage], add_messages]
+    """The conversation: the task, the policy's replies, and the tool's results."""
     stop_reason: NotRequired[str | None]
     """A `StopReason` as plain text, which a checkpoint can hold; None while the loop goes on."""
 

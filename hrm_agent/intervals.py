@@ -27,8 +27,11 @@ class Estimate:
     """A mean over units with its 95 % confidence interval."""
 
     value: float
+    """The mean."""
     low: float
+    """Lower end of the interval."""
     high: float
+    """Upper end of the interval."""
 
 
 def bootstrapped(

@@ -8,8 +8,10 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from importlib import import_module
+from itertools import pairwise, zip_longest
 from pathlib import Path
 
 import pytest
@@ -276,6 +278,109 @@ def test_files_stay_small_and_say_what_they_are() -> None:
     texts = {module_of(path): path.read_text(encoding="utf-8") for path in SOURCES if path.stat().st_size}
     assert {module for module, text in texts.items() if len(text.splitlines()) >= 400} == set()
     assert {module for module, text in texts.items() if not ast.get_docstring(ast.parse(text))} == set()
+
+
+EVERY_FIELD = {
+    "hrm_agent.config",
+    "hrm_agent.runtime.settings",
+    "hrm_agent.training.configs",
+    "hrm_agent.trajectory.enums",
+    "hrm_agent.trajectory.schema",
+}
+"""Modules whose field docstrings are read by users, as `--help` or as the published format: every class counts."""
+RECORDS = {"BaseChatModel", "BaseModel", "BaseRetriever", "BaseTool", "NamedTuple", "TypedDict", "dataclass"}
+"""Bases and decorators that make the names in a class its fields."""
+WITHOUT_FIELD_DOCSTRINGS: dict[str, str] = {}
+"""Public classes whose fields need no docstrings -> why."""
+LEANING = re.compile(r"likewise|as above|as below|here and below|so the next", re.IGNORECASE)
+"""What makes a docstring one that is understood only beside its neighbour's."""
+
+
+def name_of(node: ast.expr) -> str:
+    """The last name of a base or decorator: `dataclass(frozen=True)` -> `dataclass`, `Generic[T]` -> `Generic`."""
+    match node:
+        case ast.Call(func=inner) | ast.Subscript(value=inner):
+            return name_of(inner)
+        case ast.Attribute(attr=name) | ast.Name(id=name):
+            return name
+        case _:
+            return ""
+
+
+def classes_in(source: str) -> list[ast.ClassDef]:
+    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+
+
+@cache
+def classes() -> dict[str, list[ast.ClassDef]]:
+    """By module."""
+    return {module_of(path): classes_in(path.read_text(encoding="utf-8")) for path in SOURCES}
+
+
+def makers_of(found: ast.ClassDef, known: dict[str, set[str]]) -> set[str]:
+    """Names of all bases and decorators of a class, those of its bases included as far as they are `known`."""
+    names, waiting = set[str](), {name_of(node) for node in (*found.bases, *found.decorator_list)}
+    while waiting:
+        names |= waiting
+        waiting = {above for name in waiting for above in known.get(name, ())} - names
+    return names
+
+
+def is_text(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def undocumented(found: ast.ClassDef) -> list[str]:
+    """Public fields of a class without a string under them."""
+    missing: list[str] = []
+    for statement, following in zip_longest(found.body, found.body[1:]):
+        match statement:
+            case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
+                private = name.startswith("_") or name == "model_config"
+                missing += [] if private or is_text(following) else [name]
+            case _:
+                pass
+    return missing
+
+
+def test_every_public_field_has_a_docstring() -> None:
+    known = {
+        each.name: {name_of(node) for node in (*each.bases, *each.decorator_list)}
+        for found in classes().values()
+        for each in found
+    }
+    asked = {
+        f"{module}.{each.name}": each
+        for module, found in classes().items()
+        for each in found
+        if module in EVERY_FIELD or (not each.name.startswith("_") and makers_of(each, known) & RECORDS)
+    }
+    missing = {name: fields for name, each in asked.items() if (fields := undocumented(each))}
+    assert {name: fields for name, fields in missing.items() if name not in WITHOUT_FIELD_DOCSTRINGS} == {}
+    assert WITHOUT_FIELD_DOCSTRINGS.keys() - missing.keys() == set(), "has none missing now"
+
+
+def test_a_field_without_a_docstring_would_be_seen() -> None:
+    first, second = classes_in(
+        'class A(pydantic.BaseModel):\n    x: int\n    """Told."""\n    y: int\n    _z: int\nclass B(A):\n    z = 1\n'
+    )
+    assert makers_of(second, {"A": makers_of(first, {})}) & RECORDS == {"BaseModel"}
+    assert (undocumented(first), undocumented(second)) == (["y"], ["z"])
+
+
+def docstrings_of_attributes(path: Path) -> Iterator[str]:
+    """Strings under assignments: of fields, of attributes in functions, of a module's names."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        body = getattr(node, "body", None)
+        for statement, following in pairwise(body if isinstance(body, list) else ()):
+            if isinstance(statement, (ast.Assign, ast.AnnAssign)) and is_text(following):
+                yield following.value.value
+
+
+def test_each_docstring_of_a_field_stands_by_itself() -> None:
+    """It is read alone: in `--help`, in a tooltip, in a row of a table."""
+    leaning = {module_of(path): list(filter(LEANING.search, docstrings_of_attributes(path))) for path in SOURCES}
+    assert {module: texts for module, texts in leaning.items() if texts} == {}
 
 
 def test_the_map_in_the_readme_is_of_the_folders() -> None:

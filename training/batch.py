@@ -44,6 +44,7 @@ class Row:
     """One path of a forest, as arrays with one entry per token."""
 
     token_ids: np.ndarray
+    """Tokens of the path from its root to its leaf."""
     loss_mask: np.ndarray
     """True where the token is trained in this row."""
     old_logprobs: np.ndarray
@@ -60,10 +61,13 @@ class MicroBatch:
     """Rows of like length, right-padded to B x T."""
 
     token_ids_BT: Int[Tensor, "B T"]
+    """Token ids; the padding token's where a row is padded."""
     loss_mask_BT: Bool[Tensor, "B T"]
     """True on tokens to train; never in column 0, which nothing predicts."""
     old_logprobs_BT: Float[Tensor, "B T"]
+    """Natural log, as the engine reported it; 0 where not trained."""
     advantages_BT: Float[Tensor, "B T"]
+    """Advantage of each token's call; 0 where not trained."""
 
     @property
     def trained_tokens(self) -> int:

@@ -50,26 +50,28 @@ class SelectionSettings(BaseModel):
     n: int = Field(default=4, ge=1)
     """Most runs of a task, in modes with more than one."""
     width: int = Field(default=2, ge=1)
-    """Mode `search`: runs that are forked from one moment at a time."""
+    """Mode `search`: how many forks of one checkpoint run at a time."""
 
 
 class CollectConfig(SelectionSettings, RunSettings, GraphSettings):
     """Which tasks are run, how often, and with which policy."""
 
     policy: str = "builtin:trained"
-    """A built-in policy, a model folder, hf:NAME, or a provider's chat model."""
+    """Model that answers: a built-in policy, a model folder, hf:NAME, or a provider's chat model."""
     tasks: str = "word_problems"
-    """word_problems, reasoning_gym:NAME, arc_agi, aime:FILE, jsonl:FILE, or mix:..."""
+    """Family of tasks: word_problems, reasoning_gym:NAME, arc_agi, aime:FILE, jsonl:FILE, or mix:..."""
     split: Literal["train", "eval"] = "eval"
+    """Which tasks of the family: those to train on, or the held-out ones."""
     count: int | None = Field(default=256, ge=1)
-    """Number of tasks; None takes all of a finite family."""
+    """Number of tasks; none takes all of a finite family."""
     samples: int = Field(default=1, ge=1)
     """Rollouts of each task."""
     concurrency: int = Field(default=256, ge=1)
     """Rollouts open at a time."""
     store: StoreUrl | None = None
-    """Where to record, as a path or URL; several runs may share one. None: `store.db` in the run's folder."""
+    """Where to record, as a path or URL; several runs may share one. none: `store.db` in the run's folder."""
     seed: int = 0
+    """Decides which tasks are drawn, and is the base of the seeds of all model calls."""
 
 
 class SftConfig(BaseModel):
@@ -86,14 +88,17 @@ class SftConfig(BaseModel):
     optimizer: Literal["adamw", "muon"] = "adamw"
     """Muon for the matrices of the layers and AdamW for the rest: fewer steps where a model is trained from nothing."""
     learning_rate: float = Field(default=3e-3, gt=0)
-    """AdamW's, between warm-up and cool-down."""
+    """AdamW's learning rate between warm-up and cool-down."""
     matrix_learning_rate: float = Field(default=0.02, gt=0)
-    """Muon's, likewise."""
+    """Muon's learning rate between warm-up and cool-down; of no effect without Muon."""
     warmup_steps: int = Field(default=30, ge=0)
+    """First steps, in which the learning rate rises linearly to its full value; 0: none."""
     cooldown: float = Field(default=0.5, ge=0, le=1)
     """Share of the steps, the last ones, in which the learning rate falls to almost nothing."""
     weight_decay: float = Field(default=0.01, ge=0)
+    """Decoupled weight decay of either optimiser, times the learning rate in each step; 0: none."""
     max_grad_norm: float = Field(default=1.0, gt=0)
+    """L2 norm that the gradient of a step is scaled down to where it is larger."""
     average: float = Field(default=0.0, ge=0, lt=1)
     """Decay of a running mean of the weights, with which the run ends (0.98: of the last 50 steps, say); 0: none."""
     seed: int = 0
@@ -106,38 +111,45 @@ class GrpoConfig(RolloutSettings, GraphSettings):
     policy: str = "builtin:cold-start"
     """Where to start: a built-in policy, a model folder, or hf:NAME."""
     tasks: str = "word_problems"
-    """word_problems, reasoning_gym:NAME, arc_agi, aime:FILE, jsonl:FILE, or mix:..."""
+    """Family of tasks: word_problems, reasoning_gym:NAME, arc_agi, aime:FILE, jsonl:FILE, or mix:..."""
     max_tokens: int = Field(default=256, ge=1)
-    """Sampled tokens of one answer (paper: 8K to 12K of a whole rollout)."""
+    """Most completion tokens of one reply (paper: 8K to 12K of a whole rollout)."""
     algorithm: Literal["grpo", "grpo-random", "grpo-roc"] = "grpo-roc"
+    """What is trained on: all rollouts (grpo), a random G of them (grpo-random), G resampled on correct (grpo-roc)."""
     selection: Literal["inverse", "lowest"] = "inverse"
     """How RoC draws positives: inverse, as in the paper; lowest, as in its released code."""
     steps: int = Field(default=30, ge=1)
     """Optimiser steps (paper: 510 in three stages)."""
     prompts_per_step: int = Field(default=16, ge=1)
-    """Paper: 512."""
+    """Tasks of one optimiser step, each with a group of rollouts (paper: 512)."""
     group_size: int = Field(default=8, ge=2)
     """G, the rollouts of a prompt that are trained on (paper: 16)."""
     oversampling: int = Field(default=2, ge=1)
     """grpo-random and grpo-roc sample this many times G (paper: 2); grpo samples G."""
     learning_rate: float = Field(default=5e-4, gt=0)
-    """Between warm-up and cool-down (paper: 1e-6 for 14B parameters)."""
+    """AdamW's learning rate between warm-up and cool-down (paper: 1e-6 for 14B parameters)."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Paper: 20."""
+    """First steps, in which the learning rate rises linearly to its full value; 0: none (paper: 20)."""
     cooldown: float = Field(default=0.67, ge=0, le=1)
     """Share of the steps, the last ones, in which the learning rate falls to almost nothing (paper: none)."""
     weight_decay: float = Field(default=0.01, ge=0)
+    """AdamW's decoupled weight decay, times the learning rate in each step; 0: none."""
     max_grad_norm: float = Field(default=1.0, gt=0)
+    """L2 norm that the gradient of a step is scaled down to where it is larger."""
     clip_low: float = Field(default=0.2, gt=0)
+    """The ratio of new to old probability of a token is clipped below at 1 less this."""
     clip_high: float = Field(default=0.28, gt=0)
+    """The ratio of new to old probability of a token is clipped above at 1 plus this; wider than below, as in DAPO."""
     temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature of the rollouts; above 0, since greedy rollouts of one prompt are all alike."""
     micro_batch_tokens: int = Field(default=4096, ge=1)
     """Most tokens, padding included, of one forward pass."""
     concurrency: int = Field(default=256, ge=1)
     """Rollouts open at a time."""
     store: StoreUrl | None = None
-    """Where to record, as a path or URL; several runs may share one. None: `store.db` in the run's folder."""
+    """Where to record, as a path or URL; several runs may share one. none: `store.db` in the run's folder."""
     seed: int = 0
+    """Decides the tasks and their order, the draw of kept rollouts, and the seeds of all model calls."""
 
     def runner_options(self) -> RunnerOptions:
         """The policy stands in for every model of the graph, unconstrained: tokens chosen by a schema teach nothing."""
@@ -157,7 +169,8 @@ class DemoConfig(BaseModel):
     from_scratch: bool = False
     """Make the cold start anew instead of using the one that the package ships."""
     train: GrpoConfig = GrpoConfig()
+    """The reinforcement learning between the two evaluations."""
     eval_problems: int = Field(default=256, ge=1)
-    """Held-out problems, the same before and after."""
+    """Held-out problems that the policy is evaluated on, the same before and after training."""
     problem: str = TANK
     """The task that the hierarchical graph solves at the end."""

@@ -39,9 +39,11 @@ class DemoReport(BaseModel):
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
 
     before: dict[str, Any]
+    """Statistics on the held-out problems before training (`hrm_agent.training.evaluation.evaluate.Evaluation`)."""
     after: dict[str, Any]
-    """Statistics on the held-out problems (`hrm_agent.training.evaluation.evaluate.Evaluation`)."""
+    """Statistics on the held-out problems after training (`hrm_agent.training.evaluation.evaluate.Evaluation`)."""
     steps: int
+    """Optimiser steps made."""
     groups_rejected: float
     """Share of groups without a signal, mean over the steps."""
     cpu_seconds: dict[str, float]
@@ -49,7 +51,9 @@ class DemoReport(BaseModel):
     solved: str
     """Id of the trajectory of the hierarchical graph."""
     answer: str
+    """What the hierarchical graph answered; empty if nothing."""
     rounds: int
+    """Plans that the hierarchical graph made."""
     model: str
     """Folder of the trained model."""
 

@@ -64,6 +64,7 @@ class RocOptions:
     min_negatives: int = 2
     """Negatives that are kept if there are as many: without them a group of 31 positives has no contrast."""
     min_positives: int = 2
+    """Positives that are kept if there are as many."""
     eps: float = 1e-6
     """Added to the penalty. So small a value takes positives without penalty before all others."""
 
@@ -73,7 +74,9 @@ class SelectableRollout:
     """A rollout that takes part in the selection."""
 
     trajectory: Trajectory
+    """The rollout itself."""
     reward: float
+    """Outcome in [0, 1]; 0 for a truncated run."""
     penalty_error: float
     """p_err, in [0, 1]."""
     penalty_format: float

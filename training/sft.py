@@ -49,6 +49,7 @@ class Conversation:
     """A written conversation; the policy learns its AI messages."""
 
     messages: tuple[BaseMessage, ...]
+    """The turns in order, AI messages and others."""
     tools: tuple[dict[str, Any], ...] = ()
     """In OpenAI's form."""
 
@@ -58,6 +59,7 @@ class Example:
     """Aligned tokens of one sequence."""
 
     token_ids: tuple[int, ...]
+    """The prompt and the turns after it, in the model's vocabulary."""
     mask: tuple[bool, ...]
     """True where the policy is to write the token."""
 

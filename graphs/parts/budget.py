@@ -38,8 +38,9 @@ class Usage(TypedDict, total=False):
     """What a run has used so far; empty before its first call."""
 
     calls: int
+    """Model calls made."""
     tokens: int
-    """Sampled ones."""
+    """Completion tokens sampled."""
     cost: float
     """In the currency of the prices."""
     began: float
@@ -57,10 +58,13 @@ class Remaining:
     """What may still be used."""
 
     calls: int
+    """Model calls left."""
     tokens: int
+    """Completion tokens left."""
     seconds: float
+    """Wall-clock time left, in seconds."""
     cost: float | None
-    """None: no limit."""
+    """Money left, in the currency of the prices; None: no limit."""
 
     def used_up(self, *, calls: int = 0) -> StopReason | None:
         """The first limit that is reached. `calls`: kept back for later."""

@@ -42,6 +42,7 @@ class Role(Generic[Answer]):
     """A part that a model plays."""
 
     name: str
+    """Name by which a graph's options (`models`, `temperatures`) refer to the role."""
     prompt: str
     """Its system turn."""
     output: type[Answer] | None = None

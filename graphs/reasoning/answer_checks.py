@@ -51,8 +51,9 @@ class AnswerFormat:
     """A line with places to fill in."""
 
     template: str
-    """As it was asked for."""
+    """The line as it was asked for: `Answer: <number>`."""
     pattern: re.Pattern[str]
+    """Matches the whole of a line that keeps the format."""
 
     def read(self, text: str) -> str:
         """The answer, if it keeps the format. Raises `UnparsableAnswer`."""

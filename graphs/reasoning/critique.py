@@ -37,6 +37,7 @@ class CriticAnswer(BaseModel):
     """What the critic answers with."""
 
     action: Action
+    """One of the five actions, synonyms replaced."""
     subgoal: str = ""
     """The one that is to be revised; empty: none in particular."""
     hint: str = ""

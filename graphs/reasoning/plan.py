@@ -40,8 +40,11 @@ class PlannedSubgoal(BaseModel):
     """A subgoal as the planner gives it."""
 
     name: str = ""
+    """Whatever the planner called it; empty if it gave no name."""
     goal: str = Field(min_length=1)
+    """What is to be found, in one line."""
     needs: list[str] = Field(default_factory=list)
+    """Names of subgoals whose values it needs, not yet checked."""
 
     @model_validator(mode="before")
     @classmethod
@@ -67,6 +70,7 @@ class PlannerAnswer(BaseModel):
     """What the planner answers with."""
 
     subgoals: list[PlannedSubgoal] = Field(min_length=1)
+    """Subgoals in the planner's order, at least one."""
 
     @model_validator(mode="before")
     @classmethod

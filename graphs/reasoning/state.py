@@ -122,16 +122,20 @@ class ReasoningState(TypedDict):
     stop_reason: NotRequired[str]
     """A `StopReason` as plain text; empty while the run goes on."""
     reason: NotRequired[str]
-    """The same in words."""
+    """Why the run stopped, in words."""
 
 
 class SolverTask(TypedDict):
     """What one solver is sent."""
 
     problem: str
+    """The person's problem, for context."""
     subgoal: Subgoal
+    """The subgoal to solve."""
     known: dict[str, str]
+    """Values of the subgoals that this one needs, by name, each in one line."""
     hint: str
+    """The critic's hint for this subgoal; empty at the first try."""
     tokens: int
     """This solver's budget of sampled tokens."""
     turns: int

@@ -33,7 +33,9 @@ class PlannedQuestion(BaseModel):
     """A question as the planner gives it."""
 
     question: str = Field(min_length=1)
+    """What is to be looked up, in one line."""
     queries: list[str] = Field(default_factory=list)
+    """What the planner would search for."""
 
     @model_validator(mode="before")
     @classmethod
@@ -61,8 +63,11 @@ class ResearchPlan(BaseModel):
     """What the planner answers with."""
 
     questions: list[PlannedQuestion] = Field(default_factory=list[PlannedQuestion])
+    """Questions to look up; empty if the planner asks back or replies."""
     ask: str = ""
+    """A question back to the person; empty if there is none."""
     reply: str = ""
+    """A reply that needs no sources, such as a courtesy; empty if there is none."""
 
     @model_validator(mode="before")
     @classmethod

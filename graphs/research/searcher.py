@@ -46,6 +46,7 @@ class SearchMeans:
     """Run context of the loop that searches for one question."""
 
     research: ResearchContext
+    """Run context of the research graph: where to look, and limits of one searcher."""
     about: str
     """The question."""
     first_id: int
@@ -53,9 +54,13 @@ class SearchMeans:
     has_sources: bool
     """It was shown remembered sources: it need not look anywhere."""
     max_turns: int
+    """Most model calls of this search."""
     max_tokens: int
+    """Most completion tokens over all turns of this search."""
     max_seconds: float
+    """Most wall-clock time of this search, in seconds."""
     max_cost: float | None
+    """Most money of this search, in the currency of the prices; None: no limit."""
 
     @property
     def prices(self) -> Prices:
@@ -66,6 +71,7 @@ class SearchState(TypedDict):
     """One search on its way."""
 
     messages: Annotated[list[AnyMessage], add_messages]
+    """The searcher's conversation: its question, its replies, and the tools' results."""
     sources: NotRequired[Annotated[list[Source], operator.add]]
     """In the order in which they were read."""
     stop_reason: NotRequired[str]

@@ -39,7 +39,9 @@ class Source(TypedDict):
     """A text that was read, as it was then."""
 
     id: str
+    """`S1`, `S2` and so on, the name by which the conversation cites it; empty until it is given one."""
     title: str
+    """Title of the page, or path of the file, in one line."""
     url: str
     """Of this revision, whatever becomes of the page; empty for a file."""
     revision: str
@@ -47,6 +49,7 @@ class Source(TypedDict):
     file: str
     """Path inside the indexed folder; empty for a page."""
     text: str
+    """The whole text, so that a quote can be found again."""
     offset: int
     """Where in the page or the file the text begins: a source may be a part of it."""
 

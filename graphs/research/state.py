@@ -107,6 +107,7 @@ class ResearchQuestion(TypedDict):
     """A part of what is asked, that can be looked up by itself."""
 
     question: str
+    """What is to be looked up, in one line."""
     queries: list[str]
     """What the planner would search for."""
 
@@ -115,15 +116,20 @@ class SearcherReport(TypedDict):
     """What one searcher hands in. Its sources are named as it knew them, not yet as the conversation does."""
 
     question: str
+    """The question that it searched for."""
     text: str
+    """What the searcher found, as it wrote it; quotes are not checked yet."""
     stop: str
+    """A `StopReason` as plain text: why the search ended."""
     sources: list[Source]
+    """What the searcher read, whole."""
 
 
 class ResearchFinding(TypedDict):
     """What one searcher found, in the conversation's names."""
 
     question: str
+    """The question that was searched for."""
     text: str
     """Its quotes have been held against the sources; those that stand in none are gone."""
     stop: str
@@ -136,6 +142,7 @@ class SearchTask(TypedDict):
     """What one searcher is sent."""
 
     question: ResearchQuestion
+    """The question to search for."""
     known: str
     """What the remembered sources have on it, as a searcher is shown sources; empty: nothing."""
     first_id: int
@@ -177,6 +184,7 @@ class ResearchState(TypedDict):
     answered: NotRequired[bool]
     """The newest answer rests on sources, and does not say that they have none."""
     questions: NotRequired[list[ResearchQuestion]]
+    """The planner's questions of this turn."""
     findings: NotRequired[list[ResearchFinding]]
     """In the order of the questions."""
     found: NotRequired[Annotated[list[SearcherReport], _listed]]
@@ -186,7 +194,7 @@ class ResearchState(TypedDict):
     drafts: NotRequired[list[AIMessage]]
     """The writer's answers as they were sampled; two, if something was wrong with the first."""
     complaint: NotRequired[str]
-    """What was wrong with it, as the writer was told."""
+    """What was wrong with the first draft, as the writer was told."""
     asked_back: NotRequired[bool]
     """The newest answer is a question."""
     spent: NotRequired[Annotated[Usage, added]]
@@ -197,7 +205,7 @@ class ResearchState(TypedDict):
     """`answer`; `no_answer`: the sources have none; `question`: the person is asked; `reply`: nothing was to be looked
     up; or the limit that was reached. Empty while the turn goes on."""
     reason: NotRequired[str]
-    """The same in words."""
+    """Why the turn stopped, in words."""
 
 
 def new_turn() -> dict[str, Any]:

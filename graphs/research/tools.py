@@ -80,7 +80,9 @@ async def _refused(**_: Any) -> Result:
 class _PageReader:
     context: ResearchContext
     about: str
+    """The question that is searched for: passages that have its words are shown."""
     first_id: int
+    """Number of the first new source: 7 names it `S7`."""
 
     async def wiki_search(self, query: str) -> Result:
         """Search the wiki for pages whose text has the words of the query. Few words find more."""

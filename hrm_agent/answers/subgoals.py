@@ -15,6 +15,7 @@ class Subgoal(TypedDict):
     name: str
     """A Python identifier; later subgoals and the critic know the value by it."""
     goal: str
+    """What is to be found, in words."""
     needs: list[str]
     """Names of subgoals whose values this one needs."""
 

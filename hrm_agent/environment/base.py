@@ -20,8 +20,9 @@ class Limits:
     """What one snippet may use. Enforced from outside the snippet's process."""
 
     wall_seconds: float = 5.0
-    """From the moment it begins; the time in the queue is not the snippet's."""
+    """Wall-clock time from the moment it begins; the time in the queue is not the snippet's."""
     cpu_seconds: float = 5.0
+    """CPU time of the whole tree of processes."""
     memory_bytes: int = 512 * 1024 * 1024
     """Beyond the warm interpreter, of the whole tree of processes. Of a session: fixed by its first call."""
     output_bytes: int = 16 * 1024
@@ -33,6 +34,7 @@ class Cell:
     """An earlier call of a session."""
 
     code: str
+    """Its Python source."""
     digest: str = ""
     """`ExecutionResult.digest` of what it came to; empty if that is not known, or does not matter."""
 
@@ -42,12 +44,14 @@ class Submission:
     """One call."""
 
     code: str
+    """Python source to run."""
     session: str | None = None
     """Names calls that share their variables; None runs in a fresh process."""
     history: tuple[Cell, ...] | None = None
     """The session's earlier calls, in order: where its process does not stand exactly there, they are run again in a
     new one. None: those that the environment remembers."""
     limits: Limits = field(default_factory=Limits)
+    """What the code may use."""
     id: str | None = None
     """Submitted again under its id, a call is not run again: it is given the first answer."""
     run: str = ""
@@ -63,29 +67,33 @@ class ExecutionResult:
     """The outcome of one snippet, as the enforcing side saw it."""
 
     status: ToolStatus
+    """How the snippet ended."""
     stdout: str = ""
+    """What it wrote to standard output, cut in the middle where it is long."""
     stderr: str = ""
+    """What it wrote to standard error, cut in the middle where it is long; at its end, how the process ended."""
     value: str | None = None
     """repr of the last expression, else of the variable `RESULT`; None if there is neither."""
     value_json: str | None = None
-    """The same as JSON; None where it has none."""
+    """The value as JSON; None where it has none."""
     duration_seconds: float = 0.0
     """Wall clock, from the beginning to the end of the snippet."""
     cpu_seconds: float = 0.0
-    """Of the whole tree of processes."""
+    """CPU time of the whole tree of processes."""
     peak_memory_bytes: int = 0
     """Largest resident memory, the warm interpreter's included; of a session, since it began."""
     stdout_bytes: int = 0
-    """Written, before the middle was cut."""
+    """Bytes written to stdout, before the middle was cut."""
     stderr_bytes: int = 0
+    """Bytes written to stderr, before the middle was cut."""
     isolation: str = ""
     """The level in force: `L3` to `L0`."""
     session: SessionState | None = None
     """None outside sessions."""
     queued_seconds: float = 0.0
-    """Before it began."""
+    """Time in seconds that the call waited before it began."""
     attempt: int = 1
-    """2 where the infrastructure lost the first."""
+    """1; 2 where the infrastructure lost the first attempt."""
 
     @property
     def digest(self) -> str:

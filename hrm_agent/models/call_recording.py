@@ -58,8 +58,11 @@ class Prefix:
     prompt_ids: tuple[int, ...]
     """Everything the model sees: the parent's path, then `inserted`."""
     parent: str | None = None
+    """Id of the call that this one extends; None for a root."""
     branch_reason: BranchReason | None = None
+    """Why the call is a root; None exactly if it has a parent."""
     branch_of: str | None = None
+    """Id of the call that a root would have extended but could not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +70,19 @@ class PendingCall:
     """A call that has no answer yet."""
 
     identity: GraphIdentity
+    """Where in the graph's run it is made."""
     call_index: int
+    """Index of the call within its LangGraph task, from 0."""
     request_hash: str
+    """Hash of messages, tools and sampling."""
     messages: Sequence[BaseMessage]
+    """The messages sent."""
     tools: Sequence[dict[str, Any]]
+    """The tools offered, in the provider's form: for the policy, OpenAI's."""
     sampling: Sampling
-    """With its seed."""
+    """Sampling parameters, with the call's own seed."""
     started_at: float = field(default_factory=time.time)
+    """Unix time in seconds."""
 
     @property
     def call_id(self) -> str:

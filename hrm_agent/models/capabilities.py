@@ -34,6 +34,7 @@ class Capabilities:
     token_ids: bool
     """The record holds the exact tokens."""
     logprobs: LogprobKind
+    """Of which distribution its log-probs are; NONE if it gives none."""
     streaming: bool
     """Text is shown while it is sampled."""
     structured: bool
@@ -43,10 +44,14 @@ class Capabilities:
     quantized: str | None = None
     """`nf4` or `int8`; None if the weights are not quantized, or it is not known."""
     dtype: str | None = None
+    """Number format of the weights, such as `bfloat16`; None if not known."""
     device: str | None = None
+    """Where the weights are, such as `cuda:0`; None if not known."""
     max_length: int | None = None
     """Most tokens of prompt and answer together; None if not known."""
     parameters: int | None = None
+    """Number of parameters; None if not known."""
     memory_bytes: int | None = None
     """Of the weights, where they are in this process."""
     lacks: tuple[Lack, ...] = field(default=())
+    """What is missing and could be had."""

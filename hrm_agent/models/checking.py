@@ -42,10 +42,13 @@ class ModelCheck:
     """What a check came to."""
 
     model: str
+    """The model string that was checked."""
     loaded: bool
     """False where only the string was read."""
     capabilities: Capabilities
+    """What the model can do."""
     load_seconds: float | None = None
+    """Time that loading took; None where only the string was read."""
     answer: str | None = None
     """The first words that it says; None where it was not asked."""
 

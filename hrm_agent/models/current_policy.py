@@ -37,6 +37,7 @@ class ActivePolicy:
     backend: Backend | str
     """A string is loaded at the first call."""
     sampling: Sampling = field(default_factory=Sampling)
+    """Sampling parameters of calls that name none of their own."""
     constrain: bool = True
     """Answers are constrained to the schema that a graph asks for, if the engine can. False under a trainer: tokens
     sampled under a mask are not samples of the policy."""

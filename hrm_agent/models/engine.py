@@ -43,9 +43,11 @@ class Completion:
     logprobs: tuple[float, ...]
     """Natural log, of the kind that the engine names."""
     finish_reason: FinishReason
+    """Why sampling stopped."""
     policy_version: int
     """Version of the weights that sampled them."""
     queue_seconds: float = 0.0
+    """Seconds from submission until sampling began."""
     constrained: bool = False
     """The tokens were chosen under the request's schema; the log-probs are without it, where the engine has them."""
 

@@ -52,6 +52,7 @@ class ModelString:
     name: str
     """Without scheme and options."""
     options: LoadOptions = field(default=LoadOptions())
+    """How weights are loaded into this process; the defaults where the string has none."""
 
     @property
     def local(self) -> bool:

@@ -37,8 +37,11 @@ class Citation(TypedDict):
     source: str
     """Name of the cited text: a source of a conversation, or a file of an index."""
     start: int
+    """First character of the quote in the cited text."""
     end: int
+    """One past its last character."""
     quote: str
+    """The cited words, as the text has them."""
     url: str
     """Address of the text, in the revision that is cited; empty where it has none."""
 
@@ -47,6 +50,7 @@ class CitationVerdict(StrEnum):
     """How a quote stands to the stored text. Only `verbatim` is accepted."""
 
     VERBATIM = "verbatim"
+    """Word for word in the cited span."""
     RESPACED = "respaced"
     """Word for word, but with other white space, quotation marks or dashes, as when a line break became a space."""
     MISPLACED = "misplaced"
@@ -64,6 +68,7 @@ class Resolution:
     """What the stored text says to a quote."""
 
     verdict: CitationVerdict
+    """How the quote stands to the stored text."""
     citation: Citation | None = None
     """Where the words stand, in the document's own characters; None: nowhere."""
 

@@ -82,11 +82,17 @@ class Episode:
     """One run that is asked for. Its `thread_id` is its identity: the same thread is never run twice."""
 
     task: TaskRef
+    """The task that the graph is given."""
     thread_id: str
+    """LangGraph's thread, which the trajectory's id is made from."""
     graph: str = "tool_loop"
+    """A built-in graph by name, or `package.module:attribute`, or `./file.py:attribute`."""
     run_id: str = ""
+    """The collect, eval or training run that asks for it; empty for a single run."""
     group_id: str = ""
+    """Shared by the rollouts of one task in one step; empty outside of groups."""
     sample_index: int = 0
+    """Index within the group, from 0."""
     seed: int | None = None
     """Base of the seeds of all model calls; None draws them from the system."""
     context: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -120,11 +126,15 @@ class EpisodeRunner:
     """What the episodes of a run share. Episodes run side by side, as tasks of one event loop."""
 
     store: RunStore
+    """Where checkpoints and calls are written, and read back on resume."""
     backend: Backend
+    """Engine or chat model that the graphs' `policy()` asks."""
     policy: str
     """The string that names the backend."""
     environment: Environment
+    """Where model-written code runs."""
     sampling: Sampling = field(default_factory=Sampling)
+    """Sampling parameters of calls that name none of their own."""
     recursion_limit: int = 200
     """Most steps of the graph; its own budgets should end it long before."""
     stand_in: bool = False

@@ -17,9 +17,13 @@ class RunnerOptions(TypedDict, total=False):
     """Fields of an `EpisodeRunner`."""
 
     sampling: Sampling
+    """Sampling parameters of calls that name none of their own."""
     recursion_limit: int
+    """Most steps of the graph (LangGraph's recursion_limit)."""
     stand_in: bool
+    """The policy answers for chat models that the graph holds itself."""
     constrain: bool
+    """Replies are held to the schemas that the graph asks for, where the engine can."""
 
 
 class GraphSettings(BaseModel):
@@ -28,7 +32,7 @@ class GraphSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     graph: str = "tool_loop"
-    """tool_loop, reasoning, research, or your own as package.module:attribute or ./file.py:attribute."""
+    """Graph to run: tool_loop, reasoning, research, or your own as package.module:attribute or ./file.py:attribute."""
     context: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Options of the graph, such as max_turns=6."""
 
@@ -39,9 +43,9 @@ class RolloutSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     temperature: float = Field(default=1.0, ge=0)
-    """0 takes the most probable token."""
+    """Sampling temperature; 0 takes the most probable token."""
     max_tokens: int = Field(default=512, ge=1)
-    """Most sampled tokens of one answer; a graph may set fewer."""
+    """Most completion tokens of one reply; a graph may set fewer."""
     isolation: LeastIsolation = DEFAULT_ISOLATION
     """The least isolation of model-written code that is accepted: L2, L1 or L0; L3 is not offered yet."""
     environment: Where | None = None

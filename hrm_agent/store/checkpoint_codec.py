@@ -44,8 +44,11 @@ class CheckpointKey:
     """What a config names."""
 
     thread_id: str
+    """LangGraph's thread."""
     ns: str
+    """Namespace of the subgraph; empty for the outermost graph."""
     checkpoint_id: str | None
+    """LangGraph's id of the checkpoint; None: the newest one."""
 
     def config(self, checkpoint_id: str) -> RunnableConfig:
         """The config of another checkpoint at this place."""

@@ -28,12 +28,19 @@ class CheckpointRow(NamedTuple):
     """A row of `checkpoints`."""
 
     seq: int
+    """Number of the row, in the order of writing."""
     thread_id: str
+    """LangGraph's thread."""
     ns: str
+    """Namespace of the subgraph; empty for the outermost graph."""
     id: str
+    """LangGraph's id of the checkpoint."""
     parent_id: str | None
+    """Id of the checkpoint before; None for the first."""
     manifest: bytes
+    """The checkpoint without its values, which stand as references; sealed where the store is encrypted."""
     metadata: bytes
+    """LangGraph's metadata, packed; sealed where the store is encrypted."""
 
     @property
     def place(self) -> CheckpointKey:

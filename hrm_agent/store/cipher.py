@@ -26,6 +26,7 @@ class Cipher(Protocol):
     """How bytes are kept in a row."""
 
     name: str
+    """What the store is on record as sealed with."""
     hash_key: bytes
     """Keys the names of values; empty where nothing is sealed."""
 

@@ -46,8 +46,11 @@ class Blob:
     """One stored value."""
 
     hash: bytes
+    """Hash of kind and data: the value's name."""
     kind: int
+    """Number of the form that the data is in: a leaf's type, a list, a dict."""
     data: bytes
+    """The stored form, before encryption."""
 
 
 @dataclass(slots=True)
@@ -57,11 +60,13 @@ class KnownBlobs:
     epoch: str = ""
     """Changes when blobs are collected: then nothing is known to be there."""
     stored: set[bytes] = field(default_factory=set[bytes])
+    """Hashes of blobs that are in the store."""
     messages: dict[int, tuple[BaseMessage, bytes, Blob]] = field(
         default_factory=dict[int, tuple[BaseMessage, bytes, Blob]]
     )
     """id -> the message itself (so that its id stays taken), its fields in packed form, and its stored form."""
     lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while these change: several threads write checkpoints."""
 
     def add(self, epoch: str, hashes: Iterable[bytes]) -> None:
         """Note what was stored in an epoch; what was stored in an earlier one may have been collected since."""

@@ -255,6 +255,7 @@ def placeholders(count: int) -> str:
 class _PendingWrite:
     work: Work[Any]
     future: Future[Any]
+    """Done when the work is committed; then it has its result."""
 
 
 def epoch_of(cursor: Cursor) -> str:

@@ -52,12 +52,13 @@ class Stats:
     """What a store holds."""
 
     rows: dict[str, int]
-    """By kind."""
+    """Number of rows by kind."""
     bytes: dict[str, int]
     """By kind: contents only, without keys and indexes."""
     size: int
     """Bytes on disk, all included."""
     threads: int
+    """Number of threads."""
     by_status: dict[str, int]
     """Trajectories by their status."""
 
@@ -67,6 +68,7 @@ class Pruned:
     """What pruning took, or would take."""
 
     thread_ids: tuple[str, ...]
+    """Threads that were deleted, or would be."""
     kept: dict[str, int]
     """Reason -> threads that were due and stay."""
     freed: int

@@ -32,8 +32,11 @@ class Migrated:
     """What was taken over."""
 
     threads: int
+    """Number of threads."""
     checkpoints: int
+    """Number of checkpoints, those of subgraphs included."""
     trajectories: int
+    """Number of trajectories; 0 from a saver of LangGraph's."""
 
 
 def migrate(source: str, target: RunStore, allow: Sequence[str] = ()) -> Migrated:
@@ -66,7 +69,9 @@ class _Stock:
     """An opened database of one of LangGraph's savers."""
 
     saver: BaseCheckpointSaver[Any]
+    """Reads its checkpoints."""
     query: Query
+    """Runs a statement on it; returns the rows."""
     writes: str
     """Its table of pending writes."""
     journal: bool = False

@@ -36,11 +36,15 @@ class ThreadInfo(NamedTuple):
     """One line of a store's contents."""
 
     thread_id: str
+    """LangGraph's thread."""
     trajectory_id: str | None
     """None for a thread that a graph of one's own was run on without a recorder."""
     run_id: str
+    """The collect, eval or training run that asked for it; empty if none did."""
     group_id: str
+    """Shared by the rollouts of one task in one step; empty outside of groups."""
     status: str
+    """A `RunStatus` as plain text; empty for a thread without a trajectory."""
     updated_at: float
     """Unix time in seconds of its newest checkpoint, or of its start."""
 

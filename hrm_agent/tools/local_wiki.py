@@ -108,6 +108,7 @@ class LocalWiki:
 class _LocalPage:
     title: str
     text: str
+    """Text of the page, as the file has it."""
     number: int
     """Of the revision."""
 

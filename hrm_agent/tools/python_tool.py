@@ -49,25 +49,32 @@ class PythonArguments(BaseModel):
     """What the model gives, and the call's id, which LangChain fills in."""
 
     code: str = Field(description="Python source; print the result or end with an expression.")
+    """Python source."""
     tool_call_id: Annotated[str, InjectedToolCallId]
+    """The id by which the model's message names this call."""
 
 
 class PythonTool(BaseTool):
     """Runs Python code. Its message's artifact is `{"status": ..., "record": id of the ToolCall}`."""
 
     records_itself: ClassVar[bool] = True
+    """The recording of other LangChain tools leaves it alone."""
 
     name: str = "python"
+    """Name under which the model calls it."""
     description: str = (
         "Run Python code in a session whose variables live on between calls; "
         "returns what it prints and its last expression's value."
     )
+    """What the model is told of it."""
     args_schema: Any = PythonArguments
+    """What its arguments have to be."""
     response_format: Any = "content_and_artifact"
+    """It returns the text for the model, and the message's artifact."""
     stateless: bool = False
     """Each call is given a fresh interpreter."""
     limits: Limits = Limits()
-    """Of each call; its memory is, of a session, that of the first."""
+    """What each call may use; a session's memory limit is that of its first call."""
 
     async def _arun(self, code: str, tool_call_id: str, config: RunnableConfig) -> tuple[ToolMessage, dict[str, Any]]:
         config = _with_thread(config)

@@ -56,16 +56,17 @@ class ToolOutcome:
     """What running a tool came to."""
 
     status: ToolStatus
+    """How the tool call ended."""
     content: str
     """What the model is shown."""
     output: dict[str, Any] | None = None
-    """`ToolCall.output`."""
+    """The whole answer of a tool that is not ours (`ToolCall.output`)."""
     execution: ExecutionResult | None = None
     """What an environment measured of the code that it ran; None for a tool that runs none."""
     stderr: str = ""
-    """Of a tool that runs no code, like the duration."""
+    """What went wrong, of a tool that runs no code."""
     duration_seconds: float | None = None
-    """None: by the clock around the call."""
+    """Time in seconds, of a tool that runs no code; None: by the clock around the call."""
 
 
 async def record_tool_call(

@@ -54,8 +54,9 @@ class SessionPlace:
     """A session as a call finds it."""
 
     name: str
+    """The environment's name of the session."""
     history: tuple[Cell, ...] | None
-    """None: the environment's own memory of it counts."""
+    """Cells that led here, in order; None: the environment's own memory of it counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,11 @@ class _Ran:
     """A finished call of a session."""
 
     scope: str
+    """Namespace around the node that called: which agent's session it was."""
     checkpoint_id: str
+    """Checkpoint of the outermost graph that its step started from."""
     started_at: float
+    """Unix time in seconds."""
     cell: Cell | None
     """None: its process did not live on."""
 

@@ -20,13 +20,21 @@ class ToolStatus(StrEnum):
     """How a tool call ended. Decided by the side that enforces it, never read from the tool's output."""
 
     OK = "ok"
+    """It ended without an error."""
     ERROR = "error"
+    """The code raised or exited with an error, or the tool said that it failed."""
     TIMEOUT = "timeout"
+    """It was ended at its limit of wall-clock or CPU time."""
     OUT_OF_MEMORY = "out_of_memory"
+    """It was ended at its limit of memory."""
     OUTPUT_LIMIT = "output_limit"
+    """It gave more output than it may."""
     INVALID_CALL = "invalid_call"
+    """It was not run: its arguments could not be decoded, or are not what the tool takes."""
     DENIED = "denied"
+    """It asked for something that is not allowed: a forbidden system call, or one use more than its budget."""
     INFRASTRUCTURE = "infrastructure"
+    """The machine or a service failed it, by no fault of the policy."""
 
     @property
     def is_policy_failure(self) -> bool:
@@ -51,29 +59,44 @@ class RunStatus(StrEnum):
     """Where a run stands. `truncated`, `failed` and `aborted` runs are kept like any other."""
 
     RUNNING = "running"
+    """Under way, or its process died; it can be resumed."""
     COMPLETED = "completed"
+    """It came to its own end."""
     TRUNCATED = "truncated"
+    """It ended before it was done: at a limit, with a question to a person, or by giving up."""
     FAILED = "failed"
+    """The graph or the verifier raised an error."""
     ABORTED = "aborted"
+    """It was stopped from outside."""
 
 
 class StopReason(StrEnum):
     """Why a run ended. `answer` is the only one that goes with `RunStatus.COMPLETED`."""
 
     ANSWER = "answer"
+    """The graph came to its own end."""
     MAX_TURNS = "max_turns"
+    """The loop's limit of model calls was reached."""
     MAX_TOKENS = "max_tokens"
+    """The budget of completion tokens, or the model's context window, was used up."""
     MAX_SECONDS = "max_seconds"
+    """The budget of wall-clock time was used up."""
     MAX_CALLS = "max_calls"
+    """The run's budget of model calls was used up."""
     MAX_COST = "max_cost"
+    """The budget of money was used up."""
     MAX_ROUNDS = "max_rounds"
     """The critic would have had more done, and no round was left."""
     GAVE_UP = "gave_up"
     """The critic saw no way to an answer; the best one so far stands."""
     RECURSION_LIMIT = "recursion_limit"
+    """LangGraph's limit of steps was reached."""
     INTERRUPT = "interrupt"
+    """The graph waits for a person: a question of its own, or a breakpoint."""
     ERROR = "error"
+    """The graph or the verifier raised an error."""
     ABORTED = "aborted"
+    """The run was stopped from outside."""
 
     @property
     def truncates(self) -> bool:
@@ -124,5 +147,8 @@ class Verdict(StrEnum):
     """What a training run did with a trajectory."""
 
     KEPT = "kept"
+    """It was trained on; of a choice among several runs, it was chosen."""
     DROPPED = "dropped"
+    """It was left out: not drawn, or it failed by no fault of the policy; of a choice, another run was chosen."""
     GROUP_REJECTED = "group_rejected"
+    """It was left out with its whole group, which gives no signal: all rewards are equal."""

@@ -37,6 +37,7 @@ class Finding(NamedTuple):
     where: str
     """The id of the call, tool call or trajectory."""
     message: str
+    """What is wrong, in a sentence."""
 
 
 Problem = tuple[str, str]

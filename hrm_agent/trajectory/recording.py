@@ -119,6 +119,7 @@ class MemoryJournal:
     """A journal without a store: the newest `capacity` calls, in memory."""
 
     is_blocking = False
+    """Nothing waits for a disk."""
 
     def __init__(self, capacity: int = 4096) -> None:
         self._calls = BoundedMap[str, Call](capacity)
@@ -189,7 +190,9 @@ class _TaskSlot:
     """What is known of one LangGraph task: the calls on record when it began, and the indices handed out since."""
 
     recorded: list[Call]
+    """Calls on record when the task began."""
     claimed: set[int] = field(default_factory=set[int])
+    """Call indices handed out since."""
 
 
 class Recording:

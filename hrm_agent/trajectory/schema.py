@@ -65,29 +65,32 @@ class Sampling(_Record):
     """Sampling parameters of one call."""
 
     temperature: float = Field(default=1.0, ge=0)
-    """0 takes the most probable token."""
+    """Sampling temperature; 0 takes the most probable token."""
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling: the share of the probability that is sampled from; 1 is all of it."""
     max_tokens: int = Field(default=512, ge=1)
     """Limit on sampled tokens of this call."""
     seed: int | None = None
     """Seed of this call; the engine's tokens are a function of (weights, prompt, seed). None: drawn from the system."""
     stop: tuple[str, ...] = ()
-    """Texts that end the call. The tokens that form them are kept in the delta."""
+    """Texts that end the call. The tokens that form them are kept in the call's `token_ids`."""
 
 
 class GraphIdentity(_Record):
     """Where in a LangGraph run a call was made: the join key with the checkpoint."""
 
     thread_id: str
+    """Thread of the run that made the call (the call's own run id when made outside a graph)."""
     checkpoint_id: str = ""
     """The checkpoint that the step started from; empty if the graph runs without a checkpointer."""
     root_checkpoint_id: str = ""
-    """That of the outermost graph, equal to `checkpoint_id` outside subgraphs: places the call in a thread's tree."""
+    """Checkpoint of the outermost graph that the step started from; equal to `checkpoint_id` outside subgraphs."""
     checkpoint_ns: str = ""
-    """`node:task_id`, joined by `|` over nested subgraphs."""
+    """Namespace of the call's task: `node:task_id`, joined by `|` over nested subgraphs."""
     task_id: str
     """LangGraph's task id (the call's own run id when made outside a graph)."""
     node: str = ""
+    """Name of the node that made the call, in the innermost graph; empty outside a graph."""
     path: str = ""
     """Place of the task within its step without random parts, for seeds: `step/node/send index`, joined by `|`."""
     attempt: int = 1
@@ -105,6 +108,7 @@ class Call(_Record):
     id: str
     """`hash(thread_id, task_id, call_index, sample_index)`: the same on every resume of the same task."""
     identity: GraphIdentity
+    """Thread, checkpoint, task and node that the call was made from."""
     call_index: int
     """Index of the call within its LangGraph task, from 0."""
     sample_index: int = 0
@@ -118,22 +122,25 @@ class Call(_Record):
     model: str
     """The string that names the model."""
     policy_version: int = 0
-    """Number of optimiser steps behind the weights that sampled this call."""
+    """Number of optimiser steps behind the weights that sampled this call; 0 for a model that is not trained here."""
     parent: str | None = None
     """Id of the call that this one extends token by token; None for a root."""
     branch_reason: BranchReason | None = None
     """Why this call is a root; None exactly if it has a parent."""
     branch_of: str | None = None
-    """For a root that would have extended a call but could not: that call."""
+    """Id of the call that this root would have extended but could not; None for other calls."""
     token_ids: tuple[int, ...] = ()
     """The tokens that this call adds to its parent: inserted ones first, then those sampled."""
     mask: tuple[bool, ...] = ()
-    """True where the policy sampled the token."""
+    """One entry per token: True where the policy sampled it, False where it was inserted."""
     logprobs: tuple[float, ...] = ()
-    """Natural log; 0.0 where the token was inserted."""
+    """Natural log of each token's probability when it was sampled; 0.0 where the token was inserted."""
     logprob_kind: LogprobKind = LogprobKind.NONE
+    """Of which distribution `logprobs` are."""
     sampling: Sampling = Sampling()
+    """Sampling parameters that the call was made with, its seed included."""
     finish_reason: FinishReason = FinishReason.STOP
+    """Why sampling stopped."""
     constrained: bool = False
     """The answer was held to a JSON schema while it was sampled. `logprobs` are those without that mask where the
     engine is in this process, and under it where it is a server."""
@@ -144,10 +151,11 @@ class Call(_Record):
     response: dict[str, Any]
     """The answer as a LangChain message dump: what a resumed node gets back."""
     started_at: float
-    """Unix time in seconds."""
+    """Start of the call: Unix time in seconds."""
     ended_at: float
+    """End of the call: Unix time in seconds."""
     queue_seconds: float = 0.0
-    """Share of the duration spent waiting for the engine."""
+    """Seconds of the call's duration that were spent waiting for the engine."""
 
     @property
     def sampled_tokens(self) -> int:
@@ -168,17 +176,21 @@ class ToolCall(_Record):
     id: str
     """`hash(thread_id, task_id, tool_call_id)`."""
     identity: GraphIdentity
+    """Thread, checkpoint, task and node that the tool was called from."""
     tool_call_id: str
     """The id by which the model's message names this call."""
     name: str
+    """Name of the tool, as the model called it."""
     arguments: dict[str, Any] | str
     """As the model gave them; the raw text where it could not be decoded."""
     status: ToolStatus | None = None
-    """None while the call is under way (or was when the process died)."""
+    """How the call ended; None while it is under way (or was when the process died)."""
     content: str = ""
     """What the model is shown."""
     stdout: str = ""
+    """What the code wrote to standard output, cut in the middle where it is long; empty for other tools."""
     stderr: str = ""
+    """What the code wrote to standard error, cut in the middle where it is long; of other tools, what went wrong."""
     value: str | None = None
     """repr of the last expression or of `RESULT`; None if there is none."""
     output: dict[str, Any] | None = None
@@ -186,22 +198,23 @@ class ToolCall(_Record):
     idempotency_key: str | None = None
     """Names the effect of the call, where the tool declares one: a thread has it once, whichever task asks."""
     duration_seconds: float = 0.0
+    """Wall-clock time in seconds from the call's beginning to its end, without the time in the queue."""
     started_at: float = 0.0
-    """Unix time in seconds."""
+    """Start of the call: Unix time in seconds."""
     isolation: str = ""
     """The level that its code ran under, `L3` to `L0`; empty for a call that ran no code, and in older records."""
     session: SessionState | None = None
-    """None outside sessions."""
+    """What the call found of its session's earlier calls; None outside sessions."""
     cpu_seconds: float | None = Field(default=None, ge=0)
-    """Of the whole tree of its processes; None where nobody measured it, here and below."""
+    """CPU time of the whole tree of its processes; None where nobody measured it."""
     peak_memory_bytes: int | None = Field(default=None, ge=0)
-    """Largest resident memory; of a session, since it began."""
+    """Largest resident memory; of a session, since it began. None where nobody measured it."""
     queued_seconds: float = Field(default=0.0, ge=0)
-    """Before it began; no part of the duration."""
+    """Time in seconds that the call waited before it began; no part of `duration_seconds`."""
     attempt: int = Field(default=1, ge=1)
-    """2 where the infrastructure lost the first."""
+    """1; 2 where the infrastructure lost the first attempt."""
     repeated_of: str | None = None
-    """An earlier call of this thread with the same name and arguments: what a padded transcript is recognised by."""
+    """Id of an earlier call of this thread with the same name and arguments: marks a padded transcript."""
 
 
 class TaskRef(_Record):
@@ -210,37 +223,46 @@ class TaskRef(_Record):
     id: str
     """Unique within its family."""
     family: str
-    """`word_problems`, `reasoning_gym:chain_sum`, `jsonl:FILE` and so on."""
+    """Family of tasks that it is from: `word_problems`, `reasoning_gym:chain_sum`, `jsonl:FILE` and so on."""
     prompt: str
+    """The task's text, as the graph was given it."""
     answer: str | None = None
     """The reference answer, where the family has one."""
     metadata: dict[str, Any] = Field(default_factory=dict)
+    """What else the family says of the task, as JSON."""
 
 
 class ForkRef(_Record):
     """Where a forked run left the run it stems from."""
 
     trajectory_id: str
+    """Trajectory of the run that was forked."""
     checkpoint_id: str
+    """The last checkpoint that both runs share."""
 
 
 class TurnEnd(_Record):
     """How a turn of a conversation ended, as `Trajectory` says it of the newest one."""
 
     status: RunStatus
+    """Status of the run at the end of the turn."""
     stop_reason: StopReason | None = None
+    """Why the turn ended; None while it is under way."""
     error: str | None = None
+    """What failed, for a turn that `failed`; else None."""
     answer: str | None = None
+    """The text of the turn's final message; None if there is none."""
 
 
 class Turn(_Record):
     """What a person said on a thread after its task, and how the turn before had ended by then."""
 
     id: str
-    """Of the message that holds it in the graph's state."""
+    """Id of the message that holds the turn in the graph's state."""
     prompt: str
+    """What the person said."""
     before: TurnEnd
-    """`aborted` for a turn that was under way, and was not resumed."""
+    """How the turn before ended; `aborted` for one that was under way, and was not resumed."""
     started_at: float
     """Unix time in seconds; later than the end of every call of the turns before."""
 
@@ -249,8 +271,11 @@ class Trajectory(_Record):
     """One graph run on one thread, as raw facts. In a conversation: of all its turns, with the end of the newest."""
 
     schema_version: Literal[1, 2] = 2
+    """Version of this format that the record was written in."""
     id: str
+    """Id of the trajectory; of a run made here, 16 hex digits made from `thread_id`."""
     thread_id: str
+    """The thread that the graph ran on."""
     run_id: str = ""
     """The collect, eval or training run that asked for it."""
     group_id: str = ""
@@ -258,30 +283,35 @@ class Trajectory(_Record):
     sample_index: int = 0
     """Index within the group, from 0."""
     task: TaskRef
+    """The task that the graph was asked to do."""
     graph: str
-    """As the user named it: `tool_loop`, or `package.module:attribute`."""
+    """The graph, as the user named it: `tool_loop`, or `package.module:attribute`."""
     policy: str
-    """The string that names the model."""
+    """The string that names the policy's model."""
     policy_version: int = 0
+    """Number of optimiser steps behind the policy's weights when the run started."""
     status: RunStatus = RunStatus.RUNNING
+    """Where the run stands."""
     stop_reason: StopReason | None = None
-    """None while running."""
+    """Why the run ended; None while it is under way."""
     error: str | None = None
     """What failed, for `failed` runs."""
     answer: str | None = None
     """The text of the final message; None if there is none."""
     rewards: dict[str, float] = Field(default_factory=dict)
-    """By name; `correct`, from 0 to 1, is the outcome that the trainer uses. Empty until verified."""
+    """Rewards by name; `correct`, from 0 to 1, is the outcome that the trainer uses. Empty until verified."""
     turns: tuple[Turn, ...] = ()
-    """Those after the first, whose prompt is the task's. Empty for a run of one turn."""
+    """Turns after the first one, whose prompt is the task's. Empty for a run of one turn."""
     forked_from: ForkRef | None = None
+    """Where a forked run left its origin; None for a run that began at its task."""
     started_at: float
-    """Unix time in seconds."""
+    """Start of the run: Unix time in seconds."""
     ended_at: float | None = None
+    """End of the run, of a conversation its newest turn's: Unix time in seconds; None while it is under way."""
     calls: tuple[Call, ...] = ()
-    """In the order in which they were finished. A forked run begins with those of the lineage that it left."""
+    """Model calls in the order in which they finished. A forked run begins with those of the lineage that it left."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """In the order in which they were started, inherited ones first."""
+    """Tool calls in the order in which they were started, inherited ones first."""
 
     @property
     def own_calls(self) -> tuple[Call, ...]:
@@ -325,16 +355,22 @@ class Overlay(_Record):
     """What one training run made of one trajectory."""
 
     run_id: str
+    """The training run that judged; of a choice among several runs of a task, the run that asked for it."""
     step: int
+    """Number of the optimiser step that it was sampled for, from 0; 0 for a choice among runs."""
     trajectory_id: str
+    """The trajectory that is judged."""
     group_id: str
+    """Rollouts of one task in one step share it."""
     reward: float
+    """The reward that it was judged by, from 0 to 1; the trainer gives a truncated run 0."""
     verdict: Verdict
+    """Whether the trajectory was trained on, or chosen."""
     reason: str
-    """In words: which quota, which penalty, or why the whole group was rejected."""
+    """Why, in words: which quota, which penalty, or why the whole group was rejected."""
     penalty_error: float
-    """p_err of GRPO-RoC, in [0, 1]."""
+    """p_err of GRPO-RoC, in [0, 1]: share of distinct tool calls that failed; 0.5 without any."""
     penalty_format: float
-    """p_format of GRPO-RoC, in [0, 1]."""
+    """p_format of GRPO-RoC, in [0, 1]: 1 without an answer tag, else surplus tags per turn."""
     advantage: float | None = None
-    """None unless kept."""
+    """Group-relative advantage of every token that the policy sampled; None unless kept."""

@@ -28,12 +28,15 @@ class ComparedRun:
     """One of the two, on the paired problems alone."""
 
     name: str
+    """The run as it was named: a folder, a store or a file."""
     trajectories: int
+    """Ended trajectories on the paired problems."""
     pass_at_1: Estimate
+    """Mean over problems of the share of right samples."""
     sampled_tokens: float
-    """Mean over problems of the mean of a problem's samples; likewise below."""
+    """Completion tokens of a trajectory: mean over problems of the mean of a problem's samples."""
     tool_errors: float
-    """Tool calls of a trajectory that failed by the policy's doing."""
+    """Tool calls of a trajectory that failed by the policy's doing: mean over problems of the mean of its samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +44,29 @@ class Comparison:
     """A and B; differences are B less A."""
 
     a: ComparedRun
+    """The run that differences are taken from."""
     b: ComparedRun
+    """The run that is compared with it."""
     problems: int
-    """Paired ones."""
+    """Number of problems that are in both runs."""
     difference: Estimate
-    """Of pass@1, resampled over pairs."""
+    """Difference of pass@1, resampled over pairs."""
     p_value: float
     """Two-sided, of no difference; McNemar's exact test where every problem has one sample a side."""
     test: str
+    """Name of the test that `p_value` is of."""
     sampled_tokens: Estimate
-    """Difference of the means, resampled likewise."""
+    """Difference of the mean completion tokens, resampled over pairs."""
     tool_errors: Estimate
+    """Difference of the mean failed tool calls, resampled over pairs."""
     better: tuple[str, ...]
-    """Ids of problems that B does oftener right, in order; `worse`: that A does."""
+    """Ids of problems that B does oftener right, in order."""
     worse: tuple[str, ...]
+    """Ids of problems that A does oftener right, in order."""
     only_a: tuple[str, ...]
     """Ids of problems that B has not, or has with another prompt, or not to the end."""
     only_b: tuple[str, ...]
+    """Ids of problems that A has not, or has with another prompt, or not to the end."""
 
     @property
     def certain(self) -> bool:

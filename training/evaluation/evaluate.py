@@ -33,8 +33,11 @@ class FamilyScore:
     """One family of a mixture."""
 
     problems: int
+    """Problems with an ended trajectory."""
     trajectories: int
+    """Ended trajectories, of any status."""
     pass_at_1: Estimate
+    """Mean over problems of the share of right samples, in [0, 1]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +59,25 @@ class Evaluation:
     """What a policy did on a set of problems."""
 
     problems: int
+    """Problems with an ended trajectory."""
     trajectories: int
     """Ended ones, of any status. Where a choice is made among candidates, the choice is one, and they are none."""
     samples: int
-    """Trajectories of the problem that has fewest: the largest k below."""
+    """Trajectories of the problem that has fewest: the largest k of `pass_at` and `majority_at`."""
     pass_at_1: float
-    """In [0, 1]; nan without a trajectory."""
+    """Mean over problems of the share of right samples, in [0, 1]; nan without a trajectory."""
     interval: tuple[float, float]
     """95 % confidence interval of `pass_at_1`."""
     pass_at: dict[int, Estimate]
-    """By k from 1 to `samples`."""
+    """pass@k by k from 1 to `samples`."""
     majority_at: dict[int, Estimate]
-    """Likewise."""
+    """majority@k by k from 1 to `samples`."""
     families: dict[str, FamilyScore]
+    """Scores of each family of a mixture, by its name."""
     statuses: dict[str, int]
     """Number of trajectories by run status, those under way among them."""
     stop_reasons: dict[str, int]
-    """Of the ended ones."""
+    """Number of ended trajectories by stop reason."""
     truncated_correct: int
     """Truncated runs whose best answer was right all the same; they count as wrong."""
     without_call: int
@@ -80,21 +85,25 @@ class Evaluation:
     correct_with_tool_error: float
     """Share of correct trajectories with a tool call that failed by the policy's doing; nan if none is correct."""
     tool_error_share: float
-    """Share of all tool calls that failed so; nan without a tool call."""
+    """Share of all tool calls that failed by the policy's doing; nan without a tool call."""
     tool_statuses: dict[str, int]
     """Tool calls by how they ended."""
     roles: dict[str, dict[str, int]]
     """By role, what `hrm_agent.training.evaluation.roles.ROLE_COUNTS` names."""
     read_tokens: int
-    """Of all trajectories, as the models reported them."""
+    """Prompt tokens of all trajectories, as the models reported them."""
     sampled_tokens: int
+    """Completion tokens of all trajectories."""
     mean_sampled_tokens: float
+    """Completion tokens per trajectory; nan without one."""
     mean_tool_calls: float
+    """Tool calls per trajectory; nan without one."""
     seconds: Seconds
+    """Where the time went, in seconds."""
     cost: float | None
-    """By the prices given; None where a model has none."""
+    """Cost by the prices given; None where a model has none."""
     reported_cost: float | None
-    """As providers reported it, in their currency; None where none did."""
+    """Cost as providers reported it, in their currency; None where none did."""
 
 
 def evaluate(

@@ -21,7 +21,9 @@ class Price:
     """Of a million tokens, in any currency."""
 
     read: float
+    """Price of a million prompt tokens."""
     sampled: float
+    """Price of a million completion tokens."""
 
     def of(self, read: int, sampled: int) -> float:
         return (read * self.read + sampled * self.sampled) / _MILLION

@@ -26,7 +26,9 @@ class Problem:
     """What a sample is a sample of. The prompt belongs to it: two files may give one id to two problems."""
 
     id: str
+    """The task's id, unique within its family."""
     prompt_hash: str
+    """Hash of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +36,19 @@ class Effort:
     """What a run took."""
 
     calls: int = 0
+    """Model calls."""
     tokens: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
-    """By model, and by `read` or `sampled`."""
+    """Prompt tokens (`read`) and completion tokens (`sampled`): (model, kind) -> count."""
     tools: Counter[str] = field(default_factory=Counter[str])
     """Tool calls by status."""
     tool_errors: int = 0
-    """Those that failed by the policy's doing."""
+    """Tool calls that failed by the policy's doing."""
     roles: Roles = field(default_factory=Roles)
+    """By role, what `hrm_agent.training.evaluation.roles.ROLE_COUNTS` names."""
     model_seconds: float = 0.0
     """Sum over calls, waiting for the engine included; calls side by side count each."""
     tool_seconds: float = 0.0
+    """Sum over tool calls of their duration, without the time in the queue."""
     reported_cost: float = math.nan
     """Sum of what providers reported; nan where none did."""
 
@@ -68,11 +73,17 @@ class Sample:
     """One answer to one problem, or the lack of one."""
 
     problem: Problem
+    """The problem that it answers."""
     family: str
+    """Name of the task's family."""
     thread: str
+    """Id of the run's thread."""
     group: str
+    """The run's group; for a candidate of a choice, the thread that chooses."""
     forked: bool
+    """True for a fork."""
     status: RunStatus
+    """Where the run stands."""
     stop_reason: str
     """Empty while under way."""
     correct: bool
@@ -82,9 +93,11 @@ class Sample:
     answer_key: str
     """Equal for equal answers; empty where there is none, or the run was truncated."""
     began: float
-    """Unix time in seconds."""
+    """Start of the run: Unix time in seconds."""
     ended: float | None
+    """End of the run: Unix time in seconds; None while under way."""
     effort: Effort
+    """What the run took; for a choice, its candidates' effort included."""
 
 
 def samples_of(trajectories: Iterable[Trajectory]) -> list[Sample]:

@@ -21,9 +21,13 @@ class Figures:
     """Of one policy in one graph."""
 
     temperature: float
+    """Sampling temperature of the rollouts."""
     rollouts: int
+    """Number of ended rollouts."""
     correct: float
+    """pass@1 on the held-out problems, in [0, 1]."""
     interval: tuple[float, float]
+    """95 % confidence interval of `correct`."""
     tool_errors: float
     """Share of the correct rollouts with a tool call that failed."""
 

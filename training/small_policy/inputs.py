@@ -58,7 +58,9 @@ class Inputs:
     """What one of the policies is made from."""
 
     digest: str
+    """16 hex digits over what is the same to the byte on every machine: tokens and the recipe's figures."""
     rehearsal: tuple[float, ...]
+    """Losses, or tokens and gradient norms, of a few steps; then the length of the weights' change."""
 
     def __str__(self) -> str:
         return f"Inputs: `{self.digest}`, rehearsal {' '.join(f'{figure:.6g}' for figure in self.rehearsal)}"

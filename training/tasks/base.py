@@ -23,10 +23,13 @@ class Task:
     family: str
     """The string that names the family, as given to `--tasks`."""
     prompt: str
+    """What the graph is asked, as text."""
     verify: Verifier = field(compare=False, repr=False)
+    """Scores a final text, in the trainer's process."""
     answer: str | None = None
     """The reference answer, where there is one."""
     metadata: dict[str, Any] = field(default_factory=dict[str, Any], compare=False)
+    """What else the family says of the task; stored as JSON."""
 
     def ref(self) -> TaskRef:
         """The part that is stored with a trajectory."""

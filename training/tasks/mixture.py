@@ -28,7 +28,9 @@ class MixturePart:
     """One family of a mixture."""
 
     weight: float
+    """Its share of the tasks is this over the sum of all weights."""
     spec: str
+    """The family with its parameters, as given to `--tasks`."""
 
 
 def read_mixture(text: str, families: Iterable[str]) -> list[MixturePart]:

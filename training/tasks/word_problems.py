@@ -62,6 +62,7 @@ class PlanStep:
     name: str
     """A Python identifier: later subgoals know the value by it."""
     goal: str
+    """What is to be found, as the solver is told."""
     needs: tuple[str, ...]
     """Names of earlier subgoals."""
     code: str
@@ -75,16 +76,23 @@ class WordProblem:
     """One problem with its answer and both ways to it."""
 
     template: str
+    """Name of its template."""
     numbers: tuple[int, ...]
+    """Drawn numbers, in the template's order."""
     words: tuple[str, ...]
+    """Drawn names and nouns."""
     text: str
+    """The problem without its question."""
     question: str
+    """What is asked, in one sentence."""
     unit: str
+    """What the answer counts: `liters`."""
     answer: str
     """Exact, written as Python shows it."""
     expression: str
     """The whole computation as one Python expression."""
     plan: tuple[PlanStep, ...]
+    """Steps to the answer, each after those that it needs."""
 
     def prompt(self, form: Form = "plain") -> str:
         """What the policy is asked."""
@@ -114,14 +122,19 @@ class Template:
     """A kind of problem. Texts, formulas and goals are format strings over numbers and words."""
 
     name: str
+    """Unique among templates; begins the ids of its tasks."""
     text: str
+    """The problem without its question."""
     question: str
+    """What is asked, in one sentence."""
     unit: str
+    """What the answer counts."""
     ranges: Mapping[str, range]
     """Number name -> values it is drawn from."""
     solve: Callable[..., Fraction | int]
     """The exact answer from the numbers, by keyword."""
     expression: str
+    """The whole computation as one Python expression."""
     plan: tuple[tuple[str, str, str], ...]
     """`(name, goal, formula)`; a formula needs the earlier names that it contains."""
     decimals: int = 0

@@ -40,9 +40,11 @@ class Token:
     """What a server asks of its clients."""
 
     text: str
+    """The secret itself, printable ASCII."""
     origin: str
     """The variable or the file that it is in."""
     made: bool = False
+    """True if it was made at this start: then it is shown once."""
 
 
 def add_place(parser: Parser, port: int, token_file: Path) -> None:

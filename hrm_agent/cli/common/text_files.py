@@ -37,6 +37,7 @@ _ANOTHER = "Name a file of text."
 class _File:
     path: Path
     bytes: int
+    """Size of the file."""
     text: str | None
     """None: read from the file as UTF-8."""
 
@@ -71,6 +72,7 @@ class HeldOut:
     """
 
     texts: Texts
+    """The texts that are cut into blocks."""
     every: int
     """One block in so many is held out; of fewer blocks the last one is."""
     most: int
@@ -78,6 +80,7 @@ class HeldOut:
     size: int
     """Characters of a block, about."""
     blocks: int
+    """Number of blocks in all, held out or not."""
 
     @classmethod
     def of(cls, texts: Texts, every: int = 10, most: int = 10_000_000) -> HeldOut:

@@ -47,9 +47,9 @@ class RunConfig(SelectionSettings, RunSettings, GraphSettings):
     """How one task is run."""
 
     policy: str = DEFAULT_POLICY
-    """A built-in policy, a model folder, hf:NAME, scripted:FILE, or a provider's chat model."""
+    """Model that answers: a built-in policy, a model folder, hf:NAME, scripted:FILE, or a provider's chat model."""
     seed: int | None = None
-    """With a seed the same command samples the same tokens."""
+    """Base of the seeds of all model calls: the same command samples the same tokens. none: drawn anew each time."""
 
 
 def run(words: list[str]) -> int:

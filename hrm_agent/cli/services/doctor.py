@@ -37,7 +37,9 @@ _ELSEWHERE = "this is {}, which has none of this: run the code on Linux, and nam
 class _LayerRow(NamedTuple):
     layer: Layer
     available: bool
+    """It can be put on in a process made for it."""
     in_force: bool
+    """It is on in the environment that was started."""
     detail: str
     """Why it is not there; else what there is to know."""
     slot_us: float | None

@@ -42,15 +42,15 @@ class ServeConfig(RunSettings):
     graphs: list[str] = Field(default_factory=lambda: list(BUILTIN_GRAPHS), min_length=1)
     """The models that clients may name: built-in graphs, or your own as package.module:attribute."""
     policy: str = DEFAULT_POLICY
-    """A built-in policy, a model folder, hf:NAME, scripted:FILE, or a provider's chat model."""
+    """Model that answers: a built-in policy, a model folder, hf:NAME, scripted:FILE, or a provider's chat model."""
     context: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Options of the graphs, such as max_turns=6; a request may name its own, but no sources, models or files."""
     concurrency: int = Field(default=16, ge=1)
     """Runs at once; a request more is answered with 429."""
     temperature: float = Field(default=1.0, ge=0)
-    """Where a request sets none."""
+    """Sampling temperature of requests that set none; 0 takes the most probable token."""
     max_tokens: int = Field(default=512, ge=1)
-    """Sampled tokens of one answer; a request may ask for fewer."""
+    """Most completion tokens of one reply; a request may ask for fewer."""
 
 
 def run(words: list[str]) -> int:

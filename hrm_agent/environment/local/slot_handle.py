@@ -21,14 +21,19 @@ class SlotEnd:
     """Of one slot."""
 
     pool: SlotPool
+    """The pool that the slot belongs to."""
     line: socket.socket
+    """The host's end of the slot's socket: requests out, replies in."""
     files: SlotFiles
+    """Memory files for code, output and value, shared with the slot."""
     session: int = 0
-    """Number of the session whose process it holds."""
+    """Number of the session whose process it holds; 0: none."""
     work: Work | None = None
+    """What it runs now; None while idle."""
     call: int = 0
     """Number of the work's request."""
     killed: bool = False
+    """True once the host has asked it to end its work."""
     ending: bool = False
     """Until it says that the processes of its last session are gone, they read and write its files."""
 
@@ -83,8 +88,10 @@ class SlotPool:
     imports: Sequence[str]
     """What the zygote has imported."""
     zygote: ZygoteProcess | None = None
+    """Process that its slots are forked from; None while it is not running."""
     idle: list[SlotEnd] = field(default_factory=list[SlotEnd])
+    """Slots that can take a work at once."""
     waiting: list[Work] = field(default_factory=list[Work])
-    """For the zygote to be started."""
+    """Works that wait for the zygote to be started."""
     silent_deaths: int = 0
     """Of zygotes, since a slot answered."""

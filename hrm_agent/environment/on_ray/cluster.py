@@ -36,25 +36,35 @@ class Node:
     """A node with an actor."""
 
     id: str
+    """Ray's id of the node."""
     name: str
+    """Address and first digits of the id, for messages."""
     actor: Any
+    """Ray's handle of the actor on the node."""
     isolation: str
+    """The level in force there: `L3` to `L0`."""
     slots: int
+    """Calls that it runs at a time."""
     open: dict[int, Work] = field(default_factory=dict[int, Work])
     """Works that it has or is about to be given, by number: its queue."""
     unsent: deque[int] = field(default_factory=deque[int])
+    """Numbers of works that are still to be sent to it."""
     killed: list[int] = field(default_factory=list[int])
+    """Numbers of works that it is to be told to end."""
     ended: list[int] = field(default_factory=list[int])
-    """Sessions to be ended."""
+    """Numbers of sessions that it is to be told to end."""
     sessions: set[int] = field(default_factory=set[int])
+    """Numbers of sessions whose process is on it."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
+    """The loops that send works to it and take results."""
     something: asyncio.Event = field(default_factory=asyncio.Event)
-    """To be sent."""
+    """Set when there is something to be sent."""
     works: int = 0
-    """Given so far."""
+    """Works given to it so far."""
     batches: int = 0
-    """Ray calls that they took."""
+    """Ray calls that its works took."""
     slot_deaths: int = 0
+    """Slots that died there so far."""
 
     @property
     def load(self) -> tuple[float, int, int]:

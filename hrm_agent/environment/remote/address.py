@@ -53,8 +53,11 @@ class Address:
     """`http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`. Without room for a token: may be shown and stored."""
 
     scheme: str
+    """`http`, `https` or `unix`."""
     host: str = ""
+    """Name or IP address, IPv6 without brackets; empty for a socket."""
     port: int = 0
+    """TCP port; 0 for a socket."""
     path: str = ""
     """Of the socket, or of the folder below which a reverse proxy has put the server."""
 
@@ -82,10 +85,13 @@ class About:
     boot: str
     """Another after every start."""
     isolation: str
+    """The level in force there: `L3` to `L0`."""
     request_bytes: int
     """The most that it takes in one message."""
     slots: int | None
+    """Calls that it runs at a time; None where it does not say."""
     version: str
+    """Version of hrm-agent that it runs."""
 
 
 def parse_address(url: str) -> Address:

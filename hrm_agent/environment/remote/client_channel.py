@@ -53,13 +53,17 @@ class Peer:
     """The server, as all loops of this process see it."""
 
     address: Address
+    """Where it listens."""
     token: str = field(repr=False)
+    """Sent with every connection; never shown."""
     least: Isolation
+    """The least isolation that is accepted of it."""
     about: About
     """As of the latest connection."""
     patience_seconds: float
-    """So long may it be away."""
+    """So long may it be away before calls fail."""
     recall: Recall = field(default_factory=Recall)
+    """Cells of this process's sessions, for a server that was started anew."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,15 +73,17 @@ class RemoteCall:
     message: dict[str, Any]
     """What is sent; empty for a submission, whose message depends on the server that it goes to."""
     submission: Submission | None
+    """What is to be run; None for what is no submission (a fork, the end of a session)."""
     future: asyncio.Future[dict[str, Any]]
     """Its answer: the server's, or {"failed": why}, where the infrastructure is to blame."""
     began: float
-    """By the monotonic clock, as is the next."""
+    """When it was asked, by the monotonic clock."""
     waits_since: float
-    """For a connection."""
+    """Since when it waits for a connection, by the monotonic clock."""
     sent: int = 0
     """So often has it been on its way."""
     key: int = 0
+    """Number under which it was sent last, which the server's reply repeats; 0: not sent yet."""
     link: Link | None = None
     """The connection that it is on."""
 

@@ -160,12 +160,17 @@ class StreamMessage(TypedDict, total=False):
     """What a client asks on a stream; `key` is in the answer too."""
 
     key: Required[int]
+    """Number of the request, unique on its connection; of `cancel`, that of the request to cancel."""
     run: Any
     """A submission, read when it is begun: one that is malformed is refused alone, without closing the stream."""
     cancel: _True
+    """True: nobody waits any more for the request of this key."""
     fork: Annotated[_ForkFields, _only(_ForkFields.__annotations__)]
+    """Two session names: `target` becomes a copy of `source`."""
     end: str
+    """Name of a session to forget."""
     metrics: _True
+    """True: asks for the environment's metrics."""
 
 
 _SUBMISSION = TypeAdapter[_SubmissionFields](Annotated[_SubmissionFields, _only(_SubmissionFields.__annotations__)])

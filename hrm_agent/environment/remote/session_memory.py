@@ -30,6 +30,7 @@ class _Log:
     cells: list[Cell] | None = field(default_factory=list[Cell])
     """None: there are some that we do not know."""
     open: int = 0
+    """Calls of the session that are under way."""
 
     def add(self, cell: Cell) -> None:
         if self.cells is not None:

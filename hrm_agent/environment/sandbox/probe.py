@@ -44,6 +44,7 @@ class LayerProbe(TypedDict):
     call_us: float | None
     """Microseconds, per call or per look."""
     detail: str
+    """What there is to know of it, such as a version; may be empty."""
 
 
 def main() -> None:

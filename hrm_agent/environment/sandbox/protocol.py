@@ -40,6 +40,7 @@ class Operation(IntEnum):
     """What the host asks for."""
 
     RUN = 1
+    """Run the code that stands in the slot's memory file."""
     KILL = 2
     """The call of that number, if it is still under way."""
     END_SESSION = 3
@@ -50,18 +51,25 @@ class Request(NamedTuple):
     """To a slot."""
 
     operation: int
+    """An `Operation`."""
     call: int
+    """The host's number of the call, repeated in the reply."""
     session: bool = False
     """Run in a process that lives on; else in one of the call's own."""
     fresh: bool = False
     """Of a session: in a new process; else in the one that lives. Where that is gone, the call is not started."""
     wall_seconds: float = 0.0
+    """Limit of wall-clock time."""
     cpu_seconds: float = 0.0
+    """Limit of CPU time, of the whole tree of processes."""
     memory_bytes: int = 0
+    """Limit of memory beyond the warm interpreter, of the whole tree of processes."""
     file_bytes: int = 0
     """Largest file, stdout and stderr among them."""
     value_bytes: int = 0
+    """Most bytes of the value's repr, and of its JSON."""
     seed: int = 0
+    """Of the snippet's random generators."""
 
 
 class Ended(IntEnum):
@@ -89,8 +97,11 @@ class Reply(NamedTuple):
     """One per RUN and END_SESSION; one with call 0 when the process of an idle session is gone."""
 
     call: int
+    """Number of the request that it answers."""
     ended: int
+    """An `Ended`."""
     status: int = 0
+    """As wait4 gave it; 0 where no process was waited for."""
     duration_seconds: float = 0.0
     """By the slot's clock, from clone to death."""
     cpu_seconds: float = 0.0

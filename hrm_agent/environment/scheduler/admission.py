@@ -32,6 +32,7 @@ class Bounds:
     history_cells: int = 2000
     """Of one session: those that are given, and those that are remembered."""
     history_bytes: int = 4 * _MEGABYTE
+    """Code of one session's cells together, in characters."""
     priority: int = 100
     """Either side of 0."""
     limits: Limits = field(default_factory=_most)
@@ -41,9 +42,11 @@ class Bounds:
     answers: int = 10_000
     """Outcomes kept for calls that are submitted again under their id."""
     answers_bytes: int = 64 * _MEGABYTE
+    """Size of all kept outcomes together."""
     sessions: int = 10_000
     """Sessions without a process whose cells are remembered."""
     sessions_bytes: int = 256 * _MEGABYTE
+    """Size of all remembered cells together, in characters."""
 
 
 def refusal(submission: Submission, bounds: Bounds) -> str:

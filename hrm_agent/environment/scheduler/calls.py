@@ -26,7 +26,9 @@ class Stage(Enum):
     """Where a call stands, as its callers see it."""
 
     WAITING = 1
+    """In the queue, or behind another call of its session."""
     RUNNING = 2
+    """It has a slot."""
     ENDED = 3
     """Its callers have their outcome, or left. Its slot is taken until the workers are done with it."""
 
@@ -50,18 +52,23 @@ class ScheduledCall:
     """One submission, and all that wait for it."""
 
     submission: Submission
+    """What is to be run."""
     sequence: int
     """Order of arrival; a call that is run again keeps it."""
     arrived: float
-    """By the monotonic clock."""
+    """When it came in, by the monotonic clock."""
     deadline: float | None = None
-    """Likewise; None waits as long as it takes."""
+    """By when it has to have begun, by the monotonic clock; None waits as long as it takes."""
     waiters: list[Waiter] = field(default_factory=list[Waiter])
+    """Called with the outcome; several where one id was submitted again."""
     stage: Stage = Stage.WAITING
+    """Where it stands."""
     queue: Queue | None = None
     """Where it waits; None once it has begun."""
     session: Session | None = None
+    """The session that it belongs to; None outside sessions."""
     visit: Visit | None = None
+    """Its use of the session's process; None until it begins, and outside sessions."""
     attempt: int = 0
     """From 1, counted when a slot is taken."""
     begun: float = 0.0

@@ -27,6 +27,7 @@ class Waiting(Protocol):
     """What stands in a queue."""
 
     submission: Submission
+    """What is to be run: says its run and priority."""
     sequence: int
     """Order of arrival; no two are equal."""
 

@@ -39,6 +39,7 @@ class Session:
     """One name."""
 
     name: str
+    """As submissions name it."""
     run: str
     """The run that made it; to others it is denied."""
     seed: int
@@ -46,6 +47,7 @@ class Session:
     number: int = 0
     """Of its living process; 0: it has none."""
     cells: list[Cell] = field(default_factory=list[Cell])
+    """What it has run so far, in order."""
     complete: bool = True
     """False if there were more cells than are remembered: then they are none at all."""
     size: int = 0
@@ -53,6 +55,7 @@ class Session:
     head: ScheduledCall | None = None
     """Its first open call: in the queue, or running. The others wait in `line`."""
     line: ArrivalQueue[ScheduledCall] = field(default_factory=ArrivalQueue["ScheduledCall"])
+    """Its other open calls, in order of arrival."""
     copies: list[tuple[str, Future[None]]] = field(default_factory=list[tuple[str, "Future[None]"]])
     """Names of sessions to be made from this one when its running call has ended."""
     ended: bool = False
@@ -75,13 +78,17 @@ class Visit:
     """One call's use of its session's process."""
 
     session: Session
+    """The session whose process is used."""
     found: SessionState
+    """What the call will be told that it found of the session's earlier calls."""
     cells: list[Cell] = field(default_factory=list[Cell])
     """To be run again before the call's own code."""
     fresh: bool = False
     """True until a work is to make the process."""
     index: int = 0
+    """Index in `cells` of the one to be run again now."""
     rebuilds: int = 0
+    """How often a rebuilding has started over."""
 
     @property
     def rebuilding(self) -> bool:
@@ -116,7 +123,7 @@ class SessionTable:
         self._queued: dict[int, Session] = {}
         """Living, with calls that wait for a slot."""
         self._asleep = BoundedMap[str, Session](bounds.sessions, lambda session: session.size, bounds.sessions_bytes)
-        """Without a process and without an open call, likewise."""
+        """Without a process and without an open call; the one that has been so for longest first."""
         self.unwanted: list[int] = []
         """Numbers of processes that are to be ended; the caller takes them."""
 

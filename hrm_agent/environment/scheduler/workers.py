@@ -16,7 +16,9 @@ class Work:
     """One call that is to begin now."""
 
     code: str
+    """Python source to run."""
     limits: Limits
+    """What the code may use."""
     done: Callable[[ExecutionResult, bool], None]
     """Called once, from any thread, with the outcome and whether it was lost: true if the infrastructure failed before
     the code had begun to act. `queued_seconds`, `attempt` and `session` of the outcome are the caller's to fill in."""

@@ -32,8 +32,11 @@ class ByteCodec:
     """Messages to bytes and back."""
 
     end_of_turn = _END
+    """Token that ends a turn."""
     control_token_ids = frozenset((_START, _END))
+    """Tokens of the frame that a policy might forge."""
     vocab_size = 260
+    """256 bytes and the tokens of the frame."""
 
     def encode(self, messages: Sequence[BaseMessage], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """The whole prompt, up to and with the header of the answer."""

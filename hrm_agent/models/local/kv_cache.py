@@ -28,10 +28,15 @@ class KVShape:
     """What a model stores per token."""
 
     layers: int
+    """Layers with attention, each with keys and values."""
     heads: int
+    """Key heads of a layer: fewer than query heads where those share."""
     head_size: int
+    """Numbers in the key, or value, of one head."""
     dtype: torch.dtype
+    """Number format of keys and values."""
     device: torch.device
+    """Where the block lies."""
 
     @property
     def bytes_per_token(self) -> int:

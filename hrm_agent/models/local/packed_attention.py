@@ -37,7 +37,9 @@ class Feeding:
     """The conversations that get several tokens in this step: rows `first` to `first + count` of the pool."""
 
     first: int
+    """First row of the pool."""
     count: int
+    """Number of rows."""
     gather: torch.Tensor
     """[count * longest] index of each token among those fed; padding points anywhere."""
     scatter: torch.Tensor
@@ -51,12 +53,15 @@ class PackedStep:
     """Who is fed what in one forward pass. The first `sampling` tokens are of rows 0 to `sampling`, one each."""
 
     pool: KVPool
+    """Keys and values of all conversations."""
     written: torch.Tensor
     """[tokens * heads] where in a layer, seen as a list of vectors, each token's key goes."""
     sampling: int
+    """Number of conversations that are being sampled."""
     sampling_mask: torch.Tensor | None
     """[sampling, 1, 1, window]; None if there are none."""
     feeding: Feeding | None
+    """Conversations that get several tokens; None if there are none."""
 
     def attend(
         self, layer: int, query_THD: torch.Tensor, key_TKD: torch.Tensor, value_TKD: torch.Tensor, scale: float | None

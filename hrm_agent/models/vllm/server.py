@@ -75,11 +75,13 @@ class Served:
     """What a server says of the model that it serves."""
 
     model: str
+    """Name under which it is served."""
     tokenizer: str
     """Folder or hub name."""
     max_length: int | None
     """Prompt and answer are at most so many tokens; None where it does not say."""
     logprob_kind: LogprobKind
+    """Of which distribution its log-probs are, as the test of the server showed."""
 
 
 class Refusal(ModelError):

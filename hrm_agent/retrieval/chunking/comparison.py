@@ -43,6 +43,7 @@ class Cutting:
     chunks: list[Chunk]
     """With spans that could be mended mended; see `faults.wrong_spans`."""
     faults: ChunkTally
+    """What is wrong with the chunks, counted."""
     overlaps: list[int]
     """Tokens that each two neighbours have in common."""
     cut_sentences: int

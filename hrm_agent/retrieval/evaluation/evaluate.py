@@ -43,11 +43,13 @@ class Settings:
     tokenizer: str = DEFAULT_TOKENIZER
     """What sizes, overlaps and the budget are counted with."""
     embeddings: str = "static"
-    """Of the modes that rank by vectors, as `hrm-agent index` takes them."""
+    """Embeddings for the modes that rank by vectors, as `hrm-agent index` takes them."""
     apart: bool = False
     """Each corpus in an index of its own."""
     resamples: int = 10_000
+    """Bootstrap samples that an interval is taken from."""
     seed: int = 0
+    """Of the resampling."""
 
     def check(self) -> None:
         for name in ("k", "budget", "resamples"):
@@ -60,8 +62,9 @@ class Score:
     """A measure of a configuration."""
 
     value: Estimate
+    """Mean over questions, with its interval."""
     less_base: Estimate
-    """The same less that of the baseline, question by question. Zero width where the two agree on all of them."""
+    """Mean of the differences to the baseline, question by question. Zero width where the two agree on all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,9 @@ class Result:
     """One configuration."""
 
     configuration: Configuration
+    """How texts were cut and chunks ranked."""
     chunks: int
+    """Number of chunks of all corpora."""
     mean_tokens: float
     """Of a chunk."""
     wrong_spans: int
@@ -85,7 +90,9 @@ class RetrievalEvaluation:
     questions: Mapping[str, int]
     """Corpus -> its questions, of those that have any."""
     settings: Settings
+    """How was measured."""
     results: Sequence[Result]
+    """One for each configuration, the baseline first."""
 
 
 def evaluate(

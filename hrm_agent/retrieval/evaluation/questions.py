@@ -36,6 +36,7 @@ class RetrievalQuestion:
     corpus: str
     """Name of the text, without the file's ending."""
     text: str
+    """The question itself."""
     references: tuple[SpanOf, ...]
     """One at least, none empty, all inside the text; they may overlap."""
 
@@ -89,6 +90,7 @@ def _read(path: Path) -> str:
 class _Span:
     path: Path
     line: int
+    """Line of the file, from 1."""
 
     def wrong(self, fault: str, hint: str = _ROW) -> NoReturn:
         raise RetrievalError(f"{self.path}, line {self.line}: {fault}.", hint)

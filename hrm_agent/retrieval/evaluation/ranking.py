@@ -31,7 +31,9 @@ class RankedPiece:
     """A hit: where it stands, and what a reader is shown."""
 
     piece: Piece
+    """Span in its corpus, and its tokens."""
     text: str
+    """What a reader is shown."""
 
 
 @dataclass

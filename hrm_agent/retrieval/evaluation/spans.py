@@ -52,8 +52,11 @@ class Overlap:
     """Sizes in characters: of the answer, of what was retrieved, and of what they share."""
 
     wanted: int
+    """Characters of the answer."""
     shown: int
+    """Characters that were retrieved."""
     held: int
+    """Characters of the answer among those retrieved."""
 
     @property
     def recall(self) -> float:

@@ -40,8 +40,11 @@ class Stored:
     """A document as it is in the index."""
 
     text: str
+    """The whole text, which spans count in."""
     revision: str
+    """Hash of the text: spans hold in this text and in no other."""
     kind: DocumentKind
+    """What the file was read as."""
 
 
 class DocumentIndex:

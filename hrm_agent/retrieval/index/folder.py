@@ -44,8 +44,11 @@ class Done(StrEnum):
     """What became of a file."""
 
     ADDED = "added"
+    """It was not in the index."""
     UPDATED = "updated"
+    """Its bytes, or how it is read or cut, have changed."""
     UNCHANGED = "unchanged"
+    """It was in the index as it is."""
     RENAMED = "renamed"
     """Its bytes were there under another name, which is gone."""
     REMOVED = "removed"
@@ -59,11 +62,13 @@ class FileOutcome:
     """One file and its outcome."""
 
     file: str
+    """The file's name in the index: its path in the folder, behind the label of a further folder."""
     done: Done
+    """What became of it."""
     why: Why | None = None
     """Of a file that was skipped."""
     reason: str = ""
-    """The same for people; of a file that was renamed, its old name."""
+    """Why it was skipped, for people; of a file that was renamed, its old name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,9 @@ class Chunking:
     """How documents are cut. Markdown is cut as Markdown where the strategy is the default."""
 
     strategy: str = DEFAULT_STRATEGY
+    """Name of a chunking strategy."""
     tokenizer: str = DEFAULT_TOKENIZER
+    """What `size` and `overlap` are counted with."""
     size: int = DEFAULT_SIZE
     """Most tokens of a chunk."""
     overlap: float = DEFAULT_OVERLAP
@@ -93,6 +100,7 @@ class FolderReport:
     """What a run did."""
 
     outcomes: list[FileOutcome] = field(default_factory=list[FileOutcome])
+    """One for each file, those that are gone included."""
     warnings: list[str] = field(default_factory=list[str])
     """What a person should look at, though everything was indexed: a tokenizer that does not suit, for one."""
 
@@ -171,15 +179,19 @@ def remove_folder(index: DocumentIndex, folder: Path) -> FolderReport:
 class _IndexRun:
     index: DocumentIndex
     folder: Path
+    """The folder that is indexed."""
     prefix: str
+    """What the names of its files begin with in the index; empty for the first folder."""
     chunking: Chunking
+    """How documents are cut."""
     max_bytes: int
+    """A larger file is skipped."""
     known: dict[str, str]
     """File -> source, as it was at the beginning."""
     gone: dict[str, str]
     """Source -> file, of those that are no longer in the folder."""
     renamed: set[str] = field(default_factory=set[str])
-    """Those of them that have another name now."""
+    """Files of `gone` that have another name now."""
 
     @cached_property
     def monitor(self) -> RateMonitor:

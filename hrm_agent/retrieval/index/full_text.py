@@ -33,6 +33,7 @@ class Words(Protocol):
     """An engine. What it knows of a chunk can be made again from the index, so it may be lost."""
 
     name: str
+    """What the engine is on record as: `fts5` or `tantivy`."""
 
     def add(self, cursor: sqlite3.Cursor, chunks: Sequence[tuple[int, str]]) -> None:
         """Take in chunks, in the transaction in which they are stored."""

@@ -37,7 +37,7 @@ class Hit:
     words_rank: int | None = None
     """Place in the ranking by words, from 1; None if it is not in it."""
     vectors_rank: int | None = None
-    """Place in the ranking by vectors."""
+    """Place in the ranking by vectors, from 1; None if it is not in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,13 @@ class Placed:
     """A chunk in an answer, before it is looked up."""
 
     chunk: int
+    """The chunk's number in the index."""
     score: float
+    """As in `Hit`."""
     words_rank: int | None
+    """Place in the ranking by words, from 1; None if it is not in it."""
     vectors_rank: int | None
+    """Place in the ranking by vectors, from 1; None if it is not in it."""
 
 
 def fused(words: Ranked | None, vectors: Ranked | None) -> Sequence[Placed]:

@@ -36,9 +36,13 @@ class DocumentKind(StrEnum):
     """What a file was read as."""
 
     TEXT = "text"
+    """Plain text, as it is."""
     MARKDOWN = "markdown"
+    """Markdown, as it is."""
     HTML = "html"
+    """Text that a library made of HTML."""
     PDF = "pdf"
+    """Text that a library made of a PDF."""
 
 
 class Why(StrEnum):
@@ -51,6 +55,7 @@ class Why(StrEnum):
     EMPTY = "empty"
     """No character other than white space: a scanned PDF, for one."""
     TOO_LARGE = "too_large"
+    """More bytes than are read."""
     UNREADABLE = "unreadable"
     """A broken or encrypted file, one that may not be opened, or a library that is missing."""
 
@@ -68,7 +73,9 @@ class Document:
     """The text of a file."""
 
     text: str
+    """The text that is indexed, quoted and checked."""
     kind: DocumentKind
+    """What the file was read as."""
 
     @property
     def revision(self) -> str:

@@ -19,9 +19,11 @@ class IndexRetriever(BaseRetriever):
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     index: DocumentIndex
+    """An open index."""
     k: int = Field(default=5, ge=1)
     """Chunks for each question."""
     mode: Mode = "words"
+    """How chunks are ranked: by `words`, `vectors`, or `hybrid`."""
 
     def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
         return [_document(hit) for hit in self.index.search(query, self.k, self.mode)]

@@ -39,10 +39,13 @@ class VectorTable:
     """The vectors of one index."""
 
     embeddings: Embeddings
+    """What turns a text into a vector."""
     name: str
     """What they are on record under."""
     _ids: list[NDArray[np.int64]] = field(default_factory=list[NDArray[np.int64]], init=False)
+    """Numbers of the chunks, by block."""
     _blocks: list[Rows] = field(default_factory=list[Rows], init=False)
+    """Their vectors, one row per chunk."""
     _seen: tuple[str | None, int] = field(default=("", 0), init=False)
     """Epoch that the matrix belongs to, and the newest first chunk in it."""
 

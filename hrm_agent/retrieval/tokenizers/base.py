@@ -72,6 +72,7 @@ class Encoded:
     """A text in the tokens of a vocabulary, all of it from one pass."""
 
     ids: list[int]
+    """Token ids in the vocabulary."""
     offsets: Offsets
     """As many rows as there are ids; see `Tokenizer.offsets`."""
     unknown: int

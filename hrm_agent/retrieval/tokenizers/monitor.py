@@ -50,11 +50,15 @@ class RateMonitor:
     """Rates of one tokenizer over many documents. Not for several threads at once; `add` joins what each has seen."""
 
     tokenizer: Tokenizer
+    """The tokenizer that is judged."""
     limits: RateLimits = field(default_factory=RateLimits)
+    """Rates past which a warning is given."""
     most: int = 2_048
     """Characters of a document that are looked at."""
     total: TokenTally = field(default_factory=TokenTally)
+    """Counts over all documents seen."""
     documents: int = 0
+    """Number of documents seen."""
     over: int = 0
     """Documents past a limit."""
     worst: list[tuple[str, TokenTally]] = field(default_factory=list[tuple[str, TokenTally]])

@@ -33,7 +33,9 @@ class Characters:
     """One token per character, that is per code point."""
 
     name: str = "character"
+    """By which it is loaded."""
     local: bool = True
+    """No token reaches over a space, so that a text may be counted by its parts."""
 
     def count(self, text: str) -> int:
         return len(checked(text))
@@ -48,11 +50,13 @@ class Expression:
     """One token per match; what lies between matches is no token of its own."""
 
     name: str
+    """By which it is loaded."""
     pattern: re.Pattern[str]
     """Without groups, never matching nothing."""
     covering: bool
     """True if every character of every text is in a match."""
     local: bool = True
+    """True if no token reaches over a space between a letter or a digit and a letter."""
 
     def count(self, text: str) -> int:
         return len(self.pattern.findall(checked(text)))

@@ -39,8 +39,11 @@ class TokenTally:
     """What was counted in one text or many; tallies of the same tokenizer add up."""
 
     characters: int = 0
+    """Characters of the texts."""
     words: int = 0
+    """Words of the texts: runs of letters and digits; where words have no spaces between them, characters."""
     tokens: int = 0
+    """Tokens of the texts."""
     unknown: int | None = None
     """Tokens that stand for what the vocabulary lacks; None for a tokenizer without a vocabulary."""
     spelled: int = 0
@@ -94,7 +97,9 @@ class TokenStatistics:
     """One tokenizer on some texts."""
 
     tokenizer: str
+    """Name of the tokenizer."""
     tally: TokenTally
+    """What was counted."""
     seconds: float
     """CPU time for tokens and their offsets, without decoding."""
     bytes: int

@@ -37,13 +37,17 @@ class GraphRun:
     """One graph on one thread, from where it stands to its end."""
 
     graph: Graph
+    """The compiled graph, not yet bound to the store's checkpointer."""
     config: RunnableConfig
+    """LangGraph's config, which names the thread and the limit of steps."""
     context: Any
+    """LangGraph's run context, of the class that the graph declares; None if it declares none."""
     given: dict[str, Any] | Command[Any] | None
     """The input of a thread without checkpoints, or the `Command` that resumes it."""
     known: Trajectory | None
     """The record of a thread that is resumed."""
     answers: bool = False
+    """True where `given` resumes a pending interrupt or breakpoint."""
 
     async def answering(self, store: RunStore, answer: Any) -> GraphRun:
         """The same run, resumed with `answer`. Raises `RunError` if it waits for none."""
@@ -133,8 +137,11 @@ class StreamCallbacks(NamedTuple):
     """Functions that are called during a run; None: not called."""
 
     on_update: OnUpdate | None
+    """Called with each node's update."""
     on_chunk: OnChunk | None
+    """Called with each piece of a reply as it is sampled."""
     on_event: OnEvent | None
+    """Called with what nodes write to LangGraph's stream writer."""
 
     @property
     def modes(self) -> list[Literal["values", "updates", "messages", "custom"]]:

@@ -112,6 +112,7 @@ class Segment:
     """Part of a lineage: an input, edit or fork, and the checkpoints that followed it."""
 
     checkpoints: Sequence[CheckpointTuple]
+    """In order: the input, edit or fork first, then those of the steps after it."""
     last: bool
     """The trajectory ends with it."""
     finished: bool

@@ -51,12 +51,15 @@ class UnrecordedRequest:
     """A request of the graph that is not on record."""
 
     identity: GraphIdentity
+    """Where the replayed graph made the request."""
     place: TaskPath
+    """The path of its task, without random ids."""
     messages: Sequence[BaseMessage] = ()
-    """Of a model call."""
+    """Messages of a model call; empty for a tool call."""
     tools: Sequence[Any] = ()
-    """Offered with it."""
+    """Tools offered with a model call."""
     tool_call: ToolCall | None = None
+    """The tool call that was about to run; None for a model call."""
 
 
 class NotRecorded(GraphBubbleUp):
@@ -68,12 +71,15 @@ class RecordedAnswers:
     """The recorded answers of one segment of a run."""
 
     calls: list[tuple[TaskPath, Call]]
+    """Unused model calls, each with the path of its task."""
     tool_calls: list[tuple[TaskPath, ToolCall]]
+    """Unused tool calls, each with the path of its task."""
     given: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
-    """By id of the task that asked: a task that runs again after an interrupt asks again."""
+    """Model calls given out, by id of the task that asked: a task that runs again after an interrupt asks again."""
     given_tools: dict[str, ToolCall] = field(default_factory=dict[str, ToolCall])
-    """By the id that the record would have now."""
+    """Tool calls given out, by the id that their records would have now."""
     lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while an answer is looked up: parallel branches may ask from several threads."""
 
     def take(self, asked: UnrecordedRequest, request_hash: str) -> Call | None:
         """The answer to a request; no other request gets it."""
@@ -153,6 +159,7 @@ class ReplayRecording(Recording):
     """Answers from the record, and stops at a request that is not on it. One for each start of the graph."""
 
     replaying = True
+    """Nothing may be asked or run, not even what failed."""
 
     def __init__(self, answers: RecordedAnswers, paths: TaskPathResolver) -> None:
         super().__init__(MemoryJournal())

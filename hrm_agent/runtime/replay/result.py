@@ -16,6 +16,7 @@ class ReplayVerdict(StrEnum):
     """What a replay came to."""
 
     EQUAL = "equal"
+    """All requests are on record, and all compared states are the recorded ones."""
     ASKS = "asks"
     """The graph asks a model or a tool something that is not on record."""
     DIFFERS = "differs"
@@ -27,9 +28,11 @@ class Divergence:
     """The first thing that is not on record, and what was asked at that place then."""
 
     asked: UnrecordedRequest
+    """What the replayed graph asked."""
     nearest: Call | ToolCall | None
-    """None where the node never asked anything of the kind."""
+    """The recorded call of the same node to compare with; None where the node never asked anything of the kind."""
     step: int
+    """LangGraph's number of the outermost graph's step in which it asked."""
 
     @property
     def node(self) -> str:
@@ -41,15 +44,19 @@ class Replay:
     """A replay and its verdict."""
 
     trajectory: Trajectory
+    """The run that was replayed."""
     graph: str
+    """The graph that replayed it, by name."""
     verdict: ReplayVerdict
+    """Whether the graph still does what it did."""
     checkpoints: int = 0
-    """Compared."""
+    """Number of checkpoints compared."""
     random_ids: int = 0
     """Message ids that LangGraph drew at random, and that therefore differ."""
     unused: int = 0
     """Recorded answers that were not asked for."""
     divergence: Divergence | None = None
+    """The first request that is not on record; None if all are."""
     step: int | None = None
     """The first step whose state differs; None if none does."""
     changes: tuple[Change, ...] = ()

@@ -25,7 +25,9 @@ class PathStep(NamedTuple):
     """A task within its own graph."""
 
     step: int
+    """LangGraph's number of the step within its graph."""
     node: str
+    """Name of the node."""
     number: str
     """Number of the `Send` that made it; empty for a node that its edges trigger."""
 

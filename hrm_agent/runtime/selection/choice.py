@@ -72,8 +72,11 @@ class Candidate(TypedDict):
     """One run, as far as the choice looks at it."""
 
     thread: str
+    """Id of the candidate's thread."""
     answer: str | None
+    """Its final answer; None if it has none."""
     stop_reason: str
+    """A `StopReason` as plain text: `answer` for a run that ended by itself."""
     accepted: bool | None
     """By the graph's own critic; None where the graph leaves no verdict."""
     error: str | None
@@ -85,6 +88,7 @@ class ChoiceContext:
     """What is chosen from, and how."""
 
     mode: str = "majority"
+    """`best-of-n`, `majority` or `search`."""
     candidates: list[Candidate] = field(default_factory=list[Candidate])
     """In their order."""
     judge: str | None = None
@@ -95,7 +99,9 @@ class Judgement(BaseModel):
     """What a judge is to answer."""
 
     best: int
+    """Number of the right answer in the list shown, from 1."""
     reason: str = ""
+    """Why, in the judge's words."""
 
 
 class ChoiceState(TypedDict):
@@ -106,11 +112,11 @@ class ChoiceState(TypedDict):
     judged: NotRequired[str]
     """What the judge said, as it said it."""
     chosen: NotRequired[str]
-    """The thread."""
+    """Thread of the chosen run."""
     reason: NotRequired[str]
     """Why this one, in words."""
     stop_reason: NotRequired[str]
-    """The chosen run's."""
+    """The chosen run's `StopReason` as plain text."""
 
 
 def needs_judge(state: ChoiceState, runtime: Runtime[ChoiceContext]) -> str:

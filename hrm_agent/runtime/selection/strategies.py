@@ -48,6 +48,7 @@ class Mode:
     """How often a task is tried, and how an answer is chosen."""
 
     name: ModeName = "single"
+    """One of the four modes."""
     n: int = 4
     """Most runs in all; a search may need fewer."""
     width: int = 2
@@ -103,11 +104,17 @@ class _Group:
     """The candidates of one task, and the choice among them."""
 
     runner: EpisodeRunner
+    """Runs the candidates and the choice."""
     episode: Episode
+    """The task's own episode; candidates are made from it."""
     mode: Mode
+    """How many candidates there are, and how one is chosen."""
     gate: asyncio.Semaphore
+    """Bounds the runs that are open at a time."""
     keep: Callable[[Episode], object]
+    """Called with each candidate before it is recorded."""
     on_candidate: OnCandidate
+    """Called with each candidate when it has ended."""
 
     @property
     def store(self) -> RunStore:

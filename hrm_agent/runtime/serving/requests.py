@@ -77,11 +77,13 @@ class ChatRequest:
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Fields of `Sampling` that the client sets, without the limit on tokens."""
     max_tokens: int | None = None
+    """Most completion tokens of one reply; None: the server's limit."""
     seed: int | None = None
     """Base of the seeds of all calls of the run."""
     stop: tuple[str, ...] = ()
     """Texts before which the content ends."""
     stream: bool = False
+    """The reply is sent piece by piece, as server-sent events."""
     include_usage: bool = False
     """A stream ends with the counts of tokens."""
     context: Mapping[str, Any] = field(default_factory=dict[str, Any])

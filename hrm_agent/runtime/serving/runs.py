@@ -118,13 +118,17 @@ class AnswerStream:
     last_nodes: frozenset[str]
     """Nodes whose answers may be the run's."""
     stops: tuple[str, ...] = ()
+    """Texts before which the content ends."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set whenever there is something new to send."""
     question: str | None = None
-    """What the run waits with."""
+    """The question that the run waits with; None while there is none."""
     sent: str = ""
     """The content that the client has been sent."""
     _nodes: list[str] = field(default_factory=list[str])
+    """Nodes that have ended, with those around them, since they were last asked for."""
     _texts: dict[str, str] = field(default_factory=dict[str, str])
+    """Text so far of each reply, by message id."""
 
     def on_update(self, around: tuple[str, ...], data: dict[str, Any]) -> None:
         for node, values in data.items():

@@ -54,8 +54,11 @@ class GroupMembership(NamedTuple):
     """A thread's place in a group, and the run that asked for it."""
 
     group_id: str
+    """Shared by the threads of the group."""
     sample_index: int
+    """Index within the group, from 0."""
     run_id: str = ""
+    """The run that asked for the group; empty for a person's fork."""
 
 
 def fork(

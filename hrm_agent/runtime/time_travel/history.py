@@ -39,11 +39,13 @@ class Step:
     nodes: tuple[str, ...] = ()
     """One name for each task: the siblings of a `Send` repeat it."""
     calls: tuple[Call, ...] = ()
-    """Those made in subgraphs among them."""
+    """Model calls, those made in subgraphs among them."""
     tool_calls: tuple[ToolCall, ...] = ()
+    """Tool calls, those made in subgraphs among them."""
     seconds: float | None = None
     """Wall-clock time from the first call's start to the last one's end; without calls, between the checkpoints."""
     inside: tuple[Subgraph, ...] = ()
+    """Runs of subgraphs within the step."""
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -75,7 +77,9 @@ class Moment:
     """`4`: in the order of creation in its thread, so that it stays; `4.0.2`: the third moment of the first subgraph
     that ran in the step from moment 4."""
     thread_id: str
+    """The thread that the checkpoint was made on."""
     checkpoint_id: str
+    """LangGraph's id of the checkpoint."""
     namespace: str
     """Of the subgraph, empty for the graph itself."""
     parent: str | None
@@ -85,11 +89,13 @@ class Moment:
     source: str
     """`input`, `loop`, `update` (the state was edited) or `fork` (LangGraph went another way from the parent)."""
     created_at: str
+    """Time of the checkpoint in ISO 8601, as LangGraph wrote it."""
     ran: Step
     """What ran into it."""
     next: tuple[str, ...]
     """Names of the nodes to run from here, one for each task."""
     questions: tuple[PendingInterrupt, ...]
+    """Interrupts that wait here for a person's answer."""
     under_way: Step | None
     """What has run from here in a step that is not over; None if nothing has."""
     values: Mapping[str, Any] = field(repr=False)
@@ -112,6 +118,7 @@ class Subgraph:
     task_id: str
     """Tells the siblings of a `Send` apart."""
     moments: tuple[Moment, ...]
+    """Its checkpoints in the order of creation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +128,7 @@ class Branch:
     at: str
     """Id of the checkpoint that both threads share."""
     history: History
+    """The forked thread's own tree."""
 
 
 Selector = str | int | Moment | Callable[[Moment], bool]
@@ -132,6 +140,7 @@ class History:
     """The tree of a thread's moments."""
 
     thread_id: str
+    """The thread whose moments these are."""
     trajectory: Trajectory | None
     """None for a thread that was made without an `EpisodeRunner`."""
     moments: tuple[Moment, ...]

@@ -25,6 +25,7 @@ class Change:
     """One part of the state that differs."""
 
     channel: str
+    """Name of the state's channel."""
     part: str
     """`[3] ai` for a message, empty for a whole channel."""
     lines: tuple[str, ...]
@@ -36,13 +37,17 @@ class DiffSide:
     """One of the two moments, and the way to it since they parted."""
 
     thread_id: str
+    """The thread of the compared moment."""
     moment: Moment
+    """The moment that is compared."""
     trajectory: Trajectory | None
     """Its outcome; None for a thread that was made without an `EpisodeRunner`."""
     steps: tuple[Moment, ...]
     """The moments since, the compared one at the end."""
     calls: tuple[Call, ...]
+    """Model calls since the ways parted, each once."""
     tool_calls: tuple[ToolCall, ...]
+    """Tool calls since the ways parted, each once."""
 
     @property
     def sampled_tokens(self) -> int:
@@ -56,8 +61,11 @@ class ThreadDiff:
     common: Moment | None
     """The last moment of both, as the first side numbers it; None for threads that share nothing."""
     a: DiffSide
+    """The moment that was named first."""
     b: DiffSide
+    """The moment that was named second."""
     changes: tuple[Change, ...]
+    """Parts of the state that differ, from `a` to `b`."""
 
 
 def thread_diff(store: RunStore, a: str, b: str) -> ThreadDiff:

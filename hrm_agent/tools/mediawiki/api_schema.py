@@ -55,22 +55,32 @@ class ApiRow(BaseModel):
     """A hit of a search."""
 
     pageid: int
+    """The wiki's number of the page."""
     title: Title
+    """Title of the page."""
     snippet: Text = ""
-    """HTML."""
+    """HTML around the words that were found."""
 
 
 class PageRow(BaseModel):
     """A page, or why there is none."""
 
     title: str = ""
+    """Title of the page; of what is no page, as it was asked for."""
     pageid: int | None = None
+    """The wiki's number of the page; None if there is none."""
     lastrevid: int | None = None
+    """Number of its newest revision."""
     canonicalurl: URL | None = None
+    """Its address."""
     extract: Text | None = None
+    """Its text, or the beginning of it, where that was asked for."""
     missing: bool = False
+    """The wiki has no page of this title."""
     invalid: bool = False
+    """No page can have this title."""
     invalidreason: str = ""
+    """Why it cannot, in the wiki's words."""
 
     @model_validator(mode="after")
     def _a_page_has_a_title(self) -> Self:
@@ -94,15 +104,20 @@ class Query(BaseModel):
     """What `action=query` gives."""
 
     search: list[ApiRow] = []
+    """Hits, best first."""
     pages: list[PageRow] = []
+    """Pages that were asked for."""
     redirects: list[_Redirect] = []
+    """Redirects that were followed on the way."""
     interwiki: list[_Elsewhere] = []
+    """Titles that lead to another wiki."""
 
 
 class QueryReply(BaseModel):
     """An answer to `action=query`."""
 
     query: Query = Query()
+    """What was found; empty where nothing was."""
     more: dict[str, str | int] | None = Field(default=None, alias="continue")
     """Parameters that give what is still missing; None if nothing is."""
 
@@ -116,6 +131,7 @@ class Parsed(BaseModel):
     """An answer to `action=parse`."""
 
     parse: _Parse
+    """The page as HTML."""
 
 
 def in_shape(shape: type[_Shape], answer: dict[str, Any], url: str) -> _Shape:

@@ -24,6 +24,7 @@ class SearchHit:
     title: str
     """The page's own: a redirect that was found has been followed."""
     url: str
+    """Address of the page."""
     snippet: str
     """Around the words that were found, with the markup of the page's source; empty where the wiki gives none."""
     intro: str = ""
@@ -35,8 +36,11 @@ class Passage:
     """A stretch of a page: `page.text[start:end] == text`."""
 
     start: int
+    """First character in the page's text."""
     end: int
+    """One past the last character."""
     text: str
+    """`page.text[start:end]`, to the character."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,9 @@ class Section:
     level: int
     """2 for a section, 3 for a part of one; 1 for what stands before the first heading."""
     start: int
+    """Where the heading begins in the page's text."""
     end: int
+    """Where the next heading begins, or the text ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,9 @@ class Page:
     title: str
     """The page's own title: a redirect has been followed."""
     url: str
+    """Address of the page, whose text may change."""
     revision: int
+    """The wiki's number of the revision."""
     text: str
     """Plain text of the whole page."""
 

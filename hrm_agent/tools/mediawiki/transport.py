@@ -44,6 +44,7 @@ class _Host:
     """What all of this process owes to one server."""
 
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
+    """Bounds the requests that are under way at a time."""
     quiet_until: float = 0.0
     """On the monotonic clock: nothing is asked before."""
 

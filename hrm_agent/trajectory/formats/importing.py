@@ -55,14 +55,19 @@ class Assembly:
     """One trajectory in the making."""
 
     id: str
+    """Id of the trajectory, and of its thread."""
     origin: Origin
+    """What is known of the file besides what it says."""
     place: str
     """Of its row in the file, for messages."""
     model: str | None = None
+    """The model by the file's own word; None where it does not say."""
     started_at: float = 0.0
-    """Unix time in seconds; 0 where the file has none."""
+    """Start of the run: Unix time in seconds; 0 where the file has none."""
     ended_at: float = 0.0
+    """End of the run: Unix time in seconds; 0 where the file has none."""
     calls: list[Call] = field(default_factory=list[Call])
+    """Calls added so far, each after its parent."""
 
     @property
     def policy(self) -> str:

@@ -61,6 +61,7 @@ class ConversationOfCall:
     """What one call saw, and its answer as the last message."""
 
     messages: Messages
+    """From the system turn to the reply."""
     tools: tuple[dict[str, Any], ...]
     """As the model was given them: in OpenAI's form, but for models of other providers."""
 

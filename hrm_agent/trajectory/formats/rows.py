@@ -43,6 +43,7 @@ class Report:
     trajectories: int = 0
     """Read, whether or not they gave a row."""
     rows: int = 0
+    """Rows written."""
     left_out: Counter[str] = field(default_factory=Counter[str])
     """Reason -> how many rows."""
 
