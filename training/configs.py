@@ -12,12 +12,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from hrm_agent.errors import ConfigError
-from hrm_agent.runtime.settings import GraphSettings, RolloutSettings, RunnerOptions, RunSettings
+from hrm_agent.runtime.settings import GraphSettings, RolloutSettings, RunnerOptions, RunSettings, SelectionSettings
 
-__all__ = ["FREE_ON_RESUME", "CollectConfig", "DemoConfig", "GrpoConfig", "ModeName", "SelectionSettings", "SftConfig"]
-
-ModeName = Literal["single", "best-of-n", "majority", "search"]
-"""As `hrm_agent.runtime.selection.strategies` has them."""
+__all__ = ["FREE_ON_RESUME", "CollectConfig", "DemoConfig", "GrpoConfig", "SftConfig"]
 
 FREE_ON_RESUME = frozenset({"concurrency", "isolation", "environment"})
 """Keys that decide how a run is carried out and not its result: they may change when it is resumed."""
@@ -40,36 +37,30 @@ def _without_password(url: str) -> str:
 StoreUrl = Annotated[str, AfterValidator(_without_password)]
 
 
-class SelectionSettings(BaseModel):
-    """How the answer to a task is chosen."""
+class TaskSettings(BaseModel):
+    """Which tasks are run, how many at a time, and where they are recorded."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    mode: ModeName = "single"
-    """One run, or a choice among several: best-of-n, majority, or search by the critic's verdicts."""
-    n: int = Field(default=4, ge=1)
-    """Most runs of a task, in modes with more than one."""
-    width: int = Field(default=2, ge=1)
-    """Mode `search`: how many forks of one checkpoint run at a time."""
+    tasks: str = "word_problems"
+    """Family of tasks: word_problems, reasoning_gym:NAME, arc_agi, aime:FILE, jsonl:FILE, or mix:..."""
+    concurrency: int = Field(default=256, ge=1)
+    """Rollouts open at a time."""
+    store: StoreUrl | None = None
+    """Where to record, as a path or URL; several runs may share one. none: `store.db` in the run's folder."""
 
 
-class CollectConfig(SelectionSettings, RunSettings, GraphSettings):
+class CollectConfig(TaskSettings, SelectionSettings, RunSettings, GraphSettings):
     """Which tasks are run, how often, and with which policy."""
 
     policy: str = "builtin:trained"
     """Model that answers: a built-in policy, a model folder, hf:NAME, or a provider's chat model."""
-    tasks: str = "word_problems"
-    """Family of tasks: word_problems, reasoning_gym:NAME, arc_agi, aime:FILE, jsonl:FILE, or mix:..."""
     split: Literal["train", "eval"] = "eval"
     """Which tasks of the family: those to train on, or the held-out ones."""
     count: int | None = Field(default=256, ge=1)
     """Number of tasks; none takes all of a finite family."""
     samples: int = Field(default=1, ge=1)
     """Rollouts of each task."""
-    concurrency: int = Field(default=256, ge=1)
-    """Rollouts open at a time."""
-    store: StoreUrl | None = None
-    """Where to record, as a path or URL; several runs may share one. none: `store.db` in the run's folder."""
     seed: int = 0
     """Decides which tasks are drawn, and is the base of the seeds of all model calls."""
 
@@ -105,13 +96,11 @@ class SftConfig(BaseModel):
     """Decides the order of the conversations."""
 
 
-class GrpoConfig(RolloutSettings, GraphSettings):
+class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings):
     """One run of reinforcement learning. The defaults are the demo's; the paper's values stand beside them."""
 
     policy: str = "builtin:cold-start"
     """Where to start: a built-in policy, a model folder, or hf:NAME."""
-    tasks: str = "word_problems"
-    """Family of tasks: word_problems, reasoning_gym:NAME, arc_agi, aime:FILE, jsonl:FILE, or mix:..."""
     max_tokens: int = Field(default=256, ge=1)
     """Most completion tokens of one reply (paper: 8K to 12K of a whole rollout)."""
     algorithm: Literal["grpo", "grpo-random", "grpo-roc"] = "grpo-roc"
@@ -144,10 +133,6 @@ class GrpoConfig(RolloutSettings, GraphSettings):
     """Sampling temperature of the rollouts; above 0, since greedy rollouts of one prompt are all alike."""
     micro_batch_tokens: int = Field(default=4096, ge=1)
     """Most tokens, padding included, of one forward pass."""
-    concurrency: int = Field(default=256, ge=1)
-    """Rollouts open at a time."""
-    store: StoreUrl | None = None
-    """Where to record, as a path or URL; several runs may share one. none: `store.db` in the run's folder."""
     seed: int = 0
     """Decides the tasks and their order, the draw of kept rollouts, and the seeds of all model calls."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -10,7 +10,10 @@ from hrm_agent.environment.isolation import DEFAULT_ISOLATION
 from hrm_agent.environment.open import LeastIsolation, Where
 from hrm_agent.trajectory import Sampling
 
-__all__ = ["GraphSettings", "RolloutSettings", "RunSettings", "RunnerOptions"]
+__all__ = ["GraphSettings", "ModeName", "RolloutSettings", "RunSettings", "RunnerOptions", "SelectionSettings"]
+
+ModeName = Literal["single", "best-of-n", "majority", "search"]
+"""How often a task is tried, and how an answer is chosen (`hrm_agent.runtime.selection.strategies`)."""
 
 
 class RunnerOptions(TypedDict, total=False):
@@ -75,3 +78,16 @@ class RunSettings(RolloutSettings):
             "stand_in": self.stand_in,
             "constrain": self.constrain,
         }
+
+
+class SelectionSettings(BaseModel):
+    """How the answer to a task is chosen."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    mode: ModeName = "single"
+    """One run, or a choice among several: best-of-n, majority, or search by the critic's verdicts."""
+    n: int = Field(default=4, ge=1)
+    """Most runs of a task, in modes with more than one."""
+    width: int = Field(default=2, ge=1)
+    """Mode `search`: how many forks of one checkpoint run at a time."""

@@ -24,9 +24,9 @@ from hrm_agent.models import DEFAULT_POLICY, load_policy
 from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner
 from hrm_agent.runtime.selection.choice import is_choice
 from hrm_agent.runtime.selection.strategies import Mode, Outcome, solve
-from hrm_agent.runtime.settings import GraphSettings, RunSettings
+from hrm_agent.runtime.settings import GraphSettings, RunSettings, SelectionSettings
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.training.configs import FREE_ON_RESUME, SelectionSettings
+from hrm_agent.training.configs import FREE_ON_RESUME
 from hrm_agent.training.tasks import verifier_of
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, Trajectory
 from hrm_agent.unicode import find_surrogate

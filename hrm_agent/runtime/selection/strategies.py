@@ -24,20 +24,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from hrm_agent.errors import RunError
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.selection.choice import CHOICE_GRAPH, Candidate, is_choice
 from hrm_agent.runtime.selection.critic_search import RetryPoint, accepted, find_retry_point, require_verdict
+from hrm_agent.runtime.settings import ModeName
 from hrm_agent.runtime.time_travel.fork import GroupMembership, History, fork, history
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import Overlay, RunStatus, StopReason, Trajectory, Verdict, derive_seed
 
-__all__ = ["ONE_RUN", "Mode", "ModeName", "OnCandidate", "Outcome", "solve"]
-
-ModeName = Literal["single", "best-of-n", "majority", "search"]
+__all__ = ["ONE_RUN", "Mode", "OnCandidate", "Outcome", "solve"]
 
 OnCandidate = Callable[[Trajectory], object]
 """Called with each candidate when it is over, in whatever order they end."""
