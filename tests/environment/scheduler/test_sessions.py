@@ -12,7 +12,7 @@ from hrm_agent.environment.scheduler.admission import Bounds
 from hrm_agent.environment.scheduler.scheduler import Scheduler
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
-from tests.support.environment.front_workers import ThreadWorkers, until
+from tests.support.environment.scheduler_workers import ThreadWorkers, until
 
 NEW, KEPT, REPLAYED, LOST = SessionState
 

@@ -16,7 +16,7 @@ from hrm_agent.environment.base import ExecutionResult, SessionState, Submission
 from hrm_agent.environment.scheduler.scheduler import Scheduler
 from hrm_agent.environment.scheduler.workers import Work
 from hrm_agent.trajectory import ToolStatus
-from tests.support.environment.front_workers import SteppedWorkers, ThreadWorkers, failed
+from tests.support.environment.scheduler_workers import SteppedWorkers, ThreadWorkers, failed
 
 SLOTS = 2
 
