@@ -383,6 +383,18 @@ def test_each_docstring_of_a_field_stands_by_itself() -> None:
     assert {module: texts for module, texts in leaning.items() if texts} == {}
 
 
+TESTS_OF_NO_PACKAGE = {"hrm_agent.examples", "hrm_agent.environment.attacks"}
+"""Tests of what stands outside of the packages, and the corpus of attacks."""
+
+
+def test_tests_stand_in_the_folder_of_their_package() -> None:
+    """`tests/graphs/research` has the tests of `graphs/research`, `tests/store` those of `hrm_agent/store`."""
+    folders = {path.parent.relative_to(PROJECT / "tests") for path in (PROJECT / "tests").rglob("test_*.py")}
+    packages = {module_of(path) for path in SOURCES if path.name == "__init__.py"}
+    tested = {".".join(("hrm_agent", *folder.parts)) for folder in folders}
+    assert tested - packages - TESTS_OF_NO_PACKAGE == set(), "tests of a package that is not there"
+
+
 def test_the_map_in_the_readme_is_of_the_folders() -> None:
     readme = (PROJECT / "README.md").read_text(encoding="utf-8")
     table = readme.partition("## The map")[2].partition("**Reading order.**")[0]

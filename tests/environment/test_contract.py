@@ -1,6 +1,7 @@
-"""The contract, held by each body that needs nothing but this machine; Ray's is in test_ray.
+"""The contract, held by each body that needs nothing but this machine; Ray's is in on_ray/test_environment.
 
-A server at a socket file is one at a port but for the first line of its client; test_service has it killed and cut off.
+A server at a socket file is one at a port but for the first line of its client; remote/test_server has it killed and
+cut off.
 """
 
 from __future__ import annotations

@@ -209,9 +209,9 @@ async def test_a_branch_names_why_it_branched(edit: Any, reason: str, store: Run
 
 
 async def test_another_chat_model_is_recorded_and_marked_as_not_trainable(store: RunStore) -> None:
-    foreign = GenericFakeChatModel(messages=iter([AIMessage("hello"), AIMessage("again")]))
+    external = GenericFakeChatModel(messages=iter([AIMessage("hello"), AIMessage("again")]))
     graph = graph_of(by_ainvoke, "sequence").copy(update={"checkpointer": store.checkpointer})
-    with using_policy(foreign), recording(Recording(store.journal)):
+    with using_policy(external), recording(Recording(store.journal)):
         end = await graph.ainvoke({"asked": ["hi"], "answers": []}, {"configurable": {"thread_id": "t"}})
     calls = calls_of(store, "t")
     assert end["answers"] == ["hello", "again"] and len(calls) == 2
@@ -270,14 +270,14 @@ async def test_langchains_cache_is_not_asked(store: RunStore) -> None:
 async def test_another_chat_model_is_told_the_sampling_parameters_that_are_recorded(store: RunStore) -> None:
     told: list[dict[str, Any]] = []
 
-    class Foreign(GenericFakeChatModel):
+    class External(GenericFakeChatModel):
         def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
             told.append(kwargs)
             return super()._generate(messages, stop, run_manager)
 
-    foreign = Foreign(messages=iter([AIMessage("hello", response_metadata={"stop_reason": "max_tokens"})]))
+    external = External(messages=iter([AIMessage("hello", response_metadata={"stop_reason": "max_tokens"})]))
     sampling = Sampling(temperature=0.0, top_p=0.5, max_tokens=7)
-    with using_policy(foreign, sampling), recording(Recording(store.journal)):
+    with using_policy(external, sampling), recording(Recording(store.journal)):
         await policy().ainvoke("hi", {"metadata": {"thread_id": "t"}})
     (call,) = calls_of(store, "t")
     assert told == [{"temperature": 0.0, "top_p": 0.5, "max_tokens": 7}]

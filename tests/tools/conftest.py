@@ -1,4 +1,4 @@
-"""A real environment, and a recording around each test."""
+"""A real environment, a recording around each test, and patience with wikis."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from hrm_agent.environment import LocalEnvironment, using_environment
+from hrm_agent.tools.mediawiki import MediaWiki
 from hrm_agent.trajectory import MemoryJournal, Recording, recording
 
 
@@ -15,6 +16,15 @@ def environment() -> Iterator[LocalEnvironment]:
     environment = LocalEnvironment(slots=4)
     yield environment
     environment.shutdown()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patient() -> Iterator[None]:
+    """The wikis here are slow on a slow machine, which is not what is tested. Tests of time-outs give their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, seconds in (("timeout", 60.0), ("patience", 300.0)):
+            patch.setitem(MediaWiki.__init__.__kwdefaults__ or {}, name, seconds)
+        yield
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from hrm_agent.environment import LocalEnvironment
 from hrm_agent.environment.scheduler.workers import Work
 from tests.environment.attacks.host import descendants, is_running
 from tests.support.environment.contract import IDLE
-from tests.support.environment.front_workers import until
+from tests.support.environment.scheduler_workers import until
 
 __all__ = ["SLOT", "ChosenKills", "at_depth"]
 

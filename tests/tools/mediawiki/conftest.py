@@ -14,15 +14,6 @@ from tests.support.wiki.server import WikiServer
 AGENT = "tests/1.0 (tests@example.org)"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def patient() -> Iterator[None]:
-    """The wikis here are slow on a slow machine, which is not what is tested. Tests of time-outs give their own."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, seconds in (("timeout", 60.0), ("patience", 300.0)):
-            patch.setitem(MediaWiki.__init__.__kwdefaults__ or {}, name, seconds)
-        yield
-
-
 class Clock:
     """Pauses take no time, and are remembered."""
 

@@ -24,7 +24,7 @@ from tests.support.environment.held import HOLD, Releasing, let_go, until_held
 
 pytestmark = pytest.mark.whole
 
-PROJECT = Path(__file__).resolve().parents[2]
+PROJECT = Path(__file__).resolve().parents[3]
 HOST_PROCESSES = 6
 """Of an environment with two calls under way: the starter, the zygote, two slots, what they run."""
 

@@ -21,8 +21,6 @@ from hrm_agent.store import open_store
 from tests.support.environment.held import HOLD, held, let_go
 from tests.support.graphs.scripts import boxed, call
 
-pytestmark = pytest.mark.whole
-
 ANSWERS = [call(HOLD + "6 * 7"), boxed(42)]
 WORDS = ["serve", "--port", "0", "--policy", "scripted:script.jsonl", "--token-file", "token", "--store", "store.db"]
 

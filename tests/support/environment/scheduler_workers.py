@@ -1,5 +1,5 @@
-"""Workers for tests of the front: threads instead of processes, honest about what the interface promises; and workers
-without any, where nothing happens before the test says so.
+"""Workers for tests of the scheduler: threads instead of processes, honest about what the interface promises; and
+workers without any, where nothing happens before the test says so.
 
 The code of a call is a few words of a language of its own, so that a test says what is to happen:
 `sleep 0.1`, `wait` (until killed), `hold` (until `ThreadWorkers.let_go`), `value 5`, `set 5`, `get` (the session's

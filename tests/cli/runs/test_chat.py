@@ -23,7 +23,7 @@ from hrm_agent.trajectory.lint import lint
 from tests.cli.conftest import SCRIPT, Command, Outcome
 from tests.support.postgres import PostgresServer
 
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parents[3]
 SLEEP = '<tool_call>{"name": "python", "arguments": {"code": "import time; time.sleep(100)"}}</tool_call>'
 
 

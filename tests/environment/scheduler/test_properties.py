@@ -16,7 +16,7 @@ from hrm_agent.environment.base import ExecutionResult, SessionState, Submission
 from hrm_agent.environment.scheduler.scheduler import Scheduler
 from hrm_agent.environment.scheduler.workers import Work
 from hrm_agent.trajectory import ToolStatus
-from tests.support.environment.front_workers import SteppedWorkers, ThreadWorkers, failed
+from tests.support.environment.scheduler_workers import SteppedWorkers, ThreadWorkers, failed
 
 SLOTS = 2
 
@@ -40,7 +40,7 @@ class Queueing(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.workers = SteppedWorkers(self.started)
-        self.front = Scheduler(self.workers, max_sessions=SLOTS)
+        self.scheduler = Scheduler(self.workers, max_sessions=SLOTS)
         self.calls: list[Expected] = []
         self.lived: dict[str, list[str]] = {}
         """Session -> codes of its calls whose process lived on."""
@@ -94,7 +94,7 @@ class Queueing(RuleBasedStateMachine):
             submission = Submission(str(len(self.calls)), session=session, run=run, priority=priority)
             call = Expected(submission)
             self.calls.append(call)
-            call.future = self.front.submit(submission)
+            call.future = self.scheduler.submit(submission)
 
     @precondition(lambda self: self.workers.running)
     @rule(data=st.data(), how=st.sampled_from(["ok", "ok", "ok", "error", "timeout", "lost", "broken"]))
@@ -171,7 +171,7 @@ class Queueing(RuleBasedStateMachine):
         assert all(call.future is not None and call.future.done() for call in self.calls)
         self.calls_are_started_in_their_order()
         self.outcomes_are_right()
-        self.front.close()
+        self.scheduler.close()
 
 
 ANY_SPEED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -189,13 +189,13 @@ class TestMuchQueueing(Queueing.TestCase):
 def test_a_call_that_ends_well_after_it_was_cancelled_is_none_of_the_session() -> None:
     workers = SteppedWorkers(lambda work: None)
     workers.kill = lambda work: None  # type: ignore[method-assign]  # it came too late
-    front = Scheduler(workers)
+    scheduler = Scheduler(workers)
     well = ExecutionResult(ToolStatus.OK)
-    front.submit(Submission("1", session="s"))
+    scheduler.submit(Submission("1", session="s"))
     workers.end(workers.running[0], well, lost=False)
-    cancelled = front.submit(Submission("2", session="s"))
+    cancelled = scheduler.submit(Submission("2", session="s"))
     cancelled.cancel()
-    after = front.submit(Submission("3", session="s"))
+    after = scheduler.submit(Submission("3", session="s"))
     for code in ("2", "1", "3"):
         assert [work.code for work in workers.running] == [code]
         workers.end(workers.running[0], well, lost=False)
@@ -206,7 +206,7 @@ def test_a_call_that_ends_well_after_it_was_cancelled_is_none_of_the_session() -
 def test_under_threads_nothing_is_lost_or_doubled() -> None:
     """Several threads submit, cancel and resubmit; outcomes come from as many others, some of them lost."""
     workers = ThreadWorkers(4)
-    front = Scheduler(workers, max_sessions=4)
+    scheduler = Scheduler(workers, max_sessions=4)
 
     def client(number: int) -> Counter[str]:
         chance, seen = random.Random(number), Counter[str]()
@@ -217,7 +217,7 @@ def test_under_threads_nothing_is_lost_or_doubled() -> None:
                 code = f"lose once{name}"
             session = chance.choice([None, None, f"{number}", f"{number}b"])
             submission = Submission(code, session=session, run=str(number % 2), id=name)
-            future = front.submit(submission)
+            future = scheduler.submit(submission)
             if chance.random() < 0.2:
                 future.cancel()
                 seen["cancelled"] += 1
@@ -225,7 +225,7 @@ def test_under_threads_nothing_is_lost_or_doubled() -> None:
             result = future.result(60)
             assert result.value in (code.partition(" ")[2], None)
             if result.status is not ToolStatus.INFRASTRUCTURE:
-                assert front.submit(submission).result(60) == result
+                assert scheduler.submit(submission).result(60) == result
             seen[result.status] += 1
         return seen
 
@@ -233,9 +233,9 @@ def test_under_threads_nothing_is_lost_or_doubled() -> None:
         seen = sum(pool.map(client, range(8)), Counter[str]())
     assert sum(seen.values()) == 8 * 150
     assert min(seen[status] for status in (ToolStatus.OK, ToolStatus.TIMEOUT, ToolStatus.INFRASTRUCTURE)) > 20
-    assert front.drain(60)
-    assert "hrm_environment_waiting 0\n" in front.metrics()
-    front.close()
+    assert scheduler.drain(60)
+    assert "hrm_environment_waiting 0\n" in scheduler.metrics()
+    scheduler.close()
     assert workers.broken == []
     assert (
         max(Counter(code for code in workers.began if "once" not in code and not code.startswith("value")).values())

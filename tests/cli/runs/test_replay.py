@@ -65,6 +65,6 @@ def test_no_model_is_loaded(hrm: Command, scripted: str, tmp_path: Path) -> None
         "import sys; from hrm_agent.cli.main import main; assert main(['replay', '--check', 'runs']) == 0;"
         "print(sorted({'torch', 'transformers'} & sys.modules.keys()))"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.splitlines()[-1] == "[]"

@@ -475,7 +475,9 @@ def test_a_value_of_a_type_that_nobody_allowed_is_named(tmp_path: Path) -> None:
         config = put(store, fresh(), value=[{"deep": Own(1, "x" * 100)}])
     with (
         open_store(tmp_path / "store.db") as store,
-        pytest.raises(StoreError, match=rf"checkpoint {config['configurable']['checkpoint_id']}.*test_values\.Own"),
+        pytest.raises(
+            StoreError, match=rf"checkpoint {config['configurable']['checkpoint_id']}.*test_content_addressed\.Own"
+        ),
     ):
         read(store, config)
 

@@ -15,7 +15,7 @@ from hrm_agent.errors import ConfigError, RunError
 from tests.cli.conftest import Command
 from tests.support.disk import files_of_at_most
 
-CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
+CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("*.toml"))
 
 
 class Inner(BaseModel):

@@ -1,6 +1,6 @@
 """A user's graph that a test kills: a hosted model and tools of its own, each use logged outside the process.
 
-    python -m tests.support.graphs.foreign_driver FOLDER MOMENT
+    python -m tests.support.graphs.external_agent_driver FOLDER MOMENT
 
 MOMENT names the line after which the process dies by `kill -9`; `-` lets it end.
 """
@@ -34,15 +34,15 @@ TASK = TaskRef(id="1", family="test", prompt="Buy it.")
 
 def log(line: str) -> None:
     """A model is asked or a tool run: never in a replay, where these are not set."""
-    with (Path(os.environ["FOREIGN_FOLDER"]) / "log.txt").open("a") as file:
+    with (Path(os.environ["AGENT_FOLDER"]) / "log.txt").open("a") as file:
         file.write(f"{line}\n")
-    if line == os.environ["FOREIGN_MOMENT"]:
+    if line == os.environ["AGENT_MOMENT"]:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def moment(line: str) -> None:
     """A node has come so far."""
-    if "FOREIGN_FOLDER" in os.environ:
+    if "AGENT_FOLDER" in os.environ:
         log(line)
 
 
@@ -132,12 +132,12 @@ async def main(folder: Path) -> Trajectory:
     environment = LocalEnvironment()
     with open_store(folder / "store.db") as store, ScriptedEngine([]) as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment)
-        done = await runner.run(Episode(TASK, "thread", graph="tests.support.graphs.foreign_driver:graph"))
+        done = await runner.run(Episode(TASK, "thread", graph="tests.support.graphs.external_agent_driver:graph"))
     await environment.close()
     return done
 
 
 if __name__ == "__main__":
-    os.environ |= {"FOREIGN_FOLDER": sys.argv[1], "FOREIGN_MOMENT": sys.argv[2]}
+    os.environ |= {"AGENT_FOLDER": sys.argv[1], "AGENT_MOMENT": sys.argv[2]}
     ended = asyncio.run(main(Path(sys.argv[1])))
     print(ended.status, ended.error)

@@ -1,3 +1,5 @@
+"""One thread of arithmetic, and the tokenizer and lessons of the small policy."""
+
 from __future__ import annotations
 
 import pytest

@@ -186,6 +186,6 @@ def test_static_vectors_are_the_librarys() -> None:
         "theirs = wordllama.WordLlama.load(cache_dir=home, disable_download=True).embed(texts, norm=True)\n"
         "print(abs(theirs - StaticEmbeddings().vectors(texts)).max())"
     )
-    project = Path(__file__).parents[2]
+    project = Path(__file__).parents[3]
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=project)
     assert float(done.stdout) < 1e-5

@@ -30,7 +30,7 @@ TEXTS = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"]), max_size=300),
 )
 FOREST = "The forest has tall trees. Birds nest in the trees of the forest. Leaves fall from trees in autumn. " * 4
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parents[3]
 MONEY = "Banks lend money at interest. The interest on loans goes to banks. Money buys bonds from banks. " * 4
 
 

@@ -25,7 +25,7 @@ CORPUS = [
     "naïve cafés in Zürich\n" * 9,
 ]
 SIZES = {"bpe": 320, "bpe.tiktoken": 320, "sentencepiece-bpe": 320, "unigram": 320, "word": 30, "wordpiece": 120}
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parents[3]
 STRANGE = "The models, naïve 👨‍👩‍👧‍👦 🇩🇪 日本語 e\u0301 <|endoftext|> [UNK] <s>\r\n\0 " + "x" * 200 + "  words\n\n"
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
 EXAMPLES = settings(max_examples=30, derandomize=True, database=None, deadline=None)

@@ -25,12 +25,12 @@ from hrm_agent.environment.on_ray.environment import RayEnvironment
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
 from tests.support.environment.contract import LONG, SLOTS, EnvironmentContract, run_batch, until
-from tests.support.environment.front_workers import ThreadWorkers
 from tests.support.environment.held import HOLD, let_go, until_held
+from tests.support.environment.scheduler_workers import ThreadWorkers
 
 pytestmark = pytest.mark.whole
 
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parents[3]
 NODES = 2
 
 
