@@ -11,8 +11,9 @@ from hrm_agent.environment.base import Cell, ExecutionResult, SessionState, Subm
 from hrm_agent.environment.scheduler.admission import Bounds
 from hrm_agent.environment.scheduler.scheduler import Scheduler
 from hrm_agent.errors import HrmError
+from hrm_agent.testing import block_until
 from hrm_agent.trajectory import ToolStatus
-from tests.support.environment.front_workers import ThreadWorkers, until
+from tests.support.environment.front_workers import ThreadWorkers
 
 NEW, KEPT, REPLAYED, LOST = SessionState
 
@@ -90,7 +91,7 @@ def test_a_call_that_ended_its_process_is_none_of_the_session(
 def test_a_cancelled_call_is_none_of_the_session(front: Scheduler, workers: ThreadWorkers) -> None:
     run(front, "set 5")
     hold = submit(front, "wait")
-    until(lambda: "wait" in workers.began)
+    block_until(lambda: "wait" in workers.began)
     after = submit(front, "get")
     hold.cancel()
     result = after.result(60)
@@ -167,7 +168,7 @@ def test_rebuilding_is_tried_twice(front: Scheduler, workers: ThreadWorkers) -> 
 
 def test_a_call_is_cancelled_while_its_session_is_rebuilt(front: Scheduler, workers: ThreadWorkers) -> None:
     hold = submit(front, "value 1", history=(Cell("set 5"), Cell("wait"), Cell("value 2")))
-    until(lambda: "wait" in workers.began)
+    block_until(lambda: "wait" in workers.began)
     hold.cancel()
     assert found(front, "get", history=(Cell("set 6"),)) == ("6", REPLAYED)
     assert "value 2" not in workers.began
@@ -225,7 +226,7 @@ def test_a_fork_is_a_copy_apart(front: Scheduler, workers: ThreadWorkers) -> Non
 def test_a_fork_waits_for_the_running_call_only(front: Scheduler, workers: ThreadWorkers) -> None:
     calls = [submit(front, "set 5"), submit(front, "hold"), submit(front, "set 6")]
     calls[0].result(60)
-    until(lambda: "hold" in workers.began)
+    block_until(lambda: "hold" in workers.began)
     copied = front.fork_session("s", "copy")
     assert not copied.done()
     workers.let_go.set()
@@ -256,13 +257,13 @@ def test_end_session_forgets(front: Scheduler, workers: ThreadWorkers) -> None:
 def test_end_session_ends_its_open_calls(front: Scheduler, workers: ThreadWorkers) -> None:
     run(front, "set 5")
     calls = [submit(front, "wait"), submit(front, "get"), submit(front, "get")]
-    until(lambda: "wait" in workers.began)
+    block_until(lambda: "wait" in workers.began)
     front.end_session("s")
     after = submit(front, "get")
     assert [call.result(60).status for call in calls] == [ToolStatus.INFRASTRUCTURE] * 3
     result = after.result(60)
     assert (result.value, result.session) == ("nothing", NEW)
-    until(lambda: set(workers.processes) == {2})
+    block_until(lambda: set(workers.processes) == {2})
 
 
 def test_a_session_belongs_to_the_run_that_made_it(front: Scheduler, workers: ThreadWorkers) -> None:
