@@ -2,7 +2,7 @@
 
     python benchmarks/engine.py [--requests 256] [--threads 1] [--json FILE]
 
-One small randomly initialised policy, 16 samples of each prompt, as in a rollout:
+A randomly initialised policy of the shipped one's size, 16 samples of each prompt, as in a rollout:
 
 * `floor`: bare forward passes over as many rows at the mean length of the turn, nothing sampled or kept.
 * `engine`: `TransformersEngine`, all requests submitted at once. The second turn goes on in place, 20 tokens later.
@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from hrm_agent.models.codec.bytes import ByteCodec
 from hrm_agent.models.engine import Completion, GenerationRequest
@@ -35,6 +34,7 @@ from hrm_agent.models.local.engine import TransformersEngine
 from hrm_agent.models.local.kv_cache import KVPool
 from hrm_agent.models.local.model_inspection import kv_shape
 from hrm_agent.models.local.packed_attention import replica
+from hrm_agent.testing import tiny_network
 from hrm_agent.trajectory import Sampling
 
 VOCABULARY, PROMPT, ANSWER, SAMPLES, TOOL_RESULT = 500, 80, 100, 16, 20
@@ -45,22 +45,6 @@ class OpenEnded(ByteCodec):
 
     end_of_turn = VOCABULARY
     control_token_ids = frozenset((VOCABULARY,))
-
-
-def make_model() -> Any:
-    config = Qwen3Config(
-        hidden_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        intermediate_size=384,
-        vocab_size=VOCABULARY,
-        tie_word_embeddings=True,
-        max_position_embeddings=1024,
-    )
-    torch.manual_seed(0)
-    return Qwen3ForCausalLM(config).eval()
 
 
 def make_prompts(requests: int) -> list[tuple[int, ...]]:
@@ -144,7 +128,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    model, prompts = make_model(), make_prompts(arguments.requests)
+    model, prompts = tiny_network(vocab_size=VOCABULARY), make_prompts(arguments.requests)
     first = run_floor(model, arguments.requests, "first", PROMPT + ANSWER // 2)
     second = run_floor(model, arguments.requests, "second", PROMPT + ANSWER + TOOL_RESULT + ANSWER // 2)
     rows = [first, second, *run_engine(model, prompts, arguments.threads), run_generate(model, prompts)]

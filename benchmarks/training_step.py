@@ -33,10 +33,11 @@ from rich.table import Table
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from hrm_agent.testing import tiny_network
 from hrm_agent.training.advantages import group_advantages
 from hrm_agent.training.batch import MicroBatch, build_batches
 from hrm_agent.training.optimizer_step import policy_update
@@ -59,23 +60,8 @@ SHAPES = {"32 x 256 tokens": (32, 256, 0), "128 x about 200 tokens": (128, 200, 
 """Rollouts, their mean length, and how far lengths lie from it."""
 
 
-def small_qwen3() -> Qwen3ForCausalLM:
-    torch.manual_seed(0)
-    return Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=VOCABULARY,
-            hidden_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=32,
-            intermediate_size=384,
-            tie_word_embeddings=True,
-            pad_token_id=0,
-            bos_token_id=1,
-            eos_token_id=2,
-        )
-    )
+def small_qwen3() -> PreTrainedModel:
+    return tiny_network(vocab_size=VOCABULARY, bos_token_id=1)
 
 
 def fixed_trajectories(count: int, length: int, spread: int) -> list[Trajectory]:

@@ -7,8 +7,12 @@ r"""For tests of your own agents, without a model, a wiki or a network.
 
 * `ScriptedEngine` answers from a list or a function, as exact tokens, so that such runs are recorded like any.
 * `LocalWiki` serves a folder of texts as a wiki.
-* `tiny_model` writes a real model with random weights, for code that samples or trains.
-* `wait_until` waits for an event and not for a time; `loopback_only` refuses connections to other machines.
+* `tiny_model` writes a real model with random weights, for code that samples or trains; `tiny_network` is the model
+  alone, in memory.
+* `wait_until` waits for an event and not for a time, `block_until` does so where nothing is awaited; `loopback_only`
+  refuses connections to other machines.
+
+`docs/testing.md` has a whole test.
 """
 
 from __future__ import annotations
@@ -17,27 +21,72 @@ import asyncio
 import errno
 import inspect
 import socket
+import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.tools.local_wiki import LocalWiki
 
-__all__ = ["LocalWiki", "ScriptedEngine", "loopback_only", "tiny_model", "wait_until"]
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = [
+    "LocalWiki",
+    "ScriptedEngine",
+    "block_until",
+    "loopback_only",
+    "tiny_model",
+    "tiny_network",
+    "wait_until",
+]
+
+T = TypeVar("T")
 
 _LOOPBACK = ("127.", "::1", "localhost", "::ffff:127.")
+_LONG = 120.0
+_SECONDS_BETWEEN_LOOKS = 0.01
 
 
-async def wait_until(condition: Callable[[], bool | Awaitable[bool]], seconds: float = 60.0) -> None:
-    """Return once `condition` holds. Raises `TimeoutError` after so many seconds, which only a hang should meet."""
-    async with asyncio.timeout(seconds):
-        while True:
-            held = condition()
-            if await held if inspect.isawaitable(held) else held:
-                return
-            await asyncio.sleep(0.01)
+async def wait_until(condition: Callable[[], T | Awaitable[T]], seconds: float = _LONG) -> T:
+    """Return what `condition` gives, once that is true.
+
+    Raises `TimeoutError` with the condition's name or source after so many seconds, which only a hang should meet.
+    """
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            while True:
+                held = condition()
+                if found := await cast("Awaitable[T]", held) if inspect.isawaitable(held) else cast("T", held):
+                    return found
+                await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
+    except TimeoutError:
+        if limit.expired():
+            raise _in_vain(condition, seconds) from None
+        raise
+
+
+def block_until(condition: Callable[[], T], seconds: float = _LONG) -> T:
+    """`wait_until` for what another thread or process does: the calling thread sleeps in between."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        if time.monotonic() >= end:
+            raise _in_vain(condition, seconds)
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    return found
+
+
+def _in_vain(condition: Callable[[], object], seconds: float) -> TimeoutError:
+    name = str(getattr(condition, "__name__", condition))
+    if name == "<lambda>":
+        try:
+            name = " ".join(inspect.getsource(condition).split())
+        except OSError:  # from a prompt, or code made of a string
+            name = str(condition)
+    return TimeoutError(f"Waited {seconds:g} s in vain: {name}")
 
 
 @contextmanager
@@ -70,21 +119,34 @@ def loopback_only() -> Generator[list[str]]:
         socket.socket.connect, socket.socket.connect_ex = connect, connect_ex  # type: ignore[method-assign]
 
 
-def tiny_model(folder: Path, seed: int = 0) -> Path:
-    """Write a causal language model with random weights to `folder`: the small policy's tokenizer and chat template.
+def tiny_network(seed: int = 0, **sizes: Any) -> PreTrainedModel:
+    """A causal language model with random weights, in memory: of the small policy's architecture, a Qwen3.
 
-    Needs the extra `train`. A function of the seed; the global random state is left as it was.
+    `sizes` are settings of its configuration, such as `hidden_size=32, num_hidden_layers=1, vocab_size=64`. Needs the
+    extra `train`. A function of its arguments; the global random state is left as it was.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     from hrm_agent.models.policy_loader import model_folder
 
-    source = model_folder("builtin:cold-start")
+    config = AutoConfig.from_pretrained(model_folder("builtin:cold-start"), **sizes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
-    model.save_pretrained(folder)
-    tokenizer: Any = AutoTokenizer.from_pretrained(source)
+        network: Any = AutoModelForCausalLM.from_config(config)
+    return network.eval()
+
+
+def tiny_model(folder: Path, seed: int = 0, **sizes: Any) -> Path:
+    """Write a `tiny_network` to `folder`, with the small policy's tokenizer and chat template; the folder.
+
+    A vocabulary smaller than the tokenizer's 1022 tokens is none that it can be asked in.
+    """
+    from transformers import AutoTokenizer
+
+    from hrm_agent.models.policy_loader import model_folder
+
+    tiny_network(seed, **sizes).save_pretrained(folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(model_folder("builtin:cold-start"))
     tokenizer.save_pretrained(folder)
     return folder

@@ -1,4 +1,4 @@
-"""Which room may import which, read from the source; and what stays out of memory until it is needed."""
+"""Which package may import which, read from the source; and what stays out of memory until it is needed."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "hrm_agent.store": {"hrm_agent.errors", "hrm_agent.langgraph_format", "hrm_agent.trajectory"},
 }
-"""Room -> rooms that it may import, beside itself. No room is above another that is above it."""
+"""Package -> packages that it may import, beside itself. No package is above another that is above it."""
 CORE = set(ALLOWED)
 ALLOWED |= {
     "hrm_agent.graphs": CORE,
@@ -104,7 +104,7 @@ FRONT_DOORS = {
 """All of agents, and of what runs them, that a trainer knows."""
 
 
-def room_of(module: str) -> str:
+def home_of(module: str) -> str:
     """`hrm_agent.models.chat` -> `hrm_agent.models`."""
     return ".".join(module.split(".")[:2])
 
@@ -131,30 +131,30 @@ def imports(path: Path, *, for_types: bool = True) -> Iterator[str]:
 
 
 def test_imports_point_one_way() -> None:
-    assert {room_of(module_of(path)) for path in SOURCES} <= ALLOWED.keys(), "a room without a place in the order"
+    assert {home_of(module_of(path)) for path in SOURCES} <= ALLOWED.keys(), "a package without a place in the order"
     wrong = {module_of(path): found for path in SOURCES if (found := wrong_imports(path))}
     assert wrong == {}
 
 
 def wrong_imports(path: Path) -> set[str]:
-    room = room_of(module_of(path))
-    ours = {room_of(name) for name in imports(path) if name.split(".")[0] == "hrm_agent"}
-    return ours - ALLOWED[room] - {room, "hrm_agent.__version__"}
+    home = home_of(module_of(path))
+    ours = {home_of(name) for name in imports(path) if name.split(".")[0] == "hrm_agent"}
+    return ours - ALLOWED[home] - {home, "hrm_agent.__version__"}
 
 
 def test_a_wrong_import_would_be_seen(tmp_path: Path) -> None:
     (tmp_path / "x.py").write_text(
         "def f():\n    from hrm_agent.training.grpo import train\n    import hrm_agent.cli.main\n"
     )
-    assert {room_of(name) for name in imports(tmp_path / "x.py")} == {"hrm_agent.training", "hrm_agent.cli"}
+    assert {home_of(name) for name in imports(tmp_path / "x.py")} == {"hrm_agent.training", "hrm_agent.cli"}
 
 
 def test_training_reaches_agents_only_through_the_front_door() -> None:
     for path in (path for path in SOURCES if path.is_relative_to(PROJECT / "training")):
         named = set(imports(path))
         assert not {name for name in named if name.split(".")[0] == "langgraph"}, module_of(path)
-        rooms = {name for name in named if room_of(name) in {"hrm_agent.graphs", "hrm_agent.runtime"}}
-        assert {name for name in rooms if not name.startswith(tuple(FRONT_DOORS))} == set(), module_of(path)
+        inside = {name for name in named if home_of(name) in {"hrm_agent.graphs", "hrm_agent.runtime"}}
+        assert {name for name in inside if not name.startswith(tuple(FRONT_DOORS))} == set(), module_of(path)
 
 
 def test_no_package_goes_round_in_a_circle() -> None:

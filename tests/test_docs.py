@@ -2,14 +2,16 @@
 
 Each page has a folder of its own, in which its blocks run from top to bottom: `python` in one namespace, `bash` line by
 line; a block that names a file (`python own.py`) is saved as that file. Of the lines of bash, `hrm-agent` is run (in
-the background until the page's end, if it ends in `&`), a `make` target has to exist, and a few commands that would
-change the machine are only recognised; anything else is a mistake. Blocks under a comment `<!-- slow -->` are left to a
+the background until the page's end, if it ends in `&`), `sh` and what it is piped to are run by bash, `python -m
+pytest` runs a file of the page, a `make` target has to exist, and a few commands that would change the machine are only
+recognised; anything else is a mistake. Blocks under a comment `<!-- slow -->` are left to a
 slow test.
 """
 
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shlex
 import subprocess
@@ -18,6 +20,7 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import pytest
@@ -70,11 +73,27 @@ def run_line(line: str, page: Path, until_the_end: ExitStack) -> None:
         until_the_end.enter_context(running(words[1:-1]))
     elif words[0] == "hrm-agent":
         assert main(words[1:]) == 0, f"{page.name}: {line}"
+    elif words[0] == "sh":
+        assert in_bash(line) in (0, 1), f"{page.name}: {line}"  # 1: what was to be killed had ended before
+    elif words[:3] == ["python", "-m", "pytest"]:
+        own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        ended = subprocess.run([sys.executable, *words[1:]], env=own, check=False)
+        assert ended.returncode == 0, f"{page.name}: {line}"
     elif words[0] == "make":
         targets = re.findall(r"^([a-z]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE)
         assert set(words[1:]) - {word for word in words if "=" in word} <= set(targets), f"{page.name}: {line}"
     else:
         assert words[0] in MENTIONED, f"{page.name}: {line}"
+
+
+def in_bash(line: str) -> int:
+    """The exit code of a line in which `hrm-agent` is this one."""
+    with TemporaryDirectory() as folder:
+        command = Path(folder, "hrm-agent")
+        command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m hrm_agent.cli.main "$@"\n')
+        command.chmod(0o700)
+        own = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+        return subprocess.run(["bash", "-c", line], env=own, check=False).returncode
 
 
 @contextmanager
@@ -117,8 +136,18 @@ def test_blocks_are_found() -> None:
 def test_an_unknown_command_is_a_mistake() -> None:
     with pytest.raises(AssertionError, match=r"page\.md: frobnicate"):
         run_line("frobnicate --now", Path("page.md"), ExitStack())
+    with pytest.raises(AssertionError, match=r"page\.md: sh -c 'exit 3'"):
+        run_line("sh -c 'exit 3'", Path("page.md"), ExitStack())
     with pytest.raises(AssertionError, match=r"page\.md: make unheard"):
         run_line("make unheard", Path("page.md"), ExitStack())
+
+
+def test_a_run_that_is_piped_away_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sh -c 'echo $$; exec ...' | { read run; ... }` of the README, with a command that would not end."""
+    monkeypatch.chdir(tmp_path)
+    line = "sh -c 'echo $$; echo line; exec sleep 600' | { read run; read line; echo $run > pid; kill -KILL $run; }"
+    run_line(line, Path("page.md"), ExitStack())
+    assert not Path("/proc", Path("pid").read_text().strip()).exists()
 
 
 @pytest.mark.parametrize("page", [*PAGES, PROJECT / "CONTRIBUTING.md"], ids=lambda page: page.name)
@@ -138,20 +167,31 @@ def anchors(page: Path) -> set[str]:
 
 _PATH = re.compile(r"`((?:hrm_agent|graphs|training|tests|docs|configs|examples|benchmarks)/[\w./-]*)`")
 _MODULE = re.compile(r"(?<![\w/.-])hrm_agent(?:\.(?!__)\w+)+")
+_COMMAND = re.compile(r"python -m ((?:graphs|training|benchmarks|examples|hrm_agent|tests)\b(?:\.\w+)*)(?!\.?\$)")
+LINKED = {"graphs", "training"}  # imported as packages of hrm_agent only
 
 
 def test_files_and_modules_that_are_named_are_there() -> None:
-    """In the pages, and in the docstrings and comments of the code."""
+    """In the pages, in the cards of the small policies, and in the docstrings and comments of the code."""
     texts = [*PAGES, PROJECT / "CONTRIBUTING.md", PROJECT / "Makefile", *(PROJECT / "configs").glob("*.toml")]
     folders = ("hrm_agent", "graphs", "training", "examples", "benchmarks")
     texts += [path for folder in folders for path in (PROJECT / folder).rglob("*.py")]
+    texts += [*PROJECT.glob("hrm_agent/models/builtin/*/README.md"), *PROJECT.glob("training/small_policy/*.md")]
     lost: dict[str, str] = {}
     for path in texts:
         text = path.read_text(encoding="utf-8")
         lost |= {name: path.name for name in _PATH.findall(text) if not (PROJECT / name).exists()}
         lost |= {name: path.name for name in set(_MODULE.findall(text)) if not is_named(name)}
+        lost |= {name: path.name for name in set(_COMMAND.findall(text)) if not can_be_run(name)}
     built = {"docs/trajectory.schema.json", "benchmarks/results"}  # written by `make docs`, `make bench`
     assert {name: page for name, page in lost.items() if name.rstrip("/") not in built} == {}
+
+
+def can_be_run(module: str) -> bool:
+    """Whether `python -m` takes it."""
+    home = PROJECT.joinpath(*module.split("."))
+    there = home.with_suffix(".py").is_file() or (home / "__main__.py").is_file()
+    return there and module.partition(".")[0] not in LINKED
 
 
 @cache

@@ -24,7 +24,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded when asked for: the command line names this room long before it cuts a text."""
+    """Loaded when asked for: the command line names this package long before it cuts a text."""
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

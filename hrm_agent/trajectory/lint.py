@@ -390,5 +390,5 @@ def _times(trajectory: Trajectory) -> Iterator[Problem]:
 
 
 if __name__ == "__main__":
-    # Reading a store is above this room: the command `hrm-agent lint` takes over with the same arguments.
+    # Reading a store is above this package: the command `hrm-agent lint` takes over with the same arguments.
     runpy.run_module("hrm_agent.cli.records.lint", run_name="__main__")

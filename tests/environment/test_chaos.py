@@ -27,9 +27,10 @@ import pytest
 from hrm_agent.environment import Environment, ExecutionResult, LocalEnvironment
 from hrm_agent.environment.base import Submission
 from hrm_agent.environment.remote.client import RemoteEnvironment
+from hrm_agent.testing import wait_until
 from hrm_agent.trajectory import ToolStatus
 from tests.environment.attacks.host import orphans
-from tests.support.environment.contract import LONG, run_batch, until
+from tests.support.environment.contract import LONG, run_batch
 from tests.support.environment.held import HOLD, let_go, until_held
 from tests.support.environment.killing import FORK_SERVER, SLOT, ChosenKills, at_depth
 from tests.support.environment.served import TOKEN, ServerProcess
@@ -277,7 +278,7 @@ async def none_left(before: set[int]) -> None:
     async def gone() -> bool:
         return orphans() <= before
 
-    await until(gone)
+    await wait_until(gone)
 
 
 async def test_the_server_is_killed_during_calls(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
+from hrm_agent.testing import tiny_network
 
 SPECIAL = ["<|im_start|>", "<|im_end|>"]
 TAGS = ["<reason>", "</reason>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>"]
@@ -66,8 +67,7 @@ def make_tokenizer(template: str = CHATML) -> Any:
 
 
 def make_model(kind: str, seed: int = 0, **more: Any) -> Any:
-    torch.manual_seed(seed)
-    sizes = {
+    sizes: dict[str, Any] = {
         "hidden_size": 32,
         "intermediate_size": 48,
         "num_hidden_layers": 2,
@@ -79,8 +79,10 @@ def make_model(kind: str, seed: int = 0, **more: Any) -> Any:
         **more,
     }
     if kind == "llama":
+        torch.manual_seed(seed)
         return LlamaForCausalLM(LlamaConfig(**sizes)).eval()
-    return Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=16, tie_word_embeddings=True)).eval()
+    rope = {"rope_theta": 10_000.0, "rope_type": "default"}
+    return tiny_network(seed, **sizes, head_dim=16, rope_parameters=rope, pad_token_id=None, eos_token_id=None)
 
 
 @pytest.fixture(scope="session")

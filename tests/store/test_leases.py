@@ -21,7 +21,8 @@ from hrm_agent.errors import RunError, StoreError
 from hrm_agent.store import RunStore, leases, open_store
 from hrm_agent.store.maintenance import verify
 from hrm_agent.store.saver import StoreSaver
-from tests.support.store.bodies import execute, wait_until
+from hrm_agent.testing import block_until
+from tests.support.store.bodies import execute
 
 
 class Clock:
@@ -92,7 +93,7 @@ def test_the_heart_keeps_a_lease_alive(
     with open_store(url) as other, store.lease("t"):
         for _ in range(3):
             clock.now += 29
-            wait_until(lambda: execute(url, "SELECT expires_at FROM leases") == [(clock.now + 30,)])
+            block_until(lambda: execute(url, "SELECT expires_at FROM leases") == [(clock.now + 30,)])
             clock.now += 1
             with pytest.raises(RunError), other.lease("t"):
                 pytest.fail("a lease that is kept alive ran out")

@@ -1,4 +1,7 @@
-"""A task: a prompt and a way to verify an answer. The verifier runs in the trainer's process, never in the sandbox."""
+"""A task: a prompt and a way to verify an answer.
+
+The verifier runs in the trainer's process, or in a child of it, and never in the sandbox.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """`hrm-agent completion SHELL`: commands and flags for the Tab key, as a script for bash, zsh or fish.
 
-    source <(hrm-agent completion bash)
-    source <(hrm-agent completion zsh)
-    hrm-agent completion fish > ~/.config/fish/completions/hrm-agent.fish
-
 The script holds the words of this version: it starts no interpreter when Tab is pressed.
 """
 
@@ -21,6 +17,15 @@ from hrm_agent.cli.main import COMMANDS, module_of
 
 __all__ = ["run", "words_by_command"]
 
+_DESCRIPTION = """\
+Print a script that completes commands and flags. In ~/.bashrc or ~/.zshrc:
+
+    source <(hrm-agent completion bash)
+    source <(hrm-agent completion zsh)
+
+and for fish, once: hrm-agent completion fish > ~/.config/fish/completions/hrm-agent.fish
+
+The one for zsh begins zsh's own completion (compinit) where it has not begun; put it after a compinit of yours."""
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z.-]*[a-z]")
 _BASH = """\
 _hrm_agent() {
@@ -35,12 +40,14 @@ _hrm_agent() {
 complete -o default -F _hrm_agent hrm-agent
 """
 _ZSH = """\
+whence compdef >/dev/null || { autoload -U +X compinit && compinit -i; }
 autoload -U +X bashcompinit && bashcompinit
 """
+"""bashcompinit stands on zsh's own completion, which a bare `.zshrc` has not begun."""
 
 
 def run(words: list[str]) -> int:
-    parser = Parser("completion", "Print a script that completes commands and flags.")
+    parser = Parser("completion", _DESCRIPTION)
     parser.add_argument("shell", choices=sorted(_SCRIPTS), help="the shell that the script is for")
     arguments = parser.read(words)
     sys.stdout.write(_SCRIPTS[arguments.shell](words_by_command()))

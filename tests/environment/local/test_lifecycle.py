@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 
 from hrm_agent.environment import LocalEnvironment, active_environment, using_environment
 from hrm_agent.errors import HrmError
+from hrm_agent.testing import block_until
 from hrm_agent.trajectory import ToolStatus
 from tests.environment.attacks.host import descendants
 from tests.support.environment.contract import LONG
@@ -27,15 +27,6 @@ pytestmark = pytest.mark.whole
 PROJECT = Path(__file__).resolve().parents[3]
 HOST_PROCESSES = 6
 """Of an environment with two calls under way: the starter, the zygote, two slots, what they run."""
-
-
-def all_gone(pids: set[int], within: float = 60.0) -> bool:
-    end = time.monotonic() + within
-    while time.monotonic() < end:
-        if not any(_runs(pid) for pid in pids):
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def _runs(pid: int) -> bool:
@@ -65,7 +56,7 @@ async def test_close_ends_running_calls_and_leaves_no_process() -> None:
     assert len(pids) >= 4  # the starter, the zygote, two children
     await environment.close()
     assert [(await call).status for call in calls] == [ToolStatus.INFRASTRUCTURE] * 4
-    assert all_gone(pids)
+    block_until(lambda: not any(map(_runs, pids)))
     with pytest.raises(HrmError, match="closed"):
         await environment.execute("1")
 
@@ -135,10 +126,8 @@ def start_host() -> tuple[subprocess.Popen[bytes], set[int]]:
         cwd=PROJECT,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
-    end = time.monotonic() + 60
-    while len(descendants(host.pid)) < HOST_PROCESSES:
-        assert time.monotonic() < end and host.poll() is None
-        time.sleep(0.01)
+    block_until(lambda: len(descendants(host.pid)) >= HOST_PROCESSES or host.poll() is not None)
+    assert host.poll() is None
     return host, descendants(host.pid)
 
 
@@ -147,7 +136,7 @@ def test_nothing_outlives_a_killed_host(sign: signal.Signals) -> None:
     host, pids = start_host()
     host.send_signal(sign)
     host.wait(timeout=60)
-    assert all_gone(pids)
+    block_until(lambda: not any(map(_runs, pids)))
 
 
 def test_a_fork_of_the_host_may_not_use_its_environment() -> None:

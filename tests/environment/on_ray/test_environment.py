@@ -10,8 +10,7 @@ import re
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,9 @@ from hrm_agent.environment.isolation import Isolation
 from hrm_agent.environment.on_ray import cluster as nodes
 from hrm_agent.environment.on_ray.environment import RayEnvironment
 from hrm_agent.errors import HrmError
+from hrm_agent.testing import block_until, wait_until
 from hrm_agent.trajectory import ToolStatus
-from tests.support.environment.contract import LONG, SLOTS, EnvironmentContract, run_batch, until
+from tests.support.environment.contract import LONG, SLOTS, EnvironmentContract, run_batch
 from tests.support.environment.held import HOLD, let_go, until_held
 from tests.support.environment.scheduler_workers import ThreadWorkers
 
@@ -49,7 +49,7 @@ def cluster() -> Iterator[Any]:
     yield cluster
     started = descendants() - others
     cluster.shutdown()
-    wait_until(lambda: not [pid for pid in started if Path(f"/proc/{pid}/exe").exists()])
+    block_until(lambda: not [pid for pid in started if Path(f"/proc/{pid}/exe").exists()])
 
 
 def node_options(cpus: int = 1) -> dict[str, Any]:
@@ -68,13 +68,6 @@ def descendants() -> set[int]:
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
     return found - {os.getpid()}
-
-
-def wait_until(holds: Callable[[], object], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +112,7 @@ def by_node(environment: RayEnvironment, name: str) -> dict[str, int]:
 
 
 async def all_nodes_in_use(environment: RayEnvironment, nodes: int) -> None:
-    await asyncio.to_thread(wait_until, lambda: len(by_node(environment, "slots")) == nodes)
+    await asyncio.to_thread(block_until, lambda: len(by_node(environment, "slots")) == nodes)
 
 
 async def test_outcomes_are_right_and_the_nodes_share_the_calls(environment: RayEnvironment) -> None:
@@ -176,7 +169,7 @@ async def test_a_cancelled_call_frees_its_slot(environment: RayEnvironment) -> N
     for task in forever:
         task.cancel()
     assert (await environment.execute("1")).value == "1"
-    await asyncio.to_thread(wait_until, lambda: not any(by_node(environment, "open").values()))
+    await asyncio.to_thread(block_until, lambda: not any(by_node(environment, "open").values()))
 
 
 def test_threads_with_loops_of_their_own(environment: RayEnvironment) -> None:
@@ -235,7 +228,7 @@ async def test_a_node_whose_actor_died_gets_another(environment: RayEnvironment)
     await asyncio.to_thread(ray.kill, node.actor)
     results = await run_batch(environment, [Submission("2")] * 20)
     assert {result.value for result in results} == {"2"}
-    await asyncio.to_thread(wait_until, lambda: node not in environment._workers._nodes.values())
+    await asyncio.to_thread(block_until, lambda: node not in environment._workers._nodes.values())
     await all_nodes_in_use(environment, NODES)
 
 
@@ -253,9 +246,9 @@ async def test_calls_share_ray_calls_and_closing_leaves_ray_and_no_call_open(clu
     async def submitted() -> bool:
         return "hrm_environment_waiting 44\n" in second._scheduler.metrics()
 
-    await until(submitted)
+    await wait_until(submitted)
     goes_on.set()
-    await asyncio.to_thread(wait_until, lambda: sum(by_node(second, "batches_total").values()) == NODES)
+    await asyncio.to_thread(block_until, lambda: sum(by_node(second, "batches_total").values()) == NODES)
     assert sum(by_node(second, "works_total").values()) == slots
     await second.close()
     assert {result.status for result in await asyncio.gather(*open_calls)} == {ToolStatus.INFRASTRUCTURE}

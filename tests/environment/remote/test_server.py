@@ -31,8 +31,9 @@ from hrm_agent.environment.remote.client import RemoteEnvironment
 from hrm_agent.environment.remote.server import Service
 from hrm_agent.environment.remote.sockets import listen_tcp, listen_unix
 from hrm_agent.errors import ConfigError, HrmError
+from hrm_agent.testing import wait_until
 from hrm_agent.trajectory import ToolStatus
-from tests.support.environment.contract import IDLE, LONG, SLOTS, all_slots_free, gauge, until, until_gauge
+from tests.support.environment.contract import IDLE, LONG, SLOTS, all_slots_free, gauge, until_gauge
 from tests.support.environment.held import HOLD, let_go, until_held
 from tests.support.environment.served import TOKEN, ServerProcess, served
 
@@ -296,7 +297,7 @@ def test_a_loop_that_ends_leaves_nothing_behind(http_: Http) -> None:
     async def nobody_connected() -> bool:
         return not http_.service._streams
 
-    asyncio.run(until(nobody_connected))
+    asyncio.run(wait_until(nobody_connected))
 
 
 async def test_what_is_not_what_it_should_be(http_: Http, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -457,14 +458,14 @@ async def test_going_down_finishes_what_runs_and_takes_nothing_new(process: Serv
     running = asyncio.create_task(remote.execute(f"{HOLD}'finished'", limits=LONG))
     holds = await until_held(below=process.pid)
     process.signal(signal.SIGTERM)
-    await until(lambda: _is_away(process))
+    await wait_until(lambda: _is_away(process))
     late = asyncio.create_task(remote.execute("'on the next one'"))
     (ours,) = remote._channels.values()  # pyright: ignore[reportPrivateUsage]
 
     async def sent_away() -> bool:
         return ours._connecting is not None  # pyright: ignore[reportPrivateUsage]
 
-    await until(sent_away)
+    await wait_until(sent_away)
     let_go(holds)
     first = await running
     assert (first.value, first.attempt) == ("'finished'", 1)

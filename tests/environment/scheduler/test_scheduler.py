@@ -15,8 +15,9 @@ from hrm_agent.environment.scheduler.admission import Bounds
 from hrm_agent.environment.scheduler.scheduler import Scheduler
 from hrm_agent.environment.scheduler.workers import Work
 from hrm_agent.errors import HrmError, QueueFullError
+from hrm_agent.testing import block_until
 from hrm_agent.trajectory import ToolStatus
-from tests.support.environment.scheduler_workers import SteppedWorkers, ThreadWorkers, until
+from tests.support.environment.scheduler_workers import SteppedWorkers, ThreadWorkers
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def running(scheduler: Scheduler, workers: ThreadWorkers, **fields: object) -> F
     """A call that holds its slot until it is killed."""
     before = workers.began.count("wait")
     future = scheduler.submit(Submission("wait", **fields))  # type: ignore[arg-type]
-    until(lambda: workers.began.count("wait") > before)
+    block_until(lambda: workers.began.count("wait") > before)
     return future
 
 
@@ -60,7 +61,7 @@ def test_a_call_that_comes_when_a_slot_is_freed_overtakes_nobody(scheduler: Sche
     waiting[0].add_done_callback(lambda _: scheduler.submit(Submission("value late")))
     for call in waiting:
         outcome(call)
-    until(lambda: len(workers.began) == 6)
+    block_until(lambda: len(workers.began) == 6)
     assert workers.began[-1] == "value late"
 
 
@@ -69,7 +70,7 @@ def test_higher_priorities_go_first(scheduler: Scheduler, workers: ThreadWorkers
     for priority in (0, -5, 3, 0, 3):
         scheduler.submit(Submission(f"value {priority}", priority=priority))
     hold.cancel()
-    until(lambda: len(workers.began) == 6)
+    block_until(lambda: len(workers.began) == 6)
     assert workers.began[1:] == ["value 3", "value 3", "value 0", "value 0", "value -5"]
 
 
@@ -133,7 +134,7 @@ def test_a_call_under_an_id_is_run_once(scheduler: Scheduler, workers: ThreadWor
 
 def test_one_of_two_callers_may_leave(scheduler: Scheduler, workers: ThreadWorkers) -> None:
     one, two = (scheduler.submit(Submission("sleep 0.05", id="a")) for _ in range(2))
-    until(lambda: workers.began != [])
+    block_until(lambda: workers.began != [])
     one.cancel()
     assert outcome(two).status is ToolStatus.OK
     hold = [scheduler.submit(Submission("wait", id="b")) for _ in range(2)]
@@ -266,10 +267,10 @@ def test_a_full_queue_is_refused_or_waited_for_in_line(workers: ThreadWorkers) -
     scheduler.leave(calls[0], told.append)
     late = Submission("value late", deadline_seconds=0.05)
     scheduler.enter(late, told.append, patient=True)
-    until(lambda: len(told) == 1)
+    block_until(lambda: len(told) == 1)
     assert told.pop().status is ToolStatus.INFRASTRUCTURE
     hold.cancel()
-    until(lambda: len(told) == 4)
+    block_until(lambda: len(told) == 4)
     assert workers.began == ["wait", *(f"value {i}" for i in (0, 1, 3, 4, 5, 6))]
     scheduler.close()
 

@@ -11,8 +11,9 @@ from hrm_agent.environment.base import Cell, ExecutionResult, SessionState, Subm
 from hrm_agent.environment.scheduler.admission import Bounds
 from hrm_agent.environment.scheduler.scheduler import Scheduler
 from hrm_agent.errors import HrmError
+from hrm_agent.testing import block_until
 from hrm_agent.trajectory import ToolStatus
-from tests.support.environment.scheduler_workers import ThreadWorkers, until
+from tests.support.environment.scheduler_workers import ThreadWorkers
 
 NEW, KEPT, REPLAYED, LOST = SessionState
 
@@ -92,7 +93,7 @@ def test_a_call_that_ended_its_process_is_none_of_the_session(
 def test_a_cancelled_call_is_none_of_the_session(scheduler: Scheduler, workers: ThreadWorkers) -> None:
     run(scheduler, "set 5")
     hold = submit(scheduler, "wait")
-    until(lambda: "wait" in workers.began)
+    block_until(lambda: "wait" in workers.began)
     after = submit(scheduler, "get")
     hold.cancel()
     result = after.result(60)
@@ -169,7 +170,7 @@ def test_rebuilding_is_tried_twice(scheduler: Scheduler, workers: ThreadWorkers)
 
 def test_a_call_is_cancelled_while_its_session_is_rebuilt(scheduler: Scheduler, workers: ThreadWorkers) -> None:
     hold = submit(scheduler, "value 1", history=(Cell("set 5"), Cell("wait"), Cell("value 2")))
-    until(lambda: "wait" in workers.began)
+    block_until(lambda: "wait" in workers.began)
     hold.cancel()
     assert found(scheduler, "get", history=(Cell("set 6"),)) == ("6", REPLAYED)
     assert "value 2" not in workers.began
@@ -227,7 +228,7 @@ def test_a_fork_is_a_copy_apart(scheduler: Scheduler, workers: ThreadWorkers) ->
 def test_a_fork_waits_for_the_running_call_only(scheduler: Scheduler, workers: ThreadWorkers) -> None:
     calls = [submit(scheduler, "set 5"), submit(scheduler, "hold"), submit(scheduler, "set 6")]
     calls[0].result(60)
-    until(lambda: "hold" in workers.began)
+    block_until(lambda: "hold" in workers.began)
     copied = scheduler.fork_session("s", "copy")
     assert not copied.done()
     workers.let_go.set()
@@ -258,13 +259,13 @@ def test_end_session_forgets(scheduler: Scheduler, workers: ThreadWorkers) -> No
 def test_end_session_ends_its_open_calls(scheduler: Scheduler, workers: ThreadWorkers) -> None:
     run(scheduler, "set 5")
     calls = [submit(scheduler, "wait"), submit(scheduler, "get"), submit(scheduler, "get")]
-    until(lambda: "wait" in workers.began)
+    block_until(lambda: "wait" in workers.began)
     scheduler.end_session("s")
     after = submit(scheduler, "get")
     assert [call.result(60).status for call in calls] == [ToolStatus.INFRASTRUCTURE] * 3
     result = after.result(60)
     assert (result.value, result.session) == ("nothing", NEW)
-    until(lambda: set(workers.processes) == {2})
+    block_until(lambda: set(workers.processes) == {2})
 
 
 def test_a_session_belongs_to_the_run_that_made_it(scheduler: Scheduler, workers: ThreadWorkers) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any
@@ -20,6 +21,7 @@ from hrm_agent.models.codec.chat_template import ChatTemplateCodec
 from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.local import cache_rows as rows
 from hrm_agent.models.local.engine import TransformersEngine
+from hrm_agent.testing import block_until
 from hrm_agent.trajectory import FinishReason, LogprobKind, Sampling
 
 
@@ -411,10 +413,13 @@ def test_closing_fails_what_is_pending(own_model: Any) -> None:
 def test_an_idle_engine_uses_no_processor_and_wakes_up(engine: TransformersEngine) -> None:
     ask(engine, prompt_of(5)).result(60)
     assert engine._loop.ident is not None
-    clock, last, guard = time.pthread_getcpuclockid(engine._loop.ident), None, time.monotonic() + 60
-    while last != (last := time.clock_gettime(clock)):  # it is still putting things away
-        assert time.monotonic() < guard, "it never rests"
-        time.sleep(0.2)
+    clock, looks = time.pthread_getcpuclockid(engine._loop.ident), deque[float](maxlen=20)
+
+    def rests() -> bool:
+        looks.append(time.clock_gettime(clock))
+        return looks.count(looks[0]) == looks.maxlen
+
+    block_until(rests)
     assert ask(engine, prompt_of(5)).result(60)
 
 

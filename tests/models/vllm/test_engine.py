@@ -7,7 +7,6 @@ import gzip
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
@@ -28,6 +27,7 @@ from hrm_agent.models.vllm import server as server_module
 from hrm_agent.models.vllm.engine import VllmEngine, open_vllm
 from hrm_agent.models.vllm.server import client_options, look_up, parse_address
 from hrm_agent.store import open_store
+from hrm_agent.testing import block_until
 from hrm_agent.trajectory import FinishReason, LogprobKind, Recording, Sampling, recording
 from tests.models.test_contract import WAYS, calls_of, graph_of
 from tests.support.vllm.stub import END, VllmStub, choice, event, hangs_up, logprob, says, says_of, streams
@@ -126,32 +126,25 @@ def test_many_requests_are_with_the_server_at_once_and_no_more_than_allowed(stub
 def test_cancelling_hangs_up(stub: VllmStub, engine: VllmEngine, streaming: bool) -> None:
     stub.seconds, stub.answer = 0.5, lambda _: b"x" * 500
     future = ask(engine, max_tokens=400, **({"on_token": lambda _: None} if streaming else {}))
-    wait_for(lambda: stub.busy == 1)
+    block_until(lambda: stub.busy == 1)
     assert future.cancel()
-    wait_for(lambda: stub.busy == 0)
+    block_until(lambda: stub.busy == 0)
     assert stub.hung_up == 1
     with pytest.raises(CancelledError):
         future.result(60)
-
-
-def wait_for(holds: Any, seconds: float = 60) -> None:
-    until = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def test_closing_fails_what_is_pending(stub: VllmStub) -> None:
     stub.seconds = 600
     engine = engine_of(stub, max_requests=2)
     futures = [ask(engine) for _ in range(5)]
-    wait_for(lambda: stub.busy == 2)
+    block_until(lambda: stub.busy == 2)
     engine.close()
     engine.close()
     assert all("closed" in str(future.exception(60)) for future in futures)
     with pytest.raises(ModelError, match="closed"):
         ask(engine)
-    wait_for(lambda: stub.busy == 0)
+    block_until(lambda: stub.busy == 0)
 
 
 def test_a_server_that_is_busy_or_cuts_the_line_is_asked_again(stub: VllmStub, engine: VllmEngine) -> None:
@@ -182,7 +175,7 @@ def test_a_server_that_dies_and_comes_back(stub: VllmStub, engine: VllmEngine, m
     monkeypatch.setattr(connection_module, "_TRIES", 2000)
     monkeypatch.setattr(connection_module, "_LONGEST_SECONDS", 0.1)
     future = ask(engine)
-    wait_for(lambda: len(tries) > 2)
+    block_until(lambda: len(tries) > 2)
     assert not future.done()
     stub.start()
     assert future.result(60).token_ids == (*b"ok", END)
@@ -271,7 +264,7 @@ def test_a_caller_that_fails_gets_its_own_error_and_the_line_is_cut(stub: VllmSt
 
     stub.seconds = 600
     assert isinstance(ask(engine, on_token=broken).exception(60), ZeroDivisionError)
-    wait_for(lambda: stub.hung_up == 1)
+    block_until(lambda: stub.hung_up == 1)
 
 
 def test_limits_of_time_and_length(stub: VllmStub) -> None:
@@ -286,7 +279,7 @@ def test_limits_of_time_and_length(stub: VllmStub) -> None:
         stub.next.append(streams(b"data: ", hang=True))
         error = failure(engine, on_token=lambda _: None)
         assert "within 0.3 s" in error.message and "timeout=" in error.hint
-        wait_for(lambda: stub.busy == 0)
+        block_until(lambda: stub.busy == 0)
 
 
 def test_a_schema_that_the_server_refuses_is_left_out(stub: VllmStub, engine: VllmEngine) -> None:

@@ -13,9 +13,10 @@ import pytest
 
 from hrm_agent.models.policy_loader import load_codec
 from hrm_agent.runtime.serving.answers import visible
+from hrm_agent.testing import wait_until
 from hrm_agent.trajectory import RunStatus, StopReason
 from hrm_agent.trajectory.lint import lint
-from tests.runtime.serving.conftest import TOKEN, Serve, Served, until
+from tests.runtime.serving.conftest import TOKEN, Serve, Served
 from tests.support.graphs.scripts import boxed, multiplier
 
 ASK: list[Any] = [{"role": "user", "content": "What is 6 * 7?"}]
@@ -160,9 +161,9 @@ async def test_a_client_that_goes_away_takes_its_run_along(serve: Serve) -> None
                     model="tool_loop", messages=ASK, stream=stream, extra_headers=header
                 )
                 task = asyncio.create_task(drained(asked))
-                await until(lambda begun=begun: served.engine.calls > begun)
+                await wait_until(lambda begun=begun: served.engine.calls > begun)
                 task.cancel()
-                await until(lambda: not served.service.chats._threads)
+                await wait_until(lambda: not served.service.chats._threads)
         stand = {t.thread_id: t.status for t in served.store.journal.trajectories()}
         kept = [name for name in stand if name.startswith("kept")]
         assert {stand[name] for name in kept} == {RunStatus.RUNNING} and len(kept) == 2

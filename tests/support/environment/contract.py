@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from hrm_agent.environment.base import Cell, Environment, ExecutionResult, Limits, SessionState, Submission
 from hrm_agent.errors import HrmError
+from hrm_agent.testing import wait_until
 from hrm_agent.trajectory import ToolStatus
 
 __all__ = [
@@ -27,7 +28,6 @@ __all__ = [
     "all_slots_free",
     "gauge",
     "run_batch",
-    "until",
 ]
 
 SLOTS = 2
@@ -44,13 +44,6 @@ async def run_batch(environment: Environment, submissions: Sequence[Submission])
     return list(await asyncio.gather(*map(environment.run, submissions)))
 
 
-async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 60.0) -> None:
-    """Waits for it; fails if it does not come."""
-    async with asyncio.timeout(seconds):
-        while not await condition():
-            await asyncio.sleep(0.02)
-
-
 async def gauge(environment: Environment, name: str) -> float:
     lines = (await environment.metrics()).splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"hrm_environment_{name} "))
@@ -60,7 +53,7 @@ async def until_gauge(environment: Environment, name: str, value: float) -> None
     async def reached() -> bool:
         return await gauge(environment, name) == value
 
-    await until(reached)
+    await wait_until(reached)
 
 
 async def all_slots_free(environment: Environment) -> None:

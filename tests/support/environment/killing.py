@@ -15,9 +15,9 @@ from typing import TypeVar
 
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.environment.scheduler.workers import Work
+from hrm_agent.testing import block_until
 from tests.environment.attacks.host import descendants, is_running
 from tests.support.environment.contract import IDLE
-from tests.support.environment.scheduler_workers import until
 
 __all__ = ["SLOT", "ChosenKills", "at_depth"]
 
@@ -82,13 +82,13 @@ class ChosenKills:
 
     def _kill(self, fork_server: bool) -> None:
         work = self._victim.result(60)
-        until(lambda: self._runs(work))
+        block_until(lambda: self._runs(work))
         with self._workers._lock:  # pyright: ignore[reportPrivateUsage] - nothing is given to a slot that is to die
             dying = [*at_depth(SLOT), *(at_depth(FORK_SERVER) if fork_server else ())]
             for pid in list(at_depth(FORK_SERVER if fork_server else SLOT)):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            until(lambda: not any(map(is_running, dying)))
+            block_until(lambda: not any(map(is_running, dying)))
         self.killed["fork server" if fork_server else "slot"] += 1
 
     def _runs(self, work: Work) -> bool:

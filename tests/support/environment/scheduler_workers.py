@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -189,11 +188,3 @@ class SteppedWorkers:
 
 def failed(why: str) -> ExecutionResult:
     return ExecutionResult(ToolStatus.INFRASTRUCTURE, stderr=why)
-
-
-def until(condition: Callable[[], bool], within: float = 60.0) -> None:
-    """Wait for it. Fails if it does not come."""
-    end = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.001)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-__all__ = ["execute", "is_file", "stored_bytes", "wait_until"]
+__all__ = ["execute", "is_file", "stored_bytes"]
 
 
 def is_file(url: str) -> bool:
@@ -38,14 +37,6 @@ def stored_bytes(url: str) -> bytes:
     folder, name = (_path(url).parent, _path(url).name) if is_file(url) else (Path(), "")
     files = [path.read_bytes() for path in folder.glob(f"{name}*")] if name else []
     return b"\x00".join([*fields, *files])
-
-
-def wait_until(holds: Callable[[], object]) -> None:
-    """Wait for what another thread or process does. Only what never comes about takes two minutes."""
-    deadline = time.monotonic() + 120
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.005)
 
 
 def _path(url: str) -> Path:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel
 
+from hrm_agent.testing import tiny_network
 from hrm_agent.trajectory import (
     BranchReason,
     Call,
@@ -95,24 +96,19 @@ def sampled_call(name: str, tokens: Sequence[int], inserted: int, parent: str | 
     return call(name, parent=parent, token_ids=tuple(tokens), mask=mask, logprobs=logprobs)
 
 
-def tiny_model(seed: int = 0) -> Qwen3ForCausalLM:
-    torch.manual_seed(seed)
-    config = Qwen3Config(
+def tiny_model(seed: int = 0) -> PreTrainedModel:
+    """Its probabilities are far from uniform ones: its weights are three times those of a new model."""
+    model = tiny_network(
+        seed,
         vocab_size=VOCABULARY,
         hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         head_dim=8,
         intermediate_size=48,
         max_position_embeddings=256,
-        tie_word_embeddings=True,
-        pad_token_id=0,
+        rope_parameters={"rope_theta": 10_000.0, "rope_type": "default"},
         bos_token_id=1,
-        eos_token_id=2,
     )
-    model = Qwen3ForCausalLM(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3.0) if parameter.ndim > 1 else None
-    return model.eval()
+    return model

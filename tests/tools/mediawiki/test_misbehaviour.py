@@ -15,11 +15,13 @@ from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from aiohttp import web
 
+from hrm_agent.testing import block_until, wait_until
 from hrm_agent.tools import ToolFailure
-from hrm_agent.tools.mediawiki import MediaWiki, Page
+from hrm_agent.tools.mediawiki import MediaWiki, Page, transport
 from hrm_agent.trajectory import ToolStatus
 from tests.support.wiki.proxy import Answer, Proxy, dies, says, serving, silence
 from tests.tools.mediawiki.conftest import AGENT, Clock
@@ -302,7 +304,7 @@ def self_signed(file: Path) -> ssl.SSLContext:
 
 
 def test_three_at_once_over_threads_loops_and_clients(proxy: Proxy) -> None:
-    """No answer is given before three wait for one, and for a while after that."""
+    """No answer is given before three wait for one, and the other nine stand in line."""
     three, go_on = threading.Event(), threading.Event()
 
     async def held(request: web.Request) -> web.StreamResponse:
@@ -326,7 +328,8 @@ def test_three_at_once_over_threads_loops_and_clients(proxy: Proxy) -> None:
         waiting = [threads.submit(in_a_loop, client) for client in clients]
         waiting += [threads.submit(client.search, "words") for client in clients]
         assert three.wait(60)
-        time.sleep(0.2)  # a fourth would come in that time
+        turns = transport._hosts[httpx.URL(proxy.url).netloc.decode()].turns
+        block_until(lambda: len(turns._waiters or ()) == 9)
         go_on.set()
         assert [future.result() for future in waiting] == [[[], [], []]] * 3 + [[]] * 3
     assert len(proxy.asked) == 24 and proxy.most_at_once == 3
@@ -337,8 +340,7 @@ async def test_who_is_cancelled_gives_up_his_place(proxy: Proxy) -> None:
     client = MediaWiki(proxy.url, user_agent=AGENT, timeout=120, patience=120)
     proxy.answers = [silence] * 3
     hanging = [asyncio.ensure_future(client.apage("Vell")) for _ in range(4)]
-    while len(proxy.asked) < 3:
-        await asyncio.sleep(0.01)
+    await wait_until(lambda: len(proxy.asked) == 3)
     for task in hanging:
         task.cancel()
     assert {type(end) for end in await asyncio.gather(*hanging, return_exceptions=True)} == {asyncio.CancelledError}
@@ -350,8 +352,7 @@ async def test_waiting_for_a_place_has_an_end(proxy: Proxy) -> None:
     proxy.always = silence
     hanging = MediaWiki(proxy.url, user_agent=AGENT, timeout=120, patience=120)
     tasks = [asyncio.ensure_future(hanging.apage("Vell")) for _ in range(3)]
-    while len(proxy.asked) < 3:
-        await asyncio.sleep(0.01)
+    await wait_until(lambda: len(proxy.asked) == 3)
     with pytest.raises(ToolFailure, match="busy with other questions of ours") as failure:
         await MediaWiki(proxy.url, user_agent=AGENT, patience=0.1).apage("Vell")
     assert failure.value.status is ToolStatus.INFRASTRUCTURE

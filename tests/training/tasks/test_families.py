@@ -13,10 +13,7 @@ from hrm_agent.errors import HrmError, TaskError
 from hrm_agent.training.tasks import load_tasks, verifier_of
 from hrm_agent.training.tasks.mixture import read_mixture, shares
 from hrm_agent.training.tasks.reasoning_gym import _FORMS, answer_form_is_safe
-
-
-def boxed(answer: object) -> str:
-    return rf"<answer>\boxed{{{answer}}}</answer>"
+from tests.support.graphs.scripts import boxed
 
 
 def write(path: Path, *rows: object) -> Path:

@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,15 +19,12 @@ from hrm_agent.training.tasks import load_tasks, verify
 from hrm_agent.training.tasks.grader import graded
 from hrm_agent.training.tasks.verify import exact_verifier
 from hrm_agent.trajectory import TaskRef, Trajectory
+from tests.support.graphs.scripts import boxed
 from tests.support.training.hostile_sets import Held, Odd
 
 pytestmark = pytest.mark.whole
 
 WRONG, RIGHT = r"<answer>\boxed{41}</answer>", r"<answer>\boxed{42}</answer>"
-
-
-def boxed(answer: Any) -> str:
-    return f"<answer>\\boxed{{{answer}}}</answer>"
 
 
 # hostile answers
