@@ -21,13 +21,14 @@ __all__ = [
     "Prices",
     "Remaining",
     "Usage",
-    "added",
-    "left_of",
-    "paused",
+    "merge_usage",
     "refuse_limits",
+    "remaining",
+    "reset_usage",
     "sampled_tokens",
     "seconds_of",
     "spent_on",
+    "stop_clock",
 ]
 
 Prices = Mapping[str, tuple[float, float]]
@@ -91,7 +92,7 @@ class BudgetLimits(Protocol):
     def max_cost(self) -> float | None: ...
 
 
-def left_of(limits: BudgetLimits, spent: Usage) -> Remaining:
+def remaining(limits: BudgetLimits, spent: Usage) -> Remaining:
     """The limits less what was spent."""
     return Remaining(
         limits.max_calls - spent.get("calls", 0),
@@ -111,7 +112,7 @@ def spent_on(messages: Iterable[BaseMessage], prices: Prices) -> Usage:
     return spent
 
 
-def added(old: Usage, new: Usage) -> Usage:
+def merge_usage(old: Usage, new: Usage) -> Usage:
     """Both together."""
     if not old or new.get("anew"):
         return new
@@ -132,7 +133,7 @@ def seconds_of(spent: Usage) -> float:
     return spent.get("seconds", 0.0) + spent.get("ended", 0.0) - spent.get("began", 0.0)
 
 
-def paused(spent: Usage) -> Usage:
+def stop_clock(spent: Usage) -> Usage:
     """The same usage with its clock stopped until the next call."""
     return Usage(
         calls=spent.get("calls", 0),
@@ -141,6 +142,11 @@ def paused(spent: Usage) -> Usage:
         seconds=seconds_of(spent),
         anew=True,
     )
+
+
+def reset_usage(spent: Usage) -> Usage:
+    """The same usage, marked so that `merge_usage` puts it in the place of the thread's earlier usage."""
+    return spent | Usage(anew=True)
 
 
 def refuse_limits(given: Any, **least: float) -> None:
