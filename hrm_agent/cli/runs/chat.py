@@ -54,7 +54,7 @@ def run(words: list[str]) -> int:
             session.check()
             session.stand_on(arguments.thread or new_name(), config)
             chat = _Chat(session)
-            return chat.one_turn(arguments.say) if arguments.say is not None else chat.to_the_end()
+            return chat.one_turn(arguments.say) if arguments.say is not None else chat.run_to_end()
 
 
 class _Chat:
@@ -77,13 +77,13 @@ class _Chat:
         self._take(text)
         return 1 if self._wrong else 0
 
-    def to_the_end(self) -> int:
+    def run_to_end(self) -> int:
         """Line by line, until there is none."""
         self._greet()
         if self._session.questions() is not None:
             self._ask()
         elif self._session.cut_short:
-            self._go_on_with_what_was_cut_short()
+            self._resume_interrupted_turn()
         while True:
             prompt = self._prompt()
             try:
@@ -105,7 +105,7 @@ class _Chat:
         self._part()
         return 1 if self._wrong and not self._screen.typed else 0
 
-    def _go_on_with_what_was_cut_short(self) -> None:
+    def _resume_interrupted_turn(self) -> None:
         """By other options only if the person wants it: what is on record answers what the old ones asked."""
         if self._session.as_before:
             self._output.say("Going on with the turn that was interrupted.", style="dim")

@@ -13,7 +13,7 @@ from hrm_agent.environment.base import Cell, ExecutionResult, SessionState, Subm
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
 
-__all__ = ["Recall"]
+__all__ = ["SessionMemory"]
 
 _SESSIONS = 10_000
 _CELLS = 2000
@@ -38,7 +38,7 @@ class _Log:
                 self.cells = None
 
 
-class Recall:
+class SessionMemory:
     """Thread-safe."""
 
     def __init__(self) -> None:

@@ -132,7 +132,7 @@ def index_folder(
     run = _IndexRun(index, folder, prefix, chunking, max_bytes, known, {known[file]: file for file in gone})
     report = FolderReport()
     for file in files:
-        report.outcomes.append(run.settle(file))
+        report.outcomes.append(run.update_file(file))
         on_file(report.outcomes[-1])
     for file in gone:
         if file not in run.renamed:
@@ -185,7 +185,7 @@ class _IndexRun:
     def monitor(self) -> RateMonitor:
         return RateMonitor(load_tokenizer(self.chunking.tokenizer))
 
-    def settle(self, path: str) -> FileOutcome:
+    def update_file(self, path: str) -> FileOutcome:
         """Bring one file up to date, and say what was done."""
         file = self.prefix + path
         if not file.isprintable():  # a name of other bytes than UTF-8, or one that would break lines

@@ -147,7 +147,7 @@ class ReplayRun:
         record_external_tools()
         with using_policy(_Silent()):
             try:
-                segments = await self._stretches()
+                segments = await self._segments()
             except HrmError:
                 raise
             except Exception as error:  # the graph's own: it declares another state now
@@ -202,7 +202,7 @@ class ReplayRun:
 
     # what is on record
 
-    async def _stretches(self) -> list[Segment]:
+    async def _segments(self) -> list[Segment]:
         begins = [i for i, found in enumerate(self._line) if i == 0 or found.metadata.get("source") != "loop"]
         ends = [*(begin - 1 for begin in begins[1:]), len(self._line) - 1]
         graph, found = self._graph.copy(update={"checkpointer": self._saver}), list[Segment]()
