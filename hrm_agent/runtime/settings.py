@@ -41,7 +41,7 @@ class RolloutSettings(BaseModel):
     temperature: float = Field(default=1.0, ge=0)
     """0 takes the most probable token."""
     max_tokens: int = Field(default=512, ge=1)
-    """Most sampled tokens of one answer; a graph may set fewer."""
+    """Most completion tokens of one answer; a graph may set fewer."""
     isolation: LeastIsolation = DEFAULT_ISOLATION
     """The least isolation of model-written code that is accepted: L2, L1 or L0; L3 is not offered yet."""
     environment: Where | None = None

@@ -50,7 +50,7 @@ class ServeConfig(RunSettings):
     temperature: float = Field(default=1.0, ge=0)
     """Where a request sets none."""
     max_tokens: int = Field(default=512, ge=1)
-    """Sampled tokens of one answer; a request may ask for fewer."""
+    """Most completion tokens of one answer; a request may ask for fewer."""
 
 
 def run(words: list[str]) -> int:
