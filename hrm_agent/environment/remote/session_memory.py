@@ -63,9 +63,9 @@ class SessionMemory:
             if log is None or log.boot in ("", boot):
                 return None
             if log.cells is None:
-                raise HrmError("The server was started anew, and the session's earlier calls are not all known.")
+                raise HrmError("The server was restarted, and the session's earlier calls are not all known.")
             if log.open > 1:
-                raise HrmError("The server was started anew while several calls of the session were under way.")
+                raise HrmError("The server was restarted while several calls of the session were running.")
             return tuple(log.cells)
 
     def ended(self, submission: Submission, result: ExecutionResult | None, boot: str) -> None:
