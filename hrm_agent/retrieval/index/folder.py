@@ -157,7 +157,7 @@ def remove_folder(index: DocumentIndex, folder: Path) -> FolderReport:
     path = str(folder.resolve())
     if path not in paths:
         known = ", ".join(paths) or "none"
-        raise RetrievalError(f"{path} is no folder of {index.path}.", f"Its folders: {known}.")
+        raise RetrievalError(f"{path} is not a folder of the index {index.path}.", f"Its folders: {known}.")
     report = FolderReport()
     for file in sorted(file for file in index.sources() if is_of(file, paths[path])):
         index.remove(file)
@@ -232,7 +232,7 @@ class _IndexRun:
         for _ in range(_READS):
             about = path.stat()
             if not stat.S_ISREG(about.st_mode):
-                raise NotRead(Why.BINARY, "it is no regular file")
+                raise NotRead(Why.BINARY, "it is not a regular file")
             if self._is_ours(path):
                 raise NotRead(Why.BINARY, "it belongs to the index")
             if about.st_size > self.max_bytes:
