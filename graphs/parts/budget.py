@@ -162,7 +162,8 @@ def refuse_limits(given: Any, **least: float) -> None:
     for model, price in given.prices.items():
         if not (isinstance(price, (list, tuple)) and len(price) == 2 and all(_is_number(p, False) for p in price)):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
             raise ConfigError(
-                f"The price of {model!r} is {price!r}.", "Give two numbers: a million tokens read, sampled."
+                f"The price of {model!r} is {price!r}.",
+                "Give two numbers: the prices of a million prompt tokens and completion tokens.",
             )
 
 

@@ -98,7 +98,7 @@ class ResearchContext:
             )
         if self.wiki and not any(mark in self.user_agent for mark in ("@", "://")):
             raise ConfigError(
-                f"The user agent {self.user_agent!r} does not say whom to write to.",
+                f"The user agent {self.user_agent!r} names no contact.",
                 "Wikis ask for a contact: `--context user_agent='NAME/1.0 (you@example.org)'`.",
             )
 

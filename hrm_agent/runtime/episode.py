@@ -263,12 +263,13 @@ class EpisodeRunner:
             raise RunError("The thread has no turns.", "Start it with a task.")
         if record.stop_reason is StopReason.INTERRUPT:
             raise RunError(
-                f"Thread {record.thread_id!r} waits with a question.",
+                f"Thread {record.thread_id!r} is waiting for an answer to its question.",
                 f"Answer it: `hrm-agent resume {record.thread_id} --answer VALUE`.",
             )
         if not takes_turns(graph_run.graph):
             raise ConfigError(
-                f"Graph {record.graph!r} takes one task a thread: its input has no messages.", "Use a thread for each."
+                f"Graph {record.graph!r} takes one task a thread: its input has no messages.",
+                "Use one thread for each task.",
             )
         over = await graph_run.ended_before(self.store)
         close_tool_calls(self.store.journal, record)

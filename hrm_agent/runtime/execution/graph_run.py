@@ -51,7 +51,7 @@ class GraphRun:
         over = record is not None and record.status is not RunStatus.RUNNING
         if record is None or (over and record.stop_reason is not StopReason.INTERRUPT):
             stands = f"it is {record.status.value}" if record else "it was never run"
-            raise RunError(f"The thread waits for no answer: {stands}.", "Leave the answer out.")
+            raise RunError(f"The thread is not waiting for an answer: {stands}.", "Leave the answer out.")
         waiting = (await self._in(store).aget_state(self.config)).interrupts
         return replace(self, graph_input=_command(waiting, answer), answers=True)
 
@@ -165,6 +165,6 @@ def _command(waiting: Sequence[Interrupt], answer: Any) -> Command[Any] | None:
         return Command(resume=dict(by_id))
     if len(waiting) > 1:
         asked = "; ".join(f"{question.id}: {question.value}" for question in waiting)
-        raise RunError(f"{len(waiting)} questions wait: {asked}.", "Give the answers by id, as a JSON object.")
+        raise RunError(f"{len(waiting)} questions are pending: {asked}.", "Give the answers by id, as a JSON object.")
     # An empty mapping by itself would answer no question; so would one whose keys look like ids.
     return Command(resume={waiting[0].id: answer} if isinstance(answer, Mapping) else answer)

@@ -154,7 +154,7 @@ class ReplayRun:
                 said = f"{type(error).__name__}: {error}"
                 if said == self._trajectory.error:  # so the recorded run had ended
                     return Replay(self._trajectory, "", ReplayVerdict.EQUAL)
-                ended = f"it does not take the recorded state: {said}"
+                ended = f"it does not accept the recorded state: {said}"
                 return Replay(self._trajectory, "", ReplayVerdict.DIFFERS, ended=ended)
             return await self._through(segments)
 
