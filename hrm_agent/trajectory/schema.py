@@ -68,7 +68,7 @@ class Sampling(_Record):
     """0 takes the most probable token."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     max_tokens: int = Field(default=512, ge=1)
-    """Limit on sampled tokens of this call."""
+    """Most completion tokens of this call."""
     seed: int | None = None
     """Seed of this call; the engine's tokens are a function of (weights, prompt, seed). None: drawn from the system."""
     stop: tuple[str, ...] = ()
@@ -126,11 +126,11 @@ class Call(_Record):
     branch_of: str | None = None
     """For a root that would have extended a call but could not: that call."""
     token_ids: tuple[int, ...] = ()
-    """The tokens that this call adds to its parent: inserted ones first, then those sampled."""
+    """The tokens that this call adds to its parent: prompt tokens first, then completion tokens."""
     mask: tuple[bool, ...] = ()
-    """True where the policy sampled the token."""
+    """True for completion tokens, which the policy sampled; False for prompt tokens."""
     logprobs: tuple[float, ...] = ()
-    """Natural log; 0.0 where the token was inserted."""
+    """Natural log; 0.0 for prompt tokens."""
     logprob_kind: LogprobKind = LogprobKind.NONE
     sampling: Sampling = Sampling()
     finish_reason: FinishReason = FinishReason.STOP
@@ -193,9 +193,9 @@ class ToolCall(_Record):
     session: SessionState | None = None
     """None outside sessions."""
     cpu_seconds: float | None = Field(default=None, ge=0)
-    """Of the whole tree of its processes; None where nobody measured it, here and below."""
+    """Of the whole tree of its processes; None where it was not measured."""
     peak_memory_bytes: int | None = Field(default=None, ge=0)
-    """Largest resident memory; of a session, since it began."""
+    """Largest resident memory; of a session, since it began; None where it was not measured."""
     queued_seconds: float = Field(default=0.0, ge=0)
     """Before it began; no part of the duration."""
     attempt: int = Field(default=1, ge=1)
