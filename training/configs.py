@@ -86,9 +86,9 @@ class SftConfig(BaseModel):
     optimizer: Literal["adamw", "muon"] = "adamw"
     """Muon for the matrices of the layers and AdamW for the rest: fewer steps where a model is trained from nothing."""
     learning_rate: float = Field(default=3e-3, gt=0)
-    """AdamW's, between warm-up and cool-down."""
+    """Learning rate of AdamW, between warm-up and cool-down."""
     matrix_learning_rate: float = Field(default=0.02, gt=0)
-    """Muon's, likewise."""
+    """Learning rate of the matrices that Muon trains, between warm-up and cool-down."""
     warmup_steps: int = Field(default=30, ge=0)
     cooldown: float = Field(default=0.5, ge=0, le=1)
     """Share of the steps, the last ones, in which the learning rate falls to almost nothing."""
@@ -108,14 +108,14 @@ class GrpoConfig(RolloutSettings, GraphSettings):
     tasks: str = "word_problems"
     """word_problems, reasoning_gym:NAME, arc_agi, aime:FILE, jsonl:FILE, or mix:..."""
     max_tokens: int = Field(default=256, ge=1)
-    """Sampled tokens of one answer (paper: 8K to 12K of a whole rollout)."""
+    """Most completion tokens of one answer (paper: 8K to 12K of a whole rollout)."""
     algorithm: Literal["grpo", "grpo-random", "grpo-roc"] = "grpo-roc"
     selection: Literal["inverse", "lowest"] = "inverse"
     """How RoC draws positives: inverse, as in the paper; lowest, as in its released code."""
     steps: int = Field(default=30, ge=1)
     """Optimiser steps (paper: 510 in three stages)."""
     prompts_per_step: int = Field(default=16, ge=1)
-    """Paper: 512."""
+    """Tasks sampled for one optimiser step (paper: 512)."""
     group_size: int = Field(default=8, ge=2)
     """G, the rollouts of a prompt that are trained on (paper: 16)."""
     oversampling: int = Field(default=2, ge=1)
@@ -123,7 +123,7 @@ class GrpoConfig(RolloutSettings, GraphSettings):
     learning_rate: float = Field(default=5e-4, gt=0)
     """Between warm-up and cool-down (paper: 1e-6 for 14B parameters)."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Paper: 20."""
+    """Optimiser steps over which the learning rate rises to its full value (paper: 20)."""
     cooldown: float = Field(default=0.67, ge=0, le=1)
     """Share of the steps, the last ones, in which the learning rate falls to almost nothing (paper: none)."""
     weight_decay: float = Field(default=0.01, ge=0)
@@ -155,7 +155,7 @@ class DemoConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     from_scratch: bool = False
-    """Make the cold start anew instead of using the one that the package ships."""
+    """Train the cold-start model instead of using the one that the package ships."""
     train: GrpoConfig = GrpoConfig()
     eval_problems: int = Field(default=256, ge=1)
     """Held-out problems, the same before and after."""

@@ -31,9 +31,9 @@ class ComparedRun:
     trajectories: int
     pass_at_1: Estimate
     sampled_tokens: float
-    """Mean over problems of the mean of a problem's samples; likewise below."""
+    """Completion tokens of a trajectory: mean over problems of the mean of a problem's samples."""
     tool_errors: float
-    """Tool calls of a trajectory that failed by the policy's doing."""
+    """Tool calls of a trajectory that failed by the policy's doing: the same mean of means."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,9 @@ class Comparison:
     """Two-sided, of no difference; McNemar's exact test where every problem has one sample a side."""
     test: str
     sampled_tokens: Estimate
-    """Difference of the means, resampled likewise."""
+    """Difference of the means, resampled over pairs."""
     tool_errors: Estimate
+    """Difference of the means, resampled over pairs."""
     better: tuple[str, ...]
     """Ids of problems that B does oftener right, in order; `worse`: that A does."""
     worse: tuple[str, ...]
