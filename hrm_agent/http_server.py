@@ -63,7 +63,7 @@ def application(
     """
     if not token:
         raise HrmError("A server without a token would answer anybody.", "Give it a token.")
-    gate = _Gate(token, hosts)
+    gate = _RequestGate(token, hosts)
 
     @web.middleware
     async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -74,9 +74,9 @@ def application(
 
     @web.middleware
     async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
-        gate.refuse_pages(request)
+        gate.reject_browsers(request)
         if request.match_info.route.name != HEALTH or "Authorization" in request.headers:
-            gate.refuse_strangers(request)
+            gate.require_token(request)
         return await handler(request)
 
     return web.Application(middlewares=[answer_errors, admit], client_max_size=request_bytes)
@@ -97,21 +97,21 @@ async def _not_there(request: web.Request) -> web.StreamResponse:
     raise BadRequestError(404, f"There is no {request.method} {request.path[:_SHOWN]}.")
 
 
-class _Gate:
+class _RequestGate:
     """Who comes in."""
 
     def __init__(self, token: str, hosts: Sequence[str]) -> None:
         self._token = f"Bearer {token}".encode()
         self._hosts = frozenset(hosts)
 
-    def refuse_pages(self, request: web.Request) -> None:
+    def reject_browsers(self, request: web.Request) -> None:
         """Raise for what a page in a browser could have sent."""
         if "Origin" in request.headers:
             raise BadRequestError(403, "Requests with an Origin header are refused.")
         if self._hosts and _host(request.headers.get("Host", "")) not in self._hosts:
             raise BadRequestError(403, "The Host header names another server.", "Send one of the names it serves.")
 
-    def refuse_strangers(self, request: web.Request) -> None:
+    def require_token(self, request: web.Request) -> None:
         """Raise for a request without the token."""
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(given, self._token):

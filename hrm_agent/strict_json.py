@@ -15,7 +15,7 @@ def to_json(record: Any) -> str:
     try:
         return _ENCODER.encode(record)
     except (ValueError, TypeError) as error:
-        raise HrmError(f"The call has no form as JSON: {error}.") from error
+        raise HrmError(f"The call cannot be written as JSON: {error}.") from error
 
 
 def from_json(data: bytes | str) -> Any:
@@ -23,11 +23,11 @@ def from_json(data: bytes | str) -> Any:
     try:
         return _DECODER.decode(data if isinstance(data, str) else data.decode())
     except (ValueError, RecursionError) as error:
-        raise HrmError(f"The request is no JSON: {error}.") from None
+        raise HrmError(f"The request is not valid JSON: {error}.") from None
 
 
 def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not allowed in JSON")
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)

@@ -132,7 +132,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """After `-m` and `-k` have chosen: of what they chose, what cannot be had here."""
-    items.sort(key=lambda item: item.get_closest_marker("first") is None)
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
     wanted = {part for item in items for part in parts_of(item)}
     lacking = {part: advice for part in sorted(wanted) if (advice := missing(part))}
     if not lacking or config.option.collectonly:

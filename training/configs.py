@@ -152,7 +152,7 @@ class DemoConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     from_scratch: bool = False
-    """Make the cold start anew instead of using the one that the package ships."""
+    """Train the cold-start model instead of using the one that the package ships."""
     train: GrpoConfig = GrpoConfig()
     """The reinforcement learning between the two evaluations."""
     eval_problems: int = Field(default=256, ge=1)

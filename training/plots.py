@@ -14,7 +14,7 @@ __all__ = ["plot_curves"]
 _CURVES = (
     ("rollout/correct", "accuracy of all rollouts", (0.0, 1.02)),
     ("rollout/correct_with_tool_error", "tool errors among correct rollouts", (0.0, None)),
-    ("rollout/sampled_tokens", "sampled tokens per rollout", (0.0, None)),
+    ("rollout/sampled_tokens", "completion tokens per rollout", (0.0, None)),
     ("select/groups_rejected", "groups without a signal", (0.0, 1.02)),
 )
 

@@ -103,7 +103,7 @@ class TrainablePolicy:
             self.optimizer.load_state_dict(torch.load(found / _OPTIMIZER, weights_only=True))
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise RunError(
-                f"The checkpoint {found} cannot be read: {error}.", "Start the run anew in another folder."
+                f"The checkpoint {found} cannot be read: {error}.", "Start a new run in another folder."
             ) from error
         self.engine.publish(int(state["version"]))
 

@@ -167,7 +167,7 @@ def _read_chat(line: str, place: str) -> Conversation:
     except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
         first = str(error).partition("\n")[0]  # of LangChain's errors, without the link to its pages
         raise TaskError(
-            f"{place} is no conversation: {type(error).__name__}: {first}.",
+            f"{place} is not a conversation: {type(error).__name__}: {first}.",
             'Write one JSON object per line: {"messages": [{"role": "user", "content": "..."}, ...]}',
         ) from error
     if not any(isinstance(message, AIMessage) for message in messages):

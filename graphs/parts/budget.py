@@ -21,13 +21,14 @@ __all__ = [
     "Prices",
     "Remaining",
     "Usage",
-    "added",
-    "left_of",
-    "paused",
+    "merge_usage",
     "refuse_limits",
+    "remaining",
+    "reset_usage",
     "sampled_tokens",
     "seconds_of",
     "spent_on",
+    "stop_clock",
 ]
 
 Prices = Mapping[str, tuple[float, float]]
@@ -95,7 +96,7 @@ class BudgetLimits(Protocol):
     def max_cost(self) -> float | None: ...
 
 
-def left_of(limits: BudgetLimits, spent: Usage) -> Remaining:
+def remaining(limits: BudgetLimits, spent: Usage) -> Remaining:
     """The limits less what was spent."""
     return Remaining(
         limits.max_calls - spent.get("calls", 0),
@@ -115,7 +116,7 @@ def spent_on(messages: Iterable[BaseMessage], prices: Prices) -> Usage:
     return spent
 
 
-def added(old: Usage, new: Usage) -> Usage:
+def merge_usage(old: Usage, new: Usage) -> Usage:
     """Both together."""
     if not old or new.get("anew"):
         return new
@@ -136,7 +137,7 @@ def seconds_of(spent: Usage) -> float:
     return spent.get("seconds", 0.0) + spent.get("ended", 0.0) - spent.get("began", 0.0)
 
 
-def paused(spent: Usage) -> Usage:
+def stop_clock(spent: Usage) -> Usage:
     """The same usage with its clock stopped until the next call."""
     return Usage(
         calls=spent.get("calls", 0),
@@ -145,6 +146,11 @@ def paused(spent: Usage) -> Usage:
         seconds=seconds_of(spent),
         anew=True,
     )
+
+
+def reset_usage(spent: Usage) -> Usage:
+    """The same usage, marked so that `merge_usage` puts it in the place of the thread's earlier usage."""
+    return spent | Usage(anew=True)
 
 
 def refuse_limits(given: Any, **least: float) -> None:
@@ -160,7 +166,8 @@ def refuse_limits(given: Any, **least: float) -> None:
     for model, price in given.prices.items():
         if not (isinstance(price, (list, tuple)) and len(price) == 2 and all(_is_number(p, False) for p in price)):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
             raise ConfigError(
-                f"The price of {model!r} is {price!r}.", "Give two numbers: a million tokens read, sampled."
+                f"The price of {model!r} is {price!r}.",
+                "Give two numbers: the prices of a million prompt tokens and completion tokens.",
             )
 
 

@@ -1,6 +1,6 @@
 """What a role of an agent is, and how it is asked.
 
-A role is a system turn, the form of its answers, and the sampling that suits it. `ask` puts one request to it. An
+A role is a system turn, the form of its answers, and the sampling that suits it. `ask_role` puts one request to it. An
 answer that cannot be parsed is shown to the model once more, with the parse error; if the second cannot be parsed
 either, the caller decides what that means. No model output raises here: only what a person can mend does (a server
 that is gone, say), as an `HrmError`.
@@ -9,7 +9,7 @@ that is gone, say), as an `HrmError`.
         fair: bool
 
     JUDGE = Role("judge", 'Is it fair? Answer with JSON only: {"fair": true or false}', Judgement)
-    said = await ask(JUDGE, "Three for you, one for me.")
+    said = await ask_role(JUDGE, "Three for you, one for me.")
     said.value  # Judgement, or None
 """
 
@@ -29,7 +29,7 @@ from hrm_agent.errors import ContextLengthError
 from hrm_agent.graphs.parts.budget import sampled_tokens
 from hrm_agent.models import policy
 
-__all__ = ["CallOptions", "Role", "RoleReply", "ask", "chat_model"]
+__all__ = ["CallOptions", "Role", "RoleReply", "ask_role", "chat_model"]
 
 MAX_COMPLAINT = 400
 """Most characters of a parse error that a model is shown."""
@@ -83,7 +83,7 @@ class RoleReply(Generic[Answer]):
     """Its answers as they were sampled; two, if the first could not be read."""
     complaint: str = ""
     """What was wrong with the last one."""
-    overflow: bool = False
+    context_full: bool = False
     """The conversation no longer fitted into the model's context window."""
 
     @property
@@ -92,22 +92,22 @@ class RoleReply(Generic[Answer]):
         return self.messages[-1].text if self.messages else ""
 
 
-async def ask(
-    role: Role[Answer], request: str, means: CallOptions | None = None, *, read: Callable[[str], Answer] | None = None
+async def ask_role(
+    role: Role[Answer], request: str, options: CallOptions | None = None, *, read: Callable[[str], Answer] | None = None
 ) -> RoleReply[Answer]:
     """Put one request to a role. `read` takes the place of the role's own reading."""
-    means, read = means or CallOptions(), read or role.read
+    options, read = options or CallOptions(), read or role.read
     turns: list[BaseMessage] = [SystemMessage(role.prompt), HumanMessage(request)]
     complaint = ""
-    for _ in range(means.calls):
+    for _ in range(options.calls):
         answers = tuple(turn for turn in turns if isinstance(turn, AIMessage))
-        limit = _limit(role, means, answers)
+        limit = _limit(role, options, answers)
         if limit is not None and limit < 1:
             break
         try:
-            answer = await _model(role, means, limit).ainvoke(turns)
+            answer = await _model(role, options, limit).ainvoke(turns)
         except ContextLengthError as error:
-            return RoleReply(None, answers, str(error), overflow=True)
+            return RoleReply(None, answers, str(error), context_full=True)
         try:
             return RoleReply(read(answer.text), (*answers, answer))
         except UnparsableAnswer as error:
@@ -116,15 +116,15 @@ async def ask(
     return RoleReply(None, tuple(turn for turn in turns if isinstance(turn, AIMessage)), complaint)
 
 
-def _limit(role: Role[Any], means: CallOptions, answers: tuple[AIMessage, ...]) -> int | None:
-    limits = [limit for limit in (role.max_tokens, means.max_tokens) if limit is not None]
+def _limit(role: Role[Any], options: CallOptions, answers: tuple[AIMessage, ...]) -> int | None:
+    limits = [limit for limit in (role.max_tokens, options.max_tokens) if limit is not None]
     return min(limits) - sampled_tokens(answers) if limits else None
 
 
-def _model(role: Role[Any], means: CallOptions, limit: int | None) -> Any:
-    temperature = role.temperature if means.temperature is None else means.temperature
+def _model(role: Role[Any], options: CallOptions, limit: int | None) -> Any:
+    temperature = role.temperature if options.temperature is None else options.temperature
     form: Any = role.output if role.output is not None and issubclass(role.output, BaseModel) else None
-    return chat_model(means.model, schema=form, temperature=temperature, max_tokens=limit)
+    return chat_model(options.model, schema=form, temperature=temperature, max_tokens=limit)
 
 
 def chat_model(

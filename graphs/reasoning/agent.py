@@ -35,7 +35,7 @@ from hrm_agent.answers.final_answer import stated_value
 from hrm_agent.answers.subgoals import dependents
 from hrm_agent.answers.typed_reply import one_line
 from hrm_agent.errors import ContextLengthError
-from hrm_agent.graphs.parts.budget import Usage, paused, spent_on
+from hrm_agent.graphs.parts.budget import Usage, reset_usage, spent_on, stop_clock
 from hrm_agent.graphs.parts.prompts import (
     CRITIC_PROMPT,
     PLANNER_PROMPT,
@@ -46,7 +46,7 @@ from hrm_agent.graphs.parts.prompts import (
     solver_request,
     synthesizer_request,
 )
-from hrm_agent.graphs.parts.roles import CallOptions, Role, RoleReply, ask
+from hrm_agent.graphs.parts.roles import CallOptions, Role, RoleReply, ask_role
 from hrm_agent.graphs.reasoning.answer_checks import AnswerFormat, format_of, names_in, run_check
 from hrm_agent.graphs.reasoning.critique import CriticAnswer
 from hrm_agent.graphs.reasoning.plan import FAILED, PlannerAnswer, arranged, ready, whole_problem
@@ -89,13 +89,14 @@ solver = build_tool_loop(SOLVER_PROMPT, _unread)
 async def plan(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> dict[str, Any]:
     """Planner: the problem -> named subgoals."""
     context, problem = _context(runtime), problem_of(state)
-    anew = bool(state.get("stop_reason"))  # the thread's earlier problem has ended
-    state = ReasoningState(messages=state["messages"]) if anew else state
-    said = await ask(PLANNER, planner_request(problem, state.get("hint", "")), _means(PLANNER, state, context))
+    new_problem = bool(state.get("stop_reason"))  # the thread's earlier problem has ended
+    state = ReasoningState(messages=state["messages"]) if new_problem else state
+    said = await ask_role(PLANNER, planner_request(problem, state.get("hint", "")), _options(PLANNER, state, context))
     if said.value is not None:
         subgoals, remarks = arranged(said.value.subgoals, context.max_subgoals)
     else:
         subgoals, remarks = whole_problem(problem), [f"plan: {said.complaint}; the problem itself is the one subgoal"]
+    spent = _spent(said, context)
     return {
         "plan": subgoals,
         "results": None,
@@ -104,7 +105,7 @@ async def plan(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> dic
         "best": state.get("best", {}),
         "rounds": state.get("rounds", 0) + 1,
         "stop_reason": "",
-        "spent": _spent(said, context) | ({"anew": True} if anew else {}),
+        "spent": reset_usage(spent) if new_problem else spent,
         "remarks": remarks,
     }
 
@@ -148,7 +149,7 @@ async def solve(state: SolverTask, runtime: Runtime[ReasoningContext]) -> dict[s
 async def critique(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> dict[str, Any]:
     """Critic: what is to be done with the results."""
     context, results = _context(runtime), ordered_results(state)
-    said = await ask(CRITIC, critic_request(problem_of(state), shown(results)), _means(CRITIC, state, context))
+    said = await ask_role(CRITIC, critic_request(problem_of(state), shown(results)), _options(CRITIC, state, context))
     verdict = (said.value or CriticAnswer(action="accept")).where(list(results), may_ask=context.ask_person)
     if verdict.action == "accept" and (wrong := await run_check(verdict.check, results)):
         verdict = verdict.overruled(wrong, names_in(verdict.check, list(results)))
@@ -190,7 +191,7 @@ def ask_person(state: ReasoningState) -> dict[str, Any]:
     told = interrupt(verdict_of(state, "hint"))
     hint = one_line(told if isinstance(told, str) else json.dumps(told, default=str), MAX_TOLD)
     subgoal = verdict_of(state, "subgoal")
-    return (_again(state, subgoal, hint) if subgoal else {"hint": hint}) | {"spent": paused(state.get("spent", {}))}
+    return (_again(state, subgoal, hint) if subgoal else {"hint": hint}) | {"spent": stop_clock(state.get("spent", {}))}
 
 
 def after_ask(state: ReasoningState) -> str:
@@ -205,8 +206,8 @@ async def synthesize(state: ReasoningState, runtime: Runtime[ReasoningContext]) 
     wanted, said = format_of(context.final_format, problem), RoleReply[str](None)
     if not left.used_up():
         request = synthesizer_request(problem, shown(results), context.final_format)
-        means = _means(SYNTHESIZER, state, context, kept_back=0)
-        said = await ask(SYNTHESIZER, request, means, read=wanted.read if wanted else None)
+        options = _options(SYNTHESIZER, state, context, kept_back=0)
+        said = await ask_role(SYNTHESIZER, request, options, read=wanted.read if wanted else None)
     message = said.messages[-1] if said.value is not None else _without_synthesizer(said, wanted, results)
     accepted = verdict_of(state, "action") == "accept"
     return {
@@ -229,7 +230,7 @@ def _end(state: ReasoningState, said: RoleReply[str], limit: StopReason | None) 
         return {"stop_reason": stopped, "reason": state.get("reason", "")}
     if limit is not None:
         return _stop(limit, f"The budget is used up ({limit.value}); this is the best answer so far.")
-    if said.overflow or (said.messages and was_cut(said.messages[-1])):
+    if said.context_full or (said.messages and was_cut(said.messages[-1])):
         return _stop(StopReason.MAX_TOKENS, "The answer was cut off.")
     return _stop(StopReason.ANSWER, "The results were accepted.")
 
@@ -253,7 +254,7 @@ def _context(runtime: Runtime[ReasoningContext]) -> ReasoningContext:
     return runtime.context or ReasoningContext()
 
 
-def _means(role: Role[Any], state: ReasoningState, context: ReasoningContext, kept_back: int = 1) -> CallOptions:
+def _options(role: Role[Any], state: ReasoningState, context: ReasoningContext, kept_back: int = 1) -> CallOptions:
     left = budget_left(state, context)
     tokens, calls = min(context.max_answer_tokens, left.tokens), min(2, left.calls - kept_back)
     return CallOptions(context.models.get(role.name), context.temperatures.get(role.name), tokens, calls)

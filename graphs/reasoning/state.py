@@ -18,7 +18,7 @@ from typing_extensions import TypedDict  # typing's has too little for LangGraph
 from hrm_agent.answers.subgoals import Subgoal
 from hrm_agent.answers.typed_reply import one_line
 from hrm_agent.errors import ConfigError, nearest
-from hrm_agent.graphs.parts.budget import Prices, Remaining, Usage, added, left_of, refuse_limits
+from hrm_agent.graphs.parts.budget import Prices, Remaining, Usage, merge_usage, refuse_limits, remaining
 from hrm_agent.graphs.reasoning.plan import FAILED
 
 __all__ = [
@@ -115,7 +115,7 @@ class ReasoningState(TypedDict):
     """The critic's, or a person's, for the next plan."""
     rounds: NotRequired[int]
     """Plans and revisions so far."""
-    spent: NotRequired[Annotated[Usage, added]]
+    spent: NotRequired[Annotated[Usage, merge_usage]]
     """By all roles."""
     remarks: NotRequired[Annotated[list[str], _listed]]
     """What could not be read or followed, and what was done instead."""
@@ -179,7 +179,7 @@ def shown(results: Mapping[str, str]) -> dict[str, str]:
 
 
 def budget_left(state: ReasoningState, context: ReasoningContext) -> Remaining:
-    return left_of(context, state.get("spent", Usage()))
+    return remaining(context, state.get("spent", Usage()))
 
 
 def solver_task(state: ReasoningState, subgoal: Subgoal, share: Remaining) -> SolverTask:

@@ -28,7 +28,7 @@ from langgraph.runtime import Runtime
 from langgraph.types import Send
 
 from hrm_agent.errors import ContextLengthError
-from hrm_agent.graphs.parts.budget import spent_on
+from hrm_agent.graphs.parts.budget import reset_usage, spent_on
 from hrm_agent.graphs.parts.prompts import (
     RESEARCH_PLANNER_PROMPT,
     WRITER_PROMPT,
@@ -36,10 +36,10 @@ from hrm_agent.graphs.parts.prompts import (
     searcher_request,
     writer_request,
 )
-from hrm_agent.graphs.parts.roles import CallOptions, Role, ask, chat_model
+from hrm_agent.graphs.parts.roles import CallOptions, Role, ask_role, chat_model
 from hrm_agent.graphs.research.citations import CheckedText, check, quoted_again
 from hrm_agent.graphs.research.planner import ResearchPlan, earlier_lines, reading, whole_question
-from hrm_agent.graphs.research.searcher import SearchMeans, SearchState, build_search
+from hrm_agent.graphs.research.searcher import SearchContext, SearchState, build_search
 from hrm_agent.graphs.research.sources import Source, evidence, renamed, same_source
 from hrm_agent.graphs.research.state import (
     ResearchContext,
@@ -105,9 +105,9 @@ class _Research:
         fresh = ResearchState(messages=state["messages"])
         left = budget_left(fresh, context)
         request = research_request(newest_request(state), earlier_lines(state["messages"]), _listed(at_hand))
-        means = self._means(context, left.tokens, 0 if left.used_up() else min(2, left.calls - 1))
+        options = self._options(context, left.tokens, 0 if left.used_up() else min(2, left.calls - 1))
         may_ask = not state.get("asked_back")
-        said = await ask(PLANNER, request, means, read=reading(may_ask=may_ask, has_sources=bool(at_hand)))
+        said = await ask_role(PLANNER, request, options, read=reading(may_ask=may_ask, has_sources=bool(at_hand)))
         plan, remarks = said.value, list[str]()
         if plan is None:
             questions = whole_question(newest_request(state))
@@ -121,7 +121,7 @@ class _Research:
             "questions": questions[: context.max_questions],
             "say": plan.say if plan else "",
             "asked_back": bool(plan and plan.say and plan.ask),
-            "spent": spent_on(said.messages, context.prices) | {"anew": True},
+            "spent": reset_usage(spent_on(said.messages, context.prices)),
             "remarks": [None, *remarks] if remarks else None,
         }
 
@@ -129,12 +129,12 @@ class _Research:
         """Searcher: one question -> what was found, and what was read for it."""
         context, question = _context(runtime), state["question"]["question"]
         request = searcher_request(question, state["question"]["queries"], state["known"])
-        means = _search_means(state, context)
+        search_context = _search_context(state, context)
         end: Any = {"messages": [], "sources": []}
         given = SearchState(messages=[HumanMessage(request)])
         remarks: list[str] = []
         try:
-            async for values in self._searcher.astream(given, context=means, stream_mode="values"):
+            async for values in self._searcher.astream(given, context=search_context, stream_mode="values"):
                 end = values  # what it has read and spent counts, however it ends
         except ContextLengthError as error:
             end, remarks = {**end, "stop_reason": StopReason.MAX_TOKENS.value}, [f"search: {error}"]
@@ -161,7 +161,7 @@ class _Research:
             return {"remarks": [f"write: {error}"]}
         return {"drafts": [*drafts, answer], "spent": spent_on([answer], context.prices)}
 
-    def _means(self, context: ResearchContext, tokens: int, calls: int) -> CallOptions:
+    def _options(self, context: ResearchContext, tokens: int, calls: int) -> CallOptions:
         limit = min(context.max_answer_tokens, tokens)
         return CallOptions(context.model or self._model, context.temperature, limit, calls)
 
@@ -296,8 +296,8 @@ def _findings_text(state: ResearchState) -> str:
     return "\n\n".join(finding["text"] for finding in state.get("findings", []) if finding["text"])
 
 
-def _search_means(task: SearchTask, context: ResearchContext) -> SearchMeans:
-    return SearchMeans(
+def _search_context(task: SearchTask, context: ResearchContext) -> SearchContext:
+    return SearchContext(
         research=context,
         about=_about(task["question"]),
         first_id=task["first_id"],

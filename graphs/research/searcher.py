@@ -36,13 +36,13 @@ from hrm_agent.graphs.research.tools import IDS_OF_A_CALL, READS, SEARCHES, offe
 from hrm_agent.tools import run_tool_calls
 from hrm_agent.trajectory import StopReason
 
-__all__ = ["SearchMeans", "SearchState", "build_search"]
+__all__ = ["SearchContext", "SearchState", "build_search"]
 
 NOTHING_READ = "Nothing was searched or read. Use the tools, then say what the sources have."
 
 
 @dataclass(frozen=True)
-class SearchMeans:
+class SearchContext:
     """Run context of the loop that searches for one question."""
 
     research: ResearchContext
@@ -80,28 +80,28 @@ class SearchState(TypedDict):
 
 def build_search(
     model: BaseChatModel | None = None,
-) -> CompiledStateGraph[SearchState, SearchMeans, SearchState, SearchState]:
+) -> CompiledStateGraph[SearchState, SearchContext, SearchState, SearchState]:
     """The loop, asking `model`, or the current policy."""
 
-    async def reason(state: SearchState, runtime: Runtime[SearchMeans]) -> dict[str, Any]:
-        means = _means(runtime)
-        left = min(means.max_tokens - sampled_tokens(state["messages"]), means.research.max_answer_tokens)
-        tools = offered_tools(means.research)
-        asked = means.research.model or model
-        chat = chat_model(asked, tools=tools, temperature=means.research.temperature, max_tokens=left)
+    async def reason(state: SearchState, runtime: Runtime[SearchContext]) -> dict[str, Any]:
+        context = _context(runtime)
+        left = min(context.max_tokens - sampled_tokens(state["messages"]), context.research.max_answer_tokens)
+        tools = offered_tools(context.research)
+        asked = context.research.model or model
+        chat = chat_model(asked, tools=tools, temperature=context.research.temperature, max_tokens=left)
         answer = await chat.ainvoke([SystemMessage(SEARCHER_PROMPT), *state["messages"]])
-        stop = _stop_reason([*state["messages"], answer], means)
+        stop = _stop_reason([*state["messages"], answer], context)
         return {"messages": [answer], "stop_reason": stop.value if stop else ""}
 
-    async def tools(state: SearchState, runtime: Runtime[SearchMeans]) -> dict[str, Any]:
-        results = await _answers(state["messages"], _means(runtime), get_config())
+    async def tools(state: SearchState, runtime: Runtime[SearchContext]) -> dict[str, Any]:
+        results = await _answers(state["messages"], _context(runtime), get_config())
         read = [source for result in results for source in _artifact(result)]
         return {"messages": [_without_artifact(result) for result in results], "sources": read}
 
     def remind(state: SearchState) -> dict[str, Any]:
         return {"messages": [HumanMessage(NOTHING_READ, id=f"{state['messages'][-1].id}-reminded")]}
 
-    builder = StateGraph(SearchState, context_schema=SearchMeans)
+    builder = StateGraph(SearchState, context_schema=SearchContext)
     builder.add_node("reason", reason)
     builder.add_node("tools", tools)
     builder.add_node("remind", remind)
@@ -112,16 +112,16 @@ def build_search(
     return builder.compile()
 
 
-async def _answers(messages: Sequence[AnyMessage], means: SearchMeans, config: RunnableConfig) -> list[ToolMessage]:
+async def _answers(messages: Sequence[AnyMessage], context: SearchContext, config: RunnableConfig) -> list[ToolMessage]:
     """All calls of the last answer at once, each with numbers of its own for what it reads."""
     answer = last_answer(messages)
     before = [call["name"] for one in messages[:-1] if isinstance(one, AIMessage) for call in one.tool_calls]
-    first_id = means.first_id + IDS_OF_A_CALL * len(before)
-    limits = {SEARCHES: means.research.max_searches, READS: means.research.max_pages}
+    first_id = context.first_id + IDS_OF_A_CALL * len(before)
+    limits = {SEARCHES: context.research.max_searches, READS: context.research.max_pages}
     waiting = [run_tool_calls(answer.model_copy(update={"tool_calls": []}), [], config)]
     for number, call in enumerate(answer.tool_calls):
         spent = [name for names, limit in limits.items() if sum(n in names for n in before) >= limit for name in names]
-        tools = research_tools(means.research, means.about, first_id + IDS_OF_A_CALL * number, spent)
+        tools = research_tools(context.research, context.about, first_id + IDS_OF_A_CALL * number, spent)
         alone = {"tool_calls": [{**call, "id": call["id"] or f"call_{number}"}], "invalid_tool_calls": []}
         waiting.append(run_tool_calls(_without_invalid(answer).model_copy(update=alone), tools, config))
         before.append(call["name"])
@@ -148,7 +148,7 @@ def _without_artifact(result: ToolMessage) -> ToolMessage:
     return result.model_copy(update={"artifact": kept})
 
 
-def _means(runtime: Runtime[SearchMeans]) -> SearchMeans:
+def _context(runtime: Runtime[SearchContext]) -> SearchContext:
     assert runtime.context is not None, "the research graph gives it"
     return runtime.context
 
@@ -159,7 +159,7 @@ def _after_reason(state: SearchState) -> str:
     return "tools" if calls_tools(last_answer(state["messages"])) else "remind"
 
 
-def _stop_reason(messages: Sequence[AnyMessage], means: SearchMeans) -> StopReason | None:
+def _stop_reason(messages: Sequence[AnyMessage], context: SearchContext) -> StopReason | None:
     answers = sum(isinstance(message, AIMessage) for message in messages)
-    looked = means.has_sources or len(messages) > answers + 1  # tools have answered, or it was reminded
-    return loop_stop(messages, means, final=looked and not calls_tools(last_answer(messages)))
+    looked = context.has_sources or len(messages) > answers + 1  # tools have answered, or it was reminded
+    return loop_stop(messages, context, final=looked and not calls_tools(last_answer(messages)))

@@ -20,7 +20,7 @@ from langgraph.graph.message import add_messages
 from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
 
 from hrm_agent.errors import ConfigError
-from hrm_agent.graphs.parts.budget import Prices, Remaining, Usage, added, left_of, refuse_limits
+from hrm_agent.graphs.parts.budget import Prices, Remaining, Usage, merge_usage, refuse_limits, remaining
 from hrm_agent.graphs.research.sources import Source
 from hrm_agent.retrieval.citations import Citation
 
@@ -98,7 +98,7 @@ class ResearchContext:
             )
         if self.wiki and not any(mark in self.user_agent for mark in ("@", "://")):
             raise ConfigError(
-                f"The user agent {self.user_agent!r} does not say whom to write to.",
+                f"The user agent {self.user_agent!r} names no contact.",
                 "Wikis ask for a contact: `--context user_agent='NAME/1.0 (you@example.org)'`.",
             )
 
@@ -197,7 +197,7 @@ class ResearchState(TypedDict):
     """What was wrong with the first draft, as the writer was told."""
     asked_back: NotRequired[bool]
     """The newest answer is a question."""
-    spent: NotRequired[Annotated[Usage, added]]
+    spent: NotRequired[Annotated[Usage, merge_usage]]
     """By all roles in this turn."""
     remarks: NotRequired[Annotated[list[str], _listed]]
     """What could not be read or followed, and what was done instead."""
@@ -242,7 +242,7 @@ def forgotten(sources: Mapping[str, Source], limit: int) -> dict[str, None]:
 
 
 def budget_left(state: ResearchState, context: ResearchContext) -> Remaining:
-    return left_of(context, state.get("spent", Usage()))
+    return remaining(context, state.get("spent", Usage()))
 
 
 def search_tasks(

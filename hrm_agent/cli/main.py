@@ -27,17 +27,17 @@ __all__ = ["COMMANDS", "COMMAND_GROUPS", "main", "module_of"]
 COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
     "runs": {
         "run": "run one task through a graph, node by node",
-        "chat": "talk with a graph, turn by turn, with a way back to every moment",
+        "chat": "talk with a graph, turn by turn; go back to any moment",
         "resume": "continue an interrupted run, an earlier checkpoint, or a question with its answer",
-        "fork": "continue from a checkpoint of a thread another way, once or as a group",
-        "replay": "play stored runs again from their recorded answers, with the graphs as they are now",
+        "fork": "branch off from a checkpoint of a thread, once or as a group",
+        "replay": "replay stored runs from their recorded answers, with the graphs as they are now",
         "diff": "compare two threads, or two checkpoints",
     },
     "training": {
         "demo": "train a tiny policy end to end, and compare before and after",
         "collect": "run tasks through a graph and keep the trajectories",
         "train": "train a policy: `train rl` by reinforcement, `train sft` on conversations",
-        "eval": "how well a policy does on tasks, or did in a recorded run; two runs compared",
+        "eval": "evaluate a policy on tasks, evaluate a recorded run, or compare two runs",
     },
     "records": {
         "history": "list the runs of a store, or the checkpoints of one thread as a tree",
@@ -48,16 +48,16 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
         "store": "maintain a store: stats, verify, prune, delete, vacuum, copy, migrate",
     },
     "documents": {
-        "index": "your documents into an index that agents search and cite from",
-        "search": "what an index finds for a question, with exact spans",
-        "chunk": "how a text is cut, chunk by chunk, or by all strategies side by side",
+        "index": "put your documents into an index that agents search and cite from",
+        "search": "search an index for a question, with exact spans",
+        "chunk": "show how a text is cut into chunks, or compare all strategies",
         "tokens": "compare tokenizers on your texts, or train a vocabulary on them",
-        "eval-retrieval": "how well chunks are found again: strategies, sizes and rankings on questions",
+        "eval-retrieval": "measure retrieval on questions: chunking strategies, sizes and rankings",
     },
     "services": {
         "serve": "serve graphs to chat clients at OpenAI's /v1/chat/completions",
         "environment": "run model-written code for others: serve, status",
-        "models": "what a model can do, and what is missing: `models check STRING`",
+        "models": "what a model can do, and what it lacks: `models check STRING`",
         "doctor": "check sandbox support on this machine",
         "completion": "print a script that completes commands and flags in bash, zsh or fish",
     },

@@ -68,4 +68,4 @@ def parse_isolation(text: str) -> Isolation:
     try:
         return Isolation(text.upper())
     except ValueError:
-        raise ConfigError(f"{text!r} is no level of isolation.", "L3, L2 (the default), L1 or L0.") from None
+        raise ConfigError(f"{text!r} is not a level of isolation.", "L3, L2 (the default), L1 or L0.") from None

@@ -285,7 +285,7 @@ def _model_failure(model: BaseChatModel, error: Exception) -> ModelError:
     """A provider that does not answer is no fault of the graph: the run stops, and can be resumed."""
     return ModelError(
         f"The model {_model_name(model)} gave no answer: {type(error).__name__}: {error}.",
-        "See to its key, its name, the network; then `hrm-agent resume` the run.",
+        "Check its key, its name and the network, then `hrm-agent resume` the run.",
     )
 
 

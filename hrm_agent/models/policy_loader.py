@@ -101,8 +101,8 @@ def model_folder(name: str) -> str:
     asked = parse_model(name)
     if asked.options != LoadOptions():
         raise ModelError(
-            f"{name!r} cannot be trained: quantized weights take no gradient, an adapter is no part of them, and the"
-            " trainer chooses type and device itself.",
+            f"{name!r} cannot be trained: quantized weights have no gradient, an adapter is not part of the weights,"
+            " and the trainer chooses type and device itself.",
             f"Train {asked.base}.",
         )
     return local_folder(asked)
@@ -162,5 +162,5 @@ def _hosted(name: str) -> Backend:
         return init_chat_model(name)  # pyright: ignore[reportUnknownVariableType]
     except Exception as error:  # each provider has errors of its own, for a key that is missing, for example
         raise ModelError(
-            f"Policy {name!r} cannot be loaded: {error}", "See the provider's package of LangChain."
+            f"Policy {name!r} cannot be loaded: {error}", "See LangChain's package for the provider."
         ) from error

@@ -85,7 +85,7 @@ def load_embeddings(name: str) -> Embeddings:
     kind, _, rest = name.partition(":")
     if kind == "static":
         if rest and not rest.isdigit():
-            raise ConfigError(f"{rest!r} is no number of dimensions.", f"`static:64`; known: {DIMENSIONS}.")
+            raise ConfigError(f"{rest!r} is not a number of dimensions.", f"`static:64`; known: {DIMENSIONS}.")
         return _static(int(rest)) if rest else _static(max(DIMENSIONS))
     if not (kind and rest):
         raise ConfigError(f"There are no embeddings {name!r}.", "Known: static, static:64, package.module:attribute.")
@@ -97,7 +97,10 @@ def load_embeddings(name: str) -> Embeddings:
         ) from error
     made = found() if callable(found) and not isinstance(found, Embeddings) else found
     if not isinstance(made, Embeddings):
-        raise ConfigError(f"{name!r} is no Embeddings of LangChain's but a {type(made).__name__}.", "See its class.")
+        raise ConfigError(
+            f"{name!r} is a {type(made).__name__}, not an Embeddings of LangChain.",
+            "Name an instance of langchain_core.embeddings.Embeddings.",
+        )
     return made
 
 
@@ -123,12 +126,12 @@ def vectors_of(embeddings: Embeddings, texts: Sequence[str]) -> Vectors:
     except Exception as error:  # theirs, or that of the service behind them
         raise RetrievalError(
             f"{name_of(embeddings)} failed: {type(error).__name__}: {error}.",
-            "What was indexed before is kept: see to it, then index again.",
+            "What was indexed before is kept: fix the embeddings, then index again.",
         ) from error
     if rows.ndim != 2 or len(rows) != len(texts) or not np.isfinite(rows).all():
         raise RetrievalError(
             f"{name_of(embeddings)} gave numbers of shape {rows.shape} for {len(texts)} texts, or not finite ones.",
-            "See that `embed_documents` gives one vector of one length for each text.",
+            "Check that `embed_documents` gives one vector of one length for each text.",
         )
     return unit(rows)
 

@@ -199,28 +199,28 @@ class EpisodeRunner:
         answer): it is raised, and the episode can be resumed.
         """
         graph = load_graph(episode.graph)
-        context, given = run_context(graph, episode), first_input(graph, episode.task, episode.thread_id)
+        context, graph_input = run_context(graph, episode), first_input(graph, episode.task, episode.thread_id)
         callbacks = StreamCallbacks(on_update, on_chunk, on_event)
         asks_nothing = answer is NO_ANSWER and say is None
-        known = self.store.journal.find_trajectory(episode.trajectory_id)
-        if asks_nothing and _is_over(known):
-            return known
+        record = self.store.journal.find_trajectory(episode.trajectory_id)
+        if asks_nothing and _is_over(record):
+            return record
         async with AsyncExitStack() as stack:
             stack.enter_context(self.store.lease(episode.thread_id))
-            known = self.store.journal.find_trajectory(episode.trajectory_id)
-            if asks_nothing and _is_over(known):  # another process has run it before the lease was ours
-                return known
-            graph_run = GraphRun(graph, self._config(episode), context, given, known)
+            record = self.store.journal.find_trajectory(episode.trajectory_id)
+            if asks_nothing and _is_over(record):  # another process has run it before the lease was ours
+                return record
+            graph_run = GraphRun(graph, self._config(episode), context, graph_input, record)
             if say is not None:
-                known = await self._take_turn(graph_run, say)
-                graph_run = replace(graph_run, known=known)
-            active = self.record(self.store.journal, episode.seed, _inherited(known))
+                record = await self._take_turn(graph_run, say)
+                graph_run = replace(graph_run, record=record)
+            active = self.record(self.store.journal, episode.seed, _inherited(record))
             active.run_id = episode.run_id or episode.thread_id
             await stack.enter_async_context(self._in_force(active))
             if answer is not NO_ANSWER:
                 graph_run = await graph_run.answering(self.store, answer)
-                known = self._reopen(known)
-            begun = known or self.begin(episode)
+                record = self._reopen(record)
+            begun = record or self.begin(episode)
             try:
                 ended = await graph_run.run_to_end(self.store, callbacks)
             except ContextLengthError:
@@ -265,30 +265,31 @@ class EpisodeRunner:
         self.store.journal.write_trajectory(begun)
         return begun
 
-    def _reopen(self, known: Trajectory | None) -> Trajectory | None:
+    def _reopen(self, record: Trajectory | None) -> Trajectory | None:
         """A run that had stopped at a question is under way again."""
-        if known is None or known.status is RunStatus.RUNNING:
-            return known
-        self.store.journal.write_trajectory(again := reopened(known))
+        if record is None or record.status is RunStatus.RUNNING:
+            return record
+        self.store.journal.write_trajectory(again := reopened(record))
         return again
 
     async def _take_turn(self, graph_run: GraphRun, prompt: str) -> Trajectory:
         """Record a further turn, after closing what the turn before left open."""
-        known = graph_run.known
-        if known is None:
+        record = graph_run.record
+        if record is None:
             raise RunError("The thread has no turns.", "Start it with a task.")
-        if known.stop_reason is StopReason.INTERRUPT:
+        if record.stop_reason is StopReason.INTERRUPT:
             raise RunError(
-                f"Thread {known.thread_id!r} waits with a question.",
-                f"Answer it: `hrm-agent resume {known.thread_id} --answer VALUE`.",
+                f"Thread {record.thread_id!r} is waiting for an answer to its question.",
+                f"Answer it: `hrm-agent resume {record.thread_id} --answer VALUE`.",
             )
         if not takes_turns(graph_run.graph):
             raise ConfigError(
-                f"Graph {known.graph!r} takes one task a thread: its input has no messages.", "Use a thread for each."
+                f"Graph {record.graph!r} takes one task a thread: its input has no messages.",
+                "Use one thread for each task.",
             )
         over = await graph_run.ended_before(self.store)
-        close_tool_calls(self.store.journal, known)
-        self.store.journal.write_trajectory(again := with_turn(known, prompt, over))
+        close_tool_calls(self.store.journal, record)
+        self.store.journal.write_trajectory(again := with_turn(record, prompt, over))
         return again
 
     def _end(self, begun: Trajectory, episode: Episode, ended: TurnEnd) -> Trajectory:
@@ -303,13 +304,13 @@ class EpisodeRunner:
         return self.store.journal.trajectory(begun.id)
 
 
-def _is_over(known: Trajectory | None) -> TypeGuard[Trajectory]:
-    return known is not None and known.status is not RunStatus.RUNNING
+def _is_over(record: Trajectory | None) -> TypeGuard[Trajectory]:
+    return record is not None and record.status is not RunStatus.RUNNING
 
 
-def _inherited(known: Trajectory | None) -> set[str]:
+def _inherited(record: Trajectory | None) -> set[str]:
     """Ids of the calls that a fork shares with its origin."""
-    return {call.id for call in known.calls if call.identity.thread_id != known.thread_id} if known else set()
+    return {call.id for call in record.calls if call.identity.thread_id != record.thread_id} if record else set()
 
 
 def _failed(error: str, answer: str | None = None) -> TurnEnd:
@@ -325,12 +326,12 @@ def _checked(reward: float) -> float:
 def run_context(graph: Pregel[Any, Any, Any, Any], episode: Episode) -> Any:
     """The run context as the graph declares it; an option that it does not know is an error."""
     schema = graph.context_schema
-    known = fields_of(schema) if schema is not None else ()
+    options = fields_of(schema) if schema is not None else ()
     for name in episode.context:
-        if name not in known:
+        if name not in options:
             raise ConfigError(
-                f"Graph {episode.graph!r} has no option {name!r}. {nearest(name, known)}".strip(),
-                f"Its options: {', '.join(known) or 'none'}.",
+                f"Graph {episode.graph!r} has no option {name!r}. {nearest(name, options)}".strip(),
+                f"Its options: {', '.join(options) or 'none'}.",
             )
     if schema is None:
         return None

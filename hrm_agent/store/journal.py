@@ -251,7 +251,7 @@ class StoreJournal:
         fork: Trajectory | None = header
         while fork is not None and fork.forked_from is not None:
             taken = fork.forked_from.checkpoint_id
-            before = self.line(fork.thread_id, "", taken).places.keys() - {taken}
+            before = self.line(fork.thread_id, "", taken).order.keys() - {taken}
             steps = before if steps is None else steps & before
             fork = next(iter(self.headers("id = ?", (fork.forked_from.trajectory_id,))), None)
             if fork is not None:
@@ -262,8 +262,8 @@ class StoreJournal:
         where = thread_id, namespace
         with self._database.read() as cursor:
             rows = cursor.execute(_LINE, (*where, checkpoint_id, *where)).fetchall()
-        places = {str(id_): number for number, (id_, _) in enumerate(rows)}
-        return CheckpointLineage(places, rows[0][1] if rows else checkpoint_id)
+        order = {str(id_): number for number, (id_, _) in enumerate(rows)}
+        return CheckpointLineage(order, rows[0][1] if rows else checkpoint_id)
 
     def steps_of_tool_calls(self, thread_id: str) -> list[tuple[str, str]]:
         header = next(iter(self.headers("thread_id = ? AND origin IS NOT NULL", (thread_id,))), None)

@@ -93,7 +93,9 @@ def _sqlite(path: Path, serializer: StrictSerializer) -> Generator[_Stock]:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if "checkpoints" not in tables or ("meta" in tables and version > 1):
-                raise StoreError(f"{path} has nothing to migrate.", "It is of this version, or another program's.")
+                raise StoreError(
+                    f"{path} has nothing to migrate.", "It has this version already, or is of another program."
+                )
             saver = SqliteSaver(connection, serde=serializer)
             saver.is_setup = True  # what its set-up changes, a reader does not need
 
@@ -130,7 +132,7 @@ def _postgres(url: str, serializer: StrictSerializer) -> Generator[_Stock]:
             yield _Stock(PostgresSaver(connection, serde=serializer), query, "checkpoint_writes")
     except psycopg.Error as error:
         text = " ".join(str(error).split())
-        raise StoreError(f"The database cannot be read: {text}.", "See to the server and to the URL.") from error
+        raise StoreError(f"The database cannot be read: {text}.", "Check the server and the URL.") from error
 
 
 def _checkpoints(stock: _Stock, target: RunStore) -> tuple[int, int]:

@@ -167,7 +167,7 @@ class PostgresDatabase(Database):
                 with suppress(psycopg.Error):
                     self._writer.rollback()
                 self._broken = isinstance(error, _LOST) or self._writer.closed
-                # Asked again: on a closed connection psycopg may take earlier answers for later ones.
+                # Ignore results of a closed connection: psycopg may take earlier answers for later ones.
                 if self._writer.closed and isinstance(error, Exception) and not isinstance(error, _LOST):
                     raise psycopg.OperationalError(str(error)) from error
                 raise
@@ -282,7 +282,7 @@ class PostgresDatabase(Database):
 
     def _gone(self, error: Exception) -> StoreError:
         return StoreError(
-            f"The server of {self.url} has been away for more than {_PATIENCE_SECONDS:.0f} seconds: {_words(error)}.",
+            f"The server of {self.url} has been unreachable for over {_PATIENCE_SECONDS:.0f} seconds: {_words(error)}.",
             "What was committed is intact: start the server, then `hrm-agent resume` the run.",
         )
 
@@ -294,7 +294,7 @@ class PostgresDatabase(Database):
             )
         return StoreError(
             f"The store {self.url} cannot be used: {_words(error)}.",
-            "See that the server runs and that the URL is right.",
+            "Check that the server runs and that the URL is right.",
         )
 
 
@@ -326,7 +326,7 @@ def _without_password(url: str) -> str:
         named = conninfo_to_dict(url)
     except psycopg.Error as error:
         raise StoreError(
-            f"The URL of the store is no PostgreSQL URL: {error}.", "postgresql://USER@HOST/NAME"
+            f"The URL of the store is not a PostgreSQL URL: {error}.", "postgresql://USER@HOST/NAME"
         ) from error
     place = f"{named.get('host') or 'localhost'}:{named['port']}" if named.get("port") else str(named.get("host") or "")
     user = f"{named['user']}@" if named.get("user") else ""

@@ -93,7 +93,7 @@ class RunStore:
     def path(self) -> Path:
         """The file of a SQLite store. Raises `StoreError` for another."""
         if self.database.path is None:
-            raise StoreError(f"{self.url} is no file.", "Use a SQLite store: sqlite:///PATH.")
+            raise StoreError(f"{self.url} is not a file.", "Use a SQLite store: sqlite:///PATH.")
         return self.database.path
 
     def lease(self, thread_id: str, doing: str = "run") -> AbstractContextManager[None]:
@@ -168,7 +168,8 @@ def _open_database(where: str, *, create: bool) -> Database:
         return PostgresDatabase(where, create=create)
     if separator and (scheme != "sqlite" or not rest.startswith("/")):
         raise StoreError(
-            f"{where!r} is no store this version can open.", "Use a path, sqlite:///PATH or postgresql://HOST/DATABASE."
+            f"{where!r} is not a store that this version can open.",
+            "Use a path, sqlite:///PATH or postgresql://HOST/DATABASE.",
         )
     text, _, options = rest[1:].partition("?") if separator else (where, "", "")
     path, given = Path(text), dict(parse_qsl(options))
@@ -206,7 +207,7 @@ def _check_key(database: Database, cipher: Cipher) -> None:
     try:
         cipher.open(bytes.fromhex(sealed), "key")
     except StoreError as error:
-        raise StoreError(f"The key does not fit the store {database.url}.", "See to HRM_AGENT_STORE_KEY.") from error
+        raise StoreError(f"The key does not fit the store {database.url}.", "Check HRM_AGENT_STORE_KEY.") from error
 
 
 def _nested(cursor: Cursor, cipher: Cipher, thread_id: str, steps: set[str]) -> set[tuple[str, str]]:

@@ -245,8 +245,8 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         if chosen or head in ("", new, place.checkpoint_id):
             return
         raise RunError(
-            f"Thread {place.thread_id!r} was taken on by another run: its newest checkpoint is {head}, "
-            f"and this run comes from {place.checkpoint_id or 'before the first'}.",
+            f"Thread {place.thread_id!r} was continued by another run: its newest checkpoint is {head}, "
+            f"but this run started from {place.checkpoint_id or 'no checkpoint'}.",
             "Run one at a time on a thread, or fork it: `hrm-agent fork --help`. Nothing was written.",
         )
 

@@ -217,7 +217,7 @@ class SqliteDatabase(Database):
         if isinstance(error, sqlite3.DatabaseError) and "not a database" in text:
             return StoreError(f"{self._file} is not a run store: {text}.", "Name another file with --store.")
         return StoreError(
-            f"The store {self._file} cannot be used: {text}.", "See that the folder exists and is writable."
+            f"The store {self._file} cannot be used: {text}.", "Check that the folder exists and is writable."
         )
 
 

@@ -40,7 +40,7 @@ class ToolFailure(Exception):
         failures = [str(known) for known in ToolStatus if known is not ToolStatus.OK]
         if status not in failures:
             hint = f"{nearest(str(status), failures)} Known: {', '.join(failures)}.".strip()
-            raise ConfigError(f"No call fails as {str(status)!r}.", hint)
+            raise ConfigError(f"There is no failure status {str(status)!r}.", hint)
         self.status = ToolStatus(status)
 
 
@@ -55,7 +55,7 @@ def limited(*, seconds: float) -> Callable[[_Tool], _Tool]:
         if not isinstance(tool, (StructuredTool, Tool)):
             raise ConfigError(
                 f"The tool {tool.name!r} is a {type(tool).__name__}, whose call cannot be limited from outside.",
-                "Make it with @tool, or see to the time in its own _run and _arun.",
+                "Make it with @tool, or limit the time in its own _run and _arun.",
             )
         if tool.func is not None:
             tool.func = _in_thread(tool.func, seconds)

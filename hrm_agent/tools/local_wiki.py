@@ -40,12 +40,12 @@ class LocalWiki:
         """`port`: 0 for any that is free."""
         self._folder = Path(folder)
         if not self._folder.is_dir():
-            raise RetrievalError(f"{folder} is no folder.", "A local wiki serves the .md and .txt files in one.")
+            raise RetrievalError(f"{folder} is not a folder.", "A local wiki serves the .md and .txt files in one.")
         try:
             self._server = _Server(("127.0.0.1", port), type("Handler", (_Handler,), {"wiki": self}))
         except (OSError, OverflowError) as error:
             raise RetrievalError(
-                f"No wiki can be served on port {port}: {error}", "Without one it takes a free one."
+                f"No wiki can be served on port {port}: {error}", "Leave the port out to take a free one."
             ) from error
         self._serving: threading.Thread | None = None
         self.site = f"http://127.0.0.1:{self._server.server_port}"

@@ -75,7 +75,7 @@ async def _answer(call: ToolCall, index: int, tools: dict[str, BaseTool], config
         name=name,
         arguments=arguments,
         config=config,
-        execute=_foreign(tool, call, config),
+        execute=_external_tool(tool, call, config),
         key=key_of(tool, arguments),
     )
     return as_message(record)
@@ -104,7 +104,7 @@ def _schema_problem(tool: BaseTool, arguments: dict[str, Any]) -> str:
     return ""
 
 
-def _foreign(tool: BaseTool, call: ToolCall, config: RunnableConfig) -> Callable[[], Awaitable[ToolOutcome]]:
+def _external_tool(tool: BaseTool, call: ToolCall, config: RunnableConfig) -> Callable[[], Awaitable[ToolOutcome]]:
     """Running a tool that knows nothing of records. Its exceptions are its outcome."""
 
     async def execute() -> ToolOutcome:

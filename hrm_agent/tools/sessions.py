@@ -107,11 +107,11 @@ class RecordingSessions:
         patience = 0.0 if thread in self._without_line or not journal.is_blocking else SECONDS_TO_APPEAR
         while True:
             line = await recording.apart(journal.line, thread, "", identity.step)
-            if line.places or patience <= 0:
+            if line.order or patience <= 0:
                 break
             patience -= SECONDS_BETWEEN_LOOKS
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
-        if not line.places:
+        if not line.order:
             self._without_line.add(thread)
         return line
 

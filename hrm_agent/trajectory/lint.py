@@ -84,20 +84,20 @@ def _token_range(trajectory: Trajectory) -> Iterator[Problem]:
     for call in trajectory.calls:
         wrong = next((token for token in call.token_ids if not 0 <= token < _INT32_END), None)
         if wrong is not None:
-            yield call.id, f"{wrong} is no token id"
+            yield call.id, f"{wrong} is not a token id"
 
 
 @_invariant("mask-shape")
 def _mask_shape(trajectory: Trajectory) -> Iterator[Problem]:
-    """Within a call the inserted tokens come first, then those that the policy sampled."""
+    """Within a call the prompt tokens come first, then the completion tokens, which the policy sampled."""
     for call in _aligned(trajectory):
         if any(sampled and not after for sampled, after in pairwise(call.mask)):
-            yield call.id, f"an inserted token follows a sampled one, after position {call.mask.index(True)}"
+            yield call.id, f"a prompt token follows a completion token, after position {call.mask.index(True)}"
 
 
 @_invariant("root-prompt")
 def _root_prompt(trajectory: Trajectory) -> Iterator[Problem]:
-    """A root with token ids starts with an inserted token: nothing is sampled from an empty prompt."""
+    """A root with token ids starts with a prompt token: nothing is sampled from an empty prompt."""
     for call in _aligned(trajectory):
         if call.parent is None and call.mask and all(call.mask):
             yield call.id, "a root without a prompt"
@@ -105,10 +105,10 @@ def _root_prompt(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("sampled-limit")
 def _sampled_limit(trajectory: Trajectory) -> Iterator[Problem]:
-    """A call samples no more tokens than `sampling.max_tokens`."""
+    """A call has no more completion tokens than `sampling.max_tokens`."""
     for call in _aligned(trajectory):
         if call.sampled_tokens > call.sampling.max_tokens:
-            yield call.id, f"{call.sampled_tokens} tokens sampled where {call.sampling.max_tokens} were allowed"
+            yield call.id, f"{call.sampled_tokens} completion tokens where {call.sampling.max_tokens} were allowed"
 
 
 @_invariant("logprob-finite")
@@ -122,7 +122,7 @@ def _logprob_finite(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("logprob-nonpositive")
 def _logprob_nonpositive(trajectory: Trajectory) -> Iterator[Problem]:
-    """The log-prob of a sampled token is at most 0."""
+    """The log-prob of a completion token is at most 0."""
     for call in _aligned(trajectory):
         pairs = enumerate(zip(call.mask, call.logprobs, strict=True))
         at = next((i for i, (sampled, value) in pairs if sampled and _TOLERANCE < value < math.inf), None)
@@ -132,7 +132,7 @@ def _logprob_nonpositive(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("logprob-inserted")
 def _logprob_inserted(trajectory: Trajectory) -> Iterator[Problem]:
-    """The log-prob of an inserted token is 0."""
+    """The log-prob of a prompt token is 0."""
     for call in _aligned(trajectory):
         pairs = enumerate(zip(call.mask, call.logprobs, strict=True))
         at = next((i for i, (sampled, value) in pairs if not sampled and value != 0 and math.isfinite(value)), None)
@@ -296,12 +296,12 @@ def _returns(start: str, parents: dict[str, str | None]) -> bool:
 
 @_invariant("trainable-kind")
 def _trainable_kind(trajectory: Trajectory) -> Iterator[Problem]:
-    """A trainable call has at least one sampled token, and raw log-probs; any other names why it is untrainable."""
+    """A trainable call has at least one completion token, and raw log-probs; any other names why it is untrainable."""
     for call in trajectory.calls:
         if call.untrainable is not None and not call.untrainable.strip():
-            yield call.id, "untrainable for no reason"
+            yield call.id, "untrainable without a reason"
         elif call.trainable and call.sampled_tokens == 0:
-            yield call.id, "trainable without a sampled token"
+            yield call.id, "trainable without a completion token"
         elif call.trainable and call.logprob_kind is not LogprobKind.RAW:
             yield call.id, f"trainable with log-probs of the kind {call.logprob_kind.value!r}"
 

@@ -48,18 +48,18 @@ _REMEMBERED = 1024
 class CheckpointLineage:
     """A checkpoint and those that led to it, as far back as they are known."""
 
-    places: Mapping[str, int]
+    order: Mapping[str, int]
     """Id of a checkpoint -> its number, from the oldest one known."""
-    unknown: str | None
+    oldest_known: str | None
     """Newest ancestor whose own parents are not stored; every id up to it is treated as an ancestor. None: all are
     stored.
     """
 
     def place(self, checkpoint_id: str) -> tuple[int, str] | None:
         """What the checkpoints of the line are sorted by; None for one beside it. LangGraph's ids sort by time."""
-        if checkpoint_id in self.places:
-            return self.places[checkpoint_id], checkpoint_id
-        before = self.unknown is not None and checkpoint_id <= self.unknown
+        if checkpoint_id in self.order:
+            return self.order[checkpoint_id], checkpoint_id
+        before = self.oldest_known is not None and checkpoint_id <= self.oldest_known
         return (-1, checkpoint_id) if before else None
 
 

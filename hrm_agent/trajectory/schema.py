@@ -69,7 +69,7 @@ class Sampling(_Record):
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling: the share of the probability that is sampled from; 1 is all of it."""
     max_tokens: int = Field(default=512, ge=1)
-    """Limit on sampled tokens of this call."""
+    """Most completion tokens of this call."""
     seed: int | None = None
     """Seed of this call; the engine's tokens are a function of (weights, prompt, seed). None: drawn from the system."""
     stop: tuple[str, ...] = ()
@@ -130,11 +130,11 @@ class Call(_Record):
     branch_of: str | None = None
     """Id of the call that this root would have extended but could not; None for other calls."""
     token_ids: tuple[int, ...] = ()
-    """The tokens that this call adds to its parent: inserted ones first, then those sampled."""
+    """The tokens that this call adds to its parent: prompt tokens first, then completion tokens."""
     mask: tuple[bool, ...] = ()
-    """One entry per token: True where the policy sampled it, False where it was inserted."""
+    """One entry per token: True for completion tokens, which the policy sampled; False for prompt tokens."""
     logprobs: tuple[float, ...] = ()
-    """Natural log of each token's probability when it was sampled; 0.0 where the token was inserted."""
+    """Natural log of each token's probability when it was sampled; 0.0 for prompt tokens."""
     logprob_kind: LogprobKind = LogprobKind.NONE
     """Of which distribution `logprobs` are."""
     sampling: Sampling = Sampling()

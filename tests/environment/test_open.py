@@ -94,5 +94,5 @@ def test_what_is_no_place(where: str) -> None:
 
 
 def test_a_token_has_no_place_in_a_url() -> None:
-    with pytest.raises(ConfigError, match="more than where it is"):
+    with pytest.raises(ConfigError, match="more than a scheme, a host and a port"):
         parse_where("http://user:secret@host:80")

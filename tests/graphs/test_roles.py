@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from hrm_agent.answers.json_repair import json_values
 from hrm_agent.answers.typed_reply import UnparsableAnswer, read_as
-from hrm_agent.graphs.parts.roles import CallOptions, Role, ask
+from hrm_agent.graphs.parts.roles import CallOptions, Role, ask_role
 from hrm_agent.graphs.reasoning.answer_checks import format_of
 from hrm_agent.graphs.reasoning.critique import CriticAnswer
 from hrm_agent.graphs.reasoning.plan import PlannerAnswer
@@ -153,7 +153,7 @@ def test_where_no_format_can_be_told_there_is_no_check(final_format: str, proble
 
 async def test_a_role_is_shown_its_own_error_once() -> None:
     with ScriptedEngine(["Yes.", '{"fair": true}']) as engine, using_policy(engine):
-        said = await ask(JUDGE, "Three for you.")
+        said = await ask_role(JUDGE, "Three for you.")
         assert said.value == Judgement(fair=True) and len(said.messages) == 2
         shown = engine.requests[1].messages
         assert [m.text for m in shown[:3]] == ["Is it fair?", "Three for you.", "Yes."]
@@ -162,7 +162,7 @@ async def test_a_role_is_shown_its_own_error_once() -> None:
 
 async def test_a_role_that_cannot_be_understood_says_nothing() -> None:
     with ScriptedEngine(lambda _: '{"fair": "perhaps"}') as engine, using_policy(engine):
-        said = await ask(JUDGE, "One for me.")
+        said = await ask_role(JUDGE, "One for me.")
         assert said.value is None and said.complaint.startswith("fair: ") and engine.calls == 2
-        assert len((await ask(JUDGE, "One for me.", CallOptions(calls=1))).messages) == 1
-        assert (await ask(JUDGE, "One for me.", CallOptions(max_tokens=0))).messages == ()
+        assert len((await ask_role(JUDGE, "One for me.", CallOptions(calls=1))).messages) == 1
+        assert (await ask_role(JUDGE, "One for me.", CallOptions(max_tokens=0))).messages == ()

@@ -70,7 +70,7 @@ ASKED = {ask.__name__: ask for ask in (write, read, look)}
 
 def refused(asked: Opened, ask: Callable[[RunStore], None]) -> int:
     """How often the server was tried. What is said is that it refuses, and not that somebody had waited for it."""
-    with pytest.raises(StoreError, match=r"away for more than 2 seconds: connection .*refused"):
+    with pytest.raises(StoreError, match=r"unreachable for over 2 seconds: connection .*refused"):
         ask(asked.store)
     tries, asked.clock.sleeps = asked.clock.sleeps + 1, 0
     return tries

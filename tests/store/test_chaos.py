@@ -169,7 +169,7 @@ def test_a_server_that_stays_away_ends_the_run_and_it_goes_on_later(
         postgres.await_crash()
     assert code == 1
     error = error_of(plan)
-    assert "StoreError: The server of postgresql://" in error and "away for more than 1 seconds" in error, error
+    assert "StoreError: The server of postgresql://" in error and "unreachable for over 1 seconds" in error, error
     plan_events(plan, {})
     before, logged = done_in(plan), len(log_of(plan))
     assert driver.start(plan).result() == 0

@@ -218,7 +218,7 @@ def test_a_second_run_on_a_thread_is_refused(durability: str, begun: bool, url: 
         else:
             other.checkpointer._new["t"] = None
         new = {**first_input.checkpoint, "id": f"f{first_input.checkpoint['id'][1:]}"}
-        with pytest.raises(RunError, match=r"Thread 't' was taken on by another run: .*Nothing was written"):
+        with pytest.raises(RunError, match=r"Thread 't' was continued by another run: .*Nothing was written"):
             other.checkpointer.put(stale, new, {"source": "input", "step": 9, "parents": {}}, {})
         runs.append(pool.submit(second.invoke, None, on("t"), durability=durability))
         assert late.entered.acquire(timeout=60)
@@ -328,7 +328,7 @@ def test_of_two_that_write_at_the_same_moment_one_is_refused(url: str, store: Ru
                 return "written"
 
             words = sorted(pool.map(write, [store.checkpointer, other.checkpointer]))
-            assert words[1] == "written" and "was taken on by another run" in words[0]
+            assert words[1] == "written" and "was continued by another run" in words[0]
 
 
 def test_runs_after_each_other_from_many_places(url: str, store: RunStore) -> None:

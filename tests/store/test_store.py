@@ -162,7 +162,7 @@ def test_what_is_no_store_is_said_to_be_none(tmp_path: Path) -> None:
         open_store(tmp_path / "text.db")
     with pytest.raises(StoreError, match="no store at"):
         open_store(tmp_path / "missing.db", create=False)
-    with pytest.raises(StoreError, match="no store this version can open"):
+    with pytest.raises(StoreError, match="is not a store that this version can open"):
         open_store("redis://localhost/x")
 
 

@@ -70,7 +70,7 @@ def test_a_thread_has_one_run(url: str) -> None:
             process.line.send("go on")
         words = sorted(process.says() for process in processes)
     assert words[1] == "done"
-    assert words[0].startswith("RunError: Thread 't' was taken on by another run")
+    assert words[0].startswith("RunError: Thread 't' was continued by another run")
     with open_store(url) as store:
         steps = [*store.checkpointer.list({"configurable": {"thread_id": "t"}})]
     assert max(Counter(str(step.parent_config) for step in steps).values()) == 1, "the thread was forked"

@@ -145,9 +145,9 @@ async def test_within_the_limit_nothing_changes(journal: MemoryJournal) -> None:
 
 
 def test_mistakes_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"No call fails as 'denid'\. Did you mean 'denied'"):
+    with pytest.raises(ConfigError, match=r"There is no failure status 'denid'\. Did you mean 'denied'"):
         ToolFailure("no", "denid")
-    with pytest.raises(ConfigError, match="No call fails as 'ok'"):
+    with pytest.raises(ConfigError, match="There is no failure status 'ok'"):
         ToolFailure("no", ToolStatus.OK)
     with pytest.raises(ConfigError, match="'python' is a PythonTool"):
         limited(seconds=1)(python)

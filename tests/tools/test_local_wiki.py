@@ -52,7 +52,7 @@ def test_a_page_that_changes_has_another_revision(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_served(tmp_path: Path) -> None:
-    with pytest.raises(RetrievalError, match="is no folder"):
+    with pytest.raises(RetrievalError, match="is not a folder"):
         LocalWiki(tmp_path / "none")
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,

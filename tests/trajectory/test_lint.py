@@ -115,7 +115,7 @@ CORRUPTIONS: list[tuple[str, str, Corruption]] = [
         lambda: with_call(0, mask=(False,) * 4, logprobs=(0.0,) * 4),
     ),
     ("constrained-context", "held to a schema, and trainable", lambda: with_call(0, constrained=True)),
-    ("trainable-kind", "untrainable for no reason", lambda: with_call(0, untrainable=" ")),
+    ("trainable-kind", "untrainable without a reason", lambda: with_call(0, untrainable=" ")),
     ("policy-version", "older than the run", lambda: with_call(0, policy_version=2)),
     ("policy-version", "older than its parent", lambda: with_call(0, policy_version=5)),
     ("reward-range", "above 1", lambda: make_trajectory(rewards={"correct": 2.0})),

@@ -41,7 +41,7 @@ class Prices:
 
 
 def read_prices(texts: Iterable[str]) -> Prices:
-    """`READ,SAMPLED` for all models, `MODEL=READ,SAMPLED` for one. Raises `ConfigError`."""
+    """`PROMPT,COMPLETION` for all models, `MODEL=PROMPT,COMPLETION` for one. Raises `ConfigError`."""
     return Prices(dict(_price(text) for text in texts))
 
 
@@ -50,8 +50,8 @@ def _price(text: str) -> tuple[str, Price]:
     match = re.fullmatch(r"([0-9]*\.?[0-9]+),([0-9]*\.?[0-9]+)", numbers.strip())
     if match is None:
         raise ConfigError(
-            f"--price {text!r} is no price.",
-            "Write READ,SAMPLED in your currency a million tokens: --price 0.15,0.60, or --price MODEL=0.15,0.60.",
+            f"--price {text!r} is not a price.",
+            "Write PROMPT,COMPLETION, prices of a million tokens: --price 0.15,0.60, or --price MODEL=0.15,0.60.",
         )
     return model, Price(float(match[1]), float(match[2]))
 

@@ -33,8 +33,8 @@ ROLE_COUNTS = {
     "undecodable": "calls with a tool call that cannot be decoded",
     "tool_calls": "tool calls that were carried out or refused",
     "tool_errors": "those that failed by the policy's doing",
-    "read_tokens": "tokens read",
-    "sampled_tokens": "tokens sampled",
+    "read_tokens": "prompt tokens",
+    "sampled_tokens": "completion tokens",
 }
 
 

@@ -45,7 +45,7 @@ def load_aime(spec: str, *, split: str, seed: int, count: int | None = None) -> 
     for task in tasks:
         if contest_integer(task.answer or "") is None:
             path, line = task.metadata["file"], task.metadata["line"]
-            message = f"{path}, line {line}: the answer {task.answer!r} is no integer from 0 to 999."
+            message = f"{path}, line {line}: the answer {task.answer!r} is not an integer from 0 to 999."
             raise TaskError(message, "Correct it, or take jsonl: for answers of other kinds.")
     return tasks[:count]
 

@@ -48,7 +48,7 @@ def _part(text: str) -> MixturePart:
     match = re.fullmatch(r"(?:([0-9]*\.?[0-9]+)\*)?(\w.*)", text)
     weight = float(match[1] or 1) if match else 0.0
     if match is None or not 0 < weight <= MAX_WEIGHT:
-        raise TaskError(f"mix: {text!r} is no part of a mixture.", "Write mix:2*word_problems,1*reasoning_gym:gcd")
+        raise TaskError(f"mix: {text!r} is not a part of a mixture.", "Write mix:2*word_problems,1*reasoning_gym:gcd")
     if match[2].partition(":")[0] == "mix":
         raise TaskError("mix: has a mixture in it.", "Write all parts side by side.")
     return MixturePart(weight, match[2])

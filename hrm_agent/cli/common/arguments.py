@@ -123,7 +123,9 @@ class _Pairs(argparse.Action):
         for pair in values:
             key, equals, value = pair.partition("=")
             if not equals:
-                raise ConfigError(f"{option_string}: {pair!r} is no KEY=VALUE.", f"Write {option_string} {pair}=VALUE.")
+                raise ConfigError(
+                    f"{option_string}: {pair!r} is not KEY=VALUE.", f"Write {option_string} {pair}=VALUE."
+                )
             table[key] = _toml_value(value)
         setattr(namespace, self.dest, table)
 

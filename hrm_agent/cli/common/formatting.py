@@ -39,8 +39,9 @@ def summary_row(trajectory: Trajectory) -> tuple[object, ...]:
 
 def call_lines(call: Call) -> Iterator[str]:
     """A model call: where, how many tokens, and what it answered."""
-    inserted, sampled = len(call.mask) - call.sampled_tokens, call.sampled_tokens
-    facts = [f"{inserted} tokens in", f"{sampled} out", call.finish_reason.value, f"{call.seconds:.2f} s"]
+    prompt, sampled = len(call.mask) - call.sampled_tokens, call.sampled_tokens
+    facts = [f"{prompt} prompt tokens", f"{sampled} completion tokens"]
+    facts += [call.finish_reason.value, f"{call.seconds:.2f} s"]
     if sampled:
         facts.insert(2, f"mean log-prob {sum(call.logprobs) / sampled:.3f}")
     if call.branch_reason is not None:

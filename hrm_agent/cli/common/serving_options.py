@@ -51,10 +51,10 @@ def add_place(parser: Parser, port: int, token_file: Path) -> None:
     """The options of where to listen, and for whom."""
     add = parser.add_argument
     add("--host", default=_HOST, help=f"address to listen on [{_HOST}]")
-    add("--port", type=int, default=port, help=f"0 takes any that is free [{port}]")
+    add("--port", type=int, default=port, help=f"port; 0 takes a free one [{port}]")
     add("--allow-remote", action="store_true", help="allow a --host that other machines reach")
-    add("--token-file", type=Path, metavar="FILE", help=f"made if it is missing [{token_file}]")
-    add("--drain-seconds", type=float, default=30.0, help="on SIGTERM, time for what runs to end [30]")
+    add("--token-file", type=Path, metavar="FILE", help=f"file of the token; created if missing [{token_file}]")
+    add("--drain-seconds", type=float, default=30.0, help="on SIGTERM, seconds for running requests to finish [30]")
 
 
 def check_place(arguments: Arguments) -> None:
@@ -110,7 +110,9 @@ def read_token(path: Path) -> Token:
     except (OSError, UnicodeDecodeError) as error:
         raise HrmError(f"The token file {path} cannot be read: {error}.", "Name another --token-file.") from None
     if mode & _OTHERS:
-        raise HrmError(f"Others may read the token file {path}.", f"chmod 600 {path}, and put another token into it.")
+        raise HrmError(
+            f"Others may read the token file {path}.", f"Run `chmod 600 {path}` and put a new token into it."
+        )
     if not text.strip():
         raise HrmError(f"The token file {path} is empty.", "Remove it: a new token is made at the next start.")
     return Token(_checked(text, str(path)), str(path))
@@ -119,7 +121,9 @@ def read_token(path: Path) -> Token:
 def _checked(text: str, origin: str) -> str:
     found = text.strip()
     if not (found and found.isascii() and found.isprintable()):
-        raise HrmError(f"{origin} has characters that no token has.", "Printable ASCII, without line breaks.")
+        raise HrmError(
+            f"{origin} holds characters that a token cannot have.", "Use printable ASCII without line breaks."
+        )
     return found
 
 

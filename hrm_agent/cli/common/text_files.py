@@ -90,7 +90,7 @@ class HeldOut:
         if blocks < 2:
             raise RetrievalError(
                 f"A text of {texts.bytes:,} bytes is too short to learn from one part and measure on another.",
-                "Name more text: a vocabulary takes some hundred thousand characters to be any good.",
+                "Give more text: a useful vocabulary needs some hundred thousand characters.",
             )
         return cls(texts, every, most, size, blocks)
 
@@ -132,7 +132,7 @@ def read_whole(path: Path, max_bytes: int) -> Document:
     except OSError as error:
         raise _unreadable(path, error) from error
     except NotRead as error:
-        raise RetrievalError(f"{path} gives no text: {error}.", _ANOTHER) from error
+        raise RetrievalError(f"No text can be read from {path}: {error}.", _ANOTHER) from error
 
 
 def _opened(path: Path) -> _File:
@@ -161,7 +161,9 @@ def _size(path: Path) -> int:
     if stat.S_ISDIR(about.st_mode):
         raise RetrievalError(f"{path} is a folder.", f"Name its files: `{path}/*`.")
     if not stat.S_ISREG(about.st_mode):
-        raise RetrievalError(f"{path} is no regular file, and is read more than once.", "Save it to a file first.")
+        raise RetrievalError(
+            f"{path} is not a regular file, and it has to be read more than once.", "Save it to a file first."
+        )
     return about.st_size
 
 
@@ -172,7 +174,7 @@ def _is_utf8(reader: BinaryIO, path: Path) -> bool:
         return False
     while block:
         if b"\0" in block:
-            raise RetrievalError(f"{path} gives no text: it has NUL bytes.", _ANOTHER)
+            raise RetrievalError(f"{path} is not text: it has NUL bytes.", _ANOTHER)
         try:
             decoder.decode(block)
         except UnicodeDecodeError:

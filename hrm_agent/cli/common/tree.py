@@ -30,7 +30,7 @@ def outcome_of(found: History) -> str:
     """How a thread stands, in a few words."""
     trajectory = found.trajectory
     if trajectory is None:
-        return "not recorded, its checkpoints only"
+        return "checkpoints only, no recorded run"
     reason = f" ({trajectory.stop_reason.value})" if trajectory.stop_reason else ""
     reward = "".join(f", {name} {value:g}" for name, value in trajectory.rewards.items())
     error, answer = (text.strip().splitlines() for text in (trajectory.error or "", trajectory.answer or ""))
@@ -54,7 +54,7 @@ def _way(found: History, here: Moment, line: frozenset[str], bars: str) -> Itera
         yield from _waiting(here, bars, shown)
         main, aside = _parting(found, here, line)
         for other in aside:
-            yield f"{bars}  ├─ another way", "cyan"
+            yield f"{bars}  ├─ another branch", "cyan"
             yield from _way(found, other, line, f"{bars}  │  ")
         for branch in found.branches:
             if branch.at == here.checkpoint_id:
@@ -130,7 +130,7 @@ def _beneath(step: Step, bars: str, shown: int) -> Iterator[StyledLine]:
 
 def _waiting(moment: Moment, bars: str, shown: int) -> Iterator[StyledLine]:
     if moment.under_way is not None:
-        yield f"{bars}       not over: {_counted(moment.under_way.nodes)}  {facts_of(moment.under_way)}", "yellow"
+        yield f"{bars}       unfinished: {_counted(moment.under_way.nodes)}  {facts_of(moment.under_way)}", "yellow"
         yield from _beneath(moment.under_way, bars, shown)
     for question in moment.questions:
         yield f"{bars}       asks: {_said(question)}", "yellow"

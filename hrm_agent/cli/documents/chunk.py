@@ -55,11 +55,20 @@ def _parser() -> Parser:
         "[markdown for Markdown, else semantic; with --compare all that are installed]",
     )  # fmt: skip
     parser.add_argument(
-        "--tokenizer", default=DEFAULT_TOKENIZER, metavar="NAME", help=f"sizes are in its tokens [{DEFAULT_TOKENIZER}]"
+        "--tokenizer",
+        default=DEFAULT_TOKENIZER,
+        metavar="NAME",
+        help=f"tokenizer that sizes are counted with [{DEFAULT_TOKENIZER}]",
     )
-    parser.add_argument("--size", type=int, default=DEFAULT_SIZE, metavar="TOKENS", help=f"at most [{DEFAULT_SIZE}]")
     parser.add_argument(
-        "--overlap", type=float, default=DEFAULT_OVERLAP, metavar="SHARE", help=f"of the size [{DEFAULT_OVERLAP}]"
+        "--size", type=int, default=DEFAULT_SIZE, metavar="TOKENS", help=f"most tokens of a chunk [{DEFAULT_SIZE}]"
+    )
+    parser.add_argument(
+        "--overlap",
+        type=float,
+        default=DEFAULT_OVERLAP,
+        metavar="SHARE",
+        help=f"share of the size that neighbours have in common [{DEFAULT_OVERLAP}]",
     )
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw it as PNG, SVG or PDF")
     parser.add_argument("--span", metavar="START:END", help="characters that are drawn [as far as 24 chunks reach]")
@@ -183,7 +192,7 @@ def _window(arguments: Arguments, document: Document, cuttings: Sequence[Cutting
     length = len(document.text)
     if first.isdecimal() and last.isdecimal() and int(first) < min(int(last), length):
         return int(first), min(int(last), length)
-    raise ConfigError(f"--span {arguments.span} is no part of a text of {length} characters.", "For one: 0:10000")
+    raise ConfigError(f"--span {arguments.span} is not a part of a text of {length} characters.", "Example: 0:10000")
 
 
 def _lanes(output: Output, document: Document, cuttings: Sequence[Cutting], shown: Window) -> None:

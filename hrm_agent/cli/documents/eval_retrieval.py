@@ -54,7 +54,7 @@ def _configurations(arguments: Arguments) -> Iterator[Configuration]:
 def _parser() -> Parser:
     parser = Parser(
         "eval-retrieval",
-        "Measure ways to cut texts and to rank chunks, on questions whose answers are spans of the texts.",
+        "Measure chunking strategies and rankings on questions whose answers are spans of the texts.",
     )
     usual = asdict(Settings())
     parser.add_argument("folder", type=Path, metavar="DIR", help="corpora (*.md, *.txt) and questions.jsonl")
@@ -62,22 +62,22 @@ def _parser() -> Parser:
     parser.add_argument("--strategy", nargs="+", default=_USUAL, metavar="NAME", help=text)
     text = f"most tokens of a chunk [{DEFAULT_SIZE}]"
     parser.add_argument("--size", nargs="+", type=int, default=[DEFAULT_SIZE], metavar="TOKENS", help=text)
-    text = f"of the size [{DEFAULT_OVERLAP}]"
+    text = f"share of the size that neighbours have in common [{DEFAULT_OVERLAP}]"
     parser.add_argument("--overlap", type=float, default=DEFAULT_OVERLAP, metavar="SHARE", help=text)
     parser.add_argument("--mode", nargs="+", default=["words"], metavar="MODE", help=f"{', '.join(MODES)} [words]")
-    text = f"of vectors and hybrid, as for `hrm-agent index --vectors` [{usual['embeddings']}]"
+    text = f"embeddings of vectors and hybrid, as for `hrm-agent index --vectors` [{usual['embeddings']}]"
     parser.add_argument("--embeddings", default=usual["embeddings"], metavar="NAME", help=text)
     text = f"what the others are compared with, as STRATEGY:SIZE/OVERLAP:MODE [{_BASE}]"
     parser.add_argument("--base", default=_BASE, metavar="CONFIGURATION", help=text)
     parser.add_argument("--k", type=int, default=usual["k"], metavar="CHUNKS", help=f"chunks shown [{usual['k']}]")
-    text = f"tokens shown, where the cut is made there [{usual['budget']}]"
+    text = f"tokens shown, in the measures with a token budget [{usual['budget']}]"
     parser.add_argument("--budget", type=int, default=usual["budget"], metavar="TOKENS", help=text)
-    text = f"what tokens are counted with [{usual['tokenizer']}]"
+    text = f"tokenizer that tokens are counted with [{usual['tokenizer']}]"
     parser.add_argument("--tokenizer", default=usual["tokenizer"], metavar="NAME", help=text)
     parser.add_argument("--apart", action="store_true", help="an index for each corpus [one index of them all]")
-    text = f"of the questions, for the intervals [{usual['resamples']}]"
+    text = f"resamples of the questions, for the intervals [{usual['resamples']}]"
     parser.add_argument("--resamples", type=int, default=usual["resamples"], metavar="N", help=text)
-    parser.add_argument("--seed", type=int, default=usual["seed"], help=f"of the resamples [{usual['seed']}]")
+    parser.add_argument("--seed", type=int, default=usual["seed"], help=f"seed of the resamples [{usual['seed']}]")
     text = "write results.json, results.md and results.png into it"
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=text)
     return parser

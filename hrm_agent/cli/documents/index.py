@@ -78,17 +78,32 @@ def _parser() -> Parser:
     )
     parser.add_argument("--store", type=Path, default=DEFAULT_INDEX, metavar="FILE", help=f"index [{DEFAULT_INDEX}]")
     parser.add_argument(
-        "--remove", type=Path, action="append", default=[], metavar="DIR", help="take a folder's documents out"
+        "--remove", type=Path, action="append", default=[], metavar="DIR", help="remove a folder's documents"
     )
-    parser.add_argument("--engine", choices=ENGINES, help="what ranks words: fts5 for a new index, else as it was")
+    parser.add_argument("--engine", choices=ENGINES, help="full-text engine [fts5 for a new index, else unchanged]")
     parser.add_argument(
-        "--vectors", metavar="NAME", help="static, static:64, package.module:attribute, none; else as it was"
+        "--vectors", metavar="NAME", help="embeddings: static, static:64, package.module:attribute or none [unchanged]"
     )
     usual = Chunking()
-    parser.add_argument("--strategy", default=usual.strategy, metavar="NAME", help=f"of chunking [{usual.strategy}]")
-    parser.add_argument("--tokenizer", default=usual.tokenizer, metavar="NAME", help=f"[{usual.tokenizer}]")
-    parser.add_argument("--size", type=int, default=usual.size, metavar="TOKENS", help=f"of a chunk [{usual.size}]")
-    parser.add_argument("--overlap", type=float, default=usual.overlap, metavar="SHARE", help=f"[{usual.overlap}]")
+    parser.add_argument(
+        "--strategy", default=usual.strategy, metavar="NAME", help=f"chunking strategy [{usual.strategy}]"
+    )
+    parser.add_argument(
+        "--tokenizer",
+        default=usual.tokenizer,
+        metavar="NAME",
+        help=f"tokenizer that sizes are counted with [{usual.tokenizer}]",
+    )
+    parser.add_argument(
+        "--size", type=int, default=usual.size, metavar="TOKENS", help=f"most tokens of a chunk [{usual.size}]"
+    )
+    parser.add_argument(
+        "--overlap",
+        type=float,
+        default=usual.overlap,
+        metavar="SHARE",
+        help=f"share of the size that neighbours have in common [{usual.overlap}]",
+    )
     largest = MAX_BYTES // 2**20
     parser.add_argument("--max-mb", type=float, default=largest, metavar="MB", help=f"largest file read [{largest}]")
     return parser

@@ -40,11 +40,17 @@ def run(words: list[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser("search", "Search an index of documents, made by `hrm-agent index`.")
-    parser.add_argument("question", nargs="+", metavar="WORDS", help="in plain words; nothing in them is a command")
+    parser.add_argument(
+        "question", nargs="+", metavar="WORDS", help="the question, in plain words; there is no query syntax"
+    )
     parser.add_argument("--store", type=Path, default=DEFAULT_INDEX, metavar="FILE", help=f"index [{DEFAULT_INDEX}]")
-    parser.add_argument("-k", type=int, default=5, metavar="N", help="hits [5]")
+    parser.add_argument("-k", type=int, default=5, metavar="N", help="number of hits [5]")
     parser.add_argument("--mode", choices=MODES, default="words", help="what ranks the chunks [words]")
-    parser.add_argument("--vectors", metavar="NAME", help="package.module:attribute, where they are of one's own")
+    parser.add_argument(
+        "--vectors",
+        metavar="NAME",
+        help="package.module:attribute of your own embeddings, if the index was made with them",
+    )
     return parser
 
 

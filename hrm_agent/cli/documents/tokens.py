@@ -54,23 +54,35 @@ def _parser() -> Parser:
         "[all that need no download]",
     )  # fmt: skip
     parser.add_argument(
-        "--price", action="append", default=[], metavar="[NAME=]DOLLARS", help="of a million tokens; may be repeated"
+        "--price",
+        action="append",
+        default=[],
+        metavar="[NAME=]DOLLARS",
+        help="price of a million tokens; may be repeated",
     )
     group = parser.add_argument_group("learn a vocabulary, and compare it on a tenth of the text held out from it")
     group.add_argument("--train", metavar="KIND", help="bpe, sentencepiece-bpe, unigram, word or wordpiece")
-    group.add_argument("--vocab", type=int, default=8_000, metavar="TOKENS", help="at most so many tokens [8000]")
+    group.add_argument(
+        "--vocab", type=int, default=8_000, metavar="TOKENS", help="most tokens of the vocabulary [8000]"
+    )
     group.add_argument("--out", type=Path, metavar="PATH", help="a folder, or a file *.json, *.model, *.tiktoken")
     group.add_argument(
-        "--train-mb", type=float, default=10, metavar="MB", help="learn from so much, evenly over the text [10]"
+        "--train-mb",
+        type=float,
+        default=10,
+        metavar="MB",
+        help="learn from this much, spread evenly over the text [10]",
     )
     return parser
 
 
 def _check(arguments: Arguments) -> None:
     if (arguments.train is None) != (arguments.out is None):
-        raise ConfigError("--train and --out go together.", "For one: --train bpe --out vocabulary/")
+        raise ConfigError("--train and --out go together.", "Example: --train bpe --out vocabulary/")
     if not arguments.train_mb > 0:
-        raise ConfigError(f"Nothing is learnt from {arguments.train_mb:g} MB.", "Give --train-mb a number above 0.")
+        raise ConfigError(
+            f"--train-mb {arguments.train_mb:g} leaves nothing to learn from.", "Give --train-mb a number above 0."
+        )
 
 
 def _chosen(names: Sequence[str] | None) -> Iterator[Tokenizer]:
@@ -110,7 +122,7 @@ def _dollars(word: str, text: str) -> float:
     except ValueError:
         dollars = math.nan
     if not 0 <= dollars < math.inf:
-        raise ConfigError(f"--price {word}: {text!r} is no price.", "2.5 is $2.50 a million tokens.")
+        raise ConfigError(f"--price {word}: {text!r} is not a price.", "2.5 is $2.50 a million tokens.")
     return dollars
 
 

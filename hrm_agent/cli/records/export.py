@@ -33,7 +33,7 @@ def run(words: list[str]) -> int:
         raise ConfigError("export needs a store and a file.", "Write `hrm-agent export STORE --out FILE.jsonl`.")
     name = format_of(arguments.out, arguments.format)
     if arguments.reward is not None and name != "chat":
-        raise ConfigError(f"--reward chooses conversations; {name} holds every run.", "Add --format chat.")
+        raise ConfigError(f"--reward works with --format chat only; {name} exports every run.", "Add --format chat.")
     with _source(arguments, name) as (trajectories, known):
         report = export_to(arguments.out, trajectories, name, known, arguments.reward)
     _say(Output(as_json=arguments.json), arguments.out, name, report)
@@ -48,9 +48,11 @@ def _parser() -> Parser:
     parser.add_argument("--run", metavar="RUN", help="only the trajectories of this run")
     parser.add_argument("--reward", type=float, metavar="LEAST", help="chat: only runs with at least this reward")
     parser.add_argument(
-        "--system", type=Path, metavar="FILE", help="a system turn that the graph puts before its state"
+        "--system", type=Path, metavar="FILE", help="text of the system message that the graph puts before its state"
     )
-    parser.add_argument("--tools", type=Path, metavar="FILE", help="JSON list of the tools that the graph offers")
+    parser.add_argument(
+        "--tools", type=Path, metavar="FILE", help="JSON list of the tools that the graph offers the model"
+    )
     parser.add_argument("--schema", action="store_true", help="print the JSON Schema of a JSONL line and stop")
     return parser
 
@@ -80,4 +82,4 @@ def _say(output: Output, path: Path, name: str, report: Report) -> None:
     for reason, count in report.left_out.most_common():
         output.say(f"{count} left out: {reason}")
     if any(reason in (NO_TOOLS, NO_MESSAGES) for reason in report.left_out):
-        output.say("--tools and --system name what the graph offered, and what it put before its messages.")
+        output.say("Name the graph's tools and its system message with --tools and --system.")

@@ -26,8 +26,8 @@ def run(words: list[str]) -> int:
     parser.add_argument("thread", nargs="?", help="id of a thread, or of its trajectory")
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"store or run folder [{DEFAULT_STORE}]")
     parser.add_argument("--run", metavar="RUN", help="only the trajectories of this run")
-    parser.add_argument("--limit", type=int, default=50, help="at most so many rows of a list [50]")
-    parser.add_argument("--flat", action="store_true", help="moments as a list, newest first, subgraphs' among them")
+    parser.add_argument("--limit", type=int, default=50, help="most rows of a list [50]")
+    parser.add_argument("--flat", action="store_true", help="moments as a list, newest first, with those of subgraphs")
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
     with existing_store(arguments.store) as store:

@@ -40,14 +40,16 @@ def run(words: list[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser("import", "Read trajectories into a store; docs/trajectory-format.md says what comes back.")
+    parser = Parser("import", "Read trajectories into a store; docs/trajectory-format.md says what can be read back.")
     parser.add_argument("file", type=Path, help="a file that `hrm-agent export`, TRL or verifiers wrote")
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"store or run folder [{DEFAULT_STORE}]")
     back = [name for name, one in FORMATS.items() if one.read is not None]
-    parser.add_argument("--format", metavar="NAME", help=f"one of {', '.join(back)} [what the first row shows]")
+    parser.add_argument("--format", metavar="NAME", help=f"one of {', '.join(back)} [guessed from the first row]")
     parser.add_argument("--policy", metavar="NAME", help="the model, where the file does not name it [imported]")
     parser.add_argument(
-        "--raw-logprobs", action="store_true", help="log-probs are raw (temperature 1, no top-p), though unsaid"
+        "--raw-logprobs",
+        action="store_true",
+        help="take log-probs as raw (temperature 1, no top-p) where the file does not say",
     )
     return parser
 
@@ -104,8 +106,10 @@ def _differs(store: RunStore, trajectory: Trajectory, where: str) -> StoreError:
 def _say(output: Output, store: str, counts: Counter[str]) -> None:
     names = ("imported", "present", "without_lineage", "untrainable")
     output.result({"store": store, **{name: counts[name] for name in names}})
-    output.say(f"{counts['imported']} trajectories imported into {store}, {counts['present']} were there")
+    output.say(f"{counts['imported']} trajectories imported into {store}, {counts['present']} were there already")
     if counts["without_lineage"]:
-        output.say(f"{counts['without_lineage']} are forks that lost what they inherited: it is found by checkpoints")
+        output.say(
+            f"{counts['without_lineage']} are forks without the calls that they inherited: only checkpoints hold those"
+        )
     if counts["untrainable"]:
         output.say(f"{counts['untrainable']} cannot be trained on; `hrm-agent show` says why")

@@ -55,9 +55,9 @@ def _tools(path: Path) -> tuple[dict[str, Any], ...]:
     try:
         tools: Any = json.loads(_text(path))
     except ValueError as error:
-        raise ConfigError(f"{path} is no JSON: {error}.", form) from error
+        raise ConfigError(f"{path} is not JSON: {error}.", form) from error
     if not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in cast("list[Any]", tools))):
-        raise ConfigError(f"{path} is no list of tools.", form)
+        raise ConfigError(f"{path} is not a list of tools.", form)
     return tuple(cast("list[dict[str, Any]]", tools))
 
 

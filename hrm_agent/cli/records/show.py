@@ -20,7 +20,7 @@ def run(words: list[str]) -> int:
     parser.add_argument("trajectory", help="id of the trajectory, or of its thread")
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"store or run folder [{DEFAULT_STORE}]")
     parser.add_argument(
-        "--sources", nargs="?", const="", metavar="N", help="what its answer cites; with a number, the span in its text"
+        "--sources", nargs="?", const="", metavar="N", help="the sources of its answer; with a number, the cited span"
     )
     arguments = parser.read(words)
     with existing_store(arguments.store) as store:
@@ -82,8 +82,8 @@ def _header(trajectory: Trajectory) -> Iterator[tuple[str, object]]:
     yield "answer", trajectory.answer
     yield "rewards", ", ".join(f"{name} {value:g}" for name, value in trajectory.rewards.items()) or "not verified"
     inherited = len(trajectory.calls) - len(trajectory.own_calls)
-    before = f", after {inherited} model of the run that it left" if inherited else ""
+    before = f", after {inherited} model of the run it was forked from" if inherited else ""
     yield "calls", f"{len(trajectory.own_calls)} model, {len(trajectory.own_tool_calls)} tool{before}"
-    yield "sampled tokens", trajectory.sampled_tokens
+    yield "completion tokens", trajectory.sampled_tokens
     if trajectory.forked_from:
         yield "forked from", f"{trajectory.forked_from.trajectory_id} at {trajectory.forked_from.checkpoint_id}"

@@ -25,10 +25,10 @@ ACTIONS = {
     "stats": "rows and bytes by kind",
     "verify": "check hashes, references and invariants; exit code 1 if anything is wrong",
     "prune": "delete runs by age or status; keeps what a training run judged",
-    "delete": "delete threads with all that is on record of them",
+    "delete": "delete threads with everything recorded of them",
     "vacuum": "give free space back to the file system",
     "copy": "copy a store into a new one: to another database, or under another key",
-    "migrate": "take over a store of version 1, or the database of a SqliteSaver or PostgresSaver",
+    "migrate": "copy a store of version 1, or the database of a SqliteSaver or PostgresSaver, into a new store",
 }
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _SHOWN_FINDINGS = 50
@@ -44,7 +44,7 @@ def run(words: list[str]) -> int:
         )
     width = max(map(len, ACTIONS))
     listed = "\n".join(f"  {name:{width}}  {text}" for name, text in ACTIONS.items())
-    Parser("store ACTION", f"Care of a store.\n\n{listed}\n\n`hrm-agent store ACTION --help` lists its options.").read(
+    Parser("store ACTION", f"Maintain a store.\n\n{listed}\n\n`hrm-agent store ACTION --help` lists its options.").read(
         words or ["--help"]
     )
     return 0
@@ -88,10 +88,10 @@ def _prune(words: list[str]) -> int:
     parser.add_argument("--older-than", metavar="AGE", help="runs that ended longer ago: 30d, 12h, 90m")
     parser.add_argument("--status", nargs="+", default=[], metavar="STATUS", help="only runs with one of these")
     parser.add_argument("--trained", action="store_true", help="also runs that a training run judged")
-    parser.add_argument("--dry-run", action="store_true", help="say what would go, and stop")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be deleted, and stop")
     arguments = parser.read(words)
     if arguments.older_than is None and not arguments.status:
-        raise ConfigError("Nothing says what is to go.", "Give --older-than, --status, or both.")
+        raise ConfigError("Nothing says which runs to delete.", "Give --older-than, --status, or both.")
     output = Output(as_json=arguments.json)
     with existing_store(arguments.store) as store:
         pruned = prune(
@@ -102,7 +102,7 @@ def _prune(words: list[str]) -> int:
             dry_run=arguments.dry_run,
         )
     output.result(asdict(pruned))
-    output.say(f"{len(pruned.thread_ids)} runs {'would go' if arguments.dry_run else 'deleted'}")
+    output.say(f"{len(pruned.thread_ids)} runs {'would be deleted' if arguments.dry_run else 'deleted'}")
     for reason, count in pruned.kept.items():
         output.say(f"{count} kept: {reason}")
     return 0
@@ -162,22 +162,20 @@ def _key(arguments: Arguments) -> str | None:
 
 def _migrate(words: list[str]) -> int:
     parser = _two("migrate")
-    parser.add_argument("--allow", nargs="+", default=[], metavar="MODULE:CLASS", help="types of one's own in states")
+    parser.add_argument("--allow", nargs="+", default=[], metavar="MODULE:CLASS", help="your own types in the states")
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
     check_source(arguments.source)
     with open_store(arguments.target, allow=arguments.allow) as target:
         taken = migrate(arguments.source, target, arguments.allow)
     output.result(asdict(taken))
-    output.say(
-        f"{taken.threads} threads, {taken.checkpoints} checkpoints, {taken.trajectories} trajectories taken over"
-    )
+    output.say(f"{taken.threads} threads, {taken.checkpoints} checkpoints, {taken.trajectories} trajectories migrated")
     return 0
 
 
 def _two(action: str) -> Parser:
     parser = _parser(action, positional=False)
-    parser.add_argument("source", help="path or URL of what is read")
+    parser.add_argument("source", help="path or URL of the source")
     parser.add_argument("target", help="path or URL of the new store")
     return parser
 
@@ -185,7 +183,7 @@ def _two(action: str) -> Parser:
 def _seconds(age: str) -> float:
     parts = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", age)
     if parts is None:
-        raise ConfigError(f"{age!r} is no age.", "Write a number and one of s, m, h, d, w: 30d.")
+        raise ConfigError(f"{age!r} is not an age.", "Write a number and one of s, m, h, d, w: 30d.")
     return float(parts[1]) * _SECONDS[parts[2]]
 
 

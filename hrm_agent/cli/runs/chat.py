@@ -30,9 +30,9 @@ __all__ = ["run"]
 
 def run(words: list[str]) -> int:
     """0; 1 if a turn failed, or, where nobody types, a line was a mistake."""
-    parser = Parser("chat", "Talk with a graph, turn by turn; /help at the prompt lists what else can be done.")
+    parser = Parser("chat", "Talk with a graph, turn by turn; /help at the prompt lists the commands.")
     parser.add_argument("--thread", help="name of the conversation; one on record is resumed [a new one]")
-    parser.add_argument("--say", metavar="TEXT", help="send one message, or answer the question that waits, and end")
+    parser.add_argument("--say", metavar="TEXT", help="send one message, or answer the pending question, and exit")
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"where it is recorded [{DEFAULT_STORE}]")
     add_config(parser, RunConfig)
     arguments = parser.read(words)
@@ -54,7 +54,7 @@ def run(words: list[str]) -> int:
             session.check()
             session.stand_on(arguments.thread or new_name(), config)
             chat = _Chat(session)
-            return chat.one_turn(arguments.say) if arguments.say is not None else chat.to_the_end()
+            return chat.one_turn(arguments.say) if arguments.say is not None else chat.run_to_end()
 
 
 class _Chat:
@@ -69,21 +69,21 @@ class _Chat:
 
     def one_turn(self, text: str) -> int:
         """What `--say` does. Raises what a person can mend."""
-        refuse_broken(text, "What is said")
+        refuse_broken(text, "The message")
         if not text.strip():
-            raise ConfigError("--say says nothing.", "Write --say TEXT.")
+            raise ConfigError("--say is empty.", "Write --say TEXT.")
         if self._session.cut_short and self._session.as_before:
             self._resume()
         self._take(text)
         return 1 if self._wrong else 0
 
-    def to_the_end(self) -> int:
+    def run_to_end(self) -> int:
         """Line by line, until there is none."""
         self._greet()
         if self._session.questions() is not None:
             self._ask()
         elif self._session.cut_short:
-            self._go_on_with_what_was_cut_short()
+            self._resume_interrupted_turn()
         while True:
             prompt = self._prompt()
             try:
@@ -105,13 +105,13 @@ class _Chat:
         self._part()
         return 1 if self._wrong and not self._screen.typed else 0
 
-    def _go_on_with_what_was_cut_short(self) -> None:
+    def _resume_interrupted_turn(self) -> None:
         """By other options only if the person wants it: what is on record answers what the old ones asked."""
         if self._session.as_before:
-            self._output.say("Going on with the turn that was interrupted.", style="dim")
+            self._output.say("Resuming the interrupted turn.", style="dim")
             self._safely(self._resume)
         else:
-            other = "A turn was interrupted that had other options: /resume continues it by these."
+            other = "The interrupted turn had other options; /resume continues it with the present ones."
             self._output.say(other, style="yellow")
 
     def _greet(self) -> None:
@@ -122,7 +122,7 @@ class _Chat:
 
     def _part(self) -> None:
         if self._screen.typed and self._session.known is not None:
-            self._output.say(f"On record: `hrm-agent chat --thread {self._session.thread}` goes on.", style="dim")
+            self._output.say(f"Saved; `hrm-agent chat --thread {self._session.thread}` continues it.", style="dim")
 
     def _prompt(self) -> str:
         return "? " if self._session.questions() is not None else "> "
@@ -138,7 +138,7 @@ class _Chat:
         except HrmError as error:
             self._complain(error)
             if self._session.cut_short:
-                self._output.say("The turn is kept as far as it went: /resume continues it.", style="yellow")
+                self._output.say("What the turn did so far is kept; /resume continues it.", style="yellow")
 
     def _complain(self, error: HrmError) -> None:
         self._wrong += 1
@@ -183,7 +183,7 @@ class _Chat:
             self._output.result({"event": "question", "id": asked.id, "value": asked.value})
             self._output.say(value, style="yellow")
         if not waits:
-            self._output.say("It waits at a breakpoint: Enter goes on.", style="yellow")
+            self._output.say("Paused at a breakpoint; press Enter to continue.", style="yellow")
 
     def _show(self, trajectory: Trajectory) -> None:
         """How a turn ended, with what its answer cites."""

@@ -45,7 +45,7 @@ def _help(session: ChatSession) -> None:
     output.result({"event": "help", "commands": {usage: text for usage, text, _ in COMMANDS.values()}})
     for usage, text, _ in COMMANDS.values():
         output.say(f"  {usage:20} {text}")
-    output.say("Anything else is said to the agent; a line that begins with // is too, with one slash.")
+    output.say("Anything else is sent to the agent; begin with // to send a line that begins with a slash.")
 
 
 def _history(session: ChatSession) -> None:
@@ -63,7 +63,10 @@ def _moment_lines(found: History) -> Iterator[tuple[str, str]]:
     for moment in line:
         if moment.source == "input":
             said = prompts[number] if number < len(prompts) else ""
-            yield f"turn {number + 1}  {' '.join(said.split())[:100]}  (/back {back - number} stands before it)", "bold"
+            yield (
+                f"turn {number + 1}  {' '.join(said.split())[:100]}  (/back {back - number} goes back to before it)",
+                "bold",
+            )
             number += 1
         yield _moment_line(moment), ""
     for branch in found.branches:
@@ -100,7 +103,7 @@ def _stands(session: ChatSession, at: Moment | None) -> None:
     if at is None:
         output.say(f"At the beginning, on the new thread {session.thread}.", style="bold")
         return
-    before = f", before {', '.join(dict.fromkeys(at.next))}: /resume goes on from there" if at.next else ""
+    before = f", before {', '.join(dict.fromkeys(at.next))}; /resume continues from there" if at.next else ""
     output.say(f"On the thread {session.thread}, at moment {at.index}{before}.", style="bold")
 
 
@@ -158,7 +161,7 @@ def _replay(session: ChatSession) -> None:
     for prompt, end in zip(found.trajectory.prompts, ends_of(found.trajectory), strict=True):
         for text, style in turn_lines(prompt, end):
             output.say(text, style=style)
-    output.say(f"Played again from the record, {found.checkpoints} moments: {in_words(found)}.", style="bold")
+    output.say(f"Replayed from the record, {found.checkpoints} moments: {in_words(found)}.", style="bold")
     for line in lines:
         output.say(f"  {line}")
 
@@ -180,23 +183,23 @@ def _quit(session: ChatSession) -> None:
 
 
 COMMANDS: dict[str, tuple[str, str, Callable[..., None]]] = {
-    "/history": ("/history", "turns and moments, with what ran and the node about to run", _history),
+    "/history": ("/history", "turns and moments, with what ran and the next node", _history),
     "/back": (
         "/back [N]",
-        "N turns back, or at a moment: @3, before:NODE; what you say next goes on from there",
+        "go back N turns, or to a moment: @3, before:NODE; your next message continues from there",
         _back,
     ),
-    "/fork": ("/fork [NAME]", "go on from here on a thread of its own", _fork),
+    "/fork": ("/fork [NAME]", "continue from here on a new thread", _fork),
     "/diff": (
         "/diff [A] [B]",
-        "compare two moments or threads; by default with what this thread was forked from",
+        "compare two moments or threads; by default with the thread that this one was forked from",
         _diff,
     ),
     "/sources": ("/sources [N]", "what the answer cites; with a number, the cited span in its text", _sources),
-    "/threads": ("/threads [NAME]", "what the store holds; with a name, over to that thread", _threads),
-    "/replay": ("/replay", "play this thread again from the record; nothing is asked", _replay),
-    "/resume": ("/resume", "resume a turn that was stopped, or from where /back stands", _resume),
+    "/threads": ("/threads [NAME]", "list the threads of the store; with a name, switch to that thread", _threads),
+    "/replay": ("/replay", "replay this thread from the record; no model is asked", _replay),
+    "/resume": ("/resume", "resume a stopped turn, or continue from where /back went", _resume),
     "/help": ("/help", "this list", _help),
-    "/quit": ("/quit", "leave; so does Ctrl-D. All is on record: chat --thread goes on", _quit),
+    "/quit": ("/quit", "leave (also Ctrl-D); all is saved, and `chat --thread` continues it", _quit),
 }
 """Command -> how it is written, what it does."""

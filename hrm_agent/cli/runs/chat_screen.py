@@ -89,7 +89,7 @@ class Screen:
             with self._lock:
                 text = self._texts.pop(piece.id, "") + piece.text  # the newest last
                 self._texts[piece.id] = text
-                self._status = f"{node} is being written"
+                self._status = f"{node} is writing"
 
     def on_event(self, around: tuple[str, ...], event: dict[str, Any]) -> None:
         """What a node says of itself: a tool that is about to run, or a `status`."""

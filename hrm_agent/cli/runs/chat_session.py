@@ -82,7 +82,7 @@ class ChatSession:
             return
         if known is None and _is_there(self.store, thread):
             raise RunError(
-                f"Thread {thread!r} has checkpoints only: no command of this program made it.",
+                f"Thread {thread!r} has checkpoints but no recorded run: hrm-agent did not make it.",
                 f"Fork it first: `hrm-agent fork {thread} --graph GRAPH --name NAME`.",
             )
         if known is not None and config is None:
@@ -99,7 +99,7 @@ class ChatSession:
         known = self.known
         if known is not None and config.graph != known.graph:
             raise RunError(
-                f"Thread {self.thread!r} is one of graph {known.graph!r}.",
+                f"Thread {self.thread!r} belongs to graph {known.graph!r}.",
                 f"Leave out --graph, or fork it: `hrm-agent fork {self.thread} --graph {config.graph}`.",
             )
         self.as_before = known is None or _is_alike(config, config_folder(self.store, known.id))
@@ -191,7 +191,7 @@ class ChatSession:
     def check(self) -> None:
         """Raise what is wrong with the options before anything is said."""
         if self.config.mode != "single":
-            raise ConfigError(f"A conversation is one run: it has no mode {self.config.mode!r}.", "Leave out --mode.")
+            raise ConfigError(f"A chat is a single run: --mode {self.config.mode} does not apply.", "Leave out --mode.")
         graph = load_graph(self.config.graph)
         if not takes_turns(graph):
             raise ConfigError(

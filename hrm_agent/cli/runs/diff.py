@@ -18,9 +18,9 @@ _STYLES = {"+": "green", "-": "red"}
 
 
 def run(words: list[str]) -> int:
-    parser = Parser("diff", "Compare two threads, or two moments: where they parted, and how their states differ.")
+    parser = Parser("diff", "Compare two threads, or two moments: where they diverged, and how their states differ.")
     parser.add_argument("a", help="THREAD, or THREAD@MOMENT (see `history`)")
-    parser.add_argument("b", help="the same")
+    parser.add_argument("b", help="THREAD, or THREAD@MOMENT, to compare with")
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"store of both [{DEFAULT_STORE}]")
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
@@ -37,7 +37,7 @@ def show_difference(output: Output, found: ThreadDiff) -> None:
         output.say("They share no checkpoint.", style="bold")
     else:
         ran = ", ".join(dict.fromkeys(found.common.ran.nodes)) or found.common.source
-        output.say(f"They parted at moment {found.common.index}, after {ran}.", style="bold")
+        output.say(f"They diverged at moment {found.common.index}, after {ran}.", style="bold")
     output.table(_COLUMNS, [_row(side) for side in (found.a, found.b)])
     for change in found.changes:
         output.say(f"\n{change.channel}{change.part}", style="bold")

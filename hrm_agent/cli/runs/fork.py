@@ -34,21 +34,23 @@ _COLUMNS = ("thread", "status", "reward", "calls", "tokens", "answer")
 
 def run(words: list[str]) -> int:
     """0; with --run 1 if every fork failed."""
-    parser = Parser("fork", "Go on from a moment of a thread another way: on threads of their own, as one group.")
+    parser = Parser("fork", "Branch off from a moment of a thread: one or several new threads, as one group.")
     parser.add_argument("thread", help="id of a thread, or of its trajectory")
     parser.add_argument(
         "--at", default="last", metavar="MOMENT", help="see `history`: 3, before:NODE, after:NODE [last]"
     )
-    parser.add_argument("--set", action="append", default=[], metavar="CHANNEL=JSON", help="a new value of the state")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="CHANNEL=JSON", help="new value of a state channel"
+    )
     parser.add_argument(
         "--message", action="append", default=[], metavar="ID=TEXT", help="new text of a message, by its id or index"
     )
-    parser.add_argument("--tool", action="append", default=[], metavar="ID=TEXT", help="another result of a tool call")
+    parser.add_argument("--tool", action="append", default=[], metavar="ID=TEXT", help="new result of a tool call")
     parser.add_argument(
-        "--as-node", metavar="NODE", help="node that the edit is attributed to [those that ran into the moment]"
+        "--as-node", metavar="NODE", help="node that the edit is attributed to [those that led to the moment]"
     )
     parser.add_argument("--count", type=int, default=1, help="number of forks [1]")
-    parser.add_argument("--name", help="of the group [THREAD/fork-1 and so on]")
+    parser.add_argument("--name", help="name of the group [THREAD/fork-1 and so on]")
     parser.add_argument("--run", action="store_true", help="run them now")
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"store of the thread [{DEFAULT_STORE}]")
     add_config(parser, RunConfig)
@@ -70,9 +72,7 @@ def run(words: list[str]) -> int:
             config = config.model_copy(update={"graph": ""})
         if not config.graph:  # nobody could resume it: `resume` takes the options of the fork
             history(store, arguments.thread, branches=False)  # a thread that is not there is told first
-            raise RunError(
-                "Which graph made this thread is not on record.", "Name it: --graph package.module:attribute."
-            )
+            raise RunError("The graph of this thread is not recorded.", "Name it: --graph package.module:attribute.")
         options = {"edit": edit, "count": arguments.count, "name": arguments.name}
         episodes = fork_thread(store, arguments.thread, arguments.at, config, **options)
         if not arguments.run:
@@ -109,11 +109,13 @@ def fork_thread(store: RunStore, thread: str, at: str, config: RunConfig, **opti
 def _refuse_choice(known: Trajectory | None, config: RunConfig) -> None:
     if known is not None and is_choice(known.graph):
         raise RunError(
-            f"Thread {known.thread_id!r} holds the result of --mode: none of the task's steps lies in it.",
+            f"Thread {known.thread_id!r} holds the result of --mode: the steps of the task are in its runs.",
             f"Fork one of the runs, such as {known.thread_id}/0.",
         )
     if config.mode != "single":
-        raise ConfigError(f"A fork is one run: it has no mode {config.mode!r}.", "Leave out --mode; see --count.")
+        raise ConfigError(
+            f"A fork is a single run: --mode {config.mode} does not apply.", "Leave out --mode; see --count."
+        )
 
 
 def run_forks(
@@ -149,7 +151,7 @@ def _json(text: str, name: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise ConfigError(
-            f"--set {name}: {text!r} is no JSON: {error}.", f"A text has quotes: --set '{name}=\"{text}\"'."
+            f"--set {name}: {text!r} is not JSON: {error}.", f"Quote a text: --set '{name}=\"{text}\"'."
         ) from error
 
 

@@ -28,7 +28,7 @@ __all__ = ["in_words", "run"]
 
 def run(words: list[str]) -> int:
     """0 if all that was replayed came to the same, 1 if not. With `--live-after`: 1 if the run that went on failed."""
-    parser = Parser("replay", "Play stored runs again from their recorded answers, with the graphs as they are now.")
+    parser = Parser("replay", "Replay stored runs from their recorded answers, with the graphs as they are now.")
     parser.add_argument("trajectory", nargs="?", help="id of the trajectory, or of its thread")
     parser.add_argument("--check", metavar="STORE", help="replay every finished run of a store or a run folder")
     parser.add_argument("--run", metavar="RUN", help="with --check: only the trajectories of this run")
@@ -37,9 +37,11 @@ def run(words: list[str]) -> int:
     parser.add_argument(
         "--live-after", action="store_true", help="where it asks something new, continue with a policy on a new thread"
     )
-    parser.add_argument("--policy", help="with --live-after: who answers [the recorded policy]")
+    parser.add_argument("--policy", help="with --live-after: the policy that answers [the recorded policy]")
     parser.add_argument("--thread", help="with --live-after: name of the new thread")
-    parser.add_argument("--isolation", type=parse_isolation, help="with --live-after: the least that is accepted [L2]")
+    parser.add_argument(
+        "--isolation", type=parse_isolation, help="with --live-after: the lowest isolation that is accepted [L2]"
+    )
     parser.add_argument("--environment", help="with --live-after: where model-written code runs [this machine]")
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
@@ -62,9 +64,11 @@ def _refuse_idle(arguments: Any) -> None:
     idle = [] if arguments.live_after else [(name, "--live-after") for name, given in live.items() if given]
     idle += [("run", "--check")] if arguments.run and arguments.check is None else []
     if idle:
-        raise ConfigError(f"--{idle[0][0]} means nothing without {idle[0][1]}.", f"Add {idle[0][1]}, or leave it out.")
+        raise ConfigError(f"--{idle[0][0]} needs {idle[0][1]}.", f"Add {idle[0][1]}, or leave it out.")
     if arguments.check is not None and arguments.live_after:
-        raise ConfigError("--check continues no run.", "Name one run to continue: `hrm-agent replay RUN`.")
+        raise ConfigError(
+            "--check cannot be combined with --live-after.", "Name one run to continue: `hrm-agent replay RUN`."
+        )
 
 
 # one run
@@ -116,10 +120,10 @@ def _show(store: RunStore, found: Replay, output: Output) -> None:
     for line in lines:
         output.say(f"  {line}", style={"+": "green", "-": "red"}.get(line[:1], ""))
     if found.unused and not found.equal:
-        output.say(f"{found.unused} recorded answers were not asked for.")
+        output.say(f"{found.unused} recorded answers were not used.")
     if found.live is not None:
         said = found.live.error or found.live.answer or "no answer"
-        output.say(f"\nIt went on as thread {found.live.thread_id}: {found.live.status.value}. {said}")
+        output.say(f"\nContinued as thread {found.live.thread_id}: {found.live.status.value}. {said}")
         output.say(f"  hrm-agent show {found.live.id} --store {store.url}")
 
 
@@ -133,7 +137,7 @@ def in_words(found: Replay) -> str:
     """The verdict for people."""
     if found.divergence is not None:
         what = "runs a tool" if found.divergence.asked.tool_call is not None else "asks the model"
-        new = "otherwise than it did" if found.divergence.nearest is not None else "where it did not"
+        new = "differently than recorded" if found.divergence.nearest is not None else "where the record has nothing"
         return f"step {found.divergence.step}, node {found.divergence.node}: it {what} {new}"
     if found.equal:
         drawn = f", apart from {found.random_ids} message ids that LangGraph draws at random"

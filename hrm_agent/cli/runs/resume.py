@@ -26,7 +26,7 @@ Resume = Callable[[Path, Output], int]
 
 
 def run(words: list[str]) -> int:
-    parser = Parser("resume", "Go on with an interrupted run as it was started; what is on record is not run again.")
+    parser = Parser("resume", "Continue an interrupted run as it was started; what is recorded is not run again.")
     parser.add_argument("run", help="a run folder, or the id of a thread of --store")
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"store of the thread [{DEFAULT_STORE}]")
     parser.add_argument("--at", metavar="MOMENT", help="from an earlier moment of the thread, on a new one (a fork)")
@@ -36,7 +36,7 @@ def run(words: list[str]) -> int:
         const=None,
         default=NO_ANSWER,
         metavar="VALUE",
-        help="what a question that waits is answered with, as JSON or text; without a value: pass a breakpoint",
+        help="answer to a pending question, as JSON or text; without a value: continue past a breakpoint",
     )
     arguments = parser.read(words)
     output, folder = Output(as_json=arguments.json), run_folder(Path(arguments.run), "")
@@ -61,13 +61,13 @@ def value_of(text: Any) -> Any:
 def _command(folder: Path) -> str:
     path = folder / CONFIG_FILE
     if not path.exists():
-        raise RunError(f"{folder} is no run folder: it has no {CONFIG_FILE}.", "Name a folder under runs/.")
+        raise RunError(f"{folder} is not a run folder: it has no {CONFIG_FILE}.", "Name a folder under runs/.")
     try:
         command = str(tomllib.loads(path.read_text(encoding="utf-8")).get(COMMAND_KEY))
     except ValueError as error:
-        raise RunError(f"{path} cannot be read: {error}.", "Start the run anew in another folder.") from error
+        raise RunError(f"{path} cannot be read: {error}.", "Start a new run in another folder.") from error
     if command not in _COMMANDS:
-        raise RunError(f"{path} is of no command that can be resumed: {command!r}.", nearest(command, _COMMANDS))
+        raise RunError(f"{path} belongs to {command!r}, which cannot be resumed.", nearest(command, _COMMANDS))
     return command
 
 
@@ -119,8 +119,8 @@ def _thread(thread: str, where: str, output: Output, answer: Any) -> int:
             store.journal.write_trajectory(reopened(trajectory))
     if not kept and not trajectory.run_id:
         raise RunError(
-            f"The options of thread {thread!r} are not on record: no command of this program made it.",
-            f"Fork it, and say them: `hrm-agent fork {thread} --run`, with --graph, --policy and so on.",
+            f"The options of thread {thread!r} are not recorded: hrm-agent did not make it.",
+            f"Fork it with the options you want: `hrm-agent fork {thread} --run`, with --graph, --policy and so on.",
         )
     if not kept and answer is NO_ANSWER:
         raise RunError(

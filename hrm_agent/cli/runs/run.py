@@ -54,7 +54,7 @@ class RunConfig(SelectionSettings, RunSettings, GraphSettings):
 
 def run(words: list[str]) -> int:
     """0 if the run ended by itself or at a limit, 1 if it failed."""
-    parser = Parser("run", "Run one task through a graph and keep what happens on record.")
+    parser = Parser("run", "Run one task through a graph and record it.")
     parser.add_argument("task", help="the task, as text")
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"where to record [{DEFAULT_STORE}]")
     parser.add_argument("--thread", help="name of the thread; a thread on record is resumed [a new one]")
@@ -128,7 +128,7 @@ async def _by_mode(config: RunConfig, runner: EpisodeRunner, episode: Episode, o
 def _refuse_answer(config: RunConfig, thread: str, answer: Any) -> None:
     if config.mode != "single" and answer is not NO_ANSWER:
         raise RunError(
-            f"Thread {thread!r} holds the result of --mode: it waits for no answer.",
+            f"Thread {thread!r} holds the result of --mode: it is not waiting for an answer.",
             f"Answer the run that asks, `hrm-agent resume {thread}/0 --answer VALUE`, then resume {thread}.",
         )
 
@@ -169,7 +169,7 @@ def conclude(output: Output, trajectory: Trajectory, where: str, outcome: Outcom
     if outcome is not None:
         what = f"chosen: {outcome.chosen}, {outcome.reason}" if outcome.chosen else "none is chosen"
         output.say(f"\n{len(outcome.candidates)} runs, {what}")
-    output.say(f"\nthread {trajectory.thread_id}, {sum(run.sampled_tokens for run in runs)} tokens sampled. Next:")
+    output.say(f"\nthread {trajectory.thread_id}, {sum(run.sampled_tokens for run in runs)} completion tokens. Next:")
     for waiting in (run for run in runs if run.stop_reason is StopReason.INTERRUPT):
         output.say(f"  hrm-agent resume {waiting.thread_id} --answer VALUE --store {where}")
     if trajectory.status is RunStatus.RUNNING:

@@ -41,7 +41,7 @@ __all__ = ["ACTIONS", "run"]
 
 ACTIONS = {
     "serve": "run model-written code for other processes, over HTTP",
-    "status": "what a server is, and its counts and times",
+    "status": "status and metrics of a server",
 }
 _PORT = 8742
 
@@ -70,16 +70,21 @@ def _serve(words: list[str]) -> int:
         "--isolation",
         default=DEFAULT_ISOLATION.value,
         metavar="LEVEL",
-        help=f"the least accepted [{DEFAULT_ISOLATION}]",
+        help=f"lowest isolation that is accepted [{DEFAULT_ISOLATION}]",
     )
-    add("--packages", nargs="+", metavar="NAME", help="that snippets may import [numpy and sympy, where installed]")
+    add(
+        "--packages",
+        nargs="+",
+        metavar="NAME",
+        help="packages that snippets may import [numpy and sympy, where installed]",
+    )
     add(
         "--queue-limit",
         type=int,
         default=QUEUE_LIMIT,
-        help=f"calls that wait here; more are held back [{QUEUE_LIMIT}]",
+        help=f"calls that may wait in the queue; more are held back [{QUEUE_LIMIT}]",
     )
-    add("--max-sessions", type=int, default=64, help="processes of sessions; an idle one makes room [64]")
+    add("--max-sessions", type=int, default=64, help="most session processes; beyond that an idle one is closed [64]")
     arguments = parser.read(words)
     _check(arguments)
     isolation = parse_isolation(arguments.isolation)

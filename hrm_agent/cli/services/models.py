@@ -1,4 +1,4 @@
-"""`hrm-agent models check STRING`: what the model behind a string can do, and what is missing for more."""
+"""`hrm-agent models check STRING`: what a model can do, and what it needs to do more."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def run(words: list[str]) -> int:
         raise ConfigError(
             f"`hrm-agent models` has no action {words[0]!r}.", nearest(words[0], ["check"]) or "Its action: check."
         )
-    listed = "  check  what the model behind a string can do, and what is missing for more"
-    Parser("models ACTION", f"Models by their strings.\n\n{listed}").read(words or ["--help"])
+    listed = "  check  what a model can do, and what it needs to do more"
+    Parser("models ACTION", f"Check models.\n\n{listed}").read(words or ["--help"])
     return 0
 
 
 def _check(words: list[str]) -> int:
-    parser = Parser("models check", "What the model behind a string can do, and what is missing for more.")
+    parser = Parser("models check", "What a model can do, and what it needs to do more.")
     parser.add_argument("model", help="as for --policy: builtin:trained, a folder, hf:NAME?load=nf4, vllm:URL, ...")
-    parser.add_argument("--no-load", action="store_true", help="read the string only; load nothing and ask nobody")
+    parser.add_argument("--no-load", action="store_true", help="only parse the string; load and contact nothing")
     arguments = parser.read(words)
     from hrm_agent.models.checking import check_model
 
@@ -36,7 +36,7 @@ def _check(words: list[str]) -> int:
     told = asdict(can) | {"lacks": [lack._asdict() for lack in can.lacks]}
     output.result({"model": found.model, "loaded": found.loaded, "load_seconds": found.load_seconds} | told)
     rows = [
-        ("stands behind it", can.kind),
+        ("kind", can.kind),
         ("loaded", f"in {found.load_seconds:.1f} s" if found.load_seconds is not None else "no, as asked"),
         ("answers", "not asked" if found.answer is None else f"{found.answer.strip()[:60]!r}"),
         ("tools", _yes(can.tools)),

@@ -104,7 +104,7 @@ def _comparison(report: DemoReport) -> list[tuple[str, str, str]]:
     rows = [("pass@1, 95 % interval", interval(before), interval(after))]
     for label, name in (
         ("tool error among the correct", "correct_with_tool_error"),
-        ("sampled tokens, mean", "mean_sampled_tokens"),
+        ("completion tokens, mean", "mean_sampled_tokens"),
         ("tool calls, mean", "mean_tool_calls"),
     ):
         rows.append((label, f"{before[name]:.3f}", f"{after[name]:.3f}"))

@@ -36,7 +36,7 @@ def run(words: list[str]) -> int:
     prices = read_prices(arguments.price) if arguments.price else None
     if arguments.compare:
         if arguments.record is not None:
-            raise ConfigError("--compare takes two records, and a third is given.", "Name the two after --compare.")
+            raise ConfigError("--compare takes two records, but a third is given.", "Name the two after --compare.")
         return _compare(arguments.compare, arguments.out, output)
     if arguments.record is not None:
         found = evaluate(stored_trajectories(arguments.record), prices=prices)
@@ -49,14 +49,14 @@ def run(words: list[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser("eval", "How well a policy does on tasks; or what a run on record came to; or two runs compared.")
+    parser = Parser("eval", "Evaluate a policy on tasks, evaluate a recorded run, or compare two runs.")
     parser.add_argument("record", nargs="?", help="a store, run folder or export to evaluate, without running anything")
     help_text = "two records: their problems are paired, and the difference tested"
     parser.add_argument("--compare", nargs=2, metavar=("A", "B"), help=help_text)
     help_text = "run folder; one on record is resumed [a new one]. With a record: where its results are written"
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=help_text)
-    help_text = "price of a million tokens read and sampled, of all models or of one; may be given several times"
-    parser.add_argument("--price", action="append", metavar="[MODEL=]READ,SAMPLED", help=help_text)
+    help_text = "price of a million prompt tokens and completion tokens, for all models or for one; may be repeated"
+    parser.add_argument("--price", action="append", metavar="[MODEL=]PROMPT,COMPLETION", help=help_text)
     add_config(parser, CollectConfig)
     return parser
 

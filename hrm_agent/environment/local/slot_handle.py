@@ -13,11 +13,11 @@ from hrm_agent.environment.local.zygote_process import ZygoteProcess
 from hrm_agent.environment.sandbox.protocol import REQUEST, Ended, Operation, Reply, Request
 from hrm_agent.environment.scheduler.workers import Work
 
-__all__ = ["SlotEnd", "SlotPool"]
+__all__ = ["SlotHandle", "SlotPool"]
 
 
 @dataclass(slots=True, eq=False)
-class SlotEnd:
+class SlotHandle:
     """Of one slot."""
 
     pool: SlotPool
@@ -89,7 +89,7 @@ class SlotPool:
     """What the zygote has imported."""
     zygote: ZygoteProcess | None = None
     """Process that its slots are forked from; None while it is not running."""
-    idle: list[SlotEnd] = field(default_factory=list[SlotEnd])
+    idle: list[SlotHandle] = field(default_factory=list[SlotHandle])
     """Slots that can take a work at once."""
     waiting: list[Work] = field(default_factory=list[Work])
     """Works that wait for the zygote to be started."""

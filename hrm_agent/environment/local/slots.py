@@ -27,7 +27,7 @@ from itertools import count
 from hrm_agent.environment.base import ExecutionResult
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation, level_of
 from hrm_agent.environment.local.slot_files import SlotFiles, infrastructure_failure
-from hrm_agent.environment.local.slot_handle import SlotEnd, SlotPool
+from hrm_agent.environment.local.slot_handle import SlotHandle, SlotPool
 from hrm_agent.environment.local.zygote_process import ZygoteHome, ZygoteProcess, wait_until
 from hrm_agent.environment.sandbox.protocol import READY_BYTES, REPLY, Ended, Reply
 from hrm_agent.environment.scheduler.workers import Work
@@ -74,8 +74,8 @@ class LocalWorkers:
         self._words = re.compile(rf"\b(?:{'|'.join(map(re.escape, self._packages))})\b") if self._packages else None
         self._bare, self._scientific = SlotPool(()), SlotPool(self._packages)
         self._lock = threading.Lock()
-        self._by_line: dict[int, SlotEnd] = {}
-        self._sessions: dict[int, SlotEnd] = {}
+        self._by_line: dict[int, SlotHandle] = {}
+        self._sessions: dict[int, SlotHandle] = {}
         self._finished: list[tuple[Work, ExecutionResult, bool]] = []
         """To be told by the thread."""
         self._numbers, self._slot_numbers = count(1), count(1)
@@ -158,30 +158,30 @@ class LocalWorkers:
             pool.waiting.append(work)
             os.eventfd_write(self._wake, 1)
 
-    def _new_slot(self, pool: SlotPool, zygote: ZygoteProcess) -> SlotEnd:
+    def _new_slot(self, pool: SlotPool, zygote: ZygoteProcess) -> SlotHandle:
         line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         line.setblocking(False)  # it never holds more than the requests of one call
-        slot = SlotEnd(pool, line, SlotFiles())
+        slot = SlotHandle(pool, line, SlotFiles())
         self._by_line[line.fileno()] = slot
         self._poll.register(line.fileno(), select.EPOLLIN)
         with suppress(OSError), theirs:  # the zygote is gone: that is heard of
             zygote.new_slot(next(self._slot_numbers), [theirs.fileno(), *slot.files.descriptors])
         return slot
 
-    def _send_work(self, slot: SlotEnd, work: Work) -> bool:
+    def _send_work(self, slot: SlotHandle, work: Work) -> bool:
         sent = slot.send(work, next(self._numbers))
         if sent and work.session:
             slot.session = work.session
             self._sessions[work.session] = slot
         return sent
 
-    def _set_idle(self, slot: SlotEnd) -> None:
+    def _set_idle(self, slot: SlotHandle) -> None:
         if len(slot.pool.idle) < self.slots:
             slot.pool.idle.append(slot)
         else:
             self._discard(slot)
 
-    def _discard(self, slot: SlotEnd) -> None:
+    def _discard(self, slot: SlotHandle) -> None:
         """Forget a slot; if it lives it ends, since its socket closes."""
         if self._by_line.pop(slot.line.fileno(), None) is None:
             return
@@ -282,7 +282,7 @@ class LocalWorkers:
     def _is_weaker(self, ready: bytes) -> bool:
         return not set(json.loads(ready)) <= set(self.missing)
 
-    def _finish(self, slot: SlotEnd, reply: Reply) -> None:
+    def _finish(self, slot: SlotHandle, reply: Reply) -> None:
         with self._lock:
             if self._by_line.get(slot.line.fileno()) is not slot:
                 return
@@ -308,7 +308,7 @@ class LocalWorkers:
         if session and (not reply.call or reply.ended != Ended.ANSWERED):
             self._on_death(session)
 
-    def _on_slot_lost(self, slot: SlotEnd) -> None:
+    def _on_slot_lost(self, slot: SlotHandle) -> None:
         """A slot is gone. Nothing that a snippet may do ends it: what it ran may be run again."""
         with self._lock:
             self.slot_deaths += 1

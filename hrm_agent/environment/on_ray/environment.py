@@ -173,8 +173,8 @@ def _reach(address: str) -> None:
     """Raises HrmError where nobody listens, since Ray would wait for that for ever."""
     host, _, port = address.rpartition(":")
     if "//" in host or not host or not port.isdigit():
-        where = "The driver runs on a node of the cluster, and names its head by HOST:PORT, or by `auto`."
-        raise HrmError(f"{address!r} is no address of a Ray cluster.", where)
+        where = "Run the driver on a node of the cluster, and give HOST:PORT of the head, or `auto`."
+        raise HrmError(f"{address!r} is not the address of a Ray cluster.", where)
     try:
         socket.create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()
     except (OSError, OverflowError) as error:

@@ -103,11 +103,11 @@ def parse_address(url: str) -> Address:
         port = parts.port or {"http": 80, "https": 443}[parts.scheme]
     except (ValueError, KeyError):
         raise ConfigError(
-            "That is no address of an environment.", "http://HOST:PORT, https://HOST:PORT, unix:PATH."
+            "That is not the address of an environment.", "http://HOST:PORT, https://HOST:PORT, unix:PATH."
         ) from None
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
         raise ConfigError(
-            f"The address of {parts.hostname} says more than where it is.",
+            f"The address of {parts.hostname} has more than a scheme, a host and a port.",
             f"A token goes into {TOKEN_VARIABLE} or a file, never into an address.",
         )
     if not parts.hostname:
@@ -134,7 +134,7 @@ def token_or_variable(token: str | None) -> str:
     if not found:
         raise HrmError("There is no token for the environment's server.", f"It goes into {TOKEN_VARIABLE}.")
     if not (found.isascii() and found.isprintable()):
-        raise HrmError("The token has characters that no token has.", "Printable ASCII, without line breaks.")
+        raise HrmError("The token has characters that a token cannot have.", "Use printable ASCII without line breaks.")
     return found
 
 
@@ -150,7 +150,8 @@ def ask(address: Address, path: str, token: str) -> str:
         raise HrmError(f"{address} does not answer within {_SECONDS:.0f} s.", "Is the server overloaded?") from None
     except OSError as error:
         raise HrmError(
-            f"Nobody listens at {address}: {error.strerror or error}.", "`hrm-agent environment serve` starts a server."
+            f"Nothing listens at {address}: {error.strerror or error}.",
+            "`hrm-agent environment serve` starts a server.",
         ) from None
     except http.client.HTTPException:
         raise stranger(address) from None
@@ -201,14 +202,14 @@ def about_of(text: str, address: Address, least: Isolation) -> About:
         raise stranger(address) from None
     if not level.holds(least):
         raise HrmError(
-            f"{address} isolates at {about.isolation}, and {least} is the least that is accepted.",
+            f"{address} isolates at {about.isolation}, and at least {least} is required.",
             "`hrm-agent doctor environment` there shows what is missing; --isolation accepts less.",
         )
     return about
 
 
 def stranger(address: Address) -> HrmError:
-    return HrmError(f"What answers at {address} is no environment of hrm-agent.", "Is the port the right one?")
+    return HrmError(f"What answers at {address} is not an hrm-agent environment.", "Is the port the right one?")
 
 
 def wrong_token(address: Address) -> HrmError:

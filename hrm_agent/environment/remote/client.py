@@ -78,24 +78,24 @@ class RemoteEnvironment(Environment):
     async def run(self, submission: Submission) -> ExecutionResult:
         if submission.id is None:
             submission = replace(submission, id=uuid.uuid4().hex)
-        recall, answer = self._peer.recall, dict[str, Any]()
+        memory, answer = self._peer.session_memory, dict[str, Any]()
         result: ExecutionResult | None = None
         if submission.session is not None:
-            recall.opened(submission.session)
+            memory.opened(submission.session)
         try:
             call, answer = await self._ask({}, submission, _most_seconds(submission))
             result = self._result(call, answer)
             return result
         finally:
             if submission.session is not None:
-                recall.ended(submission, result, answer.get("boot", ""))
+                memory.ended(submission, result, answer.get("boot", ""))
 
     async def fork_session(self, source: str, target: str) -> None:
         await self._control({"fork": {"source": source, "target": target}})
-        self._peer.recall.copy(source, target)
+        self._peer.session_memory.copy(source, target)
 
     async def end_session(self, session: str) -> None:
-        self._peer.recall.forget(session)
+        self._peer.session_memory.forget(session)
         await self._control({"end": session})
 
     async def metrics(self) -> str:

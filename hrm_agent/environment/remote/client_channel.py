@@ -21,7 +21,7 @@ from hrm_agent.environment.base import Submission
 from hrm_agent.environment.isolation import Isolation
 from hrm_agent.environment.remote.address import About, Address, about_of, stranger, wrong_token
 from hrm_agent.environment.remote.messages import submission_record
-from hrm_agent.environment.remote.session_memory import Recall
+from hrm_agent.environment.remote.session_memory import SessionMemory
 from hrm_agent.errors import HrmError
 from hrm_agent.http_client import backoff
 from hrm_agent.strict_json import from_json, to_json
@@ -62,7 +62,7 @@ class Peer:
     """As of the latest connection."""
     patience_seconds: float
     """So long may it be away before calls fail."""
-    recall: Recall = field(default_factory=Recall)
+    session_memory: SessionMemory = field(default_factory=SessionMemory)
     """Cells of this process's sessions, for a server that was started anew."""
 
 
@@ -331,17 +331,17 @@ class Channel:
 
     def _message(self, call: RemoteCall, boot: str) -> dict[str, Any] | None:
         """What is sent to the server `boot`; None if there is no need. Raises HrmError for what has no form."""
-        submission, recall = call.submission, self._peer.recall
+        submission, memory = call.submission, self._peer.session_memory
         if submission is not None:
             return self._submission(call, submission, boot)
-        if "fork" in call.message and recall.gone(call.message["fork"]["source"], boot):
+        if "fork" in call.message and memory.gone(call.message["fork"]["source"], boot):
             call.answer(done=True)  # all that is left of it is what is remembered here, and copied by the caller
             return None
         return call.message
 
     def _submission(self, call: RemoteCall, submission: Submission, boot: str) -> dict[str, Any] | None:
         try:
-            changed: dict[str, Any] = {"history": self._peer.recall.history(submission, boot)}
+            changed: dict[str, Any] = {"history": self._peer.session_memory.history(submission, boot)}
         except HrmError as error:
             call.answer(failed=error.message)
             return None

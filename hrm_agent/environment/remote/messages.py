@@ -57,14 +57,14 @@ _UNKNOWN, _UNTRUE = "unknown_field", "not_true"
 _SAID = {
     "bool_type": "true is needed",
     "dict_type": "an object is needed",
-    "enum": "no such word",
+    "enum": "not one of the allowed values",
     "float_type": "a number is needed",
-    "greater_than_equal": "out of all proportion",
+    "greater_than_equal": "out of range",
     "int_type": "a whole number is needed",
-    "less_than_equal": "out of all proportion",
+    "less_than_equal": "out of range",
     "list_type": "a list is needed",
     "missing": "missing",
-    "string_type": "a text is needed",
+    "string_type": "a string is needed",
     _UNKNOWN: "no such field",
     _UNTRUE: "true is needed",
 }

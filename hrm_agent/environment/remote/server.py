@@ -109,7 +109,7 @@ class Service:
     @web.middleware
     async def _refuse_while_draining(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if self._calls.draining and request.path not in _WHILE_DRAINING:
-            raise BadRequestError(503, "The server is going down.", "Try again later.")
+            raise BadRequestError(503, "The server is shutting down.", "Try again later.")
         return await handler(request)
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
@@ -184,7 +184,7 @@ def _refusal(error: Exception, request: web.Request) -> web.Response:
             refused = BadRequestError(503, error.message, error.hint)
         case _:
             _LOG.error("request failed: %s %s", request.method, request.path, exc_info=error)
-            refused = BadRequestError(500, "The server failed.", "Its log says where.")
+            refused = BadRequestError(500, "The server failed.", "See its log.")
     return json_answer({"error": refused.message, "hint": refused.hint}, refused.status)
 
 

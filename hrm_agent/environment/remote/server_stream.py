@@ -79,7 +79,7 @@ async def _checked(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
         return {"error": error.message, "hint": error.hint}
     except Exception:  # whatever it is, the client is to have an answer
         _LOG.exception("a call failed")
-        return {"error": "The server failed.", "hint": "Its log says where."}
+        return {"error": "The server failed.", "hint": "See its log."}
 
 
 class Stream:

@@ -13,7 +13,7 @@ from hrm_agent.environment.base import Cell, ExecutionResult, SessionState, Subm
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
 
-__all__ = ["Recall"]
+__all__ = ["SessionMemory"]
 
 _SESSIONS = 10_000
 _CELLS = 2000
@@ -39,7 +39,7 @@ class _Log:
                 self.cells = None
 
 
-class Recall:
+class SessionMemory:
     """Thread-safe."""
 
     def __init__(self) -> None:
@@ -64,9 +64,9 @@ class Recall:
             if log is None or log.boot in ("", boot):
                 return None
             if log.cells is None:
-                raise HrmError("The server was started anew, and the session's earlier calls are not all known.")
+                raise HrmError("The server was restarted, and the session's earlier calls are not all known.")
             if log.open > 1:
-                raise HrmError("The server was started anew while several calls of the session were under way.")
+                raise HrmError("The server was restarted while several calls of the session were running.")
             return tuple(log.cells)
 
     def ended(self, submission: Submission, result: ExecutionResult | None, boot: str) -> None:

@@ -24,12 +24,12 @@ def listen_tcp(host: str, port: int, *, allow_remote: bool = False) -> socket.so
         family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (OSError, UnicodeError) as error:
         raise ConfigError(
-            f"{host!r} is no address to listen on: {error}.", "127.0.0.1 is this machine alone."
+            f"{host!r} is not an address to listen on: {error}.", "Use 127.0.0.1 for this machine alone."
         ) from None
     if not allow_remote and not ipaddress.ip_address(str(where[0]).partition("%")[0]).is_loopback:
         raise ConfigError(
             f"{host} can be reached from other machines, and the token crosses the network unencrypted.",
-            "Give --allow-remote if that is meant; on an open network put a proxy with TLS before it.",
+            "Give --allow-remote if you mean it; on an open network put a TLS proxy in front.",
         )
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -53,7 +53,7 @@ def _clear(path: str) -> None:
     except OSError:
         return
     if not stat.S_ISSOCK(mode):
-        raise ConfigError(f"{path} is there already, and is no socket.", "Name another file.")
+        raise ConfigError(f"{path} exists already and is not a socket.", "Name another file.")
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_CONNECT_SECONDS)
         try:

@@ -23,8 +23,8 @@ _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 """Upper edges of the histograms' buckets."""
 _GAUGES = {
     "slots": "Calls that may run at once.",
-    "slot_deaths": "Slots that died so far, and were replaced.",
-    "running": "Slots that are taken.",
+    "slot_deaths": "Slots that died and were replaced.",
+    "running": "Slots in use.",
     "waiting": "Calls in the queue, those that wait for an earlier call of their session included.",
     "outside": "Calls that wait for room in the queue.",
     "sessions_living": "Sessions with a process.",
@@ -86,10 +86,12 @@ class Metrics:
         return "\n".join([*self._lines(isolation, gauges), ""])
 
     def _lines(self, isolation: str, gauges: Mapping[str, float]) -> Iterator[str]:
-        yield from _metric("info", "gauge", "The level of isolation in force.", [f'{{isolation="{isolation}"}} 1'])
-        yield from _labelled("calls_total", "Calls, by what they came to.", "status", self.statuses, list(ToolStatus))
-        yield from _labelled("attempts_total", "Calls, by the attempt that ended.", "attempt", self.attempts, [1, 2])
-        help_text = "Calls of sessions, by what they found of the earlier calls."
+        yield from _metric("info", "gauge", "Isolation level of the environment.", [f'{{isolation="{isolation}"}} 1'])
+        yield from _labelled("calls_total", "Calls, by outcome.", "status", self.statuses, list(ToolStatus))
+        yield from _labelled(
+            "attempts_total", "Calls, by the attempt that ended them.", "attempt", self.attempts, [1, 2]
+        )
+        help_text = "Calls of sessions, by the state in which they found their session."
         yield from _labelled("session_calls_total", help_text, "state", self.sessions, list(SessionState))
         for name, text in _COUNTERS.items():
             yield from _metric(f"{name}_total", "counter", text, [f" {self.events[name]}"])

@@ -221,7 +221,7 @@ def _backend(tokenizer: Any) -> Tokenizer:
     """An own copy of the tokenizer's engine, so that no caller's truncation or padding reaches it."""
     if not getattr(tokenizer, "chat_template", None):
         raise ModelError(
-            f"The tokenizer {tokenizer.name_or_path!r} has no chat template, so a conversation cannot be put to it.",
+            f"The tokenizer {tokenizer.name_or_path!r} has no chat template, so it cannot encode a conversation.",
             "Use an instruction-tuned model, or set `tokenizer.chat_template`.",
         )
     backend = getattr(tokenizer, "backend_tokenizer", None)

@@ -27,7 +27,7 @@ def message_role(message: BaseMessage) -> str:
     if isinstance(message, ChatMessage):
         return message.role
     raise ModelError(
-        f"A message of type {message.type!r} has no place in a chat template.",
+        f"A message of type {message.type!r} does not fit into a chat template.",
         "Use system, human, ai and tool messages.",
     )
 

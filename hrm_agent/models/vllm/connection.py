@@ -97,7 +97,7 @@ class _Attempt:
                 self.answered = True
                 self._take(object_of(self._address, piece))
         if not self.answered:
-            raise httpx.RemoteProtocolError("it hung up without an answer")
+            raise httpx.RemoteProtocolError("it closed the connection without an answer")
 
     async def _refuse(self, response: httpx.Response) -> None:
         said = b"".join([part async for part in _body(response)]).decode(errors="replace")
@@ -122,7 +122,7 @@ async def _events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     async for part in parts:
         *lines, rest = (rest + part).split(b"\n")
         if len(rest) > _MAX_LINE:
-            raise ModelError("The server sends an event without an end.", "See to the address: it ends in /v1.")
+            raise ModelError("The server sends an event without an end.", "Check the address: it ends in /v1.")
         for line in lines:
             data = line.strip().removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
             if data == b"[DONE]":
@@ -134,4 +134,4 @@ async def _events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     if rest.strip():
         yield rest.strip()
         return
-    raise httpx.RemoteProtocolError("it hung up in the middle of an answer")
+    raise httpx.RemoteProtocolError("it closed the connection in the middle of an answer")

@@ -122,7 +122,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise ModelError(f"The time limit {text!r} is no number of seconds.", "Write timeout=600, for example.")
+        raise ModelError(f"The time limit {text!r} is not a number of seconds.", "Write timeout=600, for example.")
     return seconds
 
 
@@ -134,7 +134,9 @@ def client_options(address: VllmAddress) -> dict[str, Any]:
     """What every client is made with. Compression is declined: a few bytes could unpack into any number."""
     key = os.environ.get(address.key_env, "").strip()
     if not (key.isascii() and (key.isprintable() or not key)):  # said here, since whoever sends it would show it
-        raise ModelError(f"{address.key_env} holds characters that no key has.", "Printable ASCII, in one line.")
+        raise ModelError(
+            f"{address.key_env} holds characters that a key cannot have.", "Use printable ASCII in one line."
+        )
     return {
         "headers": {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {key}"} if key else {})},
         "trust_env": not address.local,
@@ -189,7 +191,7 @@ def _bounded(client: httpx.Client, method: str, url: str, body: Mapping[str, Any
         for part in response.iter_raw():
             said += part
             if len(said) > _LOOK_UP_BYTES or time.monotonic() > until:
-                raise httpx.RemoteProtocolError("its answer has no end")
+                raise httpx.RemoteProtocolError("its answer does not end")
         return response.status_code, said
 
 
@@ -202,8 +204,8 @@ def object_of(address: VllmAddress, text: str | bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         shown = text.decode(errors="replace") if isinstance(text, bytes) else text
         raise ModelError(
-            f"What answers at {address.url} is no vLLM server: it said {shown[:80]!r}.",
-            "See to the address: it ends in /v1.",
+            f"What answers at {address.url} is not a vLLM server: it said {shown[:80]!r}.",
+            "Check the address: it ends in /v1.",
         )
     return cast("dict[str, Any]", value)
 
@@ -269,7 +271,7 @@ def unreachable(address: VllmAddress, error: Exception) -> ModelError:
     why = str(error) or type(error).__name__
     return ModelError(
         f"The vLLM server at {address.url} does not answer: {why}.",
-        "Start it (docs/models.md, vLLM), or see to the address; `hrm-agent resume` continues a run that stopped.",
+        "Start it (docs/models.md, vLLM), or check the address; `hrm-agent resume` continues a run that stopped.",
     )
 
 
@@ -280,8 +282,8 @@ def refusal(address: VllmAddress, status: int, body: str) -> ModelError:
         return ModelError(f"The vLLM server at {address.url} does not take the key.", _key_hint(address.key_env))
     if status == 404:
         return ModelError(
-            f"The server at {address.url} does not know what it was asked for: {said}",
-            "See to the address, which ends in /v1, and to model=NAME.",
+            f"The server at {address.url} does not have what was requested: {said}",
+            "Check the address, which ends in /v1, and model=NAME.",
         )
     if status in (400, 422):
         if any(sign in said for sign in _CONTEXT_SIGNS):

@@ -45,11 +45,11 @@ def chunk_text(
         known = f"{nearest(strategy, STRATEGIES)} Known: {', '.join(STRATEGIES)}.".strip()
         raise ConfigError(f"There is no chunking strategy {strategy!r}.", known)
     if size < 1:
-        raise ConfigError(f"A chunk of {size} tokens holds nothing.", "Choose a size of at least 1.")
+        raise ConfigError(f"A chunk cannot have {size} tokens.", "Choose a size of at least 1.")
     if not 0 <= overlap <= _MOST_OVERLAP:
-        raise ConfigError(f"An overlap of {overlap:g} is no share from 0 to {_MOST_OVERLAP}.", "15 % is 0.15.")
+        raise ConfigError(f"An overlap of {overlap:g} is not a share from 0 to {_MOST_OVERLAP}.", "For 15 % give 0.15.")
     if embeddings is not None and strategy != "semantic":
-        raise ConfigError(f"Embeddings are of no use to {strategy!r}.", "Choose `semantic`, or give none.")
+        raise ConfigError(f"Embeddings are not used by {strategy!r}.", "Choose `semantic`, or give none.")
     if isinstance(tokenizer, str):
         tokenizer = load_tokenizer(tokenizer)
     prose = Prose(checked(text))

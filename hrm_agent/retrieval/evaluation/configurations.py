@@ -55,16 +55,18 @@ class Configuration:
                 hint = f"{nearest(name, names)} Known: {', '.join(names)}.".strip()
                 raise ConfigError(f"There is no {kind} {name!r}.", hint)
         if self.size < 1:
-            raise ConfigError(f"{self}: a chunk of {self.size} tokens holds nothing.", "Choose a size of at least 1.")
+            raise ConfigError(f"{self}: a chunk cannot have {self.size} tokens.", "Choose a size of at least 1.")
         if not 0 <= 2 * self.overlap <= self.size:
-            raise ConfigError(f"{self}: an overlap is half of the size at most.", "512/77 is 15 %.")
+            raise ConfigError(f"{self}: the overlap is at most half of the size.", "512/77 is 15 %.")
 
     @classmethod
     def read(cls, written: str) -> Self:
         """`langchain-located:512/64:words`."""
         match = _WRITTEN.fullmatch(written)
         if match is None:
-            raise ConfigError(f"{written!r} is no configuration.", "Write STRATEGY:SIZE/OVERLAP:MODE, both in tokens.")
+            raise ConfigError(
+                f"{written!r} is not a configuration.", "Write STRATEGY:SIZE/OVERLAP:MODE, both in tokens."
+            )
         return cls(match[1], int(match[2]), int(match[3]), cast("Mode", match[4]))
 
     def cut(self, document: Document, tokenizer: str) -> list[Chunk]:

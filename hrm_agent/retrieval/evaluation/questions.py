@@ -80,7 +80,7 @@ def _read(path: Path) -> str:
     except FileNotFoundError as error:
         raise RetrievalError(f"There is no file {path}.", _ROW) from error
     except OSError as error:
-        raise RetrievalError(f"{path} cannot be read: {error.strerror}.", "See that it may be read.") from error
+        raise RetrievalError(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
     except UnicodeDecodeError as error:
         hint = "Spans count characters of UTF-8 text: convert it, and count them there."
         raise RetrievalError(f"{path} is not UTF-8: byte {error.start} cannot be decoded.", hint) from error
@@ -132,7 +132,7 @@ def _span(reference: Any, text: str, corpus: str, place: _Span) -> SpanOf:
     found = cast("dict[str, Any]", reference) if isinstance(reference, dict) else {}
     start, end = found.get("start"), found.get("end")
     if type(start) is not int or type(end) is not int:
-        place.wrong(f"{json.dumps(reference)} is no reference")
+        place.wrong(f"{json.dumps(reference)} is not a reference")
     if not 0 <= start < end <= len(text):
         hint = "Spans count characters, not bytes, from 0; `end` is one past the last."
         place.wrong(f"the span {start} to {end} does not lie in {corpus!r}, which has {len(text)} characters", hint)

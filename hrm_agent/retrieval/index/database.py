@@ -267,7 +267,7 @@ class DocumentIndex:
         if self._vectors is None:
             if not name.startswith("static:"):  # the file may be anybody's: it does not say what is to be imported
                 hint = "Name them: `--vectors package.module:attribute`, or DocumentIndex(path, embeddings=...)."
-                raise RetrievalError(f"The vectors of {self.path} are those of {name!r}.", hint)
+                raise RetrievalError(f"The vectors of {self.path} were made with {name!r}.", hint)
             self._vectors = VectorTable.of(name)
         return self._vectors
 

@@ -99,7 +99,7 @@ class IndexFile:
         if not tables and create:
             return
         if application != _APPLICATION:
-            raise RetrievalError(f"{self.path} is no index of documents.", "Name another file with --store.")
+            raise RetrievalError(f"{self.path} is not an index of documents.", "Name another file with --store.")
         if version != _VERSION:
             raise RetrievalError(
                 f"The index {self.path} has version {version}; this program knows version {_VERSION}.",
@@ -127,9 +127,9 @@ class IndexFile:
             hint = "What was indexed is intact: free some space and index again."
             return RetrievalError(f"The disk that holds {self.path} is full.", hint)
         if "not a database" in str(error):
-            return RetrievalError(f"{self.path} is no index of documents.", "Name another file with --store.")
+            return RetrievalError(f"{self.path} is not an index of documents.", "Name another file with --store.")
         return RetrievalError(
-            f"The index {self.path} cannot be used: {error}.", "See that its folder exists and is writable."
+            f"The index {self.path} cannot be used: {error}.", "Check that its folder exists and is writable."
         )
 
 

@@ -140,7 +140,7 @@ def index_folder(
     run = _IndexRun(index, folder, prefix, chunking, max_bytes, known, {known[file]: file for file in gone})
     report = FolderReport()
     for file in files:
-        report.outcomes.append(run.settle(file))
+        report.outcomes.append(run.update_file(file))
         on_file(report.outcomes[-1])
     for file in gone:
         if file not in run.renamed:
@@ -165,7 +165,7 @@ def remove_folder(index: DocumentIndex, folder: Path) -> FolderReport:
     path = str(folder.resolve())
     if path not in paths:
         known = ", ".join(paths) or "none"
-        raise RetrievalError(f"{path} is no folder of {index.path}.", f"Its folders: {known}.")
+        raise RetrievalError(f"{path} is not a folder of the index {index.path}.", f"Its folders: {known}.")
     report = FolderReport()
     for file in sorted(file for file in index.sources() if is_of(file, paths[path])):
         index.remove(file)
@@ -197,7 +197,7 @@ class _IndexRun:
     def monitor(self) -> RateMonitor:
         return RateMonitor(load_tokenizer(self.chunking.tokenizer))
 
-    def settle(self, path: str) -> FileOutcome:
+    def update_file(self, path: str) -> FileOutcome:
         """Bring one file up to date, and say what was done."""
         file = self.prefix + path
         if not file.isprintable():  # a name of other bytes than UTF-8, or one that would break lines
@@ -244,7 +244,7 @@ class _IndexRun:
         for _ in range(_READS):
             about = path.stat()
             if not stat.S_ISREG(about.st_mode):
-                raise NotRead(Why.BINARY, "it is no regular file")
+                raise NotRead(Why.BINARY, "it is not a regular file")
             if self._is_ours(path):
                 raise NotRead(Why.BINARY, "it belongs to the index")
             if about.st_size > self.max_bytes:

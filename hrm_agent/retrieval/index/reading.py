@@ -130,7 +130,7 @@ def _guessed(data: bytes) -> str:
 
     best = from_bytes(data).best()
     if best is None:
-        raise NotRead(Why.BINARY, "it is text in no known encoding")
+        raise NotRead(Why.BINARY, "it is not text in a known encoding")
     return str(best)
 
 
@@ -159,7 +159,7 @@ def _pages(data: bytes) -> str:
         pdf = PdfDocument(data)
     except PdfiumError as error:
         locked = "assword" in str(error)
-        reason = "it is encrypted: save it without its password" if locked else f"it is damaged, or no PDF: {error}"
+        reason = "it is encrypted: save it without its password" if locked else f"it is damaged, or not a PDF: {error}"
         raise NotRead(Why.UNREADABLE, reason) from error
     try:
         return "\f".join(_page(pdf, number) for number in range(len(pdf)))

@@ -236,7 +236,7 @@ def delete_folder(folder: Path) -> None:
     if not folder.exists():
         return
     if not folder.is_dir() or (any(folder.iterdir()) and not (folder / "meta.json").exists()):
-        raise RetrievalError(f"{folder} is no folder of tantivy's.", "Move it away, or name another --store.")
+        raise RetrievalError(f"{folder} is not a tantivy folder.", "Move it away, or name another --store.")
     shutil.rmtree(folder)
 
 

@@ -63,8 +63,8 @@ class VectorTable:
             set_about(cursor, "embeddings", self.name)
         elif recorded != self.name:
             raise RetrievalError(
-                f"The vectors of this index are those of {recorded!r}, and {self.name!r} makes others.",
-                "Use the same embeddings; `hrm-agent index DIR --vectors none` takes the vectors out, for new ones.",
+                f"The vectors of this index were made with {recorded!r}, not with {self.name!r}.",
+                "Use the same embeddings; `hrm-agent index DIR --vectors none` removes the vectors, for new ones.",
             )
 
     @staticmethod
@@ -114,7 +114,7 @@ class VectorTable:
         try:
             row = np.asarray([self.embeddings.embed_query(question)], dtype=np.float32)
         except Exception as error:  # theirs, or that of the service behind them
-            hint = "See to it, or search by words."
+            hint = "Fix the embeddings, or search by words."
             raise RetrievalError(f"{self.name} failed: {type(error).__name__}: {error}.", hint) from error
         return unit(row)[0]
 

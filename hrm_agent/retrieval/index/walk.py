@@ -20,7 +20,7 @@ def files_in(folder: Path) -> list[str]:
     known.
     """
     if not folder.is_dir():
-        what = "is no folder" if folder.exists() else "does not exist"
+        what = "is not a folder" if folder.exists() else "does not exist"
         raise RetrievalError(f"The folder {folder} {what}; the index was left as it is.", _HINT)
     found, closed = list[str](), list[str]()
 

@@ -98,7 +98,7 @@ def checked(text: str) -> str:
     if place is None:
         return text
     raise HrmError(
-        f"The text has a lone surrogate, U+{ord(text[place]):04X}, at character {place}: it is no valid Unicode.",
+        f"The text has a lone surrogate, U+{ord(text[place]):04X}, at character {place}: it is not valid Unicode.",
         "Put `hrm_agent.unicode.replace_surrogates(text)` in its place, which keeps every position.",
     )
 

@@ -160,9 +160,9 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
         pairs = [line.split() for line in _bytes(path).splitlines() if line]
         ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
     except ValueError as error:
-        raise ConfigError(f"{path} is no file of tiktoken's: {error}.", "Name another file.") from error
+        raise ConfigError(f"{path} is not a tiktoken file: {error}.", "Name another file.") from error
     if len(set(ranks.values())) < len(pairs) or any(bytes([byte]) not in ranks for byte in range(256)):
-        raise ConfigError(f"{path} is no whole vocabulary: bytes or ranks are missing.", "Name another file.")
+        raise ConfigError(f"{path} is not a whole vocabulary: bytes or ranks are missing.", "Name another file.")
     return ranks
 
 

@@ -45,7 +45,7 @@ class HuggingFace:
         try:
             self._tokenizer: Any = library.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
-            raise ConfigError(f"{path} is no tokenizer.json: {error}.", "Name another file.") from error
+            raise ConfigError(f"{path} is not a tokenizer.json: {error}.", "Name another file.") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
@@ -84,7 +84,7 @@ class SentencePiece:
         try:
             self._processor: Any = library.SentencePieceProcessor(model_file=file)
         except (OSError, RuntimeError) as error:
-            raise ConfigError(f"{file} is no sentencepiece model: {error}.", "Name another file.") from error
+            raise ConfigError(f"{file} is not a sentencepiece model: {error}.", "Name another file.") from error
 
         self._bytes = [i for i in range(self._processor.get_piece_size()) if self._processor.is_byte(i)]
 

@@ -76,7 +76,10 @@ class TokenTally:
 
     @property
     def byte_rate(self) -> float | None:
-        """Share of tokens that spell bytes: byte fallback, in byte-level vocabularies too; None as above."""
+        """Share of tokens that spell bytes: byte fallback, in byte-level vocabularies too.
+
+        None for a tokenizer without a vocabulary.
+        """
         return None if self.unknown is None else self.spelled / max(self.tokens, 1)
 
 

@@ -62,7 +62,7 @@ def vocabulary_file(kind: str, out: Path) -> Path:
             f"Name a folder, or {out.with_suffix(allowed[0])}.",
         )
     if out.exists() and not _is_vocabulary(kind, out):
-        raise ConfigError(f"{out} is there already, and is no {kind} vocabulary.", "Name another file.")
+        raise ConfigError(f"{out} exists already and is not a {kind} vocabulary.", "Name another file.")
     return out
 
 

@@ -83,22 +83,22 @@ def takes_turns(graph: Graph) -> bool:
     return "messages" in _input_fields(graph)
 
 
-def with_turn(known: Trajectory, prompt: str, before: TurnEnd) -> Trajectory:
+def with_turn(record: Trajectory, prompt: str, before: TurnEnd) -> Trajectory:
     """The record under way again, with a further turn. `before`: how the newest one has ended."""
-    number = len(known.turns) + 1
-    turn = Turn(id=content_hash("turn", known.thread_id, number), prompt=prompt, before=before, started_at=time.time())
-    return reopened(known).model_copy(update={"turns": (*known.turns, turn)})
+    number = len(record.turns) + 1
+    turn = Turn(id=content_hash("turn", record.thread_id, number), prompt=prompt, before=before, started_at=time.time())
+    return reopened(record).model_copy(update={"turns": (*record.turns, turn)})
 
 
-def reopened(known: Trajectory) -> Trajectory:
+def reopened(record: Trajectory) -> Trajectory:
     """A run that had ended is under way again."""
     again: dict[str, Any] = {"status": RunStatus.RUNNING, "stop_reason": None, "answer": None, "error": None}
-    return known.model_copy(update={**again, "ended_at": None, "rewards": {}})
+    return record.model_copy(update={**again, "ended_at": None, "rewards": {}})
 
 
-def close_tool_calls(journal: Journal, known: Trajectory) -> None:
+def close_tool_calls(journal: Journal, record: Trajectory) -> None:
     """Give an outcome to calls that nobody will end: their step is not resumed."""
-    for call in known.own_tool_calls:
+    for call in record.own_tool_calls:
         if call.status is None:
             ended = {"status": ToolStatus.INFRASTRUCTURE, "content": _CUT_SHORT}
             journal.write_tool_call(call.model_copy(update=ended))

@@ -42,27 +42,28 @@ class GraphRun:
     """LangGraph's config, which names the thread and the limit of steps."""
     context: Any
     """LangGraph's run context, of the class that the graph declares; None if it declares none."""
-    given: dict[str, Any] | Command[Any] | None
+    graph_input: dict[str, Any] | Command[Any] | None
     """The input of a thread without checkpoints, or the `Command` that resumes it."""
-    known: Trajectory | None
+    record: Trajectory | None
     """The record of a thread that is resumed."""
     answers: bool = False
-    """True where `given` resumes a pending interrupt or breakpoint."""
+    """True where `graph_input` resumes a pending interrupt or breakpoint."""
 
     async def answering(self, store: RunStore, answer: Any) -> GraphRun:
         """The same run, resumed with `answer`. Raises `RunError` if it waits for none."""
-        known = self.known
-        if known is None or (known.status is not RunStatus.RUNNING and known.stop_reason is not StopReason.INTERRUPT):
-            stands = f"it is {known.status.value}" if known else "it was never run"
-            raise RunError(f"The thread waits for no answer: {stands}.", "Leave the answer out.")
+        record = self.record
+        over = record is not None and record.status is not RunStatus.RUNNING
+        if record is None or (over and record.stop_reason is not StopReason.INTERRUPT):
+            stands = f"it is {record.status.value}" if record else "it was never run"
+            raise RunError(f"The thread is not waiting for an answer: {stands}.", "Leave the answer out.")
         waiting = (await self._in(store).aget_state(self.config)).interrupts
-        return replace(self, given=_command(waiting, answer), answers=True)
+        return replace(self, graph_input=_command(waiting, answer), answers=True)
 
     async def ended_before(self, store: RunStore) -> TurnEnd:
         """How the newest turn on record ended; one still under way counts as aborted."""
-        known, graph = self.known, self._in(store)
-        if known is not None and known.status is not RunStatus.RUNNING:
-            return TurnEnd.model_validate(known.model_dump(include=set(TurnEnd.model_fields)))
+        record, graph = self.record, self._in(store)
+        if record is not None and record.status is not RunStatus.RUNNING:
+            return TurnEnd.model_validate(record.model_dump(include=set(TurnEnd.model_fields)))
         snapshot = await graph.aget_state(self.config)
         over = snapshot.values and not snapshot.tasks and not await self._not_read(graph)
         return self._outcome(snapshot.values) if over else ABORTED
@@ -72,30 +73,30 @@ class GraphRun:
         return self.graph.copy(update={"checkpointer": store.checkpointer.allowing(self.graph)})
 
     async def _not_read(self, graph: Graph) -> Sequence[Turn]:
-        turns = self.known.turns if self.known is not None else ()
+        turns = self.record.turns if self.record is not None else ()
         return await turns_not_read(cast("BaseCheckpointSaver[Any]", graph.checkpointer), self.config, turns)
 
     async def _where_it_stands(self, graph: Graph) -> tuple[Any, Mapping[str, Any] | None]:
         """The input for a thread that is resumed, or the state of one that has ended."""
         snapshot = await graph.aget_state(self.config)
         if not (snapshot.values or snapshot.tasks):
-            given, turns = cast("dict[str, Any]", self.given), self.known.turns if self.known else ()
+            graph_input, turns = cast("dict[str, Any]", self.graph_input), self.record.turns if self.record else ()
             later: list[Any] = turn_input(turns, {})["messages"]
-            return (given | {"messages": [*given["messages"], *later]} if later else given), None
+            return (graph_input | {"messages": [*graph_input["messages"], *later]} if later else graph_input), None
         if unread := await self._not_read(graph):
             return turn_input(unread, snapshot.values), None
         return None, (snapshot.values if snapshot.values and not snapshot.tasks else None)
 
     async def run_to_end(self, store: RunStore, callbacks: StreamCallbacks) -> TurnEnd:
         """Run from the newest checkpoint; a thread that has ended is read back."""
-        graph, given = self._in(store), self.given
-        if self.known is not None and not self.answers:
-            given, at_end = await self._where_it_stands(graph)
+        graph, graph_input = self._in(store), self.graph_input
+        if self.record is not None and not self.answers:
+            graph_input, at_end = await self._where_it_stands(graph)
             if at_end is not None:
                 return self._outcome(at_end)
         final: dict[str, Any] = {}
         stream: AsyncIterator[Any] = graph.astream(
-            given,
+            graph_input,
             self.config,
             context=self.context,
             stream_mode=callbacks.modes,
@@ -127,7 +128,7 @@ class GraphRun:
         shown = self.graph.output_channels
         output = {k: v for k, v in final.items() if isinstance(shown, str) or k in shown}
         thread = str(self.config.get("configurable", {}).get("thread_id"))
-        said = last_answer(output.get("messages", ()), thread, self.known.turns if self.known else ())
+        said = last_answer(output.get("messages", ()), thread, self.record.turns if self.record else ())
         if said is not None:
             return said
         return next((str(output[name]) for name in _OUTPUTS if output.get(name) is not None), None)
@@ -171,6 +172,6 @@ def _command(waiting: Sequence[Interrupt], answer: Any) -> Command[Any] | None:
         return Command(resume=dict(by_id))
     if len(waiting) > 1:
         asked = "; ".join(f"{question.id}: {question.value}" for question in waiting)
-        raise RunError(f"{len(waiting)} questions wait: {asked}.", "Give the answers by id, as a JSON object.")
+        raise RunError(f"{len(waiting)} questions are pending: {asked}.", "Give the answers by id, as a JSON object.")
     # An empty mapping by itself would answer no question; so would one whose keys look like ids.
     return Command(resume={waiting[0].id: answer} if isinstance(answer, Mapping) else answer)

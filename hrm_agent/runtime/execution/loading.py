@@ -54,7 +54,7 @@ def _load(name: str, folder: str) -> Pregel[Any, Any, Any, Any]:
         found = found.compile()  # pyright: ignore[reportUnknownMemberType]
     if not isinstance(found, Pregel):
         known = [key for key, value in vars(module).items() if isinstance(value, (Pregel, StateGraph))]
-        what = f"is {type(found).__name__}, no LangGraph graph" if found is not None else "does not exist"
+        what = f"is {type(found).__name__}, not a LangGraph graph" if found is not None else "does not exist"
         raise GraphError(
             f"{attribute!r} in {module_name} {what}.", f"Graphs found there: {', '.join(known) or 'none'}."
         )

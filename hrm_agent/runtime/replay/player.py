@@ -148,14 +148,14 @@ class ReplayRun:
         record_external_tools()
         with using_policy(_Silent()):
             try:
-                segments = await self._stretches()
+                segments = await self._segments()
             except HrmError:
                 raise
             except Exception as error:  # the graph's own: it declares another state now
                 said = f"{type(error).__name__}: {error}"
                 if said == self._trajectory.error:  # so the recorded run had ended
                     return Replay(self._trajectory, "", ReplayVerdict.EQUAL)
-                ended = f"it does not take the recorded state: {said}"
+                ended = f"it does not accept the recorded state: {said}"
                 return Replay(self._trajectory, "", ReplayVerdict.DIFFERS, ended=ended)
             return await self._through(segments)
 
@@ -203,7 +203,7 @@ class ReplayRun:
 
     # what is on record
 
-    async def _stretches(self) -> list[Segment]:
+    async def _segments(self) -> list[Segment]:
         begins = [i for i, found in enumerate(self._line) if i == 0 or found.metadata.get("source") != "loop"]
         ends = [*(begin - 1 for begin in begins[1:]), len(self._line) - 1]
         graph, found = self._graph.copy(update={"checkpointer": self._saver}), list[Segment]()

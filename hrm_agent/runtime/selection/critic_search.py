@@ -49,8 +49,8 @@ def require_verdict(name: str) -> None:
     """Raise `ConfigError` if the state of a graph has no `verdict`."""
     if "verdict" not in load_graph(name).channels:
         raise ConfigError(
-            f"The mode 'search' needs the verdict of a critic, and the state of graph {name!r} has none.",
-            "Use --mode best-of-n or majority, or give the state a `verdict: dict` with action, subgoal and hint.",
+            f"The mode 'search' needs the verdict of a critic, but the state of graph {name!r} has no `verdict`.",
+            "Use --mode best-of-n or majority, or add `verdict: dict` to the state, with action, subgoal and hint.",
         )
 
 

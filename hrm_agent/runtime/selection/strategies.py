@@ -124,10 +124,10 @@ class _Group:
         if known.status is not RunStatus.RUNNING:
             return self._concluded(known, self._on_record())
         candidates = await (self._search() if self.mode.name == "search" else self._side_by_side())
-        asked = [_asked(self.store, candidate) for candidate in candidates]
-        if _waits(candidates, asked):
+        entries = [_as_candidate(self.store, candidate) for candidate in candidates]
+        if _waits(candidates, entries):
             return Outcome(known, tuple(candidates), None)
-        options = {"mode": self.mode.name, "candidates": asked, "judge": self._judge()}
+        options = {"mode": self.mode.name, "candidates": entries, "judge": self._judge()}
         choice = replace(self.episode, graph=CHOICE_GRAPH, context=options)
         return self._concluded(await self.runner.run(choice), candidates)
 
@@ -230,7 +230,7 @@ class _Group:
         return Outcome(choice, tuple(candidates), chosen, reason)
 
 
-def _asked(store: RunStore, candidate: Trajectory) -> Candidate:
+def _as_candidate(store: RunStore, candidate: Trajectory) -> Candidate:
     failed = candidate.status in (RunStatus.FAILED, RunStatus.ABORTED)
     return Candidate(
         thread=candidate.thread_id,
@@ -241,10 +241,10 @@ def _asked(store: RunStore, candidate: Trajectory) -> Candidate:
     )
 
 
-def _waits(candidates: Sequence[Trajectory], asked: Sequence[Candidate]) -> bool:
+def _waits(candidates: Sequence[Trajectory], entries: Sequence[Candidate]) -> bool:
     """True if a candidate waits for a person, and no other one was accepted (without a critic: has answered)."""
-    judged = any(candidate["accepted"] is not None for candidate in asked)
-    fine = [c["accepted"] if judged else c["stop_reason"] == StopReason.ANSWER for c in asked]
+    judged = any(entry["accepted"] is not None for entry in entries)
+    fine = [c["accepted"] if judged else c["stop_reason"] == StopReason.ANSWER for c in entries]
     return not any(fine) and any(candidate.stop_reason is StopReason.INTERRUPT for candidate in candidates)
 
 

@@ -149,9 +149,7 @@ def read_request(body: Any) -> ChatRequest:
         raise _refusal(error) from None
     for name in read.context:
         if name in _THE_SERVERS:
-            raise RefusedError(
-                400, "Which models answer, and from which sources, is the server's to say.", param=f"context.{name}"
-            )
+            raise RefusedError(400, "The server decides which models and sources are used.", param=f"context.{name}")
     limits = [limit for limit in (read.max_tokens, read.max_completion_tokens) if limit is not None]
     stops = [read.stop] if isinstance(read.stop, str) else read.stop or []
     given = {"temperature": read.temperature, "top_p": read.top_p}
@@ -190,7 +188,7 @@ def _supported(body: dict[str, Any]) -> dict[str, Any]:
 
 def _turns(messages: list[_Message]) -> tuple[str, tuple[dict[str, str], ...]]:
     if messages[-1].role != "user" or not messages[-1].text.strip():
-        raise RefusedError(400, "The last message has to be the user's, and say something.", param="messages")
+        raise RefusedError(400, "The last message has to be a user message that is not empty.", param="messages")
     said = [message.text for message in messages if message.role in ("system", "developer")]
     turns = [{"role": m.role, "content": m.text} for m in messages[:-1] if m.role in ("user", "assistant")]
     return "\n\n".join([*filter(str.strip, said), messages[-1].text]), tuple(turns)

@@ -61,7 +61,7 @@ class Chats:
             known = ", ".join(self.graphs)
             raise RefusedError(404, f"No model of that name; there is {known}.", code="model_not_found", param="model")
         if self.draining:
-            raise RefusedError(503, "The server is going down.")
+            raise RefusedError(503, "The server is shutting down.")
         if len(self._threads) >= self._concurrency:
             raise RefusedError(429, f"{self._concurrency} runs are under way.", code="rate_limit_exceeded")
         name = thread or f"chat-{uuid4().hex}"

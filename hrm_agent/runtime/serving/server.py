@@ -221,7 +221,7 @@ def _refusal(error: Exception, request: web.Request) -> RefusedError:
             return RefusedError(status, f"{error.message} {error.hint}".strip())
         case _:
             _LOG.error("request failed: %s %s", request.method, request.path, exc_info=error)
-            return RefusedError(500, "The server failed; its log says where.")
+            return RefusedError(500, "The server failed; see its log.")
 
 
 def _unless_failed(ended: Trajectory) -> Trajectory:

@@ -149,7 +149,7 @@ def _graph_of(store: RunStore, thread: str) -> str:
 def _compiled(store: RunStore, name: str) -> Graph:
     """The graph, over the store's checkpoints: an edit goes through its channels and its edges."""
     if not name:
-        raise RunError("Which graph made this thread is not on record.", "Name it, to edit or to run a fork of it.")
+        raise RunError("The graph of this thread is not recorded.", "Name it, to edit or to run a fork of it.")
     graph = load_graph(name)
     return graph.copy(update={"checkpointer": store.checkpointer.allowing(graph)})
 
@@ -174,7 +174,7 @@ def _refuse_known(store: RunStore, episodes: Sequence[Episode]) -> None:
     known = {thread.thread_id for thread in store.threads()}
     for episode in episodes:
         if episode.thread_id in known:
-            raise RunError(f"Thread {episode.thread_id!r} is there already.", "Give the fork another name.")
+            raise RunError(f"Thread {episode.thread_id!r} exists already.", "Give the fork another name.")
 
 
 def _unrecorded(found: History, moment: Moment) -> Trajectory:

@@ -172,7 +172,7 @@ def write_edit(
     saver = cast("BaseCheckpointSaver[Any]", graph.checkpointer)
     start = saver.get_tuple({"configurable": {"thread_id": thread_id}})
     if start is None:
-        raise RunError(f"Thread {thread_id!r} has no checkpoint.", "Fork it anew.")
+        raise RunError(f"Thread {thread_id!r} has no checkpoint.", "Fork it again.")
     steps = _as_returned(written, _arrived_from(found, moment))
     if steps and run_sync(_leads_on(graph, start, steps, moment.next, values, runtime)):
         run_sync(graph.abulk_update_state(config, [steps]))

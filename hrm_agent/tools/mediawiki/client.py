@@ -74,7 +74,10 @@ class MediaWiki:
     def wikipedia(cls, language: str = "en", **options: Any) -> MediaWiki:
         """Wikipedia in a language."""
         if not _LANGUAGE.fullmatch(language):
-            raise ConfigError(f"{language!r} is no language of a Wikipedia.", "Such as en, de, simple or zh-yue.")
+            raise ConfigError(
+                f"{language!r} is not a language of a Wikipedia.",
+                "Languages are en, de, simple or zh-yue, for example.",
+            )
         return cls(f"https://{language}.wikipedia.org/w/api.php", **options)
 
     def close(self) -> None:
@@ -195,7 +198,7 @@ def _opened(wiki: str, user_agent: str, cache: str | None) -> MediaWiki:
     if "://" in wiki:
         return MediaWiki(wiki, user_agent=user_agent, cache=cache)
     raise ConfigError(
-        f"{wiki!r} is no wiki.",
+        f"{wiki!r} is not a wiki.",
         'Name a language of Wikipedia, such as "en", or the URL of an API: "https://host/w/api.php".',
     )
 
@@ -204,7 +207,7 @@ def _api(url: str) -> httpx.URL:
     try:
         api = httpx.URL(url)
     except (httpx.InvalidURL, TypeError) as error:
-        raise ConfigError(f"{url!r} is no URL: {error}") from error
+        raise ConfigError(f"{url!r} is not a URL: {error}") from error
     if (
         api.scheme not in ("http", "https")
         or not _HOST.fullmatch(api.host)
@@ -212,7 +215,7 @@ def _api(url: str) -> httpx.URL:
         or api.query
     ):
         raise ConfigError(
-            f"{url!r} is no API of a MediaWiki.",
+            f"{url!r} is not an API of a MediaWiki.",
             "It ends in api.php: https://en.wikipedia.org/w/api.php; the page Special:Version of a wiki names it.",
         )
     return api.copy_with(fragment=None)
@@ -221,11 +224,13 @@ def _api(url: str) -> httpx.URL:
 def _check_contact(user_agent: str) -> None:
     if not any(mark in user_agent for mark in ("@", "://")):
         raise ConfigError(
-            f"The user agent {user_agent!r} does not say whom to write to.",
+            f"The user agent {user_agent!r} names no contact.",
             'Wikis ask for a contact: user_agent="name/1.0 (you@example.org)".',
         )
     if not (user_agent.isascii() and user_agent.isprintable()):
-        raise ConfigError(f"The user agent {user_agent!r} is not all printable ASCII.", "Headers of HTTP are.")
+        raise ConfigError(
+            f"The user agent {user_agent!r} is not all printable ASCII.", "HTTP headers have to be printable ASCII."
+        )
 
 
 def _open_cache(folder: Path | str | None, seconds: float) -> AnswerCache | None:

@@ -76,7 +76,7 @@ FORMATS: dict[str, Format] = {
     ),
     "chat": Format(
         "one conversation to fine-tune on, `messages` and `tools`, as `train sft`, trl and chat templates read it",
-        "nothing: a conversation is no run",
+        "nothing: a conversation is not a run",
         rows=lambda known, least: chat_rows(known, least_reward=least),
         keys=frozenset({"messages"}),
     ),
@@ -128,7 +128,7 @@ def import_from(path: Path, name: str | None = None, origin: Origin | None = Non
     read = FORMATS[found].read
     if read is None:
         raise StoreError(
-            f"{path} holds conversations, and no record of a run can be made of them.",
+            f"{path} holds conversations, which cannot be imported as runs.",
             f"Train on it as it is: hrm-agent train sft {path}",
         )
     return read(path, origin or Origin())

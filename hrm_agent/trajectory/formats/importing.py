@@ -157,7 +157,7 @@ class Assembly:
         found = lint(trajectory)
         if found:
             raise StoreError(
-                f"{self.place} would be no sound trajectory: {found[0].name}: {found[0].message}.",
+                f"{self.place} is not a valid trajectory: {found[0].name}: {found[0].message}.",
                 "docs/trajectory-format.md lists what has to hold; a reward, for one, is a number from 0 to 1.",
             )
         return trajectory

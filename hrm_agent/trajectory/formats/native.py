@@ -1,10 +1,7 @@
-"""Trajectories to files that other programs read, and back: JSON lines and Parquet.
+"""The two formats of whole trajectories, JSON lines and Parquet: writers, readers, and the checks of what is read.
 
-A JSONL line is a whole trajectory in the published format. Parquet is for many: the columns that one filters by stand
-beside the record, and tokens are stored as bytes, since a list of numbers costs a multiple of that in any other column
-type. Both are read back as equal `Trajectory` objects (log-probs are 32-bit numbers in Parquet, as in the store).
-
-A file appears under its name only when it is complete.
+In Parquet the columns that one filters by stand beside the record, and tokens are stored as bytes, since a list of
+numbers costs a multiple of that in any other column type. Log-probs are 32-bit numbers there, as in the store.
 """
 
 from __future__ import annotations
@@ -103,7 +100,7 @@ def read_parquet(path: Path) -> Iterator[Trajectory]:
                     yield _from_row(row, str(path))
     except (OSError, KeyError, pa.ArrowException) as error:
         hint = "Name a Parquet file that `hrm-agent export` wrote."
-        raise StoreError(f"{path} is no export of trajectories: {error}.", hint) from error
+        raise StoreError(f"{path} is not an export of trajectories: {error}.", hint) from error
 
 
 def _row(trajectory: Trajectory) -> dict[str, Any]:

@@ -122,7 +122,9 @@ def read_rollouts(path: Path, origin: Origin) -> Iterator[Trajectory]:
         try:
             yield _trajectory(row, place, origin)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise StoreError(f"{place} is no rollout: {type(error).__name__}: {error}.", "Export it again.") from error
+            raise StoreError(
+                f"{place} is not a rollout: {type(error).__name__}: {error}.", "Export it again."
+            ) from error
 
 
 def _trajectory(row: Row, place: str, origin: Origin) -> Trajectory:

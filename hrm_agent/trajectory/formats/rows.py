@@ -82,7 +82,7 @@ def _line(row: Row) -> str:
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """Each row with its place, for messages. Raises `StoreError` naming a line that is no JSON object."""
+    """Each row with its place, for messages. Raises `StoreError` naming a line that is not a JSON object."""
     with open_lines(path) as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
@@ -93,9 +93,9 @@ def _object(line: str, place: str) -> Row:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise StoreError(f"{place} is no JSON: {error}.", "Export it again, or mend the line.") from error
+        raise StoreError(f"{place} is not JSON: {error}.", "Export it again, or correct the line.") from error
     if not isinstance(row, dict):
-        raise StoreError(f"{place} is no JSON object.", "Each line is to be one object: {...}.")
+        raise StoreError(f"{place} is not a JSON object.", "Each line has to be one object: {...}.")
     return row
 
 

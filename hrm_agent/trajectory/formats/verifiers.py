@@ -1,9 +1,9 @@
 """The traces of the `verifiers` library (version 1 of its trace schema): one run a line, as a graph of messages.
 
 A trace is close to a message forest: its nodes are messages, each with the tokens that it adds to its parent. What one
-of our calls adds stands on the node of its answer, inserted tokens before sampled ones, and the nodes of the messages
-between two answers carry none: the record does not tell where one of them ends, and along a path the tokens are the
-same. Messages that cannot be proved (see `messages`) have no node.
+of our calls adds stands on the node of its answer, prompt tokens before completion tokens, and the nodes of the
+messages between two answers carry none: the record does not tell where one of them ends, and along a path the tokens
+are the same. Messages that cannot be proved (see `messages`) have no node.
 
 Tokens, masks, log-probs, rewards and times survive a round trip; tool outcomes, graph identities and seeds do not, as a
 trace has no place for them. `mask` is on where this run's own trainable calls sampled, so that a fork trains nothing of
@@ -190,7 +190,7 @@ def read_verifiers(path: Path, origin: Origin) -> Iterator[Trajectory]:
         try:
             yield _trajectory(row, place, origin)
         except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
-            raise StoreError(f"{place} is no trace: {type(error).__name__}: {error}.", "Export it again.") from error
+            raise StoreError(f"{place} is not a trace: {type(error).__name__}: {error}.", "Export it again.") from error
 
 
 def _trajectory(row: Row, place: str, origin: Origin) -> Trajectory:

@@ -84,7 +84,7 @@ def test_what_is_saved_is_read_back(config: Outer, tmp_path: Path) -> None:
         (("--name",), "expected one argument", "--help"),
         (("--inner.steps", "0"), "inner.steps (from the flags): Input should be greater than or equal to 1", ""),
         (("--kind", "three"), "Input should be 'one' or 'two'", ""),
-        (("--inner.table", "a"), "'a' is no KEY=VALUE.", "--inner.table a=VALUE"),
+        (("--inner.table", "a"), "'a' is not KEY=VALUE.", "--inner.table a=VALUE"),
         (("--config", "absent.toml"), "There is no file absent.toml.", ""),
     ],
 )

@@ -122,20 +122,20 @@ def test_mistakes_are_explained(hrm: Command, text: str, tmp_path: Path) -> None
     for words, said in (
         (("missing.txt",), "There is no file missing.txt"),
         ((".",), "is a folder"),
-        (("empty.txt",), "empty.txt gives no text"),
+        (("empty.txt",), "No text can be read from empty.txt"),
         (("binary",), "NUL bytes"),
         ((text, "--max-mb", "0.0001"), "files up to 104"),
         ((text, "--tokenizer", "peices"), "Did you mean 'pieces'?"),
         ((text, "--size", "0"), "at least 1"),
         ((text, "--size", "many"), "invalid int value"),
-        ((text, "--overlap", "1.0"), "15 % is 0.15"),
-        ((text, "--overlap", "nan"), "15 % is 0.15"),
+        ((text, "--overlap", "1.0"), "For 15 % give 0.15"),
+        ((text, "--overlap", "nan"), "For 15 % give 0.15"),
         ((text, "--strategy", "recursiv"), "Did you mean 'recursive'?"),
         ((text, "--strategy", "semchunck", "--compare"), "Did you mean 'semchunk'?"),
         ((text, "--strategy", "fixed", "--strategy", "code"), "Add --compare"),
         ((text, "--picture", "p.docx"), "cannot be written"),
         ((text, "--picture", "no/folder/p.png"), "cannot be written"),
-        ((text, "--picture", "p.png", "--span", "9:1"), "is no part of a text"),
+        ((text, "--picture", "p.png", "--span", "9:1"), "is not a part of a text"),
     ):
         done = hrm("chunk", *words, "--json")
         assert done.code == 2, words

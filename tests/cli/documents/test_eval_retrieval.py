@@ -58,7 +58,7 @@ def test_from_questions_to_tables_files_and_a_picture(corpus: str, hrm: Command,
         (("set", "--base", "sentence"), "Write STRATEGY:SIZE/OVERLAP:MODE"),
         (("set", "--mode", "letters"), "no mode 'letters'"),
         (("set", "--k", "0"), "k is 0"),
-        (("set", "--size", "0"), "a chunk of 0 tokens"),
+        (("set", "--size", "0"), "a chunk cannot have 0 tokens"),
         (("set", "--tokenizer", "none"), "There is no tokenizer 'none'"),
     ],
 )

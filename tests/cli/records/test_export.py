@@ -215,10 +215,10 @@ def test_what_import_says_of_mistakes(ran: Path, hrm: Command, tmp_path: Path) -
 
 
 def test_what_export_says_of_mistakes(ran: Path, hrm: Command, tmp_path: Path) -> None:
-    assert "--reward chooses conversations" in hrm("export", ran, "--out", "x.jsonl", "--reward", "1").err
+    assert "--reward works with --format chat only" in hrm("export", ran, "--out", "x.jsonl", "--reward", "1").err
     assert "verifiers" in hrm("export", ran, "--out", "x", "--format", "verifier").err
     (tmp_path / "tools.json").write_text("{}")
-    assert "is no list of tools" in hrm("export", ran, "--out", "x.chat", "--tools", "tools.json").err
+    assert "is not a list of tools" in hrm("export", ran, "--out", "x.chat", "--tools", "tools.json").err
     assert "cannot be read" in hrm("export", ran, "--out", "x.chat", "--system", "absent").err
 
 

@@ -117,7 +117,7 @@ def test_show(store: str, hrm: Command) -> None:
         "What is 17 + 25?",
         "> python: 17 + 25",
         r"<answer>\boxed{42}</answer>",
-        "2 tokens in, 2 out, mean log-prob -0.375",
+        "2 prompt tokens, 2 completion tokens, mean log-prob -0.375",
         "python  ",
         "ok, 0.010 s",
         "step 4 of run-1: dropped: more positives than the quota of 4",

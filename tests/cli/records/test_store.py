@@ -77,7 +77,7 @@ def test_verify(kept: str, hrm: Command) -> None:
 
 def test_prune(kept: str, hrm: Command) -> None:
     would = hrm("store", "prune", kept, "--status", "failed", "--dry-run")
-    assert would.code == 0 and "1 runs would go" in would.out
+    assert would.code == 0 and "1 runs would be deleted" in would.out
     assert hrm("store", "stats", kept, "--json").json["rows"]["trajectories"] == 2
     done = hrm("store", "prune", kept, "--status", "failed", "--older-than", "1h", "--json").json
     assert done["thread_ids"] == ["thread-2"] and done["freed"] > 0 and done["kept"] == {}
@@ -152,7 +152,7 @@ def test_migrate(hrm: Command, tmp_path: Path) -> None:
     assert done.code == 2 and "hrm-agent store migrate stock.db NEW.db" in done.err
     taken = hrm("store", "migrate", "stock.db", "new.db", "--json").json
     assert taken == {"threads": 1, "checkpoints": 6, "trajectories": 0}
-    assert "1 threads, 6 checkpoints, 0 trajectories taken over" in hrm("store", "migrate", "stock.db", "new2.db").out
+    assert "1 threads, 6 checkpoints, 0 trajectories migrated" in hrm("store", "migrate", "stock.db", "new2.db").out
     assert hrm("store", "verify", "new.db").code == 0
 
 
@@ -165,11 +165,11 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
     "no store to vacuum": (("vacuum", "absent.db"), "There is no store at absent.db"),
     "no store to copy": (("copy", "absent.db", "new.db"), "There is no store at absent.db"),
     "nothing to migrate": (("migrate", "absent.db", "new.db"), "There is no file absent.db"),
-    "not said what": (("prune", "sample.db"), "Nothing says what is to go"),
-    "no age": (("prune", "sample.db", "--older-than", "soon"), "'soon' is no age"),
-    "an age without a unit": (("prune", "sample.db", "--older-than", "30"), "'30' is no age"),
-    "an empty age": (("prune", "sample.db", "--older-than", ""), "'' is no age"),
-    "a negative age": (("prune", "sample.db", "--older-than=-1d"), "'-1d' is no age"),
+    "not said what": (("prune", "sample.db"), "Nothing says which runs to delete"),
+    "no age": (("prune", "sample.db", "--older-than", "soon"), "'soon' is not an age"),
+    "an age without a unit": (("prune", "sample.db", "--older-than", "30"), "'30' is not an age"),
+    "an empty age": (("prune", "sample.db", "--older-than", ""), "'' is not an age"),
+    "a negative age": (("prune", "sample.db", "--older-than=-1d"), "'-1d' is not an age"),
     "no status": (("prune", "sample.db", "--status", "faild"), "Did you mean 'failed'?"),
     "no thread": (("delete", "nobody", "--store", "sample.db"), "There is no thread 'nobody'"),
     "a copy onto itself": (("copy", "sample.db", "sample.db"), "is not empty"),

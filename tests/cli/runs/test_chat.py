@@ -50,14 +50,14 @@ def test_a_conversation_from_a_pipe(chat: Command, hrm: Command, tmp_path: Path)
     done = chat("--policy", policy, "--thread", "t", "--seed", "1", lines=lines[:-3])
     assert done.code == 0 and done.err == ""
     shown = done.out.splitlines()
-    assert shown[:3] == ["\\boxed{42}", "5", "turn 1  What is 6 * 7?  (/back 2 stands before it)"]
+    assert shown[:3] == ["\\boxed{42}", "5", "turn 1  What is 6 * 7?  (/back 2 goes back to before it)"]
     assert re.search(r"@1 +__start__ +-> reason", done.out) and re.search(r"@3 +tools .*-> reason", done.out)
     assert "On the thread t/fork-1, at moment 4." in shown
-    assert "They parted at moment 4, after reason." in shown and "+What is 4 + 5?" in shown
+    assert "They diverged at moment 4, after reason." in shown and "+What is 4 + 5?" in shown
     assert re.search(r"\* +t/fork-1 +tool_loop +completed +2 +What is 4 \+ 5\?", done.out)
     assert shown[-5:] == [
         *("> What is 6 * 7?", "\\boxed{42}", "> What is 4 + 5?", "9"),
-        "Played again from the record, 8 moments: equal, byte for byte.",
+        "Replayed from the record, 8 moments: equal, byte for byte.",
     ]
     assert hrm("replay", "--check", "runs").code == 0 and hrm("lint", "runs").code == 0
     again = chat("--thread", "t", "--policy", script(tmp_path / "u", "<answer>said</answer>"), lines=lines[-3:])
@@ -106,9 +106,9 @@ def test_mistakes_are_told_in_a_line(chat: Command, tmp_path: Path) -> None:
         r"No turn is under way\. Say something\.",
         r"Well\.",
         r"There is no checkpoint of thread 'nobody'.*",
-        r"Thread 't' is there already\. Give the fork another name\.",
+        r"Thread 't' exists already\. Give the fork another name\.",
         r"The script of .* has 2 answers, and one more was asked for\..*",
-        r"The turn is kept as far as it went: /resume continues it\.",
+        r"What the turn did so far is kept; /resume continues it\.",
     ]
     assert done.code == 1
     assert [bool(re.fullmatch(e, s)) for e, s in zip(expected, done.out.splitlines(), strict=True)] == 16 * [True]
@@ -120,9 +120,9 @@ def test_mistakes_are_told_in_a_line(chat: Command, tmp_path: Path) -> None:
         (("--graph", "resaerch"), "There is no graph 'resaerch'. Did you mean 'research'?"),
         (("--graph", "research"), "The research agent has nothing to search"),
         (("--graph", "tests.runtime.execution.test_conversation:one_task"), "takes one task a thread"),
-        (("--mode", "majority"), "it has no mode 'majority'"),
+        (("--mode", "majority"), "--mode majority does not apply"),
         (("--context", "turns=1"), "has no option 'turns'"),
-        (("--say", " "), "--say says nothing"),
+        (("--say", " "), "--say is empty"),
     ],
 )
 def test_wrong_options_are_told_before_anything_is_said(words: tuple[str, ...], message: str, chat: Command) -> None:
@@ -198,12 +198,12 @@ def test_a_wrong_wiki_is_told_and_mended(chat: Command, hrm: Command, tmp_path: 
     says = [plan, search, "I found nothing.", "NOT ANSWERED It has no page."]
     options = ("--graph", "research", "--thread", "t", "--max-tokens", "2048", "--context", "user_agent=t/1 (a@b.org)")
     wrong = chat(*options, "wiki=nonsense", "--policy", script(tmp_path / "s", *says), lines=("How long is it?",))
-    assert wrong.code == 1 and wrong.out.startswith("'nonsense' is no wiki.")
+    assert wrong.code == 1 and wrong.out.startswith("'nonsense' is not a wiki.")
     with LocalWiki(tmp_path / "wiki") as wiki:
         policy = ("--policy", script(tmp_path / "u", *says))
         right = chat("--thread", "t", *policy, *options[-2:], f"wiki={wiki.url}", lines=("How long?", "/replay"))
     shown = right.out.splitlines()
-    assert right.code == 0 and shown[0].startswith("A turn was interrupted that had other options")
+    assert right.code == 0 and shown[0].startswith("The interrupted turn had other options")
     assert shown[1] == "The sources do not answer this. It has no page."
     assert shown[2:4] == ["> How long is it?", "(aborted)"] and "equal, byte for byte" in shown[-1]
     assert hrm("lint", "runs").code == 0
@@ -303,7 +303,7 @@ def test_at_a_terminal(tmp_path: Path, hrm: Command) -> None:
         done = {"status": ToolStatus.OK, "content": "slept"}  # so that the test need not wait for it
         store.journal.write_tool_call(call.model_copy(update=done))
     two = Terminal(tmp_path, "chat", "--thread", "t/fork-1")
-    two.until("Going on with the turn that was interrupted")
+    two.until("Resuming the interrupted turn")
     two.until("after the kill.*\n")
     two.until("> ")
     two.type("\x1b[A again\r")

@@ -41,7 +41,7 @@ def test_what_it_asks_now_is_shown_and_gone_on_with(hrm: Command, scripted: str,
     graph = "tests.support.graphs.replayed_agents:hinted_loop"
     done = hrm("replay", "t", "--graph", graph)
     assert done.code == 1
-    assert "node reason: it asks the model otherwise than it did" in done.out
+    assert "node reason: it asks the model differently than recorded" in done.out
     assert "+<|im_start|>system" in done.out and "+Check it.<|im_end|>" in done.out
     policy = script(tmp_path / "other", SCRIPT[1])
     live = hrm("replay", "t", "--graph", graph, "--live-after", "--policy", policy, "--thread", "u", "--json")
@@ -54,9 +54,9 @@ def test_which_run(hrm: Command) -> None:
     assert "hrm-agent replay TRAJECTORY" in hrm("replay").err
     assert hrm("replay", "t", "--check", "runs").code == 2
     assert "There is no store" in hrm("replay", "t").err
-    assert "--policy means nothing without --live-after" in hrm("replay", "t", "--policy", "x").err
-    assert "--run means nothing without --check" in hrm("replay", "t", "--run", "x").err
-    assert "--check continues no run" in hrm("replay", "--check", "runs", "--live-after").err
+    assert "--policy needs --live-after" in hrm("replay", "t", "--policy", "x").err
+    assert "--run needs --check" in hrm("replay", "t", "--run", "x").err
+    assert "--check cannot be combined with --live-after" in hrm("replay", "--check", "runs", "--live-after").err
 
 
 def test_no_model_is_loaded(hrm: Command, scripted: str, tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def test_code_runs_on_a_server(scripted: str, hrm: Command, tmp_path: Path, monk
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     done = hrm(*words)
     assert done.code == 2
-    assert "Nobody listens at unix:" in done.err
+    assert "Nothing listens at unix:" in done.err
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "server"))
         listener.listen()
@@ -193,7 +193,7 @@ def test_the_default_isolation_is_not_spoken_of(parrot: str, hrm: Command) -> No
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--isolation", "L9"), "'L9' is no level of isolation. L3, L2 (the default), L1 or L0."),
+        (("--isolation", "L9"), "'L9' is not a level of isolation. L3, L2 (the default), L1 or L0."),
         (("--environment", "example.org"), "'example.org' is not an environment. Nothing for this machine"),
         (("--environment", "unix:"), "'unix:' is not an environment"),
     ],
@@ -277,7 +277,7 @@ def test_eval_of_a_policy(tasks: str, parrot: str, hrm: Command) -> None:
 
 def test_what_cannot_be_resumed(hrm: Command, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "empty is no run folder" in hrm("resume", "empty").err
+    assert "empty is not a run folder" in hrm("resume", "empty").err
     (tmp_path / "empty" / "config.toml").write_text('command = "colect"\n')
     assert "Did you mean 'collect'?" in hrm("resume", "empty").err
     (tmp_path / "empty" / "config.toml").write_text("command = ")

@@ -126,7 +126,7 @@ def test_an_edit_then_resume_then_the_difference(thread: str, answers: str, hrm:
     }
     assert (found["a"]["steps"], found["b"]["steps"], found["b"]["calls"]) == (1, 2, 1)
     shown = hrm("diff", f"{thread}@last", "other@last").out
-    assert "They parted at moment 3, after tools." in shown and "+41" in shown
+    assert "They diverged at moment 3, after tools." in shown and "+41" in shown
     assert "Their states are the same." in hrm("diff", f"{thread}@3", "other@3").out
 
 
@@ -145,11 +145,11 @@ def test_resume_from_an_earlier_moment(hrm: Command, tmp_path: Path) -> None:
         (("fork", "t1", "--at", "before:tool"), "Did you mean 'before:tools'?"),
         (("fork", "t2"), "There is no checkpoint of thread 't2'"),
         (("fork", "t1", "--set", "stop_reason"), "Write --set stop_reason=VALUE"),
-        (("fork", "t1", "--set", "stop_reason=answer"), "A text has quotes"),
+        (("fork", "t1", "--set", "stop_reason=answer"), "Quote a text"),
         (("fork", "t1", "--set", "stop_raeson=1"), "Did you mean 'stop_reason'?"),
         (("fork", "t1", "--message", "17=x"), "There is no message '17' at moment 4. There are: 0 human"),
         (("fork", "t1", "--count", "0"), "Ask for 1 or more"),
-        (("resume", "t1", "--answer", "x"), "waits for no answer: it is completed"),
+        (("resume", "t1", "--answer", "x"), "is not waiting for an answer: it is completed"),
         (("diff", "t1", "t1@9"), "It has 0 to 4, before:__start__"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -179,7 +179,7 @@ def test_questions_are_answered_by_id(asking: tuple[str, ...], hrm: Command) -> 
     waiting = hrm("history", "t1", "--json").json["moments"][-1]["interrupts"]
     assert [question["node"] for question in waiting] == ["each", "each"]
     done = hrm("resume", "t1", "--answer", "x")
-    assert done.code == 2 and "2 questions wait" in done.err
+    assert done.code == 2 and "2 questions are pending" in done.err
     given = {question["id"]: question["value"].upper() for question in waiting}
     assert hrm("resume", "t1", "--answer", json.dumps(given), "--json").lines[-1]["answer"] == "b: B"
 
@@ -224,7 +224,7 @@ def test_a_thread_of_a_program_of_ones_own(asking: tuple[str, ...], hrm: Command
         graph = load_graph("./asking.py:stops").copy(update={"checkpointer": store.checkpointer})
         graph.invoke({"messages": [("user", "hello")]}, config)
         graph.invoke(None, config)
-    assert "Thread mine: not recorded" in hrm("history", "mine").out
+    assert "Thread mine: checkpoints only" in hrm("history", "mine").out
     assert "1 threads with checkpoints only: mine" in hrm("history").out
     words = ("fork", "mine", "--at", "before:ask", "--message", "0=goodbye")
     assert "Name it" in hrm(*words).err

@@ -96,12 +96,12 @@ def test_a_unix_socket_and_a_token_of_the_variable(serve: Serve, home: Path) -> 
     ("flags", "said"),
     [
         (("--host", "0.0.0.0"), "--allow-remote"),
-        (("--host", "no.such.host.invalid"), "no address"),
+        (("--host", "no.such.host.invalid"), "is not an address"),
         (("--port", "70000"), "no such port"),
         (("--slots", "0"), "at least 1"),
         (("--slots", "many"), "--slots"),
         (("--drain-seconds", "nan"), "not a time"),
-        (("--isolation", "L9"), "no level"),
+        (("--isolation", "L9"), "is not a level"),
         (("--tokenfile", "x"), "--token-file"),
     ],
 )
@@ -118,7 +118,7 @@ def test_a_port_that_is_taken(hrm: Command, serve: Serve) -> None:
 
 @pytest.mark.parametrize(
     ("content", "mode", "said"),
-    [("secret", 0o644, "chmod 600"), ("", 0o600, "is empty"), ("two\nlines", 0o600, "no token has")],
+    [("secret", 0o644, "chmod 600"), ("", 0o600, "is empty"), ("two\nlines", 0o600, "a token cannot have")],
 )
 def test_token_files_that_will_not_do(hrm: Command, home: Path, content: str, mode: int, said: str) -> None:
     file = home / "token"
@@ -133,7 +133,7 @@ def test_status_of_nothing(hrm: Command, monkeypatch: pytest.MonkeyPatch) -> Non
     assert without.code == 2 and "There is no token" in without.err
     monkeypatch.setenv(TOKEN_VARIABLE, "secret")
     nobody: Any = hrm("environment", "status", "http://127.0.0.1:1", "--json")
-    assert nobody.code == 2 and "Nobody listens" in json.loads(nobody.err)["error"]
+    assert nobody.code == 2 and "Nothing listens" in json.loads(nobody.err)["error"]
 
 
 def test_an_action_that_is_none(hrm: Command) -> None:

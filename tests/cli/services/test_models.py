@@ -50,7 +50,7 @@ def test_what_cannot_be_had_is_an_error(hrm: Command) -> None:
 def test_what_the_string_shows_to_be_wrong_is_told_without_loading(hrm: Command, tmp_path: Path) -> None:
     for text, said in (
         ("vllm:foo", "names no server"),
-        ("vllm:http://127.0.0.1:9/v1?timeout=soon", "no number of seconds"),
+        ("vllm:http://127.0.0.1:9/v1?timeout=soon", "is not a number of seconds"),
         (str(tmp_path), "no configuration"),
         ("a" * 300, "no model folder"),
     ):

@@ -313,8 +313,8 @@ except HrmError as error: print(error)
     done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, timeout=100, check=True)
     unreachable, client, word, missing = done.stdout.splitlines()
     assert unreachable.startswith("No Ray cluster answers at 127.0.0.1:1: ")
-    assert "'ray://127.0.0.1:1' is no address of a Ray cluster." in client
-    assert "'somewhere' is no address" in word
+    assert "'ray://127.0.0.1:1' is not the address of a Ray cluster." in client
+    assert "'somewhere' is not the address" in word
     assert missing == "Ray is not installed. pip install 'hrm-agent[ray]'"
 
 

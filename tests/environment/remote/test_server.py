@@ -306,7 +306,7 @@ async def test_what_is_not_what_it_should_be(http_: Http, tmp_path: Path, monkey
     port = free.getsockname()[1]
     free.close()
     for url in (f"http://127.0.0.1:{port}", f"unix:{tmp_path / 'nothing'}"):
-        with pytest.raises(HrmError, match="Nobody listens") as nobody:
+        with pytest.raises(HrmError, match="Nothing listens") as nobody:
             RemoteEnvironment(url, token=TOKEN)
         assert "serve" in nobody.value.hint and TOKEN not in str(nobody.value)
     with pytest.raises(HrmError, match="refuses the token") as wrong:
@@ -319,7 +319,7 @@ async def test_what_is_not_what_it_should_be(http_: Http, tmp_path: Path, monkey
     assert RemoteEnvironment(http_.url).isolation == http_.local.isolation
     with pytest.raises(HrmError, match="no token"):  # another machine is not told this one's
         token_for(parse_address("http://192.0.2.1:8742"), None)
-    with pytest.raises(HrmError, match="least that is accepted"):
+    with pytest.raises(HrmError, match="at least L3 is required"):
         RemoteEnvironment(http_.url, token=TOKEN, least=_above(http_.local.isolation))
     assert TOKEN not in repr(RemoteEnvironment(http_.url, token=TOKEN))
 
@@ -334,7 +334,7 @@ def _above(level: str) -> Isolation:
 async def test_another_server_is_not_taken_for_ours() -> None:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    with pytest.raises(HrmError, match="no environment of hrm-agent"):
+    with pytest.raises(HrmError, match="is not an hrm-agent environment"):
         RemoteEnvironment(f"http://127.0.0.1:{server.server_port}", token=TOKEN)
     server.shutdown()
 
@@ -365,7 +365,7 @@ def test_a_socket_file_is_its_owners_and_a_dead_ones_is_replaced(tmp_path: Path)
     first.close()
     listen_unix(path).close()
     (tmp_path / "file").write_text("precious")
-    with pytest.raises(ConfigError, match="no socket"):
+    with pytest.raises(ConfigError, match="is not a socket"):
         listen_unix(str(tmp_path / "file"))
     assert (tmp_path / "file").read_text() == "precious"
 

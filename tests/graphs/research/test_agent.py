@@ -478,7 +478,7 @@ async def test_a_context_window_that_is_full_is_a_limit(talk_to: Any) -> None:
     ("context", "message"),
     [
         ({}, "nothing to search"),
-        ({"wiki": "en"}, "does not say whom to write to"),
+        ({"wiki": "en"}, "names no contact"),
         ({"index": "x.db", "max_pages": -1}, "max_pages is -1"),
         ({"index": "x.db", "max_source_chars": 1}, "max_source_chars is 1"),
         ({"index": "x.db", "prices": {"*": [1]}}, "The price of '*'"),

@@ -194,9 +194,9 @@ def begun(*tokens: int, **other: Any) -> Any:
 
 
 HOSTILE = {
-    "not JSON": (says(b"<html>welcome</html>"), "is no vLLM server"),
-    "deep JSON": (says(b"[" * 200_000), "is no vLLM server"),
-    "a list": (says([]), "is no vLLM server"),
+    "not JSON": (says(b"<html>welcome</html>"), "is not a vLLM server"),
+    "deep JSON": (says(b"[" * 200_000), "is not a vLLM server"),
+    "a list": (says([]), "is not a vLLM server"),
     "nothing": (says({}), "sent no answer"),
     "no choice": (says({"choices": []}), "did not finish"),
     "choices of text": (says({"choices": ["a"]}), "sent no answer"),
@@ -244,7 +244,7 @@ def test_hostile_streams(stub: VllmStub, engine: VllmEngine, monkeypatch: pytest
     cases = [
         (streams(b"data: " + b"x" * 5000), "without an end"),
         (streams(*[b": comment\n" * 1000] * 20), "more than"),
-        (streams(b"data: nonsense\n\n"), "is no vLLM server"),
+        (streams(b"data: nonsense\n\n"), "is not a vLLM server"),
         (streams(begun(65), event({"error": {"message": "out of memory", "code": 500}}), done), "out of memory"),
         (streams(begun(65), done), "did not finish"),
         (streams(*[begun(65)] * 40), "more than the 12 tokens"),
@@ -329,7 +329,7 @@ def test_reading_recorded_tokens_sends_no_key_to_another_machine(monkeypatch: py
 def test_a_server_that_is_looked_up_cannot_fill_the_memory(stub: VllmStub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "_LOOK_UP_BYTES", 10_000)
     stub.models[0]["padding"] = "x" * 20_000
-    with pytest.raises(ModelError, match="has no end"):
+    with pytest.raises(ModelError, match="does not end"):
         engine_of(stub)
     packed = gzip.compress(json.dumps({"data": [{"id": "served", "root": "here"}]}).encode())
 
@@ -339,7 +339,7 @@ def test_a_server_that_is_looked_up_cannot_fill_the_memory(stub: VllmStub, monke
     monkeypatch.setattr(stub, "_models", bomb)
     stub.stop()
     stub.start()
-    with pytest.raises(ModelError, match="is no vLLM server"):
+    with pytest.raises(ModelError, match="is not a vLLM server"):
         engine_of(stub)
 
 
@@ -385,7 +385,7 @@ def test_a_fork_neither_asks_nor_hangs_at_its_end() -> None:
         ("vllm:http://me:hush@a/v1", "holds a password"),
         ("vllm:http://a/v1?api_key=hush", "VLLM_API_KEY"),
         ("vllm:http://a/v1?modle=b", "Did you mean 'model'"),
-        ("vllm:http://a/v1?timeout=nan", "no number of seconds"),
+        ("vllm:http://a/v1?timeout=nan", "is not a number of seconds"),
     ],
 )
 def test_addresses_that_cannot_be(name: str, said: str) -> None:

@@ -213,9 +213,9 @@ ROW = {"corpus": "a", "question": "What?", "references": [{"start": 0, "end": 4}
         ({key: ROW[key] for key in ("corpus", "references")}, "'question' is missing"),
         ({**ROW, "question": " "}, "the question is empty"),
         ({**ROW, "references": []}, "has no reference"),
-        ({**ROW, "references": [[0, 4]]}, r"\[0, 4\] is no reference"),
-        ({**ROW, "references": [{"start": "0", "end": 4}]}, "is no reference"),
-        ({**ROW, "references": [{"start": True, "end": 4}]}, "is no reference"),
+        ({**ROW, "references": [[0, 4]]}, r"\[0, 4\] is not a reference"),
+        ({**ROW, "references": [{"start": "0", "end": 4}]}, "is not a reference"),
+        ({**ROW, "references": [{"start": True, "end": 4}]}, "is not a reference"),
         ({**ROW, "references": [{"start": 0, "end": 12}]}, "0 to 12 does not lie in 'a', which has 11 characters"),
         ({**ROW, "references": [{"start": 4, "end": 4}]}, "4 to 4 does not lie"),
         ({**ROW, "references": [{"start": -1, "end": 4}]}, "-1 to 4 does not lie"),
@@ -248,7 +248,7 @@ def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        ("semantic", "is no configuration"),
+        ("semantic", "is not a configuration"),
         ("semantik:512/77:words", "no chunking strategy 'semantik'. Did you mean 'semantic'"),
         ("semantic:512/77:letters", "no mode 'letters'"),
         ("semantic:512/300:words", "half of the size"),

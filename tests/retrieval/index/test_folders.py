@@ -55,7 +55,7 @@ def test_several_folders_share_an_index(index: DocumentIndex, folder: Path, tmp_
     assert remove_folder(index, folder).counts["removed"] == 5
     assert index.sources().keys() == {"docs//x.txt", "docs-2//w.txt"}
     assert index.problems() == []
-    with pytest.raises(RetrievalError, match="is no folder of"):
+    with pytest.raises(RetrievalError, match="is not a folder of"):
         remove_folder(index, folder)
 
 

@@ -230,9 +230,9 @@ def test_vocabularies_at_hand_are_found(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"not base64\n", "no file of tiktoken's"),
-        (b"IQ== 0\n", "no whole vocabulary"),
-        (b"\xff\xfe\0", "no file of tiktoken's"),
+        (b"not base64\n", "is not a tiktoken file"),
+        (b"IQ== 0\n", "is not a whole vocabulary"),
+        (b"\xff\xfe\0", "is not a tiktoken file"),
     ],
 )
 def test_rank_files_that_are_none(content: bytes, said: str, tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_rank_files_that_are_none(content: bytes, said: str, tmp_path: Path) -> 
         ("tiktoken:cl100k_base.tiktoken", "name `tiktoken:cl100k_base`"),
         ("hf:no/such-model", "no model of this name in the local cache"),
         ("hf:./missing.json", "no tokenizer file"),
-        ("sentencepiece:missing.model", "no sentencepiece model"),
+        ("sentencepiece:missing.model", "is not a sentencepiece model"),
         ("wrod", "Did you mean 'word'"),
     ],
 )

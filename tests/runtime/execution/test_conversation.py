@@ -199,7 +199,7 @@ async def test_what_cannot_be_said(store: RunStore, environment: LocalEnvironmen
         await talk.runner.run(Episode(ASKED, "t"), say="And then?")
     waiting = Talk(store, environment, lambda _: "42")
     await waiting(thread="asks", graph="tests.support.graphs.replayed_agents:asks_twice")
-    with pytest.raises(RunError, match="waits with a question"):
+    with pytest.raises(RunError, match="is waiting for an answer"):
         await waiting("And then?", thread="asks")
     await talk(thread="plan", graph="tests.runtime.execution.test_conversation:one_task")
     with pytest.raises(ConfigError, match="one task a thread"):

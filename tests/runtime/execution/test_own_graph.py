@@ -94,7 +94,7 @@ def test_a_graph_that_is_no_graph_says_what_it_is() -> None:
         ("tool_lop", "Did you mean 'tool_loop'?"),
         ("no.such.module:graph", "does not import: ModuleNotFoundError"),
         ("tests.support.graphs.own_agent:grap", "Graphs found there: builder, graph."),
-        ("tests.support.graphs.own_agent:multiply", "is StructuredTool, no LangGraph graph"),
+        ("tests.support.graphs.own_agent:multiply", "is StructuredTool, not a LangGraph graph"),
     ]
     for name, message in cases:
         with pytest.raises(GraphError) as caught:

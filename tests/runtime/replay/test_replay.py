@@ -248,7 +248,7 @@ async def test_a_state_that_the_graph_does_not_take_any_more(store: RunStore, en
     assert trajectory.stop_reason is StopReason.RECURSION_LIMIT
     assert (await replay_async(store, "thread")).equal
     found = await replay_async(store, "thread", graph=f"{agents}:drafts_of_another_form")
-    assert found.verdict is ReplayVerdict.DIFFERS and "does not take the recorded state" in found.ended
+    assert found.verdict is ReplayVerdict.DIFFERS and "does not accept the recorded state" in found.ended
 
 
 async def test_a_command_that_updates_and_goes_elsewhere(store: RunStore, environment: LocalEnvironment) -> None:

@@ -384,7 +384,7 @@ async def test_the_same_seed_samples_the_same(store: RunStore, nowhere: Environm
 
 
 async def test_a_search_without_a_verdict_is_refused(store: RunStore, nowhere: Environment) -> None:
-    with pytest.raises(ConfigError, match=r"the state of graph 'tool_loop' has none.*best-of-n or majority"):
+    with pytest.raises(ConfigError, match=r"the state of graph 'tool_loop' has no `verdict`.*best-of-n or majority"):
         await by_mode(store, nowhere, Seeded(writer), Mode("search"))
     assert store.threads() == []
 

@@ -249,7 +249,7 @@ async def test_an_edit_that_cannot_be_made_leaves_nothing(store: RunStore, envir
         with pytest.raises(ConfigError) as caught:
             fork(store, "thread", at, edit=edit)
         assert message in str(caught.value)
-    with pytest.raises(RunError, match="is there already"):
+    with pytest.raises(RunError, match="exists already"):
         fork(store, "thread", name="thread")
     assert [t.thread_id for t in store.journal.trajectories()] == ["thread"]
 
@@ -385,7 +385,7 @@ async def test_questions_are_answered_one_after_the_other(store: RunStore, envir
     )
     assert (trajectory.status, trajectory.answer, trajectory.reward) == (RunStatus.COMPLETED, "6, {'yes': 1}", 1.0)
     assert all(moment.questions == () for moment in history(store, "thread").moments)
-    with pytest.raises(RunError, match="waits for no answer: it is completed"):
+    with pytest.raises(RunError, match="is not waiting for an answer: it is completed"):
         await run(store, environment, [], graph, answer=6)
 
 
@@ -447,7 +447,7 @@ async def test_several_questions_are_answered_by_id(store: RunStore, environment
     await run(store, environment, [], graph)
     questions = {q.value: q.id for q in history(store, "thread").last.questions}
     assert questions.keys() == {"a", "b"}
-    with pytest.raises(RunError, match="2 questions wait"):
+    with pytest.raises(RunError, match="2 questions are pending"):
         await run(store, environment, [], graph, answer="x")
     assert (await run(store, environment, [], graph)).stop_reason is StopReason.INTERRUPT
     await run(store, environment, [], graph, answer={questions["b"]: 2})

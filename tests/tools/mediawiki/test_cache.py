@@ -150,17 +150,17 @@ def test_folders_that_cannot_be_a_cache(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wiki", "said"),
     [
-        ("", "is no wiki"),
-        ("English!", "is no wiki"),
-        ("en.evil.example/#", "is no wiki"),
-        ("https://en.wikipedia.org", "is no API"),
-        ("https://en.wikipedia.org/wiki/Whale", "is no API"),
-        ("ftp://host/api.php", "is no API"),
-        ("file:///w/api.php", "is no API"),
-        ("https:///w/api.php", "is no API"),
-        ("https://host/api.php?action=edit", "is no API"),
-        ("https://[/api.php", "is no API"),
-        ("https://host\n/api.php", "is no URL"),
+        ("", "is not a wiki"),
+        ("English!", "is not a wiki"),
+        ("en.evil.example/#", "is not a wiki"),
+        ("https://en.wikipedia.org", "is not an API"),
+        ("https://en.wikipedia.org/wiki/Whale", "is not an API"),
+        ("ftp://host/api.php", "is not an API"),
+        ("file:///w/api.php", "is not an API"),
+        ("https:///w/api.php", "is not an API"),
+        ("https://host/api.php?action=edit", "is not an API"),
+        ("https://[/api.php", "is not an API"),
+        ("https://host\n/api.php", "is not a URL"),
     ],
 )
 def test_what_is_no_wiki(wiki: str, said: str) -> None:
@@ -179,5 +179,5 @@ def test_wikis_by_language() -> None:
     for language in ("en", "de", "simple", "zh-min-nan", "be-x-old", "roa-rup"):
         assert open_wiki(language, AGENT).url == f"https://{language}.wikipedia.org/w/api.php"
     assert open_wiki("en", AGENT) is open_wiki(" en ", AGENT)
-    with pytest.raises(ConfigError, match="no language"):
+    with pytest.raises(ConfigError, match="is not a language"):
         MediaWiki.wikipedia("en/evil", user_agent=AGENT)

@@ -103,7 +103,7 @@ def test_cost_is_by_model_and_unknown_without_a_price() -> None:
     assert evaluate(runs, prices=read_prices(["a=1,2"])).cost is None, "b has no price"
     assert evaluate(runs[:1], prices=read_prices(["1,2", "b=10,0"])).cost == pytest.approx(0.002 + 0.01)
     for wrong in ("1", "a=1", "1,-2", "a,b", "=1;2"):
-        with pytest.raises(ConfigError, match="is no price"):
+        with pytest.raises(ConfigError, match="is not a price"):
             read_prices([wrong])
 
 

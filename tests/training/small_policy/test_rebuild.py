@@ -37,7 +37,7 @@ def test_cards_say_what_the_weights_were_made_from() -> None:
         warnings.warn(told, stacklevel=1)
 
 
-@pytest.mark.first
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_the_shipped_policies_are_what_their_cards_say(tmp_path: Path) -> None:

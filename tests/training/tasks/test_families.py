@@ -100,7 +100,7 @@ def test_contest_answers_are_integers_and_nothing_else(tmp_path):
         assert [verify(boxed(text)) for text in ("84/2", "42.0", "0042", "-42", "43", "٤٢", "42e0", "")] == [0] * 8
     for answer in ("1000", -1, 1.5, "x"):
         write(tmp_path / "aime.jsonl", {"question": "p", "answer": 1}, {"question": "p", "answer": answer})
-        with pytest.raises(TaskError, match=r"aime\.jsonl, line 2: the answer '.*' is no integer from 0 to 999"):
+        with pytest.raises(TaskError, match=r"aime\.jsonl, line 2: the answer '.*' is not an integer from 0 to 999"):
             load_tasks(f"aime:{file}", split="eval", seed=0)
 
 
@@ -248,8 +248,8 @@ def test_shares_sum_up_and_are_off_by_less_than_one(weights, count):
         ("arc_agi:easy", "train", 1, "takes no parameters"),
         ("arc_agi", "test", 1, "no split 'test'"),
         ("mix:word_problems", "train", None, "needs a number of tasks"),
-        ("mix:0*word_problems", "train", 1, "no part of a mixture"),
-        ("mix:1" + "0" * 400 + "*word_problems", "train", 1, "no part of a mixture"),
+        ("mix:0*word_problems", "train", 1, "is not a part of a mixture"),
+        ("mix:1" + "0" * 400 + "*word_problems", "train", 1, "is not a part of a mixture"),
         ("mix:2*word_problems,word_problems", "train", 1, "twice"),
         ("mix:mix:word_problems", "train", 1, "has a mixture in it"),
         ("mix:2*word_problem", "train", 1, "Did you mean 'word_problems'"),

@@ -199,14 +199,14 @@ def test_a_step_extends_the_one_that_its_prompt_begins_with(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({**ROLLOUT, "reward": 7.0}, "x:1 would be no sound trajectory: reward-range"),
+        ({**ROLLOUT, "reward": 7.0}, "x:1 is not a valid trajectory: reward-range"),
         ({**ROLLOUT, "logprobs": [3.0] * 4}, "logprob-nonpositive"),
         ({**ROLLOUT, "env_mask": [1]}, "x:1: completion_ids, env_mask and logprobs are not equally long"),
         ({**ROLLOUT, "prompt_ids": []}, "root-prompt"),
         ({**TRACE, "version": 2}, "x:1 is a trace of version 2"),
-        ({**TRACE, "nodes": [{"parent": 4}]}, "x:1 is no trace"),
-        ({"messages": []}, "no record of a run can be made of them"),
-        ([1], "x:1 is no JSON object"),
+        ({**TRACE, "nodes": [{"parent": 4}]}, "x:1 is not a trace"),
+        ({"messages": []}, "cannot be imported as runs"),
+        ([1], "x:1 is not a JSON object"),
     ],
 )
 def test_what_cannot_be_read_is_named(row: Any, said: str, tmp_path: Path) -> None:

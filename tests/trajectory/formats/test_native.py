@@ -122,7 +122,7 @@ def test_a_newer_version_is_refused_by_number(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_parquet(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_text("no parquet")
-    with pytest.raises(StoreError, match="no export"):
+    with pytest.raises(StoreError, match="is not an export"):
         list(read_parquet(tmp_path / "x.parquet"))
     with pytest.raises(StoreError, match="absent"):
         list(read_parquet(tmp_path / "absent"))
