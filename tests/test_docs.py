@@ -83,6 +83,7 @@ def run_line(line: str, page: Path, shell: Shell) -> None:
         assert main(words[1:]) == 0, f"{page.name}: {line}"
     elif re.fullmatch(r"sleep \d+; kill -9 \$!\s*(#.*)?", line):  # it has begun: `running` saw its first line
         shell.background[-1].kill()
+        shell.background[-1].wait()
     elif words[:3] == ["python", "-m", "pytest"]:
         own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         ended = subprocess.run([sys.executable, *words[1:]], env=own, check=False)
