@@ -32,6 +32,7 @@ pytestmark = pytest.mark.whole
 PROJECT = Path(__file__).parents[1]
 PAGES = [*PROJECT.glob("README.md"), *sorted((PROJECT / "docs").glob("*.md"))]
 MENTIONED = {"cd", "git", "pip", "python", "source"}
+KILLED = re.compile(r'hrm-agent (.*?)\s*\| \{ read -r line; pkill -9 -f "thread \w+"; \}\s*(#.*)?')
 _FENCE = re.compile(
     r"^(?P<slow><!-- slow -->\n+)?```(?P<language>\w*) ?(?P<file>[\w.]*)[^\n]*\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -45,14 +46,6 @@ class Block(NamedTuple):
     slow: bool
 
 
-class Shell(ExitStack):
-    """Ends what runs in the background."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.background: list[subprocess.Popen[str]] = []
-
-
 def blocks(page: Path) -> list[Block]:
     found = _FENCE.finditer(page.read_text(encoding="utf-8"))
     return [Block(m["language"], m["file"], m["code"], m["slow"] is not None) for m in found]
@@ -60,7 +53,7 @@ def blocks(page: Path) -> list[Block]:
 
 def run_page(page: Path, *, slow: bool) -> None:
     namespace: dict[str, Any] = {"__name__": f"page_{page.stem}"}
-    with Shell() as shell:
+    with ExitStack() as shell:
         for block in blocks(page):
             if block.slow and not slow:
                 continue
@@ -73,17 +66,17 @@ def run_page(page: Path, *, slow: bool) -> None:
                     run_line(line.removeprefix("$ "), page, shell)
 
 
-def run_line(line: str, page: Path, shell: Shell) -> None:
+def run_line(line: str, page: Path, shell: ExitStack) -> None:
     words = shlex.split(line, comments=True)
     if not words:
         return
-    if words[0] == "hrm-agent" and words[-1] == "&":
-        shell.background.append(shell.enter_context(running(words[1:-1])))
+    if found := KILLED.fullmatch(line):
+        with running(shlex.split(found[1])) as process:
+            process.kill()
+    elif words[0] == "hrm-agent" and words[-1] == "&":
+        shell.enter_context(running(words[1:-1]))
     elif words[0] == "hrm-agent":
         assert main(words[1:]) == 0, f"{page.name}: {line}"
-    elif re.fullmatch(r"sleep \d+; kill -9 \$!\s*(#.*)?", line):  # it has begun: `running` saw its first line
-        shell.background[-1].kill()
-        shell.background[-1].wait()
     elif words[:3] == ["python", "-m", "pytest"]:
         own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         ended = subprocess.run([sys.executable, *words[1:]], env=own, check=False)
@@ -134,9 +127,9 @@ def test_blocks_are_found() -> None:
 
 def test_an_unknown_command_is_a_mistake() -> None:
     with pytest.raises(AssertionError, match=r"page\.md: frobnicate"):
-        run_line("frobnicate --now", Path("page.md"), Shell())
+        run_line("frobnicate --now", Path("page.md"), ExitStack())
     with pytest.raises(AssertionError, match=r"page\.md: make unheard"):
-        run_line("make unheard", Path("page.md"), Shell())
+        run_line("make unheard", Path("page.md"), ExitStack())
 
 
 @pytest.mark.parametrize("page", [*PAGES, PROJECT / "CONTRIBUTING.md"], ids=lambda page: page.name)
