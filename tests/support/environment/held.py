@@ -27,7 +27,8 @@ signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1, signal.SIGUSR2])
 on, another SIGUSR1 does nothing to it."""
 PATIENCE_SECONDS = 60.0
 """Only what hangs takes longer."""
-_BIT = 1 << (signal.SIGUSR2 - 1)
+_BIT, _OTHER = 1 << (signal.SIGUSR2 - 1), 1 << (signal.SIGTERM - 1)
+"""A process that is just being spawned has all signals blocked for a moment, and waits for none."""
 
 
 def held(below: int | None = None) -> set[int]:
@@ -41,7 +42,7 @@ def _waits(pid: int) -> bool:
     except OSError:
         return False
     blocked = next((line.split()[1] for line in lines if line.startswith("SigBlk:")), "0")
-    return bool(int(blocked, 16) & _BIT)
+    return int(blocked, 16) & (_BIT | _OTHER) == _BIT
 
 
 async def until_held(count: int = 1, *, below: int | None = None, known: set[int] | None = None) -> set[int]:
