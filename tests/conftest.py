@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from tests.support.wiki import server as mediawiki
 from tests.support.wiki.server import WikiServer
 
 PROJECT = Path(__file__).resolve().parent.parent
+SHELLS = {"zsh", "fish"}
+"""Shells whose completion is tried in the shell itself."""
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -109,7 +112,7 @@ def parts_of(item: pytest.Item) -> set[str]:
         parts.add("postgres")
     if "mediawiki" in given or "wiki_server" in fixtures:
         parts.add("wiki")
-    return parts
+    return parts | (SHELLS & set(given))
 
 
 def missing(part: str) -> str:
@@ -119,6 +122,8 @@ def missing(part: str) -> str:
             return "" if shared_data_folder() else "There is no data at HRM_SHARED_DATA or ../shared/data."
         case "postgres":
             return "" if postgresql.find_server() else postgresql.MISSING
+        case "zsh" | "fish":
+            return "" if shutil.which(part) else f"There is no {part}: run `tests/install tests`."
         case _:
             return "" if mediawiki.find_wiki() else mediawiki.MISSING
 
