@@ -28,13 +28,6 @@ def workers() -> Iterator[ThreadWorkers]:
     assert workers.broken == []
 
 
-@pytest.fixture
-def scheduler(workers: ThreadWorkers) -> Iterator[Scheduler]:
-    scheduler = Scheduler(workers)
-    yield scheduler
-    scheduler.close()
-
-
 def running(scheduler: Scheduler, workers: ThreadWorkers, **fields: object) -> Future[ExecutionResult]:
     """A call that holds its slot until it is killed."""
     before = workers.began.count("wait")

@@ -25,13 +25,6 @@ def workers() -> Iterator[ThreadWorkers]:
     assert workers.broken == []
 
 
-@pytest.fixture
-def scheduler(workers: ThreadWorkers) -> Iterator[Scheduler]:
-    scheduler = Scheduler(workers)
-    yield scheduler
-    scheduler.close()
-
-
 def submit(scheduler: Scheduler, code: str, session: str = "s", **fields: object) -> Future[ExecutionResult]:
     return scheduler.submit(Submission(code, session=session, **fields))  # type: ignore[arg-type]
 
