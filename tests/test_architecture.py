@@ -293,7 +293,7 @@ RECORDS = {"BaseChatModel", "BaseModel", "BaseRetriever", "BaseTool", "NamedTupl
 WITHOUT_FIELD_DOCSTRINGS: dict[str, str] = {}
 """Public classes whose fields need no docstrings -> why."""
 LEANING = re.compile(r"likewise|as above|as below|here and below|so the next", re.IGNORECASE)
-"""What makes a docstring one that is understood only beside its neighbour's."""
+"""Phrases that refer to a neighbouring docstring: each field's docstring has to be complete by itself."""
 
 
 def name_of(node: ast.expr) -> str:

@@ -61,7 +61,7 @@ class RunStatus(StrEnum):
     RUNNING = "running"
     """Under way, or its process died; it can be resumed."""
     COMPLETED = "completed"
-    """It came to its own end."""
+    """The graph finished."""
     TRUNCATED = "truncated"
     """It ended before it was done: at a limit, with a question to a person, or by giving up."""
     FAILED = "failed"
@@ -74,7 +74,7 @@ class StopReason(StrEnum):
     """Why a run ended. `answer` is the only one that goes with `RunStatus.COMPLETED`."""
 
     ANSWER = "answer"
-    """The graph came to its own end."""
+    """The graph finished: none of the limits below was reached."""
     MAX_TURNS = "max_turns"
     """The loop's limit of model calls was reached."""
     MAX_TOKENS = "max_tokens"
@@ -100,7 +100,7 @@ class StopReason(StrEnum):
 
     @property
     def truncates(self) -> bool:
-        """True for what ends a run before it has come to its own end: limits, questions, giving up."""
+        """True for reasons that end a run before the graph has finished: limits, questions, giving up."""
         return self not in (StopReason.ANSWER, StopReason.ERROR, StopReason.ABORTED)
 
 

@@ -251,7 +251,7 @@ class TurnEnd(_Record):
     error: str | None = None
     """What failed, for a turn that `failed`; else None."""
     answer: str | None = None
-    """The text of the turn's final message; None if there is none."""
+    """Text of the turn's final message; None without one."""
 
 
 class Turn(_Record):
@@ -297,7 +297,7 @@ class Trajectory(_Record):
     error: str | None = None
     """What failed, for `failed` runs."""
     answer: str | None = None
-    """The text of the final message; None if there is none."""
+    """Text of the final message; None without one."""
     rewards: dict[str, float] = Field(default_factory=dict)
     """Rewards by name; `correct`, from 0 to 1, is the outcome that the trainer uses. Empty until verified."""
     turns: tuple[Turn, ...] = ()

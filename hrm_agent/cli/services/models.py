@@ -1,4 +1,4 @@
-"""`hrm-agent models check STRING`: what a model can do, and what it needs to do more."""
+"""`hrm-agent models check STRING`: prints the capabilities of a model, and what each missing one requires."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def run(words: list[str]) -> int:
         raise ConfigError(
             f"`hrm-agent models` has no action {words[0]!r}.", nearest(words[0], ["check"]) or "Its action: check."
         )
-    listed = "  check  what a model can do, and what it needs to do more"
+    listed = "  check  capabilities of a model, and what each missing one requires"
     Parser("models ACTION", f"Check models.\n\n{listed}").read(words or ["--help"])
     return 0
 
 
 def _check(words: list[str]) -> int:
-    parser = Parser("models check", "What a model can do, and what it needs to do more.")
+    parser = Parser("models check", "Capabilities of a model, and what each missing one requires.")
     parser.add_argument("model", help="as for --policy: builtin:trained, a folder, hf:NAME?load=nf4, vllm:URL, ...")
     parser.add_argument("--no-load", action="store_true", help="only parse the string; load and contact nothing")
     arguments = parser.read(words)

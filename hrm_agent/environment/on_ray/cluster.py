@@ -42,7 +42,7 @@ class Node:
     actor: Any
     """Ray's handle of the actor on the node."""
     isolation: str
-    """The level in force there: `L3` to `L0`."""
+    """Isolation level of the node, `L3` to `L0`."""
     slots: int
     """Calls that it runs at a time."""
     open: dict[int, Work] = field(default_factory=dict[int, Work])

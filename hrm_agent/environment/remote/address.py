@@ -85,7 +85,7 @@ class About:
     boot: str
     """Another after every start."""
     isolation: str
-    """The level in force there: `L3` to `L0`."""
+    """Isolation level of the server, `L3` to `L0`."""
     request_bytes: int
     """The most that it takes in one message."""
     slots: int | None

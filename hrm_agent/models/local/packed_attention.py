@@ -59,9 +59,9 @@ class PackedStep:
     sampling: int
     """Number of conversations that are being sampled."""
     sampling_mask: torch.Tensor | None
-    """[sampling, 1, 1, window]; None if there are none."""
+    """Attention mask of shape [sampling, 1, 1, window]; None if no conversation is being sampled."""
     feeding: Feeding | None
-    """Conversations that get several tokens; None if there are none."""
+    """Conversations whose prompt is being prefilled in this step; None if there is no prefill."""
 
     def attend(
         self, layer: int, query_THD: torch.Tensor, key_TKD: torch.Tensor, value_TKD: torch.Tensor, scale: float | None

@@ -66,11 +66,11 @@ class PageRow(BaseModel):
     """A page, or why there is none."""
 
     title: str = ""
-    """Title of the page; of what is no page, as it was asked for."""
+    """Title of the page; the requested title if the page does not exist."""
     pageid: int | None = None
-    """The wiki's number of the page; None if there is none."""
+    """MediaWiki's page id; None if the page does not exist."""
     lastrevid: int | None = None
-    """Number of its newest revision."""
+    """MediaWiki's id of the newest revision."""
     canonicalurl: URL | None = None
     """Its address."""
     extract: Text | None = None
