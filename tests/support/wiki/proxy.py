@@ -7,10 +7,12 @@ import ssl
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from aiohttp import ClientSession, web
 
 from hrm_agent.async_bridge import BackgroundLoop
+from hrm_agent.tools.mediawiki import transport
 
 __all__ = ["Answer", "Asked", "Proxy", "dies", "says", "serving", "silence"]
 
@@ -55,7 +57,10 @@ class Proxy:
 
 @contextmanager
 def serving(proxy: Proxy, tls: ssl.SSLContext | None = None) -> Generator[Proxy]:
-    """On a free port of the loopback, in a thread of its own."""
+    """On a free port of the loopback, in a thread of its own.
+
+    Clients know nothing of an earlier proxy, which may have had the same port and asked to be left alone for an hour.
+    """
     loop = BackgroundLoop("wiki proxy")
     runner: web.AppRunner
 
@@ -70,7 +75,8 @@ def serving(proxy: Proxy, tls: ssl.SSLContext | None = None) -> Generator[Proxy]
 
     try:
         loop.submit(begin()).result(60)
-        yield proxy
+        with patch.object(transport, "_hosts", {}):
+            yield proxy
     finally:
         loop.submit(runner.cleanup()).result(60)
         loop.close()
