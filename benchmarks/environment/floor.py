@@ -65,10 +65,11 @@ def _once(effort: Effort, clients: Sequence[int]) -> list[Row]:
 
 def _floor(flavour: str, imports: Sequence[str], effort: Effort, clients: Sequence[int]) -> list[Row]:
     with _put_to("floor"):
-        zygote = process.ZygoteProcess(process.Place(("numpy", "sympy"), isolated=True), imports)
+        zygote = process.ZygoteProcess(process.ZygoteHome(("numpy", "sympy"), isolated=True), imports)
     try:
         if reason := zygote.handshake():
             raise RuntimeError(f"There is no floor: {reason}.")
+        zygote.control.setblocking(True)
         ways = {"fork": "floor: fork, exit, wait", "clone": "floor, in a process-id namespace each"}
         return [_forks(zygote, flavour, name, way, number, effort) for way, name in ways.items() for number in clients]
     finally:
