@@ -161,10 +161,11 @@ def read_chats(path: Path) -> list[Conversation]:
 def _read_chat(line: str, place: str) -> Conversation:
     try:
         row = json.loads(line)
+        if not (isinstance(row["messages"], list) and all(isinstance(message, dict) for message in row["messages"])):
+            raise TypeError("`messages` has to be a list of objects")
         messages = convert_to_messages(row["messages"])
         conversation = Conversation(tuple(messages), tuple(row.get("tools") or ()))
-    # The last is LangChain's for what has none of the forms of a message, a number for one.
-    except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         first = str(error).partition("\n")[0]  # of LangChain's errors, without the link to its pages
         raise TaskError(
             f"{place} is not a conversation: {type(error).__name__}: {first}.",

@@ -158,6 +158,14 @@ def test_a_bad_line_is_named(tmp_path, line):
     assert "\n" not in raised.value.message
 
 
+@pytest.mark.parametrize("messages", [3, None, "text", {}, [3], [None], ["text"], [["user"]], [["user", "text"]]])
+def test_messages_are_a_list_of_objects(tmp_path, messages):
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps({"messages": messages}))
+    with pytest.raises(TaskError, match=r"line 1 is not a conversation: .*`messages` has to be a list of objects"):
+        read_chats(path)
+
+
 def test_a_chat_without_an_answer_is_refused(tmp_path):
     path = tmp_path / "chats.jsonl"
     path.write_text('{"messages": [{"role": "user", "content": "Q"}]}')
