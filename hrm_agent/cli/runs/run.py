@@ -22,6 +22,7 @@ from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.files import alone_in
 from hrm_agent.models import DEFAULT_POLICY, load_policy
 from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner
+from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.selection.choice import is_choice
 from hrm_agent.runtime.selection.strategies import Mode, Outcome, solve
 from hrm_agent.runtime.settings import GraphSettings, RunSettings, SelectionSettings
@@ -82,6 +83,7 @@ def config_folder(store: RunStore, trajectory_id: str) -> Path:
 
 def run_task(config: RunConfig, text: str, thread: str, where: str, output: Output, *, answer: Any = NO_ANSWER) -> int:
     """Start or resume `thread`; `answer` is for the question that it waits with."""
+    load_graph(config.graph)  # a wrong one is to leave no store behind
     with open_store(where) as store:
         known = store.journal.find_trajectory(thread)
         task = known.task if known else TaskRef(id=thread, family="command", prompt=text)

@@ -67,6 +67,7 @@ def test_a_thread_keeps_its_task_and_its_options(scripted: str, hrm: Command) ->
 
 def test_a_run_that_cannot_be_begun(scripted: str, hrm: Command) -> None:
     assert "There is no graph 'tol_loop'" in hrm("run", TASK, "--policy", scripted, "--graph", "tol_loop").err
+    assert not Path("runs").exists()
     done = hrm("run", TASK, "--policy", scripted, "--context", "max_trns=3")
     assert done.code == 2
     assert "has no option 'max_trns'. Did you mean 'max_turns'?" in done.err
