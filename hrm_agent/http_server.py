@@ -1,16 +1,19 @@
 """What our HTTP servers share: an aiohttp application with middlewares for authentication and errors, and limits.
 
-Who holds the token may ask: it is compared in constant time. What a browser could be made to send is refused: an
-Origin, a foreign Host, any content type but JSON. A request is bounded in bytes and seconds; a connection on which
-nothing was asked is closed, and so is one too many. A server adds its routes and the form of its errors.
+Who holds the token may ask; how long a refusal takes tells nothing of it. What a browser could be made to send is
+refused: an Origin, a foreign Host, any content type but JSON. A request is bounded in bytes and seconds. Who has not
+shown the token is a stranger: a stranger's connection is closed once it was answered, or has asked nothing for a while,
+and the oldest is closed where there are too many, so that strangers who hold theirs do not keep out those with the
+token. A server adds its routes and the form of its errors.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -22,6 +25,7 @@ from hrm_agent.strict_json import from_json, to_json
 
 __all__ = [
     "HEALTH",
+    "HOLDER",
     "MAX_CONNECTIONS",
     "MAX_REQUEST_BYTES",
     "SECONDS_TO_ASK",
@@ -30,16 +34,25 @@ __all__ = [
     "body_of",
     "json_answer",
     "listening",
+    "one_token",
     "serve_routes",
 ]
 
 MAX_REQUEST_BYTES = 2 * 1024 * 1024
 """Of a request's body, and of a message on a stream."""
 MAX_CONNECTIONS = 1024
+"""Of those with the token."""
+MAX_STRANGERS = 256
+"""Connections that have not shown the token yet."""
 SECONDS_TO_ASK = 30.0
 """A connection's first request has to have its header within, each request its body."""
+SECONDS_BETWEEN = 75.0
+"""Between two requests of a connection."""
+HOLDER = web.RequestKey("holder", object)
+"""Who has a request's token."""
 HEALTH = "health"
 """Name of the one route that is answered without a token."""
+_LOG = logging.getLogger(__name__)
 _SHOWN = 200
 """Characters of a path in an error's message."""
 
@@ -52,34 +65,78 @@ class BadRequestError(Exception):
         self.status, self.message, self.hint = status, message, hint
 
 
+class _Strangers:
+    """Connections without the token, the oldest first. One that went by itself stays among them until it is ended: its
+    timer keeps it in memory, and so there are never more timers than `MAX_STRANGERS`.
+    """
+
+    def __init__(self) -> None:
+        self._timers: dict[Any, asyncio.TimerHandle] = {}
+
+    def __contains__(self, protocol: object) -> bool:
+        return protocol in self._timers
+
+    def add(self, protocol: Any, seconds: float) -> None:
+        """It may stay for so long; where there are too many, the oldest makes room."""
+        if len(self._timers) >= MAX_STRANGERS:
+            self._end(next(iter(self._timers)))
+        self._timers[protocol] = asyncio.get_running_loop().call_later(seconds, self._end, protocol)
+
+    def discard(self, protocol: Any) -> None:
+        """It has shown the token."""
+        if (timer := self._timers.pop(protocol, None)) is not None:
+            timer.cancel()
+
+    def _end(self, protocol: Any) -> None:
+        self.discard(protocol)
+        if protocol.transport is not None:
+            protocol.transport.abort()
+
+
+_STRANGERS = web.AppKey("strangers", _Strangers)
+
+
+def one_token(token: str) -> Callable[[bytes], object | None]:
+    """For `application`: whoever has it may ask. Raises `HrmError` if it is empty."""
+    if not token:
+        raise HrmError("A server without a token would answer anybody.", "Give it a token.")
+    return lambda given: hmac.compare_digest(given, token.encode()) or None
+
+
 def application(
-    token: str,
+    holder_of: Callable[[bytes], object | None],
     hosts: Sequence[str],
     request_bytes: int,
     refuse: Callable[[Exception, web.Request], web.StreamResponse],
 ) -> web.Application:
-    """Without routes. `hosts`: what a request's Host header may say; anything if empty. `refuse`: the answer to a
-    request whose handling raised. Raises `HrmError` for an empty token.
+    """Without routes. `holder_of`: who has a token, None if nobody; then stands in `request[HOLDER]`. `hosts`: what a
+    request's Host header may say; anything if empty. `refuse`: the answer to a request whose handling raised.
     """
-    if not token:
-        raise HrmError("A server without a token would answer anybody.", "Give it a token.")
-    gate = _RequestGate(token, hosts)
+    gate = _RequestGate(holder_of, hosts)
 
     @web.middleware
     async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            return await handler(request)
+            response = await handler(request)
         except Exception as error:  # whatever it is, the client is to have an answer
-            return refuse(error, request)
+            if isinstance(error, ConnectionError) and (request.transport is None or request.transport.is_closing()):
+                raise  # there is no client any more
+            response = refuse(error, request)
+        if request.protocol in request.app[_STRANGERS]:
+            response.force_close()
+        return response
 
     @web.middleware
     async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
         gate.reject_browsers(request)
         if request.match_info.route.name != HEALTH or "Authorization" in request.headers:
             gate.require_token(request)
+            request.app[_STRANGERS].discard(request.protocol)
         return await handler(request)
 
-    return web.Application(middlewares=[answer_errors, admit], client_max_size=request_bytes)
+    app = web.Application(middlewares=[answer_errors, admit], client_max_size=request_bytes)
+    app[_STRANGERS] = _Strangers()
+    return app
 
 
 def serve_routes(app: web.Application, routes: Sequence[web.RouteDef]) -> None:
@@ -100,8 +157,8 @@ async def _not_there(request: web.Request) -> web.StreamResponse:
 class _RequestGate:
     """Who comes in."""
 
-    def __init__(self, token: str, hosts: Sequence[str]) -> None:
-        self._token = f"Bearer {token}".encode()
+    def __init__(self, holder_of: Callable[[bytes], object | None], hosts: Sequence[str]) -> None:
+        self._holder_of = holder_of
         self._hosts = frozenset(hosts)
 
     def reject_browsers(self, request: web.Request) -> None:
@@ -112,16 +169,20 @@ class _RequestGate:
             raise BadRequestError(403, "The Host header names another server.", "Send one of the names it serves.")
 
     def require_token(self, request: web.Request) -> None:
-        """Raise for a request without the token."""
-        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        if not hmac.compare_digest(given, self._token):
+        """Raise for a request without a token; notes whose it is."""
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        holder = self._holder_of(given.encode("utf-8", "surrogateescape")) if scheme == "Bearer" else None
+        if holder is None:
             raise BadRequestError(401, "The token is missing or wrong.", "Send `Authorization: Bearer TOKEN`.")
+        request[HOLDER] = holder
 
 
 async def body_of(request: web.Request) -> Any:
     """The JSON that a request carries."""
     if request.content_type != "application/json":
         raise BadRequestError(415, "The content type has to be application/json.")
+    if "Content-Encoding" in request.headers:
+        raise BadRequestError(415, "The body has to be sent as it is, without a Content-Encoding.")
     try:
         async with asyncio.timeout(SECONDS_TO_ASK):
             return from_json(await request.read())
@@ -129,6 +190,8 @@ async def body_of(request: web.Request) -> Any:
         raise BadRequestError(408, f"The request did not come within {SECONDS_TO_ASK:.0f} s.") from None
     except web.HTTPRequestEntityTooLarge:
         raise BadRequestError(413, f"A request has at most {request.client_max_size} bytes.") from None
+    except web.RequestPayloadError:
+        raise BadRequestError(400, "The body's chunks are malformed.") from None
     except HrmError as error:
         raise BadRequestError(400, error.message, error.hint) from None
 
@@ -143,24 +206,24 @@ async def listening(
 ) -> AsyncGenerator[None]:
     """Have requests answered inside the block; leaving it drains. `listener` is closed."""
     loop = asyncio.get_running_loop()
-    silent: set[Any] = set()
-
-    @web.middleware
-    async def heard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        silent.discard(request.protocol)
-        return await handler(request)
-
-    app.middlewares.insert(0, heard)
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    strangers = app[_STRANGERS]
+    runner = web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=1.0,
+        keepalive_timeout=SECONDS_BETWEEN,
+        auto_decompress=False,  # it would unpack a stranger's body as well, a thousand times its size
+        logger=_Quiet(_LOG),
+    )
     await runner.setup()
     server = runner.server
     assert server is not None
 
     def connection() -> asyncio.Protocol:
         protocol = server()
-        silent.add(protocol)
-        room = len(server.connections) < MAX_CONNECTIONS
-        loop.call_later(SECONDS_TO_ASK if room else 0, _drop_silent, protocol, silent)
+        room = len(server.connections) < MAX_CONNECTIONS + MAX_STRANGERS
+        strangers.add(protocol, SECONDS_TO_ASK if room else 0)
         return protocol
 
     listening = await loop.create_server(connection, sock=listener)
@@ -173,12 +236,15 @@ async def listening(
         _forget_handlers()
 
 
-def _drop_silent(protocol: Any, silent: set[Any]) -> None:
-    """End a connection on which nothing was asked: aiohttp itself waits for a first request without end."""
-    if protocol in silent:
-        silent.discard(protocol)
-        if protocol.transport is not None:
-            protocol.transport.abort()
+class _Quiet(logging.LoggerAdapter[logging.Logger]):
+    """What aiohttp says of bytes that are no request: a line for those who look for it, and no traceback."""
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        error = kwargs.pop("exc_info", None)
+        return (f"{msg}: {type(error).__name__}" if isinstance(error, BaseException) else msg), kwargs
+
+    def exception(self, msg: object, *args: object, **kwargs: Any) -> None:
+        self.debug(msg, *args, **kwargs)
 
 
 def _forget_handlers() -> None:

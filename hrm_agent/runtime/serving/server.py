@@ -49,6 +49,7 @@ try:
         body_of,
         json_answer,
         listening,
+        one_token,
         serve_routes,
     )
 except ImportError as error:
@@ -88,7 +89,9 @@ class ChatService:
         """`hosts`: what a request's Host header may say; anything if empty. `context`: see `Chats`."""
         self.chats = Chats(runner, graphs, concurrency, context)
         self._started = time.time()
-        self.app = application(token, hosts, request_bytes, lambda error, request: _error(_refusal(error, request)))
+        self.app = application(
+            one_token(token), hosts, request_bytes, lambda error, request: _error(_refusal(error, request))
+        )
         serve_routes(
             self.app,
             [

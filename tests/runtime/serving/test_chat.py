@@ -311,7 +311,7 @@ async def test_a_connection_that_says_nothing_or_half_is_ended(serve: Serve, mon
     async with serve() as served:
         for said, answer in ((b"", b""), (head.encode(), b""), (asked.encode(), b"HTTP/1.1 408")):
             if answer:  # its header is there, however late that is seen
-                monkeypatch.setattr("hrm_agent.http_server._drop_silent", lambda *_: None)
+                monkeypatch.setattr("hrm_agent.http_server._Strangers._end", lambda *_: None)
             reader, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2]))
             writer.write(said)
             try:
