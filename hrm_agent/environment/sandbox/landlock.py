@@ -17,7 +17,10 @@ import struct
 from collections.abc import Iterable
 from contextlib import suppress
 
-__all__ = ["abi", "restrict", "scope"]
+__all__ = ["SCOPED", "abi", "restrict", "scope"]
+
+SCOPED = 6
+"""From this ABI on, signals and abstract sockets can be kept within."""
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 """System calls; the same numbers on every architecture."""
@@ -96,7 +99,7 @@ def _rights(version: int) -> int:
 
 def _ruleset(version: int, rights: int, *, scoped: bool) -> tuple[bytes, int]:
     """The bytes of landlock_ruleset_attr, and how much of it the kernel knows."""
-    size = 24 if version >= 6 else 16 if version >= 4 else 8
+    size = 24 if version >= SCOPED else 16 if version >= 4 else 8
     return struct.pack("=QQQ", rights, _TCP, _SCOPES if scoped else 0), size
 
 

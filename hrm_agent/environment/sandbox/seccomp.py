@@ -1,313 +1,379 @@
-"""The system calls that no snippet needs, refused by a filter that the kernel runs before each call.
+"""The system calls that snippets, numpy, sympy and common programs make; all others are refused by a filter.
 
-What is refused is what a kernel's bugs are mostly found behind (namespaces, mounts, io_uring, bpf, keys, odd socket
-families), what looks into other processes, and memory that no limit counts (memory files, System V segments). A
-refused call fails with EPERM, as it would without the privilege, and the snippet goes on; a foreign architecture's
-numbers kill, because only an attack uses them. Numbers newer than this file are unknown to the kernel, as far as a
-snippet sees: what is added to Linux later is refused until somebody has looked at it.
+What is allowed was recorded over the standard library's own tests, numpy's and sympy's ways, a shell and its programs
+(`docs/environment.md`). Where a number alone says too little its arguments are looked at. A refused call fails with
+EPERM, as it would without the privilege, and the snippet goes on; what a kernel newer than this file has added does not
+exist, as far as a snippet sees; a foreign architecture's numbers kill, because only an attack uses them.
 
-The filter is installed once, in a slot's process, and inherited by all that it starts; so it leaves the slot what it
-clones and limits its children with. Numbers are searched in halves, about seven comparisons, and the answer for those
-that are always allowed is kept by the kernel: a call of read or write does not run the filter at all. Arguments are
-looked at for seven numbers only. Compared are the lower 32 bits, which is all that the kernel takes of them.
+With a listener, every refused call is told to the slot (`supervisor`), which counts it and answers; some calls are the
+slot's to decide: a new process (an idle session makes none), a new socket (what lies in its buffers is memory that no
+limit counts), what becomes of a child's death (a child that nobody waits for is CPU time that nobody counts), a lock on
+a file (most are shared with others), the signal of a timer (which could wake an idle session). The
+slot is under its own filter and can ask nobody: what it does itself has to be allowed outright.
+
+The filter is installed once, in a slot's process, and inherited by all that it starts. Numbers are searched in halves,
+about seven comparisons, and the answer for those that are always allowed is kept by the kernel: a call of read or write
+does not run the filter at all. Of arguments the lower 32 bits are compared, which is all that the kernel takes of them,
+but for pointers.
 """
 
 from __future__ import annotations
 
+# ruff: noqa: TID252  the package is loaded under another name (see __init__)
 import ctypes
 import errno
 import os
 import struct
 from functools import cache
 
-__all__ = ["filter_program", "install", "number_of"]
+from .bpf import AND, ARCHITECTURE, ARGUMENT, IF_ANY_BIT, IF_AT_LEAST, IF_EQUAL, LOAD, NUMBER, Program
+from .system_calls import ARCHITECTURES, FIRST_UNKNOWN, NUMBERS
 
-_ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
-"""The kernel's name for it, and its column below."""
+__all__ = [
+    "filter_program",
+    "give_up_spawning",
+    "install",
+    "may_clone",
+    "may_open_socket",
+    "number_of",
+    "without_spawning",
+]
 
-_REFUSED = {
-    # namespaces, mounts
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "open_tree": (428, 428),
-    "move_mount": (429, 429),
-    "fsopen": (430, 430),
-    "fsconfig": (431, 431),
-    "fsmount": (432, 432),
-    "fspick": (433, 433),
-    "mount_setattr": (442, 442),
-    "sysfs": (139, None),
-    "ustat": (136, None),
-    # other processes
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "process_madvise": (440, 440),
-    "process_mrelease": (448, 448),
-    "migrate_pages": (256, 238),
-    "move_pages": (279, 239),
-    "kcmp": (312, 272),
-    "pidfd_getfd": (438, 438),
-    # the kernel's own machinery
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282),
-    "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "seccomp": (317, 277),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "keyctl": (250, 219),
-    "init_module": (175, 105),
-    "finit_module": (313, 273),
-    "delete_module": (176, 106),
-    "kexec_load": (246, 104),
-    "kexec_file_load": (320, 294),
-    "fanotify_init": (300, 262),
-    "fanotify_mark": (301, 263),
-    "lookup_dcookie": (212, 18),
-    "nfsservctl": (180, 42),
-    "_sysctl": (156, None),
-    "uselib": (134, None),
-    "iopl": (172, None),
-    "ioperm": (173, None),
-    "modify_ldt": (154, None),
-    # files past their paths
-    "name_to_handle_at": (303, 264),
-    "open_by_handle_at": (304, 265),
-    # the whole machine
-    "quotactl": (179, 60),
-    "quotactl_fd": (443, 443),
-    "swapon": (167, 224),
-    "swapoff": (168, 225),
-    "reboot": (169, 142),
-    "acct": (163, 89),
-    "syslog": (103, 116),
-    "vhangup": (153, 58),
-    "sync": (162, 81),
-    "settimeofday": (164, 170),
-    "clock_settime": (227, 112),
-    "clock_adjtime": (305, 266),
-    "adjtimex": (159, 171),
-    "sethostname": (170, 161),
-    "setdomainname": (171, 162),
-    # files that all slots see: what the host does with them, and notes to others
-    "inotify_add_watch": (254, 27),
-    "flock": (73, 32),
-    # memory that no limit counts, and what outlives a process (the files of a slot's output outlive a call)
-    "setxattr": (188, 5),
-    "lsetxattr": (189, 6),
-    "fsetxattr": (190, 7),
-    "memfd_create": (319, 279),
-    "memfd_secret": (447, 447),
-    "shmget": (29, 194),
-    "shmat": (30, 196),
-    "shmctl": (31, 195),
-    "shmdt": (67, 197),
-    "semget": (64, 190),
-    "semop": (65, 193),
-    "semctl": (66, 191),
-    "semtimedop": (220, 192),
-    "msgget": (68, 186),
-    "msgsnd": (69, 189),
-    "msgrcv": (70, 188),
-    "msgctl": (71, 187),
-    "mq_open": (240, 180),
-    "mq_unlink": (241, 181),
-    "mq_timedsend": (242, 182),
-    "mq_timedreceive": (243, 183),
-    "mq_notify": (244, 184),
-    "mq_getsetattr": (245, 185),
-}
-"""Name -> number on x86_64, on aarch64; None where it has none."""
-_UNKNOWN = {"clone3": (435, 435)}
+_ALLOWED = """
+# files
+read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 open openat openat2 creat close close_range
+lseek stat fstat lstat newfstatat statx access faccessat faccessat2 getcwd chdir fchdir rename renameat renameat2
+rmdir unlink unlinkat link linkat symlink symlinkat readlink readlinkat truncate ftruncate fallocate getdents getdents64
+statfs fstatfs dup dup2 dup3 pipe pipe2 sendfile copy_file_range mknod mknodat getxattr lgetxattr fgetxattr listxattr
+llistxattr flistxattr
+# waiting
+poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd eventfd2
+timerfd_create timerfd_settime timerfd_gettime signalfd signalfd4 nanosleep clock_nanosleep alarm pause setitimer
+getitimer timer_settime timer_gettime timer_getoverrun timer_delete restart_syscall
+# memory
+munmap mremap mprotect brk msync mincore membarrier
+# processes and threads
+execve execveat exit exit_group wait4 waitid kill tkill tgkill rt_sigprocmask rt_sigreturn rt_sigpending rt_sigsuspend
+rt_sigtimedwait rt_sigqueueinfo rt_tgsigqueueinfo sigaltstack pidfd_open pidfd_send_signal set_tid_address
+set_robust_list get_robust_list rseq futex futex_waitv getrandom arch_prctl sched_yield sched_getaffinity
+sched_getparam sched_getscheduler sched_get_priority_max sched_get_priority_min sched_rr_get_interval sched_getattr
+getpriority getcpu
+# who and what one is
+getpid gettid getppid getpgid setpgid getpgrp getsid setsid getuid geteuid getgid getegid getresuid getresgid
+getgroups capget capset getrlimit getrusage times sysinfo uname gettimeofday time clock_gettime
+clock_getres get_mempolicy
+# sockets
+bind listen accept accept4 connect getsockname getpeername shutdown sendto recvfrom sendmsg recvmsg sendmmsg recvmmsg
+getsockopt
+# giving up more
+landlock_create_ruleset landlock_restrict_self
+"""
+"""Whatever their arguments are. capset: a child gives up what it has; arch_prctl: sets registers of its own. No rules
+for Landlock: tens of thousands of them fit into each descriptor, and are memory that no limit counts."""
+_PRETENDED = "sync syncfs fsync fdatasync sync_file_range mlock mlock2 munlock munlockall fadvise64"
+"""Done, as far as a snippet sees: it has no disk, and would make the host write to its own, or read from it again."""
+_METADATA = """
+chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes utimensat futimesat
+"""
+"""Allowed in namespaces; else pretended, since nothing keeps them from the host's files that the user owns. Nor can the
+slot open a folder then that was closed: none is made so."""
+_UNKNOWN = "clone3"
 """Its flags lie in memory, where no filter sees them; the C library falls back to `clone`."""
-_LOOKED_AT = {
-    "clone": (56, 220),
-    "socket": (41, 198),
-    "socketpair": (53, 199),
-    "ioctl": (16, 29),
-    "prctl": (157, 167),
-    "personality": (135, 92),
-    "mmap": (9, 222),
-}
-_FIRST_UNKNOWN = 457
+_SPAWNING = "clone3 seccomp"
+"""Allowed to a slot that clones into a cgroup, which takes clone3; its child gives up both, by a filter of its own."""
+_LOOKED_AT = """
+clone fork vfork socket socketpair setsockopt ioctl fcntl prctl personality mmap madvise rt_sigaction timer_create
+setrlimit prlimit64 setpriority sched_setaffinity mkdir mkdirat umask
+"""
 _X32_BIT = 0x40000000
 
-_NUMBER, _ARCHITECTURE, _ARGUMENT = 0, 4, (16, 24, 32, 40)
-"""Offsets in struct seccomp_data, of arguments the lower halves."""
-_LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
-_IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT = 0x15, 0x35, 0x45
-_VERDICTS = {
-    "allow": 0x7FFF0000,
-    "refuse": 0x00050000 | errno.EPERM,
-    "unknown": 0x00050000 | errno.ENOSYS,
-    "family": 0x00050000 | errno.EAFNOSUPPORT,
-    "no memory": 0x00050000 | errno.ENOMEM,
-    "kill": 0x80000000,
-}
+_ALLOW, _ERROR, _TELL, _KILL = 0x7FFF0000, 0x00050000, 0x7FC00000, 0x80000000
 
-_CLONE_PARENT = 0x00008000
-"""A sibling of the snippet would be the slot's child, and nobody's business to end."""
+_CLONE_VM, _CLONE_FILES, _CLONE_VFORK = 0x00000100, 0x00000400, 0x00004000
+"""Memory is lent, to a process that its parent waits for. Who has one thread has its descriptors to itself."""
+_CLONE_PARENT, _CLONE_THREAD = 0x00008000, 0x00010000
+"""A sibling of the snippet (CLONE_PARENT) would be the slot's child, and nobody's business to end."""
+_CLONE_NEWPID = 0x20000000
+"""The slot's own; a snippet lacks the capability, and is refused by the kernel."""
 _NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x40000000
-"""mount, cgroup, uts, ipc, user, net. Not pid: the slot's own; a snippet lacks the capability."""
-_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+"""mount, cgroup, uts, ipc, user, net."""
+_IOCTLS = (0x5401, 0x5413, 0x540F, 0x541B, 0x5421, 0x5450, 0x5451, 0xC0502100, 0xC0182101)
+"""TCGETS, TIOCGWINSZ, TIOCGPGRP, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX; the last two are the slot's own: to hear what
+the filter tells, and to answer, for which a snippet has no descriptor."""
+_FCNTLS = (0, 1, 2, 3, 4, 9, 1030, 1032, 1034)
+"""F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_GETOWN, F_DUPFD_CLOEXEC, F_GETPIPE_SZ, F_GET_SEALS. No locks
+without leave (`supervisor`): most files are shared with all slots and with the host, and so are the locks on them."""
+_PRCTLS = (1, 2, 3, 4, 15, 16, 21, 23, 29, 30, 36, 37, 38, 39, 40, 41, 42, 47, 0x53564D41)
+"""PDEATHSIG, DUMPABLE, NAME, GET_SECCOMP, CAPBSET_READ, TIMERSLACK, CHILD_SUBREAPER, NO_NEW_PRIVS, GET_TID_ADDRESS,
+THP_DISABLE, CAP_AMBIENT, SET_VMA."""
+_ADVICES = (0, 1, 2, 3, 4, 8, 10, 11, 15, 16, 17, 18, 19, 22, 23)
+"""All but REMOVE, MERGEABLE, COLLAPSE and the poisons."""
+_IDLE_ADVICES = (14, 20, 21)
+"""HUGEPAGE: what a pipe holds of a huge page it holds as a whole; numpy asks for them, and does not mind. COLD and
+PAGEOUT: what is dropped of a file that others read, they see missing."""
+_SOL_SOCKET, _BUFFER_SIZES, _SOCKET_PROGRAMS = 1, (7, 8, 32, 33), (26, 27, 44, 50, 51, 52)
+"""SNDBUF, RCVBUF and these by force; ATTACH_FILTER, DETACH_FILTER, LOCK_FILTER, ATTACH_BPF, ATTACH_REUSEPORT_CBPF and
+ATTACH_REUSEPORT_EBPF."""
+_SIGCHLD = 17
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
-_SOCKET_TYPE_MASK, _SOCKET_TYPES = 0xF, (1, 2, 5)
-_PROTOCOLS = (0, 6, 17)
-"""The family's own, TCP, UDP."""
+_SOCKET_TYPE_MASK, _SOCK_STREAM, _SOCK_DGRAM, _SOCK_SEQPACKET = 0xF, 1, 2, 5
+_UNIX_KINDS = {_SOCK_STREAM: (0,), _SOCK_DGRAM: (0,), _SOCK_SEQPACKET: (0,)}
+_INTERNET_KINDS = {_SOCK_STREAM: (0, 6), _SOCK_DGRAM: (0, 17)}
+"""Type -> protocols: the family's own, TCP, UDP. For what it does not have the kernel starts a program of the host, as
+root, which is to load it: that is CPU time that nobody counts."""
 _MAP_ANONYMOUS, _MAP_TYPE, _MAP_SHARED, _MAP_SHARED_VALIDATE = 0x20, 0xF, 0x1, 0x3
 """Shared memory without a file: what is in it stays when it is taken out of every process's tables."""
-_PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 22, 38
-_SET_MODE_FILTER, _ALL_THREADS = 1, 1
+_MAP_HUGETLB = 0x40000
+"""Of the pages that the host has set aside for others; nobody counts them as a process's own."""
+_OWNERS_MODE = 0o700
+_RLIMIT_CORE = 4
+"""A limit of 0 would have a dump handed to a program of the host (see `kernel.NO_CORE`)."""
+_PR_SET_NO_NEW_PRIVS = 38
+_SET_MODE_FILTER, _ALL_THREADS, _NEW_LISTENER = 1, 1, 8
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 _libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 
 
-def install(*, no_network: bool = False) -> None:
+def install(*, listener: bool = False, isolated: bool = True, spawning: bool = False) -> int:
     """Filter this process, all its threads, and all that it starts from now on; sets no_new_privs.
 
-    `no_network` leaves Unix sockets only: for machines without network namespaces. Raises OSError.
+    `listener`: have the calls told that are refused or asked about; returns the descriptor to hear them on, else -1.
+    The process may have one thread then. `isolated`: in namespaces of its own; else there are no sockets but pairs, and
+    no leave has to be asked for a process, which the slot could not ask either. `spawning`: this process clones into
+    cgroups, and its children `give_up_spawning`. Raises OSError.
     """
-    program = filter_program(os.uname().machine, no_network=no_network)
-    header = struct.pack("HP", len(program) // 8, ctypes.cast(ctypes.c_char_p(program), ctypes.c_void_p).value)
+    program = filter_program(os.uname().machine, listener=listener, isolated=isolated, spawning=spawning)
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
-    arguments = map(ctypes.c_long, (number_of("seccomp"), _SET_MODE_FILTER, _ALL_THREADS))
-    _check(_libc.syscall(*arguments, header), "seccomp")
+    descriptor = _add(program, _NEW_LISTENER if listener else _ALL_THREADS)
+    return descriptor if listener else -1
+
+
+def give_up_spawning() -> None:
+    """What a slot's filter allows to the slot alone. In a child of it, which has its no_new_privs. Raises OSError."""
+    _add(without_spawning(), 0)
 
 
 @cache
-def filter_program(machine: str, *, no_network: bool = False) -> bytes:
+def without_spawning() -> bytes:
+    """A filter beside the slot's: no more clone3, and no more filters."""
+    program = Program({"unknown": _ERROR | errno.ENOSYS, "refuse": _ERROR | errno.EPERM, "allow": _ALLOW})
+    program.add(LOAD, NUMBER)
+    program.add(IF_EQUAL, number_of("clone3"), yes="unknown")
+    program.add(IF_EQUAL, number_of("seccomp"), yes="refuse", no="allow")
+    for label in ("unknown", "refuse", "allow"):
+        program.give(label)
+    return program.assemble()
+
+
+def _add(program: bytes, flags: int) -> int:
+    header = struct.pack("HP", len(program) // 8, ctypes.cast(ctypes.c_char_p(program), ctypes.c_void_p).value)
+    arguments = map(ctypes.c_long, (number_of("seccomp"), _SET_MODE_FILTER, flags))
+    return _check(_libc.syscall(*arguments, header), "seccomp")
+
+
+@cache
+def filter_program(machine: str, *, listener: bool = False, isolated: bool = True, spawning: bool = False) -> bytes:
     """Classic BPF for `machine` as `os.uname` names it: kept, so a fork server makes it once for all its slots.
 
     Raises OSError for a machine that is not known here.
     """
     architecture, column = _architecture(machine)
-    program = _Program()
-    program.add(_LOAD, _ARCHITECTURE)
-    program.add(_IF_EQUAL, architecture, no="kill")
-    program.add(_LOAD, _NUMBER)
+    verdicts = {
+        "allow": _ALLOW,
+        "refuse": _TELL if listener else _ERROR | errno.EPERM,
+        "ask": _TELL if listener else _ALLOW,
+        "gate": _TELL if listener and isolated else _ALLOW,
+        "unknown": _ERROR | errno.ENOSYS,
+        "family": _ERROR | errno.EAFNOSUPPORT,
+        "no memory": _ERROR | errno.ENOMEM,
+        "done": _ERROR,
+        "kill": _KILL,
+    }
+    program = Program(verdicts)
+    program.add(LOAD, ARCHITECTURE)
+    program.add(IF_EQUAL, architecture, yes="known")
+    program.give("kill")
+    program.mark("known")
+    program.add(LOAD, NUMBER)
     if machine == "x86_64":
-        program.add(_IF_AT_LEAST, _X32_BIT, yes="kill")
-    program.search(_ranges(column))
-    _look_at_arguments(program, (_AF_UNIX,) if no_network else (_AF_UNIX, _AF_INET, _AF_INET6))
-    for label, verdict in _VERDICTS.items():
-        program.mark(label)
-        program.add(_RETURN, verdict)
+        program.add(IF_AT_LEAST, _X32_BIT, no="64 bits")
+        program.give("kill")
+        program.mark("64 bits")
+    program.search(_ranges(column, isolated=isolated, allowed_too=_SPAWNING if spawning else ""))
+    _look_at_memory(program)
+    _look_at_processes(program)
+    _look_at_controls(program)
+    _look_at_limits(program, isolated=isolated)
+    _look_at_sockets(program, isolated=isolated)
+    for label in verdicts:
+        program.give(label)
     return program.assemble()
 
 
 def number_of(name: str) -> int:
-    """Of a call that the filter names, on this machine. Raises OSError for a machine that is not known here."""
-    column = _architecture(os.uname().machine)[1]
-    number = (_REFUSED | _UNKNOWN | _LOOKED_AT)[name][column]
+    """Of a system call, on this machine. Raises OSError for a machine that is not known here."""
+    number = NUMBERS[name][_architecture(os.uname().machine)[1]]
     if number is None:
         raise OSError(errno.ENOSYS, f"{name}: {os.strerror(errno.ENOSYS)}")
     return number
 
 
+def may_clone(flags: int) -> bool:
+    """Whether the filter lets a snippet ask for a process with these flags."""
+    return (
+        not flags & (_NEW_NAMESPACES | _CLONE_PARENT | _CLONE_FILES) and flags & (_CLONE_VM | _CLONE_VFORK) != _CLONE_VM
+    )
+
+
+def may_open_socket(family: int, kind: int, protocol: int) -> bool:
+    """Whether the filter lets a snippet ask for a socket of this kind."""
+    kinds = _UNIX_KINDS if family & 0xFFFFFFFF == _AF_UNIX else _INTERNET_KINDS
+    return protocol & 0xFFFFFFFF in kinds.get(kind & _SOCKET_TYPE_MASK, ())
+
+
 def _architecture(machine: str) -> tuple[int, int]:
-    if machine not in _ARCHITECTURES:
+    if machine not in ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"no filter of system calls is written for {machine}")
-    return _ARCHITECTURES[machine]
+    return ARCHITECTURES[machine]
 
 
-class _Program:
-    """Instructions that jump forward to labels; an empty label is the next instruction."""
-
-    def __init__(self) -> None:
-        self._lines: list[tuple[int, int, str, str]] = []
-        self._labels: dict[str, int] = {}
-
-    def mark(self, label: str) -> None:
-        """The next instruction is `label`."""
-        self._labels[label] = len(self._lines)
-
-    def add(self, code: int, operand: int, *, yes: str = "", no: str = "") -> None:
-        self._lines.append((code, operand, yes, no))
-
-    def one_of(self, values: tuple[int, ...], *, yes: str, no: str) -> None:
-        """Compare what was loaded last."""
-        for value in values[:-1]:
-            self.add(_IF_EQUAL, value, yes=yes)
-        self.add(_IF_EQUAL, values[-1], yes=yes, no=no)
-
-    def search(self, ranges: list[tuple[int, str]]) -> None:
-        """Jump to the label of the last range that begins at or below what was loaded."""
-        half = len(ranges) // 2
-        low, high = ranges[:half], ranges[half:]
-        self.add(_IF_AT_LEAST, high[0][0], yes=_label(high), no=_label(low))
-        for part in (low, high):
-            if len(part) > 1:
-                self.mark(_label(part))
-                self.search(part)
-
-    def assemble(self) -> bytes:
-        binary = b""
-        for place, (code, operand, yes, no) in enumerate(self._lines):
-            jumps = (self._labels[label] - place - 1 if label else 0 for label in (yes, no))
-            binary += struct.pack("HBBI", code, *jumps, operand)
-        return binary
-
-
-def _label(ranges: list[tuple[int, str]]) -> str:
-    return ranges[0][1] if len(ranges) == 1 else f"{ranges[0][0]} to {ranges[-1][0]}"
-
-
-def _ranges(column: int) -> list[tuple[int, str]]:
+def _ranges(column: int, *, isolated: bool, allowed_too: str) -> list[tuple[int, str]]:
     """First number of each range of equal answers, and the label of the answer."""
-    answers: dict[int | None, str] = {numbers[column]: "refuse" for numbers in _REFUSED.values()}
-    answers |= {numbers[column]: "unknown" for numbers in _UNKNOWN.values()}
-    answers |= {numbers[column]: name for name, numbers in _LOOKED_AT.items()}
-    ranges = [(0, answers.get(0, "allow"))]
-    for number in range(1, _FIRST_UNKNOWN):
-        answer = answers.get(number, "allow")
-        if answer != ranges[-1][1]:
+    named = [line for line in _ALLOWED.splitlines() if not line.startswith("#")]
+    answers = dict.fromkeys(" ".join(named).split(), "allow") | dict.fromkeys(_PRETENDED.split(), "done")
+    answers |= dict.fromkeys(_METADATA.split(), "allow" if isolated else "done")
+    answers |= dict.fromkeys(_UNKNOWN.split(), "unknown") | {name: name for name in _LOOKED_AT.split()}
+    answers |= dict.fromkeys(allowed_too.split(), "allow")
+    by_number = {NUMBERS[name][column]: answer for name, answer in answers.items()}
+    ranges = list[tuple[int, str]]()
+    for number in range(FIRST_UNKNOWN):
+        answer = by_number.get(number, "refuse")
+        if not ranges or answer != ranges[-1][1]:
             ranges.append((number, answer))
-    return [*ranges, (_FIRST_UNKNOWN, "unknown")]
+    return [*ranges, (FIRST_UNKNOWN, "unknown")]
 
 
-def _look_at_arguments(program: _Program, families: tuple[int, ...]) -> None:
-    first, second, third, fourth = _ARGUMENT
+def _look_at_memory(program: Program) -> None:
     program.mark("mmap")
-    program.add(_LOAD, fourth)
-    program.add(_AND, _MAP_ANONYMOUS | _MAP_TYPE)
+    program.add(LOAD, ARGUMENT[3])
+    program.add(IF_ANY_BIT, _MAP_HUGETLB, yes="no memory")
+    program.add(AND, _MAP_ANONYMOUS | _MAP_TYPE)
     program.one_of((_MAP_ANONYMOUS | _MAP_SHARED, _MAP_ANONYMOUS | _MAP_SHARED_VALIDATE), yes="no memory", no="allow")
+    program.mark("madvise")
+    program.add(LOAD, ARGUMENT[2])
+    program.one_of(_IDLE_ADVICES, yes="done", no="")
+    program.one_of(_ADVICES, yes="allow", no="refuse")
+
+
+def _look_at_processes(program: Program) -> None:
     program.mark("clone")
-    program.add(_LOAD, first)
-    program.add(_IF_ANY_BIT, _NEW_NAMESPACES | _CLONE_PARENT, yes="refuse", no="allow")
-    program.mark("ioctl")
-    program.add(_LOAD, second)
-    program.one_of((_TIOCSTI, _TIOCLINUX), yes="refuse", no="allow")
-    program.mark("prctl")
-    program.add(_LOAD, first)
-    program.add(_IF_EQUAL, _PR_SET_SECCOMP, yes="refuse", no="allow")
+    program.add(LOAD, ARGUMENT[0])
+    program.add(IF_ANY_BIT, _NEW_NAMESPACES | _CLONE_PARENT, yes="refuse")
+    program.add(IF_ANY_BIT, _CLONE_NEWPID | _CLONE_THREAD, yes="allow")
+    program.add(IF_ANY_BIT, _CLONE_FILES, yes="refuse")
+    program.add(AND, _CLONE_VM | _CLONE_VFORK)
+    program.add(IF_EQUAL, _CLONE_VM, yes="refuse", no="gate")
+    program.mark("fork")
+    program.mark("vfork")
+    program.add(IF_EQUAL, 0, yes="gate", no="gate")
+    program.mark("rt_sigaction")
+    program.add(LOAD, ARGUMENT[0])
+    program.add(IF_EQUAL, _SIGCHLD, no="allow")
+    program.no_pointer(1, yes="allow", no="ask")
+    program.mark("timer_create")  # else it may wake a stopped process: see `supervisor`
+    program.no_pointer(1, yes="allow", no="refuse")
     program.mark("personality")
-    program.add(_LOAD, first)
+    program.add(LOAD, ARGUMENT[0])
     program.one_of((0, 0xFFFFFFFF), yes="allow", no="refuse")
+
+
+def _look_at_controls(program: Program) -> None:
+    program.mark("ioctl")
+    program.add(LOAD, ARGUMENT[1])
+    program.one_of(_IOCTLS, yes="allow", no="refuse")
+    program.mark("fcntl")
+    program.add(LOAD, ARGUMENT[1])
+    program.one_of(_FCNTLS, yes="allow", no="refuse")
+    program.mark("prctl")
+    program.add(LOAD, ARGUMENT[0])
+    program.one_of(_PRCTLS, yes="allow", no="refuse")
+
+
+def _look_at_limits(program: Program, *, isolated: bool) -> None:
+    """Of itself only, where it sees the processes of others: the kernel asks for no more than the same user."""
+    for name in ("prlimit64", "sched_setaffinity"):
+        program.mark(name)
+        if not isolated:
+            program.add(LOAD, ARGUMENT[0])
+            program.add(IF_EQUAL, 0, no="refuse")
+        program.give("limit" if name == "prlimit64" else "allow")
+    program.mark("setpriority")
+    for place in () if isolated else (0, 1):
+        program.add(LOAD, ARGUMENT[place])
+        program.add(IF_EQUAL, 0, no="refuse")
+    program.give("allow")
+    program.mark("limit")
+    program.add(LOAD, ARGUMENT[1])
+    program.add(IF_EQUAL, _RLIMIT_CORE, no="allow")
+    program.no_pointer(2, yes="allow", no="dump")
+    program.mark("dump")
+    program.no_pointer(3, yes="done", no="refuse")  # the old limit, which nobody would say
+    program.mark("setrlimit")
+    program.add(LOAD, ARGUMENT[0])
+    program.add(IF_EQUAL, _RLIMIT_CORE, yes="done", no="allow")
+    for name, place in (("mkdir", 1), ("mkdirat", 2)):
+        program.mark(name)
+        if not isolated:
+            program.add(LOAD, ARGUMENT[place])
+            program.add(AND, _OWNERS_MODE)
+            program.add(IF_EQUAL, _OWNERS_MODE, no="refuse")
+        program.give("allow")
+    program.mark("umask")
+    if not isolated:
+        program.add(LOAD, ARGUMENT[0])
+        program.add(IF_ANY_BIT, _OWNERS_MODE, yes="refuse")
+    program.give("allow")
+
+
+def _look_at_sockets(program: Program, *, isolated: bool) -> None:
+    program.mark("setsockopt")
+    program.add(LOAD, ARGUMENT[1])
+    program.add(IF_EQUAL, _SOL_SOCKET, no="allow")
+    program.add(LOAD, ARGUMENT[2])
+    program.one_of(_BUFFER_SIZES, yes="done", no="")
+    program.one_of(_SOCKET_PROGRAMS, yes="refuse", no="allow")
     program.mark("socketpair")
-    program.add(_LOAD, first)
-    program.add(_IF_EQUAL, _AF_UNIX, yes="allow", no="family")
+    program.add(LOAD, ARGUMENT[0])
+    program.add(IF_EQUAL, _AF_UNIX, no="family")
+    if not isolated:  # a pair of datagram sockets can still send to any path
+        program.add(LOAD, ARGUMENT[1])
+        program.add(AND, _SOCKET_TYPE_MASK)
+        program.one_of((_SOCK_STREAM, _SOCK_SEQPACKET), yes="gate", no="refuse")
+    program.give("gate")
     program.mark("socket")
-    program.add(_LOAD, first)
-    program.one_of(families, yes="type", no="family")
-    program.mark("type")
-    program.add(_LOAD, second)
-    program.add(_AND, _SOCKET_TYPE_MASK)
-    program.one_of(_SOCKET_TYPES, yes="protocol", no="refuse")
-    program.mark("protocol")
-    program.add(_LOAD, third)
-    program.one_of(_PROTOCOLS, yes="allow", no="refuse")
+    if not isolated:
+        program.give("family")
+        return
+    program.add(LOAD, ARGUMENT[0])
+    program.add(IF_EQUAL, _AF_UNIX, yes="unix")
+    program.one_of((_AF_INET, _AF_INET6), yes="internet", no="family")
+    for family, kinds in (("unix", _UNIX_KINDS), ("internet", _INTERNET_KINDS)):
+        program.mark(family)
+        program.add(LOAD, ARGUMENT[1])
+        program.add(AND, _SOCKET_TYPE_MASK)
+        for kind in kinds:
+            program.add(IF_EQUAL, kind, yes=f"{family} {kind}")
+        program.give("refuse")
+        for kind, protocols in kinds.items():
+            program.mark(f"{family} {kind}")
+            program.add(LOAD, ARGUMENT[2])
+            program.one_of(protocols, yes="gate", no="refuse")
 
 
-def _check(result: int, what: str) -> None:
-    if result:
+def _check(result: int, what: str) -> int:
+    if result < 0:
         error = ctypes.get_errno()
         raise OSError(error, f"{what}: {os.strerror(error)}")
+    return result
