@@ -1,8 +1,9 @@
 """What all tests share: the data sets, two servers, and that nothing waits for a terminal or a network.
 
 Tests that read the shared data sets are marked `shared_data`; those on PostgreSQL or MediaWiki are recognised by their
-fixtures and parameters, and marked `server`. Where the data or a server is missing they are deselected, and one line
-says how many and what to do; where `CI=true` they are demanded.
+fixtures and parameters, and marked `server`; those that need a delegated cgroup are marked `cgroup`. Where the data, a
+server or a cgroup is missing they are deselected, and one line says how many and what to do; where `CI=true` all are
+demanded but the cgroup.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from hrm_agent.environment import LocalEnvironment
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.testing import loopback_only
 from tests.support import postgres as postgresql
+from tests.support.cgroups import missing_cgroup
 from tests.support.postgres import PostgresServer
 from tests.support.wiki import server as mediawiki
 from tests.support.wiki.server import WikiServer
@@ -107,6 +109,8 @@ def parts_of(item: pytest.Item) -> set[str]:
     callspec = getattr(item, "callspec", None)
     given = [value for value in callspec.params.values() if isinstance(value, str)] if callspec else []
     parts = {"data"} if item.get_closest_marker("shared_data") else set[str]()
+    if item.get_closest_marker("cgroup"):
+        parts.add("cgroup")
     elsewhere = any(value.startswith("sqlite") for value in given)
     if any(value.startswith("postgres") for value in given) or ("postgres" in fixtures and not elsewhere):
         parts.add("postgres")
@@ -120,6 +124,8 @@ def missing(part: str) -> str:
     match part:
         case "data":
             return "" if shared_data_folder() else "There is no data at HRM_SHARED_DATA or ../shared/data."
+        case "cgroup":
+            return missing_cgroup()
         case "postgres":
             return "" if postgresql.find_server() else postgresql.MISSING
         case "zsh" | "fish":
@@ -142,10 +148,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     lacking = {part: advice for part in sorted(wanted) if (advice := missing(part))}
     if not lacking or config.option.collectonly:
         return
-    if os.environ.get("CI") == "true":
+    if os.environ.get("CI") == "true" and lacking.keys() - {"cgroup"}:
         if hasattr(config, "workerinput"):  # the tests themselves fail, and say why
             return
-        raise pytest.UsageError(*lacking.values())
+        raise pytest.UsageError(*(advice for part, advice in lacking.items() if part != "cgroup"))
     without = [item for item in items if parts_of(item) & lacking.keys()]
     items[:] = [item for item in items if not parts_of(item) & lacking.keys()]
     config.hook.pytest_deselected(items=without)

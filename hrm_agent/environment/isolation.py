@@ -18,7 +18,7 @@ class Isolation(StrEnum):
     """From the strongest to none."""
 
     L3 = "L3"
-    """As L2, but a cgroup holds the memory of the whole tree of processes. Not offered yet."""
+    """As L2, but a cgroup holds and counts what the whole tree of processes takes, instead of samples."""
     L2 = "L2"
     """Namespaces, seccomp, Landlock and resource limits; the tree's memory is sampled."""
     L1 = "L1"
@@ -48,7 +48,7 @@ class Layer(StrEnum):
     MEMORY_SAMPLING = "memory sampling"
     """The memory of the tree is looked at every 50 ms."""
     CGROUP = "cgroup"
-    """The memory of the tree is bounded by the kernel."""
+    """Memory, processes and CPU time of the tree are bounded, counted and ended by the kernel."""
 
 
 _NEEDED = {

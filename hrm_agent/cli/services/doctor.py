@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from hrm_agent.cli.common.arguments import Parser
@@ -29,7 +30,8 @@ _ADVICE = {
     Layer.RLIMITS: "an interpreter that an ordinary user can read: not one below /root",
     Layer.MEMORY_SAMPLING: "a /proc that can be mounted in a namespace: in a container --security-opt"
     " systempaths=unconfined",
-    Layer.CGROUP: "for L3 only: a memory cgroup delegated to this program (cgroup version 2)",
+    Layer.CGROUP: "for L3 only: a delegated cgroup (version 2): start the command by `systemd-run --user --scope -p"
+    " Delegate=yes`, or name a folder with --cgroup (docs/environment.md)",
 }
 _ELSEWHERE = "this is {}, which has none of this: run the code on Linux, and name that machine with --environment URL."
 
@@ -52,36 +54,43 @@ def run(words: list[str]) -> int:
     """0 if the default level is reached, 1 if not."""
     parser = Parser("doctor", "Check how far this machine isolates model-written code, and at what cost.")
     parser.add_argument("what", nargs="?", choices=["environment"], help="the only check there is; may be left out")
+    parser.add_argument("--cgroup", type=Path, metavar="FOLDER", help="delegated cgroup to try [this process's own]")
     arguments = parser.read(words)
-    level, missing, problem = _in_force()
-    rows = [_row(layer, found, missing) for layer, found in _found().items()]
+    found = _found(arguments.cgroup)
+    level, missing, problem = _in_force(arguments.cgroup, grouped=not found[Layer.CGROUP]["missing"])
+    rows = [_row(layer, of_layer, missing) for layer, of_layer in found.items()]
     _report(Output(as_json=arguments.json), level, rows, problem)
     return 0 if level is not None and level.holds(DEFAULT_ISOLATION) else 1
 
 
-def _in_force() -> tuple[Isolation | None, dict[str, str], str]:
-    """Level and missing layers of an environment started here; if none starts at all no level, and why."""
+def _in_force(cgroup: Path | None, *, grouped: bool) -> tuple[Isolation | None, dict[str, str], str]:
+    """Level and missing layers of an environment started here; if none starts at all no level, and why. `grouped`: with
+    cgroups, if that starts.
+    """
     if sys.platform != "linux":
         return None, dict.fromkeys(Layer, ""), _ELSEWHERE.format(sys.platform)
     from hrm_agent.environment.local.environment import LocalEnvironment
 
-    try:
-        environment = LocalEnvironment(slots=1, isolation=Isolation.L0)
-    except HrmError as error:
-        return None, dict.fromkeys(Layer, ""), error.message
-    try:
-        return Isolation(environment.isolation), dict(environment.missing), ""
-    finally:
+    problem = ""
+    for least in (Isolation.L3, Isolation.L0) if grouped else (Isolation.L0,):
+        try:
+            environment = LocalEnvironment(slots=1, isolation=least, cgroup=cgroup if least is Isolation.L3 else None)
+        except HrmError as error:
+            problem = error.message
+            continue
         environment.shutdown()
+        return Isolation(environment.isolation), dict(environment.missing), ""
+    return None, dict.fromkeys(Layer, ""), problem
 
 
-def _found() -> dict[Layer, dict[str, Any]]:
+def _found(cgroup: Path | None) -> dict[Layer, dict[str, Any]]:
     """What the probe found, in a bare interpreter of its own: see `sandbox/probe.py`."""
     if sys.platform != "linux":
         return {layer: _nothing(f"not on {sys.platform}") for layer in Layer}
     from hrm_agent.environment.local.zygote_process import bare_python
 
-    done = subprocess.run(bare_python("probe"), env={}, check=False, capture_output=True, text=True, timeout=60)
+    command = bare_python("probe", *([str(cgroup)] if cgroup is not None else []))
+    done = subprocess.run(command, env={}, check=False, capture_output=True, text=True, timeout=60)
     if done.returncode:
         why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return {layer: _nothing(f"the probe failed: {why}") for layer in Layer}

@@ -1,13 +1,14 @@
 """What this machine gives, and what it costs: each layer put on in a child of this process, again and again.
 
 Printed is one JSON object, layer -> `LayerProbe`. Runs as the sandbox's other processes do, in a bare interpreter
-without threads, so that what is measured is a small process's fork. Nothing is left behind, and no cgroup is touched.
+without threads, so that what is measured is a small process's fork. Nothing is left behind. `argv`: a delegated cgroup,
+or nothing: then it is this process's own, if that was delegated.
 """
 
 from __future__ import annotations
 
 # The package is loaded under another name (see __init__), and pathlib would make the measured process larger.
-# ruff: noqa: PTH118, PTH123, TID252
+# ruff: noqa: PTH120, PTH123, TID252
 import ctypes
 import json
 import os
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypedDict
 
-from . import landlock, seccomp
+from . import cgroup, kernel, landlock, seccomp
 
 __all__ = ["main"]
 
@@ -49,16 +50,16 @@ class LayerProbe(TypedDict):
 
 def main() -> None:
     """Print what was found."""
-    print(json.dumps(found()))  # noqa: T201 -- this is the whole of its protocol
+    print(json.dumps(found(*sys.argv[1:])))  # noqa: T201 -- this is the whole of its protocol
 
 
-def found() -> dict[str, LayerProbe]:
+def found(group: str = "") -> dict[str, LayerProbe]:
     """By the names of `hrm_agent.environment.isolation.Layer`."""
     with suppress(OSError):
-        seccomp.filter_program(os.uname().machine, no_network=False)  # made once for all slots
+        seccomp.filter_program(os.uname().machine, listener=True)  # made once for all slots
     layers = {"namespaces": _namespaces(), "seccomp": _of_slot(seccomp.install), "landlock": _of_slot(_restrict)}
     layers["landlock"]["detail"] = f"ABI {landlock.abi()}"
-    return {**layers, "rlimits": _rlimits(), "memory sampling": _sampling(), "cgroup": _cgroup()}
+    return {**layers, "rlimits": _rlimits(), "memory sampling": _sampling(), "cgroup": _cgroup(group)}
 
 
 def _of_slot(step: Callable[[], object]) -> LayerProbe:
@@ -93,8 +94,45 @@ def _sampling() -> LayerProbe:
         )
 
 
-def _cgroup() -> LayerProbe:
-    return LayerProbe(missing=_no_cgroup(), slot_us=None, call_us=None, detail="")
+def _cgroup(folder: str) -> LayerProbe:
+    """A cgroup is made, and everything done in it that is done with a call's."""
+    try:
+        made = cgroup.claim(folder or None)
+    except OSError as error:
+        return LayerProbe(missing=str(error), slot_us=None, call_us=None, detail="")
+    try:
+        top = os.open(made, os.O_RDONLY)
+        entered = list[cgroup.SlotGroup]()
+
+        def enter() -> None:
+            entered.append(cgroup.enter(top, os.getpid(), None, kernel.MAX_PROCESSES))
+
+        missing = _child(lambda: (enter(), _try_group(entered[0])))[0]
+        slot_us = None if missing else _measure(enter)[1]
+        fork = lambda: kernel.clone(isolated=False, into=entered[0].folder)[0]  # noqa: E731
+        call_us = None if missing else _within(enter, lambda: _measure(lambda: None, fork=fork)[1])
+    finally:
+        cgroup.discard(made)
+    if os.access(made, os.F_OK):
+        missing = "its processes could not be killed"
+    return LayerProbe(missing=missing, slot_us=slot_us, call_us=call_us, detail=os.path.dirname(made))
+
+
+def _try_group(group: cgroup.SlotGroup) -> None:
+    """Limit a process, freeze it, and let it go on. It is killed with the cgroup."""
+    group.begin(1 << 26)
+    pid, pidfd = kernel.clone(isolated=False, into=group.folder)
+    if pid == 0:
+        os.closerange(3, 256)  # whoever reads what this one's parent says waits for its end
+        time.sleep(60)
+        os._exit(0)
+    os.close(pidfd)
+    tree = cgroup.CallTree(group, None, pid, group.seconds())
+    tree.stop()
+    frozen = tree.is_still()
+    tree.go_on()
+    if not frozen:
+        raise OSError("its processes could not be frozen")
 
 
 def _enter() -> None:
@@ -121,24 +159,6 @@ def _limit() -> None:
 def _resident_bytes(pid: int) -> int:
     with open(f"/proc/{pid}/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
-
-
-def _no_cgroup() -> str:
-    """Why no memory cgroup is ours to divide; empty if one is."""
-    try:
-        with open("/proc/self/mounts") as file:
-            mounts = [line.split()[1] for line in file if line.split()[2] == "cgroup2"]
-        with open("/proc/self/cgroup") as file:
-            own = next((line.strip()[3:] for line in file if line.startswith("0::")), None)
-        if not mounts or own is None:
-            return "no unified cgroups (version 2) are mounted"
-        folder = mounts[0] + own.rstrip("/")
-        with open(os.path.join(folder, "cgroup.subtree_control")) as file:
-            if "memory" not in file.read().split():
-                return "the memory of this process's cgroup is not handed on to cgroups below it"
-        return "" if os.access(folder, os.W_OK) else "the cgroup of this process is not ours to divide"
-    except OSError as error:
-        return str(error)
 
 
 # measuring

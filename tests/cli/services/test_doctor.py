@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,11 @@ import pytest
 from hrm_agent.cli.services import doctor
 from hrm_agent.environment.isolation import Isolation, Layer, level_of
 from hrm_agent.environment.sandbox import probe
+from hrm_agent.environment.sandbox.cgroup import delegated
 from tests.cli.conftest import Command
+from tests.support.cgroups import missing_cgroup
+
+LEVEL = "L2" if missing_cgroup() else "L3"
 
 WITHOUT_NAMESPACES = """
 import ctypes, os, sys
@@ -34,7 +39,7 @@ def layers(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def test_every_layer_is_told(words: tuple[str, ...], hrm: Command) -> None:
     done = hrm(*words, "--json")
     assert (done.code, done.err) == (0, "")
-    assert (done.json["level"], done.json["default"], done.json["reached"]) == ("L2", "L2", True)
+    assert (done.json["level"], done.json["default"], done.json["reached"]) == (LEVEL, "L2", True)
     found = layers(done.json)
     assert list(found) == [str(layer) for layer in Layer]
     needed = {"namespaces", "seccomp", "landlock", "rlimits", "memory sampling"}
@@ -59,8 +64,28 @@ def test_for_people(hrm: Command) -> None:
     done = hrm("doctor", "environment")
     assert done.code == 0
     assert "us per slot" in done.out
-    assert "cgroup: for L3 only" in done.out
-    assert "isolated by L2; asked for is L2." in done.out
+    assert ("cgroup: for L3 only" in done.out) == bool(missing_cgroup())
+    assert f"isolated by {LEVEL}; asked for is L2." in done.out
+
+
+@pytest.mark.cgroup
+def test_a_delegated_cgroup_is_tried(hrm: Command) -> None:
+    for words in ((), ("--cgroup", delegated(None))):
+        done = hrm("doctor", *words, "--json")
+        assert (done.code, done.json["level"]) == (0, "L3")
+        found = layers(done.json)["cgroup"]
+        assert (found["available"], found["in_force"], found["advice"]) == (True, True, "")
+        assert found["slot_us"] > 0 and found["call_us"] >= 0
+        assert found["detail"] == delegated(None)
+    assert list(Path(delegated(None)).glob("hrm-*/")) == []
+
+
+def test_a_folder_that_is_no_cgroup(hrm: Command, tmp_path: Path) -> None:
+    done = hrm("doctor", "--cgroup", str(tmp_path), "--json")
+    assert (done.code, done.json["level"]) == (0, "L2")
+    found = layers(done.json)["cgroup"]
+    assert (found["available"], found["in_force"]) == (False, False)
+    assert "cgroup" in found["detail"] and "systemd-run --user --scope -p Delegate=yes" in found["advice"]
 
 
 def test_slots_without_their_compiled_body_are_told(hrm: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,6 +119,16 @@ def test_elsewhere_than_on_linux(hrm: Command, monkeypatch: pytest.MonkeyPatch) 
     assert (done.code, done.json["level"]) == (1, None)
     assert not any(row["available"] or row["in_force"] for row in done.json["layers"])
     assert "No model-written code can be run here: this is darwin, which has none of this" in hrm("doctor").out
+
+
+def test_what_needs_no_sandbox_here_can_be_imported_anywhere() -> None:
+    elsewhere = (
+        "import os\n"
+        "here = os.uname()\n"
+        "os.uname = lambda: os.uname_result((*here[:4], 'arm64'))\n"
+        "from hrm_agent.environment.remote.client import RemoteEnvironment\n"
+    )
+    subprocess.run([sys.executable, "-c", elsewhere], check=True)
 
 
 def test_an_unknown_part(hrm: Command) -> None:
