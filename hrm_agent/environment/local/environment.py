@@ -12,12 +12,14 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
-from hrm_agent.environment.base import Environment, ExecutionResult, Submission
+from hrm_agent.environment.base import Environment, ExecutionResult, Limits, Submission
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation
 from hrm_agent.environment.local.slots import LocalWorkers
 from hrm_agent.environment.scheduler.admission import QUEUE_LIMIT, Bounds
 from hrm_agent.environment.scheduler.scheduler import Scheduler
+from hrm_agent.environment.scheduler.workers import Work
 
 __all__ = ["LocalEnvironment"]
 
@@ -33,16 +35,18 @@ class LocalEnvironment(Environment):
         isolation: Isolation = DEFAULT_ISOLATION,
         packages: Sequence[str] | None = None,
         queue_limit: int = QUEUE_LIMIT,
+        cgroup: Path | None = None,
     ) -> None:
         """`slots`: calls that run at once; by default two per core, because a call's wall clock runs while it waits for
         a core. `max_sessions`: living sessions, at least `slots`; the one idle longest makes room, and is rebuilt from
         its cells when it is asked for again. `isolation`: the least that is accepted. `packages`: installed
         distributions that snippets may import; None: numpy and sympy, if they are there. `queue_limit`: calls that
-        wait; `run` waits for room, `submit` raises QueueFullError.
+        wait; `run` waits for room, `submit` raises QueueFullError. `cgroup`: a folder of cgroups (version 2) that was
+        delegated to this user: L3 is asked for by it; None: for `isolation` L3 the cgroup of this process is divided.
 
         Raises HrmError where this machine isolates less than `isolation`.
         """
-        self._workers = LocalWorkers(slots, isolation=isolation, packages=packages)
+        self._workers = LocalWorkers(slots, isolation=isolation, packages=packages, cgroup=cgroup)
         self._scheduler = Scheduler(self._workers, max_sessions=max_sessions, bounds=Bounds(queue=queue_limit))
         self.slots = self._workers.slots
         self.max_sessions = max(max_sessions, self.slots)
@@ -72,17 +76,27 @@ class LocalEnvironment(Environment):
             if call is not None and (answer.cancelled() or not answer.done()):
                 self._scheduler.leave(call, waiter)
 
+    async def warm_up(self) -> None:
+        """Return when calls of every kind have slots: else the first that names a package waits for its import."""
+        loop = asyncio.get_running_loop()
+        for code in ("", *(f"# {name}" for name in self._workers.packages[:1])):
+            answers: list[asyncio.Future[ExecutionResult]] = [loop.create_future() for _ in range(self.slots)]
+            for answer in answers:
+                waiter = partial(_notify, loop, answer)
+                self._workers.start(Work(code, Limits(), lambda result, _, tell=waiter: tell(result)))
+            await asyncio.gather(*answers)
+
     def submit(self, submission: Submission) -> Future[ExecutionResult]:
         """`run` for where there is no event loop; cancelling the future kills the call."""
         return self._scheduler.submit(submission)
 
-    async def fork_session(self, source: str, target: str) -> None:
+    async def fork_session(self, source: str, target: str, *, run: str = "") -> None:
         """Make `target` what `source` is when its running call has ended: a copy of its cells (see `Scheduler`)."""
-        await asyncio.wrap_future(self._scheduler.fork_session(source, target))
+        await asyncio.wrap_future(self._scheduler.fork_session(source, target, run))
 
-    async def end_session(self, session: str) -> None:
+    async def end_session(self, session: str, *, run: str = "") -> None:
         """Forget a session; its open calls end with status `infrastructure`."""
-        self._scheduler.end_session(session)
+        self._scheduler.end_session(session, run)
 
     async def metrics(self) -> str:
         return self._scheduler.metrics()

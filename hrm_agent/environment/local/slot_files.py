@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 
 from hrm_agent.environment.base import ExecutionResult, Limits
 from hrm_agent.environment.sandbox.protocol import OUT_OF_MEMORY_EXIT, Ended, Reply
@@ -19,8 +20,11 @@ __all__ = ["OUTPUT_FACTOR", "SlotFiles", "infrastructure_failure", "outcome"]
 OUTPUT_FACTOR = 64
 """A snippet may write this many times `Limits.output_bytes` to one file before its writes fail (`output_limit`)."""
 _CUT_NOTE_BYTES = 80
+_MODE = 0o777
+"""Of a memory file, as the kernel makes it. Where the host is an ordinary user it is the snippet's own file as well."""
 _WORDS = {
     Ended.OUT_OF_MEMORY: "The processes of the snippet held more memory than their limit.\n",
+    Ended.TOO_MANY: "The snippet had more processes and threads than its limit.\n",
     Ended.GONE: "The session's process had ended by itself.\n",
     Ended.BROKEN: "The session's process answered without being asked.\n",
 }
@@ -37,8 +41,11 @@ class SlotFiles:
     def prepare(self, code: str) -> None:
         """Empty what the last call wrote, and put the code in. Where in a file one stands is shared with the slot."""
         for descriptor in self.descriptors:
-            if os.fstat(descriptor).st_size:
+            what = os.fstat(descriptor)
+            if what.st_size or what.st_blocks:  # pages may lie beyond the end, too
                 os.ftruncate(descriptor, 0)
+            if stat.S_IMODE(what.st_mode) != _MODE:  # the last call's doing; the next one has to open them
+                os.fchmod(descriptor, _MODE)
             os.lseek(descriptor, 0, os.SEEK_SET)
         # The line end lets a child that read nothing be told from one that read an empty snippet.
         data = code.encode("utf-8", "backslashreplace") + b"\n"
@@ -142,7 +149,7 @@ def _status(reply: Reply, limits: Limits, *, started: bool, full: bool) -> ToolS
         return ToolStatus.OUT_OF_MEMORY
     if full:
         return ToolStatus.OUTPUT_LIMIT
-    if reply.ended == Ended.BROKEN:
+    if reply.ended in (Ended.BROKEN, Ended.TOO_MANY):
         return ToolStatus.ERROR
     return _status_of_exit(os.waitstatus_to_exitcode(reply.status), reply, limits)
 

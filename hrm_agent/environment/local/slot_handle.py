@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 
 from hrm_agent.environment.base import ExecutionResult
 from hrm_agent.environment.local.slot_files import OUTPUT_FACTOR, SlotFiles, outcome
 from hrm_agent.environment.local.zygote_process import ZygoteProcess
 from hrm_agent.environment.sandbox.protocol import REQUEST, Ended, Operation, Reply, Request
+from hrm_agent.environment.sandbox.system_calls import ARCHITECTURES, NUMBERS
 from hrm_agent.environment.scheduler.workers import Work
+from hrm_agent.trajectory import ToolStatus
 
-__all__ = ["SlotHandle", "SlotPool"]
+__all__ = ["SlotHandle", "SlotPool", "refused_calls"]
+
+
+MAX_CALLS = 1000
+"""Of a slot. A new one costs milliseconds, and knows nothing of what an old one was used for."""
+
+
+@cache
+def _names() -> dict[int, str]:
+    column = ARCHITECTURES[os.uname().machine][1]
+    return {number: name for name, numbers in NUMBERS.items() if (number := numbers[column]) is not None}
+
+
+def refused_calls(flat: Sequence[int]) -> dict[str, int]:
+    """Numbers and counts, in turn, as names and counts."""
+    pairs = zip(flat[::2], flat[1::2], strict=True)
+    return {_names().get(number, str(number)): count for number, count in pairs if count}
 
 
 @dataclass(slots=True, eq=False)
@@ -34,12 +54,18 @@ class SlotHandle:
     """Number of the work's request."""
     killed: bool = False
     """True once the host has asked it to end its work."""
+    calls: int = 0
+    """That it has run."""
+    worn: bool = False
+    """It is to be given up: after so many calls, after one that did not end by itself, or a session that ended idle."""
+    refused: dict[str, int] = field(default_factory=dict[str, int])
+    """System calls of its work, as the filter told."""
     ending: bool = False
     """Until it says that the processes of its last session are gone, they read and write its files."""
 
-    def send(self, work: Work, call: int) -> bool:
+    def send(self, work: Work, call: int, *, crowded: bool) -> bool:
         """Have it begin `work`. False if it is gone."""
-        self.call, self.work, self.killed = call, work, False
+        self.call, self.work, self.killed, self.refused = call, work, False, {}
         limits = work.limits
         request = Request(
             Operation.RUN,
@@ -52,6 +78,7 @@ class SlotHandle:
             file_bytes=limits.output_bytes * OUTPUT_FACTOR,
             value_bytes=limits.output_bytes,
             seed=work.seed,
+            crowded=crowded,
         )
         try:
             self.files.prepare(work.code)
@@ -75,9 +102,11 @@ class SlotHandle:
 
     def result(self, work: Work, reply: Reply, isolation: str) -> tuple[ExecutionResult, bool]:
         """The outcome of its work, and whether it was lost."""
+        self.calls += 1
         begun = reply.ended not in (Ended.NOT_STARTED, Ended.GONE)
         started = begun if work.session else self.files.started
-        found = outcome(reply, self.files, work.limits, isolation, started=started)
+        found = replace(outcome(reply, self.files, work.limits, isolation, started=started), refused=self.refused)
+        self.worn = self.calls >= MAX_CALLS or found.status not in (ToolStatus.OK, ToolStatus.ERROR)
         return found, not started and not self.killed
 
 

@@ -21,15 +21,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
-from importlib import metadata
 from itertools import count
+from pathlib import Path
 
 from hrm_agent.environment.base import ExecutionResult
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation, level_of
 from hrm_agent.environment.local.slot_files import SlotFiles, infrastructure_failure
-from hrm_agent.environment.local.slot_handle import SlotHandle, SlotPool
-from hrm_agent.environment.local.zygote_process import ZygoteHome, ZygoteProcess, wait_until
-from hrm_agent.environment.sandbox.protocol import READY_BYTES, REPLY, Ended, Reply
+from hrm_agent.environment.local.slot_handle import SlotHandle, SlotPool, refused_calls
+from hrm_agent.environment.local.zygote_process import ZygoteHome, ZygoteProcess, installed, wait_until
+from hrm_agent.environment.sandbox.protocol import READY_BYTES, REFUSED, REPLY, Ended, Reply
 from hrm_agent.environment.scheduler.workers import Work
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
@@ -62,17 +62,23 @@ class LocalWorkers:
         *,
         isolation: Isolation = DEFAULT_ISOLATION,
         packages: Sequence[str] | None = None,
+        cgroup: Path | None = None,
     ) -> None:
-        """`packages`: installed distributions that snippets may import; None: numpy and sympy, if they are there."""
+        """`packages`: installed distributions that snippets may import; None: numpy and sympy, if they are there.
+        `cgroup`: one that was delegated; L3 is asked for by it. None: for L3 this process's own is divided.
+        """
         if sys.platform != "linux":
             raise HrmError(
                 f"Model-written code is isolated by Linux; this is {sys.platform}.",
                 "Run `hrm-agent environment serve` on a Linux machine, and name it here with --environment URL.",
             )
         self.slots = slots or default_slots()
-        self._packages = _installed(SCIENTIFIC) if packages is None else tuple(packages)
-        self._words = re.compile(rf"\b(?:{'|'.join(map(re.escape, self._packages))})\b") if self._packages else None
-        self._bare, self._scientific = SlotPool(()), SlotPool(self._packages)
+        self._crowd = max(1, (os.cpu_count() or 1) // 2)
+        """So many slots at work are one."""
+        self.packages = installed(SCIENTIFIC) if packages is None else tuple(packages)
+        """What snippets may import beside the standard library."""
+        self._words = re.compile(rf"\b(?:{'|'.join(map(re.escape, self.packages))})\b") if self.packages else None
+        self._bare, self._scientific = SlotPool(()), SlotPool(self.packages)
         self._lock = threading.Lock()
         self._by_line: dict[int, SlotHandle] = {}
         self._sessions: dict[int, SlotHandle] = {}
@@ -86,7 +92,8 @@ class LocalWorkers:
         self._poll = select.epoll()
         self._poll.register(self._wake, select.EPOLLIN)
         started: Future[None] = Future()
-        self._thread = threading.Thread(target=self._serve, args=(started, isolation), name="sandbox", daemon=True)
+        given = started, isolation if cgroup is None else Isolation.L3, cgroup
+        self._thread = threading.Thread(target=self._serve, args=given, name="sandbox", daemon=True)
         self._thread.start()
         started.result()
 
@@ -150,7 +157,7 @@ class LocalWorkers:
         scientific = self._words is not None and self._words.search(work.code) is not None
         pool = self._scientific if scientific else self._bare
         while pool.idle:
-            slot = pool.idle.pop()
+            slot = pool.idle.pop(0)  # the one that has had most time to make its next child
             if self._send_work(slot, work):
                 return
             self._discard(slot)
@@ -169,14 +176,20 @@ class LocalWorkers:
         return slot
 
     def _send_work(self, slot: SlotHandle, work: Work) -> bool:
-        sent = slot.send(work, next(self._numbers))
+        crowded = sum(other.work is not None for other in self._by_line.values()) >= self._crowd
+        sent = slot.send(work, next(self._numbers), crowded=crowded)
         if sent and work.session:
             slot.session = work.session
             self._sessions[work.session] = slot
         return sent
 
     def _set_idle(self, slot: SlotHandle) -> None:
-        if len(slot.pool.idle) < self.slots:
+        pool = slot.pool
+        if slot.worn:
+            self._discard(slot)
+            if pool.zygote is not None and len(pool.idle) < self.slots:
+                pool.idle.append(self._new_slot(pool, pool.zygote))
+        elif len(pool.idle) < self.slots:
             slot.pool.idle.append(slot)
         else:
             self._discard(slot)
@@ -203,9 +216,9 @@ class LocalWorkers:
 
     # the thread
 
-    def _serve(self, started: Future[None], least: Isolation) -> None:
+    def _serve(self, started: Future[None], least: Isolation, top: Path | None) -> None:
         try:
-            self._start_isolated(least)
+            self._start_isolated(least, top)
         except BaseException as error:
             self._poll.close()
             os.close(self._wake)
@@ -219,11 +232,12 @@ class LocalWorkers:
             self._notify_finished()
         self._end()
 
-    def _start_isolated(self, least: Isolation) -> None:
+    def _start_isolated(self, least: Isolation, top: Path | None) -> None:
         """The strongest isolation that can be had. Raises HrmError where that is not enough."""
         reason = first = ""
+        grouped = least is Isolation.L3
         for isolated in (True, False):
-            self._place_of_zygotes = ZygoteHome(self._packages, isolated=isolated)
+            self._place_of_zygotes = ZygoteHome(self.packages, isolated=isolated, grouped=grouped, top=top)
             reason = self._probe()
             if first:  # why it is tried without
                 self.missing["namespaces"] = first
@@ -276,6 +290,8 @@ class LocalWorkers:
             data = b""
         if len(data) == REPLY.size:
             self._finish(slot, Reply(*REPLY.unpack(data)))
+        elif len(data) == REFUSED.size:
+            slot.refused = refused_calls(REFUSED.unpack(data))
         elif not data or self._is_weaker(data):
             self._on_slot_lost(slot)
 
@@ -293,8 +309,7 @@ class LocalWorkers:
             if work is not None and reply.call:
                 self._finished.append((work, *slot.result(work, reply, self.isolation)))
                 slot.work = None
-            if reply.call:
-                slot.ending = False
+            slot.ending, slot.worn = slot.ending and not reply.call, slot.worn or not reply.call
             if slot.session and reply.ended != Ended.ANSWERED:
                 self._sessions.pop(slot.session, None)
                 slot.session = 0
@@ -381,12 +396,3 @@ class LocalWorkers:
                 pool.zygote.end()
                 pool.zygote = None
         self._place_of_zygotes.remove()
-
-
-def _installed(packages: Sequence[str]) -> tuple[str, ...]:
-    found: list[str] = []
-    for name in packages:
-        with suppress(metadata.PackageNotFoundError):
-            metadata.distribution(name)
-            found.append(name)
-    return tuple(found)

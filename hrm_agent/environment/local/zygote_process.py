@@ -16,10 +16,11 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
+from hrm_agent.environment.sandbox import cgroup
 from hrm_agent.environment.sandbox.protocol import NEW_SLOT, READY_BYTES
-from hrm_agent.errors import ConfigError
+from hrm_agent.errors import ConfigError, HrmError
 
-__all__ = ["ZygoteHome", "ZygoteProcess", "bare_python", "locate", "missing_body", "wait_until"]
+__all__ = ["ZygoteHome", "ZygoteProcess", "bare_python", "installed", "locate", "missing_body", "wait_until"]
 
 _BOOT = (
     "import os, sys; folder = os.open({!r}, os.O_PATH); sys.path.insert(0, f'/proc/self/fd/{{folder}}');"
@@ -29,6 +30,10 @@ _BOOT = (
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """A process that has threads cannot be forked; and a snippet has one core at best."""
 
+_GROUPS_HINT = (
+    "L3 needs a cgroup that is delegated: start the program by `systemd-run --user --scope -p Delegate=yes COMMAND`, or"
+    " name a folder with --cgroup (in Python cgroup=); docs/environment.md has the commands. Or accept L2."
+)
 PURE = "HRM_AGENT_PURE_SANDBOX"
 """Environment variable: if it is set, slots do without their compiled body."""
 
@@ -48,13 +53,25 @@ def missing_body() -> str:
 
 
 class ZygoteHome:
-    """What zygotes of one environment share: the packages that snippets may import, and a folder of this process."""
+    """What zygotes of one environment share: the packages that snippets may import, a folder of this process, and the
+    cgroup that slots make theirs in.
+    """
 
-    def __init__(self, packages: Sequence[str], *, isolated: bool) -> None:
+    def __init__(
+        self, packages: Sequence[str], *, isolated: bool, grouped: bool = False, top: Path | None = None
+    ) -> None:
+        """`grouped`: calls have cgroups, below `top`, or below this process's own. Raises HrmError if they cannot."""
         self.packages = locate(packages)
         """Path -> name."""
         self.isolated = isolated
         """In namespaces; else with what holds without them."""
+        self.groups = ""
+        """The cgroup, as a folder; empty if there is none."""
+        if isolated and grouped:
+            try:
+                self.groups = cgroup.claim(str(top) if top is not None else None)
+            except OSError as error:
+                raise HrmError(f"No cgroup for model-written code: {error}.", _GROUPS_HINT) from None
         self._folder = None if isolated else tempfile.TemporaryDirectory(prefix="snippets-")
         if self._folder is not None:
             Path(self.folder).chmod(0o711)
@@ -75,6 +92,8 @@ class ZygoteHome:
 
     def remove(self) -> None:
         """Once no zygote is left."""
+        if self.groups:
+            cgroup.discard(self.groups)
         if self._folder is not None:
             with suppress(OSError):
                 self._folder.cleanup()
@@ -98,7 +117,7 @@ class ZygoteProcess:
         self.control.setblocking(False)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the process
         given = {"isolated": place.isolated, "packages": place.packages, "imports": [*imports]}
-        given |= {"folder": place.folder, "site": place.site, "compiled": not missing_body()}
+        given |= {"folder": place.folder, "site": place.site, "compiled": not missing_body(), "groups": place.groups}
         # A fixed hash seed, because the order of a set would otherwise change a snippet's output from run to run.
         self._process = subprocess.Popen(
             bare_python("zygote", str(theirs.fileno()), json.dumps(given)),
@@ -151,6 +170,16 @@ class ZygoteProcess:
             self._process.wait()
         self.control.close()
         self._errors.close()
+
+
+def installed(packages: Sequence[str]) -> tuple[str, ...]:
+    """Those of these distributions that are."""
+    found: list[str] = []
+    for name in packages:
+        with suppress(metadata.PackageNotFoundError):
+            metadata.distribution(name)
+            found.append(name)
+    return tuple(found)
 
 
 def locate(packages: Sequence[str]) -> dict[str, str]:

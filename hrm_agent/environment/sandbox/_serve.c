@@ -4,10 +4,16 @@
    the pages that it shares with the child it has just cloned, if only to count references, and the kernel copies each of
    them: that costs more than the clone. This loop touches no Python object, so the slot's pages stay shared.
 
+   A slot that has nothing to do clones the child of its next call ahead, and lets it rehearse: what every snippet
+   writes to is copied while nobody waits for it. Where calls wait in line that costs more than it saves, and the slot
+   waits longer before it does so. The child looks at the request that comes, tells the slot, and goes on; the slot then
+   takes the request from the socket: so a child that dies first takes no request with it.
+
    A stateless call that exits before the first look at it is due, and whose working folder is as it was, is answered
    here. Everything else is handed to slot.py, before anything was done that it could not do itself: a session, an end,
-   a call that still runs, a word from the host meanwhile, a folder to be swept. Only for slots with a process-id
-   namespace: there the death of the child is the death of all that it started.
+   a call that still runs, a word from the host meanwhile, a folder to be swept; in a cgroup, a call with another limit
+   of memory than the last. Only for slots with a process-id namespace: there the death of the child is the death of all
+   that it started.
 
    No code and no output passes through the slot: the child reads its code itself, after it has shed what is the
    slot's, and goes on in Python with a function that does not come back. */
@@ -19,11 +25,15 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/capability.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -43,12 +53,21 @@
 #ifndef PR_GET_TID_ADDRESS
 #define PR_GET_TID_ADDRESS 40
 #endif
+#ifndef CLONE_INTO_CGROUP
+#define CLONE_INTO_CGROUP 0x200000000ULL
+#endif
+#ifndef SYS_clone3
+#define SYS_clone3 435
+#endif
 #ifndef SYS_close_range
 #define SYS_close_range 436
 #endif
 
-/* As in slot.py and kernel.py. */
-enum { CODE = 4, HOST = 5, MAX_DESCRIPTORS = 256 };
+/* As in slot.py. */
+enum { VALUE = 3, CODE = 4, HOST = 5, PROC = 6 };
+/* Without a request for so long, a child is cloned ahead: not at once, for whoever was told of the last call's end waits
+   for this core; later, where the last request said that others wait for one, too. */
+enum { IDLE_MILLISECONDS = 2, CROWDED_MILLISECONDS = 10 };
 static const double TICK_SECONDS = 0.05;
 
 /* As in protocol.py, REQUEST and REPLY; the numbers of Operation.RUN and Ended.EXITED. */
@@ -61,6 +80,7 @@ struct __attribute__((packed)) request {
     double wall_seconds, cpu_seconds;
     int64_t memory_bytes, file_bytes, value_bytes;
     uint64_t seed;
+    uint8_t crowded;
 };
 
 struct __attribute__((packed)) reply {
@@ -76,20 +96,40 @@ struct slot {
     const char *folder;
     mode_t folder_mode;
     int64_t base_bytes;
-    PyObject *run;
+    PyObject *run, *rehearse;
+    char files[VALUE][64]; /* stdout, stderr and value, from /proc */
+    int told[2];           /* a pipe: struct word */
+    int listener; /* what the filter tells; -1 for nothing */
+    /* The cgroup of its calls, -1 if they have none, and its files: see cgroup.SlotGroup. */
+    int group, cpu, peak;
+    long long memory_limit;
+    struct sock_fprog without_spawning;
 };
 
 struct call {
     pid_t pid;
     int pidfd;
-    double started;
+    double started; /* on the monotonic clock */
+    double used;    /* CPU time of the child before that */
+    double spent;   /* CPU time of all that was in the cgroup before the child */
 };
+
+/* Of a child that has seen a request: as in struct call. */
+struct word {
+    double started, used, spent;
+    int begins; /* 0: the request is none for it */
+};
+
+static double reading(clockid_t clock)
+{
+    struct timespec time;
+    clock_gettime(clock, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
 
 static double now(void)
 {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+    return reading(CLOCK_MONOTONIC);
 }
 
 static double seconds_of(struct timeval time)
@@ -102,8 +142,30 @@ static double smaller(double one, double other)
     return one < other ? one : other;
 }
 
+/* cgroup.figure: 0 where it is not told. */
+static long long figure(int file, const char *name)
+{
+    char text[4096];
+    ssize_t size = pread(file, text, sizeof text - 1, 0);
+    text[size < 0 ? 0 : size] = 0;
+    const char *found = strstr(text, name);
+    return found == NULL ? 0 : strtoll(found + strlen(name), NULL, 10);
+}
+
+static double spent_in(const struct slot *slot)
+{
+    return slot->group < 0 ? 0.0 : (double)figure(slot->cpu, "usage_usec ") * 1e-6;
+}
+
+/* The file is there where that can be done (cgroup.SlotGroup). */
+static void reset_peak(const struct slot *slot)
+{
+    if (slot->peak >= 0)
+        (void)!pwrite(slot->peak, "0", 1, 0);
+}
+
 /* See kernel.clone: not the libc's fork, which runs hooks, but with the thread id where the libc looks for it. */
-static pid_t clone_child(int *pidfd)
+static pid_t clone_child(const struct slot *slot, int *pidfd)
 {
     unsigned long flags = SIGCHLD | CLONE_PIDFD | CLONE_NEWPID;
     int *tid = NULL;
@@ -111,6 +173,11 @@ static pid_t clone_child(int *pidfd)
         flags |= CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID;
     else
         tid = NULL;
+    if (slot->group >= 0) {
+        uint64_t given[11] = {flags - SIGCHLD + CLONE_INTO_CGROUP, (uintptr_t)pidfd, (uintptr_t)tid, 0, SIGCHLD};
+        given[10] = (uint64_t)slot->group;
+        return (pid_t)syscall(SYS_clone3, given, sizeof given);
+    }
 #ifdef __aarch64__
     return (pid_t)syscall(SYS_clone, flags, NULL, pidfd, NULL, tid);
 #else
@@ -131,17 +198,53 @@ static int limit(int kind, int64_t value)
     return setrlimit(kind, &limits);
 }
 
-/* Give up what is the slot's and accept the limits of the call: kernel.die_with_parent, drop_capabilities, limit_child.
-   Before the code is read, so that a child that fails here never looks as if its snippet had begun. */
+static int reopen(int descriptor, int folder, const char *path, int flags)
+{
+    int own = openat(folder, path, flags);
+    if (own < 0 || dup2(own, descriptor) < 0)
+        return -1;
+    return close(own);
+}
+
+/* kernel.own_descriptors, through /proc/<slot>, which the kernel has in its cache; /proc/<child> would have to be made
+   first. */
+static int own_descriptors(const struct slot *slot)
+{
+    for (int descriptor = 1; descriptor <= VALUE; descriptor++)
+        if (reopen(descriptor, PROC, slot->files[descriptor - 1], O_RDWR))
+            return -1;
+    return reopen(0, AT_FDCWD, "/dev/null", O_RDONLY);
+}
+
+/* Give up what is the slot's, and accept the limits of the call: kernel.drop_capabilities, limit_child and
+   seccomp.give_up_spawning. Before the code is read, so that a child that fails here never looks as if its snippet had
+   begun. */
 static int shed(const struct slot *slot, const struct request *request)
 {
     struct __user_cap_header_struct version = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct nothing[2];
     memset(nothing, 0, sizeof nothing);
-    prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
-    return syscall(SYS_capset, &version, nothing) || setsid() < 0
+    return own_descriptors(slot) || syscall(SYS_capset, &version, nothing) || setsid() < 0
            || limit(RLIMIT_AS, slot->base_bytes + request->memory_bytes) || limit(RLIMIT_FSIZE, request->file_bytes)
-           || limit(RLIMIT_CPU, (int64_t)request->cpu_seconds + 1);
+           || limit(RLIMIT_CPU, (int64_t)request->cpu_seconds + 1)
+           || (slot->group >= 0 && syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &slot->without_spawning));
+}
+
+/* snippet.rehearse, which prints, and writes a value; own_descriptors comes after it. */
+static int rehearse(const struct slot *slot)
+{
+    for (int descriptor = 1; descriptor <= VALUE; descriptor++)
+        if (reopen(descriptor, AT_FDCWD, "/dev/null", O_WRONLY))
+            return -1;
+    PyObject *done = PyObject_CallNoArgs(slot->rehearse);
+    Py_XDECREF(done);
+    return done == NULL;
+}
+
+static int is_plain(const struct slot *slot, const struct request *request, ssize_t size)
+{
+    return size == sizeof *request && request->operation == RUN && !request->session
+           && (slot->group < 0 || request->memory_bytes == slot->memory_limit);
 }
 
 /* All of the code, as text: by the file's offset the host sees that the snippet was reached. NULL if that fails. */
@@ -163,38 +266,57 @@ static PyObject *read_code(void)
     return code;
 }
 
-/* Never returns: the slot's frames are not to be run twice. */
-static _Noreturn void become_child(const struct slot *slot, const struct request *request)
+/* Wait for a request, look at it, and say so. */
+static int await(const struct slot *slot, struct request *request)
 {
-    if (shed(slot, request))
+    ssize_t size;
+    while ((size = recv(HOST, request, sizeof *request, MSG_PEEK)) < 0 && errno == EINTR)
+        ;
+    if (size <= 0) /* the host is gone */
+        return -1;
+    double used = reading(CLOCK_PROCESS_CPUTIME_ID);
+    reset_peak(slot);
+    struct word word = {now(), used, spent_in(slot) - used, is_plain(slot, request, size)};
+    return write(slot->told[1], &word, sizeof word) != sizeof word || !word.begins;
+}
+
+/* Never returns: the slot's frames are not to be run twice. Without a request it waits for one. */
+static _Noreturn void become_child(const struct slot *slot, const struct request *given)
+{
+    struct request request;
+    prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+    if (given != NULL)
+        request = *given;
+    else if (rehearse(slot) || await(slot, &request))
+        _exit(1);
+    if (shed(slot, &request))
         _exit(1);
     PyObject *code = read_code();
     if (code == NULL)
         _exit(1);
     if (syscall(SYS_close_range, CODE, ~0U, 0))
-        for (int descriptor = CODE; descriptor < MAX_DESCRIPTORS; descriptor++)
-            close(descriptor);
-    PyObject_CallFunction(slot->run, "OKL", code, (unsigned long long)request->seed, (long long)request->value_bytes);
+        _exit(1);
+    PyObject_CallFunction(slot->run, "OKL", code, (unsigned long long)request.seed, (long long)request.value_bytes);
     _exit(1);
 }
 
 /* The slot ------------------------------------------------------------------------------------------------------ */
 
 /* Whether the child is dead when the first look at it is due, and the host has said nothing. */
-static int ends_soon(const struct request *request, const struct call *call)
+static int ends_soon(const struct slot *slot, const struct request *request, const struct call *call)
 {
     double look = call->started + smaller(TICK_SECONDS, smaller(request->wall_seconds, request->cpu_seconds));
-    struct pollfd watched[2] = {{call->pidfd, POLLIN, 0}, {HOST, POLLIN, 0}};
+    struct pollfd watched[3] = {{call->pidfd, POLLIN, 0}, {HOST, POLLIN, 0}, {slot->listener, POLLIN, 0}};
     for (;;) {
         double left = look - now();
         struct timespec timeout = {0, left > 0 ? (long)(left * 1e9) : 0};
-        int ready = ppoll(watched, 2, &timeout, NULL);
+        int ready = ppoll(watched, 3, &timeout, NULL);
         if (ready >= 0 || errno != EINTR)
             return ready > 0 && watched[0].revents;
     }
 }
 
-/* Whether the working folder is empty and as accessible as it was. */
+/* Whether the working folder is empty and as accessible as it was; then its times are made those of now. */
 static int is_clean(const struct slot *slot)
 {
     struct entry {
@@ -215,11 +337,12 @@ static int is_clean(const struct slot *slot)
             const char *name = ((struct entry *)(buffer + at))->name;
             clean = strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
         }
+    clean = clean && size == 0 && futimens(descriptor, NULL) == 0;
     close(descriptor);
-    return clean && size == 0;
+    return clean;
 }
 
-static void answer(const struct request *request, const struct call *call, double ended)
+static void answer(const struct slot *slot, const struct request *request, const struct call *call, double ended)
 {
     int status = 0;
     struct rusage usage;
@@ -232,9 +355,15 @@ static void answer(const struct request *request, const struct call *call, doubl
         .ended = EXITED,
         .status = status,
         .duration_seconds = ended - call->started,
-        .cpu_seconds = seconds_of(usage.ru_utime) + seconds_of(usage.ru_stime),
+        .cpu_seconds = seconds_of(usage.ru_utime) + seconds_of(usage.ru_stime) - call->used,
         .peak_bytes = (int64_t)usage.ru_maxrss * 1024,
     };
+    if (slot->group >= 0)
+        reply.cpu_seconds = spent_in(slot) - call->spent - call->used;
+    if (slot->peak >= 0) {
+        int64_t peak = figure(slot->peak, "");
+        reply.peak_bytes = peak > reply.peak_bytes ? peak : reply.peak_bytes;
+    }
     /* A host that is gone is found by the next recv. */
     while (send(HOST, &reply, sizeof reply, MSG_NOSIGNAL) < 0 && errno == EINTR)
         ;
@@ -242,7 +371,74 @@ static void answer(const struct request *request, const struct call *call, doubl
 
 static PyObject *hand_over(const struct request *request, ssize_t size, const struct call *call)
 {
-    return Py_BuildValue("(y#iid)", (const char *)request, (Py_ssize_t)size, (int)call->pid, call->pidfd, call->started);
+    return Py_BuildValue("(y#iiddd)", (const char *)request, (Py_ssize_t)size, (int)call->pid, call->pidfd,
+                         call->started, call->used, call->spent);
+}
+
+/* Clone a child ahead, and wait until it has a request. One that dies, or makes a call that the filter reports, is
+   killed: the request is then begun by a new one.
+
+   What it tells is looked at last: it comes before all else that the child can be the cause of, and so is not missed. */
+static void clone_ahead(const struct slot *slot, struct call *call)
+{
+    struct word word = {0};
+    call->pid = clone_child(slot, &call->pidfd);
+    if (call->pid == 0)
+        become_child(slot, NULL);
+    if (call->pid > 0) {
+        struct pollfd watched[3] = {{call->pidfd, POLLIN, 0}, {slot->listener, POLLIN, 0}, {slot->told[0], POLLIN, 0}};
+        while (poll(watched, 3, -1) < 0 && errno == EINTR)
+            ;
+        if (watched[2].revents && read(slot->told[0], &word, sizeof word) == sizeof word && word.begins) {
+            call->started = word.started;
+            call->used = word.used;
+            call->spent = word.spent;
+            return;
+        }
+        kill(call->pid, SIGKILL);
+        while (waitpid(call->pid, NULL, 0) < 0 && errno == EINTR)
+            ;
+        close(call->pidfd);
+    }
+    call->pid = 0;
+}
+
+/* The size of a request, 0 without a host. */
+static ssize_t take_request(struct request *request)
+{
+    ssize_t size;
+    while ((size = recv(HOST, request, sizeof *request, 0)) < 0 && errno == EINTR)
+        ;
+    return size == sizeof *request ? size : 0;
+}
+
+/* Until there is a request for slot.py, of which the size is returned; call.pid is 0 if it was not begun. */
+static ssize_t answer_calls(const struct slot *slot, struct request *request, struct call *call)
+{
+    for (int patience = IDLE_MILLISECONDS;; patience = request->crowded ? CROWDED_MILLISECONDS : IDLE_MILLISECONDS) {
+        struct pollfd host = {HOST, POLLIN, 0};
+        call->pid = 0;
+        call->used = 0.0;
+        if (poll(&host, 1, patience) == 0)
+            clone_ahead(slot, call);
+        ssize_t size = take_request(request);
+        if (!is_plain(slot, request, size))
+            return size;
+        if (call->pid == 0) {
+            reset_peak(slot);
+            call->spent = spent_in(slot);
+            call->started = now();
+            call->pid = clone_child(slot, &call->pidfd);
+            if (call->pid == 0)
+                become_child(slot, request);
+            if (call->pid < 0)
+                call->pid = 0;
+        }
+        if (call->pid == 0 || !ends_soon(slot, request, call) || !is_clean(slot))
+            return size;
+        answer(slot, request, call, now());
+        request->seed = 0; /* not for the next call to find */
+    }
 }
 
 static PyObject *serve(PyObject *Py_UNUSED(module), PyObject *arguments)
@@ -250,35 +446,29 @@ static PyObject *serve(PyObject *Py_UNUSED(module), PyObject *arguments)
     struct slot slot;
     unsigned int mode;
     long long base;
-    if (!PyArg_ParseTuple(arguments, "sILO", &slot.folder, &mode, &base, &slot.run))
+    const char *program;
+    Py_ssize_t program_size;
+    if (!PyArg_ParseTuple(arguments, "sILOOiiiiLy#", &slot.folder, &mode, &base, &slot.run, &slot.rehearse,
+                          &slot.listener, &slot.group, &slot.cpu, &slot.peak, &slot.memory_limit, &program,
+                          &program_size))
         return NULL;
+    slot.without_spawning.len = (unsigned short)((size_t)program_size / sizeof(struct sock_filter));
+    slot.without_spawning.filter = (struct sock_filter *)program;
     slot.folder_mode = (mode_t)mode;
     slot.base_bytes = base;
-    for (;;) {
-        struct request request;
-        struct call call = {0, -1, 0.0};
-        ssize_t size;
-        while ((size = recv(HOST, &request, sizeof request, 0)) < 0 && errno == EINTR)
-            ;
-        if (size != sizeof request)
-            return hand_over(&request, 0, &call);
-        int plain = request.operation == RUN && !request.session;
-        if (plain) {
-            call.started = now();
-            call.pid = clone_child(&call.pidfd);
-            if (call.pid == 0)
-                become_child(&slot, &request);
-        }
-        if (!plain || call.pid < 0 || !ends_soon(&request, &call) || !is_clean(&slot)) {
-            if (call.pid < 0)
-                call.pid = 0;
-            PyObject *result = hand_over(&request, size, &call);
-            explicit_bzero(&request, sizeof request);
-            return result;
-        }
-        answer(&request, &call, now());
-        explicit_bzero(&request, sizeof request);
-    }
+    char place[32] = "";
+    if (readlinkat(PROC, "self", place, sizeof place - 1) < 0 || pipe(slot.told))
+        return PyErr_SetFromErrno(PyExc_OSError);
+    for (int descriptor = 1; descriptor <= VALUE; descriptor++)
+        snprintf(slot.files[descriptor - 1], sizeof slot.files[0], "%s/fd/%d", place, descriptor);
+    struct call call = {0, -1, 0.0, 0.0, spent_in(&slot)};
+    struct request request;
+    ssize_t size = answer_calls(&slot, &request, &call);
+    close(slot.told[0]);
+    close(slot.told[1]);
+    PyObject *result = hand_over(&request, size, &call);
+    explicit_bzero(&request, sizeof request);
+    return result;
 }
 
 /* The host uses what was built from the file that it finds beside it, and nothing older. */
@@ -291,7 +481,8 @@ static PyModuleDef_Slot steps[] = {{Py_mod_exec, name_source}, {0, NULL}};
 
 static PyMethodDef functions[] = {
     {"serve", serve, METH_VARARGS,
-     "serve(folder, mode, base_bytes, run) -> (request, pid, pidfd, started)\n\n"
+     "serve(folder, mode, base_bytes, run, rehearse, listener, group, cpu, peak, memory_limit, without_spawning)\n"
+     "  -> (request, pid, pidfd, started, before, spent)\n\n"
      "Answers stateless calls until there is one for slot.py, or no host: then it is empty. pid is 0 if it was not\n"
      "begun. In a call's process run(code, seed, value_bytes) is called, and is to end it."},
     {NULL, NULL, 0, NULL},

@@ -20,6 +20,7 @@ import sys
 
 __all__ = [
     "SLOT_ID",
+    "address_space",
     "as_subreaper",
     "build_root",
     "clone",
@@ -31,6 +32,7 @@ __all__ = [
     "give_up_root",
     "limit_child",
     "limit_slot",
+    "own_descriptors",
     "prefer_as_victim",
     "seal",
 ]
@@ -41,6 +43,8 @@ INSIDE_ID = 1000
 MAX_PROCESSES = 32
 MAX_DESCRIPTORS = 128
 """Of a process. What lies in sockets between processes is memory that no limit counts."""
+MAX_SIGNALS = 1024
+"""That wait, timers included: where the host is an ordinary user they come out of what the kernel grants that user."""
 NO_CORE = 1
 """Byte: 0 would still hand a dump to a program of the host, where it is set up to have them."""
 TMP_OPTIONS = b"size=64m,nr_inodes=4096,mode=1777"
@@ -48,14 +52,14 @@ DEVICES = ("/dev/null", "/dev/urandom", "/dev/random")
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER = 0x00020000, 0x04000000, 0x08000000, 0x10000000
 CLONE_NEWPID, CLONE_NEWNET, CLONE_PIDFD = 0x20000000, 0x40000000, 0x00001000
-CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID = 0x00200000, 0x01000000
+CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID, CLONE_INTO_CGROUP = 0x00200000, 0x01000000, 0x200000000
 SLOT_NAMESPACES = CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x8, 0x1000, 0x4000, 0x40000
 MNT_DETACH = 2
 MADV_COLLAPSE, HUGE_PAGE = 25, 1 << 21
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID = 0x1, 0x2
 AT_FDCWD, AT_RECURSIVE = -100, 0x8000
-SYS_CLONE, SYS_MOUNT_SETATTR = (220 if platform.machine() == "aarch64" else 56), 442
+SYS_CLONE, SYS_CLONE3, SYS_MOUNT_SETATTR = (220 if platform.machine() == "aarch64" else 56), 435, 442
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_GET_TID_ADDRESS = 1, 4, 36, 38, 40
 SIGKILL, SIGCHLD = 9, 17
 CAPABILITY_VERSION_3 = 0x20080522
@@ -71,8 +75,10 @@ _pidfd = ctypes.c_int(-1)
 _tid = ctypes.c_void_p(0)
 
 
-def clone(*, isolated: bool) -> tuple[int, int]:
+def clone(*, isolated: bool, into: int = -1) -> tuple[int, int]:
     """Fork, into a process-id namespace if isolated: (pid, pidfd) in the parent, (0, -1) in the child.
+
+    `into`: descriptor of the cgroup that the child begins in; -1: this process's.
 
     Not `os.fork`, whose hooks would touch many pages of memory that the processes share. A slot has one thread, and
     the one thing that libc's fork does for such a process is done here: its thread id is where libc looks for it.
@@ -83,8 +89,13 @@ def clone(*, isolated: bool) -> tuple[int, int]:
     tid = _tid.value or 0
     if tid:
         flags |= CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID
-    last = (0, tid) if platform.machine() == "aarch64" else (tid, 0)
-    pid = int(_libc.syscall(SYS_CLONE, flags, 0, ctypes.addressof(_pidfd), *last))
+    if into >= 0:
+        flags = flags - SIGCHLD | CLONE_INTO_CGROUP
+        given = (ctypes.c_uint64 * 11)(flags, ctypes.addressof(_pidfd), tid, 0, SIGCHLD, 0, 0, 0, 0, 0, into)
+        pid = int(_libc.syscall(SYS_CLONE3, ctypes.addressof(given), ctypes.sizeof(given), 0, 0, 0))
+    else:
+        last = (0, tid) if platform.machine() == "aarch64" else (tid, 0)
+        pid = int(_libc.syscall(SYS_CLONE, flags, 0, ctypes.addressof(_pidfd), *last))
     if pid == 0:
         return 0, -1
     _check(pid, "clone")
@@ -115,6 +126,7 @@ def build_root(packages: dict[str, str]) -> tuple[int, bool]:
     for path, name in packages.items():
         _bind(path, f"{root}/site/{name}")
     os.mkdir(f"{root}/tmp")
+    os.symlink("/tmp", f"{root}/dev/shm")  # where the C library makes semaphores; emptied, and bounded, as /tmp is
     attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID, 0, 0, 0)
     path = ctypes.c_char_p(root.encode())
     pointer, size = ctypes.addressof(attributes), ctypes.sizeof(attributes)
@@ -190,6 +202,14 @@ def prefer_as_victim() -> None:
     _write("/proc/self/oom_score_adj", None, "800")
 
 
+def address_space(proc: int) -> int:
+    """Bytes of this process's own."""
+    descriptor = os.open("self/statm", os.O_RDONLY, dir_fd=proc)
+    pages = int(os.read(descriptor, 256).split()[0])
+    os.close(descriptor)
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def gather_pages(proc: int) -> None:
     """Put this process's own memory into huge pages, where the kernel can (Linux 6.1): a fork copies an entry for each.
 
@@ -206,6 +226,18 @@ def gather_pages(proc: int) -> None:
                 _libc.madvise(start, end - start, MADV_COLLAPSE)
 
 
+def own_descriptors(proc: int, descriptors: list[int]) -> None:
+    """Open these files anew, and /dev/null as stdin: locks, flags, offsets of the slot's own would outlive a call."""
+    for descriptor in descriptors:
+        _replace(descriptor, os.open(f"self/fd/{descriptor}", os.O_RDWR, dir_fd=proc))
+    _replace(0, os.open("/dev/null", os.O_RDONLY))
+
+
+def _replace(descriptor: int, by: int) -> None:
+    os.dup2(by, descriptor)
+    os.close(by)
+
+
 def die_with_parent() -> None:
     """SIGKILL when the thread that started this process ends. To be called after the last change of user."""
     _libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
@@ -218,7 +250,11 @@ def as_subreaper() -> None:
 
 def limit_slot(*, count_processes: bool) -> None:
     """Hard limits that are the same for every call. `count_processes`: the user is the slot's own."""
-    limits = {resource.RLIMIT_NOFILE: MAX_DESCRIPTORS, resource.RLIMIT_CORE: NO_CORE}
+    limits = {
+        resource.RLIMIT_NOFILE: MAX_DESCRIPTORS,
+        resource.RLIMIT_CORE: NO_CORE,
+        resource.RLIMIT_SIGPENDING: MAX_SIGNALS,
+    }
     if count_processes:
         limits[resource.RLIMIT_NPROC] = MAX_PROCESSES + 1
     for kind, limit in limits.items():

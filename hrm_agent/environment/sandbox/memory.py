@@ -14,16 +14,33 @@ SLOW_SECONDS = 0.05
 """A tree whose last look took longer is held still in the next one: nobody can look into a process while it forks, and
 the processes that run meanwhile make that last."""
 _KIB = 1024
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class Tree:
     """A process and its descendants. Where there is no /proc to see them in, the process alone."""
 
-    __slots__ = ("_pid", "_proc", "_slow", "_status", "peak", "several", "stopped")
+    __slots__ = (
+        "_adopter",
+        "_buried_seconds",
+        "_confined",
+        "_pid",
+        "_proc",
+        "_slow",
+        "_status",
+        "peak",
+        "several",
+        "stopped",
+        "threads",
+    )
 
-    def __init__(self, proc: int | None, pid: int) -> None:
-        self._proc, self._pid = proc, pid
+    def __init__(self, proc: int | None, pid: int, adopter: int | None = None, *, confined: bool = False) -> None:
+        """`adopter`: this process, where orphans of the tree become its children; it has no others. `confined`: nor has
+        it anybody else whom its signals reach.
+        """
+        self._proc, self._pid, self._adopter, self._confined = proc, pid, adopter, confined
+        self._buried_seconds = 0.0
         self._status: int | None = None
         self.several = False
         """True once it was seen to be more than one process."""
@@ -31,12 +48,18 @@ class Tree:
         self.stopped = False
         self.peak = 0
         """Bytes, the most that was seen."""
+        self.threads = 0
+        """Of all its processes, when they were last gone through."""
 
     def members(self) -> list[int]:
         """Process ids, the oldest first."""
-        found, index = [self._pid], 0
+        found, index, self.threads = [self._pid], 0, 0
+        if self._adopter is not None:
+            found += [pid for pid in self._children_of(self._adopter) if pid != self._pid and not self._bury(pid)]
         while index < len(found):
-            found += [pid for pid in self._children_of(found[index]) if pid not in found]
+            threads = self._threads(found[index])
+            found += [pid for pid in self._children_of(found[index], threads) if pid not in found]
+            self.threads += len(threads)
             index += 1
         return found
 
@@ -51,16 +74,16 @@ class Tree:
         monotonic clock, is told as far as that.
         """
         began, members = time.monotonic(), self.members()
-        if len(members) < 2:
+        if len(members) < 2 and not self._buried_seconds:
             return 0, 0.0
-        held, seconds, self.several = 0, 0.0, True
+        held, seconds, self.several = 0, self._buried_seconds, True
         still = self._slow and not self.stopped
         if still:
             self.stop()
         for pid in members:
             if time.monotonic() >= until:  # a process that forks keeps the looker waiting
                 break
-            held += self._proportional_bytes(pid)
+            held += self._held_bytes(pid)
             seconds += self._cpu_seconds(pid)
         if still:
             self.go_on()
@@ -82,6 +105,10 @@ class Tree:
 
     def signal(self, number: int, *, itself: bool = True) -> None:
         """To every process of the tree, and to those that were made meanwhile."""
+        if self._confined:  # to all at once: a chain of processes that fork and exit outruns any list of them
+            with suppress(ProcessLookupError):
+                os.kill(-1, number)
+            return
         told: set[int] = set() if itself else {self._pid}
         while new := [pid for pid in self.members() if pid not in told]:
             for pid in new:
@@ -94,6 +121,15 @@ class Tree:
         self.signal(signal.SIGSTOP)
         self.stopped = True
 
+    def is_still(self) -> bool:
+        """Whether every process of a stopped tree is, with all threads: the first may have ended before the others.
+
+        Who waits in the kernel (D) for a child that is stopped, after a vfork, is stopped as soon as it wakes.
+        """
+        threads = (f"{pid}/task/{thread}/stat" for pid in self.members() for thread in self._threads(pid))
+        states = (self._read(path).rpartition(b")")[2].split()[:1] for path in threads)
+        return all(not state or state[0] in b"TtZXD" for state in states)
+
     def go_on(self) -> None:
         """After a stop."""
         self.signal(signal.SIGCONT)
@@ -105,13 +141,22 @@ class Tree:
             os.close(self._status)
             self._status = None
 
-    def _children_of(self, pid: int) -> Iterator[int]:
-        if self._proc is None:
-            return
-        for thread in self._threads(pid):
+    def _bury(self, pid: int) -> bool:
+        """Whether an adopted process has ended; its time counts on."""
+        try:
+            ended, _, usage = os.wait4(pid, os.WNOHANG)
+        except ChildProcessError:
+            return True
+        self._buried_seconds += usage.ru_utime + usage.ru_stime if ended else 0.0
+        return ended != 0
+
+    def _children_of(self, pid: int, threads: list[str] | None = None) -> Iterator[int]:
+        for thread in self._threads(pid) if threads is None else threads:
             yield from map(int, self._read(f"{pid}/task/{thread}/children").split())
 
     def _threads(self, pid: int) -> list[str]:
+        if self._proc is None:
+            return []
         with suppress(OSError):
             folder = os.open(f"{pid}/task", os.O_RDONLY, dir_fd=self._proc)
             try:
@@ -120,8 +165,20 @@ class Tree:
                 os.close(folder)
         return []
 
-    def _proportional_bytes(self, pid: int) -> int:
-        return _kib_after(self._read(f"{pid}/smaps_rollup"), b"Pss:")
+    def _held_bytes(self, pid: int) -> int:
+        """What it shares counts in part; all of what is resident, where it has forbidden to be looked into.
+
+        Told by the first thread that has memory: a process lives on when the one that it is named after has ended.
+        """
+        if found := _kib_after(self._read(f"{pid}/smaps_rollup"), b"Pss:"):
+            return found
+        folders = [f"{pid}/task/{thread}" for thread in self._threads(pid)]
+        shares = (_kib_after(self._read(f"{folder}/smaps_rollup"), b"Pss:") for folder in folders)
+        return next(filter(None, shares), 0) or max(map(self._resident_bytes, folders), default=0)
+
+    def _resident_bytes(self, folder: str) -> int:
+        fields = self._read(f"{folder}/statm").split()
+        return int(fields[1]) * _PAGE_BYTES if fields else 0
 
     def _cpu_seconds(self, pid: int) -> float:
         """Its own, and that of children which it has waited for."""

@@ -15,6 +15,8 @@ __all__ = [
     "NEW_SLOT",
     "OUT_OF_MEMORY_EXIT",
     "READY_BYTES",
+    "REFUSED",
+    "REFUSED_KINDS",
     "REPLY",
     "REQUEST",
     "SNIPPET",
@@ -26,8 +28,11 @@ __all__ = [
 
 NEW_SLOT = struct.Struct("=I")
 """Host to zygote: the number of a slot. Five descriptors come with it: its socket, code, stdout, stderr, value."""
-REQUEST = struct.Struct("=BQ??ddqqqQ")
+REQUEST = struct.Struct("=BQ??ddqqqQ?")
 REPLY = struct.Struct("=QBiddq?")
+REFUSED_KINDS = 16
+REFUSED = struct.Struct("=" + "HI" * REFUSED_KINDS)
+"""Before a reply, where system calls were refused: their numbers and how often, the most frequent first, then zeros."""
 READY_BYTES = 2048
 """A slot's first packet is JSON, {layer: why it is missing}, padded with spaces to this size. So is the zygote's."""
 SNIPPET = "<snippet>"
@@ -70,6 +75,8 @@ class Request(NamedTuple):
     """Most bytes of the value's repr, and of its JSON."""
     seed: int = 0
     """Of the snippet's random generators."""
+    crowded: bool = False
+    """Many slots are at work: this one waits longer before it makes the child of its next call ahead."""
 
 
 class Ended(IntEnum):
@@ -91,6 +98,8 @@ class Ended(IntEnum):
     """No process could be made."""
     GONE = 8
     """The session's process ended by itself before the call, which the host had not heard."""
+    TOO_MANY = 9
+    """Killed because its processes had too many threads."""
 
 
 class Reply(NamedTuple):
@@ -103,7 +112,7 @@ class Reply(NamedTuple):
     status: int = 0
     """As wait4 gave it; 0 where no process was waited for."""
     duration_seconds: float = 0.0
-    """By the slot's clock, from clone to death."""
+    """By the slot's clock, from the request to the death of the process."""
     cpu_seconds: float = 0.0
     """By the kernel's account."""
     peak_bytes: int = 0

@@ -30,6 +30,7 @@ __all__ = [
     "new_module",
     "open_streams",
     "read_code",
+    "rehearse",
     "reseed",
     "run",
 ]
@@ -39,6 +40,7 @@ _PLAIN = (bool, int, float, str, list, tuple, dict)
 """Types of which JSON is tried."""
 _TRANSPARENT = {"numpy", "sympy"}
 """From these and the standard library no other words lead to the generators than those of `may_draw`."""
+_REHEARSAL = "def f(n):\n    return n + 1\nprint(f(1), 'x')\n[f(n) for n in range(3)]"
 _opaque: set[str] = set()
 _opened: dict[str, io.TextIOWrapper] = {}
 
@@ -98,6 +100,14 @@ def new_module() -> ModuleType:
     return module
 
 
+def rehearse() -> None:
+    """Do what every snippet does, so that a child has its own copy of the memory that this writes before it is asked.
+
+    Its output and its value are written, to wherever descriptors 1 to 3 lead.
+    """
+    run(_REHEARSAL, ModuleType("__main__"), 1000)
+
+
 def run(source: str, module: ModuleType, value_bytes: int) -> int:
     """Run `source` in `module`, write its value, and return the exit code: 0, 1, or the one for exhausted memory."""
     try:
@@ -127,12 +137,26 @@ def _evaluate(source: str, names: dict[str, Any]) -> object:
 
 def _write_value(value: object, limit: int) -> None:
     """The length of the repr on a line, so many bytes of it, and JSON where there is one that is not too long."""
-    shown = _cut(repr(value).encode("utf-8", "backslashreplace"), limit)
+    shown = _cut(_shown(value, limit).encode("utf-8", "backslashreplace"), limit)
     encoded = b""
     if type(value) in _PLAIN:
         with suppress(ValueError, TypeError, RecursionError):
             encoded = json.dumps(value, allow_nan=False).encode()
     os.write(VALUE_DESCRIPTOR, b"%d\n" % len(shown) + shown + (encoded if len(encoded) <= limit else b""))
+
+
+def _shown(value: object, limit: int) -> str:
+    """The repr. That a value cannot be shown makes no failure of a call that has finished."""
+    digits = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(max(digits, limit))  # an integer is shown as far as other values are
+    try:
+        return repr(value)
+    except MemoryError:
+        raise
+    except Exception as error:
+        return f"<{type(value).__name__} that cannot be shown: {type(error).__name__}: {error}>"
+    finally:
+        sys.set_int_max_str_digits(digits)
 
 
 def _compile(source: str) -> tuple[CodeType | None, CodeType | None]:

@@ -22,10 +22,10 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any, NoReturn
 
-from . import kernel, landlock, seccomp, snippet
+from . import cgroup, kernel, landlock, seccomp, snippet
 from .memory import Tree
 from .protocol import NEW_SLOT, READY_BYTES
-from .slot import HOST, PROC, Slot
+from .slot import GROUP, HOST, LISTENER, PROC, Slot
 
 __all__ = ["main"]
 
@@ -49,8 +49,8 @@ class Zygote:
     def __init__(self, control: socket.socket, layers: Layers) -> None:
         self._control = control
         self._layers = layers
-        self._slots: dict[int, int] = {}
-        """pidfd -> pid"""
+        self._slots: dict[int, tuple[int, int]] = {}
+        """pidfd -> pid, number"""
         self._poll = select.poll()
         self._poll.register(control.fileno(), select.POLLIN)
 
@@ -67,11 +67,12 @@ class Zygote:
         data, descriptors, _, _ = socket.recv_fds(self._control, NEW_SLOT.size, 5)
         if len(data) < NEW_SLOT.size:
             return False
+        number: int = NEW_SLOT.unpack(data)[0]
         pid = os.fork()
         if pid == 0:
-            self._layers.become_slot(NEW_SLOT.unpack(data)[0], descriptors)
+            self._layers.become_slot(number, descriptors)
         pidfd = os.pidfd_open(pid)
-        self._slots[pidfd] = pid
+        self._slots[pidfd] = pid, number
         self._poll.register(pidfd, select.POLLIN)
         for descriptor in descriptors:
             os.close(descriptor)
@@ -81,23 +82,37 @@ class Zygote:
         """A slot is gone. Its child is this process's now, and ends too."""
         self._poll.unregister(pidfd)
         os.close(pidfd)
-        os.waitpid(self._slots.pop(pidfd), 0)
-        if self._layers.isolated:
-            slots = set(self._slots.values())
+        pid, number = self._slots.pop(pidfd)
+        with suppress(ChildProcessError):  # waited for as an orphan, below
+            os.waitpid(pid, 0)
+        if self._layers.isolated and not self._layers.sampled:  # it dies with its slot, and is not to be seen here
+            with suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+        elif self._layers.isolated:
+            slots = {pid for pid, _ in self._slots.values()}
             for orphan in Tree(self._layers.proc, 1).children():
                 if orphan not in slots:
                     os.kill(orphan, signal.SIGKILL)
                     os.waitpid(orphan, 0)
+        if self._layers.groups >= 0:
+            cgroup.leave(self._layers.groups, number)
 
 
 class Layers:
     """What holds the snippets of this zygote, and why some of it does not."""
 
-    def __init__(self, *, isolated: bool, folder: str, compiled: bool) -> None:
+    def __init__(self, *, isolated: bool, folder: str, compiled: bool, groups: str) -> None:
         self.isolated = isolated
+        self._supervised = self._confined = False
         self._compiled = compiled
         """Slots may serve with the compiled body."""
-        self.missing = {"cgroup": "none was delegated"} | ({} if isolated else {"namespaces": "left out"})
+        self.missing = {} if isolated else {"namespaces": "left out"}
+        self.groups = _moved_up(os.open(groups, os.O_RDONLY)) if groups else -1
+        """Descriptor of the cgroup that slots make theirs in; -1 if there is none."""
+        if not groups:
+            self.missing["cgroup"] = "none was asked for" if isolated else "left out"
+        self._group: cgroup.SlotGroup | None = None
         self.proc = -1
         """Descriptor of a /proc."""
         self.sampled = True
@@ -126,11 +141,20 @@ class Layers:
     def become_slot(self, number: int, descriptors: list[int]) -> NoReturn:
         """In the fork: put up every layer, say what is missing, and serve. Never returns."""
         try:
-            host = _install([*descriptors, self.proc])
+            host = _install([*descriptors, self.proc, self.groups])
             folder = self._enter(number)
             host.send(json.dumps(self.missing).encode()[:READY_BYTES].ljust(READY_BYTES))
             snippet.open_streams()
-            slot = Slot(host, folder, isolated=self.isolated, sampled=self.sampled, compiled=self._compiled)
+            slot = Slot(
+                host,
+                folder,
+                isolated=self.isolated,
+                confined=self._confined,
+                sampled=self.sampled,
+                compiled=self._compiled,
+                supervised=self._supervised,
+                group=self._group,
+            )
             slot.serve()
         finally:
             os._exit(0)
@@ -138,6 +162,8 @@ class Layers:
     def _enter(self, number: int) -> str:
         folder = "/tmp"  # noqa: S108
         own_user = self.isolated or os.getuid() == 0
+        if self.groups >= 0:
+            self._try("cgroup", lambda: self._enter_group(number))
         if self.isolated:
             self._try("namespaces", lambda: kernel.enter_slot(PROC, number))
         else:
@@ -154,13 +180,27 @@ class Layers:
         self._try("rlimits", lambda: kernel.limit_slot(count_processes=own_user))
         self._try("seccomp", kernel.seal)
         self._try("landlock", lambda: self._restrict(folder))
-        self._try("seccomp", lambda: seccomp.install(no_network=not self.isolated))
+        self._try("seccomp", self._filter)
         return folder
+
+    def _enter_group(self, number: int) -> None:
+        owner = kernel.SLOT_ID + number if os.getuid() == 0 else None
+        self._group = cgroup.enter(GROUP, number, owner, kernel.MAX_PROCESSES)
+
+    def _filter(self) -> None:
+        spawning = self._group is not None
+        seen = self.sampled or not self.isolated
+        listener = seccomp.install(listener=seen, isolated=self.isolated, spawning=spawning)
+        if listener not in (LISTENER, -1):
+            os.dup2(listener, LISTENER)
+            os.close(listener)
+        self._supervised = seen  # else nothing would be known of who asks
 
     def _restrict(self, folder: str) -> None:
         places = {*READABLE, sys.base_prefix, *kernel.DEVICES[1:], *([] if self.isolated else sys.path)}
         readable = [place for place in places if os.path.exists(place)]  # noqa: PTH110
-        landlock.restrict([*readable, PROC], [folder, "/dev/null"])
+        version = landlock.restrict([*readable, PROC], [folder, "/dev/null"])
+        self._confined = not self.isolated and version >= landlock.SCOPED
 
     def _try(self, layer: str, enter: Any) -> None:
         try:
@@ -171,12 +211,13 @@ class Layers:
 
 def _install(given: list[int]) -> socket.socket:
     """The slot's descriptors at their numbers (see `slot`), all others closed. Returns the host's socket."""
-    host, code, stdout, stderr, value, proc = given
+    host, code, stdout, stderr, value, proc, groups = given
     null = os.open("/dev/null", os.O_RDONLY)
-    aside = [fcntl.fcntl(source, fcntl.F_DUPFD, 64) for source in (null, stdout, stderr, value, code, host, proc)]
+    sources = (null, stdout, stderr, value, code, host, proc, groups if groups >= 0 else null)
+    aside = [fcntl.fcntl(source, fcntl.F_DUPFD, 64) for source in sources]
     for target, descriptor in enumerate(aside):
         os.dup2(descriptor, target)
-    os.closerange(PROC + 1, 4096)
+    os.closerange(GROUP + 1, 4096)
     return socket.socket(fileno=HOST)
 
 
@@ -211,7 +252,8 @@ def main() -> None:
     control = socket.socket(fileno=_moved_up(int(sys.argv[1])))
     given = json.loads(sys.argv[2])
     sys.argv[:], sys.orig_argv[:] = [""], []  # nothing of the host's paths
-    layers = Layers(isolated=given["isolated"], folder=given["folder"], compiled=given["compiled"])
+    names = ("isolated", "folder", "compiled", "groups")
+    layers = Layers(**{name: given[name] for name in names})
     os.environ.clear()
     with suppress(OSError):
         kernel.prefer_as_victim()

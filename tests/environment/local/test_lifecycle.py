@@ -19,8 +19,9 @@ from hrm_agent.errors import HrmError
 from hrm_agent.testing import block_until
 from hrm_agent.trajectory import ToolStatus
 from tests.environment.attacks.host import descendants
-from tests.support.environment.contract import LONG
+from tests.support.environment.contract import FOREVER, LONG, SHORT, gauge
 from tests.support.environment.held import HOLD, Releasing, let_go, until_held
+from tests.support.environment.killing import SLOT, at_depth
 
 pytestmark = pytest.mark.whole
 
@@ -48,6 +49,25 @@ def test_works_across_event_loops_and_threads() -> None:
     environment.shutdown()
 
 
+async def test_what_is_warm_starts_no_process_for_a_call() -> None:
+    """But that of the call itself."""
+
+    def parents() -> set[int]:
+        """Fork servers, and slots that have made the child of their next call."""
+        return {pid for pid in descendants(os.getpid()) - others if descendants(pid)}
+
+    others = descendants(os.getpid())
+    environment = LocalEnvironment(slots=2)
+    await environment.warm_up()
+    warm = block_until(lambda: len(found := parents()) == 2 * (2 + environment.slots) and found)
+    for code in ("import sympy", "1"):
+        results = await asyncio.gather(environment.execute(code), environment.execute(code))
+        assert {result.status for result in results} == {ToolStatus.OK}
+    block_until(lambda: parents() == warm)
+    assert await gauge(environment, 'calls_total{status="ok"}') == 4
+    await environment.close()
+
+
 async def test_close_ends_running_calls_and_leaves_no_process() -> None:
     environment = LocalEnvironment(slots=2)
     calls = [asyncio.create_task(environment.execute(HOLD, limits=LONG)) for _ in range(4)]
@@ -70,6 +90,23 @@ async def test_cancelling_kills_the_call_and_frees_its_slot() -> None:
     running.cancel()
     result = await asyncio.wait_for(environment.execute("1"), 60)
     assert result.value == "1"
+    await environment.close()
+
+
+async def test_a_slot_is_given_up_after_a_call_that_did_not_end_by_itself() -> None:
+    environment = LocalEnvironment(slots=1)
+
+    async def slot_of_a_call() -> set[int]:
+        assert (await environment.execute("1")).value == "1"
+        return set(at_depth(SLOT - 1, environment.pid))
+
+    first = await slot_of_a_call()
+    assert (await environment.execute("1 / 0")).status is ToolStatus.ERROR
+    assert await slot_of_a_call() == first
+    assert (await environment.execute(FOREVER, limits=SHORT)).status is ToolStatus.TIMEOUT
+    block_until(lambda: not any(map(_runs, first)))
+    second = await slot_of_a_call()
+    assert second and await slot_of_a_call() == second
     await environment.close()
 
 
@@ -239,6 +276,60 @@ def test_without_namespaces_the_rest_still_holds() -> None:
         "timeout",
         "out_of_memory",
         "7",
+    ]
+
+
+MANY = """
+import os, time
+for _ in range(100):
+    if os.fork() == 0:
+        time.sleep(600)
+time.sleep(600)
+"""
+ORPHANS = """
+import os, time
+for _ in range(100):  # each burns a little, and its parent, who waits for nobody, is gone
+    if os.fork() == 0:
+        if os.fork() == 0:
+            began = time.process_time()
+            while time.process_time() - began < 0.1:
+                pass
+        os._exit(0)
+    os.wait()
+    time.sleep(0.1)
+"""
+CHAIN = """
+import os
+if os.fork() == 0:
+    while os.fork() == 0:
+        pass
+    os._exit(0)
+"""
+
+
+def test_without_namespaces_processes_are_counted_and_sessions_that_cannot_be_stopped_end() -> None:
+    code = f"""{NO_NAMESPACES}
+        from tests.environment.attacks.host import descendants, state_of
+        def stopped():
+            return [pid for pid in descendants(os.getpid()) if state_of(pid) == "T"]
+        async def main():
+            environment = LocalEnvironment(slots=2, isolation=Isolation.L1)
+            long, short = Limits(wall_seconds=60, cpu_seconds=60), Limits(wall_seconds=60, cpu_seconds=0.5)
+            result = await environment.execute({MANY!r}, limits=long)
+            print(result.status, result.stderr.strip())
+            print((await environment.execute({ORPHANS!r}, limits=short)).status)
+            print((await environment.execute({CHAIN!r}, session="s", limits=long)).status)
+            while len(stopped()) < 2:  # the session's own, and the one that goes on forking when its cell has ended
+                await asyncio.sleep(0.05)
+            print((await environment.execute("40 + 2", session="s")).value)
+            await environment.close()
+        asyncio.run(main())
+    """
+    assert run_as_ordinary_user(code) == [
+        "error The snippet had more processes and threads than its limit.",
+        "timeout",
+        "ok",
+        "42",
     ]
 
 

@@ -122,6 +122,71 @@ async def test_a_flood_of_output_is_stopped_by_the_kernel(environment: Environme
     assert len(result.stdout) + len(result.stderr) < 40_000
 
 
+LIBRARY = {
+    "a database": """
+import sqlite3
+one, other = sqlite3.connect("/tmp/x.db"), sqlite3.connect("/tmp/x.db")
+one.execute("create table t (a)")
+one.execute("insert into t values (42)")
+one.commit()
+one.close()
+other.execute("select a from t").fetchone()[0]
+""",
+    "a database in a thread": """
+import sqlite3, threading
+found = []
+def work():
+    database = sqlite3.connect("file:/tmp/x.db?vfs=unix-none", uri=True)
+    found.append(database.execute("select 42").fetchone()[0])
+    try:
+        sqlite3.connect("/tmp/y.db").execute("create table t (a)")
+    except sqlite3.OperationalError as error:
+        assert str(error) == "access permission denied"
+        found.append(error)
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+assert len(found) == 2
+found[0]
+""",
+    "locks": """
+import fcntl
+with open("/tmp/file", "w") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    fcntl.lockf(file, fcntl.LOCK_EX)
+42
+""",
+    "a pool": "from multiprocessing import Pool\nwith Pool(2) as pool: found = pool.map(abs, [-40, 2])\nsum(found)",
+    "an executor": """
+from concurrent.futures import ProcessPoolExecutor
+with ProcessPoolExecutor(2) as pool: found = sum(pool.map(abs, [-40, 2]))
+found
+""",
+    "a queue": """
+import multiprocessing
+queue, array = multiprocessing.Queue(), multiprocessing.Array("i", [40, 2])
+process = multiprocessing.Process(target=queue.put, args=(sum(array),))
+process.start()
+found = queue.get()
+process.join()
+found
+""",
+    "programs": """
+import asyncio, subprocess
+async def main():
+    process = await asyncio.create_subprocess_exec("timeout", "60", "echo", "40", stdout=asyncio.subprocess.PIPE)
+    return int((await process.communicate())[0])
+asyncio.run(main()) + int(subprocess.run(["echo", "2"], capture_output=True, check=True).stdout)
+""",
+}
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+async def test_the_standard_library_works_with_processes_and_files(environment: Environment, name: str) -> None:
+    result = await environment.execute(LIBRARY[name], limits=LONG)
+    assert (result.status, result.stderr, result.value) == (ToolStatus.OK, "", "42")
+
+
 async def test_two_hundred_calls_at_once_get_their_own_answers(environment: Environment) -> None:
     results = await asyncio.gather(*(environment.execute(f"print({i})\n{i} ** 2") for i in range(200)))
     assert [(result.stdout, result.value) for result in results] == [(f"{i}\n", str(i * i)) for i in range(200)]

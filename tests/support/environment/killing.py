@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Awaitable, Iterator
 from concurrent.futures import Future
@@ -26,11 +27,12 @@ SLOT, FORK_SERVER = 3, 2
 _T = TypeVar("_T")
 
 
-def at_depth(depth: int) -> Iterator[int]:
-    """Process ids that many steps below this one."""
-    for pid in descendants(os.getpid()):
+def at_depth(depth: int, top: int | None = None) -> Iterator[int]:
+    """Process ids that many steps below `top`, or this process."""
+    top = os.getpid() if top is None else top
+    for pid in descendants(top):
         steps, parent = 0, pid
-        while parent not in (os.getpid(), 0):
+        while parent not in (top, 0):
             steps, parent = steps + 1, _parent(parent)
         if steps == depth:
             yield pid
@@ -82,15 +84,17 @@ class ChosenKills:
 
     def _kill(self, fork_server: bool) -> None:
         work = self._victim.result(60)
-        block_until(lambda: self._runs(work))
-        with self._workers._lock:  # pyright: ignore[reportPrivateUsage] - nothing is given to a slot that is to die
-            dying = [*at_depth(SLOT), *(at_depth(FORK_SERVER) if fork_server else ())]
-            for pid in list(at_depth(FORK_SERVER if fork_server else SLOT)):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            block_until(lambda: not any(map(is_running, dying)))
+        block_until(lambda: self._is_with_a_slot(work, begun=not work.session))
+        while self._is_with_a_slot(work):  # of a session nobody says that it has begun: its slot may be still to come
+            with self._workers._lock:  # pyright: ignore[reportPrivateUsage] - nothing is given to a slot that is to die
+                dying = [*at_depth(SLOT), *(at_depth(FORK_SERVER) if fork_server else ())]
+                for pid in list(at_depth(FORK_SERVER if fork_server else SLOT)):
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                block_until(lambda: not any(map(is_running, dying)))
+            time.sleep(0.05)
         self.killed["fork server" if fork_server else "slot"] += 1
 
-    def _runs(self, work: Work) -> bool:
+    def _is_with_a_slot(self, work: Work, *, begun: bool = False) -> bool:
         slots = list(self._workers._by_line.values())  # pyright: ignore[reportPrivateUsage]
-        return any(slot.work is work and slot.files.started for slot in slots)
+        return any(slot.work is work and (slot.files.started or not begun) for slot in slots)
