@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hrm_agent.trajectory import SessionState, ToolStatus
@@ -94,6 +95,8 @@ class ExecutionResult:
     """Time in seconds that the call waited before it began."""
     attempt: int = 1
     """1; 2 where the infrastructure lost the first attempt."""
+    refused: Mapping[str, int] = field(default_factory=dict[str, int])
+    """System call -> how often it was refused; the sixteen most frequent."""
 
     @property
     def digest(self) -> str:
@@ -122,12 +125,15 @@ class Environment(ABC):
         return await self.run(Submission(code, session=session, limits=limits or Limits()))
 
     @abstractmethod
-    async def fork_session(self, source: str, target: str) -> None:
-        """Make `target` a copy of the session `source` as it is now. Raises HrmError if there is no such session."""
+    async def fork_session(self, source: str, target: str, *, run: str = "") -> None:
+        """Make `target` a copy of the session `source` as it is now, on behalf of `run` (as in `Submission`).
+
+        Raises HrmError if there is no such session, or one of the two belongs to another run.
+        """
 
     @abstractmethod
-    async def end_session(self, session: str) -> None:
-        """Forget a session; an unknown one is no error."""
+    async def end_session(self, session: str, *, run: str = "") -> None:
+        """Forget a session of `run`; an unknown one is no error. Raises HrmError if it belongs to another run."""
 
     @abstractmethod
     async def metrics(self) -> str:

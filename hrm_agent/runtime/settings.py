@@ -50,7 +50,7 @@ class RolloutSettings(BaseModel):
     max_tokens: int = Field(default=512, ge=1)
     """Most completion tokens of one reply; a graph may set fewer."""
     isolation: LeastIsolation = DEFAULT_ISOLATION
-    """The least isolation of model-written code that is accepted: L2, L1 or L0; L3 is not offered yet."""
+    """The least isolation of model-written code that is accepted: L3, L2, L1 or L0."""
     environment: Where | None = None
     """Where model-written code runs: none for this machine, the URL of `hrm-agent environment serve`, ray[:ADDRESS]."""
 

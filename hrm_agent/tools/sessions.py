@@ -151,7 +151,8 @@ async def end_sessions(recording: Recording, environment: Environment) -> None:
     names = sessions_of(recording).names
     with suppress(TimeoutError):
         async with asyncio.timeout(SECONDS_TO_END):
-            await asyncio.gather(*map(environment.end_session, names), return_exceptions=True)
+            ends = (environment.end_session(name, run=recording.run_id) for name in names)
+            await asyncio.gather(*ends, return_exceptions=True)
     names.clear()
 
 

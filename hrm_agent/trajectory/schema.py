@@ -15,7 +15,7 @@ All records are frozen. Alignment, units and the meaning of `None` stand under e
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -213,6 +213,8 @@ class ToolCall(_Record):
     """Time in seconds that the call waited before it began; no part of `duration_seconds`."""
     attempt: int = Field(default=1, ge=1)
     """1; 2 where the infrastructure lost the first attempt."""
+    refused: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    """System call -> how often its code asked for it and was refused: what an attempt to get out leaves behind."""
     repeated_of: str | None = None
     """Id of an earlier call of this thread with the same name and arguments: marks a padded transcript."""
 

@@ -36,9 +36,9 @@ class Watched(LocalEnvironment):
         self.asked.append(submission)
         return await super().run(submission)
 
-    async def end_session(self, session: str) -> None:
+    async def end_session(self, session: str, *, run: str = "") -> None:
         self.ended.append(session)
-        await super().end_session(session)
+        await super().end_session(session, run=run)
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ async def test_sessions_end_however_the_episode_does(
 
 async def test_an_environment_that_is_gone_at_the_end_does_no_harm(store: RunStore, environment: Watched) -> None:
     class Gone(Watched):
-        async def end_session(self, session: str) -> None:
+        async def end_session(self, session: str, *, run: str = "") -> None:
             raise HrmError("The server is gone.")
 
     gone = Gone()

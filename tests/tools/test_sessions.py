@@ -342,7 +342,7 @@ async def test_sessions_end_though_the_environment_is_gone(store: RunStore, cell
     (name,) = cells.living
 
     class Gone(Cells):
-        async def end_session(self, session: str) -> None:
+        async def end_session(self, session: str, *, run: str = "") -> None:
             raise HrmError("closed")
 
     await end_sessions(active, Gone())

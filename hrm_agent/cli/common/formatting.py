@@ -60,7 +60,9 @@ def tool_call_lines(tool_call: ToolCall) -> Iterator[str]:
     """A tool call: its outcome, and what the model was shown."""
     status = tool_call.status.value if tool_call.status else "under way"
     repeated = f", repeats {tool_call.repeated_of[:8]}" if tool_call.repeated_of else ""
-    yield f"{tool_call.name}  {tool_call.id[:8]}  {status}, {tool_call.duration_seconds:.3f} s{repeated}"
+    refused = ", ".join(f"{name} x{count}" for name, count in tool_call.refused.items())
+    told = f"{status}, {tool_call.duration_seconds:.3f} s{repeated}{refused and f', refused: {refused}'}"
+    yield f"{tool_call.name}  {tool_call.id[:8]}  {told}"
     yield from _indented(tool_call.content)
 
 

@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from hrm_agent.environment.base import Environment, ExecutionResult, Submission
@@ -59,23 +60,24 @@ class RayEnvironment(Environment):
         max_sessions: int = 256,
         isolation: Isolation = DEFAULT_ISOLATION,
         packages: Sequence[str] | None = None,
+        cgroup: Path | None = None,
         overhang: int = 2,
         bounds: Bounds | None = None,
         factory: Callable[[], Workers] | None = None,
     ) -> None:
         """`address`: `HOST:PORT` of a cluster that this machine is a node of, `auto` for the one that was started here;
         None for RAY_ADDRESS, else a cluster of this machine alone, gone when the environment is closed. A Ray that this
-        process has already is used whatever the address, and left as it is. `slots`, `packages`: of each node, see
-        `LocalEnvironment`. `max_sessions`: living sessions of all nodes together. `isolation`: the least that is
-        accepted. `overhang`: calls that a node is given at once, per slot; those beyond its slots count as running and
-        wait there, in order of arrival. 1: none does, and slots stand idle for the time of a message. `factory`: makes
-        a node's workers, there, instead.
+        process has already is used whatever the address, and left as it is. `slots`, `packages`, `cgroup`: of each
+        node, see `LocalEnvironment`. `max_sessions`: living sessions of all nodes together. `isolation`: the least that
+        is accepted. `overhang`: calls that a node is given at once, per slot; those beyond its slots count as running
+        and wait there, in order of arrival. 1: none does, and slots stand idle for the time of a message. `factory`:
+        makes a node's workers, there, instead.
 
         Raises HrmError where Ray is not installed or out of reach, or where no node isolates by `isolation`.
         """
         self._ray, self._ours = _connect(address)
         try:
-            make = factory or partial(LocalWorkers, slots, isolation=isolation, packages=packages)
+            make = factory or partial(LocalWorkers, slots, isolation=isolation, packages=packages, cgroup=cgroup)
             self._workers = RayWorkers(self._ray, make, isolation, overhang)
         except BaseException:
             self._disconnect()
@@ -96,11 +98,11 @@ class RayEnvironment(Environment):
             future.add_done_callback(lambda _: self._scheduler.leave(call, waiter) if future.cancelled() else None)
         return await asyncio.wrap_future(future)
 
-    async def fork_session(self, source: str, target: str) -> None:
-        await asyncio.wrap_future(self._scheduler.fork_session(source, target))
+    async def fork_session(self, source: str, target: str, *, run: str = "") -> None:
+        await asyncio.wrap_future(self._scheduler.fork_session(source, target, run))
 
-    async def end_session(self, session: str) -> None:
-        self._scheduler.end_session(session)
+    async def end_session(self, session: str, *, run: str = "") -> None:
+        self._scheduler.end_session(session, run)
 
     async def metrics(self) -> str:
         """The queue's, and counts by node."""

@@ -50,12 +50,14 @@ def pack(result: ExecutionResult) -> tuple[Any, ...]:
         result.stdout_bytes,
         result.stderr_bytes,
         result.isolation,
+        dict(result.refused),
     )
 
 
 def unpack(packed: tuple[Any, ...]) -> ExecutionResult:
     """The outcome that `pack` was given."""
-    return ExecutionResult(ToolStatus(packed[0]), *packed[1:])
+    *outcome, refused = packed[1:]
+    return ExecutionResult(ToolStatus(packed[0]), *outcome, refused=refused)
 
 
 class RayNode:

@@ -56,8 +56,7 @@ class Dispatch:
         """Into the queue; behind the earlier calls of its session, if they are open."""
         submission = call.submission
         if submission.session is not None and not self._join(call, submission.session):
-            why = f"The session {submission.session!r} belongs to another run."
-            self.ended(call, self.result(ToolStatus.DENIED, why))
+            self.ended(call, self.result(ToolStatus.DENIED, _of_another_run(submission.session).message))
             return
         self.waiting += 1
         if call.session is None or call.session.head is call:
@@ -84,17 +83,20 @@ class Dispatch:
         if call.session is not None and call.session.head is call:
             self._next_of(call.session)
 
-    def fork_session(self, source: str, target: str, copied: Future[None]) -> None:
-        """`copied` is told when `target` is there. Raises HrmError if there is no `source`."""
+    def fork_session(self, source: str, target: str, run: str, copied: Future[None]) -> None:
+        """`copied` is told when `target` is there. Raises HrmError if there is no `source`, or one is another run's."""
         session = self.sessions.get(source)
         if session is None:
             raise HrmError(f"There is no session {source!r} to fork.", "Run a call in it first.")
+        self._refuse_others(source, run)
+        self._refuse_others(target, run)
         session.copies.append((target, copied))
         if session.head is None or session.head.waits:
             self._copy(session)
 
-    def end_session(self, name: str) -> None:
-        """Forget a session; its open calls end with status `infrastructure`."""
+    def end_session(self, name: str, run: str) -> None:
+        """Forget a session; its open calls end with status `infrastructure`. Raises HrmError if it is another run's."""
+        self._refuse_others(name, run)
         session = self.sessions.end(name)
         if session is None:
             return
@@ -106,6 +108,11 @@ class Dispatch:
             self.ended(behind, ended)
         if session.head is not None and session.head.stage is not Stage.ENDED:
             self.drop(session.head, ended)
+
+    def _refuse_others(self, name: str, run: str) -> None:
+        known = self.sessions.get(name)
+        if known is not None and known.run != run:
+            raise _of_another_run(name)
 
     def _join(self, call: ScheduledCall, name: str) -> bool:
         run, known = call.submission.run, self.sessions.get(name)
@@ -250,3 +257,7 @@ class Dispatch:
 
 def _may_retry(call: ScheduledCall) -> bool:
     return call.attempt < MAX_ATTEMPTS and (call.deadline is None or time.monotonic() < call.deadline)
+
+
+def _of_another_run(session: str) -> HrmError:
+    return HrmError(f"The session {session!r} belongs to another run.", "Name the run that made it.")

@@ -69,6 +69,8 @@ class Metrics:
         self.sessions: Counter[SessionState] = Counter()
         self.events: Counter[str] = Counter()
         """By the names in `_COUNTERS`."""
+        self.refused: Counter[str] = Counter()
+        """System calls, by name."""
         self.queued = Histogram()
         self.wall = Histogram()
 
@@ -78,6 +80,7 @@ class Metrics:
         self.attempts[result.attempt] += 1
         if result.session is not None:
             self.sessions[result.session] += 1
+        self.refused.update(result.refused)
         self.queued.add(result.queued_seconds)
         self.wall.add(result.duration_seconds)
 
@@ -93,6 +96,8 @@ class Metrics:
         )
         help_text = "Calls of sessions, by the state in which they found their session."
         yield from _labelled("session_calls_total", help_text, "state", self.sessions, list(SessionState))
+        help_text = "System calls that snippets asked for and were refused, of each call the sixteen most frequent."
+        yield from _labelled("refused_total", help_text, "system_call", self.refused, sorted(self.refused))
         for name, text in _COUNTERS.items():
             yield from _metric(f"{name}_total", "counter", text, [f" {self.events[name]}"])
         for name, text in _GAUGES.items():

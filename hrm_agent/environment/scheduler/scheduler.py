@@ -80,8 +80,10 @@ class Scheduler:
         """`waiter` does not wait any more; if nobody else does, the call is killed. Harmless once it has ended."""
         self._guard.change(self._leave, call, waiter)
 
-    def fork_session(self, source: str, target: str) -> Future[None]:
-        """Make `target` what `source` is when its running call has ended. Raises HrmError if there is no `source`.
+    def fork_session(self, source: str, target: str, run: str = "") -> Future[None]:
+        """Make `target` what `source` is when its running call has ended.
+
+        Raises HrmError if there is no `source`, or one of the two belongs to another run.
 
         The copy is one of the cells: the first call of `target` runs them again in a process of its own. A fork of the
         process would share with it what lies outside of its memory: /tmp, open files, the processes that it started,
@@ -89,12 +91,15 @@ class Scheduler:
         """
         copied: Future[None] = Future()
         copied.set_running_or_notify_cancel()
-        self._guard.change(self._dispatch.fork_session, source, target, copied)
+        self._guard.change(self._dispatch.fork_session, source, target, run, copied)
         return copied
 
-    def end_session(self, name: str) -> None:
-        """Forget a session; its open calls end with status `infrastructure`. An unknown one is no error."""
-        self._guard.change(self._dispatch.end_session, name)
+    def end_session(self, name: str, run: str = "") -> None:
+        """Forget a session; its open calls end with status `infrastructure`. An unknown one is no error.
+
+        Raises HrmError if it belongs to another run.
+        """
+        self._guard.change(self._dispatch.end_session, name, run)
 
     def metrics(self) -> str:
         """Counts and times so far, in Prometheus' text format."""

@@ -205,8 +205,10 @@ class SessionTable:
             self._sleep(session)
 
     def copy(self, source: Session, target: str) -> None:
-        """Make `target` what `source` is. Raises HrmError if `target` has open calls."""
+        """Make `target` what `source` is. Raises HrmError if `target` has open calls, or belongs to another run."""
         old = self._named.get(target)
+        if old is not None and old.run != source.run:  # it came while the source's call ran
+            raise HrmError(f"The session {target!r} belongs to another run.", "Choose another name for the copy.")
         if old is not None and old.head is not None:
             raise HrmError(f"The session {target!r} has calls under way: it cannot become a copy of {source.name!r}.")
         self.end(target)

@@ -267,6 +267,21 @@ def test_a_session_belongs_to_the_run_that_made_it(scheduler: Scheduler, workers
         denied = run(scheduler, "get", run=other, history=())
         assert (denied.status, denied.value) == (ToolStatus.DENIED, None)
     assert found(scheduler, "get", run="mine") == ("5", KEPT)
-    scheduler.end_session("s")
+    scheduler.end_session("s", run="mine")
     assert run(scheduler, "get", run="theirs").session is NEW
     assert workers.began == ["set 5", "get", "get"]
+
+
+def test_a_fork_that_waited_takes_no_session_that_another_run_has_made_meanwhile(
+    scheduler: Scheduler, workers: ThreadWorkers
+) -> None:
+    run(scheduler, "set 1", "mine", run="a")
+    held = submit(scheduler, "hold", "mine", run="a")
+    block_until(lambda: workers.works[-1].code == "hold")
+    copied = scheduler.fork_session("mine", "target", "a")
+    run(scheduler, "set 2", "target", run="b")
+    workers.let_go.set()
+    held.result(60)
+    with pytest.raises(HrmError, match="belongs to another run"):
+        copied.result(60)
+    assert run(scheduler, "get", "target", run="b").value == "2"

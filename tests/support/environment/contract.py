@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import pytest
 
 from hrm_agent.environment.base import Cell, Environment, ExecutionResult, Limits, SessionState, Submission
+from hrm_agent.environment.sandbox.seccomp import number_of
 from hrm_agent.errors import HrmError
 from hrm_agent.testing import wait_until
 from hrm_agent.trajectory import ToolStatus
@@ -113,6 +114,32 @@ class EnvironmentContract:
         assert 0.05 <= result.cpu_seconds <= whole + 0.05  # of one core; a clock's tick more
         assert 50_000_000 <= result.peak_memory_bytes < 500_000_000
         assert 0 <= result.queued_seconds <= whole
+
+    async def test_sessions_belong_to_runs(self, environment: Environment) -> None:
+        await environment.run(Submission("x = 1", session="owned", run="a"))
+        await environment.run(Submission("x = 2", session="mine", run="b"))
+        assert (await environment.run(Submission("x", session="owned", run="b"))).status is ToolStatus.DENIED
+        for source, target in (("owned", "copied"), ("mine", "owned")):
+            with pytest.raises(HrmError, match="belongs to another run"):
+                await environment.fork_session(source, target, run="b")
+        with pytest.raises(HrmError, match="belongs to another run"):
+            await environment.end_session("owned", run="b")
+        await environment.fork_session("owned", "copied", run="a")
+        assert (await environment.run(Submission("x", session="copied", run="a"))).value == "1"
+        for name, run in (("owned", "a"), ("copied", "a"), ("mine", "b"), ("unknown", "c")):
+            await environment.end_session(name, run=run)
+        assert (await environment.run(Submission("x", session="owned", run="b"))).session is SessionState.NEW
+        await environment.end_session("owned", run="b")
+
+    async def test_what_was_refused_is_counted(self, environment: Environment) -> None:
+        numbers = [number_of(name) for name in ("io_setup", "io_setup", "io_setup", "ptrace")]
+        code = f"import ctypes\nlibc = ctypes.CDLL(None)\n[libc.syscall(number, 0, 0, 0, 0) for number in {numbers}]"
+        for session in (None, "s"):
+            result = await environment.execute(code, session=session)
+            assert (result.status, result.value) == (ToolStatus.OK, "[-1, -1, -1, -1]"), result
+            assert result.refused == {"io_setup": 3, "ptrace": 1}
+            assert (await environment.execute("1", session=session)).refused == {}
+        assert 'refused_total{system_call="io_setup"} 6' in await environment.metrics()
 
     @pytest.mark.parametrize(
         ("code", "value", "as_json"),

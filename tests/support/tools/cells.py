@@ -56,10 +56,10 @@ class Cells(Environment):
                 found = SessionState.LOST
         return names, list(history), found
 
-    async def fork_session(self, source: str, target: str) -> None:
+    async def fork_session(self, source: str, target: str, *, run: str = "") -> None:
         raise NotImplementedError
 
-    async def end_session(self, session: str) -> None:
+    async def end_session(self, session: str, *, run: str = "") -> None:
         self.ended.append(session)
         self.living.pop(session, None)
 

@@ -74,6 +74,7 @@ def make_tool_call(tool_call_id: str = "tc-0", **changes: Any) -> ToolCall:
         "peak_memory_bytes": 31_000_000,
         "queued_seconds": 0.25,
         "attempt": 2,
+        "refused": {"io_setup": 3},
     }
     return ToolCall(**{**facts, **changes})
 
