@@ -56,7 +56,7 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
     },
     "services": {
         "serve": "serve graphs to chat clients at OpenAI's /v1/chat/completions",
-        "environment": "run model-written code for others: serve, status",
+        "environment": "run model-written code for others: serve, status, token",
         "models": "what a model can do, and what it lacks: `models check STRING`",
         "doctor": "check sandbox support on this machine",
         "completion": "print a script that completes commands and flags in bash, zsh or fish",

@@ -40,9 +40,9 @@ class Token:
     """What a server asks of its clients."""
 
     text: str
-    """The secret itself, printable ASCII."""
+    """The secret itself, printable ASCII; empty where each client has one of its own."""
     origin: str
-    """The variable or the file that it is in."""
+    """The variable or the file that it is in; the file of clients."""
     made: bool = False
     """True if it was made at this start: then it is shown once."""
 
@@ -80,7 +80,7 @@ def announce(output: Output, token: Token, url: str, what: str, **facts: Any) ->
     output.result({"url": url, **facts, "pid": os.getpid(), "token_from": token.origin, **made})
     output.say(f"{url}: {what}")
     where = f"{token.text}  (shown once, kept in {token.origin})" if token.made else f"as in {token.origin}"
-    output.say(f"token: {where}")
+    output.say(f"token: {where if token.text else f'each client has its own, {token.origin} has their hashes'}")
 
 
 def kept_token(file: Path | None, variable: str, default: Path) -> Token:

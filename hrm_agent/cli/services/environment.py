@@ -33,6 +33,7 @@ from hrm_agent.environment.remote.address import (
     parse_address,
     token_or_variable,
 )
+from hrm_agent.environment.remote.clients import Clients, add_client, read_clients
 from hrm_agent.environment.remote.sockets import listen_tcp, listen_unix
 from hrm_agent.environment.scheduler.admission import QUEUE_LIMIT
 from hrm_agent.errors import ConfigError, HrmError, nearest
@@ -42,6 +43,7 @@ __all__ = ["ACTIONS", "run"]
 ACTIONS = {
     "serve": "run model-written code for other processes, over HTTP",
     "status": "status and metrics of a server",
+    "token": "make a token for a client, with a quota",
 }
 _PORT = 8742
 
@@ -72,6 +74,7 @@ def _serve(words: list[str]) -> int:
         metavar="LEVEL",
         help=f"lowest isolation that is accepted [{DEFAULT_ISOLATION}]",
     )
+    add("--cgroup", type=Path, metavar="FOLDER", help="delegated cgroup, for L3 [with --isolation L3: its own]")
     add(
         "--packages",
         nargs="+",
@@ -85,10 +88,13 @@ def _serve(words: list[str]) -> int:
         help=f"calls that may wait in the queue; more are held back [{QUEUE_LIMIT}]",
     )
     add("--max-sessions", type=int, default=64, help="most session processes; beyond that an idle one is closed [64]")
+    add(
+        "--clients", type=Path, metavar="FILE", help="clients with tokens of their own (`environment token` makes them)"
+    )
     arguments = parser.read(words)
     _check(arguments)
     isolation = parse_isolation(arguments.isolation)
-    token = kept_token(arguments.token_file, TOKEN_VARIABLE, kept_token_file())
+    token, clients = _who_may_ask(arguments)
     listener, url = _listener(arguments)
     with listener:
         environment = LocalEnvironment(
@@ -97,9 +103,19 @@ def _serve(words: list[str]) -> int:
             isolation=isolation,
             packages=arguments.packages,
             queue_limit=arguments.queue_limit,
+            cgroup=arguments.cgroup,
         )
-        asyncio.run(_until_stopped(arguments, environment, token, listener, url))
+        asyncio.run(_until_stopped(arguments, environment, token, clients, listener, url))
     return 0
+
+
+def _who_may_ask(arguments: Arguments) -> tuple[Token, Clients]:
+    if arguments.clients is None:
+        token = kept_token(arguments.token_file, TOKEN_VARIABLE, kept_token_file())
+        return token, Clients.of_token(token.text)
+    if arguments.token_file is not None:
+        raise ConfigError("--clients cannot be combined with --token-file.", "The tokens are those of the clients.")
+    return Token("", str(arguments.clients)), read_clients(arguments.clients)
 
 
 def _check(arguments: Arguments) -> None:
@@ -118,15 +134,21 @@ def _listener(arguments: Arguments) -> tuple[socket.socket, str]:
 
 
 async def _until_stopped(
-    arguments: Arguments, environment: LocalEnvironment, token: Token, listener: socket.socket, url: str
+    arguments: Arguments,
+    environment: LocalEnvironment,
+    token: Token,
+    clients: Clients,
+    listener: socket.socket,
+    url: str,
 ) -> None:
     from hrm_agent.environment.remote.server import serving
 
     hosts = () if arguments.socket else hosts_of(arguments)
     try:
+        await environment.warm_up()
         async with serving(
             environment,
-            token.text,
+            clients,
             listener,
             hosts=hosts,
             slots=environment.slots,
@@ -173,4 +195,19 @@ def _token_of_status(file: Path | None) -> str:
         raise HrmError(f"There is no token in {path}.", f"Name the --token-file, or set {TOKEN_VARIABLE}.") from None
 
 
-_RUN: dict[str, Callable[[list[str]], int]] = {"serve": _serve, "status": _status}
+def _token(words: list[str]) -> int:
+    parser = Parser("environment token", sentence(ACTIONS["token"]))
+    parser.add_argument("name", help="name of the client")
+    parser.add_argument("--clients", type=Path, required=True, metavar="FILE", help="file that it is added to")
+    parser.add_argument("--calls", type=int, metavar="N", help="most calls that it has open at once [no limit]")
+    arguments = parser.read(words)
+    if arguments.calls is not None and arguments.calls < 1:
+        raise ConfigError(f"--calls {arguments.calls}: at least 1 is needed.")
+    text = add_client(arguments.clients, arguments.name, arguments.calls)
+    output = Output(as_json=arguments.json)
+    output.result({"name": arguments.name, "token": text, "clients": str(arguments.clients)})
+    output.say(f"{text}\n\nShown once: {arguments.clients} keeps its hash. A server reads the file when it starts.")
+    return 0
+
+
+_RUN: dict[str, Callable[[list[str]], int]] = {"serve": _serve, "status": _status, "token": _token}

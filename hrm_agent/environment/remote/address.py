@@ -9,7 +9,8 @@ from __future__ import annotations
 import http.client
 import os
 import socket
-from contextlib import suppress
+import time
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -20,6 +21,7 @@ from typing_extensions import TypedDict
 from hrm_agent.environment.isolation import Isolation
 from hrm_agent.environment.remote.messages import PROTOCOL, SERVICE
 from hrm_agent.errors import ConfigError, HrmError
+from hrm_agent.http_client import backoff
 
 __all__ = [
     "TOKEN_VARIABLE",
@@ -37,6 +39,8 @@ __all__ = [
 
 TOKEN_VARIABLE = "HRM_AGENT_ENVIRONMENT_TOKEN"
 _SECONDS = 10.0
+_ATTEMPTS, _FIRST_SECONDS, _LONGEST_SECONDS = 5, 0.1, 1.0
+"""Of one question, and the pauses between them."""
 _MAX_ANSWER = 16 * 1024 * 1024
 
 
@@ -140,12 +144,8 @@ def token_or_variable(token: str | None) -> str:
 
 def ask(address: Address, path: str, token: str) -> str:
     """GET `path`. Raises HrmError if that is not answered as it should be."""
-    connection = _connection(address)
     try:
-        prefix = "" if address.scheme == "unix" else address.path
-        connection.request("GET", prefix + path, headers={"Authorization": f"Bearer {token}"})
-        response = connection.getresponse()
-        body = response.read(_MAX_ANSWER)
+        status, body = _answer(address, path, token)
     except TimeoutError:
         raise HrmError(f"{address} does not answer within {_SECONDS:.0f} s.", "Is the server overloaded?") from None
     except OSError as error:
@@ -155,13 +155,28 @@ def ask(address: Address, path: str, token: str) -> str:
         ) from None
     except http.client.HTTPException:
         raise stranger(address) from None
-    finally:
-        connection.close()
-    if response.status == http.client.UNAUTHORIZED:
+    if status == http.client.UNAUTHORIZED:
         raise wrong_token(address)
-    if response.status != http.client.OK:
+    if status != http.client.OK:
         raise stranger(address)
     return body.decode("utf-8", "replace")
+
+
+def _answer(address: Address, path: str, token: str) -> tuple[int, bytes]:
+    """Asked again where the connection was closed: too many others may have come before the token was read."""
+    for attempt in range(_ATTEMPTS - 1):
+        with suppress(ConnectionResetError, BrokenPipeError):
+            return _one_answer(address, path, token)
+        time.sleep(backoff(attempt, _FIRST_SECONDS, _LONGEST_SECONDS))
+    return _one_answer(address, path, token)
+
+
+def _one_answer(address: Address, path: str, token: str) -> tuple[int, bytes]:
+    prefix = "" if address.scheme == "unix" else address.path
+    with closing(_connection(address)) as connection:
+        connection.request("GET", prefix + path, headers={"Authorization": f"Bearer {token}"})
+        response = connection.getresponse()
+        return response.status, response.read(_MAX_ANSWER)
 
 
 def _connection(address: Address) -> http.client.HTTPConnection:
@@ -215,5 +230,5 @@ def stranger(address: Address) -> HrmError:
 def wrong_token(address: Address) -> HrmError:
     return HrmError(
         f"{address} refuses the token.",
-        f"The server said at its start where its token is; put it into {TOKEN_VARIABLE}.",
+        f"At its start the server said where its token is, or that each client has one. It goes into {TOKEN_VARIABLE}.",
     )

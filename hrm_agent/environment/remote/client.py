@@ -90,13 +90,13 @@ class RemoteEnvironment(Environment):
             if submission.session is not None:
                 memory.ended(submission, result, answer.get("boot", ""))
 
-    async def fork_session(self, source: str, target: str) -> None:
-        await self._control({"fork": {"source": source, "target": target}})
+    async def fork_session(self, source: str, target: str, *, run: str = "") -> None:
+        await self._control({"fork": {"source": source, "target": target, "run": run}})
         self._peer.session_memory.copy(source, target)
 
-    async def end_session(self, session: str) -> None:
+    async def end_session(self, session: str, *, run: str = "") -> None:
+        await self._control({"end": {"session": session, "run": run}})
         self._peer.session_memory.forget(session)
-        await self._control({"end": session})
 
     async def metrics(self) -> str:
         return str((await self._control({"metrics": True}))["text"])

@@ -34,6 +34,7 @@ from hrm_agent.unicode import replace_surrogates
 __all__ = [
     "PROTOCOL",
     "SERVICE",
+    "ForkFields",
     "StreamMessage",
     "parse_batch",
     "parse_fork",
@@ -46,7 +47,7 @@ __all__ = [
 
 SERVICE = "hrm-agent environment"
 """How a server says what it is."""
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised with every change that an older client or server would misread."""
 
 _HUGE = 2**60
@@ -142,6 +143,7 @@ class _ResultFields(TypedDict, total=False):
     session: Annotated[SessionState, Strict(strict=False)] | None
     queued_seconds: _Number
     attempt: _Whole
+    refused: dict[str, _Whole]
 
 
 @with_config(_STRICT)
@@ -150,9 +152,21 @@ class _BatchFields(TypedDict):
 
 
 @with_config(_STRICT)
-class _ForkFields(TypedDict):
-    source: str
-    target: str
+class ForkFields(TypedDict, total=False):
+    """Two sessions of `run`: `target` becomes a copy of `source`."""
+
+    source: Required[str]
+    """Name of the session to copy."""
+    target: Required[str]
+    """Name of the copy."""
+    run: str
+    """The run that both belong to."""
+
+
+@with_config(_STRICT)
+class _EndFields(TypedDict, total=False):
+    session: Required[str]
+    run: str
 
 
 @with_config(_STRICT)
@@ -165,10 +179,10 @@ class StreamMessage(TypedDict, total=False):
     """A submission, read when it is begun: one that is malformed is refused alone, without closing the stream."""
     cancel: _True
     """True: nobody waits any more for the request of this key."""
-    fork: Annotated[_ForkFields, _only(_ForkFields.__annotations__)]
-    """Two session names: `target` becomes a copy of `source`."""
-    end: str
-    """Name of a session to forget."""
+    fork: Annotated[ForkFields, _only(ForkFields.__annotations__)]
+    """Copies a session."""
+    end: Annotated[_EndFields, _only(_EndFields.__annotations__)]
+    """Forgets a session."""
     metrics: _True
     """True: asks for the environment's metrics."""
 
@@ -176,7 +190,7 @@ class StreamMessage(TypedDict, total=False):
 _SUBMISSION = TypeAdapter[_SubmissionFields](Annotated[_SubmissionFields, _only(_SubmissionFields.__annotations__)])
 _RESULT = TypeAdapter[_ResultFields](Annotated[_ResultFields, _only(_ResultFields.__annotations__)])
 _BATCH = TypeAdapter[_BatchFields](Annotated[_BatchFields, _only(_BatchFields.__annotations__)])
-_FORK = TypeAdapter[_ForkFields](Annotated[_ForkFields, _only(_ForkFields.__annotations__)])
+_FORK = TypeAdapter[ForkFields](Annotated[ForkFields, _only(ForkFields.__annotations__)])
 _STREAM = TypeAdapter[list[StreamMessage]](
     Annotated[list[Annotated[StreamMessage, _only(StreamMessage.__annotations__)]], _FirstError]
 )
@@ -203,10 +217,9 @@ def parse_batch(value: Any) -> list[Submission]:
     return [_submission(fields) for fields in _read(_BATCH, value)["calls"]]
 
 
-def parse_fork(value: Any) -> tuple[str, str]:
-    """(source, target). Raises HrmError."""
-    names = _read(_FORK, value)
-    return names["source"], names["target"]
+def parse_fork(value: Any) -> ForkFields:
+    """Raises HrmError."""
+    return _read(_FORK, value)
 
 
 def parse_stream(value: Any) -> list[StreamMessage]:

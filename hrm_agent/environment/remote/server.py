@@ -2,8 +2,8 @@
 
     POST   /v1/run              a submission -> its outcome
     POST   /v1/batch            {"calls": [...]} -> a line of JSON for each as it ends: {"index": 0, "result": {...}}
-    POST   /v1/sessions/fork    {"source": ..., "target": ...}
-    DELETE /v1/sessions/NAME
+    POST   /v1/sessions/fork    {"source": ..., "target": ..., "run": ...}
+    DELETE /v1/sessions/NAME?run=RUN
     GET    /v1/stream           a WebSocket on which a client sends calls and cancellations and gets outcomes
     GET    /metrics             counts and times, in Prometheus' text format
     GET    /health              what this server is: level of isolation, slots, version; the only one without a token
@@ -15,8 +15,10 @@ Who holds the token may run code in the sandbox, and nothing else; `http_server`
 caller that goes away takes its calls along: their slots are free at once. On the way down (`drain`) running calls are
 finished, new ones are refused as not begun, which clients submit elsewhere.
 
-Not covered: TLS (put a reverse proxy before it; without one the token crosses the network readable), several tenants
-(every holder of the token can name every session, though sessions belong to runs).
+Each client may have a token of its own (`clients`): then it reaches nothing of the others' sessions and calls, though
+the metrics are everybody's.
+
+Not covered: TLS (put a reverse proxy before it; without one the token crosses the network readable).
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 from hrm_agent import __version__
 from hrm_agent.environment.base import Environment, Submission
+from hrm_agent.environment.remote.clients import Client, Clients
 from hrm_agent.environment.remote.messages import (
     PROTOCOL,
     SERVICE,
@@ -48,6 +51,7 @@ try:
     from hrm_agent.environment.remote.server_stream import Calls, Stream
     from hrm_agent.http_server import (
         HEALTH,
+        HOLDER,
         MAX_REQUEST_BYTES,
         BadRequestError,
         application,
@@ -71,7 +75,7 @@ class Service:
     def __init__(
         self,
         environment: Environment,
-        token: str,
+        clients: Clients,
         *,
         hosts: Sequence[str] = (),
         slots: int | None = None,
@@ -91,7 +95,7 @@ class Service:
             "request_bytes": request_bytes,
         }
         """The answer to /health, and the first message on a stream. `boot` is another after every start."""
-        self.app = application(token, hosts, request_bytes, _refusal)
+        self.app = application(clients.find, hosts, request_bytes, _refusal)
         self.app.middlewares.append(self._refuse_while_draining)
         serve_routes(
             self.app,
@@ -117,19 +121,19 @@ class Service:
         return json_answer(self.about)
 
     async def _run(self, request: web.Request) -> web.StreamResponse:
-        with _read():
+        with _refused(400):
             submission = parse_submission(await body_of(request))
-        return json_answer(result_record(await self._calls.outcome(submission)))
+        return json_answer(result_record(await self._calls.outcome(_client(request), submission)))
 
     async def _batch(self, request: web.Request) -> web.StreamResponse:
-        with _read():
+        with _refused(400):
             submissions = parse_batch(await body_of(request))
         response = web.StreamResponse()
         response.content_type = "application/x-ndjson"
         await response.prepare(request)
 
         async def one(index: int, submission: Submission) -> bytes:
-            return f"{to_json({'index': index, **await self._calls.answer(submission)})}\n".encode()
+            return f"{to_json({'index': index, **await self._calls.answer(_client(request), submission)})}\n".encode()
 
         tasks = [asyncio.create_task(one(i, submission)) for i, submission in enumerate(submissions)]
         try:
@@ -142,16 +146,16 @@ class Service:
         return response
 
     async def _fork(self, request: web.Request) -> web.StreamResponse:
-        with _read():
-            source, target = parse_fork(await body_of(request))
-        try:
-            await self._calls.environment.fork_session(source, target)
-        except HrmError as error:
-            raise BadRequestError(409, error.message, error.hint) from None
+        with _refused(400):
+            wanted = parse_fork(await body_of(request))
+        with _refused(409):
+            await self._calls.fork_session(_client(request), **wanted)
         return json_answer({})
 
     async def _end(self, request: web.Request) -> web.StreamResponse:
-        await self._calls.environment.end_session(request.match_info["name"])
+        with _refused(409):
+            name, run = request.match_info["name"], request.query.get("run", "")
+            await self._calls.end_session(_client(request), session=name, run=run)
         return json_answer({})
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
@@ -160,8 +164,11 @@ class Service:
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         websocket = web.WebSocketResponse(timeout=2.0, max_msg_size=self._request_bytes, compress=False)
-        await websocket.prepare(request)
-        stream = Stream(self._calls, websocket)
+        try:
+            await websocket.prepare(request)
+        except (web.HTTPBadRequest, UnicodeError):  # the latter where aiohttp quotes what is no text
+            raise BadRequestError(400, "A stream begins with the handshake of a WebSocket.") from None
+        stream = Stream(self._calls, _client(request), websocket, request.transport)
         self._streams.add(stream)
         try:
             await stream.serve(self.about)
@@ -173,6 +180,12 @@ class Service:
         """Refuse new calls, finish the open ones within `seconds`, and send away those who are on streams."""
         await self._calls.drain(seconds)
         await asyncio.gather(*(stream.leave() for stream in self._streams))
+
+
+def _client(request: web.Request) -> Client:
+    client = request[HOLDER]
+    assert isinstance(client, Client)
+    return client
 
 
 def _refusal(error: Exception, request: web.Request) -> web.Response:
@@ -189,18 +202,18 @@ def _refusal(error: Exception, request: web.Request) -> web.Response:
 
 
 @contextmanager
-def _read() -> Generator[None]:
-    """Around the reading of a request: what is wrong with it is the caller's to mend."""
+def _refused(status: int) -> Generator[None]:
+    """Around what is the caller's to mend where it goes wrong."""
     try:
         yield
     except HrmError as error:
-        raise BadRequestError(400, error.message, error.hint) from None
+        raise BadRequestError(status, error.message, error.hint) from None
 
 
 @asynccontextmanager
 async def serving(
     environment: Environment,
-    token: str,
+    clients: Clients,
     listener: socket.socket,
     *,
     hosts: Sequence[str] = (),
@@ -209,6 +222,6 @@ async def serving(
     request_bytes: int = MAX_REQUEST_BYTES,
 ) -> AsyncGenerator[Service]:
     """Serve inside the block; leaving it drains. `listener` is closed, `environment` is not."""
-    service = Service(environment, token, hosts=hosts, slots=slots, request_bytes=request_bytes)
+    service = Service(environment, clients, hosts=hosts, slots=slots, request_bytes=request_bytes)
     async with listening(service.app, listener, lambda: service.drain(drain_seconds)):
         yield service

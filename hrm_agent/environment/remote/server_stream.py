@@ -3,7 +3,8 @@
 A client sends lists of messages, each with a key of its own choice:
 
     {"key": 1, "run": SUBMISSION}    {"key": 1, "cancel": true}    {"key": 4, "metrics": true}
-    {"key": 2, "fork": {"source": NAME, "target": NAME}}           {"key": 3, "end": NAME}
+    {"key": 2, "fork": {"source": NAME, "target": NAME, "run": RUN}}
+    {"key": 3, "end": {"session": NAME, "run": RUN}}
 
 It gets lists of answers with these keys, in the order in which they are ready: "result"; "text" (of metrics); "done";
 "refused", for a submission that is none; "error", where the environment cannot; "away", if the server is going down and
@@ -14,18 +15,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from hrm_agent.environment.base import Environment, ExecutionResult, Submission
+from hrm_agent.environment.remote.clients import Client, HeldTooLongError
 from hrm_agent.environment.remote.messages import StreamMessage, parse_stream, parse_submission, result_record
 from hrm_agent.errors import HrmError
 from hrm_agent.strict_json import from_json, to_json
+from hrm_agent.trajectory import ToolStatus
 
 __all__ = ["Calls", "Stream"]
 
@@ -33,6 +38,10 @@ _FRAME_CHARACTERS = 1024 * 1024
 """Of the outcomes that share a message, about."""
 _MANY, _GATHERING_SECONDS = 32, 0.005
 """With so many calls open, each waits for others far longer than this; outcomes that come in it share a message."""
+_MOST_UNREAD = 8 * 1024 * 1024
+"""Characters of answers that a client has not taken: it is not listened to before it has."""
+_LEAVE_SECONDS = 5.0
+"""For a client to take what is ready when the server goes."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -46,23 +55,42 @@ class Calls:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def outcome(self, submission: Submission) -> ExecutionResult:
-        """Raises HrmError where the environment cannot."""
+    async def outcome(self, client: Client, submission: Submission) -> ExecutionResult:
+        """Of a call, held back while its client has too many open. Raises HrmError where the environment cannot."""
         self._open += 1
         self._idle.clear()
+        began, seconds = time.monotonic(), submission.deadline_seconds
         try:
-            return await self.environment.run(submission)
+            async with client.call(seconds):
+                held = time.monotonic() - began
+                left = None if seconds is None else seconds - held
+                own = replace(submission, run=client.own(submission.run), deadline_seconds=left)
+                result = await self.environment.run(own)
+                return replace(result, queued_seconds=result.queued_seconds + held)
+        except HeldTooLongError:
+            why = f"The call had not begun when its deadline of {seconds:g} s was over."
+            status, isolation = ToolStatus.INFRASTRUCTURE, self.environment.isolation
+            return ExecutionResult(status, stderr=why, queued_seconds=time.monotonic() - began, isolation=isolation)
         finally:
             self._open -= 1
             if not self._open:
                 self._idle.set()
 
-    async def answer(self, submission: Submission) -> dict[str, Any]:
+    async def answer(self, client: Client, submission: Submission) -> dict[str, Any]:
         """The outcome as an answer, or why there is none."""
-        return await _checked(self._answer(submission))
+        return await _checked(self._answer(client, submission))
 
-    async def _answer(self, submission: Submission) -> dict[str, Any]:
-        return {"result": result_record(await self.outcome(submission))}
+    async def _answer(self, client: Client, submission: Submission) -> dict[str, Any]:
+        return {"result": result_record(await self.outcome(client, submission))}
+
+    async def fork_session(self, client: Client, *, source: str, target: str, run: str = "") -> None:
+        """Counts as a call of the client's. Raises HrmError where the environment cannot."""
+        async with client.call():
+            await self.environment.fork_session(source, target, run=client.own(run))
+
+    async def end_session(self, client: Client, *, session: str, run: str = "") -> None:
+        """Raises HrmError where the environment cannot."""
+        await self.environment.end_session(session, run=client.own(run))
 
     async def drain(self, seconds: float) -> None:
         """Wait until none is open, for `seconds` at most. None may be begun from now on."""
@@ -85,12 +113,17 @@ async def _checked(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
 class Stream:
     """One client's."""
 
-    def __init__(self, calls: Calls, socket: web.WebSocketResponse) -> None:
-        self._calls = calls
-        self._socket = socket
+    def __init__(
+        self, calls: Calls, client: Client, socket: web.WebSocketResponse, transport: asyncio.BaseTransport | None
+    ) -> None:
+        """`transport`: what `socket` sends by; None where the client is gone already."""
+        self._calls, self._client = calls, client
+        self._socket, self._transport = socket, transport
         self._tasks: dict[int, asyncio.Task[dict[str, Any]]] = {}
         self._answers: deque[str] = deque()
-        self._ready = asyncio.Event()
+        self._unread = 0
+        self._ready, self._room = asyncio.Event(), asyncio.Event()
+        self._room.set()
 
     async def serve(self, about: dict[str, Any]) -> None:
         """Until the client goes, or is sent away; `about` is the first message."""
@@ -101,6 +134,7 @@ class Stream:
                 if message.type is not WSMsgType.TEXT:
                     break
                 self._take(message.data)
+                await self._room.wait()
         except HrmError as error:
             await self._socket.close(code=WSCloseCode.POLICY_VIOLATION, message=error.message.encode()[:100])
         finally:
@@ -109,10 +143,14 @@ class Stream:
                 task.cancel()
 
     async def leave(self) -> None:
-        """Send what is ready, and close."""
-        with suppress(ConnectionError):
-            await self._flush()
-            await self._socket.close(code=WSCloseCode.GOING_AWAY)
+        """Send what is ready, and close: at once if the client does not read."""
+        with suppress(ConnectionError, TimeoutError):
+            async with asyncio.timeout(_LEAVE_SECONDS):
+                await self._flush()
+                await self._socket.close(code=WSCloseCode.GOING_AWAY)
+                return
+        if isinstance(self._transport, asyncio.WriteTransport):
+            self._transport.abort()
 
     def _take(self, data: str) -> None:
         """Begin what a message asks for. Raises HrmError if it is malformed: no more is read then."""
@@ -142,20 +180,23 @@ class Stream:
             submission = parse_submission(message["run"])
         except HrmError as error:
             return {"refused": f"{error.message} {error.hint}".strip()}
-        return await self._calls.answer(submission)
+        return await self._calls.answer(self._client, submission)
 
     async def _control(self, message: StreamMessage) -> dict[str, Any]:
-        environment = self._calls.environment
         if "metrics" in message:
-            return {"text": await environment.metrics()}
+            return {"text": await self._calls.environment.metrics()}
         if "fork" in message:
-            await environment.fork_session(**message["fork"])
+            await self._calls.fork_session(self._client, **message["fork"])
         elif "end" in message:
-            await environment.end_session(message["end"])
+            await self._calls.end_session(self._client, **message["end"])
         return {"done": True}
 
     def _answer(self, key: int, answer: dict[str, Any]) -> None:
-        self._answers.append(to_json({"key": key, **answer}))
+        text = to_json({"key": key, **answer})
+        self._answers.append(text)
+        self._unread += len(text)
+        if self._unread > _MOST_UNREAD:
+            self._room.clear()
         self._ready.set()
 
     async def _write(self) -> None:
@@ -174,3 +215,6 @@ class Stream:
                 parts.append(self._answers.popleft())
                 size += len(parts[-1])
             await self._socket.send_str(f"[{','.join(parts)}]")
+            self._unread -= size
+            if self._unread <= _MOST_UNREAD:
+                self._room.set()

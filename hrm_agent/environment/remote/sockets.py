@@ -16,10 +16,12 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_
 """A client whose machine is gone is noticed within 25 s, and its calls are ended; Linux passes these on to what is
 accepted. The kernel answers for a client that is only busy."""
 _CONNECT_SECONDS = 2.0
+_BACKLOG = 1024
+"""Who comes before the server is ready waits for its answer."""
 
 
 def listen_tcp(host: str, port: int, *, allow_remote: bool = False) -> socket.socket:
-    """A bound socket; port 0 is any that is free. Raises HrmError."""
+    """A socket that listens; port 0 is any that is free. Raises HrmError."""
     try:
         family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (OSError, UnicodeError) as error:
@@ -36,7 +38,9 @@ def listen_tcp(host: str, port: int, *, allow_remote: bool = False) -> socket.so
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
         listener.setsockopt(socket.IPPROTO_TCP, option, value)
-    return _bound(listener, where, f"{host}:{port}")
+    listener = _bound(listener, where, f"{host}:{port}")
+    listener.listen(_BACKLOG)
+    return listener
 
 
 def listen_unix(path: str) -> socket.socket:
@@ -44,6 +48,7 @@ def listen_unix(path: str) -> socket.socket:
     _clear(path)
     listener = _bound(socket.socket(socket.AF_UNIX), path, path)
     os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)  # noqa: PTH101 - and nobody connects before it listens
+    listener.listen(_BACKLOG)
     return listener
 
 

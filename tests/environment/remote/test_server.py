@@ -6,6 +6,7 @@ import asyncio
 import gc
 import http.server
 import json
+import logging
 import signal
 import socket
 import stat
@@ -31,6 +32,7 @@ from hrm_agent.environment.remote.client import RemoteEnvironment
 from hrm_agent.environment.remote.server import Service
 from hrm_agent.environment.remote.sockets import listen_tcp, listen_unix
 from hrm_agent.errors import ConfigError, HrmError
+from hrm_agent.http_server import MAX_STRANGERS
 from hrm_agent.testing import wait_until
 from hrm_agent.trajectory import ToolStatus
 from tests.support.environment.contract import IDLE, LONG, SLOTS, all_slots_free, gauge, until_gauge
@@ -158,6 +160,38 @@ async def test_an_expectation_is_not_answered_before_the_token_is_seen(
     writer.write("\r\n".join([*lines, "", ""]).encode())
     assert (await reader.readline()).startswith(f"HTTP/1.1 {status} ".encode())
     writer.close()
+
+
+async def test_strangers_do_not_keep_out_who_has_the_token(http_: Http) -> None:
+    host, port = http_.url.removeprefix("http://").split(":")
+    held = [await asyncio.open_connection(host, int(port)) for _ in range(MAX_STRANGERS + 50)]
+    for _, writer in held:
+        writer.write(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n")  # and no end of it
+    assert (await http_.ask("POST", "/v1/run", {"code": "6 * 7"}))[1]["value"] == "42"
+    reader, writer = held[-1]
+    writer.write(b"\r\n")
+    assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+    assert (await reader.read()).lower().count(b"connection: close") == 1  # to its end: it is not kept open
+    with suppress(ConnectionError):
+        assert await held[0][0].read() == b""
+    for _, writer in held:
+        writer.close()
+
+
+async def test_bytes_that_are_no_request_leave_no_traceback(http_: Http, caplog: pytest.LogCaptureFixture) -> None:
+    host, port = http_.url.removeprefix("http://").split(":")
+    for said in (
+        b"\x16\x03\x01\x02\x00",
+        b"GET / HTTP/1.1\r\nHost 127.0.0.1\r\n\r\n",
+        b"POST /v1/run HTTP/9.9\r\n\r\n",
+    ):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(said)
+        writer.write_eof()
+        await reader.read()
+        writer.close()
+    assert "Traceback" not in caplog.text
+    assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
 
 
 def test_nothing_of_a_server_that_has_ended_is_kept() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from hrm_agent.async_bridge import BackgroundLoop
 from hrm_agent.environment.base import Environment
 from hrm_agent.environment.remote.address import TOKEN_VARIABLE
+from hrm_agent.environment.remote.clients import Clients
 from hrm_agent.environment.remote.server import Service, serving
 
 __all__ = ["TOKEN", "ServerProcess", "served"]
@@ -26,14 +27,18 @@ TOKEN = "a token for tests"
 
 
 @contextmanager
-def served(environment: Environment, listener: socket.socket, **options: Any) -> Iterator[Service]:
+def served(
+    environment: Environment, listener: socket.socket, clients: Clients | None = None, **options: Any
+) -> Iterator[Service]:
     """Serve inside the block."""
     loop, stop = BackgroundLoop("served"), asyncio.Event()
     started: list[Service] = []
     up = threading.Event()
 
     async def serve() -> None:
-        async with serving(environment, TOKEN, listener, **{"drain_seconds": 0.0, **options}) as service:
+        async with serving(
+            environment, clients or Clients.of_token(TOKEN), listener, **{"drain_seconds": 0.0, **options}
+        ) as service:
             started.append(service)
             up.set()
             await stop.wait()

@@ -1,0 +1,155 @@
+"""Who may use a server: clients by name, each with a token of its own and a quota, from a TOML file of hashes.
+
+    [trainer]
+    token_sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+    calls = 64
+
+What a client runs, keeps in sessions and submits again is apart from what others do: `Client.own` puts its name before
+the run that a request names, and sessions and ids belong to runs. A server without such a file has one client, who
+holds the one token, has no name and no quota.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import secrets
+import stat
+import tomllib
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from hrm_agent.errors import ConfigError, HrmError
+
+__all__ = ["Client", "Clients", "HeldTooLongError", "add_client", "hash_of", "read_clients"]
+
+_TOKEN_BYTES = 32
+_HINT = "`hrm-agent environment token NAME --clients FILE` adds a client."
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    token_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    calls: Annotated[int, Field(ge=1)] | None = None
+
+
+_FILE = TypeAdapter(dict[str, _Section])
+
+
+class HeldTooLongError(Exception):
+    """A call's deadline passed while its client had too many open."""
+
+
+class Client:
+    """One holder of a token."""
+
+    def __init__(self, name: str = "", calls: int | None = None) -> None:
+        """`calls`: most that may wait in the queue or run at once; further ones are held back, first in, first out."""
+        self.name = name
+        """Empty where there is one client only."""
+        self._room = asyncio.Semaphore(calls) if calls is not None else None
+
+    def own(self, run: str) -> str:
+        """The name of a run of this client, which no other client can name."""
+        return f"{self.name}/{run}" if self.name else run
+
+    @asynccontextmanager
+    async def call(self, seconds: float | None = None) -> AsyncGenerator[None]:
+        """Around an open call. Raises `HeldTooLongError` if it is held back for longer than `seconds`."""
+        if self._room is None:
+            yield
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await self._room.acquire()
+        except TimeoutError:
+            raise HeldTooLongError from None
+        try:
+            yield
+        finally:
+            self._room.release()
+
+
+class Clients:
+    """By the hashes of their tokens: to find one by its token takes the same time whether or not it is right."""
+
+    def __init__(self, clients: Iterable[tuple[str, Client]]) -> None:
+        """(hash of the token, client)"""
+        self._by_hash = dict(clients)
+
+    @classmethod
+    def of_token(cls, token: str) -> Clients:
+        """One client, who has no name. Raises HrmError for an empty token."""
+        if not token:
+            raise HrmError("A server without a token would answer anybody.", "Give it a token.")
+        return cls([(hash_of(token.encode()), Client())])
+
+    def find(self, token: bytes) -> Client | None:
+        """Who holds it."""
+        return self._by_hash.get(hash_of(token))
+
+
+def hash_of(token: bytes) -> str:
+    """Tokens are drawn at random and long: a plain hash tells nothing of them."""
+    return hashlib.sha256(token).hexdigest()
+
+
+def read_clients(path: Path) -> Clients:
+    """Raises `ConfigError`, naming what is wrong."""
+    sections = _sections(path)
+    hashes = [section.token_sha256 for section in sections.values()]
+    if not sections or len(set(hashes)) < len(hashes):
+        what = "two clients have one token" if sections else "there is no client"
+        raise ConfigError(f"{path}: {what}.", _HINT)
+    return Clients((found.token_sha256, Client(name, found.calls)) for name, found in sections.items())
+
+
+def add_client(path: Path, name: str, calls: int | None = None) -> str:
+    """Draw a token for a new client, and write its hash into the file; returns the token. Raises `ConfigError`."""
+    _check_name(name)
+    known = _sections(path) if path.exists() else {}
+    if name in known:
+        raise ConfigError(f"{path} has a client {name!r} already.", "Remove its section first, or choose another name.")
+    token = secrets.token_urlsafe(_TOKEN_BYTES)
+    quota = "" if calls is None else f"calls = {calls}\n"
+    try:
+        with open(path, "a", encoding="utf-8", opener=_for_this_user) as file:
+            file.write(f'\n[{name}]\ntoken_sha256 = "{hash_of(token.encode())}"\n{quota}')
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}.", "Name another file.") from error
+    return token
+
+
+def _for_this_user(path: str, flags: int) -> int:
+    return os.open(path, flags, stat.S_IRUSR | stat.S_IWUSR)
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} cannot be the name of a client.", "Use letters, digits, `_` and `-`.")
+
+
+def _sections(path: Path) -> dict[str, _Section]:
+    try:
+        sections = _FILE.validate_python(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"The file of clients {path} cannot be read: {error.strerror}.", _HINT) from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"The file of clients {path} is not TOML: {error}.", "See https://toml.io.") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(
+            f"{path}: {where}: {first['msg']}.", "A client has token_sha256 and, for a quota, calls."
+        ) from error
+    for name in sections:
+        _check_name(name)
+    return sections
