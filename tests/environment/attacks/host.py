@@ -31,6 +31,7 @@ __all__ = [
     "open_descriptors",
     "orphans",
     "resident_bytes",
+    "state_of",
 ]
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -51,6 +52,11 @@ def _stat_fields(pid: int) -> list[str]:
 
 def _processes() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 -- likewise
+
+
+def state_of(pid: int) -> str:
+    """Its letter; empty if it is gone."""
+    return "".join(_stat_fields(pid)[:1])
 
 
 def is_running(pid: int) -> bool:

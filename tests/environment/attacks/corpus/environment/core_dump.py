@@ -6,7 +6,8 @@ import signal
 
 try:
     resource.setrlimit(resource.RLIMIT_CORE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    print("BREACH: core files")
 except ValueError as error:
     print(error)
+if resource.getrlimit(resource.RLIMIT_CORE) != (1, 1):  # the change may be said to be done
+    print("BREACH: core files")
 os.abort()

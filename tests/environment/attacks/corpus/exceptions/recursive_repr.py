@@ -1,5 +1,6 @@
 # A value whose text is its own text.
-# outcome: error
+# outcome: ok
+# shows: cannot be shown
 class Again:
     def __repr__(self):
         return repr(self)
