@@ -58,6 +58,7 @@ TOKEN_BUDGET = 4096
 TRL_ROWS = 64
 SHAPES = {"32 x 256 tokens": (32, 256, 0), "128 x about 200 tokens": (128, 200, 60)}
 """Rollouts, their mean length, and how far lengths lie from it."""
+QUICK = {"8 x 32 tokens": (8, 32, 0)}
 
 
 def small_qwen3() -> PreTrainedModel:
@@ -258,9 +259,11 @@ CONTESTANTS = {"ours": ours, "TRL": trl, "bare torch": bare}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--quick", action="store_true", help="few and short rollouts, which say little")
     parser.add_argument("--json", type=Path, help="write the medians to this file as well")
     arguments = parser.parse_args()
-    results = {name: measure(shape, arguments.repeats) for name, shape in SHAPES.items()}
+    shapes = QUICK if arguments.quick else SHAPES
+    results = {name: measure(shape, arguments.repeats) for name, shape in shapes.items()}
     table = Table("rollouts", *CONTESTANTS, "ours / TRL", "ours / bare", title="CPU seconds of a training step")
     for name, seconds in results.items():
         mine = seconds["ours"]

@@ -1,4 +1,4 @@
-"""`make bench` runs every benchmark, in a form that each of them takes."""
+"""`make bench` runs every benchmark, in a form that each of them takes; their quick forms run here."""
 
 from __future__ import annotations
 
@@ -16,6 +16,19 @@ FOLDER = PROJECT / "benchmarks"
 BENCHMARKS = sorted(
     [path.stem for path in FOLDER.glob("*.py")] + [path.parent.name for path in FOLDER.glob("*/__main__.py")]
 )
+QUICK = {
+    "chunking": "--quick --megabytes 0.1 --fuzz 100",
+    "demo": "--problems 8 --repeats 1",
+    "engine": "--requests 16",
+    "environment": "--quick --clients 1 8",
+    "environment.load": "--quick",
+    "environment.queue": "--quick",
+    "orchestration": "--conversations 2 --repeats 1",
+    "retrieval_index": "--chunks 500 --questions 20",
+    "store": "--quick --repeats 1",
+    "training_step": "--quick --repeats 1",
+}
+"""What makes each short: its figures are not looked at."""
 ASK_ALL = """
 import contextlib, io, json, runpy, sys
 said = {}
@@ -50,6 +63,22 @@ def said() -> dict[str, tuple[int | None, str]]:
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_a_benchmark_writes_its_numbers_where_it_is_told(name: str, said: dict[str, tuple[int | None, str]]) -> None:
+    assert name in QUICK
     code, text = said[name]
     assert code in (0, None)
     assert "--json" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(QUICK.keys() - {"store"}))
+def test_a_benchmark_runs_in_its_quick_form(name: str, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", f"benchmarks.{name}", *QUICK[name].split(), "--json", str(tmp_path / "numbers.json")]
+    done = subprocess.run(words, cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads((tmp_path / "numbers.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("postgres")
+def test_the_stores_benchmark_runs_in_its_quick_form(tmp_path: Path) -> None:
+    test_a_benchmark_runs_in_its_quick_form("store", tmp_path)

@@ -70,6 +70,8 @@ def floor() -> None:
 def unfenced() -> None:
     def enter(layers: zygote.Layers, number: int) -> str:
         kernel.die_with_parent()
+        if not os.access("/tmp", os.W_OK):  # one for all slots: a call's is looked at and its times are reset
+            kernel._mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, kernel.TMP_OPTIONS)
         os.chdir("/tmp")
         return "/tmp"
 

@@ -1,0 +1,255 @@
+"""A server under a mixed load, with attacks among the calls and strangers at the door: what is lost, wrong, or left.
+
+    python -m benchmarks.environment.load [--calls 20000] [--clients 64] [--attacks 0.05] [--strangers 1024]
+        [--quick] [--json FILE]
+
+A server process, and clients (`load_clients`) whose calls are drawn; a given share are attacks of
+`tests/environment/attacks/corpus`. What each has to come to is known. `lost` is a call without an answer, or with
+`infrastructure`; `doubled` one that ran twice: its two answers differ, its session's counter is ahead, or the server
+counts more outcomes than there were calls. Clients leave and come back, each time by a new connection.
+
+Strangers hold connections on which they say nothing, or half a header, and open another whenever the server closes one.
+
+What the server has is compared before (warm) and after: processes, descriptors, locks, memory, sessions, queue. The
+exit status is 1 if anything was lost, wrong, doubled or left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from benchmarks.environment.__main__ import show
+from benchmarks.environment.load_clients import MIB, PATIENT, TOKEN, Client, Tally, short_attacks
+from benchmarks.environment.measure import Row
+from hrm_agent.environment.base import Environment
+from hrm_agent.environment.remote.client import RemoteEnvironment
+from hrm_agent.testing import block_until, wait_until
+from tests.environment.attacks.host import descendants, is_running, open_descriptors, resident_bytes
+
+PAUSE_SECONDS = 1.0
+"""A stranger's, before it comes back."""
+SETTLE_SECONDS = 30.0
+"""For slots that are being replaced, and processes on their way out."""
+REST_SECONDS = 1.0
+"""What has ended is mostly gone by then."""
+SAMPLES = 10
+"""Looks at the memory while the calls run."""
+HALF_A_HEADER = b"POST /v1/run HTTP/1.1\r\nHost: 127.0.0.1\r\nX-"
+ALLOWED = {"RSS of the server, MiB": 32.0, "Pss of all, MiB": 40.0, "answers kept": 10_000.0}
+"""So much more there may be at the end; of all else, nothing. The outcomes that the server keeps for calls that are
+submitted again, 10,000 at most, take 20 MiB."""
+
+
+@contextmanager
+def server() -> Generator[tuple[subprocess.Popen[str], str, Path]]:
+    """The process, its address, and the file that it writes what it has to say to."""
+    with tempfile.TemporaryDirectory() as folder:
+        token, said = Path(folder) / "token", Path(folder) / "said"
+        token.write_text(TOKEN)
+        token.chmod(0o600)
+        words = ["environment", "serve", "--port", "0", "--token-file", str(token), "--json"]
+        command = [sys.executable, "-m", "hrm_agent.cli.main", *words]
+        with said.open("w") as errors, subprocess.Popen(command, stdout=-1, stderr=errors, text=True) as process:
+            assert process.stdout is not None
+            try:
+                yield process, json.loads(process.stdout.readline())["url"], said
+            finally:
+                process.kill()
+
+
+@asynccontextmanager
+async def strangers(url: str, number: int) -> AsyncGenerator[Counter[str]]:
+    """Hold so many connections. Yields how many were opened, and how many of them the server closed."""
+    counted, where = Counter[str](), urlsplit(url)
+
+    async def come(each: int) -> None:
+        chance = random.Random(each)
+        while True:
+            await asyncio.sleep(chance.random() * 2 * PAUSE_SECONDS)
+            with suppress(OSError):
+                reader, writer = await asyncio.open_connection(where.hostname, where.port)
+                try:
+                    counted["opened"] += 1
+                    writer.write(HALF_A_HEADER if each % 2 else b"")
+                    await reader.read()
+                finally:
+                    counted["closed"] += 1
+                    writer.transport.abort()
+
+    tasks = [asyncio.create_task(come(each)) for each in range(number)]
+    try:
+        yield counted
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def gauges(environment: Environment) -> dict[str, float]:
+    lines = [line.rpartition(" ") for line in (await environment.metrics()).splitlines() if line[:1] != "#"]
+    return {name.removeprefix("hrm_environment_"): float(value) for name, _, value in lines}
+
+
+def outcomes(found: dict[str, float]) -> int:
+    return int(sum(value for name, value in found.items() if name.startswith("calls_total")))
+
+
+def memory(pid: int) -> dict[str, float]:
+    pages = [Path(f"/proc/{each}/smaps_rollup") for each in (pid, *descendants(pid))]
+    return {"RSS of the server, MiB": resident_bytes(pid) / MIB, "Pss of all, MiB": sum(map(_pss, pages)) / MIB}
+
+
+def _pss(path: Path) -> float:
+    with suppress(OSError):
+        if found := re.search(r"^Pss:\s+(\d+)", path.read_text(), re.MULTILINE):
+            return int(found[1]) * 1024
+    return 0.0
+
+
+async def standing(pid: int, environment: Environment) -> dict[str, float]:
+    """What the server has."""
+    found, below = await gauges(environment), descendants(pid)
+    names = ("running", "waiting", "outside", "sessions_living", "sessions_known")
+    return {
+        "processes": len(below) + 1,
+        "descriptors of the server": open_descriptors(pid),
+        "descriptors of its processes": sum(map(open_descriptors, below)),
+        "processes with a lock": len(_lockers() & {pid, *below}),
+        **{name.replace("_", " "): found[name] for name in names},
+        "answers kept": found["answers"],
+        **memory(pid),
+    }
+
+
+def _lockers() -> set[int]:
+    """Processes that hold a lock on a file."""
+    return {int(line.split()[-4]) for line in Path("/proc/locks").read_text().splitlines()}
+
+
+def grown(before: dict[str, float], after: dict[str, float]) -> list[str]:
+    return [name for name in before if after[name] > before[name] + ALLOWED.get(name, 0.0)]
+
+
+async def warm_up(environment: Environment, slots: int) -> None:
+    """Each slot of both kinds is there, and has run something; so has a session."""
+    for imports in ("", "import numpy, sympy\n"):
+        for _ in range(5):
+            code = f"{imports}import time\ntime.sleep(0.1)"
+            await asyncio.gather(*(environment.execute(code, limits=PATIENT) for _ in range(2 * slots)))
+        await environment.execute(imports, session="warm", limits=PATIENT)
+        await environment.end_session("warm")
+
+
+async def at_rest(pid: int, environment: Environment) -> dict[str, float]:
+    """When what the warm-up has ended is gone."""
+    looks: list[dict[str, float]] = [{}]
+
+    async def nothing_ends() -> bool:
+        looks.append(await standing(pid, environment))
+        return all(looks[-1][name] == looks[-2].get(name) for name in looks[-1] if "MiB" not in name)
+
+    await asyncio.sleep(REST_SECONDS)
+    await wait_until(nothing_ends, SETTLE_SECONDS)
+    return looks[-1]
+
+
+async def settled(pid: int, environment: Environment, before: dict[str, float]) -> dict[str, float]:
+    """As soon as all is as before, or after a while."""
+
+    async def as_before() -> bool:
+        return not grown(before, await standing(pid, environment))
+
+    with suppress(TimeoutError):
+        await wait_until(as_before, SETTLE_SECONDS)
+    return await standing(pid, environment)
+
+
+async def load(options: argparse.Namespace, pid: int, url: str) -> dict[str, list[Row]]:
+    watcher, tally, attacks = await asyncio.to_thread(RemoteEnvironment, url, token=TOKEN), Tally(), short_attacks()
+    await warm_up(watcher, int((await gauges(watcher))["slots"]))
+    before, counted, began = await at_rest(pid, watcher), outcomes(await gauges(watcher)), time.monotonic()
+    clients = [Client(url, number, options.attacks, attacks, tally) for number in range(options.clients)]
+    samples: list[Row] = []
+
+    def done() -> None:
+        if tally.made.total() * SAMPLES // options.calls > len(samples):
+            row = {"calls": tally.made.total(), "seconds": time.monotonic() - began, **memory(pid)}
+            samples.append(row | {"descriptors of the server": open_descriptors(pid)})
+
+    async with strangers(url, options.strangers) as came:
+        shares = [range(number, options.calls, options.clients) for number in range(options.clients)]
+        await asyncio.gather(*(client.make(share, done) for client, share in zip(clients, shares, strict=True)))
+        seconds = time.monotonic() - began
+    counts = await gauges(watcher)
+    if (more := outcomes(counts) - counted - tally.outcomes) > 0:
+        tally.blame("doubled", "counted by the server", f"{more} outcomes more than calls", more)
+    after = await settled(pid, watcher, before)
+    await watcher.close()
+    left = grown(before, after)
+    rows = [
+        {"what": name, "before": before[name], "after": after[name], "left": "yes" if name in left else ""}
+        for name in before
+    ]
+    for line in tally.told[:20]:
+        print(line)
+    whole = {
+        "seconds": seconds,
+        "calls/s": options.calls / seconds,
+        "strangers' connections": came["opened"],
+        "slots that died": counts["slot_deaths"],
+        "calls put back into the queue": counts["retries_total"],
+    }
+    return {"load": [whole], "calls": tally.rows(), "while it ran": samples, "the server": rows}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calls", type=int, default=20_000, help="of all clients together [20000]")
+    parser.add_argument("--clients", type=int, default=64, help="that each wait for their answer [64]")
+    parser.add_argument("--attacks", type=float, default=0.05, help="share of the calls that are attacks [0.05]")
+    parser.add_argument("--strangers", type=int, default=1024, help="connections without a token [1024]")
+    parser.add_argument("--quick", action="store_true", help="400 calls, half of the strangers: half a minute")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
+    options = parser.parse_args()
+    if options.quick:
+        options.calls, options.strangers = 400, options.strangers // 2
+    with server() as (process, url, said):
+        found = asyncio.run(load(options, process.pid, url))
+        below = descendants(process.pid)
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(60)
+        with suppress(TimeoutError):
+            block_until(lambda: not any(map(is_running, below)), SETTLE_SECONDS)
+        found["the end"] = [
+            {"what": "exit status", "found": code},
+            {"what": "processes that are left", "found": sum(map(is_running, below))},
+            {"what": "tracebacks", "found": said.read_text().count("Traceback")},
+        ]
+        print(said.read_text()[-2000:], end="")
+    for title, rows in found.items():
+        show(title, rows)
+    if options.json is not None:
+        settings = {"cores": os.cpu_count(), "load": os.getloadavg(), "clients": options.clients}
+        options.json.write_text(json.dumps({"settings": settings, **found}, indent=2) + "\n")
+    faults = sum(found["calls"][-1][name] for name in ("lost", "wrong", "doubled"))
+    left = [row for row in found["the server"] if row["left"]] + [row for row in found["the end"] if row["found"]]
+    return 1 if faults or left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
