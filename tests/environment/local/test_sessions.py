@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 
 import pytest
 
 from hrm_agent.environment import Environment, Limits, LocalEnvironment
 from hrm_agent.environment.base import Cell, SessionState, Submission
 from hrm_agent.errors import HrmError
+from hrm_agent.testing import wait_until
 from hrm_agent.trajectory import ToolStatus
 from tests.support.environment.contract import FOREVER, IDLE, LONG, SHORT, gauge, until_gauge
 from tests.support.environment.held import HOLD, PATIENCE_SECONDS, until_held
@@ -169,19 +171,29 @@ async def test_the_session_idle_longest_makes_room() -> None:
     await environment.close()
 
 
-async def test_speaking_out_of_turn_ends_the_session_and_forges_no_outcome(environment: Environment) -> None:
-    """The channel to the slot is within the snippet's reach: it may end its own call early, nothing else."""
-    code = """
-import os, threading, time
+SPEAKER = """
+import os, sys, threading, time
 def speak():
-    time.sleep(0.05)
+    while sys._current_frames()[threading.main_thread().ident].f_code.co_name != "serve_session":
+        time.sleep(0.001)
     os.write(5, bytes(50))
-threading.Thread(target=speak).start()
+if time.monotonic() < {}:
+    threading.Thread(target=speak).start()
 x = 1
 """
-    before = await gauge(environment, "sessions_living")
-    await environment.execute(code, session="speaker")
+"""Once the main thread waits for the next call; not when it is run again, if that is later."""
+
+
+async def test_speaking_out_of_turn_ends_the_session_and_forges_no_outcome(environment: Environment) -> None:
+    """The channel to the slot is within the snippet's reach: it may end its own call early, nothing else."""
+    before, seconds, silent = await gauge(environment, "sessions_living"), 0.5, 0.0
+    while time.monotonic() >= silent:  # it may have begun too late to speak
+        await environment.end_session("speaker")
+        seconds *= 2
+        silent = time.monotonic() + seconds
+        await environment.execute(SPEAKER.format(silent), session="speaker")
     await until_gauge(environment, "sessions_living", before)
+    await wait_until(lambda: time.monotonic() > silent)
     after = await environment.execute("x", session="speaker")
     assert (after.value, after.session) == ("1", SessionState.REPLAYED)
     assert (await environment.execute("2", session="bystander")).value == "2"

@@ -116,20 +116,20 @@ class EnvironmentContract:
         assert 0 <= result.queued_seconds <= whole
 
     async def test_sessions_belong_to_runs(self, environment: Environment) -> None:
-        await environment.run(Submission("x = 1", session="owned", run="a"))
-        await environment.run(Submission("x = 2", session="mine", run="b"))
-        assert (await environment.run(Submission("x", session="owned", run="b"))).status is ToolStatus.DENIED
-        for source, target in (("owned", "copied"), ("mine", "owned")):
+        await environment.run(Submission("x = 1", session="of a", run="a"))
+        await environment.run(Submission("x = 2", session="of b", run="b"))
+        assert (await environment.run(Submission("x", session="of a", run="b"))).status is ToolStatus.DENIED
+        for source, target in (("of a", "copy of a"), ("of b", "of a")):
             with pytest.raises(HrmError, match="belongs to another run"):
                 await environment.fork_session(source, target, run="b")
         with pytest.raises(HrmError, match="belongs to another run"):
-            await environment.end_session("owned", run="b")
-        await environment.fork_session("owned", "copied", run="a")
-        assert (await environment.run(Submission("x", session="copied", run="a"))).value == "1"
-        for name, run in (("owned", "a"), ("copied", "a"), ("mine", "b"), ("unknown", "c")):
+            await environment.end_session("of a", run="b")
+        await environment.fork_session("of a", "copy of a", run="a")
+        assert (await environment.run(Submission("x", session="copy of a", run="a"))).value == "1"
+        for name, run in (("of a", "a"), ("copy of a", "a"), ("of b", "b"), ("unknown", "c")):
             await environment.end_session(name, run=run)
-        assert (await environment.run(Submission("x", session="owned", run="b"))).session is SessionState.NEW
-        await environment.end_session("owned", run="b")
+        assert (await environment.run(Submission("x", session="of a", run="b"))).session is SessionState.NEW
+        await environment.end_session("of a", run="b")
 
     async def test_what_was_refused_is_counted(self, environment: Environment) -> None:
         numbers = [number_of(name) for name in ("io_setup", "io_setup", "io_setup", "ptrace")]

@@ -13,8 +13,8 @@ threading.stack_size(1 << 20)
 
 def hold():
     time.sleep(1)
-    kept = mmap.mmap(-1, 50 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    for at in range(0, 50 << 20, 4096):
+    kept = mmap.mmap(-1, 20 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for at in range(0, 20 << 20, 4096):
         kept[at] = 1
     time.sleep(60)
 

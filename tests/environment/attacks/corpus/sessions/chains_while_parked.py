@@ -17,6 +17,7 @@ x = 1
 # outcome: ok error out_of_memory timeout
 # session: a
 # wait: 1.5
+# runs: 2
 # never: awake
 import os
 import time
