@@ -97,7 +97,7 @@ _STRANGERS = web.AppKey("strangers", _Strangers)
 
 
 def one_token(token: str) -> Callable[[bytes], object | None]:
-    """For `application`: whoever has it may ask. Raises `HrmError` if it is empty."""
+    """A `holder_of` for `application` that accepts one token. Raises HrmError if the token is empty."""
     if not token:
         raise HrmError("A server without a token would answer anybody.", "Give it a token.")
     return lambda given: hmac.compare_digest(given, token.encode()) or None

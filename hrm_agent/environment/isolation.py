@@ -18,7 +18,7 @@ class Isolation(StrEnum):
     """From the strongest to none."""
 
     L3 = "L3"
-    """As L2, but a cgroup holds and counts what the whole tree of processes takes, instead of samples."""
+    """As L2, but a cgroup limits and accounts the whole process tree, instead of sampling."""
     L2 = "L2"
     """Namespaces, seccomp, Landlock and resource limits; the tree's memory is sampled."""
     L1 = "L1"

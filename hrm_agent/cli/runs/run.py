@@ -83,7 +83,7 @@ def config_folder(store: RunStore, trajectory_id: str) -> Path:
 
 def run_task(config: RunConfig, text: str, thread: str, where: str, output: Output, *, answer: Any = NO_ANSWER) -> int:
     """Start or resume `thread`; `answer` is for the question that it waits with."""
-    load_graph(config.graph)  # a wrong one is to leave no store behind
+    load_graph(config.graph)  # before the store is made: an unknown graph must not create one
     with open_store(where) as store:
         known = store.journal.find_trajectory(thread)
         task = known.task if known else TaskRef(id=thread, family="command", prompt=text)

@@ -77,7 +77,7 @@ class LocalEnvironment(Environment):
                 self._scheduler.leave(call, waiter)
 
     async def warm_up(self) -> None:
-        """Return when calls of every kind have slots: else the first that names a package waits for its import."""
+        """Start all slots of both kinds, so that no later call waits for an import."""
         loop = asyncio.get_running_loop()
         for code in ("", *(f"# {name}" for name in self._workers.packages[:1])):
             answers: list[asyncio.Future[ExecutionResult]] = [loop.create_future() for _ in range(self.slots)]

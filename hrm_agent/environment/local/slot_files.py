@@ -21,7 +21,7 @@ OUTPUT_FACTOR = 64
 """A snippet may write this many times `Limits.output_bytes` to one file before its writes fail (`output_limit`)."""
 _CUT_NOTE_BYTES = 80
 _MODE = 0o777
-"""Of a memory file, as the kernel makes it. Where the host is an ordinary user it is the snippet's own file as well."""
+"""Mode of a new memory file. A snippet can change it where host and snippet are the same user."""
 _WORDS = {
     Ended.OUT_OF_MEMORY: "The processes of the snippet held more memory than their limit.\n",
     Ended.TOO_MANY: "The snippet had more processes and threads than its limit.\n",
@@ -44,7 +44,7 @@ class SlotFiles:
             what = os.fstat(descriptor)
             if what.st_size or what.st_blocks:  # pages may lie beyond the end, too
                 os.ftruncate(descriptor, 0)
-            if stat.S_IMODE(what.st_mode) != _MODE:  # the last call's doing; the next one has to open them
+            if stat.S_IMODE(what.st_mode) != _MODE:  # changed by the last call; the next one has to open them
                 os.fchmod(descriptor, _MODE)
             os.lseek(descriptor, 0, os.SEEK_SET)
         # The line end lets a child that read nothing be told from one that read an empty snippet.

@@ -21,7 +21,7 @@ __all__ = ["SlotHandle", "SlotPool", "refused_calls"]
 
 
 MAX_CALLS = 1000
-"""Of a slot. A new one costs milliseconds, and knows nothing of what an old one was used for."""
+"""Calls after which a slot is replaced by a new one, which costs milliseconds."""
 
 
 @cache
@@ -31,7 +31,7 @@ def _names() -> dict[int, str]:
 
 
 def refused_calls(flat: Sequence[int]) -> dict[str, int]:
-    """Numbers and counts, in turn, as names and counts."""
+    """Name of each system call -> count, from a flat sequence number, count, number, count, ..."""
     pairs = zip(flat[::2], flat[1::2], strict=True)
     return {_names().get(number, str(number)): count for number, count in pairs if count}
 
@@ -55,11 +55,11 @@ class SlotHandle:
     killed: bool = False
     """True once the host has asked it to end its work."""
     calls: int = 0
-    """That it has run."""
+    """Number of calls that the slot has run."""
     worn: bool = False
-    """It is to be given up: after so many calls, after one that did not end by itself, or a session that ended idle."""
+    """True if it is to be replaced: after `MAX_CALLS`, any end but `ok` or `error`, or an idle session's death."""
     refused: dict[str, int] = field(default_factory=dict[str, int])
-    """System calls of its work, as the filter told."""
+    """Refused system calls of its present work: name -> count."""
     ending: bool = False
     """Until it says that the processes of its last session are gone, they read and write its files."""
 

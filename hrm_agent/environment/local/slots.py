@@ -74,7 +74,7 @@ class LocalWorkers:
             )
         self.slots = slots or default_slots()
         self._crowd = max(1, (os.cpu_count() or 1) // 2)
-        """So many slots at work are one."""
+        """Number of busy slots from which on requests say `crowded`."""
         self.packages = installed(SCIENTIFIC) if packages is None else tuple(packages)
         """What snippets may import beside the standard library."""
         self._words = re.compile(rf"\b(?:{'|'.join(map(re.escape, self.packages))})\b") if self.packages else None
@@ -157,7 +157,7 @@ class LocalWorkers:
         scientific = self._words is not None and self._words.search(work.code) is not None
         pool = self._scientific if scientific else self._bare
         while pool.idle:
-            slot = pool.idle.pop(0)  # the one that has had most time to make its next child
+            slot = pool.idle.pop(0)  # idle for longest: its next child is likely ready
             if self._send_work(slot, work):
                 return
             self._discard(slot)

@@ -66,7 +66,7 @@ class ZygoteHome:
         self.isolated = isolated
         """In namespaces; else with what holds without them."""
         self.groups = ""
-        """The cgroup, as a folder; empty if there is none."""
+        """Path of the parent cgroup of all slots' cgroups; empty without cgroups."""
         if isolated and grouped:
             try:
                 self.groups = cgroup.claim(str(top) if top is not None else None)
@@ -173,7 +173,7 @@ class ZygoteProcess:
 
 
 def installed(packages: Sequence[str]) -> tuple[str, ...]:
-    """Those of these distributions that are."""
+    """The distributions among `packages` that are installed."""
     found: list[str] = []
     for name in packages:
         with suppress(metadata.PackageNotFoundError):

@@ -40,7 +40,7 @@ __all__ = [
 TOKEN_VARIABLE = "HRM_AGENT_ENVIRONMENT_TOKEN"
 _SECONDS = 10.0
 _ATTEMPTS, _FIRST_SECONDS, _LONGEST_SECONDS = 5, 0.1, 1.0
-"""Of one question, and the pauses between them."""
+"""Attempts per request, and the pauses between them in seconds."""
 _MAX_ANSWER = 16 * 1024 * 1024
 
 
@@ -163,7 +163,7 @@ def ask(address: Address, path: str, token: str) -> str:
 
 
 def _answer(address: Address, path: str, token: str) -> tuple[int, bytes]:
-    """Asked again where the connection was closed: too many others may have come before the token was read."""
+    """Retried when the server resets the connection, as it may before it has read the token if many connect at once."""
     for attempt in range(_ATTEMPTS - 1):
         with suppress(ConnectionResetError, BrokenPipeError):
             return _one_answer(address, path, token)

@@ -54,16 +54,16 @@ class Client:
     def __init__(self, name: str = "", calls: int | None = None) -> None:
         """`calls`: most that may wait in the queue or run at once; further ones are held back, first in, first out."""
         self.name = name
-        """Empty where there is one client only."""
+        """Name in the clients file; empty for a server with a single token."""
         self._room = asyncio.Semaphore(calls) if calls is not None else None
 
     def own(self, run: str) -> str:
-        """The name of a run of this client, which no other client can name."""
+        """`run` prefixed by the client's name, so that clients cannot name each other's runs."""
         return f"{self.name}/{run}" if self.name else run
 
     @asynccontextmanager
     async def call(self, seconds: float | None = None) -> AsyncGenerator[None]:
-        """Around an open call. Raises `HeldTooLongError` if it is held back for longer than `seconds`."""
+        """Hold one place of the quota inside the block. Raises HeldTooLongError after waiting `seconds` for one."""
         if self._room is None:
             yield
             return
@@ -79,7 +79,7 @@ class Client:
 
 
 class Clients:
-    """By the hashes of their tokens: to find one by its token takes the same time whether or not it is right."""
+    """Looked up by the hash of the token, so that response times leak nothing about tokens."""
 
     def __init__(self, clients: Iterable[tuple[str, Client]]) -> None:
         """(hash of the token, client)"""
@@ -93,7 +93,7 @@ class Clients:
         return cls([(hash_of(token.encode()), Client())])
 
     def find(self, token: bytes) -> Client | None:
-        """Who holds it."""
+        """The client with this token; None if it is unknown."""
         return self._by_hash.get(hash_of(token))
 
 

@@ -166,7 +166,7 @@ class Service:
         websocket = web.WebSocketResponse(timeout=2.0, max_msg_size=self._request_bytes, compress=False)
         try:
             await websocket.prepare(request)
-        except (web.HTTPBadRequest, UnicodeError):  # the latter where aiohttp quotes what is no text
+        except (web.HTTPBadRequest, UnicodeError):  # UnicodeError: aiohttp fails to quote a header that is not text
             raise BadRequestError(400, "A stream begins with the handshake of a WebSocket.") from None
         stream = Stream(self._calls, _client(request), websocket, request.transport)
         self._streams.add(stream)
@@ -203,7 +203,7 @@ def _refusal(error: Exception, request: web.Request) -> web.Response:
 
 @contextmanager
 def _refused(status: int) -> Generator[None]:
-    """Around what is the caller's to mend where it goes wrong."""
+    """Turn an HrmError inside the block into an HTTP error with this status."""
     try:
         yield
     except HrmError as error:

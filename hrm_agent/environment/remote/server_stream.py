@@ -39,9 +39,9 @@ _FRAME_CHARACTERS = 1024 * 1024
 _MANY, _GATHERING_SECONDS = 32, 0.005
 """With so many calls open, each waits for others far longer than this; outcomes that come in it share a message."""
 _MOST_UNREAD = 8 * 1024 * 1024
-"""Characters of answers that a client has not taken: it is not listened to before it has."""
+"""Characters of unsent answers above which no more messages of a client are read."""
 _LEAVE_SECONDS = 5.0
-"""For a client to take what is ready when the server goes."""
+"""Timeout for sending the last answers when the server shuts down."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -116,7 +116,7 @@ class Stream:
     def __init__(
         self, calls: Calls, client: Client, socket: web.WebSocketResponse, transport: asyncio.BaseTransport | None
     ) -> None:
-        """`transport`: what `socket` sends by; None where the client is gone already."""
+        """`transport`: of `socket`, to abort it; None if the client has disconnected already."""
         self._calls, self._client = calls, client
         self._socket, self._transport = socket, transport
         self._tasks: dict[int, asyncio.Task[dict[str, Any]]] = {}
@@ -143,7 +143,7 @@ class Stream:
                 task.cancel()
 
     async def leave(self) -> None:
-        """Send what is ready, and close: at once if the client does not read."""
+        """Send the answers that are ready and close; abort the connection if the client does not read."""
         with suppress(ConnectionError, TimeoutError):
             async with asyncio.timeout(_LEAVE_SECONDS):
                 await self._flush()

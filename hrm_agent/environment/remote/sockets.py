@@ -17,7 +17,7 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_
 accepted. The kernel answers for a client that is only busy."""
 _CONNECT_SECONDS = 2.0
 _BACKLOG = 1024
-"""Who comes before the server is ready waits for its answer."""
+"""Connections that the kernel queues while the server warms up."""
 
 
 def listen_tcp(host: str, port: int, *, allow_remote: bool = False) -> socket.socket:

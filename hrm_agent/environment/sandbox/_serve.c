@@ -99,7 +99,7 @@ struct slot {
     PyObject *run, *rehearse;
     char files[VALUE][64]; /* stdout, stderr and value, from /proc */
     int told[2];           /* a pipe: struct word */
-    int listener; /* what the filter tells; -1 for nothing */
+    int listener; /* seccomp listener; -1 without one */
     /* The cgroup of its calls, -1 if they have none, and its files: see cgroup.SlotGroup. */
     int group, cpu, peak;
     long long memory_limit;
@@ -110,14 +110,14 @@ struct call {
     pid_t pid;
     int pidfd;
     double started; /* on the monotonic clock */
-    double used;    /* CPU time of the child before that */
+    double used;    /* CPU time that the child had used before */
     double spent;   /* CPU time of all that was in the cgroup before the child */
 };
 
-/* Of a child that has seen a request: as in struct call. */
+/* Written to the pipe by a child that has peeked at a request; fields as in struct call. */
 struct word {
     double started, used, spent;
-    int begins; /* 0: the request is none for it */
+    int begins; /* 0: slot.py has to handle the request */
 };
 
 static double reading(clockid_t clock)
@@ -142,7 +142,7 @@ static double smaller(double one, double other)
     return one < other ? one : other;
 }
 
-/* cgroup.figure: 0 where it is not told. */
+/* cgroup.figure: 0 if the name is not in the file. */
 static long long figure(int file, const char *name)
 {
     char text[4096];
@@ -157,7 +157,7 @@ static double spent_in(const struct slot *slot)
     return slot->group < 0 ? 0.0 : (double)figure(slot->cpu, "usage_usec ") * 1e-6;
 }
 
-/* The file is there where that can be done (cgroup.SlotGroup). */
+/* The descriptor is -1 where the kernel cannot reset it (cgroup.SlotGroup). */
 static void reset_peak(const struct slot *slot)
 {
     if (slot->peak >= 0)
@@ -266,7 +266,7 @@ static PyObject *read_code(void)
     return code;
 }
 
-/* Wait for a request, look at it, and say so. */
+/* Wait for a request, peek at it, and tell the slot. */
 static int await(const struct slot *slot, struct request *request)
 {
     ssize_t size;
@@ -403,7 +403,7 @@ static void clone_ahead(const struct slot *slot, struct call *call)
     call->pid = 0;
 }
 
-/* The size of a request, 0 without a host. */
+/* Returns the size of the request, 0 if the host has closed the socket. */
 static ssize_t take_request(struct request *request)
 {
     ssize_t size;

@@ -33,9 +33,9 @@ __all__ = ["CallTree", "SlotGroup", "claim", "delegated", "discard", "enter", "f
 CONTROLLERS = ("memory", "pids")
 _PREFIX, _HOST = "hrm-", "host"
 _FIRST_OWN = 16
-"""Descriptors of a slot's group start here, above those with a fixed number."""
+"""Lowest descriptor for the files of a slot's cgroup; lower numbers are fixed."""
 _FREEZE_SECONDS = 1.0
-"""For the processes of a tree to stop."""
+"""Timeout for freezing a tree."""
 _RETRIES = 100
 _START_TIME = 19
 """Of a process: a field of its stat, counted from after its name."""
@@ -102,7 +102,7 @@ def _above(folder: str) -> str:
 
 
 def _move_to_leaf(top: str) -> None:
-    """Whoever is in `top`, which may hold nobody if it is to be divided."""
+    """Move the processes of `top` into a leaf: a cgroup with children may hold no processes itself."""
     for _ in range(_RETRIES):
         if not (members := _members(top)):
             return
@@ -117,7 +117,7 @@ def _members(folder: str) -> list[str]:
 
 
 def _is_marked(folder: str) -> bool:
-    """As delegated: systemd does that."""
+    """Whether systemd has marked the cgroup as delegated."""
     for name in ("user.delegate", "trusted.delegate"):
         with suppress(OSError):
             if os.getxattr(folder, name) == b"1":
@@ -140,7 +140,7 @@ def _remove(folder: str) -> None:
 
 
 def _start_time(pid: str) -> str:
-    """Which tells a process from an earlier one of the same number; empty if there is none."""
+    """Start time of a process, which tells it from an earlier one with the same pid; empty if it does not exist."""
     with suppress(OSError):
         return _text(f"/proc/{pid}/stat").rpartition(")")[2].split()[_START_TIME]
     return ""
@@ -181,22 +181,22 @@ class SlotGroup:
 
     def __init__(self, top: int, folder: str) -> None:
         self.folder = _kept(folder, os.O_RDONLY, top)
-        """Descriptor: what a child is cloned into. So are the others."""
+        """Descriptor of the cgroup, which children are cloned into; the other fields are descriptors of its files."""
         self.cpu = _kept(f"{folder}/cpu.stat", os.O_RDONLY, top)
         self.state = _kept(f"{folder}/cgroup.events", os.O_RDONLY, top)
         self.freezer = _kept(f"{folder}/cgroup.freeze", os.O_WRONLY, top)
         self._current = _kept(f"{folder}/memory.current", os.O_RDONLY, top)
         self._maximum = _kept(f"{folder}/memory.max", os.O_WRONLY, top)
         self.peak = -1
-        """Where the most memory of one call is told: Linux 6.12. Elsewhere -1."""
+        """Descriptor of memory.peak, where it can be reset for each call (Linux 6.12); else -1."""
         self.limit = -1
-        """Bytes, in force."""
+        """Current value of memory.max, in bytes."""
         with suppress(OSError):
             peak = _kept(f"{folder}/memory.peak", os.O_RDWR, top)
             try:
                 os.write(peak, b"0")
                 self.peak = peak
-            except OSError:  # it cannot be begun anew
+            except OSError:  # an older kernel cannot reset it
                 os.close(peak)
 
     def begin(self, memory_bytes: int) -> None:
@@ -208,11 +208,11 @@ class SlotGroup:
             os.pwrite(self.peak, b"0", 0)
 
     def held(self) -> int:
-        """Bytes, now."""
+        """Current memory use, in bytes."""
         return figure(os.pread(self._current, 32, 0))
 
     def most(self) -> int:
-        """Bytes that the present call has held at once; where that is not told, what it holds now."""
+        """Peak memory of the present call in bytes; its current memory where the kernel has no peak."""
         return figure(os.pread(self.peak, 32, 0)) if self.peak >= 0 else self.held()
 
     def seconds(self) -> float:
@@ -260,7 +260,7 @@ class CallTree(Tree):
 
 
 def figure(text: bytes, name: bytes = b"") -> int:
-    """Of the line `usage_usec 12`: 12. 0 where there is no such line."""
+    """The number on the line that begins with `name`, as 12 in `usage_usec 12`; 0 without such a line."""
     words = text.partition(name)[2].split(maxsplit=1) if name else text.split()
     return int(words[0]) if words else 0
 

@@ -58,7 +58,7 @@ def reserve_channel() -> None:
 
 
 def serve_session(channel: tuple[int, ...], module: ModuleType) -> None:
-    """Call after call in one module, until the slot is gone."""
+    """Run one call after the other in one module, until the slot closes the pipe."""
     aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, REQUESTS + 1) for descriptor in channel]
     answers, requests = (os.dup2(descriptor, CODE + 1 + place) for place, descriptor in enumerate(aside))
     os.closerange(requests + 1, kernel.MAX_DESCRIPTORS)

@@ -49,7 +49,7 @@ class Tree:
         self.peak = 0
         """Bytes, the most that was seen."""
         self.threads = 0
-        """Of all its processes, when they were last gone through."""
+        """Threads of all its processes at the last look."""
 
     def members(self) -> list[int]:
         """Process ids, the oldest first."""
@@ -142,7 +142,7 @@ class Tree:
             self._status = None
 
     def _bury(self, pid: int) -> bool:
-        """Whether an adopted process has ended; its time counts on."""
+        """Reap an adopted process if it has ended, and keep its CPU time; True if it is gone."""
         try:
             ended, _, usage = os.wait4(pid, os.WNOHANG)
         except ChildProcessError:

@@ -48,9 +48,9 @@ SHORTEST_LOOK = 0.001
 PARK_SECONDS = 0.2
 """Idle for so long, a session's processes are stopped."""
 STOP_LOOKS = 20
-"""After a stop, where they may have made others meanwhile."""
+"""Checks after SIGSTOP whether new processes were forked meanwhile."""
 FIRST_LOOK_SECONDS, PARKED_LOOK_SECONDS = 0.01, 5.0
-"""Between two looks whether they are still, ever longer: who was being made then, or had no core, is found soon."""
+"""First and longest interval between checks that a parked session is still stopped; doubled each time."""
 
 
 class Slot:
@@ -116,7 +116,7 @@ class Slot:
             parked = child.tree.stopped
             events = self._poll.poll((look if parked else max(0.0, park_at - time.monotonic())) * 1000 + 0.5)
             if (not parked and time.monotonic() >= park_at) or (parked and not events and not child.tree.is_still()):
-                if not self._park(child):  # ended here, before a call is given to a process that is dying
+                if not self._park(child):  # ended now, so that no call is sent to a dying process
                     status, _, _ = self._reap(child, kill=True)
                     self._send(Reply(0, Ended.EXITED, status, last=not self._tidy()))
             elif not events:
@@ -145,13 +145,13 @@ class Slot:
             child = Child(pid, pidfd, request.memory_bytes, self._tree(pid))
             self._poll.register(pidfd, select.POLLIN)
             clean = self._end(child, request, started, before)
-            del data, request  # the next child is not to find the seed of this call
+            del data, request  # the next child shares this memory and must not find the seed
             if not clean:
                 break
         return None
 
     def _given_of_group(self) -> tuple[int, int, int, int, bytes]:
-        """What the compiled body needs: see `_serve.c`."""
+        """Arguments of the compiled body that concern the cgroup, see `_serve.c`."""
         if self._group is None:
             return -1, -1, -1, 0, b""
         return self._group.folder, self._group.cpu, self._group.peak, self._group.limit, seccomp.without_spawning()

@@ -139,13 +139,13 @@ class Supervisor:
         return int(used[1]) if used is not None else MAX_SOCKETS
 
     def _waits_for_children(self, pid: int, address: int) -> bool:
-        """Whether what it wants to be done at a child's death leaves the child to be waited for."""
+        """Whether the requested SIGCHLD action keeps dead children as zombies, so that their CPU time is counted."""
         data = self._own_memory(pid, address, _SIGACTION.size)
         handler, flags = _SIGACTION.unpack(data) if data else (_SIG_IGN, 0)
         return handler != _SIG_IGN and not flags & _SA_NOCLDWAIT
 
     def _wakes_nobody(self, pid: int, address: int) -> bool:
-        """Whether a timer sends a signal that leaves a stopped process as it is."""
+        """Whether a timer's signal cannot resume or kill a stopped process."""
         data = self._own_memory(pid, address, _SIGEVENT.size)
         return bool(data) and _SIGEVENT.unpack(data)[1] not in (SIGKILL, SIGCONT)
 

@@ -109,7 +109,7 @@ class Layers:
         """Slots may serve with the compiled body."""
         self.missing = {} if isolated else {"namespaces": "left out"}
         self.groups = _moved_up(os.open(groups, os.O_RDONLY)) if groups else -1
-        """Descriptor of the cgroup that slots make theirs in; -1 if there is none."""
+        """Descriptor of the parent cgroup of all slots' cgroups; -1 without cgroups."""
         if not groups:
             self.missing["cgroup"] = "none was asked for" if isolated else "left out"
         self._group: cgroup.SlotGroup | None = None

@@ -22,7 +22,7 @@ from hrm_agent.errors import HrmError
 from hrm_agent.testing import block_until, wait_until
 from hrm_agent.trajectory import ToolStatus
 from tests.environment.attacks.host import PROJECT, descendants, is_running
-from tests.support.environment.contract import IDLE, LONG, SLOTS, EnvironmentContract
+from tests.support.environment.contract import CHAIN, IDLE, LONG, SLOTS, EnvironmentContract
 
 needs_cgroup = pytest.mark.cgroup
 MIB = 1 << 20
@@ -37,22 +37,16 @@ time.sleep(600)
 BURN = "\nimport time\nbegan = time.process_time()\nwhile time.process_time() - began < {}: pass\n"
 ORPHANS = f"""
 import os
+ended, lives = os.pipe()
 if os.fork() == 0:
     if os.fork() == 0:
         {textwrap.indent(BURN.format(0.3), "        ")}
     os._exit(0)
 os.wait()
-import time
-time.sleep(3)
+os.close(lives)
+os.read(ended, 1)
 """
-"""A grandchild burns, and nobody waits for it."""
-CHAIN = """
-import os
-if os.fork() == 0:
-    while os.fork() == 0:
-        pass
-    os._exit(0)
-"""
+"""A grandchild that nobody waits for burns CPU time; the call ends when the grandchild has closed the pipe."""
 
 
 @pytest.fixture(params=["compiled", "python"])

@@ -19,7 +19,7 @@ from hrm_agent.errors import HrmError
 from hrm_agent.testing import block_until
 from hrm_agent.trajectory import ToolStatus
 from tests.environment.attacks.host import descendants
-from tests.support.environment.contract import FOREVER, LONG, SHORT, gauge
+from tests.support.environment.contract import CHAIN, FOREVER, LONG, SHORT, gauge
 from tests.support.environment.held import HOLD, Releasing, let_go, until_held
 from tests.support.environment.killing import SLOT, at_depth
 
@@ -297,13 +297,6 @@ for _ in range(100):  # each burns a little, and its parent, who waits for nobod
         os._exit(0)
     os.wait()
     time.sleep(0.1)
-"""
-CHAIN = """
-import os
-if os.fork() == 0:
-    while os.fork() == 0:
-        pass
-    os._exit(0)
 """
 
 

@@ -256,7 +256,7 @@ NO_REQUESTS = [
         )
     ),
 ]
-"""Most are none; the last, and those without a fault, are what is spoilt below."""
+"""Mostly malformed requests; `spoilt` mutates the last, valid ones."""
 SEEDS = 300
 TOGETHER = 50
 

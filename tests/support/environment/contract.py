@@ -20,6 +20,7 @@ from hrm_agent.testing import wait_until
 from hrm_agent.trajectory import ToolStatus
 
 __all__ = [
+    "CHAIN",
     "FOREVER",
     "IDLE",
     "LONG",
@@ -35,6 +36,14 @@ SLOTS = 2
 FOREVER = "while True: pass"
 IDLE = "import time\nwhile True: time.sleep(60)"
 """As endless, but nothing else runs slower for it."""
+CHAIN = """
+import os
+if os.fork() == 0:
+    while os.fork() == 0:
+        pass
+    os._exit(0)
+"""
+"""Leaves a chain of processes behind, each of which forks the next one and exits."""
 SHORT = Limits(wall_seconds=0.5)
 LONG = Limits(wall_seconds=300, cpu_seconds=300)
 """For what ends by itself, or by the test: no slow machine makes a time-out of it."""

@@ -1,4 +1,4 @@
-# Asks to be told what the host reads (dnotify), or to hold its files open for it (leases), and what it hints to a disk.
+# Watches files of the host with dnotify, takes leases on them, and sends read-ahead hints to its disk.
 # outcome: ok
 # shows: value=0
 import fcntl

@@ -28,7 +28,7 @@ if os.uname().machine == "x86_64":
     page = libc.mmap(0, 1 << 16, 7, 0x22, -1, 0)
     action, flag, pids = page + 0x8000, page + 0x8100, page + 0x8200
     stacks = page + 0x9000, page + 0xA000
-    # the last: asks, makes a child that ends, waits for it, and keeps it if there is none; 300 times, then sleeps
+    # third process: 300 times sigaction, fork a child that exits, wait4; sets `flag` if wait4 gives ECHILD; then sleeps
     child_ends = call(60, 0)
     body = call(13, 17, action, 0, 8) + call(57) + b"\x85\xc0\x75" + bytes([len(child_ends)]) + child_ends
     body += call(61, (1 << 64) - 1, 0, 0, 0)
@@ -36,7 +36,7 @@ if os.uname().machine == "x86_64":
     body += b"\xff\xcb"
     sleep = backwards(call(34))
     third = b"\xbb" + struct.pack("<I", 300) + body + b"\x0f\x85" + struct.pack("<i", -len(body) - 6) + sleep
-    # the one between: lends on, and never returns
+    # second process: stores its pid, clones the third in the same memory (CLONE_VM), never returns
     second = call(39) + b"\x48\xa3" + struct.pack("<Q", pids) + call(56, 0x4111, stacks[1] - 8, 0, 0, 0)
     second += sleep
     ctypes.memmove(page, second, len(second))
