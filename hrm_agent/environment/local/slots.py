@@ -331,7 +331,8 @@ class LocalWorkers:
             if slot.work is not None:
                 self._finished.append((slot.work, self._failure("the slot died"), not slot.killed))
                 slot.work = None
-            self._discard(slot)
+            for other in [slot, *slot.pool.idle]:  # what has ended it may have ended these, which is not heard of yet
+                self._discard(other)
         if session:
             self._on_death(session)
 
