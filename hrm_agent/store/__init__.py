@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hrm_agent.store.journal import StoreJournal
+from hrm_agent.store.leases import Lease
 from hrm_agent.store.run_store import STORE_POINTER, RunStore, ThreadInfo, open_store
 
 if TYPE_CHECKING:
     from hrm_agent.store.saver import StoreSaver
 
-__all__ = ["STORE_POINTER", "RunStore", "StoreJournal", "StoreSaver", "ThreadInfo", "open_store"]
+__all__ = ["STORE_POINTER", "Lease", "RunStore", "StoreJournal", "StoreSaver", "ThreadInfo", "open_store"]
 
 
 def __getattr__(name: str) -> Any:

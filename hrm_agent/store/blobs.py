@@ -45,10 +45,11 @@ class Blobs:
         serializer: StrictSerializer,
         encode: Callable[[ValueWriter], E],
         insert: Callable[[WriteCursor, E], T],
+        thread_id: str | None = None,
     ) -> Future[T]:
-        """Store what `encode` refers to, and the rows that `insert` makes of it, in one transaction."""
+        """Store what `encode` refers to, and the rows that `insert` makes of it for a thread, in one transaction."""
         work, stored = self._work(serializer, encode, insert)
-        future = self._database.submit(work)
+        future = self._database.submit(work, thread_id)
         future.add_done_callback(lambda done: None if done.exception() else self._known.add(*stored[-1]))
         return future
 
@@ -57,9 +58,10 @@ class Blobs:
         serializer: StrictSerializer,
         encode: Callable[[ValueWriter], E],
         insert: Callable[[WriteCursor, E], Any],
+        thread_id: str | None = None,
     ) -> None:
         """The same with the next commit. Whoever refers to these blobs before then hands them in once more."""
-        self._database.defer(self._work(serializer, encode, insert)[0])
+        self._database.defer(self._work(serializer, encode, insert)[0], thread_id)
 
     def _work(
         self,

@@ -15,9 +15,9 @@ import ormsgpack
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import EXCLUDED_METADATA_KEYS, WRITES_IDX_MAP, ChannelVersions, Checkpoint
 
-from hrm_agent.errors import StoreError
+from hrm_agent.errors import StoreError, UnstorableError
 from hrm_agent.store.content_addressed import CHANNEL_BYTES, Reference, ValueReader, ValueWriter
-from hrm_agent.store.serializer import RefusedValue
+from hrm_agent.store.serializer import RefusedValue, Unstorable
 
 __all__ = [
     "Channels",
@@ -81,17 +81,22 @@ def public_metadata(config: RunnableConfig, metadata: Mapping[str, Any]) -> dict
     return {**kept, **{name: value for name, value in metadata.items() if name != "writes"}}
 
 
+_HINT = (
+    "Declare the type in the graph's state, or name it: open_store(..., allow=['package.module:Class']). "
+    "A graph that was compiled before its store was opened takes store.checkpointer.allowing(graph)."
+)
+
+
 @contextmanager
 def refusing(place: CheckpointKey) -> Generator[None]:
-    """Raises `StoreError` for a value that could be written, and not be read back."""
+    """Raises `StoreError` for a value that could not be read back, `UnstorableError` for one that has no form."""
     try:
         yield
     except RefusedValue as error:
-        raise StoreError(
-            f"Thread {place.thread_id!r} holds {error}. Nothing was written.",
-            "Declare the type in the graph's state, or name it: open_store(..., allow=['package.module:Class']). "
-            "A graph that was compiled before its store was opened takes store.checkpointer.allowing(graph).",
-        ) from error
+        message = f"Thread {place.thread_id!r} holds {error}. Nothing was written."
+        if isinstance(error, Unstorable):
+            raise UnstorableError(message, "Keep it out of the graph's state, or in a plainer form.") from error
+        raise StoreError(message, _HINT) from error
 
 
 def manifest_of(

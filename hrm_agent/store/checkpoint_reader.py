@@ -75,7 +75,7 @@ class StoreSnapshot:
                 pending = [(task, channel, self._reader.value(ref)) for task, channel, ref in writes.get(row[1:4], ())]
                 found.append(self._tuple(row, checkpoint, pending))
             return found
-        except (RefusedValue, ValueError, TypeError, KeyError) as error:
+        except (RefusedValue, ValueError, TypeError, LookupError, RecursionError) as error:
             raise _forged(place, error) from error
 
     def _tuple(self, row: CheckpointRow, checkpoint: Checkpoint, pending: list[PendingWrite]) -> CheckpointTuple:
@@ -110,6 +110,11 @@ class StoreSnapshot:
 
 def _forged(place: CheckpointKey | None, error: Exception) -> StoreError:
     where = f"Thread {place.thread_id!r}, checkpoint {place.checkpoint_id}" if place else "A checkpoint"
+    if isinstance(error, RecursionError):
+        return StoreError(
+            f"{where}: a value that is nested too deeply to be read here. It was not read.",
+            "Read it where less of Python's stack is used, or raise sys.setrecursionlimit.",
+        )
     return StoreError(
         f"{where}: {error}. It was not read.",
         "A type of one's own in the state: declare it there, or open_store(..., allow=['package.module:Class']). "

@@ -22,7 +22,7 @@ import ormsgpack
 from langchain_core.messages import BaseMessage
 
 from hrm_agent.store.hashing import BYTEARRAY, BYTES, DICT, LIST, MSGPACK, NULL, TREE, hash_of
-from hrm_agent.store.serializer import PLAIN, RefusedValue, StrictSerializer
+from hrm_agent.store.serializer import PLAIN, RefusedValue, StrictSerializer, Unstorable
 
 __all__ = ["CHANNEL_BYTES", "FANOUT", "Blob", "KnownBlobs", "ValueReader", "ValueWriter", "references"]
 
@@ -32,9 +32,14 @@ CHANNEL_BYTES = 256
 _INLINE_BYTES = 64
 _SPLIT_DICT_BYTES = 512
 _REMEMBERED = 8192
+_DEEPEST = 128
+"""Levels of lists and dicts that are stored one by one. More could be written, and not be read back where the reader
+stands deeper in Python's stack than the writer did."""
 
 _KINDS = {"null": NULL, "bytes": BYTES, "bytearray": BYTEARRAY, "msgpack": MSGPACK}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
+
+_TOO_DEEP = f"a value nested more than {_DEEPEST} levels deep, which could not be read back"
 
 Reference = Any
 """The hash as bytes, or `[kind, data]` in place."""
@@ -91,21 +96,38 @@ class ValueWriter:
         """What a checkpoint refers to that was read or written in this epoch may be taken for stored."""
         self.new: dict[bytes, Blob] = {}
 
-    def reference(self, value: Any, inline: int = _INLINE_BYTES) -> Reference:
-        """The reference of `value`, in place up to `inline` bytes; its blobs are added to `new`."""
+    def reference(self, value: Any, inline: int = _INLINE_BYTES, level: int = 0) -> Reference:
+        """The reference of `value`, in place up to `inline` bytes; its blobs are added to `new`.
+
+        Raises `Unstorable` for what could not be read back. `level`: how many lists and dicts hold it.
+        """
+        if level > _DEEPEST:
+            raise Unstorable(_TOO_DEEP)
         if isinstance(value, BaseMessage):
-            return self._message(value)
+            return self._message(value, _packed_fields(value))
         if type(value) is list:
             items = cast("list[Any]", value)
             if not all(item is None or type(item) in (int, float, bool) for item in items):
-                return self._list([self.reference(item) for item in items])
+                return self._list([self.reference(item, level=level + 1) for item in items])
         kind, data = self._dump(value)
         if type(value) is dict and len(data) > _SPLIT_DICT_BYTES:
             entries = cast("dict[Any, Any]", value)
             if all(type(name) is str for name in entries):
-                packed = [[name, self.reference(item)] for name, item in entries.items()]
+                packed = [[name, self.reference(item, level=level + 1)] for name, item in entries.items()]
                 return self._node(DICT, ormsgpack.packb(packed))
         return [kind, data] if len(data) <= inline else self._node(kind, data)
+
+    def plain_message(self, message: BaseMessage) -> Reference | None:
+        """The reference of a message that holds plain values only; None for another."""
+        fields = _packed_fields(message)
+        seen = self._known.messages.get(id(message))
+        if seen is not None and seen[0] is message and seen[1] == fields and seen[2].hash in self._known.stored:
+            return seen[2].hash
+        return None if fields is None else self._message(message, fields)
+
+    def listed(self, references: list[Reference]) -> Reference:
+        """The reference of the list whose items have these: the same as that of the list itself."""
+        return self._list(references) if references else self.reference([])
 
     def _dump(self, value: Any) -> tuple[int, bytes]:
         name, data = self._serializer.dumps_typed(value)
@@ -135,8 +157,8 @@ class ValueWriter:
             self.new[blob.hash] = blob
         return blob.hash
 
-    def _message(self, message: BaseMessage) -> Reference:
-        seen, fields = self._known.messages.get(id(message)), _packed_fields(message)
+    def _message(self, message: BaseMessage, fields: bytes | None) -> Reference:
+        seen = self._known.messages.get(id(message))
         if seen is not None and seen[0] is message and seen[1] == fields:
             return self._keep(seen[2])
         name, data = (self._serializer.dumps_typed if fields is None else self._serializer.dumps_allowed)(message)

@@ -15,13 +15,18 @@ from hrm_agent.errors import StoreError
 from hrm_agent.store.checkpoint_codec import read_manifest
 from hrm_agent.store.cipher import Cipher
 from hrm_agent.store.content_addressed import references
+from hrm_agent.store.damage import DAMAGED
 from hrm_agent.store.database import Cursor
 from hrm_agent.store.hashing import DICT, LIST, hash_of
+from hrm_agent.store.requests import read_request
 from hrm_agent.store.run_store import RunStore
+from hrm_agent.store.serializer import RefusedValue
+from hrm_agent.trajectory import ToolCall
 
 __all__ = ["copy_store"]
 
 _AT_ONCE = 500
+_LIST_DAMAGE = "`hrm-agent store verify` lists what is damaged: delete those threads first."
 _SEALED = {
     "trajectories": (
         "id, run_id, group_id, thread_id, status, started_at, origin, record",
@@ -34,7 +39,10 @@ _SEALED = {
     "calls": ("id, thread_id, task_id, checkpoint_id, parent, seed, record", {"record": ("call", "id")}),
     "overlays": ("run_id, step, trajectory_id, record", {"record": ("overlay", "run_id", "trajectory_id")}),
     "threads": ("id, trajectory_id, run_id, group_id, status, created_at, updated_at", {}),
+    "options": ("thread_id, record", {"record": ("options", "thread_id")}),
 }
+_ORDERS = {"threads": "id", "tokens": "call_id", "options": "thread_id"}
+"""Of tables without a `seq`."""
 """Table -> its columns; of each sealed one, what it is bound to: a word, then the columns that say where it stands."""
 
 
@@ -44,12 +52,18 @@ def copy_store(source: RunStore, target: RunStore) -> dict[str, int]:
     In one transaction: a copy that fails leaves nothing. Raises `StoreError` if `target` holds anything.
     """
     with source.database.read() as cursor:
+        tool_calls = source.journal.tool_calls()  # here: the target may do the work in a thread of its own
 
         def work(into: Cursor) -> dict[str, int]:
             held = " UNION ALL ".join(f"SELECT 1 FROM {table}" for table in (*_SEALED, "tool_calls", "checkpoints"))
             if into.execute(f"{held} LIMIT 1").fetchone():
                 raise StoreError(f"{target.url} is not empty.", "Copy into a new store.")
-            return _Copy(cursor, source.cipher, into, target.cipher).all(source, target)
+            try:
+                return _Copy(cursor, source.cipher, into, target.cipher).all(source, target, tool_calls)
+            except (RefusedValue, *DAMAGED) as error:
+                raise StoreError(
+                    f"A row of {source.url} cannot be read: {error}. Nothing was copied.", _LIST_DAMAGE
+                ) from error
 
         return target.database.exclusive(work)
 
@@ -60,16 +74,22 @@ class _Copy:
         self._names: dict[bytes, bytes] = {}
         """Of each value that was copied, its name there -> its name here."""
 
-    def all(self, source: RunStore, target: RunStore) -> dict[str, int]:
+    def all(self, source: RunStore, target: RunStore, tool_calls: Iterable[ToolCall]) -> dict[str, int]:
         counts = {table: self._plain(table) for table in _SEALED}
-        for tool_call in source.journal.tool_calls():
+        for tool_call in tool_calls:
             target.journal.insert_tool_call(self._target, tool_call)
-        return counts | {"checkpoints": self._checkpoints(), "writes": self._writes(), "values": len(self._names)}
+        counts["options"] += self._options_in_files(source, target)
+        return counts | {
+            "checkpoints": self._checkpoints(),
+            "writes": self._writes(),
+            "requests": self._requests(),
+            "values": len(self._names),
+        }
 
     def _plain(self, table: str) -> int:
         columns, sealed = _SEALED[table]
         names = [name.strip() for name in columns.split(",")]
-        order = "id" if table == "threads" else "call_id" if table == "tokens" else "seq"
+        order = _ORDERS.get(table, "seq")
         rows = self._source.execute(f"SELECT {columns} FROM {table} ORDER BY {order}").fetchall()
         marks = ", ".join("?" * len(names))
         for row in rows:
@@ -79,6 +99,16 @@ class _Copy:
                 values[column] = self._sealing.seal(self._opening.open(values[column], *where), *where)
             self._target.execute(f"INSERT INTO {table} ({columns}) VALUES ({marks})", list(values.values()))
         return len(rows)
+
+    def _options_in_files(self, source: RunStore, target: RunStore) -> int:
+        """Options that an earlier version kept beside the source."""
+        count = 0
+        query = "SELECT thread_id, id FROM trajectories WHERE thread_id NOT IN (SELECT thread_id FROM options)"
+        for thread_id, trajectory_id in self._source.execute(query).fetchall():
+            if (text := source.options.in_a_file(thread_id, trajectory_id)) is not None:
+                target.options.insert(self._target, thread_id, text)
+                count += 1
+        return count
 
     def _checkpoints(self) -> int:
         columns = "thread_id, ns, id, parent_id, run_id, manifest, metadata"
@@ -110,6 +140,16 @@ class _Copy:
                 f"INSERT INTO writes ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (thread, ns, checkpoint, task, slot, task_path, self._sealing.seal(packed, *place)),
             )
+        return len(rows)
+
+    def _requests(self) -> int:
+        rows = self._source.execute("SELECT call_id, data FROM requests ORDER BY call_id").fetchall()
+        for call_id, data in rows:
+            held = read_request(self._opening.open(data, "request", call_id))
+            self._values(held)
+            packed = ormsgpack.packb([self._renamed(ref) for ref in held])
+            sealed = self._sealing.seal(packed, "request", call_id)
+            self._target.execute("INSERT INTO requests (call_id, data) VALUES (?, ?)", (call_id, sealed))
         return len(rows)
 
     def _values(self, wanted: Iterable[Any]) -> None:
@@ -157,7 +197,7 @@ class _Copy:
             if reference not in self._names:
                 raise StoreError(
                     f"The value {reference.hex()} is lost. Nothing was copied.",
-                    "`hrm-agent store verify` lists what is damaged: delete those threads first.",
+                    _LIST_DAMAGE,
                 )
             return self._names[reference]
         return [reference[0], self._node(int(reference[0]), reference[1])]

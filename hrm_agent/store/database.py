@@ -20,14 +20,15 @@ import queue
 import secrets
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
-from hrm_agent.errors import StoreError
+from hrm_agent.errors import LeaseLostError, StoreError
+from hrm_agent.store.fencing import Fence, leases_of
 
 __all__ = ["Committer", "Cursor", "Database", "Work", "WriteCursor", "committed", "epoch_of", "placeholders"]
 
@@ -77,10 +78,14 @@ class Database(ABC):
         self._later: list[Work[Any]] = []
         self._later_lock = threading.Lock()
         self._committing = threading.RLock()
+        self._whole = False
+        """All that is written belongs to one transaction."""
         self._given = threading.Event()
         self._closed = threading.Event()
         self._flusher: threading.Thread | None = None
         self._process = os.getpid()
+        self.fence = Fence()
+        """The leases under which this process writes."""
         self.heads: dict[str, str] = {}
         """Newest checkpoint of threads, as of the transaction under way: forgotten when others may have written."""
 
@@ -109,6 +114,9 @@ class Database(ABC):
     def lock_thread(self, cursor: Cursor, thread_id: str) -> None:  # noqa: B027  where one writes at a time, nothing is due
         """Until the transaction ends, no other does work on this thread that asked to be alone on it."""
 
+    def end_writes_of(self, cursor: Cursor, owner: str) -> None:  # noqa: B027  a file's writer cannot be overtaken
+        """Give up what another process, whose lease has run out, was writing when it was stopped."""
+
     @abstractmethod
     def _read(self) -> AbstractContextManager[Cursor]: ...
 
@@ -116,19 +124,73 @@ class Database(ABC):
     def _transact(self, works: Sequence[Work[Any]]) -> list[Any]:
         """Do all of `works` in one transaction, or none; their results in order."""
 
-    def submit(self, work: Work[T]) -> Future[T]:
-        """Do `work` in a transaction; the future is done when it is committed. Raises `StoreError` through it."""
-        self._refuse_fork()
-        return self._submit(work)
+    @contextmanager
+    def whole(self) -> Generator[None]:
+        """All that is written inside the block is one transaction; where the block fails, nothing of it is there.
 
-    def write(self, work: Work[T]) -> T:
-        """Do `work` in a transaction and wait for it. It may delete what it likes."""
+        What this process notes of values that it has stored counts for this block's epoch alone, so that it is
+        forgotten where they were not stored after all.
+        """
+        self.flush()
+        with self._committing:  # other threads wait
+            self._whole = True
+            try:
+                with self._one_transaction(), self._dropping_on_failure():
+                    epoch = self.epoch = secrets.token_hex(8)
+                    self.write(lambda cursor: cursor.execute("UPDATE meta SET value = ? WHERE key = 'epoch'", (epoch,)))
+                    self.epoch = epoch
+                    yield
+                    self.flush()
+            finally:
+                self._whole = False
+
+    @contextmanager
+    def _dropping_on_failure(self) -> Generator[None]:
+        """What was put off inside the block goes with it."""
+        try:
+            yield
+        except BaseException:
+            with self._later_lock:
+                self._later.clear()
+            raise
+
+    @abstractmethod
+    def _one_transaction(self) -> AbstractContextManager[None]:
+        """A transaction that `_transact` does not end."""
+
+    def _at_once(self, work: Work[T]) -> Future[T]:
+        """Do `work` in the thread that asks."""
+        future: Future[T] = Future()
+        try:
+            future.set_result(self._commit([work])[0])
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+    def submit(self, work: Work[T], thread_id: str | None = None) -> Future[T]:
+        """Do `work` in a transaction; the future is done when it is committed. Raises `StoreError` through it.
+
+        `thread_id`: the thread that it writes to; `LeaseLostError` where another process has taken that over.
+        """
+        self._refuse_fork()
+        done = work if thread_id is None else self.fence.work_on(thread_id, work)
+        future = self._at_once(done) if self._whole else self._submit(done)
+        if thread_id is not None:
+            future.add_done_callback(lambda done: self._note_lost(done.exception()))
+        return future
+
+    def _note_lost(self, error: BaseException | None) -> None:
+        if isinstance(error, LeaseLostError):
+            self.fence.lose(error)
+
+    def write(self, work: Work[T], thread_id: str | None = None) -> T:
+        """Do `work` in a transaction and wait for it. It may delete what it likes. `thread_id`: as for `submit`."""
 
         def forgetting(cursor: WriteCursor) -> T:
             self.heads = {}
             return work(cursor)
 
-        return self.submit(forgetting).result()
+        return self.submit(forgetting, thread_id).result()
 
     def write_once(self, work: Work[None]) -> None:
         """The same for work that cannot be done twice: its mark tells when the answer to its commit was lost."""
@@ -153,11 +215,11 @@ class Database(ABC):
         with self.read() as cursor:
             return reading(cursor)
 
-    def defer(self, work: Work[Any]) -> None:
-        """Do `work` with the next commit, at the latest some milliseconds from now."""
+    def defer(self, work: Work[Any], thread_id: str | None = None) -> None:
+        """Do `work` with the next commit, at the latest some milliseconds from now. `thread_id`: as for `submit`."""
         self._refuse_fork()
         with self._later_lock:
-            self._later.append(work)
+            self._later.append(work if thread_id is None else self.fence.work_on(thread_id, work))
             if self._flusher is None:
                 self._flusher = threading.Thread(target=self._flush_on_time, name="store-flush", daemon=True)
                 self._flusher.start()
@@ -172,23 +234,28 @@ class Database(ABC):
         """What was to be done later, and `works`. If the commit fails, what was to be done later still is.
 
         Except what fails by itself, and would each time (a damaged row that it has to add to): that is given up, and
-        the commit under way is told why it failed.
+        the commit under way is told why it failed. Of a thread that another process has taken over, only its own run
+        is told.
 
         One at a time: no checkpoint may be committed before the writes that led to it, which another thread has taken
         up. They stay in the list until they are committed, so that whoever reads meanwhile waits for them.
         """
         with self._committing:
-            with self._later_lock:
-                before = list(self._later)
-            try:
-                results = self._transact([*(_guarded(work) for work in before), *works])[len(before) :]
-            except _LaterFailed as error:
+            while True:
                 with self._later_lock:
-                    self._later.remove(error.work)
-                raise error.reason from error
-            with self._later_lock:
-                del self._later[: len(before)]
-            return results
+                    before = list(self._later)
+                try:
+                    results = self._transact([*map(_GuardedWork, before), *works])[len(before) :]
+                except _LaterFailed as error:
+                    with self._later_lock:
+                        self._later.remove(error.work)
+                    if not isinstance(error.reason, LeaseLostError):
+                        raise error.reason from error
+                    self._note_lost(error.reason)
+                    continue
+                with self._later_lock:
+                    del self._later[: len(before)]
+                return results
 
     def _flush_on_time(self) -> None:
         while not self._closed.is_set():
@@ -227,18 +294,20 @@ class _LaterFailed(Exception):
         self.work, self.reason = work, reason
 
 
-def _guarded(work: Work[Any]) -> Work[Any]:
-    """The same, whose own failure can be told from the database's."""
+class _GuardedWork:
+    """The same work, whose own failure can be told from the database's."""
 
-    def guarded(cursor: WriteCursor) -> Any:
+    def __init__(self, work: Work[Any]) -> None:
+        self._work = work
+        self.leases = leases_of([work])
+
+    def __call__(self, cursor: WriteCursor) -> Any:
         try:
-            return work(cursor)
+            return self._work(cursor)
         except Exception as error:
             if type(error).__module__.partition(".")[0] in _DRIVERS:
                 raise
-            raise _LaterFailed(work, error) from error
-
-    return guarded
+            raise _LaterFailed(self._work, error) from error
 
 
 async def committed(future: Future[T]) -> T:

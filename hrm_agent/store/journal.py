@@ -7,11 +7,12 @@ Tokens lie in a table of their own, as little-endian int32 and float32 bytes. Th
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store.cipher import Cipher
+from hrm_agent.store.damage import OnDamage, reading
 from hrm_agent.store.database import Cursor, Database
 from hrm_agent.store.hashing import hash_of
 from hrm_agent.store.threads import describe_thread
@@ -26,10 +27,17 @@ from hrm_agent.trajectory import (
     content_hash,
 )
 
+if TYPE_CHECKING:
+    from hrm_agent.store.requests import RequestStore
+
 __all__ = ["StoreJournal"]
 
-_TOKEN_FIELDS = {"token_ids", "mask", "logprobs"}
-_CALLS = "SELECT c.id, c.record, t.token_ids, t.mask, t.logprobs FROM calls c JOIN tokens t ON t.call_id = c.id"
+_APART = {"token_ids", "mask", "logprobs", "request"}
+"""Fields of a call that have rows of their own. Older stores have the request in the record."""
+_CALLS = (
+    "SELECT c.id, c.record, t.token_ids, t.mask, t.logprobs, r.data FROM calls c "
+    "LEFT JOIN tokens t ON t.call_id = c.id LEFT JOIN requests r ON r.call_id = c.id"
+)
 _TOOL_CALLS = "SELECT id, record FROM tool_calls"
 _PATH_QUERY = """
 WITH RECURSIVE path (id, parent, depth) AS (
@@ -51,8 +59,9 @@ SELECT id, parent_id FROM line ORDER BY depth DESC
 class StoreJournal:
     """The journal of a run store. Every write is committed when it returns."""
 
-    def __init__(self, database: Database, cipher: Cipher) -> None:
-        self._database, self._cipher = database, cipher
+    def __init__(self, database: Database, cipher: Cipher, requests: Callable[[], RequestStore]) -> None:
+        """`requests` is called where a call has one: what it needs takes LangGraph, and most of a second, to import."""
+        self._database, self._cipher, self._requests = database, cipher, requests
         self.is_blocking = database.is_blocking
         """A write waits for a disk or a server: an event loop hands it to a thread."""
 
@@ -62,6 +71,11 @@ class StoreJournal:
         calls = self._calls("c.thread_id = ? AND c.task_id = ?", (thread_id, task_id))
         return sorted(calls, key=lambda call: call.call_index)
 
+    def tasks_of_thread(self, thread_id: str) -> set[str]:
+        query = "SELECT DISTINCT task_id FROM calls WHERE thread_id = ?"
+        with self._database.read() as cursor:
+            return {str(task) for (task,) in cursor.execute(query, (thread_id,)).fetchall()}
+
     def seeds_of_thread(self, thread_id: str) -> set[int]:
         query = "SELECT seed FROM calls WHERE thread_id = ? AND seed IS NOT NULL"
         with self._database.read() as cursor:
@@ -70,6 +84,11 @@ class StoreJournal:
     def find_call(self, call_id: str) -> Call | None:
         return next(iter(self._calls("c.id = ?", (call_id,))), None)
 
+    def has_call(self, call_id: str) -> bool:
+        """Whether a model call is on record, readable or not."""
+        with self._database.read() as cursor:
+            return cursor.execute("SELECT 1 FROM calls WHERE id = ?", (call_id,)).fetchone() is not None
+
     def path_tokens(self, call_id: str) -> tuple[int, ...]:
         with self._database.read() as cursor:
             deltas = cursor.execute(_PATH_QUERY, (call_id,)).fetchall()
@@ -77,11 +96,11 @@ class StoreJournal:
             raise KeyError(call_id)
         return tuple(array("i", b"".join(self._cipher.open(delta, "tokens", id_) for id_, delta in deltas)))
 
-    def write_call(self, call: Call) -> Call:
+    def write_call(self, call: Call, sent: Sequence[Any] = ()) -> Call:
         record, tokens = self._sealed_call(call)
-        identity = call.identity
+        identity, messages = call.identity, sent or call.request
 
-        def insert(cursor: Cursor) -> bool:
+        def insert(cursor: Cursor, request: bytes | None = None) -> bool:
             cursor.execute(
                 "INSERT INTO calls (id, thread_id, task_id, checkpoint_id, parent, seed, record) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING RETURNING 1",
@@ -92,17 +111,24 @@ class StoreJournal:
                 ),
             )
             written = cursor.fetchone() is not None
-            if written:
+            if written and (call.token_ids or request is None):  # each call has one of them, else its row is lost
                 cursor.execute(
                     "INSERT INTO tokens (call_id, token_ids, mask, logprobs) VALUES (?, ?, ?, ?)", (call.id, *tokens)
                 )
+            if written and request is not None:
+                sealed = self._cipher.seal(request, "request", call.id)
+                cursor.execute("INSERT INTO requests (call_id, data) VALUES (?, ?)", (call.id, sealed))
             return written
 
-        return call if self._database.write(insert) else (self.find_call(call.id) or call)
+        if messages is None:
+            done = self._database.submit(insert, identity.thread_id)
+        else:
+            done = self._requests().write(messages, insert, identity.thread_id)
+        return call if done.result() else (self.find_call(call.id) or call)
 
     def _sealed_call(self, call: Call) -> tuple[bytes, tuple[bytes, bytes, bytes]]:
         seal = self._cipher.seal
-        return seal(call.model_dump_json(exclude=_TOKEN_FIELDS).encode(), "call", call.id), (
+        return seal(call.model_dump_json(exclude=_APART).encode(), "call", call.id), (
             seal(array("i", call.token_ids).tobytes(), "tokens", call.id),
             seal(bytes(call.mask), "mask", call.id),
             seal(array("f", call.logprobs).tobytes(), "logprobs", call.id),
@@ -111,16 +137,22 @@ class StoreJournal:
     def _calls(self, where: str, values: Sequence[Any]) -> list[Call]:
         with self._database.read() as cursor:
             rows = cursor.execute(f"{_CALLS} WHERE {where} ORDER BY c.seq", values).fetchall()
-        return [self._read_call(*row) for row in rows]
+            named = {str(id_): data for id_, *_, data in rows if data is not None}
+            requests = self._requests().read(cursor, named) if named else {}
+        calls = [self._read_call(*row) for *row, _ in rows]
+        return [c.model_copy(update={"request": requests[c.id]}) if c.id in requests else c for c in calls]
 
-    def _read_call(self, id_: str, record: bytes, token_ids: bytes, mask: bytes, logprobs: bytes) -> Call:
+    def _read_call(self, id_: str, record: bytes, token_ids: bytes | None, mask: bytes, logprobs: bytes) -> Call:
         opened = self._cipher.open
-        call = Call.model_validate_json(opened(record, "call", id_))
-        tokens = {
-            "token_ids": tuple(array("i", opened(token_ids, "tokens", id_))),
-            "mask": tuple(map(bool, opened(mask, "mask", id_))),
-            "logprobs": tuple(array("f", opened(logprobs, "logprobs", id_))),
-        }
+        with reading("model call", id_):
+            call = Call.model_validate_json(opened(record, "call", id_))
+            if token_ids is None:
+                return call
+            tokens = {
+                "token_ids": tuple(array("i", opened(token_ids, "tokens", id_))),
+                "mask": tuple(map(bool, opened(mask, "mask", id_))),
+                "logprobs": tuple(array("f", opened(logprobs, "logprobs", id_))),
+            }
         return call.model_copy(update=tokens)
 
     # tool calls
@@ -139,22 +171,41 @@ class StoreJournal:
         found = self._tool_calls("thread_id = ? AND key_hash = ?", (thread_id, self._hash("key", key)))
         return max(found, key=lambda call: call.status is ToolStatus.OK, default=None)
 
-    def write_tool_call(self, tool_call: ToolCall) -> None:
-        self._database.write(lambda cursor: self.insert_tool_call(cursor, tool_call))
+    def write_tool_call(self, tool_call: ToolCall, *, again: bool = False) -> ToolCall:
+        """Write a started call, or its finished form. A finished record stands; returns the one that does.
 
-    def insert_tool_call(self, cursor: Cursor, tool_call: ToolCall) -> None:
+        `again`: a finished call is run again, since what it came to cannot be given back.
+        """
+        thread = tool_call.identity.thread_id
+        return self._database.write(lambda cursor: self.insert_tool_call(cursor, tool_call, again=again), thread)
+
+    def insert_tool_call(self, cursor: Cursor, tool_call: ToolCall, *, again: bool = False) -> ToolCall:
         """The same as part of another transaction."""
         identity, key = tool_call.identity, tool_call.idempotency_key
-        cursor.execute(
-            "INSERT INTO tool_calls (id, thread_id, checkpoint_id, arguments_hash, key_hash, record) "
-            "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET record = excluded.record",
-            (
-                *(tool_call.id, identity.thread_id, identity.step),
-                self._hash(tool_call.name, tool_call.arguments),
-                None if key is None else self._hash("key", key),
-                self._cipher.seal(tool_call.model_dump_json().encode(), "tool", tool_call.id),
-            ),
-        )
+        sealed = self._cipher.seal(tool_call.model_dump_json().encode(), "tool", tool_call.id)
+        while True:
+            cursor.execute(
+                "INSERT INTO tool_calls (id, thread_id, checkpoint_id, arguments_hash, key_hash, record) "
+                "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING RETURNING 1",
+                (
+                    *(tool_call.id, identity.thread_id, identity.step),
+                    self._hash(tool_call.name, tool_call.arguments),
+                    None if key is None else self._hash("key", key),
+                    sealed,
+                ),
+            )
+            if cursor.fetchone() is not None:
+                return tool_call
+            stored = cursor.execute("SELECT record FROM tool_calls WHERE id = ?", (tool_call.id,)).fetchone()
+            if stored is None:  # deleted meanwhile
+                continue
+            standing = self._read_tool_call(tool_call.id, stored[0])
+            if standing.status is not None and not again:
+                return standing
+            # On a server another transaction may have ended it since it was looked at.
+            query = "UPDATE tool_calls SET record = ? WHERE id = ? AND record = ? RETURNING 1"
+            if cursor.execute(query, (sealed, tool_call.id, stored[0])).fetchone() is not None:
+                return tool_call
 
     def tool_calls(self) -> list[ToolCall]:
         """All tool calls of the store, in the order in which they were started."""
@@ -168,12 +219,19 @@ class StoreJournal:
     def _tool_calls(self, where: str, values: Sequence[Any]) -> list[ToolCall]:
         with self._database.read() as cursor:
             rows = cursor.execute(f"{_TOOL_CALLS} WHERE {where} ORDER BY seq", values).fetchall()
-        return [ToolCall.model_validate_json(self._cipher.open(record, "tool", id_)) for id_, record in rows]
+        return [self._read_tool_call(id_, record) for id_, record in rows]
+
+    def _read_tool_call(self, id_: str, record: bytes) -> ToolCall:
+        with reading("tool call", id_):
+            return ToolCall.model_validate_json(self._cipher.open(record, "tool", id_))
 
     # trajectories
 
     def write_trajectory(self, trajectory: Trajectory) -> None:
-        """Write or replace a trajectory's own fields; its calls are written one by one, as they happen."""
+        """Write a trajectory's own fields; its calls are written one by one, as they happen.
+
+        One that has ended stands, unless it is taken up again (`RunStatus.RUNNING`).
+        """
         header = trajectory.model_dump_json(exclude={"calls", "tool_calls"}).encode()
         row = (
             *(trajectory.id, trajectory.run_id, trajectory.group_id, trajectory.thread_id, trajectory.status.value),
@@ -185,12 +243,14 @@ class StoreJournal:
             cursor.execute(
                 "INSERT INTO trajectories (id, run_id, group_id, thread_id, status, started_at, origin, record) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?) "
-                "ON CONFLICT (id) DO UPDATE SET status = excluded.status, record = excluded.record",
-                row,
+                "ON CONFLICT (id) DO UPDATE SET status = excluded.status, record = excluded.record "
+                "WHERE trajectories.status = ? OR excluded.status = ? RETURNING 1",
+                (*row, RunStatus.RUNNING.value, RunStatus.RUNNING.value),
             )
-            describe_thread(cursor, trajectory)
+            if cursor.fetchone() is not None:
+                describe_thread(cursor, trajectory)
 
-        self._database.write(write)
+        self._database.write(write, trajectory.thread_id)
 
     def find_trajectory(self, trajectory_id: str) -> Trajectory | None:
         """A trajectory with its calls, by its id or by its thread's."""
@@ -207,32 +267,60 @@ class StoreJournal:
         return found
 
     def trajectories(
-        self, *, run_id: str | None = None, group_id: str | None = None, status: RunStatus | None = None
+        self,
+        *,
+        run_id: str | None = None,
+        group_id: str | None = None,
+        status: RunStatus | None = None,
+        on_damage: OnDamage | None = None,
     ) -> Iterator[Trajectory]:
-        """Trajectories with their calls, in the order in which they were begun."""
+        """Trajectories with their calls, in the order in which they were begun.
+
+        `on_damage`: told of one that cannot be read, and the others follow; None raises `StoreError`.
+        """
         wanted = {"run_id": run_id, "group_id": group_id, "status": status.value if status else None}
         given = {name: value for name, value in wanted.items() if value is not None}
-        return self._trajectories(" AND ".join(f"{name} = ?" for name in given) or "1 = 1", tuple(given.values()))
+        where = " AND ".join(f"{name} = ?" for name in given) or "1 = 1"
+        return self._trajectories(where, tuple(given.values()), on_damage)
 
     def forks_of(self, trajectory_id: str) -> list[Trajectory]:
         """The trajectories that were forked from one, in the order in which they were begun."""
         return list(self._trajectories("origin = ?", (trajectory_id,)))
 
-    def _trajectories(self, where: str, values: Sequence[Any]) -> Iterator[Trajectory]:
-        for header in self.headers(where, values):
-            calls = self._calls("c.thread_id = ?", (header.thread_id,))
-            tool_calls = self._tool_calls("thread_id = ?", (header.thread_id,))
-            if header.forked_from is not None:
-                inherited_calls, inherited_tools = self._inherited(header)
-                calls, tool_calls = inherited_calls + calls, inherited_tools + tool_calls
+    def _trajectories(
+        self, where: str, values: Sequence[Any], on_damage: OnDamage | None = None
+    ) -> Iterator[Trajectory]:
+        for header in self.headers(where, values, on_damage):
+            try:
+                calls = self._calls("c.thread_id = ?", (header.thread_id,))
+                tool_calls = self._tool_calls("thread_id = ?", (header.thread_id,))
+                if header.forked_from is not None:
+                    inherited_calls, inherited_tools = self._inherited(header)
+                    calls, tool_calls = inherited_calls + calls, inherited_tools + tool_calls
+            except StoreError as error:
+                if on_damage is None:
+                    raise
+                on_damage(header.id, error)
+                continue
             yield header.model_copy(update={"calls": tuple(calls), "tool_calls": tuple(tool_calls)})
 
-    def headers(self, where: str = "1 = 1", values: Sequence[Any] = ()) -> list[Trajectory]:
-        """Trajectories without their calls."""
+    def headers(
+        self, where: str = "1 = 1", values: Sequence[Any] = (), on_damage: OnDamage | None = None
+    ) -> list[Trajectory]:
+        """Trajectories without their calls. `on_damage`: as for `trajectories`."""
         with self._database.read() as cursor:
             query = f"SELECT id, record FROM trajectories WHERE {where} ORDER BY seq"
             rows = cursor.execute(query, values).fetchall()
-        return [Trajectory.model_validate_json(self._cipher.open(record, "trajectory", id_)) for id_, record in rows]
+        found: list[Trajectory] = []
+        for id_, record in rows:
+            try:
+                with reading("trajectory", id_):
+                    found.append(Trajectory.model_validate_json(self._cipher.open(record, "trajectory", id_)))
+            except StoreError as error:
+                if on_damage is None:
+                    raise
+                on_damage(id_, error)
+        return found
 
     def _inherited(self, header: Trajectory) -> tuple[list[Call], list[ToolCall]]:
         """The calls of the lineage that a fork left, oldest first: those of the steps before the checkpoint it took."""
@@ -298,7 +386,9 @@ class StoreJournal:
         query = "SELECT trajectory_id, record FROM overlays WHERE run_id = ? ORDER BY step, seq"
         with self._database.read() as cursor:
             rows = cursor.execute(query, (run_id,)).fetchall()
-        return [
-            Overlay.model_validate_json(self._cipher.open(record, "overlay", run_id, trajectory_id))
-            for trajectory_id, record in rows
-        ]
+        found: list[Overlay] = []
+        for trajectory_id, record in rows:
+            with reading("judgement", f"{run_id} of {trajectory_id}"):
+                opened = self._cipher.open(record, "overlay", run_id, trajectory_id)
+                found.append(Overlay.model_validate_json(opened))
+        return found

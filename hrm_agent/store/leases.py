@@ -1,80 +1,171 @@
 """One run at a time on a thread: a lease in the store, kept alive by a heartbeat.
 
-A run that dies leaves its lease behind. On the same machine another process sees that the owner is gone and takes over
-at once; from another machine it has to wait until the lease has run out. A clock that differs between machines by more
-than the lease's length would break this, one that differs by less only lengthens or shortens the wait.
+A run that dies leaves its lease behind. Another process on the same machine sees that the owner is gone and takes over
+at once; where it cannot see that (another machine, another container), it has to wait until the lease has run out. A
+clock that differs between machines by more than the lease's length would break this, one that differs by less only
+lengthens or shortens the wait.
+
+Each take-over raises the lease's epoch, which every write of the owner asks for (`hrm_agent.store.fencing`). A lease
+that is given back keeps its row, with the time 0, so that whoever lost it can be told who has had it since; the row
+goes with its thread. An owner that was away is refused then too: there is no row of its, and no epoch comes twice.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
-import secrets
 import socket
 import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
-from hrm_agent.errors import RunError, StoreError
-from hrm_agent.store.database import Cursor, Database
+from hrm_agent.errors import LeaseLostError, RunError
+from hrm_agent.store.database import Cursor, Database, WriteCursor
+from hrm_agent.store.fencing import HeldLease, lost_error, readable
 
-__all__ = ["Leases", "leased"]
+__all__ = [
+    "CHAT",
+    "COMMAND",
+    "HEARTBEAT_SECONDS",
+    "LEASE_SECONDS",
+    "RUN",
+    "Lease",
+    "Leases",
+    "forget_leases",
+    "forget_unused_leases",
+    "leased",
+]
 
-_SECONDS = 30.0
-_HEARTBEAT_SECONDS = 5.0
-_RUN = "run"
+LEASE_SECONDS = 30.0
+"""How long a lease is good for without a heartbeat."""
+HEARTBEAT_SECONDS = 5.0
+RUN = "run"
+"""A graph runs on the thread."""
+CHAT = "talked on"
+"""A conversation is open on it."""
+COMMAND = "worked on"
+"""A command keeps its options, then runs it."""
+
+
+class Lease:
+    """A lease that is held. `on_lost` may be set; it is called in any thread, once."""
+
+    def __init__(self) -> None:
+        self.error: LeaseLostError | None = None
+        """Why it is not held any more; None while it is."""
+        self._on_lost: Callable[[], object] = lambda: None
+
+    def lose(self, error: LeaseLostError) -> None:
+        self.error = error
+        self._on_lost()
+
+    @asynccontextmanager
+    async def stops_when_lost(self) -> AsyncGenerator[None]:
+        """Cancels what runs inside the block when the lease is lost, and raises `LeaseLostError` in its place."""
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+        cancelling, stopped = task.cancelling(), False
+
+        def stop() -> None:
+            nonlocal stopped
+            if not (stopped or over):
+                stopped = True
+                task.cancel()
+
+        def stop_from_any_thread() -> None:
+            with suppress(RuntimeError):  # the loop was just closed
+                loop.call_soon_threadsafe(stop)
+
+        over = False
+        self._on_lost = stop_from_any_thread
+        try:
+            if self.error is not None:
+                raise self.error
+            yield
+        except asyncio.CancelledError:
+            if stopped and task.cancelling() - 1 <= cancelling and self.error is not None:
+                raise self.error from None
+            raise
+        finally:
+            over = True
+            self._on_lost = lambda: None
+            if stopped:
+                task.uncancel()
 
 
 class Leases:
     """The leases that this process holds on threads of one store."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        self._database, self._fence = database, database.fence
         self._held: set[str] = set()
-        self._owner = secrets.token_hex(8)
+        self._epoch = 0
+        """The highest that this owner has had, of any lease."""
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._heart: threading.Thread | None = None
 
     @contextmanager
-    def hold(self, thread_id: str, doing: str = _RUN) -> Generator[None]:
+    def hold(self, thread_id: str, doing: str = RUN) -> Generator[Lease]:
         """Hold the lease of a thread inside the block. Raises `RunError` if somebody else does.
 
-        `doing`: in words, what it is held for. Each has a lease of its own: who talks on a thread holds one for as long
-        as the conversation is open, and another while a turn of it is run.
+        `doing`: what it is held for (`RUN`, `CHAT`, `COMMAND`). Each has a lease of its own: who talks on a thread
+        holds one for as long as the conversation is open, and another while a turn of it is run.
         """
-        key = thread_id if doing == _RUN else f"{thread_id} {doing}"
+        key = _key(thread_id, doing)
         with self._lock:
             if key in self._held:
                 raise _taken(thread_id, doing, "this process")
             self._held.add(key)
+        lease, held = Lease(), None
         try:
-            self._database.write(lambda cursor: self._acquire(cursor, key, thread_id, doing))
+            epoch = self._database.write(lambda cursor: self._acquire(cursor, key, thread_id, doing))
+            held = HeldLease(key, epoch)
+            self._fence.add(thread_id, held, lease.lose)
             self._beat()
-            yield
+            yield lease
         finally:
-            with self._lock:
-                self._held.discard(key)
-            self._database.defer(lambda cursor: self._release(cursor, key))
+            if held is not None:
+                self._fence.remove(thread_id, held)
+            try:  # before this process may take it again
+                self._database.defer(lambda cursor: self._release(cursor, key, held))
+            finally:
+                with self._lock:
+                    self._held.discard(key)
 
-    def _acquire(self, cursor: Cursor, key: str, thread_id: str, doing: str) -> None:
-        row = cursor.execute("SELECT owner, process, expires_at FROM leases WHERE thread_id = ?", (key,)).fetchone()
-        owner, process, expires_at = (str(row[0]), str(row[1]), float(row[2])) if row else (self._owner, "", 0.0)
-        if owner != self._owner and expires_at > time.time() and not _is_gone(process):
-            raise _taken(thread_id, doing, f"process {_readable(process)}")
+    def _acquire(self, cursor: Cursor, key: str, thread_id: str, doing: str) -> int:
+        owner, now = self._fence.owner, time.time()
+        query = "SELECT owner, process, expires_at, epoch FROM leases WHERE thread_id = ?"
+        row = cursor.execute(query, (key,)).fetchone() or (owner, "", 0.0, 0)
+        if row[0] != owner and float(row[2]) > now and not _is_gone(str(row[1])):
+            raise _taken(thread_id, doing, f"process {readable(str(row[1]))}")
+        if row[0] != owner and float(row[2]) > 0:
+            self._database.end_writes_of(cursor, str(row[0]))
+        # Higher than any that we have had, also where the row was deleted since: what we lost is not had again by it.
+        epoch = max(int(row[3]), self._epoch) + 1
         # On a server another transaction may have taken it since it was looked at: only what was seen is taken over.
         cursor.execute(
-            "INSERT INTO leases (thread_id, owner, process, expires_at) VALUES (?, ?, ?, ?) ON CONFLICT (thread_id) "
-            "DO UPDATE SET owner = excluded.owner, process = excluded.process, expires_at = excluded.expires_at "
-            "WHERE leases.owner = ? RETURNING 1",
-            (key, self._owner, _this_process(), time.time() + _SECONDS, owner),
+            "INSERT INTO leases (thread_id, owner, process, expires_at, epoch) VALUES (?, ?, ?, ?, ?) "
+            "ON CONFLICT (thread_id) DO UPDATE SET owner = excluded.owner, process = excluded.process, "
+            "expires_at = excluded.expires_at, epoch = excluded.epoch "
+            "WHERE leases.owner = ? AND leases.epoch = ? RETURNING epoch",
+            (key, owner, _this_process(), now + LEASE_SECONDS, epoch, row[0], row[3]),
         )
-        if cursor.fetchone() is None:
+        taken = cursor.fetchone()
+        if taken is None:
             raise _taken(thread_id, doing, "another process")
+        self._epoch = max(epoch, self._epoch)
+        return int(taken[0])
 
-    def _release(self, cursor: Cursor, key: str) -> None:
-        cursor.execute("DELETE FROM leases WHERE thread_id = ? AND owner = ?", (key, self._owner))
+    def _release(self, cursor: Cursor, key: str, held: HeldLease | None) -> None:
+        """Give back what was held; with None, what may have been taken by a commit whose answer was lost."""
+        query, values = "UPDATE leases SET expires_at = 0 WHERE thread_id = ? AND owner = ?", (key, self._fence.owner)
+        if held is None:
+            cursor.execute(query, values)
+        else:
+            cursor.execute(f"{query} AND epoch = ?", (*values, held.epoch))
 
     def _beat(self) -> None:
         """Start the heartbeat, once; it ends with the store, or with the process."""
@@ -84,15 +175,25 @@ class Leases:
                 self._heart.start()
 
     def _keep(self) -> None:
-        while not self._stop.wait(_HEARTBEAT_SECONDS):
-            if self._held:
-                expires = time.time() + _SECONDS
-                with suppress(StoreError):  # tried again at the next beat
-                    self._database.write(
-                        lambda cursor, expires=expires: cursor.execute(
-                            "UPDATE leases SET expires_at = ? WHERE owner = ?", (expires, self._owner)
-                        )
-                    )
+        while not self._stop.wait(HEARTBEAT_SECONDS):
+            with suppress(Exception):  # tried again at the next beat, also where other work of the commit failed
+                self.renew()
+
+    def renew(self) -> None:
+        """Prolong all that are held, and stop those who hold what was lost."""
+        if held := self._fence.held:
+            for error in self._database.write(lambda cursor: self._renew(cursor, held)):
+                self._fence.lose(error)
+
+    def _renew(self, cursor: WriteCursor, held: dict[HeldLease, str]) -> list[LeaseLostError]:
+        """What is to be said of those that were lost."""
+        cursor.execute(
+            "UPDATE leases SET expires_at = ? WHERE owner = ? AND expires_at > 0 RETURNING thread_id, epoch",
+            (time.time() + LEASE_SECONDS, self._fence.owner),
+        )
+        ours = {HeldLease(str(key), int(epoch)) for key, epoch in cursor.fetchall()}
+        given_back = held.keys() - self._fence.held.keys()
+        return [lost_error(cursor, held[lease], lease) for lease in held.keys() - ours - given_back]
 
     def close(self) -> None:
         self._stop.set()
@@ -100,10 +201,30 @@ class Leases:
             self._heart.join()
 
 
+def _key(thread_id: str, doing: str) -> str:
+    return thread_id if doing == RUN else f"{thread_id} {doing}"
+
+
 def leased(cursor: Cursor) -> set[str]:
     """The threads that a live process, this one included, is running."""
     found = cursor.execute("SELECT thread_id, process FROM leases WHERE expires_at > ?", (time.time(),)).fetchall()
     return {str(thread_id) for thread_id, process in found if not _is_gone(str(process))}
+
+
+def forget_leases(cursor: Cursor, thread_id: str, *, given_back: bool = False) -> None:
+    """Delete the leases of a thread that is deleted; with `given_back` not those that are held."""
+    but = " AND expires_at = 0" if given_back else ""
+    for doing in (RUN, CHAT, COMMAND):
+        cursor.execute(f"DELETE FROM leases WHERE thread_id = ?{but}", (_key(thread_id, doing),))
+
+
+def forget_unused_leases(cursor: Cursor) -> None:
+    """Delete released leases of threads that do not exist."""
+    threads = [str(row[0]) for row in cursor.execute("SELECT id FROM threads").fetchall()]
+    used = {_key(thread_id, doing) for thread_id in threads for doing in (RUN, CHAT, COMMAND)}
+    given_back = cursor.execute("SELECT thread_id FROM leases WHERE expires_at = 0").fetchall()
+    for key in {str(row[0]) for row in given_back} - used:  # one may be taken meanwhile
+        cursor.execute("DELETE FROM leases WHERE thread_id = ? AND expires_at = 0", (key,))
 
 
 def _taken(thread_id: str, doing: str, by: str) -> RunError:
@@ -114,25 +235,37 @@ def _taken(thread_id: str, doing: str, by: str) -> RunError:
 
 
 def _this_process() -> str:
-    return f"{socket.gethostname()}/{os.getpid()}/{_started(os.getpid())}"
-
-
-def _readable(process: str) -> str:
-    host, _, rest = process.partition("/")
-    return f"{rest.partition('/')[0]} on {host}"
+    """Host, number, start, and what the number means something in: this boot of the kernel, this PID namespace."""
+    return "/".join((socket.gethostname(), str(os.getpid()), _started("self"), *_processes_of()))
 
 
 def _is_gone(process: str) -> bool:
-    """True if a process of this machine does not live any more, its number given to another included."""
-    host, _, rest = process.partition("/")
-    number, _, started = rest.partition("/")
-    return host == socket.gethostname() and _started(int(number)) != started
+    """True if a process does not live any more, its number given to another included.
+
+    Numbers of processes are compared only within one boot of the kernel and one PID namespace: two containers may have
+    one host name. Of others nothing can be seen, and only time decides.
+    """
+    _, number, started, *place = [*process.split("/"), "", "", ""][:5]
+    if not number.isdecimal() or not started or tuple(place) != _processes_of() or "" in place:
+        return False
+    return _started(number) != started
 
 
-def _started(process: int) -> str:
+def _processes_of() -> tuple[str, str]:
+    """The boot of the kernel, and the PID namespace; empty where it cannot be told what `/proc` shows."""
+    try:
+        if str(Path("/proc/self").readlink()) != str(os.getpid()):  # of another namespace than ours
+            return "", ""
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return boot, str(Path("/proc/self/ns/pid").stat().st_ino)
+    except OSError:
+        return "", ""
+
+
+def _started(process: str) -> str:
     """When a process was started, as Linux counts it; empty if there is none."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
-        return "" if Path("/proc/self/stat").exists() else "unknown"
+        return ""
     return "" if fields[0] in "ZX" else fields[19]

@@ -1,48 +1,43 @@
-"""Care of a store: what is in it, whether it is sound, and what may go.
+"""Care of a store: what is in it, and what may go. Whether it is sound says `hrm_agent.store.verification`.
 
 Deleting threads removes their rows; the values that nothing names any more are collected afterwards, by marking what
-checkpoints and writes still refer to. Whoever writes at the same time waits, or finds another epoch and hands its
-values in again (`hrm_agent.store.blobs`). What a training run has judged is kept unless it is named: its overlays refer
-to it. So is what a kept run was forked from.
+checkpoints, writes and the requests of model calls still refer to. Whoever writes at the same time waits, or finds
+another epoch and hands its values in again (`hrm_agent.store.blobs`). What a training run has judged is kept unless it
+is named: its overlays refer to it. So is what a kept run was forked from.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-import ormsgpack
-from pydantic import ValidationError
-
-from hrm_agent.errors import HrmError, StoreError
-from hrm_agent.store.checkpoint_codec import read_manifest
+from hrm_agent.errors import StoreError
 from hrm_agent.store.content_addressed import references
 from hrm_agent.store.database import Cursor, placeholders
-from hrm_agent.store.hashing import LIST, hash_of
-from hrm_agent.store.leases import leased
+from hrm_agent.store.hashing import LIST
+from hrm_agent.store.leases import forget_leases, forget_unused_leases, leased
 from hrm_agent.store.run_store import RunStore
-from hrm_agent.store.serializer import RefusedValue
+from hrm_agent.store.scan import UNREADABLE, stored_references
 from hrm_agent.store.threads import delete_threads
+from hrm_agent.store.verification import verify
 from hrm_agent.trajectory import RunStatus, Trajectory
-from hrm_agent.trajectory.lint import lint
 
 __all__ = ["Pruned", "Stats", "collect_values", "delete_runs", "prune", "stats", "verify"]
 
 _AT_ONCE = 500
-_UNREADABLE = (HrmError, RefusedValue, ValueError, TypeError, LookupError)
-"""What reading a damaged row comes to."""
 _BYTES = {
     "values": ("blobs", ("data",)),
     "checkpoints": ("checkpoints", ("manifest", "metadata")),
     "writes": ("writes", ("data",)),
     "model calls": ("calls", ("record",)),
     "tokens": ("tokens", ("token_ids", "mask", "logprobs")),
+    "requests": ("requests", ("data",)),
     "tool calls": ("tool_calls", ("record",)),
     "trajectories": ("trajectories", ("record",)),
     "overlays": ("overlays", ("record",)),
+    "options": ("options", ("record",)),
 }
 """Kind -> its table and the columns that hold its contents."""
 
@@ -91,109 +86,6 @@ def stats(store: RunStore) -> Stats:
     return Stats(rows, sizes, store.database.size(), len(store.threads()), by_status)
 
 
-def verify(store: RunStore) -> Iterator[str]:
-    """What is wrong with a store, in words; nothing if it is sound.
-
-    The database's own check, every value against its hash, every reference of checkpoints, writes and calls, and the
-    invariants of every trajectory that has ended.
-    """
-    yield from store.database.problems()
-    known: set[bytes] = set()
-    with store.database.read() as cursor:
-        yield from _values(store, cursor, known)
-        for where, found in _references(store, cursor):
-            if found is None:
-                yield where
-            elif lost := [hash_ for hash_ in found if hash_ not in known]:
-                yield f"{where}: names the value {lost[0].hex()}, which is not in the store"
-        yield from _dangling(cursor)
-    yield from _trajectories(store)
-
-
-def _values(store: RunStore, cursor: Cursor, known: set[bytes]) -> Iterator[str]:
-    nested: list[tuple[bytes, bytes]] = []
-    for hash_, kind, data in _rows(cursor, "SELECT seq, hash, kind, data FROM blobs"):
-        name = bytes(hash_)
-        known.add(name)
-        try:
-            opened = store.cipher.open(data, "blob", name)
-            held = references(int(kind), opened)
-        except _UNREADABLE as error:
-            yield f"value {name.hex()}: {error}"
-            continue
-        if hash_of(int(kind), opened, store.cipher.hash_key) != name:
-            yield f"value {name.hex()}: its bytes do not have this hash"
-        nested.extend((name, child) for child in held)
-    yield from (
-        f"value {name.hex()}: names {child.hex()}, which is lost" for name, child in nested if child not in known
-    )
-
-
-def _rows(cursor: Cursor, query: str) -> Iterator[Sequence[Any]]:
-    """Rows of a table whose first column is `seq`, some at a time."""
-    last = -1
-    while found := cursor.execute(f"{query} WHERE seq > ? ORDER BY seq LIMIT {_AT_ONCE}", (last,)).fetchall():
-        last = int(found[-1][0])
-        yield from (row[1:] for row in found)
-
-
-def _references(store: RunStore, cursor: Cursor) -> Iterator[tuple[str, list[bytes] | None]]:
-    """Where values are named: of each checkpoint and each task's writes, the hashes; None if it cannot be read."""
-    cipher = store.cipher
-    for thread, ns, id_, manifest in _rows(cursor, "SELECT seq, thread_id, ns, id, manifest FROM checkpoints"):
-        where = f"thread {thread!r}, checkpoint {id_}"
-        try:
-            _, channels = read_manifest(cipher.open(manifest, thread, ns, id_))
-            yield where, [hash_ for _, ref in channels.values() if ref is not None for hash_ in _named(ref)]
-        except _UNREADABLE as error:
-            yield f"{where}: cannot be read ({error})", None
-    query = "SELECT thread_id, ns, checkpoint_id, task_id, slot, data FROM writes"
-    for *place, slot, data in cursor.execute(query).fetchall():
-        where = f"thread {place[0]!r}, checkpoint {place[2]}, writes of task {place[3]}"
-        try:
-            held = ormsgpack.unpackb(cipher.open(data, *place, str(slot)))
-            yield where, [hash_ for _, _, ref in held for hash_ in _named(ref)]
-        except _UNREADABLE as error:
-            yield f"{where}: cannot be read ({error})", None
-
-
-def _named(reference: Any) -> list[bytes]:
-    return [reference] if isinstance(reference, bytes) else references(int(reference[0]), reference[1])
-
-
-def _dangling(cursor: Cursor) -> Iterator[str]:
-    """Rows that refer to rows that are not there.
-
-    A run does not wait for a checkpoint to be stored before it goes on: where it is killed or refused, its tasks may
-    have written to one that never was. Lost is one that another names as its parent.
-    """
-    checks = {
-        "model call {}: has no tokens": "SELECT id FROM calls WHERE id NOT IN (SELECT call_id FROM tokens)",
-        "tokens of {}: have no model call": "SELECT call_id FROM tokens WHERE call_id NOT IN (SELECT id FROM calls)",
-        "model call {}: its parent is lost": "SELECT id FROM calls WHERE parent NOT IN (SELECT id FROM calls)",
-        "writes of thread {}: their checkpoint is lost": (
-            "SELECT DISTINCT w.thread_id FROM writes w LEFT JOIN checkpoints c ON c.thread_id = w.thread_id "
-            "AND c.ns = w.ns AND c.id = w.checkpoint_id WHERE c.id IS NULL AND EXISTS (SELECT 1 FROM checkpoints n "
-            "WHERE n.thread_id = w.thread_id AND n.ns = w.ns AND n.parent_id = w.checkpoint_id)"
-        ),
-    }
-    for words, query in checks.items():
-        yield from (words.format(row[0]) for row in cursor.execute(query).fetchall())
-
-
-def _trajectories(store: RunStore) -> Iterator[str]:
-    with store.database.read() as cursor:
-        ids = [str(row[0]) for row in cursor.execute("SELECT id FROM trajectories ORDER BY seq").fetchall()]
-    for id_ in ids:
-        try:
-            found = store.journal.find_trajectory(id_)
-        except (HrmError, ValidationError) as error:
-            yield f"trajectory {id_}: cannot be read ({' '.join(str(error).split())})"
-            continue
-        if found is not None and found.status is not RunStatus.RUNNING:
-            yield from (f"trajectory {id_}: {finding}" for finding in lint(found))
-
-
 # what may go
 
 
@@ -210,26 +102,32 @@ def prune(
     A run that is still under way stays, as does what a training run judged (`keep_trained`), and what a run that stays
     was forked from.
     """
-    headers = store.journal.headers()
+    damaged: list[str] = []
+    headers = store.journal.headers(on_damage=lambda id_, _: damaged.append(id_))
     before = time.time() - older_than_seconds if older_than_seconds is not None else None
-    due = [h for h in headers if _is_due(h, before, status)]
-    kept: dict[str, int] = {}
-    if keep_trained:
-        judged = _judged(store)
-        kept["judged by a training run"] = sum(h.id in judged for h in due)
-        due = [h for h in due if h.id not in judged]
-    running = store.database.read_once(leased)
-    kept["being run"] = sum(h.thread_id in running for h in due)
-    due = [h for h in due if h.thread_id not in running]
-    leaving = {h.id for h in due}
-    needed = _origins((h for h in headers if h.id not in leaving), {h.id: h for h in headers})
-    kept["a run that stays was forked from them"] = sum(h.id in needed for h in due)
-    due = [h for h in due if h.id not in needed]
-    freed = 0
-    if due and not dry_run:
-        _delete(store, due)
-        freed = collect_values(store)
-    return Pruned(tuple(h.thread_id for h in due), {why: count for why, count in kept.items() if count}, freed)
+    old = [h for h in headers if _is_due(h, before, status)]
+
+    def choose(cursor: Cursor) -> Pruned:
+        due, kept = old, {"cannot be read: `hrm-agent store verify`": len(damaged)}
+        if keep_trained:
+            judged = _judged(cursor)
+            kept["judged by a training run"] = sum(h.id in judged for h in due)
+            due = [h for h in due if h.id not in judged]
+        running = leased(cursor)
+        kept["being run"] = sum(h.thread_id in running for h in due)
+        due = [h for h in due if h.thread_id not in running]
+        needed = _origins(cursor, {h.id for h in due})
+        kept["a run that stays was forked from them"] = sum(h.id in needed for h in due)
+        due = [h for h in due if h.id not in needed]
+        if not dry_run:
+            _delete(cursor, {h.id: h.thread_id for h in due})
+            forget_unused_leases(cursor)
+        return Pruned(tuple(h.thread_id for h in due), {why: count for why, count in kept.items() if count}, 0)
+
+    if dry_run:
+        return store.database.read_once(choose)
+    pruned = store.database.write(choose)  # a run may have been resumed since it was looked at
+    return replace(pruned, freed=collect_values(store)) if pruned.thread_ids else pruned
 
 
 def _is_due(header: Trajectory, before: float | None, status: Sequence[RunStatus]) -> bool:
@@ -239,21 +137,19 @@ def _is_due(header: Trajectory, before: float | None, status: Sequence[RunStatus
     return old and (not status or header.status in status)
 
 
-def _judged(store: RunStore) -> set[str]:
-    with store.database.read() as cursor:
-        return {str(row[0]) for row in cursor.execute("SELECT DISTINCT trajectory_id FROM overlays").fetchall()}
+def _judged(cursor: Cursor) -> set[str]:
+    return {str(row[0]) for row in cursor.execute("SELECT DISTINCT trajectory_id FROM overlays").fetchall()}
 
 
-def _origins(headers: Iterable[Trajectory], by_id: dict[str, Trajectory]) -> set[str]:
-    """Ids of all that `headers` were forked from, over any number of forks."""
+def _origins(cursor: Cursor, leaving: Iterable[str]) -> set[str]:
+    """Ids of all that the trajectories which stay were forked from, over any number of forks."""
+    origins = dict(cursor.execute("SELECT id, origin FROM trajectories").fetchall())
     found: set[str] = set()
-    for header in headers:
-        while header.forked_from is not None and header.forked_from.trajectory_id not in found:
-            found.add(header.forked_from.trajectory_id)
-            origin = by_id.get(header.forked_from.trajectory_id)
-            if origin is None:
-                break
-            header = origin
+    for id_ in origins.keys() - set(leaving):
+        origin = origins[id_]
+        while origin is not None and origin not in found:
+            found.add(origin)
+            origin = origins.get(origin)
     return found
 
 
@@ -263,9 +159,10 @@ def delete_runs(store: RunStore, thread_ids: Sequence[str]) -> int:
     Raises `StoreError` for a thread that is not there, for one that is being run, and for one that a fork which stays
     begins with.
     """
-    headers = store.journal.headers()
-    by_id = {h.id: h for h in headers}
-    due = {h.id: h for h in headers if h.thread_id in thread_ids or h.id in thread_ids}
+    with store.database.read() as cursor:  # columns only: what is damaged can be deleted too
+        rows = cursor.execute("SELECT id, thread_id, origin FROM trajectories").fetchall()
+        due = {id_: thread for id_, thread, _ in rows if thread in thread_ids or id_ in thread_ids}
+        needed = _origins(cursor, due) & due.keys()
     threads = {thread.thread_id for thread in store.threads()}
     for thread_id in thread_ids:
         if thread_id not in threads and thread_id not in due:
@@ -273,38 +170,44 @@ def delete_runs(store: RunStore, thread_ids: Sequence[str]) -> int:
                 f"There is no thread {thread_id!r} in {store.url}.",
                 f"`hrm-agent history --store {store.url}` lists what there is.",
             )
-    needed = _origins((h for h in headers if h.id not in due), by_id) & due.keys()
     if needed:
-        forks = [h.thread_id for h in headers if h.forked_from and h.forked_from.trajectory_id in needed]
+        forks = [thread for _, thread, origin in rows if origin in needed]
         raise StoreError(
-            f"Thread {due[min(needed)].thread_id!r} is what {', '.join(sorted(forks))} was forked from.",
+            f"Thread {due[min(needed)]!r} is what {', '.join(sorted(forks))} was forked from.",
             "Delete the forks too.",
         )
     bare = [thread_id for thread_id in thread_ids if thread_id in threads]
-    running = store.database.read_once(leased) & {*bare, *(h.thread_id for h in due.values())}
-    if running:
-        raise StoreError(f"Thread {min(running)!r} is being run.", "Wait for it, or end it.")
-    store.database.write(lambda cursor: delete_threads(cursor, bare))
-    _delete(store, list(due.values()))
+
+    def delete(cursor: Cursor) -> None:
+        running = leased(cursor) & {*bare, *due.values()}
+        if running:
+            raise StoreError(f"Thread {min(running)!r} is being run.", "Wait for it, or end it.")
+        delete_threads(cursor, bare)
+        for thread_id in bare:
+            forget_leases(cursor, thread_id)
+        _delete(cursor, due)
+
+    store.database.write(delete)
     return collect_values(store)
 
 
-def _delete(store: RunStore, headers: Sequence[Trajectory]) -> None:
-    def delete(cursor: Cursor) -> None:
-        delete_threads(cursor, [header.thread_id for header in headers])
-        for header in headers:
-            thread = (header.thread_id,)
-            cursor.execute("DELETE FROM tokens WHERE call_id IN (SELECT id FROM calls WHERE thread_id = ?)", thread)
-            for table in ("calls", "tool_calls", "leases", "trajectories"):
-                cursor.execute(f"DELETE FROM {table} WHERE thread_id = ?", thread)
-            cursor.execute("DELETE FROM threads WHERE id = ?", thread)
-            cursor.execute("DELETE FROM overlays WHERE trajectory_id = ?", (header.id,))
-
-    store.database.write(delete)
+def _delete(cursor: Cursor, due: Mapping[str, str]) -> None:
+    """Delete trajectories, by id and thread, with all that is on record of them."""
+    delete_threads(cursor, list(due.values()))
+    for id_, thread_id in due.items():
+        thread = (thread_id,)
+        for table in ("tokens", "requests"):
+            of_thread = "SELECT id FROM calls WHERE thread_id = ?"
+            cursor.execute(f"DELETE FROM {table} WHERE call_id IN ({of_thread})", thread)
+        for table in ("calls", "tool_calls", "options", "trajectories"):
+            cursor.execute(f"DELETE FROM {table} WHERE thread_id = ?", thread)
+        forget_leases(cursor, thread_id)
+        cursor.execute("DELETE FROM threads WHERE id = ?", thread)
+        cursor.execute("DELETE FROM overlays WHERE trajectory_id = ?", (id_,))
 
 
 def collect_values(store: RunStore) -> int:
-    """Delete the values that no checkpoint and no write names; returns how many.
+    """Delete the values that no checkpoint, no write and no request names; returns how many.
 
     Raises `StoreError` where something is damaged that may name values: they might be all that is left of it.
     """
@@ -312,7 +215,7 @@ def collect_values(store: RunStore) -> int:
     def collect(cursor: Cursor) -> int:
         marked: set[bytes] = set()
         fresh: set[bytes] = set()
-        for where, found in _references(store, cursor):
+        for where, found in stored_references(store.cipher, cursor):
             fresh.update(_sound(where, found))
         while fresh:
             marked |= fresh
@@ -352,5 +255,5 @@ def _children(store: RunStore, cursor: Cursor, hashes: set[bytes]) -> set[bytes]
 def _held(store: RunStore, hash_: bytes, kind: int, data: bytes) -> list[bytes]:
     try:
         return references(kind, store.cipher.open(data, "blob", hash_))
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         return _sound(f"value {hash_.hex()}: cannot be read ({error})", None)

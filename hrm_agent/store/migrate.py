@@ -20,6 +20,7 @@ from typing import Any
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
 from hrm_agent.errors import StoreError
+from hrm_agent.store.options import options_in
 from hrm_agent.store.run_store import RunStore
 from hrm_agent.store.serializer import RefusedValue, StrictSerializer, allowed_types
 from hrm_agent.trajectory import Call, Overlay, ToolCall, Trajectory
@@ -40,13 +41,13 @@ class Migrated:
 
 
 def migrate(source: str, target: RunStore, allow: Sequence[str] = ()) -> Migrated:
-    """Copy `source` (a SQLite file or a PostgreSQL URL) into `target`, whose threads it must not have.
+    """Copy `source` (a SQLite file or a PostgreSQL URL) into `target`, in one transaction.
 
-    Doing it again after a break goes on where it was left. Raises `StoreError` naming what cannot be read.
+    Doing it again changes nothing. Raises `StoreError` naming what cannot be read.
     """
-    with _opened(source, StrictSerializer(allowed_types(allow))) as stock:
+    with _opened(source, StrictSerializer(allowed_types(allow))) as stock, target.database.whole():
         threads, checkpoints = _checkpoints(stock, target)
-        return Migrated(threads, checkpoints, _journal(stock.query, target) if stock.journal else 0)
+        return Migrated(threads, checkpoints, _journal(stock.query, target, stock.folder) if stock.journal else 0)
 
 
 def check_source(source: str) -> None:
@@ -76,6 +77,8 @@ class _Stock:
     """Its table of pending writes."""
     journal: bool = False
     """A store of version 1, which has a journal besides."""
+    folder: Path = Path()
+    """Of such a store: options of its threads lie there."""
 
 
 @contextmanager
@@ -87,6 +90,8 @@ def _sqlite(path: Path, serializer: StrictSerializer) -> Generator[_Stock]:
         raise StoreError("Reading a SqliteSaver's database needs LangGraph's SqliteSaver.", hint) from error
     if not path.is_file():
         raise StoreError(f"There is no file {path}.", "Name a SQLite file or a PostgreSQL URL.")
+    if path.stat().st_size == 0:
+        raise StoreError(f"{path} is empty: nothing was ever stored in it.", "Name another file.")
     try:
         uri = f"{path.absolute().as_uri()}?mode=ro"
         with closing(sqlite3.connect(uri, uri=True, check_same_thread=False)) as connection:
@@ -102,7 +107,7 @@ def _sqlite(path: Path, serializer: StrictSerializer) -> Generator[_Stock]:
             def query(text: str, values: Sequence[Any]) -> list[Any]:
                 return connection.execute(text, values).fetchall()
 
-            yield _Stock(saver, query, "writes", "trajectories" in tables)
+            yield _Stock(saver, query, "writes", "trajectories" in tables, path.parent)
     except sqlite3.Error as error:
         raise StoreError(
             f"{path} cannot be read: {error}.", "Name a SQLite file that a saver or a store wrote."
@@ -160,12 +165,15 @@ def _read(saver: BaseCheckpointSaver[Any], thread_id: str) -> Iterable[Checkpoin
         ) from error
 
 
-def _journal(query: Query, target: RunStore) -> int:
-    """The journal of a version 1 store."""
+def _journal(query: Query, target: RunStore, folder: Path) -> int:
+    """The journal of a version 1 store, and the options that are kept beside it."""
     journal = target.journal
     for (record,) in query("SELECT record FROM trajectories ORDER BY rowid", ()):
         header: dict[str, Any] = json.loads(record)
-        journal.write_trajectory(Trajectory.model_validate({**header, "schema_version": 2}))
+        trajectory = Trajectory.model_validate({**header, "schema_version": 2})
+        journal.write_trajectory(trajectory)
+        if (text := options_in(folder, trajectory.id)) is not None:
+            target.options.write(trajectory.thread_id, text)
     columns = "c.record, t.token_ids, t.mask, t.logprobs FROM calls c JOIN tokens t ON t.call_id = c.id"
     for record, token_ids, mask, logprobs in query(f"SELECT {columns} ORDER BY c.seq", ()):
         tokens = {

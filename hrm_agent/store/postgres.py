@@ -21,12 +21,14 @@ from typing import Any, Self, TypeVar
 
 from hrm_agent.errors import StoreError, StoreFullError, StoreVersionError
 from hrm_agent.store.database import Committer, Cursor, Database, Work
-from hrm_agent.store.tables import STORE_VERSION, schema
+from hrm_agent.store.fencing import HeldLease, leases_of
+from hrm_agent.store.tables import STORE_VERSION, table_names
 
 try:
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
 
+    from hrm_agent.store.postgres_tables import bring_forward, is_complete, stored_version
     from hrm_agent.store.readers import Readers
 except ImportError as error:
     raise StoreError(
@@ -36,16 +38,16 @@ except ImportError as error:
 __all__ = ["PostgresDatabase"]
 
 T = TypeVar("T")
-_TYPES = {
-    "serial": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
-    "bytes": "BYTEA",
-    "integer": "BIGINT",
-    "real": "DOUBLE PRECISION",
-    "binary": 'COLLATE "C"',
-    "clustered": "",
-}
 _LOCK = 0x68726D  # "hrm": shared by writers, taken alone by whoever collects
-_BEGIN = "SELECT pg_advisory_xact_lock_shared(%s), (SELECT value FROM meta WHERE key = 'epoch')"
+_EPOCH = "SELECT value, ARRAY[]::text[] FROM meta WHERE key = 'epoch'"
+_STATE = (
+    "SELECT (SELECT value FROM meta WHERE key = 'epoch'), ARRAY(SELECT epoch || ' ' || thread_id FROM leases "
+    "WHERE owner = %s AND thread_id = ANY(%s) FOR SHARE)"
+)
+"""What a transaction begins with: the epoch of values, and which of the leases that it needs are ours. Nobody takes
+those over until it ends."""
+_WRITER = "hrm-agent "
+"""Before the owner of leases, in the name of the connection that writes under them."""
 _READERS = 4
 _PATIENCE_SECONDS = 60.0
 """How long a server that is gone is waited for."""
@@ -112,7 +114,7 @@ class PostgresDatabase(Database):
         self._conninfo = url
         self.url, self.folder = _without_password(url), Path("runs")
         try:
-            self._writer = self._connect()
+            self._writer = self._connect_writer()
         except psycopg.Error as error:
             raise self._store_error(error) from error
         self._broken = self._doubted = self._given_up = False
@@ -124,18 +126,37 @@ class PostgresDatabase(Database):
     def _connect(self) -> psycopg.Connection[Any]:
         return psycopg.connect(self._conninfo, connect_timeout=int(_ANSWER_SECONDS), autocommit=True)
 
+    def _connect_writer(self) -> psycopg.Connection[Any]:
+        connection = self._connect()
+        connection.execute("SELECT set_config('application_name', %s, false)", (_WRITER + self.fence.owner,))
+        return connection
+
+    def end_writes_of(self, cursor: Cursor, owner: str) -> None:
+        """Its session ends, and with it the transaction that it was stopped in, which holds locks."""
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = ? "
+            "AND usename = current_user AND datname = current_database() AND state <> 'idle'",
+            (_WRITER + owner,),
+        )
+
     def _prepare(self, create: bool) -> None:
-        """Make the tables in a new database; refuse one of another version. Two processes may do so at once."""
+        """Make the tables in a new database; refuse one of another version. Two processes may do so at once.
+
+        Where nothing is to be made, no lock is asked for: a process that was stopped in a transaction holds it shared,
+        and behind one that waits for it alone all writers would wait.
+        """
         try:
             with self._writer.transaction(), self._writer.cursor() as cursor:
-                cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
-                if cursor.execute("SELECT to_regclass('trajectories')").fetchone() == (None,):
-                    if not create:
-                        raise StoreError(f"There is no store at {self.url}.", "`hrm-agent run TASK` makes one.")
-                    for statement in schema(**_TYPES):
-                        cursor.execute(statement.encode())
-                    cursor.execute("INSERT INTO meta (key, value) VALUES ('version', %s)", (str(STORE_VERSION),))
-                version = int((cursor.execute("SELECT value FROM meta WHERE key = 'version'").fetchone() or (0,))[0])
+                version = stored_version(cursor)
+                is_ready = bool(version) and (
+                    version > STORE_VERSION or (version == STORE_VERSION and is_complete(cursor))
+                )
+            if version is None and not create:
+                raise StoreError(f"There is no store at {self.url}.", "`hrm-agent run TASK` makes one.")
+            if version is None or not is_ready:
+                with self._writer.transaction(), self._writer.cursor() as cursor:
+                    cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+                    version = bring_forward(cursor)  # which looks again: another process may have done it
         except psycopg.Error as error:
             raise self._store_error(error) from error
         if version > STORE_VERSION:
@@ -148,19 +169,30 @@ class PostgresDatabase(Database):
         return self._committer.submit(work)
 
     def _transact(self, works: Sequence[Work[Any]]) -> list[Any]:
+        needed = leases_of(works)
+        if self._whole:
+            return self._part_of_whole(works)
+
         def transaction() -> list[Any]:
             if self._broken or (self._doubted and not _answers(self._writer)):
                 with suppress(psycopg.Error):
                     self._writer.close()
-                self._writer = self._connect()
+                self._writer = self._connect_writer()
             self._broken = self._doubted = False
             try:
                 with self._writer.pipeline(), self._writer.cursor() as cursor:
                     self.transaction += 1
                     self.heads = {}
                     cursor.execute("BEGIN")
-                    cursor.execute(_BEGIN, (_LOCK,))
-                    self.epoch = str((cursor.fetchone() or ("", ""))[1])
+                    cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", (_LOCK,))
+                    # A statement of its own: it sees what was committed before the lock was had, not before it was
+                    # asked for.
+                    if needed:
+                        cursor.execute(_STATE, (self.fence.owner, [lease.key for lease in needed]))
+                    else:
+                        cursor.execute(_EPOCH)
+                    self.epoch, ours = cursor.fetchone() or ("", [])
+                    self.fence.valid = {_lease(text) for text in ours}
                     results = [work(_PostgresCursor(cursor)) for work in works]
                     cursor.execute("COMMIT")
             except BaseException as error:
@@ -174,6 +206,24 @@ class PostgresDatabase(Database):
             return results
 
         return self._patiently(transaction)
+
+    def _part_of_whole(self, works: Sequence[Work[Any]]) -> list[Any]:
+        self.transaction += 1
+        with self._writer.pipeline(), self._writer.cursor() as cursor:
+            return [work(_PostgresCursor(cursor)) for work in works]
+
+    @contextmanager
+    def _one_transaction(self) -> Generator[None]:
+        try:
+            with self._writer.transaction(), self._writer.cursor() as cursor:
+                cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", (_LOCK,))
+                self.heads = {}
+                yield
+        except psycopg.Error as error:
+            self._broken = isinstance(error, _LOST)
+            raise self._store_error(error) from error
+        finally:
+            self.heads = {}
 
     def _doubt_all(self) -> None:
         """Where one connection was lost, all may be: who reads next connects, who writes next asks first."""
@@ -257,7 +307,7 @@ class PostgresDatabase(Database):
 
     def size(self) -> int:
         query = "SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class WHERE relkind = 'r' AND relname IN "
-        names = [statement.split()[5] for statement in schema(**_TYPES) if statement.startswith("CREATE TABLE")]
+        names = table_names()
         with self.read() as cursor:
             found = cursor.execute(f"{query} ({', '.join('?' * len(names))})", names).fetchone()
         return int(found[0])
@@ -266,9 +316,8 @@ class PostgresDatabase(Database):
         self.flush()
         try:
             with psycopg.connect(self._conninfo, autocommit=True) as connection:
-                for statement in schema(**_TYPES):
-                    if statement.startswith("CREATE TABLE"):
-                        connection.execute(f"VACUUM FULL {statement.split()[5]}".encode())
+                for table in table_names():
+                    connection.execute(f"VACUUM FULL {table}".encode())
         except psycopg.Error as error:
             raise self._store_error(error) from error
 
@@ -296,6 +345,11 @@ class PostgresDatabase(Database):
             f"The store {self.url} cannot be used: {_words(error)}.",
             "Check that the server runs and that the URL is right.",
         )
+
+
+def _lease(text: str) -> HeldLease:
+    epoch, _, key = text.partition(" ")
+    return HeldLease(key, int(epoch))
 
 
 def _answers(connection: psycopg.Connection[Any]) -> bool:

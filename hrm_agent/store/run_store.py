@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 from urllib.parse import parse_qsl
 
 import ormsgpack
@@ -18,15 +18,17 @@ from hrm_agent.errors import ConfigError, StoreError
 from hrm_agent.store.cipher import Cipher, cipher_of
 from hrm_agent.store.database import Cursor, Database
 from hrm_agent.store.journal import StoreJournal
-from hrm_agent.store.leases import Leases
+from hrm_agent.store.leases import RUN, Lease, Leases
+from hrm_agent.store.options import ThreadOptions
 from hrm_agent.store.sqlite import SqliteDatabase
 from hrm_agent.store.threads import copy_rows, lineage, touch_thread
 
 if TYPE_CHECKING:
     from hrm_agent.store.blobs import Blobs
+    from hrm_agent.store.requests import RequestStore
     from hrm_agent.store.saver import StoreSaver
 
-__all__ = ["STORE_POINTER", "RunStore", "ThreadInfo", "open_store"]
+__all__ = ["STORE_POINTER", "RunStore", "ThreadInfo", "file_of", "open_store"]
 
 STORE_POINTER = "store.url"
 """File in a run's folder that names its store, where that lies elsewhere."""
@@ -55,7 +57,8 @@ class RunStore:
     def __init__(self, database: Database, cipher: Cipher, allow: Sequence[str] = ()) -> None:
         self.database, self.cipher = database, cipher
         _check_key(database, cipher)
-        self.journal = StoreJournal(database, cipher)
+        self.journal = StoreJournal(database, cipher, self._requests)
+        self.options = ThreadOptions(database, cipher)
         self._leases = Leases(database)
         self._allow = allow
         self._checkpointer: StoreSaver | None = None
@@ -73,6 +76,13 @@ class RunStore:
                 blobs = Blobs(self.database, self.cipher)
                 self._checkpointer = StoreSaver(self.database, blobs, allowed_types(self._allow))
             return self._checkpointer
+
+    def _requests(self) -> RequestStore:
+        """Requests share the checkpoints' values, and what this process knows of them."""
+        from hrm_agent.store.requests import RequestStore
+        from hrm_agent.store.serializer import StrictSerializer
+
+        return RequestStore(self.blobs, cast(StrictSerializer, self.checkpointer.serde))
 
     @property
     def blobs(self) -> Blobs:
@@ -96,8 +106,11 @@ class RunStore:
             raise StoreError(f"{self.url} is not a file.", "Use a SQLite store: sqlite:///PATH.")
         return self.database.path
 
-    def lease(self, thread_id: str, doing: str = "run") -> AbstractContextManager[None]:
-        """Hold a thread while a run is on it, or something else is done with it. Raises `RunError` where another is."""
+    def lease(self, thread_id: str, doing: str = RUN) -> AbstractContextManager[Lease]:
+        """Hold a thread while a run is on it, or something else is done with it. Raises `RunError` where another is.
+
+        Inside the block, writes to the thread raise `LeaseLostError` once another process has taken it over.
+        """
         return self._leases.hold(thread_id, doing)
 
     def fork_thread(self, source: str, target: str, checkpoint_id: str) -> None:
@@ -171,13 +184,28 @@ def _open_database(where: str, *, create: bool) -> Database:
             f"{where!r} is not a store that this version can open.",
             "Use a path, sqlite:///PATH or postgresql://HOST/DATABASE.",
         )
-    text, _, options = rest[1:].partition("?") if separator else (where, "", "")
-    path, given = Path(text), dict(parse_qsl(options))
+    path, given = _path_of(where)
     if (pointer := path / STORE_POINTER).is_file():
         return _open_database(pointer.read_text(encoding="utf-8").strip(), create=create)
     if unknown := given.keys() - {"level"}:
         raise ConfigError(f"A SQLite store has no option {min(unknown)!r}.", "Its options: level=process|power.")
     return SqliteDatabase(path / "store.db" if path.is_dir() else path, create=create, **given)
+
+
+def _path_of(where: str) -> tuple[Path, dict[str, str]]:
+    """Path and options of a SQLite store."""
+    text, _, options = where.removeprefix("sqlite:///").partition("?") if "://" in where else (where, "", "")
+    return Path(text), dict(parse_qsl(options))
+
+
+def file_of(where: str) -> Path | None:
+    """The file that a store at `where` is, or would be; None for a server's, or a folder that names another store."""
+    if "://" in where and not where.startswith("sqlite:///"):
+        return None
+    path, _ = _path_of(where)
+    if (path / STORE_POINTER).is_file():
+        return None
+    return path / "store.db" if path.is_dir() else path
 
 
 _SEALED = b"hrm-agent store"

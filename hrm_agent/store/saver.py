@@ -26,7 +26,7 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.pregel import Pregel
 
-from hrm_agent.errors import RunError, StoreError
+from hrm_agent.errors import StoreError
 from hrm_agent.langgraph_format import collect_declared_types
 from hrm_agent.store.blobs import Blobs
 from hrm_agent.store.checkpoint_codec import (
@@ -43,8 +43,9 @@ from hrm_agent.store.checkpoint_codec import (
 from hrm_agent.store.checkpoint_reader import ROW, CheckpointRow, StoreSnapshot
 from hrm_agent.store.content_addressed import ValueWriter
 from hrm_agent.store.database import Cursor, Database, committed
+from hrm_agent.store.newest import refuse_set_back_clock, refuse_stranger
 from hrm_agent.store.serializer import StrictSerializer, declared_types
-from hrm_agent.store.threads import copy_rows, delete_threads, head_of, keep_newest, touch_thread
+from hrm_agent.store.threads import copy_rows, delete_threads, keep_newest, touch_thread
 
 __all__ = ["StoreSaver"]
 
@@ -80,11 +81,11 @@ class StoreSaver(BaseCheckpointSaver[Any]):
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> StoreSaver:
         clone = copy.copy(self)
-        clone.serde = self._serializer.with_msgpack_allowlist(extra_allowlist)
+        clone.serde = self.serializer.with_msgpack_allowlist(extra_allowlist)
         return clone
 
     @property
-    def _serializer(self) -> StrictSerializer:
+    def serializer(self) -> StrictSerializer:
         return cast(StrictSerializer, self.serde)
 
     # writing
@@ -119,7 +120,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         here = (place.thread_id, place.ns, checkpoint["id"])
         parent = self._parents.get((place.thread_id, place.ns, place.checkpoint_id or ""), ("", {}))
         sealed = cipher.seal(ormsgpack.packb(facts, default=str), *here, "metadata")
-        self._may_follow(place, facts)
+        self._may_follow(place, facts, checkpoint["id"])
         now, written, touched = time.time(), list[tuple[str, Channels]](), list[tuple[str, float]]()
 
         def encode(writer: ValueWriter) -> tuple[bytes, Channels]:
@@ -155,7 +156,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
                 if touched:
                     _note(self._touched, place.thread_id, touched[-1])
 
-        future = self.blobs.write(self._serializer, encode, insert)
+        future = self.blobs.write(self.serializer, encode, insert, place.thread_id)
         future.add_done_callback(committed)
         return future
 
@@ -192,8 +193,8 @@ class StoreSaver(BaseCheckpointSaver[Any]):
                 self._insert_slot(cursor, (*key, slot), task_path, given)
 
         if any(channel in WRITES_IDX_MAP for channel, _ in writes):
-            return self.blobs.write(self._serializer, encode, insert)
-        self.blobs.write_later(self._serializer, encode, insert)
+            return self.blobs.write(self.serializer, encode, insert, place.thread_id)
+        self.blobs.write_later(self.serializer, encode, insert, place.thread_id)
         return None
 
     def _insert_slot(
@@ -229,8 +230,14 @@ class StoreSaver(BaseCheckpointSaver[Any]):
 
     # one run on a thread
 
-    def _may_follow(self, place: CheckpointKey, facts: dict[str, Any]) -> None:
-        """An edit, or LangGraph's own fork, is a branch that somebody asked for: so may what follows it be."""
+    def _may_follow(self, place: CheckpointKey, facts: dict[str, Any], new: str) -> None:
+        """An edit, or LangGraph's own fork, is a branch that somebody asked for: so may what follows it be.
+
+        A subgraph writes before the graph around it does: a clock that was set back is told before that.
+        """
+        outermost = (facts.get("parents") or {}).get("")
+        if place.ns and isinstance(outermost, str) and outermost > new:
+            refuse_set_back_clock(place.thread_id, outermost)
         if facts.get("source") in ("update", "fork") and place.checkpoint_id:
             self._choose(place.thread_id, place.checkpoint_id)
 
@@ -240,15 +247,8 @@ class StoreSaver(BaseCheckpointSaver[Any]):
     def _refuse_second_run(self, cursor: Cursor, place: CheckpointKey, new: str) -> None:
         if place.ns or (place.checkpoint_id is None and place.thread_id not in self._new):
             return
-        head = head_of(self._database, cursor, place.thread_id)
         chosen = (place.thread_id, place.checkpoint_id) in self._chosen
-        if chosen or head in ("", new, place.checkpoint_id):
-            return
-        raise RunError(
-            f"Thread {place.thread_id!r} was continued by another run: its newest checkpoint is {head}, "
-            f"but this run started from {place.checkpoint_id or 'no checkpoint'}.",
-            "Run one at a time on a thread, or fork it: `hrm-agent fork --help`. Nothing was written.",
-        )
+        refuse_stranger(self._database, cursor, place, new, chosen=chosen)
 
     # reading
 
@@ -302,7 +302,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         def remember(here: tuple[str, str, str], channels: Channels) -> None:
             _note(self._parents, here, (epoch, channels))
 
-        reader = self.blobs.reader(cursor, self._serializer, shared=shared)
+        reader = self.blobs.reader(cursor, self.serializer, shared=shared)
         return StoreSnapshot(cursor, reader, self.blobs.cipher, remember)
 
     async def alist(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import ormsgpack
 from langgraph.checkpoint.serde.event_hooks import SerdeEvent, register_serde_event_listener
@@ -25,6 +25,8 @@ __all__ = [
     "PLAIN",
     "RefusedValue",
     "StrictSerializer",
+    "UnknownType",
+    "Unstorable",
     "allowed_types",
     "declared_types",
     "is_plain",
@@ -48,6 +50,14 @@ class RefusedValue(Exception):
     """A stored value that must not be made into an object; says which."""
 
 
+class Unstorable(RefusedValue):
+    """One that has no stored form, or none that could be read back."""
+
+
+class UnknownType(RefusedValue):
+    """One of a type that nobody allowed: whether it is damaged, only who knows the type can tell."""
+
+
 class StrictSerializer(JsonPlusSerializer):
     """Reads msgpack of allowed types and plain bytes, nothing else: no pickle, no JSON constructors."""
 
@@ -55,14 +65,19 @@ class StrictSerializer(JsonPlusSerializer):
         super().__init__(allowed_msgpack_modules=tuple(allow) or None)
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
-        kind, data = super().dumps_typed(obj)
+        kind, data = self.dumps_allowed(obj)
         if kind == "msgpack" and not is_plain(obj):
             self.loads_typed((kind, data))
         return kind, data
 
     def dumps_allowed(self, obj: Any) -> tuple[str, bytes]:
         """The same for what is known to be of allowed types."""
-        return super().dumps_typed(obj)
+        try:
+            return super().dumps_typed(obj)
+        except (TypeError, ValueError, RecursionError) as error:
+            if _is_deep(obj):
+                raise Unstorable(f"a value ({type(obj).__name__}) nested too deeply to be stored") from error
+            raise Unstorable(f"a value ({type(obj).__name__}) that cannot be stored: {error}") from error
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
         kind, _ = data
@@ -74,8 +89,29 @@ class StrictSerializer(JsonPlusSerializer):
         except Exception as error:
             raise RefusedValue(f"a value that is not valid {kind}: {error}") from error
         if _blocked.names:
-            raise RefusedValue(f"a value of the type {', '.join(sorted(set(_blocked.names)))}, which is not allowed")
+            raise UnknownType(f"a value of the type {', '.join(sorted(set(_blocked.names)))}, which is not allowed")
         return value
+
+
+_DEEP = 200
+"""Levels at which msgpack is about to give up."""
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether containers are nested as deeply; looked at only where a value could not be stored."""
+    level, seen = [value], 0
+    while level and seen < _DEEP:
+        seen += 1
+        level = [item for held in level for item in _held_by(held)][:1000]
+    return bool(level)
+
+
+def _held_by(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return cast("dict[Any, Any]", value).values()
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return cast("Iterable[Any]", value)
+    return getattr(value, "__dict__", {}).values()
 
 
 def is_plain(value: Any) -> bool:

@@ -26,7 +26,8 @@ from typing import Any, TypeVar
 
 from hrm_agent.errors import ConfigError, StoreError, StoreFullError, StoreVersionError
 from hrm_agent.store.database import Committer, Cursor, Database, Work, WriteCursor, epoch_of
-from hrm_agent.store.tables import FIRST_TABLE, STORE_VERSION, schema
+from hrm_agent.store.fencing import leases_of, read_leases
+from hrm_agent.store.tables import FIRST_FORWARD, FIRST_TABLE, LATER_COLUMNS, STORE_VERSION, schema, table_names
 
 __all__ = ["SqliteDatabase"]
 
@@ -42,6 +43,8 @@ _TYPES = {
 }
 _BUSY_SECONDS = 60.0
 _CACHE_KILOBYTES = 16_000
+_REMEMBERED = 1024
+"""Leases that were found to be ours; nobody asks again while no other process has written."""
 
 
 class SqliteDatabase(Database):
@@ -79,22 +82,25 @@ class SqliteDatabase(Database):
         with closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS)) as connection:
             version = _version(connection)
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if version > STORE_VERSION:
-            raise StoreVersionError(
-                f"The store {self._file} has schema version {version}; versions up to {STORE_VERSION} are known here.",
-                "Nothing was changed. Update with `pip install --upgrade hrm-agent`, or name another store.",
-            )
-        if 0 < version < STORE_VERSION and FIRST_TABLE in tables:
+        self._refuse_newer(version)
+        if 0 < version < FIRST_FORWARD and FIRST_TABLE in tables:
             raise StoreVersionError(
                 f"The store {self._file} has schema version {version}; this program writes version {STORE_VERSION}.",
                 f"Nothing was changed. `hrm-agent store migrate {self._file} NEW.db` copies it into a new one.",
             )
         if FIRST_TABLE not in tables and (tables or not create):
-            what = "an SQLite file of another program" if tables else "an empty file"
+            what = "an SQLite file of another program" if tables else "an empty file, in which nothing was ever stored"
             hint = "Name another file with --store."
             if "checkpoints" in tables:
                 hint = f"`hrm-agent store migrate {self._file} NEW.db` takes over the checkpoints of a SqliteSaver."
             raise StoreError(f"{self._file} is not a run store: {what}.", hint)
+
+    def _refuse_newer(self, version: int) -> None:
+        if version > STORE_VERSION:
+            raise StoreVersionError(
+                f"The store {self._file} has schema version {version}; versions up to {STORE_VERSION} are known here.",
+                "Nothing was changed. Update with `pip install --upgrade hrm-agent`, or name another store.",
+            )
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
@@ -106,11 +112,16 @@ class SqliteDatabase(Database):
         return connection
 
     def _prepare(self) -> None:
-        if _version(self._writer) == STORE_VERSION:
+        """Make the tables in a new file, and what this version has gained since an older file was made."""
+        if _version(self._writer) == STORE_VERSION and _is_complete(self._writer):
             return
         with self._transaction() as cursor:
+            self._refuse_newer(_version(cursor))  # another process may have brought it forward meanwhile
             for statement in schema(**_TYPES):
                 cursor.execute(statement)
+            for table, column, type_ in LATER_COLUMNS:
+                if column not in _columns(cursor, table):
+                    cursor.execute(f"ALTER TABLE {table} ADD COLUMN {column} {type_.format(**_TYPES)}")
             cursor.execute(f"PRAGMA user_version={STORE_VERSION}")
 
     @contextmanager
@@ -127,17 +138,39 @@ class SqliteDatabase(Database):
                 self._rollback()
                 raise
 
+    @contextmanager
+    def _one_transaction(self) -> Generator[None]:
+        try:
+            with self._transaction():
+                yield
+        except BaseException:
+            self._data_version = None
+            raise
+
+    @contextmanager
+    def _part_of_whole(self) -> Generator[sqlite3.Cursor]:
+        with closing(self._writer.cursor()) as cursor:
+            try:
+                yield cursor
+            except sqlite3.Error as error:
+                raise self._store_error(error) from error
+
     def _rollback(self) -> None:
         with suppress(sqlite3.Error):  # on a full disk SQLite may have rolled back by itself
             self._writer.execute("ROLLBACK")
 
     def _transact(self, works: Sequence[Work[Any]]) -> list[Any]:
         try:
-            with self._transaction() as cursor:
+            with self._part_of_whole() if self._whole else self._transaction() as cursor:
                 self.transaction += 1
                 version = cursor.execute("PRAGMA data_version").fetchone()[0]  # another connection's commits change it
                 if version != self._data_version:
                     self._data_version, self.epoch, self.heads = version, epoch_of(cursor), {}
+                    self.fence.valid = set()
+                if len(self.fence.valid) > _REMEMBERED:
+                    self.fence.valid = set()
+                if unknown := leases_of(works) - self.fence.valid:  # others take over by a commit, which is noticed
+                    self.fence.valid |= read_leases(cursor, self.fence.owner, unknown)
                 return [work(cursor) for work in works]
         except BaseException:  # a commit that failed included: nothing of it is remembered
             self._data_version = None
@@ -146,12 +179,7 @@ class SqliteDatabase(Database):
     def _submit(self, work: Work[T]) -> Future[T]:
         if self._committer is not None:
             return self._committer.submit(work)
-        future: Future[T] = Future()
-        try:
-            future.set_result(self._commit([work])[0])
-        except BaseException as error:
-            future.set_exception(error)
-        return future
+        return self._at_once(work)
 
     def exclusive(self, work: Work[T]) -> T:
         def alone(cursor: WriteCursor) -> T:
@@ -187,6 +215,19 @@ class SqliteDatabase(Database):
             try:
                 self._writer.execute("VACUUM")
                 self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            except sqlite3.Error as error:
+                raise self._store_error(error) from error
+
+    def empty_log(self) -> None:
+        """Put all that is committed into the file itself, so that it can be taken away without the log beside it.
+
+        Closing does so too, and is silent where it cannot.
+        """
+        self.flush()
+        with self._writing, self._reading:
+            try:
+                if self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                    raise sqlite3.OperationalError("database is locked")
             except sqlite3.Error as error:
                 raise self._store_error(error) from error
 
@@ -242,6 +283,15 @@ def _make_private(path: Path) -> None:
             Path(f"{path}{suffix}").chmod(0o600)
 
 
-def _version(connection: sqlite3.Connection) -> int:
+def _version(connection: sqlite3.Connection | sqlite3.Cursor) -> int:
     """The schema version; 0 in a file that is new or another program's."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _is_complete(connection: sqlite3.Connection) -> bool:
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    return tables.issuperset(table_names()) and all(column in _columns(connection, t) for t, column, _ in LATER_COLUMNS)
+
+
+def _columns(connection: sqlite3.Connection | sqlite3.Cursor, table: str) -> set[str]:
+    return {str(row[1]) for row in connection.execute(f"PRAGMA table_info({table})")}

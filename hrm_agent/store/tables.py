@@ -7,10 +7,13 @@ sealed; what is looked up by stands beside it in the clear.
 
 from __future__ import annotations
 
-__all__ = ["FIRST_TABLE", "STORE_VERSION", "schema"]
+__all__ = ["FIRST_FORWARD", "FIRST_TABLE", "LATER_COLUMNS", "STORE_VERSION", "schema", "table_names"]
 
-STORE_VERSION = 2
-"""Version 1 kept LangGraph's own tables beside the journal's."""
+STORE_VERSION = 3
+"""Version 1 kept LangGraph's own tables beside the journal's. Version 2 had no requests of their own: a program of that
+time would not see the calls of hosted models, and would collect the values that requests name."""
+FIRST_FORWARD = 2
+"""A store of this version or a later one is brought forward when it is opened."""
 
 FIRST_TABLE = "trajectories"
 """A store of any version has it, even one whose making was cut short."""
@@ -49,6 +52,7 @@ CREATE INDEX IF NOT EXISTS calls_task ON calls (thread_id, task_id);
 CREATE TABLE IF NOT EXISTS tokens (
     call_id TEXT PRIMARY KEY, token_ids {bytes} NOT NULL, mask {bytes} NOT NULL, logprobs {bytes} NOT NULL
 );
+CREATE TABLE IF NOT EXISTS requests (call_id TEXT PRIMARY KEY, data {bytes} NOT NULL) {clustered};
 CREATE TABLE IF NOT EXISTS tool_calls (
     seq {serial}, id TEXT NOT NULL UNIQUE, thread_id TEXT NOT NULL, checkpoint_id TEXT NOT NULL,
     arguments_hash TEXT NOT NULL, key_hash TEXT, record {bytes} NOT NULL
@@ -60,9 +64,15 @@ CREATE TABLE IF NOT EXISTS overlays (
     UNIQUE (run_id, trajectory_id)
 );
 CREATE TABLE IF NOT EXISTS leases (
-    thread_id TEXT PRIMARY KEY, owner TEXT NOT NULL, process TEXT NOT NULL, expires_at {real} NOT NULL
+    thread_id TEXT PRIMARY KEY, owner TEXT NOT NULL, process TEXT NOT NULL, expires_at {real} NOT NULL,
+    epoch {integer} NOT NULL DEFAULT 0
 );
+CREATE INDEX IF NOT EXISTS leases_held ON leases (owner) WHERE expires_at > 0;
+CREATE TABLE IF NOT EXISTS options (thread_id TEXT PRIMARY KEY, record {bytes} NOT NULL);
 """
+
+LATER_COLUMNS = (("leases", "epoch", "{integer} NOT NULL DEFAULT 0"),)
+"""Table, column and type of what version 2 did not have from the start: added when a store is opened."""
 
 
 def schema(**types: str) -> list[str]:
@@ -71,3 +81,8 @@ def schema(**types: str) -> list[str]:
     `types`: `serial`, `bytes`, `integer`, `real`; `binary`, a collation; `clustered`, for a table that is its index.
     """
     return [statement.strip() for statement in _TABLES.format(**types).split(";") if statement.strip()]
+
+
+def table_names() -> list[str]:
+    """All tables, in the order in which they are made."""
+    return [statement.split()[5] for statement in _TABLES.split(";") if statement.strip().startswith("CREATE TABLE")]

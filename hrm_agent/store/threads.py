@@ -12,6 +12,8 @@ from typing import Any
 from hrm_agent.errors import StoreError
 from hrm_agent.store.cipher import Cipher
 from hrm_agent.store.database import Cursor, Database
+from hrm_agent.store.leases import forget_leases
+from hrm_agent.store.options import delete_options
 from hrm_agent.trajectory import Trajectory
 
 __all__ = ["copy_rows", "delete_threads", "describe_thread", "head_of", "keep_newest", "lineage", "touch_thread"]
@@ -118,7 +120,10 @@ def delete_threads(cursor: Cursor, thread_ids: Sequence[str]) -> None:
     for thread in each:
         cursor.execute("DELETE FROM writes WHERE thread_id = ?", thread)
         cursor.execute("DELETE FROM checkpoints WHERE thread_id = ?", thread)
-        cursor.execute("DELETE FROM threads WHERE id = ? AND trajectory_id IS NULL", thread)
+        if cursor.execute("SELECT 1 FROM trajectories WHERE thread_id = ?", thread).fetchone() is None:
+            cursor.execute("DELETE FROM threads WHERE id = ?", thread)
+            delete_options(cursor, thread[0])
+            forget_leases(cursor, thread[0], given_back=True)  # who holds one may begin the thread anew
 
 
 def keep_newest(cursor: Cursor, thread_ids: Sequence[str]) -> None:

@@ -44,7 +44,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def held(store: RunStore) -> list[str]:
     with store.database.read() as cursor:
-        return [str(row[0]) for row in cursor.execute("SELECT thread_id FROM leases").fetchall()]
+        found = cursor.execute("SELECT thread_id FROM leases WHERE expires_at > 0").fetchall()
+        return [str(row[0]) for row in found]
 
 
 # leases
@@ -77,19 +78,51 @@ def test_an_error_gives_a_lease_back(url: str, store: RunStore) -> None:
         assert held(store) == ["t"]
 
 
+def test_a_lease_that_is_taken_again_at_once_stays(url: str, store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What gave back the one before it says so later: by then another thread of the process may hold it again."""
+    put_off, defer = list[Any](), store.database.defer
+    monkeypatch.setattr(store.database, "defer", lambda work, thread_id=None: put_off.append(work))
+    with store.lease("t"):
+        pass
+    monkeypatch.setattr(store.database, "defer", defer)
+    with store.lease("t"):
+        (give_back,) = put_off
+        store.database.write(give_back)
+        assert held(store) == ["t"]
+
+
+def test_a_lease_is_given_back_before_it_may_be_taken_again(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where that fails, it may."""
+    defer, refused = store.database.defer, list[bool]()
+
+    def take(work: Any, thread_id: str | None = None) -> None:
+        monkeypatch.setattr(store.database, "defer", defer)
+        with pytest.raises(RunError, match="by this process"), store.lease("t"):
+            pytest.fail("it was not given back yet")
+        refused.append(True)
+        raise StoreError("no")
+
+    monkeypatch.setattr(store.database, "defer", take)
+    with pytest.raises(StoreError, match="no"), store.lease("t"):
+        pass
+    assert refused == [True]
+    with store.lease("t"):
+        assert held(store) == ["t"]
+
+
 def test_a_lease_is_given_back_when_the_store_is_closed(url: str) -> None:
     with open_store(url) as store:
         holding = store.lease("t")
         with holding:
             assert held(store) == ["t"]
-    assert execute(url, "SELECT * FROM leases") == []
+    assert execute(url, "SELECT thread_id, expires_at FROM leases") == [("t", 0.0)]
 
 
 def test_the_heart_keeps_a_lease_alive(
     url: str, store: RunStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each time that it beats, for another 30 seconds."""
-    monkeypatch.setattr(leases, "_HEARTBEAT_SECONDS", 0.01)
+    monkeypatch.setattr(leases, "HEARTBEAT_SECONDS", 0.01)
     with open_store(url) as other, store.lease("t"):
         for _ in range(3):
             clock.now += 29
@@ -103,7 +136,7 @@ def test_a_lease_that_ran_out_is_taken_over(
     url: str, store: RunStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its owner, which was away for so long, does not take it back nor give away the other's."""
-    monkeypatch.setattr(leases, "_HEARTBEAT_SECONDS", 3600.0)
+    monkeypatch.setattr(leases, "HEARTBEAT_SECONDS", 3600.0)
     with open_store(url) as other:
         with store.lease("t"):
             clock.now += 29
@@ -111,10 +144,11 @@ def test_a_lease_that_ran_out_is_taken_over(
                 pytest.fail("it has not run out")
             clock.now += 2
             with other.lease("t"):
-                ((owner, *_),) = execute(url, "SELECT owner FROM leases")
+                now = execute(url, "SELECT owner, epoch, expires_at FROM leases")
+                assert now[0][1] == 2, "it has changed hands"
         store.database.flush()
-        with other.lease("u"):
-            assert execute(url, "SELECT owner FROM leases") == [(owner,)]
+        other.database.flush()
+        assert execute(url, "SELECT owner, epoch FROM leases") == [now[0][:2]]
 
 
 def lease_of(url: str, process: str, expires_at: float) -> None:
@@ -134,7 +168,21 @@ def test_another_machine_is_waited_for(url: str, store: RunStore, clock: Clock) 
 
 
 def test_the_number_of_a_dead_process_given_to_another_is_not_that_process(url: str, store: RunStore) -> None:
-    lease_of(url, f"{socket.gethostname()}/1/12345", time.time() + 3600)
+    _, boot, namespace = leases._this_process().rsplit("/", 2)
+    lease_of(url, f"elsewhere/1/12345/{boot}/{namespace}", time.time() + 3600)
+    with store.lease("t"):
+        assert held(store) == ["t"]
+
+
+@pytest.mark.parametrize("other", ["/{boot}/1", "/another/{namespace}", "//", ""], ids=["pid", "boot", "none", "old"])
+def test_a_process_that_cannot_be_seen_is_not_taken_for_dead(other: str, url: str, store: RunStore) -> None:
+    """Of another PID namespace or boot, whatever the name of its host; or as it was noted without either."""
+    _, boot, namespace = leases._this_process().rsplit("/", 2)
+    process = f"{socket.gethostname()}/1/12345" + other.format(boot=boot, namespace=namespace)
+    lease_of(url, process, time.time() + 3600)
+    with pytest.raises(RunError, match="is being run already, by process 1 on"), store.lease("t"):
+        pytest.fail("a live owner was taken for dead")
+    lease_of(url, process, time.time() - 1)
     with store.lease("t"):
         assert held(store) == ["t"]
 
@@ -218,7 +266,7 @@ def test_a_second_run_on_a_thread_is_refused(durability: str, begun: bool, url: 
         else:
             other.checkpointer._new["t"] = None
         new = {**first_input.checkpoint, "id": f"f{first_input.checkpoint['id'][1:]}"}
-        with pytest.raises(RunError, match=r"Thread 't' was continued by another run: .*Nothing was written"):
+        with pytest.raises(RunError, match=r"Thread 't' was continued by another run: .*was not written"):
             other.checkpointer.put(stale, new, {"source": "input", "step": 9, "parents": {}}, {})
         runs.append(pool.submit(second.invoke, None, on("t"), durability=durability))
         assert late.entered.acquire(timeout=60)

@@ -6,6 +6,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
 from hrm_agent.errors import StoreError
-from hrm_agent.store import RunStore, open_store
+from hrm_agent.store import RunStore, leases, open_store
 from hrm_agent.store.hashing import LIST, MSGPACK
 from hrm_agent.store.maintenance import collect_values, delete_runs, prune, stats, verify
 from hrm_agent.trajectory import ForkRef, Overlay, RunStatus, StopReason, Trajectory, Verdict
@@ -251,6 +252,26 @@ def test_pruning_keeps_what_others_need(file: RunStore) -> None:
     assert sound(file)
 
 
+def test_pruning_keeps_what_is_resumed_meanwhile(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what that was forked from: what was looked at before the deleting began has changed."""
+    run(store, "origin")
+    run(store, "resumed", of="origin")
+    run(store, "nobody's")
+    write = store.database.write
+    with ExitStack() as stack:
+
+        def resumed_before(work: Any, thread_id: str | None = None) -> Any:
+            monkeypatch.setattr(store.database, "write", write)
+            stack.enter_context(store.lease("resumed"))
+            return write(work, thread_id)
+
+        monkeypatch.setattr(store.database, "write", resumed_before)
+        pruned = prune(store, older_than_seconds=DAY)
+    assert pruned.thread_ids == ("nobody's",)
+    assert pruned.kept == {"being run": 1, "a run that stays was forked from them": 1}
+    assert threads(store) == {"origin", "resumed"} and messages(store, "resumed") != [] and sound(store)
+
+
 def test_deleting(file: RunStore) -> None:
     for thread in ("origin", "alone", "judged"):
         run(file, thread)
@@ -281,6 +302,35 @@ def test_a_trajectory_outlives_its_checkpoints(store: RunStore) -> None:
     assert threads(store) == {"t"} and sound(store)
     delete_runs(store, ["t"])
     assert threads(store) == set() and set(stats(store).rows.values()) == {0}
+
+
+def test_leases_go_with_their_threads(url: str, store: RunStore) -> None:
+    for thread in ("bare", "cleared", "kept", "run"):
+        for doing in (leases.RUN, leases.CHAT, leases.COMMAND):
+            with store.lease(thread, doing):
+                run(store, thread) if thread == "run" else talk(store, thread, "hello")
+
+    def left() -> set[str]:
+        store.database.flush()
+        return {str(row[0]) for row in execute(url, "SELECT thread_id FROM leases")}
+
+    def of(*threads: str) -> set[str]:
+        return {f"{thread}{doing}" for thread in threads for doing in ("", " talked on", " worked on")}
+
+    assert left() == of("bare", "cleared", "kept", "run")
+    delete_runs(store, ["bare"])
+    with store.lease("cleared"):
+        store.checkpointer.delete_thread("cleared")
+        assert left() == {"cleared"} | of("kept", "run")
+        talk(store, "cleared", "anew")
+    store.checkpointer.delete_thread("cleared")
+    assert left() == of("kept", "run")
+    with store.lease("never begun"), store.lease("held"):
+        store.database.write(leases.forget_unused_leases)
+        assert left() == {"never begun", "held"} | of("kept", "run")
+    with store.lease("held"):
+        prune(store, older_than_seconds=DAY)
+        assert left() == {"held"} | of("kept")
 
 
 def test_the_numbers_of_stats(store: RunStore) -> None:
@@ -377,7 +427,7 @@ DAMAGES: dict[str, Callable[[str], str]] = {
         "checkpoints", "manifest", ormsgpack.packb([{}, [["messages", 1, []]]]), f"checkpoint .*: {CANNOT}"
     ),
     "writes that are no msgpack": spoil("writes", "data", b"\xc1", f"writes of task .*: {CANNOT}"),
-    "tokens that are gone": lose("tokens", "model call .*: has no tokens"),
+    "tokens that are gone": lose("tokens", "model call .*: has neither tokens nor a request"),
     "a call that is gone": lose("calls", "tokens of .*: have no model call"),
     "a parent that is gone": orphan_call,
     "a trajectory that is no JSON": spoil("trajectories", "record", b"{", "trajectory id of t: cannot be read"),

@@ -23,8 +23,8 @@ from langgraph.graph import START, StateGraph
 from hrm_agent.errors import StoreError, StoreVersionError
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.store.hashing import MSGPACK
+from hrm_agent.store.tables import STORE_VERSION
 from hrm_agent.trajectory import (
-    SCHEMA_VERSION,
     BranchReason,
     Call,
     GraphIdentity,
@@ -149,9 +149,9 @@ def test_a_store_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     open_store(path).close()
     with sqlite3.connect(path) as connection:
-        connection.execute(f"PRAGMA user_version={SCHEMA_VERSION + 1}")
+        connection.execute(f"PRAGMA user_version={STORE_VERSION + 1}")
     before = path.read_bytes()
-    with pytest.raises(StoreVersionError, match=f"schema version {SCHEMA_VERSION + 1}"):
+    with pytest.raises(StoreVersionError, match=f"schema version {STORE_VERSION + 1}"):
         open_store(path)
     assert path.read_bytes() == before
 

@@ -129,8 +129,8 @@ def test_a_number_that_was_given_to_another_process_is_no_owner(url: str) -> Non
     with open_store(url) as store, holder(url) as process:
         process.kill()
         ((owner,),) = execute(url, "SELECT process FROM leases")
-        host, _, _ = owner.partition("/")
-        execute(url, "UPDATE leases SET process = ?", (f"{host}/{os.getppid()}/1",))
+        host, _, _, *place = owner.split("/")
+        execute(url, "UPDATE leases SET process = ?", ("/".join((host, str(os.getppid()), "1", *place)),))
         take(store)
 
 

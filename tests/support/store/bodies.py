@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-__all__ = ["execute", "is_file", "stored_bytes"]
+__all__ = ["execute", "is_file", "set_version", "stored_bytes", "version_of"]
 
 
 def is_file(url: str) -> bool:
@@ -25,6 +25,20 @@ def execute(url: str, statement: str, values: Sequence[Any] = ()) -> list[tuple[
     with psycopg.connect(url, autocommit=True) as connection:
         cursor = connection.execute(statement.replace("?", "%s").encode(), values)
         return [tuple(map(_plain, row)) for row in cursor.fetchall()] if cursor.description else []
+
+
+def version_of(url: str) -> int:
+    """The schema version that a store has noted."""
+    return int(
+        execute(url, "PRAGMA user_version" if is_file(url) else "SELECT value FROM meta WHERE key = 'version'")[0][0]
+    )
+
+
+def set_version(url: str, version: int) -> None:
+    if is_file(url):
+        execute(url, f"PRAGMA user_version={version}")
+    else:
+        execute(url, "UPDATE meta SET value = ? WHERE key = 'version'", (str(version),))
 
 
 def stored_bytes(url: str) -> bytes:

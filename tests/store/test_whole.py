@@ -1,0 +1,289 @@
+"""What is killed, set back or nested too deeply: nothing half is left, and what is said is true."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypedDict
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.graph import START, MessagesState, StateGraph
+
+from hrm_agent.cli.main import main
+from hrm_agent.errors import RunError, StoreError, UnstorableError
+from hrm_agent.store import RunStore, newest, open_store
+from hrm_agent.store.copying import copy_store
+from hrm_agent.store.maintenance import stats, verify
+from hrm_agent.store.migrate import migrate
+from hrm_agent.store.new_store import new_store
+from hrm_agent.store.saver import StoreSaver
+from tests.support.store.bodies import is_file
+from tests.support.store.processes import writers
+
+THREADS = 5
+
+
+def on(thread: str) -> Any:
+    return {"configurable": {"thread_id": thread}}
+
+
+def talking(saver: Any, thread: str, words: str = "hello") -> Any:
+    graph = StateGraph(MessagesState).add_node("n", lambda _: {"messages": [AIMessage("answer " * 20)]})
+    compiled = graph.add_edge(START, "n").compile(checkpointer=saver)
+    compiled.invoke({"messages": [HumanMessage(words)]}, on(thread))
+    return compiled
+
+
+def stock(folder: Path) -> Path:
+    path = folder / "stock.db"
+    with SqliteSaver.from_conn_string(str(path)) as saver:
+        for number in range(THREADS):
+            talking(saver, f"{number}")
+    return path
+
+
+# killed half-way
+
+
+def migrate_slowly(source: str, target: RunStore, other: Connection) -> None:
+    """Half of it; then it waits to be killed."""
+    adopt, count = StoreSaver.adopt, 0
+
+    def adopting(saver: StoreSaver, found: Any, paths: Any) -> None:
+        nonlocal count
+        adopt(saver, found, paths)
+        count += 1
+        if count == THREADS:
+            saver._database.flush()
+            other.send("half")
+            other.recv()
+
+    StoreSaver.adopt = adopting  # type: ignore[method-assign]
+    migrate(source, target)
+
+
+class MigrateTo:
+    """A process's work, which is handed over pickled."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+
+    def __call__(self, store: RunStore, source: str, other: Connection) -> None:
+        with new_store(self._target) as target:
+            migrate_slowly(source, target, other)
+
+
+def test_a_migration_that_is_killed_leaves_nothing(url: str, tmp_path: Path) -> None:
+    source = str(stock(tmp_path))
+    with writers(f"sqlite:///{tmp_path}/own.db", MigrateTo(url), source) as (process,):
+        process.begin()
+        assert process.says() == "half"
+        process.kill()
+    path = Path(url.removeprefix("sqlite:///"))
+    if is_file(url):
+        assert not path.exists()
+    else:
+        with open_store(url) as store:
+            assert set(stats(store).rows.values()) == {0}
+    with new_store(url) as target:
+        taken = migrate(source, target)
+    assert taken.threads == THREADS and not [*tmp_path.glob("store.db.part*")]
+    with open_store(url) as store:
+        assert stats(store).rows["checkpoints"] == taken.checkpoints and list(verify(store)) == []
+
+
+def test_a_migration_that_fails_is_forgotten(store: RunStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the process noted of values that it had handed in, too: it writes them again."""
+    source, adopt, count = str(stock(tmp_path)), StoreSaver.adopt, 0
+
+    def failing(saver: StoreSaver, found: Any, paths: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == THREADS:
+            raise OSError("a disk that is gone")
+        adopt(saver, found, paths)
+
+    monkeypatch.setattr(StoreSaver, "adopt", failing)
+    with pytest.raises(OSError, match="a disk that is gone"):
+        migrate(source, store)
+    monkeypatch.setattr(StoreSaver, "adopt", adopt)
+    assert set(stats(store).rows.values()) == {0}
+    assert migrate(source, store).threads == THREADS
+    talking(store.checkpointer, "0", "again")
+    assert list(verify(store)) == []
+
+
+def test_a_new_store_is_not_there_before_it_is_whole(tmp_path: Path) -> None:
+    target = tmp_path / "new.db"
+    with open_store(tmp_path / "origin.db") as origin:
+        talking(origin.checkpointer, "t")
+        with pytest.raises(ZeroDivisionError):
+            fill_and_fail(origin, target)
+        assert [path.name for path in tmp_path.glob("new.db*")] == []
+        target.touch()  # an empty file, as a process leaves it that died early
+        with new_store(f"sqlite:///{target}?level=power") as store:
+            copy_store(origin, store)
+    with new_store(str(target)) as store:
+        assert stats(store).rows["checkpoints"] == 3
+
+
+def fill_and_fail(origin: RunStore, target: Path) -> None:
+    with new_store(str(target)) as store:
+        copy_store(origin, store)
+        assert not target.exists()
+        raise ZeroDivisionError
+
+
+def test_the_log_of_an_earlier_file_is_not_played_back_into_a_new_one(tmp_path: Path) -> None:
+    target = tmp_path / "new.db"
+    with open_store(target) as earlier:
+        talking(earlier.checkpointer, "earlier")
+        log = target.with_name("new.db-wal").read_bytes()
+    target.unlink()
+    target.with_name("new.db-wal").write_bytes(log)
+    with open_store(tmp_path / "origin.db") as origin:
+        talking(origin.checkpointer, "t")
+        with new_store(str(target)) as store:
+            copy_store(origin, store)
+    with open_store(target, create=False) as store:
+        assert [thread.thread_id for thread in store.threads()] == ["t"] and list(verify(store)) == []
+
+
+COPY = """
+import sys
+from hrm_agent.errors import StoreFullError
+from hrm_agent.store import open_store
+from hrm_agent.store.copying import copy_store
+from hrm_agent.store.new_store import new_store
+try:
+    with open_store(sys.argv[1]) as origin, new_store(sys.argv[2]) as store:
+        copy_store(origin, store)
+        print("copied")
+except StoreFullError as error:
+    print(error)
+"""
+
+
+@pytest.mark.whole
+def test_a_disk_with_room_for_the_log_alone_leaves_no_copy(tmp_path: Path) -> None:
+    """All rows are committed to the log, which cannot be put into the file: SQLite closes that without a word."""
+    origin, disk = tmp_path / "origin.db", tmp_path / "disk"
+    disk.mkdir()
+    with open_store(origin) as store:
+        talking(store.checkpointer, "t", "long " * 400_000)
+    room = origin.stat().st_size * 3 // 2
+    copy = f"{sys.executable} -c '{COPY}' {origin} {disk}/copy.db"
+    script = f"mount -t tmpfs -o size={room} none {disk} && {copy} && ls {disk}"
+    namespace = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
+    done = subprocess.run([*namespace, "sh", "-c", script], capture_output=True, text=True, check=False)
+    said = f"The disk that is to hold {disk}/copy.db is full. Nothing was written: free some space, then do it again."
+    assert done.stdout.splitlines() == ["copied", said], done.stderr + done.stdout
+
+
+# an empty file
+
+
+def test_an_empty_file_is_no_store_to_read_and_one_to_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "empty.db"
+    path.touch()
+    with pytest.raises(StoreError, match=r"is not a run store: an empty file, in which nothing was ever stored\."):
+        open_store(path, create=False)
+    with open_store(tmp_path / "target.db") as target, pytest.raises(StoreError, match="is empty: nothing was ever"):
+        migrate(str(path), target)
+    assert main(["history", "--store", str(path)]) == 2 and "an empty file" in capsys.readouterr().err
+    assert path.stat().st_size == 0
+    with open_store(path) as store:
+        assert store.threads() == []
+
+
+# a clock that was set back
+
+
+@pytest.fixture
+def set_back(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets the clock back, for LangGraph's ids as for the store."""
+    from langgraph.checkpoint.base import id as ids
+
+    def set_back(seconds: float) -> None:
+        now, now_ns = time.time, time.time_ns
+        monkeypatch.setattr(ids, "_last_v6_timestamp", None)
+        monkeypatch.setattr(ids.time, "time_ns", lambda: now_ns() - int(seconds * 1e9))
+        monkeypatch.setattr(newest.time, "time", lambda: now() - seconds)
+
+    return set_back
+
+
+def test_a_clock_that_was_set_back_is_told_and_nothing_is_written(store: RunStore, set_back: Any) -> None:
+    graph = talking(store.checkpointer, "t")
+    before = stats(store).rows["checkpoints"]
+    set_back(3600)
+    for _ in range(2):
+        said = (
+            r"clock of this machine stands 3,\d{3}\.\d seconds before the newest checkpoint of thread 't'.*not written"
+        )
+        with pytest.raises(RunError, match=said):
+            graph.invoke({"messages": [HumanMessage("more")]}, on("t"))
+    assert stats(store).rows["checkpoints"] == before
+    set_back(-3600)
+    graph.invoke({"messages": [HumanMessage("more")]}, on("t"))
+    assert list(verify(store)) == [] and stats(store).rows["checkpoints"] == before + 3
+
+
+def test_so_it_is_before_a_subgraph_has_run(store: RunStore, set_back: Any) -> None:
+    fails = [True]
+
+    def step(state: MessagesState) -> dict[str, Any]:
+        if fails[0]:
+            raise ZeroDivisionError
+        return {"messages": [AIMessage("done")]}
+
+    inner = StateGraph(MessagesState).add_node("step", step).add_edge(START, "step").compile()
+    graph: Any = StateGraph(MessagesState).add_node("inner", inner).add_edge(START, "inner")
+    graph = graph.compile(checkpointer=store.checkpointer)
+    with pytest.raises(ZeroDivisionError):
+        graph.invoke({"messages": [HumanMessage("go")]}, on("t"), durability="sync")
+    before, fails[0] = stats(store).rows["checkpoints"], False
+    set_back(3600)
+    with pytest.raises(RunError, match="clock of this machine"):
+        graph.invoke(None, on("t"), durability="sync")
+    assert stats(store).rows["checkpoints"] == before
+
+
+# nesting
+
+
+class Holding(TypedDict):
+    value: Any
+
+
+def nested(levels: int, kind: str) -> Any:
+    value: Any = "deep"
+    for _ in range(levels):
+        value = [value] if kind == "list" else {"in": value}
+    return value
+
+
+@pytest.mark.parametrize("kind", ["list", "dict"])
+@pytest.mark.parametrize("place", ["channel", "message"])
+def test_what_is_nested_too_deeply_is_refused_when_it_is_written(kind: str, place: str, store: RunStore) -> None:
+    """What is taken can be read back, from as deep in Python's stack as a graph is."""
+
+    def value(levels: int) -> Any:
+        made = nested(levels, kind)
+        return made if place == "channel" else AIMessage("x", additional_kwargs={"value": made})
+
+    levels = iter((100, 500, 5000))
+    graph: Any = StateGraph(Holding).add_node("n", lambda _: {"value": value(next(levels))}).add_edge(START, "n")
+    graph = graph.compile(checkpointer=store.checkpointer)
+    graph.invoke({"value": 0}, on("t"))
+    assert graph.get_state(on("t")).values == {"value": value(100)}
+    for _ in range(2):
+        with pytest.raises(UnstorableError, match=r"Thread 't' holds a value .*nested .*Nothing was written"):
+            graph.invoke({"value": 1}, on("t"))
+    assert list(verify(store)) == []
