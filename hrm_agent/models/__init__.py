@@ -1,6 +1,6 @@
 """Models: the chat model that graphs call, and the engines behind it."""
 
-from hrm_agent.models.call_recording import seconds_between, was_cut
+from hrm_agent.models.call_recording import was_cut
 from hrm_agent.models.chat import PolicyModel, invalid_tool_calls, policy
 from hrm_agent.models.current_policy import ActivePolicy, Backend, active_policy, using_policy
 from hrm_agent.models.engine import Codec, Completion, Engine, GenerationRequest
@@ -19,7 +19,6 @@ __all__ = [
     "invalid_tool_calls",
     "load_policy",
     "policy",
-    "seconds_between",
     "using_policy",
     "was_cut",
 ]

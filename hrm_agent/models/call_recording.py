@@ -7,12 +7,15 @@ sampled. Everything that could differ between invoke, stream and batch lies outs
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages.tool import tool_call_chunk
+from langchain_core.runnables.config import ensure_config
 from pydantic import BaseModel
 
 from hrm_agent.models.engine import Codec, Completion, Engine, ParsedTurn, TemplateMismatch
@@ -27,19 +30,18 @@ from hrm_agent.trajectory import (
     call_id,
     content_hash,
 )
-from hrm_agent.trajectory.conversation_digest import context_of
+from hrm_agent.trajectory.conversation_digest import HashedContext, context_hash
 
 __all__ = [
     "PendingCall",
     "Prefix",
+    "as_chunk",
     "close_call",
     "close_text_call",
-    "context_of",
     "find_prefix",
     "open_call",
     "plain",
     "recorded_call_id",
-    "seconds_between",
     "was_cut",
 ]
 
@@ -47,6 +49,8 @@ CALL_ID = "call_id"
 """Key in a message's `response_metadata` under which the id of its call stands."""
 STARTED_AT, ENDED_AT = "started_at", "ended_at"
 """Keys there of the Unix times between which it was made. A node that reads them instead of a clock can be replayed."""
+THREAD_ID = "thread_id"
+"""Key there of the thread that it was made on: a fork's state holds messages of the run that it left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,15 @@ class Prefix:
     """Id of the call that a root would have extended but could not."""
 
 
+def _now() -> float:
+    return time.time()
+
+
+def _named_thread() -> str:
+    """The thread that the running graph was given; empty where it was given none."""
+    return str((ensure_config().get("metadata") or {}).get("thread_id", ""))
+
+
 @dataclass(frozen=True, slots=True)
 class PendingCall:
     """A call that has no answer yet."""
@@ -77,12 +90,16 @@ class PendingCall:
     """Hash of messages, tools and sampling."""
     messages: Sequence[BaseMessage]
     """The messages sent."""
+    context: HashedContext
+    """What the model sees of them, hashed."""
     tools: Sequence[dict[str, Any]]
     """The tools offered, in the provider's form: for the policy, OpenAI's."""
     sampling: Sampling
     """Sampling parameters, with the call's own seed."""
-    started_at: float = field(default_factory=time.time)
+    started_at: float = field(default_factory=_now)
     """Unix time in seconds."""
+    thread: str = field(default_factory=_named_thread)
+    """The graph's thread; empty on none, where `identity` has a name that is each call's own."""
 
     @property
     def call_id(self) -> str:
@@ -102,13 +119,14 @@ def open_call(
     `special`: a model or a schema that the call names. It is left out of the hash if empty, so that the hashes of older
     records stay valid.
     """
-    request_hash = content_hash(context_of(messages), tools, sampling.model_dump(), *([special] if special else []))
+    context = HashedContext.of(messages)
+    request_hash = context.hash(tools, sampling.model_dump(), *([special] if special else []))
     claimed = recording.claim(identity, request_hash, messages, tools)
     if isinstance(claimed, Call):
         return claimed
     if sampling.seed is None:
         sampling = sampling.model_copy(update={"seed": recording.draw_seed(identity, request_hash)})
-    return PendingCall(identity, claimed, request_hash, messages, tools, sampling)
+    return PendingCall(identity, claimed, request_hash, messages, context, tools, sampling)
 
 
 def find_prefix(recording: Recording, engine: Engine, pending: PendingCall) -> Prefix:
@@ -142,7 +160,7 @@ def _mismatch(parent: Call, engine: Engine, pending: PendingCall, answered: int)
         return BranchReason.MODEL
     if parent.tools_hash != content_hash(pending.tools):
         return BranchReason.TOOLS
-    if parent.context_hash != content_hash(context_of(pending.messages[: answered + 1])):
+    if parent.context_hash != context_hash(pending.messages[: answered + 1]):
         return BranchReason.REWRITTEN
     return None
 
@@ -166,24 +184,34 @@ def close_call(pending: PendingCall, prefix: Prefix, engine: Engine, completion:
         token_ids=(*inserted, *sampled),
         mask=(False,) * len(inserted) + (True,) * len(sampled),
         logprobs=(0.0,) * len(inserted) + completion.logprobs,
-        logprob_kind=engine.logprob_kind,
+        logprob_kind=_logprob_kind(engine.logprob_kind, pending.sampling, completion),
         finish_reason=completion.finish_reason,
         constrained=completion.constrained,
-        untrainable=_untrainable(engine, completion),
+        untrainable=_untrainable(engine, pending.sampling, completion),
         queue_seconds=completion.queue_seconds,
     )
     return call, message
 
 
-def _untrainable(engine: Engine, completion: Completion) -> str | None:
+def _logprob_kind(engines: LogprobKind, sampling: Sampling, completion: Completion) -> LogprobKind:
+    """What the log-probs of this call are: where nothing but the temperature acted, those sampled from are tempered."""
+    if engines is LogprobKind.SAMPLED and not completion.constrained and sampling.why_untrainable is None:
+        engines = LogprobKind.TEMPERED
+    untempered = engines is LogprobKind.TEMPERED and sampling.temperature in (0, 1)
+    return LogprobKind.RAW if untempered else engines
+
+
+def _untrainable(engine: Engine, sampling: Sampling, completion: Completion) -> str | None:
     if completion.constrained:
         return "a schema chose among the tokens"
-    return None if engine.logprob_kind is LogprobKind.RAW else f"log-probs are {engine.logprob_kind.value}"
+    if engine.logprob_kind is LogprobKind.NONE:
+        return "log-probs are none"
+    return sampling.why_untrainable
 
 
 def close_text_call(pending: PendingCall, model: str, message: AIMessage) -> tuple[Call, AIMessage]:
-    """The record of a turn that a chat model without token ids answered."""
-    metadata = {**message.response_metadata, CALL_ID: pending.call_id, **_times(pending)}
+    """The record of a turn that a chat model without token ids answered. Its request is the journal's affair."""
+    metadata = {**message.response_metadata, CALL_ID: pending.call_id, **_times(pending), **_thread(pending)}
     message = message.model_copy(update={"id": message.id or pending.call_id, "response_metadata": metadata})
     cut = was_cut(message)
     call = Call(
@@ -192,7 +220,6 @@ def close_text_call(pending: PendingCall, model: str, message: AIMessage) -> tup
         branch_reason=BranchReason.NO_TOKENS,
         finish_reason=FinishReason.LENGTH if cut else FinishReason.STOP,
         untrainable="the model reports no token ids",
-        request=tuple(sent.model_dump(mode="json") for sent in pending.messages),
     )
     return call, message
 
@@ -203,7 +230,7 @@ def _common(pending: PendingCall, message: AIMessage, sampling: Sampling) -> dic
         "identity": pending.identity,
         "call_index": pending.call_index,
         "request_hash": pending.request_hash,
-        "context_hash": content_hash(context_of([*pending.messages, message])),
+        "context_hash": pending.context.then(message).hash(),
         "tools_hash": content_hash(pending.tools),
         "sampling": sampling,
         "response": message.model_dump(mode="json"),
@@ -214,6 +241,10 @@ def _common(pending: PendingCall, message: AIMessage, sampling: Sampling) -> dic
 
 def _times(pending: PendingCall) -> dict[str, float]:
     return {STARTED_AT: pending.started_at, ENDED_AT: max(time.time(), pending.started_at)}
+
+
+def _thread(pending: PendingCall) -> dict[str, str]:
+    return {THREAD_ID: pending.thread} if pending.thread and pending.identity.checkpoint_ns else {}
 
 
 def _message(pending: PendingCall, engine: Engine, prefix: Prefix, completion: Completion) -> AIMessage:
@@ -237,15 +268,20 @@ def _message(pending: PendingCall, engine: Engine, prefix: Prefix, completion: C
             "finish_reason": completion.finish_reason.value,
             "policy_version": completion.policy_version,
             **_times(pending),
+            **_thread(pending),
         },
         usage_metadata={"input_tokens": prompt, "output_tokens": answer, "total_tokens": prompt + answer},
     )
 
 
-def seconds_between(first: AIMessage, last: AIMessage) -> float:
-    """Recorded time from the start of one call to the end of another; 0 if a message has none."""
-    started, ended = first.response_metadata.get(STARTED_AT), last.response_metadata.get(ENDED_AT)
-    return ended - started if started is not None and ended is not None else 0.0
+def as_chunk(message: AIMessage) -> AIMessageChunk:
+    """A whole answer as the one chunk of a stream: LangChain makes the same message of it again."""
+    calls = [tool_call_chunk(name=c["name"], args=json.dumps(c["args"]), id=c["id"]) for c in message.tool_calls]
+    broken = [tool_call_chunk(name=c["name"], args=c["args"], id=c["id"]) for c in message.invalid_tool_calls]
+    kept = message.model_dump(exclude={"type", "tool_calls", "invalid_tool_calls"})
+    for index, chunk in enumerate(chunks := [*calls, *broken]):
+        chunk["index"] = index
+    return AIMessageChunk(**kept, tool_call_chunks=chunks, chunk_position="last")
 
 
 def was_cut(message: AIMessage) -> bool:

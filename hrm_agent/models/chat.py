@@ -5,20 +5,20 @@ LangChain chat model (recorded as text, marked as not trainable). However it is 
 astream, batch, through `bind_tools` or `with_structured_output`), the call passes `open_call` and `close_call` once,
 and its record is committed before the caller sees the answer.
 
-Streaming shows text while it is sampled, up to the first tool call; tool calls come whole, in the last chunk. LangChain
-rebuilds a streamed message from its chunks and thereby drops calls that could not be decoded, so those stand in
-`response_metadata` too; `invalid_tool_calls` reads both.
+Streaming shows text while it is sampled, up to the first tool call; tool calls and all else come whole, in the last
+chunk. Where LangChain streams behind an `invoke`, the caller is given the recorded message, as without streaming. A
+node that streams itself joins the chunks, and thereby drops calls that could not be decoded, so those stand in
+`response_metadata` there; `invalid_tool_calls` reads both.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import queue
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
-from contextvars import Context
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, Self
 from uuid import uuid4
@@ -26,7 +26,6 @@ from uuid import uuid4
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, InvalidToolCall
-from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.config import ensure_config
@@ -34,12 +33,19 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, ConfigDict, Field
 
-from hrm_agent.async_bridge import call_in_thread
-from hrm_agent.errors import ModelError
-from hrm_agent.models.call_recording import PendingCall, Prefix, close_call, close_text_call, find_prefix, open_call
+from hrm_agent.models.call_recording import (
+    PendingCall,
+    Prefix,
+    as_chunk,
+    close_call,
+    close_text_call,
+    find_prefix,
+    open_call,
+)
 from hrm_agent.models.codec.stream_decoder import StreamDecoder
 from hrm_agent.models.current_policy import ActivePolicy, Backend, active_policy
 from hrm_agent.models.engine import Completion, Engine, GenerationRequest
+from hrm_agent.models.hosted import ask_in_thread, name_of_model
 from hrm_agent.models.policy_loader import load_policy, loaded_policy
 from hrm_agent.trajectory import Call, GraphIdentity, Sampling, active_recording
 from hrm_agent.trajectory.identity import graph_identity
@@ -81,6 +87,15 @@ class PolicyModel(BaseChatModel):
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """Offer `tools` with every call, in the conversation format of the policy's chat template."""
         return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **kwargs)
+
+    def _generate_with_cache(self, *given: Any, **named: Any) -> ChatResult:
+        """A streamed answer is joined by LangChain, which loses what chunks cannot say: the recorded one counts."""
+        with _opened() as jobs:
+            return _as_recorded(super()._generate_with_cache(*given, **named), jobs)
+
+    async def _agenerate_with_cache(self, *given: Any, **named: Any) -> ChatResult:
+        with _opened() as jobs:
+            return _as_recorded(await super()._agenerate_with_cache(*given, **named), jobs)
 
     # the four ways in
 
@@ -187,6 +202,7 @@ class _PolicyCall:
         self._backend = backend
         self._schema = schema
         self.recorded: AIMessage | None = None
+        _jobs.get([]).append(self)
         self._pending: PendingCall | None = None
         self._prefix: Prefix | None = None
         self._future: Future[Any] | None = None
@@ -212,7 +228,7 @@ class _PolicyCall:
         """Start sampling; the future gives a `Completion`, or the message of a model without tokens."""
         pending = self.pending
         if isinstance(self.backend, BaseChatModel):
-            self._future = _ask_in_thread(self.backend, pending, self.options)
+            self._future = ask_in_thread(self.backend, pending, self.options)
         else:
             self._prefix = find_prefix(self.recording, self.backend, pending)
             request = GenerationRequest(
@@ -225,12 +241,14 @@ class _PolicyCall:
         """Commit the record, then hand out the message."""
         if isinstance(answer, AIMessage):
             answer = answer.model_copy(update={"id": None})  # providers may give one id twice
-            call, _ = close_text_call(self.pending, _model_name(self.backend), answer)
+            call, _ = close_text_call(self.pending, name_of_model(self.backend), answer)
+            sent = self.pending.messages
         else:
             engine: Engine = self.backend  # pyright: ignore[reportAssignmentType]
             assert self._prefix is not None
             call, _ = close_call(self.pending, self._prefix, engine, answer)
-        self.recorded = AIMessage.model_validate(self.recording.write_call(call).response)
+            sent = ()
+        self.recorded = AIMessage.model_validate(self.recording.write_call(call, sent).response)
         return self.recorded
 
     @property
@@ -252,46 +270,33 @@ class _PolicyCall:
             self.recording.release(self._pending.identity, self._pending.call_index)
 
 
+_jobs: ContextVar[list[_PolicyCall]] = ContextVar("hrm_agent_policy_calls")
+
+
+@contextmanager
+def _opened() -> Generator[list[_PolicyCall]]:
+    """The calls that are opened inside the block."""
+    jobs: list[_PolicyCall] = []
+    token = _jobs.set(jobs)
+    try:
+        yield jobs
+    finally:
+        _jobs.reset(token)
+
+
+def _as_recorded(result: ChatResult, jobs: Sequence[_PolicyCall]) -> ChatResult:
+    """The result with the message that is on record."""
+    recorded = jobs[-1].recorded if jobs else None
+    if recorded is not None:
+        result.generations[0].message = recorded
+    return result
+
+
 def _identity(run_manager: Any) -> GraphIdentity:
     """LangGraph's identity; LangChain passes no run manager when a model is streamed, but the config is in context."""
     if run_manager is None:
         return graph_identity(ensure_config().get("metadata"), str(uuid4()))
     return graph_identity(run_manager.metadata, str(run_manager.run_id))
-
-
-def _ask_in_thread(model: BaseChatModel, pending: PendingCall, options: dict[str, Any]) -> Future[Any]:
-    """Call another chat model, in a thread, so that sync and async callers share one path.
-
-    Temperature, top-p and the token limit are passed on under LangChain's usual names; a seed is not, since few
-    providers take one. A provider that refuses a parameter says so itself.
-    """
-    tools, choice, sampling = options.get("tools"), options.get("tool_choice"), pending.sampling
-    runnable: Any = model.bind_tools(tools, **({"tool_choice": choice} if choice else {})) if tools else model
-    passed: dict[str, Any] = {"temperature": sampling.temperature, "max_tokens": sampling.max_tokens}
-    if sampling.top_p < 1:
-        passed["top_p"] = sampling.top_p
-
-    def ask() -> Any:
-        try:
-            asked = runnable.bind(**passed)
-            return asked.invoke(list(pending.messages), {"callbacks": []}, stop=list(sampling.stop) or None)
-        except Exception as error:
-            raise _model_failure(model, error) from error
-
-    return call_in_thread(ask, Context())  # the graph around it is not the provider's affair: none of its config
-
-
-def _model_failure(model: BaseChatModel, error: Exception) -> ModelError:
-    """A provider that does not answer is no fault of the graph: the run stops, and can be resumed."""
-    return ModelError(
-        f"The model {_model_name(model)} gave no answer: {type(error).__name__}: {error}.",
-        "Check its key, its name and the network, then `hrm-agent resume` the run.",
-    )
-
-
-def _model_name(backend: Backend) -> str:
-    name = getattr(backend, "model_name", None) or getattr(backend, "model", None)
-    return str(name or type(backend).__name__)
 
 
 class _TextStream:
@@ -319,24 +324,17 @@ class _TextStream:
             yield ChatGenerationChunk(message=AIMessageChunk(content=ready, id=self._job.id))
 
     def last(self) -> ChatGenerationChunk:
-        """What was not shown yet, the tool calls and the metadata."""
+        """All of the message but the text that was shown; calls that could not be decoded in the metadata."""
         message = self._job.recorded
         assert message is not None
-        text, metadata = message.text, dict(message.response_metadata)
         if message.invalid_tool_calls:
-            metadata[_INVALID] = message.invalid_tool_calls
-        last = AIMessageChunk(
-            content=text[len(self._shown) :] if text.startswith(self._shown) else "",
-            id=message.id,
-            tool_call_chunks=[
-                tool_call_chunk(name=call["name"], args=json.dumps(call["args"]), id=call["id"], index=i)
-                for i, call in enumerate(message.tool_calls)
-            ],
-            response_metadata=metadata,
-            usage_metadata=message.usage_metadata,
-            chunk_position="last",
-        )
-        return ChatGenerationChunk(message=last)
+            metadata = message.response_metadata | {_INVALID: message.invalid_tool_calls}
+            message = message.model_copy(update={"invalid_tool_calls": [], "response_metadata": metadata})
+        if self._shown:
+            text = message.text
+            rest = text[len(self._shown) :] if text.startswith(self._shown) else ""
+            message = message.model_copy(update={"content": rest})
+        return ChatGenerationChunk(message=as_chunk(message))
 
 
 def _result(message: AIMessage) -> ChatResult:

@@ -119,7 +119,7 @@ def _local(asked: ModelString) -> Capabilities:
         kind="transformers",
         tools=True,
         token_ids=True,
-        logprobs=LogprobKind.RAW,
+        logprobs=LogprobKind.TEMPERED,
         streaming=True,
         structured=find_spec("llguidance") is not None,
         trainable=options == LoadOptions(),

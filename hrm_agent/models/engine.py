@@ -64,7 +64,9 @@ class Engine(Protocol):
     def codec(self) -> Codec: ...
 
     @property
-    def logprob_kind(self) -> LogprobKind: ...
+    def logprob_kind(self) -> LogprobKind:
+        """What its log-probs are in general: a call at temperature 1 that nothing cut has raw ones all the same."""
+        ...
 
     @property
     def policy_version(self) -> int:

@@ -15,21 +15,20 @@ What is not a LangChain chat model (a bare HTTP call in a node) cannot be seen h
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Self
 from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, message_chunk_to_message
-from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables.config import ensure_config
 from pydantic import ValidationError
 
-from hrm_agent.models.call_recording import PendingCall, close_text_call, context_of, plain
+from hrm_agent.models.call_recording import PendingCall, as_chunk, close_text_call, plain
 from hrm_agent.models.chat import PolicyModel
-from hrm_agent.trajectory import Call, Recording, Sampling, content_hash, open_recording
+from hrm_agent.trajectory import Call, Recording, Sampling, open_recording
+from hrm_agent.trajectory.conversation_digest import HashedContext
 from hrm_agent.trajectory.identity import graph_identity, in_graph
 
 __all__ = ["record_external_models"]
@@ -61,20 +60,21 @@ class _ModelRequest:
         self._recording, self._model = recording, _model_name(model, options)
         identity = graph_identity(metadata, str(uuid4()))
         asked = plain({name: value for name, value in options.items() if name not in _TRACED and value is not None})
-        request_hash = content_hash(context_of(messages), asked, self._model)
+        context = HashedContext.of(messages)
+        request_hash = context.hash(asked, self._model)
         tools: Sequence[Any] = asked.get("tools") or ()
         claimed = recording.claim(identity, request_hash, messages, tools)
         self.recorded = AIMessage.model_validate(claimed.response) if isinstance(claimed, Call) else None
         if isinstance(claimed, int):
             sampling = _sampling(model, options)
-            self._pending = PendingCall(identity, claimed, request_hash, messages, tools, sampling)
+            self._pending = PendingCall(identity, claimed, request_hash, messages, context, tools, sampling)
 
     def close(self, answer: BaseMessage) -> AIMessage:
         """Commit the record; the answer as it will be given back."""
         message = message_chunk_to_message(answer)
         assert isinstance(message, AIMessage), "chat models answer with AI messages"
         call, _ = close_text_call(self._pending, self._model, message)
-        self.recorded = AIMessage.model_validate(self._recording.write_call(call).response)
+        self.recorded = AIMessage.model_validate(self._recording.write_call(call, self._pending.messages).response)
         return self.recorded
 
     def __enter__(self) -> Self:
@@ -151,7 +151,7 @@ def _streaming(entry: Any) -> Any:
                     yield from kept.swap(chunk)
                 yield kept.last()
             else:
-                yield _as_chunk(question.recorded)
+                yield as_chunk(question.recorded)
 
     return stream
 
@@ -182,7 +182,7 @@ def _streaming_async(entry: Any) -> Any:
                         yield shown
                 yield kept.last()
             else:
-                yield _as_chunk(question.recorded)
+                yield as_chunk(question.recorded)
 
     return stream
 
@@ -219,15 +219,6 @@ def _recorded(question: _ModelRequest, result: ChatResult) -> ChatResult:
 
 def _result(message: AIMessage) -> ChatResult:
     return ChatResult(generations=[ChatGeneration(message=message)])
-
-
-def _as_chunk(message: AIMessage) -> AIMessageChunk:
-    calls = [tool_call_chunk(name=c["name"], args=json.dumps(c["args"]), id=c["id"]) for c in message.tool_calls]
-    broken = [tool_call_chunk(name=c["name"], args=c["args"], id=c["id"]) for c in message.invalid_tool_calls]
-    kept = message.model_dump(exclude={"type", "tool_calls", "invalid_tool_calls"})
-    for index, chunk in enumerate(chunks := [*calls, *broken]):
-        chunk["index"] = index
-    return AIMessageChunk(**kept, tool_call_chunks=chunks, chunk_position="last")
 
 
 def _metadata(run_manager: Any) -> dict[str, Any] | None:

@@ -99,6 +99,10 @@ def model_folder(name: str) -> str:
     Options say how weights are loaded to answer; a trainer needs them whole, in its own precision, and as one model.
     """
     asked = parse_model(name)
+    if not asked.local:
+        raise ModelError(f"{name!r} cannot be trained: {_not_ours(asked.scheme)}.", _TRAINABLE)
+    if not asked.name or (not asked.scheme and not is_folder(asked.name)):
+        raise ModelError(f"There is no model folder {asked.base!r}.", _TRAINABLE)
     if asked.options != LoadOptions():
         raise ModelError(
             f"{name!r} cannot be trained: quantized weights have no gradient, an adapter is not part of the weights,"
@@ -106,6 +110,17 @@ def model_folder(name: str) -> str:
             f"Train {asked.base}.",
         )
     return local_folder(asked)
+
+
+_TRAINABLE = "What can be trained: a model folder, hf:NAME, builtin:cold-start or builtin:trained."
+
+
+def _not_ours(scheme: str) -> str:
+    if scheme == "vllm":
+        return "its weights are the server's, and a trainer changes weights that it has loaded itself"
+    if scheme == "scripted":
+        return "its answers stand in a file, and there are no weights"
+    return f"{scheme!r} names a provider, whose weights are not here"
 
 
 def local_folder(asked: ModelString) -> str:

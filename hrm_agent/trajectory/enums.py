@@ -6,6 +6,7 @@ from enum import StrEnum
 
 __all__ = [
     "BranchReason",
+    "DropReason",
     "FinishReason",
     "LogprobKind",
     "RunStatus",
@@ -50,9 +51,13 @@ class SessionState(StrEnum):
     KEPT = "kept"
     """The process that ran them."""
     REPLAYED = "replayed"
-    """A new process that ran them again: the old one was gone, or had gone on from here on another branch."""
+    """A new process that ran them again, to the same status, output and value: the old one was gone, or had gone on
+    from here on another branch."""
+    DIFFERS = "differs"
+    """A new process that ran them again, and some ended with another status, output or value, as `changed_cells` says.
+    """
     LOST = "lost"
-    """A new process in which they could not be run again, or came to something else."""
+    """A new process in which some could not be run again: they ended it otherwise than before, or are not known."""
 
 
 class RunStatus(StrEnum):
@@ -80,7 +85,7 @@ class StopReason(StrEnum):
     MAX_TOKENS = "max_tokens"
     """The budget of completion tokens, or the model's context window, was used up."""
     MAX_SECONDS = "max_seconds"
-    """The budget of wall-clock time was used up."""
+    """The budget of time in which models and tools are at work was used up."""
     MAX_CALLS = "max_calls"
     """The run's budget of model calls was used up."""
     MAX_COST = "max_cost"
@@ -119,9 +124,11 @@ class LogprobKind(StrEnum):
     """What the stored log-probs mean."""
 
     RAW = "raw"
-    """log softmax of the logits at temperature 1, over the whole vocabulary."""
+    """log softmax of the logits, as at temperature 1, over the whole vocabulary."""
+    TEMPERED = "tempered"
+    """log softmax of the logits divided by the call's temperature, over the whole vocabulary: no top-p, no schema."""
     SAMPLED = "sampled"
-    """of the distribution that was sampled from, after temperature and top-p."""
+    """of a distribution that was cut further: by top-p, a schema, or something that is not on record."""
     NONE = "none"
     """the engine gives none."""
 
@@ -151,4 +158,25 @@ class Verdict(StrEnum):
     DROPPED = "dropped"
     """It was left out: not drawn, or it failed by no fault of the policy; of a choice, another run was chosen."""
     GROUP_REJECTED = "group_rejected"
-    """It was left out with its whole group, which gives no signal: all rewards are equal."""
+    """It was left out with its whole group, which gives no signal, or is too small to be trusted."""
+
+
+class DropReason(StrEnum):
+    """Why a training run did not train on a trajectory."""
+
+    NOT_DRAWN = "not_drawn"
+    """The selection took other rollouts of the group."""
+    EQUAL_REWARDS = "equal_rewards"
+    """The rewards of the group, or of those drawn from it, are all equal: no signal."""
+    SMALL_GROUP = "small_group"
+    """Too few rollouts of the group can take part (`min_group`)."""
+    NO_GRADIENT = "no_gradient"
+    """No call of the group's kept rollouts can be trained on."""
+    RUN_FAILED = "run_failed"
+    """The graph or the verifier raised an error."""
+    INFRASTRUCTURE = "infrastructure"
+    """A tool call was lost to a machine or a service, so the reward may not be the policy's doing."""
+    ABORTED = "aborted"
+    """The run was stopped from outside."""
+    NOT_ENDED = "not_ended"
+    """The run is still under way."""

@@ -45,6 +45,7 @@ _ENUMS: tuple[type[StrEnum], ...] = (
     schema.LogprobKind,
     schema.BranchReason,
     schema.Verdict,
+    schema.DropReason,
 )
 _FORMAT_MODULES: dict[str, ModuleType] = {
     "chat": chat,

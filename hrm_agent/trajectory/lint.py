@@ -296,13 +296,13 @@ def _returns(start: str, parents: dict[str, str | None]) -> bool:
 
 @_invariant("trainable-kind")
 def _trainable_kind(trajectory: Trajectory) -> Iterator[Problem]:
-    """A trainable call has at least one completion token, and raw log-probs; any other names why it is untrainable."""
+    """A trainable call has a completion token at least, and raw or tempered log-probs; any other says why it is not."""
     for call in trajectory.calls:
         if call.untrainable is not None and not call.untrainable.strip():
             yield call.id, "untrainable without a reason"
         elif call.trainable and call.sampled_tokens == 0:
             yield call.id, "trainable without a completion token"
-        elif call.trainable and call.logprob_kind is not LogprobKind.RAW:
+        elif call.trainable and call.logprob_kind not in (LogprobKind.RAW, LogprobKind.TEMPERED):
             yield call.id, f"trainable with log-probs of the kind {call.logprob_kind.value!r}"
 
 

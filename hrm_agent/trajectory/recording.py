@@ -26,6 +26,7 @@ from typing import Any, Protocol, TypeVar
 from hrm_agent.bounded import BoundedMap
 from hrm_agent.errors import StoreError
 from hrm_agent.trajectory.ids import derive_seed
+from hrm_agent.trajectory.message_dump import message_dump
 from hrm_agent.trajectory.schema import Call, GraphIdentity, ToolCall, ToolStatus
 
 __all__ = [
@@ -75,6 +76,10 @@ class Journal(Protocol):
         """Finished model calls of one LangGraph task, by call index."""
         ...
 
+    def tasks_of_thread(self, thread_id: str) -> set[str]:
+        """Ids of the LangGraph tasks of a thread that have finished model calls."""
+        ...
+
     def seeds_of_thread(self, thread_id: str) -> set[int]:
         """Seeds of all finished model calls of a thread."""
         ...
@@ -85,8 +90,12 @@ class Journal(Protocol):
         """Tokens along the path from the root to `call_id`, its answer included. `KeyError` if part of it is gone."""
         ...
 
-    def write_call(self, call: Call) -> Call:
-        """Write a finished call. Where its id is on record already, that call stands; returns the one that does."""
+    def write_call(self, call: Call, sent: Sequence[Any] = ()) -> Call:
+        """Write a finished call. Where its id is on record already, that call stands; returns the one that does.
+
+        `sent`: the messages of a call whose tokens do not hold them. They are read back as `Call.request`; what is
+        returned has no request yet.
+        """
         ...
 
     def find_tool_call(self, record_id: str) -> ToolCall | None: ...
@@ -99,8 +108,11 @@ class Journal(Protocol):
         """The call of the thread under this idempotency key: of several one that ended well, if there is one."""
         ...
 
-    def write_tool_call(self, tool_call: ToolCall) -> None:
-        """Write a started call, or replace it by its finished form."""
+    def write_tool_call(self, tool_call: ToolCall, *, again: bool = False) -> ToolCall:
+        """Write a started call, or its finished form. A finished record stands; returns the one that does.
+
+        `again`: a finished call is run again, since what it came to cannot be given back.
+        """
         ...
 
     def line(self, thread_id: str, namespace: str, checkpoint_id: str) -> CheckpointLineage:
@@ -123,6 +135,7 @@ class MemoryJournal:
 
     def __init__(self, capacity: int = 4096) -> None:
         self._calls = BoundedMap[str, Call](capacity)
+        self._sent = BoundedMap[str, tuple[Any, ...]](capacity)
         self._tool_calls = BoundedMap[str, ToolCall](capacity)
         self._lock = threading.Lock()
 
@@ -131,7 +144,11 @@ class MemoryJournal:
             calls = [
                 c for c in self._calls.values() if (c.identity.thread_id, c.identity.task_id) == (thread_id, task_id)
             ]
-        return sorted(calls, key=lambda call: call.call_index)
+        return sorted(map(self._with_request, calls), key=lambda call: call.call_index)
+
+    def tasks_of_thread(self, thread_id: str) -> set[str]:
+        with self._lock:
+            return {c.identity.task_id for c in self._calls.values() if c.identity.thread_id == thread_id}
 
     def seeds_of_thread(self, thread_id: str) -> set[int]:
         with self._lock:
@@ -139,7 +156,14 @@ class MemoryJournal:
         return {call.sampling.seed for call in calls if call.sampling.seed is not None}
 
     def find_call(self, call_id: str) -> Call | None:
-        return self._calls.get(call_id)
+        found = self._calls.get(call_id)
+        return None if found is None else self._with_request(found)
+
+    def _with_request(self, call: Call) -> Call:
+        """The messages themselves are kept: a conversation's calls share them."""
+        sent = self._sent.get(call.id)
+        dumps = None if sent is None else tuple(message_dump(message) for message in sent)
+        return call if dumps is None else call.model_copy(update={"request": dumps})
 
     def path_tokens(self, call_id: str) -> tuple[int, ...]:
         deltas: list[tuple[int, ...]] = []
@@ -150,8 +174,10 @@ class MemoryJournal:
             step = call.parent
         return tuple(token for delta in reversed(deltas) for token in delta)
 
-    def write_call(self, call: Call) -> Call:
+    def write_call(self, call: Call, sent: Sequence[Any] = ()) -> Call:
         with self._lock:
+            if sent and call.id not in self._calls:
+                self._sent[call.id] = tuple(sent)
             return self._calls.setdefault(call.id, call)
 
     def find_tool_call(self, record_id: str) -> ToolCall | None:
@@ -172,9 +198,13 @@ class MemoryJournal:
             under_key = (c for c in self._tool_calls.values() if c.idempotency_key == key)
             return next((c for c in under_key if c.identity.thread_id == thread_id and c.status is ToolStatus.OK), None)
 
-    def write_tool_call(self, tool_call: ToolCall) -> None:
+    def write_tool_call(self, tool_call: ToolCall, *, again: bool = False) -> ToolCall:
         with self._lock:
+            standing = self._tool_calls.get(tool_call.id)
+            if standing is not None and standing.status is not None and not again:
+                return standing
             self._tool_calls[tool_call.id] = tool_call
+            return tool_call
 
     def line(self, thread_id: str, namespace: str, checkpoint_id: str) -> CheckpointLineage:
         return CheckpointLineage({}, checkpoint_id)
@@ -213,6 +243,8 @@ class Recording:
         """Set when a call could not be written: from then on nothing may be asked, whatever the graph swallows."""
         self._lock = threading.Lock()
         self._tasks = BoundedMap[tuple[str, str], _TaskSlot](_REMEMBERED)
+        self._with_calls = BoundedMap[str, set[str]](_REMEMBERED)
+        """By thread, the tasks that have calls on record: of others none is looked for."""
         self._seeds = BoundedMap[str, set[int]](_REMEMBERED)
         self._keys: set[tuple[str, str]] = set()
         self._asked: Counter[tuple[str, str, int, str]] = Counter()
@@ -247,6 +279,8 @@ class Recording:
 
     def claim_tool_call(self, started: ToolCall) -> ToolCall | None:
         """The finished record of this very call; None if it is to be run."""
+        if self.broken is not None:
+            raise self.broken
         earlier = self.journal.find_tool_call(started.id)
         if earlier is None or earlier.status is None:
             return None
@@ -260,6 +294,10 @@ class Recording:
             self._asked[key] += 1
             return self._asked[key] - 1
 
+    def thread_of_step(self, thread_id: str, step: int) -> str:
+        """The thread that a step of `thread_id` was run on: a replay of a fork runs the steps before it, too."""
+        return thread_id
+
     def hold_key(self, thread_id: str, key: str) -> bool:
         """Take an idempotency key for the time of a call; False while another call has it."""
         with self._lock:
@@ -271,10 +309,20 @@ class Recording:
         with self._lock:
             self._keys.discard((thread_id, key))
 
-    def write_call(self, call: Call) -> Call:
+    def write_call(self, call: Call, sent: Sequence[Any] = ()) -> Call:
         """Write a finished call; returns the one that is on record, which is another where two were first."""
+        with self._lock:
+            self._with_calls.get(call.identity.thread_id, set()).add(call.identity.task_id)
         try:
-            return self.journal.write_call(call)
+            return self.journal.write_call(call, sent)
+        except StoreError as error:
+            self.broken = error
+            raise
+
+    def write_tool_call(self, tool_call: ToolCall, *, again: bool = False) -> ToolCall:
+        """Write a tool call that begins or has ended; returns the record that stands."""
+        try:
+            return self.journal.write_tool_call(tool_call, again=again)
         except StoreError as error:
             self.broken = error
             raise
@@ -303,7 +351,11 @@ class Recording:
     def _task(self, identity: GraphIdentity) -> _TaskSlot:
         key = (identity.thread_id, identity.task_id)
         if key not in self._tasks:
-            self._tasks[key] = _TaskSlot(list(self.journal.calls_of_task(*key)))
+            thread, task = key
+            if thread not in self._with_calls:
+                self._with_calls[thread] = set(self.journal.tasks_of_thread(thread))
+            known = task in self._with_calls[thread]
+            self._tasks[key] = _TaskSlot(list(self.journal.calls_of_task(*key)) if known else [])
         return self._tasks[key]
 
     def _seeds_of(self, thread_id: str) -> set[int]:

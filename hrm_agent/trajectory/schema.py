@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hrm_agent.trajectory.enums import (
     BranchReason,
+    DropReason,
     FinishReason,
     LogprobKind,
     RunStatus,
@@ -34,6 +35,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "BranchReason",
     "Call",
+    "DropReason",
     "FinishReason",
     "ForkRef",
     "GraphIdentity",
@@ -74,6 +76,13 @@ class Sampling(_Record):
     """Seed of this call; the engine's tokens are a function of (weights, prompt, seed). None: drawn from the system."""
     stop: tuple[str, ...] = ()
     """Texts that end the call. The tokens that form them are kept in the call's `token_ids`."""
+
+    @property
+    def why_untrainable(self) -> str | None:
+        """Why tokens chosen so are no sample of the policy's distribution at this temperature; None if they are."""
+        if self.temperature == 0:
+            return "temperature 0: the most probable token was taken, none was sampled"
+        return None if self.top_p == 1 else f"top_p {self.top_p:g}: only a part of the distribution was sampled from"
 
 
 class GraphIdentity(_Record):
@@ -145,9 +154,9 @@ class Call(_Record):
     """The answer was held to a JSON schema while it was sampled. `logprobs` are those without that mask where the
     engine is in this process, and under it where it is a server."""
     untrainable: str | None = None
-    """Why a trainer cannot learn from this call (no token ids, for example); None if it can."""
+    """Why a trainer cannot learn from this call (no token ids, temperature 0), as known when it was made; else None."""
     request: tuple[dict[str, Any], ...] | None = None
-    """The messages sent, only where token ids do not already hold them."""
+    """The messages sent, only where token ids do not already hold them. Bytes in them are shown as base64 text."""
     response: dict[str, Any]
     """The answer as a LangChain message dump: what a resumed node gets back."""
     started_at: float
@@ -162,8 +171,13 @@ class Call(_Record):
         return sum(self.mask)
 
     @property
+    def why_untrainable(self) -> str | None:
+        """`untrainable`, or what the sampling parameters say: older records give no reason for those."""
+        return self.untrainable or self.sampling.why_untrainable
+
+    @property
     def trainable(self) -> bool:
-        return self.untrainable is None
+        return self.why_untrainable is None
 
     @property
     def seconds(self) -> float:
@@ -201,10 +215,15 @@ class ToolCall(_Record):
     """Wall-clock time in seconds from the call's beginning to its end, without the time in the queue."""
     started_at: float = 0.0
     """Start of the call: Unix time in seconds."""
+    ended_at: float | None = None
+    """End of the call: Unix time in seconds; None while it is under way, and in older records."""
     isolation: str = ""
     """The level that its code ran under, `L3` to `L0`; empty for a call that ran no code, and in older records."""
     session: SessionState | None = None
     """What the call found of its session's earlier calls; None outside sessions."""
+    changed_cells: tuple[int, ...] = ()
+    """Numbers, from 1, of the session's earlier calls that gave another result when they were run again for this
+    one; the first sixteen. Counted are those whose process lived on."""
     cpu_seconds: float | None = Field(default=None, ge=0)
     """CPU time of the whole tree of its processes; None where nobody measured it."""
     peak_memory_bytes: int | None = Field(default=None, ge=0)
@@ -370,6 +389,8 @@ class Overlay(_Record):
     """Whether the trajectory was trained on, or chosen."""
     reason: str
     """Why, in words: which quota, which penalty, or why the whole group was rejected."""
+    drop_reason: DropReason | None = None
+    """Why it was not trained on, as a type; None where it was kept, was not chosen among runs, or in older records."""
     penalty_error: float
     """p_err of GRPO-RoC, in [0, 1]: share of distinct tool calls that failed; 0.5 without any."""
     penalty_format: float

@@ -58,7 +58,7 @@ _WORTH_WAITING = 16
 class TransformersEngine:
     """Samples from a causal LM of `transformers`, for many callers at once."""
 
-    logprob_kind = LogprobKind.RAW
+    logprob_kind = LogprobKind.TEMPERED
 
     def __init__(
         self,

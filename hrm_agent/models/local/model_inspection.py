@@ -42,7 +42,7 @@ def capabilities_of(model: Any, max_length: int, no_schema: Lack | None) -> Capa
         kind="transformers",
         tools=True,
         token_ids=True,
-        logprobs=LogprobKind.RAW,
+        logprobs=LogprobKind.TEMPERED,
         streaming=True,
         structured=no_schema is None,
         trainable=quantized is None and not adapted,

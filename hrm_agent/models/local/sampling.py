@@ -5,8 +5,9 @@ does not depend on which other requests happened to be sampled beside it, on the
 was interrupted, and a stored run can be sampled again. The token is found by inverting the cumulative distribution in
 float64.
 
-Log-probs are raw: log softmax of the float32 logits at temperature 1 over the whole vocabulary, whatever temperature,
-top-p or schema were used to choose the token. A trainer needs exactly these.
+Log-probs are tempered: log softmax of the float32 logits divided by the row's temperature, over the whole vocabulary,
+whatever top-p or schema were used to choose the token. That is the distribution that a trainer has to take the
+gradient of. At temperature 0 nothing is sampled, and they are those of temperature 1.
 """
 
 from __future__ import annotations
@@ -44,32 +45,38 @@ def sample_rows(
     top_p_R: torch.Tensor,
     held: Held | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token a row and its raw log-prob. Temperature 0 takes the most probable token, the first one of equals.
+    """One token a row and its tempered log-prob. Temperature 0 takes the most probable token, the first one of equals.
 
     `held`: of some rows, which tokens they may take. Their log-probs stay those of the whole vocabulary.
     """
-    raw_RV = torch.log_softmax(logits_RV.float(), dim=-1)
-    open_RV = raw_RV if held is None else _among(raw_RV, held)
-    token_R = _invert(_weights(open_RV, temperature_R, top_p_R), uniform_R)
+    tempered_RV = _tempered(torch.log_softmax(logits_RV.float(), dim=-1), temperature_R)
+    open_RV = tempered_RV if held is None else _among(tempered_RV, held)
+    token_R = _invert(_weights(open_RV, top_p_R), uniform_R)
     greedy_R = temperature_R == 0
     if greedy_R.any():
         token_R = torch.where(greedy_R, open_RV.argmax(dim=-1), token_R)
-    return token_R, raw_RV.gather(1, token_R[:, None])[:, 0]
+    return token_R, tempered_RV.gather(1, token_R[:, None])[:, 0]
 
 
-def _among(raw_RV: torch.Tensor, held: Held) -> torch.Tensor:
+def _tempered(raw_RV: torch.Tensor, temperature_R: torch.Tensor) -> torch.Tensor:
+    """Log-probs at each row's temperature; rows at 0 and 1 as they are to the last bit, whatever stands beside them."""
+    plain_R1 = ((temperature_R == 0) | (temperature_R == 1))[:, None]
+    if bool(plain_R1.all()):
+        return raw_RV
+    divided_RV = raw_RV / torch.where(plain_R1, 1.0, temperature_R[:, None])
+    return torch.where(plain_R1, raw_RV, torch.log_softmax(divided_RV, dim=-1))
+
+
+def _among(tempered_RV: torch.Tensor, held: Held) -> torch.Tensor:
     """Log-probs among the tokens that are allowed; the other rows as they are."""
     index_H, allowed_HV = held
-    masked_HV = raw_RV[index_H].masked_fill(~allowed_HV, float("-inf"))
-    return raw_RV.index_copy(0, index_H, torch.log_softmax(masked_HV, dim=-1))
+    masked_HV = tempered_RV[index_H].masked_fill(~allowed_HV, float("-inf"))
+    return tempered_RV.index_copy(0, index_H, torch.log_softmax(masked_HV, dim=-1))
 
 
-def _weights(raw_RV: torch.Tensor, temperature_R: torch.Tensor, top_p_R: torch.Tensor) -> torch.Tensor:
+def _weights(tempered_RV: torch.Tensor, top_p_R: torch.Tensor) -> torch.Tensor:
     """What to sample from, up to a factor per row."""
-    if bool((temperature_R != 1).any()):
-        safe_R = torch.where(temperature_R == 0, 1.0, temperature_R)
-        raw_RV = torch.log_softmax(raw_RV / safe_R[:, None], dim=-1)
-    weights_RV = raw_RV.exp()
+    weights_RV = tempered_RV.exp()
     narrow_R = top_p_R < 1
     if bool(narrow_R.any()):
         weights_RV[narrow_R] = _nucleus(weights_RV[narrow_R], top_p_R[narrow_R])

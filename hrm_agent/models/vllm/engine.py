@@ -10,6 +10,10 @@ a future hangs up, which frees the request's place on the server.
 An answer is a function of (weights, prompt, seed) as far as the server keeps to that: vLLM's noise belongs to the
 request, but tokens differ between engines, since each draws its noise in its own way.
 
+Log-probs are the server's, before or after the temperature as it was started (`logprob_kind`). Raw ones of a call at
+another temperature than 1 are right, and yet not those of the distribution that was sampled: for that one start the
+server with `--logprobs-mode processed_logprobs`.
+
 Limits: the weights are the server's, and `policy_version` stays 0; a trainer samples in its own process. Time that a
 request waits inside of the server is not known here: `queue_seconds` counts the wait for one of `max_requests` places.
 """
@@ -30,12 +34,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hrm_agent.async_bridge import BackgroundLoop
 from hrm_agent.errors import ContextLengthError, ModelError
-from hrm_agent.models.capabilities import Capabilities, Lack
+from hrm_agent.models.capabilities import Capabilities
 from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.vllm.answer import VllmReply, request_body
 from hrm_agent.models.vllm.connection import Connection
 from hrm_agent.models.vllm.server import Refusal, Served, VllmAddress, look_up, parse_address, server_tokens
-from hrm_agent.trajectory import LogprobKind
 
 if TYPE_CHECKING:
     from hrm_agent.models.codec.chat_template import PolicyCodec
@@ -83,7 +86,6 @@ class VllmEngine:
 
     def capabilities(self) -> Capabilities:
         """What the server's model can do; `trainable` is whether a trainer here could change its weights."""
-        raw = self.logprob_kind is LogprobKind.RAW
         return Capabilities(
             kind="vllm",
             tools=True,
@@ -93,7 +95,6 @@ class VllmEngine:
             structured=True,
             trainable=False,
             max_length=self.max_length,
-            lacks=() if raw else (Lack("raw log-probs", "Start the server with --logprobs-mode raw_logprobs."),),
         )
 
     def close(self) -> None:

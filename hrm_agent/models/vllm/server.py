@@ -5,8 +5,9 @@ all after `?` is optional. The string is recorded with every call, so no secret 
 environment variable that holds it.
 
 What is served is asked once, when the engine is opened: the model's name, its tokenizer, the longest conversation, and
-what its log-probs mean. The last is no part of the protocol. A server started with `--logprobs-mode processed_logprobs`
-looks like any other and gives numbers that no trainer may take for the policy's, so it is put to a test (`_probe`).
+what its log-probs mean. The last is no part of the protocol. By default (`--logprobs-mode raw_logprobs`) vLLM takes
+them from the logits as the model gave them, before temperature, top-p and schema; a server started with
+`processed_logprobs` takes them after all of these, and looks like any other. So it is put to a test (`_probe`).
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Served:
     max_length: int | None
     """Prompt and answer are at most so many tokens; None where it does not say."""
     logprob_kind: LogprobKind
-    """Of which distribution its log-probs are, as the test of the server showed."""
+    """RAW, or SAMPLED for processed ones, as the test of the server showed."""
 
 
 class Refusal(ModelError):

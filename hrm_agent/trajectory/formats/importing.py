@@ -30,10 +30,10 @@ from hrm_agent.trajectory.schema import (
     Trajectory,
 )
 
-__all__ = ["Assembly", "End", "Origin", "checked"]
+__all__ = ["Assembly", "End", "Origin", "checked", "common_kind"]
 
 NO_LOGPROBS = "the file gives no log-probs"
-UNKNOWN_LOGPROBS = "the file does not say that its log-probs are raw (temperature 1, the whole vocabulary)"
+UNKNOWN_LOGPROBS = "the file does not say that its log-probs are raw (temperature 1, the whole vocabulary) or tempered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,7 @@ class Assembly:
         kind = LogprobKind.NONE if logprobs is None else LogprobKind.RAW if self.origin.raw_logprobs else kind
         index, extra = len(self.calls), dict(facts)
         branch_of, sampling = extra.pop("branch_of", None), extra.pop("sampling", Sampling())
+        untrainable = extra.pop("untrainable", None) or _why_untrainable(kind) or sampling.why_untrainable
         task = str(index)
         call = Call(
             id=call_id(self.id, task, 0),
@@ -125,7 +126,7 @@ class Assembly:
             logprobs=(0.0,) * len(inserted) + tuple(logprobs or [0.0] * len(sampled)),
             logprob_kind=kind,
             sampling=sampling.model_copy(update={"max_tokens": max(sampling.max_tokens, len(sampled))}),
-            untrainable=_why_untrainable(kind),
+            untrainable=untrainable,
             **self._facts(extra),
         )
         self.calls.append(call)
@@ -164,8 +165,19 @@ class Assembly:
 
 
 def _why_untrainable(kind: LogprobKind) -> str | None:
-    reasons = {LogprobKind.RAW: None, LogprobKind.NONE: NO_LOGPROBS, LogprobKind.SAMPLED: UNKNOWN_LOGPROBS}
-    return reasons[kind]
+    return {LogprobKind.NONE: NO_LOGPROBS, LogprobKind.SAMPLED: UNKNOWN_LOGPROBS}.get(kind)
+
+
+def common_kind(trajectory: Trajectory) -> LogprobKind:
+    """What all log-probs of the calls to be trained are; NONE where they are not all the same.
+
+    At temperature 1 raw ones are tempered ones.
+    """
+    calls = trajectory.policy_calls
+    if all(call.logprob_kind is LogprobKind.RAW for call in calls):
+        return LogprobKind.RAW
+    tempered = (call.logprob_kind is LogprobKind.TEMPERED or call.sampling.temperature == 1 for call in calls)
+    return LogprobKind.TEMPERED if all(tempered) else LogprobKind.NONE
 
 
 def _runs(mask: Sequence[Any]) -> Iterator[tuple[int, int]]:

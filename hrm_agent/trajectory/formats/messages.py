@@ -23,7 +23,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from pydantic import TypeAdapter, ValidationError
 
-from hrm_agent.trajectory.conversation_digest import context_of
+from hrm_agent.trajectory.conversation_digest import context_hash
 from hrm_agent.trajectory.ids import content_hash
 from hrm_agent.trajectory.schema import Call, ToolCall, Trajectory
 
@@ -84,11 +84,6 @@ def conversation_of(call: Call, trajectory: Trajectory, known: RequestHints) -> 
 def answer_of(call: Call) -> AIMessage:
     """The stored answer as a message."""
     return AIMessage.model_validate(call.response)
-
-
-def context_hash(messages: Sequence[BaseMessage]) -> str:
-    """What `Call.context_hash` is for a conversation that ends with the call's answer."""
-    return content_hash(context_of(messages))
 
 
 def _candidates(call: Call, trajectory: Trajectory, known: RequestHints) -> Iterator[Messages]:

@@ -35,7 +35,7 @@ COLUMNS: dict[str, str] = {
     "status": "string; see RunStatus",
     "stop_reason": "string or null; see StopReason",
     "reward": "double or null; the reward `correct`, null if it was not verified",
-    "trainable": "boolean; every call has token ids and raw log-probs",
+    "trainable": "boolean; every call can be trained on",
     "sampled_tokens": "int64; tokens that the policy sampled, over all calls",
     "record": "string; the trajectory as JSON, without the tokens of its calls",
     "token_ids": "list of binary; per call of `record`, little-endian int32",

@@ -15,12 +15,12 @@ from typing import Any
 
 from hrm_agent.errors import StoreError
 from hrm_agent.trajectory.forest import path_to, path_tokens
-from hrm_agent.trajectory.formats.importing import Assembly, Origin, checked
+from hrm_agent.trajectory.formats.importing import Assembly, Origin, checked, common_kind
 from hrm_agent.trajectory.formats.messages import ConversationOfCall, RequestHints, answer_of, conversation_of
 from hrm_agent.trajectory.formats.rows import Row, RowMaker, Skipped, incomplete, read_rows
 from hrm_agent.trajectory.formats.verifiers import ai_message, ending, flat_message, used_calls
 from hrm_agent.trajectory.ids import content_hash
-from hrm_agent.trajectory.schema import Call, FinishReason, LogprobKind, RunStatus, TaskRef, Trajectory
+from hrm_agent.trajectory.schema import Call, FinishReason, LogprobKind, RunStatus, Sampling, TaskRef, Trajectory
 
 __all__ = ["read_rollouts", "rollout_rows"]
 
@@ -54,7 +54,7 @@ def rollout_rows(known: RequestHints) -> RowMaker:
                 "group_id": trajectory.group_id,
                 "policy": trajectory.policy,
                 "status": trajectory.status.value,
-                "logprobs": LogprobKind.RAW.value,
+                "logprobs": common_kind(trajectory).value,
             },
             "reward": trajectory.reward,
             "metrics": trajectory.rewards,
@@ -95,7 +95,12 @@ def _step(call: Call, trajectory: Trajectory, known: RequestHints) -> Row:
         "advantage": None,
         "is_truncated": cut,
         "trajectory_id": trajectory.id,
-        "extras": {"started_at": call.started_at, "ended_at": call.ended_at},
+        "extras": {
+            "started_at": call.started_at,
+            "ended_at": call.ended_at,
+            "temperature": call.sampling.temperature,
+            "top_p": call.sampling.top_p,
+        },
     }
 
 
@@ -171,6 +176,7 @@ def _add(assembly: Assembly, seen: list[Seen], step: Row, info: dict[str, Any]) 
         tokens.get("completion_logprobs"),
         kind=LogprobKind(info.get("logprobs") or LogprobKind.SAMPLED),
         branch_of=seen[-1][1] if seen and parent is None else None,
+        sampling=Sampling.model_validate({n: extras[n] for n in ("temperature", "top_p") if extras.get(n) is not None}),
         response=ai_message(step["completion"][-1] if step.get("completion") else {}).model_dump(mode="json"),
         finish_reason=FinishReason.LENGTH if step.get("is_truncated") else FinishReason.STOP,
         started_at=began,

@@ -4,7 +4,8 @@
 that the policy sampled and is to learn; `logprobs` is aligned with the completion. Every other key is handed to TRL's
 reward functions. One row for each path of the message forest that has something to learn, cut after the last such
 token: a trajectory of several paths gives several rows with one `trajectory_id`, and each token is learned in one of
-them. Calls that a fork inherited, and untrainable ones, are context.
+them. Calls that a fork inherited, and untrainable ones, are context. TRL's trainer has one temperature, so calls of a
+path that were sampled at several are learned in a row for each; `temperature` and `logprob_kind` say what a row has.
 
     from hrm_agent.trajectory.formats.trl import rollout_columns
 
@@ -17,7 +18,7 @@ tool calls, times) stands in no rollout.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from hrm_agent.trajectory.forest import path_mask, path_tokens, paths
 from hrm_agent.trajectory.formats.importing import Assembly, Origin, checked
 from hrm_agent.trajectory.formats.rows import Row, Skipped, incomplete, read_rows
 from hrm_agent.trajectory.ids import content_hash
-from hrm_agent.trajectory.schema import Call, LogprobKind, RunStatus, StopReason, TaskRef, Trajectory
+from hrm_agent.trajectory.schema import Call, LogprobKind, RunStatus, Sampling, StopReason, TaskRef, Trajectory
 
 __all__ = ["read_trl", "rollout_columns", "trl_rows"]
 
@@ -45,23 +46,25 @@ def trl_rows(trajectory: Trajectory) -> Iterator[Row | Skipped]:
         yield Skipped(_why_not(trajectory))
         return
     for path in paths(trajectory.calls):
-        fresh = {call.id for call in path} & own - trained
-        while path and path[-1].id not in fresh:
-            path = path[:-1]
-        if path:
-            trained |= fresh
-            yield _row(trajectory, path, fresh)
+        fresh = [call for call in path if call.id in own - trained]
+        trained |= {call.id for call in fresh}
+        for temperature in dict.fromkeys(call.sampling.temperature for call in fresh):
+            yield _row(trajectory, path, [call for call in fresh if call.sampling.temperature == temperature])
 
 
 def _why_not(trajectory: Trajectory) -> str:
-    return next((call.untrainable for call in trajectory.own_calls if call.untrainable), "the policy was never asked")
+    reasons = (call.why_untrainable for call in trajectory.own_calls)
+    return next(filter(None, reasons), "the policy was never asked")
 
 
-def _row(trajectory: Trajectory, path: tuple[Call, ...], fresh: set[str]) -> Row:
+def _row(trajectory: Trajectory, path: tuple[Call, ...], learned: Sequence[Call]) -> Row:
+    """The path up to the last of the calls that are `learned` in this row, all of one temperature."""
+    ids, kinds = {call.id for call in learned}, {call.logprob_kind for call in learned}
+    path = path[: max(index for index, call in enumerate(path) if call.id in ids) + 1]
     begin = path_mask(path).index(True)
     tokens = path_tokens(path)
     logprobs = [value for call in path for value in call.logprobs]
-    mask = [int(sampled and call.id in fresh) for call in path for sampled in call.mask]
+    mask = [int(sampled and call.id in ids) for call in path for sampled in call.mask]
     return {
         "prompt_ids": list(tokens[:begin]),
         "completion_ids": list(tokens[begin:]),
@@ -75,7 +78,8 @@ def _row(trajectory: Trajectory, path: tuple[Call, ...], fresh: set[str]) -> Row
         "policy": trajectory.policy,
         "status": trajectory.status.value,
         "stop_reason": trajectory.stop_reason.value if trajectory.stop_reason else None,
-        "logprob_kind": LogprobKind.RAW.value,
+        "logprob_kind": (kinds.pop() if len(kinds) == 1 else LogprobKind.NONE).value,
+        "temperature": learned[0].sampling.temperature,
     }
 
 
@@ -109,8 +113,10 @@ def _trajectory(id_: str, rows: list[tuple[str, Row]], origin: Origin) -> Trajec
             problem = f"{at}: completion_ids, env_mask and logprobs are not equally long."
             raise StoreError(problem, "Give one entry for each token of the completion.")
         kind = LogprobKind(row.get("logprob_kind") or LogprobKind.SAMPLED)
+        said = row.get("temperature")
+        sampling = Sampling() if said is None else Sampling(temperature=said)
         end = assembly.add(None, (), [*prompt], [0] * len(prompt), None, kind=kind)
-        assembly.add(*end, [*completion], mask, logprobs, kind=kind)
+        assembly.add(*end, [*completion], mask, logprobs, kind=kind, sampling=sampling)
     return assembly.finish(
         task=TaskRef(
             id=str(first.get("task_id") or content_hash(first["prompt_ids"])),

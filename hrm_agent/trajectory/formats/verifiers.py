@@ -21,7 +21,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 
 from hrm_agent.errors import StoreError
 from hrm_agent.trajectory.formats.chat import chat_message
-from hrm_agent.trajectory.formats.importing import Assembly, End, Origin, checked
+from hrm_agent.trajectory.formats.importing import Assembly, End, Origin, checked, common_kind
 from hrm_agent.trajectory.formats.messages import ConversationOfCall, RequestHints, answer_of, conversation_of
 from hrm_agent.trajectory.formats.rows import Row, RowMaker, Skipped, incomplete, read_rows
 from hrm_agent.trajectory.ids import content_hash
@@ -41,6 +41,14 @@ __all__ = ["ai_message", "ending", "flat_message", "read_verifiers", "used_calls
 TRACE_VERSION = 1
 _OURS = "hrm_agent"
 """Key of `info` under which stands what a trace has no field for."""
+_NEUTRAL = {
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "repetition_penalty": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+}
+"""Sampling parameters that the record has no field for -> values with which they change nothing."""
 
 
 def verifiers_rows(known: RequestHints) -> RowMaker:
@@ -101,7 +109,7 @@ def _info(trajectory: Trajectory) -> Row:
         "group_id": trajectory.group_id,
         "graph": trajectory.graph,
         "status": trajectory.status.value,
-        "logprobs": LogprobKind.RAW.value,
+        "logprobs": common_kind(trajectory).value,
     }
 
 
@@ -245,13 +253,19 @@ def _add(assembly: Assembly, end: End, node: Row, call: Row, config: Row, ours: 
         node.get("token_ids") or [],
         mask,
         [next(spread) if sampled else 0.0 for sampled in mask] if complete else None,
-        kind=LogprobKind.RAW if plain or ours.get("logprobs") == LogprobKind.RAW else LogprobKind.SAMPLED,
+        kind=LogprobKind(ours.get("logprobs") or (LogprobKind.RAW if plain else LogprobKind.SAMPLED)),
         sampling=Sampling.model_validate(sampling),
+        untrainable=_why_untrainable(said),
         response=ai_message(node["message"]).model_dump(mode="json"),
         finish_reason=FinishReason.LENGTH if call.get("finish_reason") == "length" else FinishReason.STOP,
         started_at=float(span.get("start") or moment),
         ended_at=max(float(span.get("end") or moment), float(span.get("start") or moment)),
     )
+
+
+def _why_untrainable(sampling: Row) -> str | None:
+    changed = [name for name, neutral in _NEUTRAL.items() if sampling.get(name) not in (None, *neutral)]
+    return f"{changed[0]} {sampling[changed[0]]} changed what was sampled from" if changed else None
 
 
 def ai_message(message: Row) -> AIMessage:

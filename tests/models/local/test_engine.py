@@ -47,9 +47,10 @@ def raw_logprobs(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> to
     return logits.log_softmax(-1)[len(prompt) - 1 : -1]
 
 
-def check(model: Any, prompt: Sequence[int], completion: Completion) -> None:
+def check(model: Any, prompt: Sequence[int], completion: Completion, temperature: float = 1.0) -> None:
     answer = completion.token_ids
-    plain = raw_logprobs(model, prompt, answer)[range(len(answer)), list(answer)]
+    tempered = (raw_logprobs(model, prompt, answer) / temperature).log_softmax(-1)
+    plain = tempered[range(len(answer)), list(answer)]
     torch.testing.assert_close(torch.tensor(completion.logprobs), plain, atol=1e-4, rtol=1e-4)
 
 
@@ -67,7 +68,7 @@ def test_logprobs_are_those_of_a_plain_forward_pass(engine: TransformersEngine, 
         assert len(completion.token_ids) == len(completion.logprobs) == 3 + 5 * i
         assert completion.finish_reason is FinishReason.LENGTH
         check(model, prompt, completion)
-    assert engine.logprob_kind is LogprobKind.RAW
+    assert engine.logprob_kind is LogprobKind.TEMPERED
 
 
 def test_qwen2_runs_too() -> None:
@@ -173,11 +174,23 @@ def test_temperature_zero_takes_the_most_probable_token(engine: TransformersEngi
     check(model, prompt, first)
 
 
-def test_top_p_stays_in_the_nucleus_and_logprobs_stay_raw(engine: TransformersEngine, model: Any) -> None:
+def test_logprobs_are_at_each_requests_own_temperature(engine: TransformersEngine, model: Any) -> None:
+    temperatures = (0.5, 1.0, 2.0, 0.0, 1.0, 0.7)
+    prompts = [prompt_of(9 + i, i) for i in range(len(temperatures))]
+    together = [
+        ask(engine, prompt, i, temperature=t) for i, (prompt, t) in enumerate(zip(prompts, temperatures, strict=True))
+    ]
+    for i, (prompt, temperature, future) in enumerate(zip(prompts, temperatures, together, strict=True)):
+        completion = future.result(60)
+        check(model, prompt, completion, temperature or 1.0)
+        assert completion.token_ids == ask(engine, prompt, i, temperature=temperature).result(60).token_ids
+
+
+def test_top_p_stays_in_the_nucleus_and_logprobs_are_of_all_tokens(engine: TransformersEngine, model: Any) -> None:
     prompt = prompt_of(15)
     for seed in range(8):
         completion = ask(engine, prompt, seed, top_p=0.3, temperature=1.5).result(60)
-        check(model, prompt, completion)
+        check(model, prompt, completion, 1.5)
         tempered = (raw_logprobs(model, prompt, completion.token_ids) / 1.5).softmax(-1)
         for probs, token in zip(tempered, completion.token_ids, strict=True):
             more_probable = probs[probs > probs[token] + 1e-5].sum()

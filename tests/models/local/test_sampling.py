@@ -59,7 +59,7 @@ def test_top_p_keeps_the_smallest_sufficient_set() -> None:
     assert {choose(probs, noise, top_p=1e-9) for noise in (0, 0.999)} == {1}
 
 
-def test_log_probs_are_raw_and_rows_keep_to_themselves() -> None:
+def test_log_probs_are_at_the_row_s_temperature_and_rows_keep_to_themselves() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0], [3.0, 1.0, 0.0], [0.0, 5.0, 0.0]])
     tokens, logprobs = sample_rows(
         logits,
@@ -68,4 +68,11 @@ def test_log_probs_are_raw_and_rows_keep_to_themselves() -> None:
         torch.tensor([1.0, 0.1, 0.2], dtype=torch.float64),
     )
     assert tokens.tolist() == [2, 0, 1]
-    torch.testing.assert_close(logprobs, logits.log_softmax(-1)[range(3), tokens])
+    at = logits / torch.tensor([[1.0], [1.0], [3.0]])  # greedy tokens have the log-probs of temperature 1
+    torch.testing.assert_close(logprobs, at.log_softmax(-1)[range(3), tokens])
+    alone = [
+        sample_rows(logits[i : i + 1], torch.zeros(1).double(), torch.tensor([t]), torch.ones(1).double())[1]
+        for i, t in ((0, 1.0), (1, 0.0))
+    ]
+    beside = sample_rows(logits, torch.zeros(3).double(), torch.tensor([1.0, 0.0, 3.0]), torch.ones(3).double())[1]
+    assert torch.equal(torch.cat(alone), beside[:2]), "to the last bit, whatever temperature another row has"

@@ -1,0 +1,49 @@
+"""A user's module by its name, or by its file: what `package.module:attribute` and `./file.py:attribute` begin with."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from hrm_agent.trajectory import content_hash
+
+__all__ = ["import_by_name", "search_in"]
+
+
+def search_in(folder: str) -> None:
+    """Find modules in a folder, as `python -m` does: a user's code lies where the command is typed."""
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
+def import_by_name(name: str, folder: str) -> ModuleType:
+    """Import a module, or a file whose name ends in `.py`. `folder`: where the command was typed.
+
+    Raises whatever the module raises; FileNotFoundError for a file that is not there.
+    """
+    search_in(folder)
+    return _import_file(Path(folder, name)) if name.endswith(".py") else importlib.import_module(name)
+
+
+def _import_file(path: Path) -> ModuleType:
+    """A file as a module under a name of its own, so that `graphs.py` of a user does not take the place of ours.
+
+    It is run once, as any module: two graphs of one file share its classes, by which their states are read back.
+    """
+    module_name = f"user_graph_{path.stem}_{content_hash(str(path.resolve()))[:8]}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None or not path.exists():
+        raise FileNotFoundError(f"there is no file {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise
+    return module
