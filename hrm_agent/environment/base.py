@@ -91,6 +91,9 @@ class ExecutionResult:
     """The level in force: `L3` to `L0`."""
     session: SessionState | None = None
     """None outside sessions."""
+    changed_cells: tuple[int, ...] = ()
+    """Numbers, from 1, of the session's earlier cells that gave another result when they were run again for this
+    call; the first sixteen."""
     queued_seconds: float = 0.0
     """Time in seconds that the call waited before it began."""
     attempt: int = 1

@@ -25,7 +25,7 @@ from langgraph.pregel import Pregel
 
 from hrm_agent.environment import Environment, using_environment
 from hrm_agent.environment.open import opened_environment
-from hrm_agent.errors import ConfigError, ContextLengthError, HrmError, RunError, nearest
+from hrm_agent.errors import ConfigError, ContextLengthError, HrmError, RunError, UnstorableError, nearest
 from hrm_agent.models import Backend, load_policy, using_policy
 from hrm_agent.models.external_models import record_external_models
 from hrm_agent.models.substitute import standing_in
@@ -42,7 +42,7 @@ from hrm_agent.runtime.execution.graph_run import GraphRun, OnChunk, OnEvent, On
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.execution.run_group import run_group
 from hrm_agent.runtime.settings import RolloutSettings, RunSettings
-from hrm_agent.store import RunStore
+from hrm_agent.store import Lease, RunStore
 from hrm_agent.tools.external_tools import record_external_tools
 from hrm_agent.tools.sessions import end_sessions
 from hrm_agent.trajectory import (
@@ -206,7 +206,8 @@ class EpisodeRunner:
         if asks_nothing and _is_over(record):
             return record
         async with AsyncExitStack() as stack:
-            stack.enter_context(self.store.lease(episode.thread_id))
+            lease = stack.enter_context(self.store.lease(episode.thread_id))
+            await stack.enter_async_context(lease.stops_when_lost())
             record = self.store.journal.find_trajectory(episode.trajectory_id)
             if asks_nothing and _is_over(record):  # another process has run it before the lease was ours
                 return record
@@ -216,28 +217,36 @@ class EpisodeRunner:
                 graph_run = replace(graph_run, record=record)
             active = self.record(self.store.journal, episode.seed, _inherited(record))
             active.run_id = episode.run_id or episode.thread_id
-            await stack.enter_async_context(self._in_force(active))
+            await stack.enter_async_context(self._in_force(active, lease))
             if answer is not NO_ANSWER:
                 graph_run = await graph_run.answering(self.store, answer)
                 record = self._reopen(record)
             begun = record or self.begin(episode)
-            try:
-                ended = await graph_run.run_to_end(self.store, callbacks)
-            except ContextLengthError:
-                ended = TurnEnd(status=RunStatus.TRUNCATED, stop_reason=StopReason.MAX_TOKENS)
-            except HrmError:
-                raise
-            except GraphRecursionError:
-                ended = TurnEnd(status=RunStatus.TRUNCATED, stop_reason=StopReason.RECURSION_LIMIT)
-            except Exception as error:
-                ended = _failed(f"{type(error).__name__}: {error}")
+            ended = await self._to_end(graph_run, callbacks)
             if active.broken is not None:  # the graph caught the error; its record has a hole all the same
                 raise active.broken
             return self._end(begun, episode, ended)
 
+    async def _to_end(self, graph_run: GraphRun, callbacks: StreamCallbacks) -> TurnEnd:
+        try:
+            return await graph_run.run_to_end(self.store, callbacks)
+        except ContextLengthError:
+            return TurnEnd(status=RunStatus.TRUNCATED, stop_reason=StopReason.MAX_TOKENS)
+        except UnstorableError as error:  # such as JSON that a model nested a thousand levels deep
+            return _failed(str(error))
+        except HrmError:
+            raise
+        except GraphRecursionError:
+            return TurnEnd(status=RunStatus.TRUNCATED, stop_reason=StopReason.RECURSION_LIMIT)
+        except Exception as error:
+            return _failed(f"{type(error).__name__}: {error}")
+
     @asynccontextmanager
-    async def _in_force(self, active: Recording) -> AsyncGenerator[None]:
-        """Recording, policy and sandbox for everything that runs inside the block; its sessions end with it."""
+    async def _in_force(self, active: Recording, lease: Lease) -> AsyncGenerator[None]:
+        """Recording, policy and sandbox for everything that runs inside the block; its sessions end with it.
+
+        Not those of a thread that another process has taken over: they have its names.
+        """
         record_external_models()
         record_external_tools()
         with ExitStack() as stack:
@@ -249,7 +258,8 @@ class EpisodeRunner:
             try:
                 yield
             finally:
-                await end_sessions(active, self.environment)
+                if lease.error is None:
+                    await end_sessions(active, self.environment)
 
     def _config(self, episode: Episode) -> RunnableConfig:
         context = {CONTEXT: json.dumps(dict(episode.context), default=str)} if episode.context else {}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION
 from hrm_agent.environment.open import LeastIsolation, Where
+from hrm_agent.errors import ConfigError
 from hrm_agent.trajectory import Sampling
 
 __all__ = ["GraphSettings", "ModeName", "RolloutSettings", "RunSettings", "RunnerOptions", "SelectionSettings"]
@@ -29,6 +32,26 @@ class RunnerOptions(TypedDict, total=False):
     """Replies are held to the schemas that the graph asks for, where the engine can."""
 
 
+_SECRET = re.compile(
+    r"(?:^|[_-])(?:api_?key|secret|secret_?(?:access_?)?key|password|passwd|credentials?|private_key|authorization"
+    r"|(?:access|auth|api|bearer|refresh|hf|github|gitlab|slack)_?token)$|^token$",
+    re.IGNORECASE,
+)
+
+
+def _secret_in(context: Mapping[Any, Any]) -> str | None:
+    """The first option that is named like a secret, at any depth."""
+    for name, value in context.items():
+        if _SECRET.search(str(name)):
+            return str(name)
+        inner = value
+        if isinstance(value, (list, tuple)):
+            inner = dict(enumerate(cast("list[Any]", value)))
+        if isinstance(inner, Mapping) and (found := _secret_in(cast("Mapping[Any, Any]", inner))) is not None:
+            return f"{name}.{found}"
+    return None
+
+
 class GraphSettings(BaseModel):
     """Which graph runs."""
 
@@ -38,6 +61,16 @@ class GraphSettings(BaseModel):
     """Graph to run: tool_loop, reasoning, research, or your own as package.module:attribute or ./file.py:attribute."""
     context: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Options of the graph, such as max_turns=6."""
+
+    @field_validator("context")
+    @classmethod
+    def _holds_no_secret(cls, context: dict[str, Any]) -> dict[str, Any]:
+        if (name := _secret_in(context)) is not None:
+            raise ConfigError(
+                f"The option {name!r} of the graph is named like a secret, and options are recorded.",
+                "Let the graph read it from an environment variable.",
+            )
+        return context
 
 
 class RolloutSettings(BaseModel):

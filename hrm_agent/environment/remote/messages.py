@@ -141,6 +141,7 @@ class _ResultFields(TypedDict, total=False):
     stderr_bytes: _Whole
     isolation: str
     session: Annotated[SessionState, Strict(strict=False)] | None
+    changed_cells: Annotated[tuple[_Whole, ...], Strict(strict=False)]
     queued_seconds: _Number
     attempt: _Whole
     refused: dict[str, _Whole]

@@ -18,7 +18,7 @@ from hrm_agent.environment.scheduler.calls import ScheduledCall, SlotJob, Stage,
 from hrm_agent.environment.scheduler.deferred_lock import DeferredLock
 from hrm_agent.environment.scheduler.fair_queue import FairQueue
 from hrm_agent.environment.scheduler.metrics import Metrics
-from hrm_agent.environment.scheduler.sessions import Session, SessionTable
+from hrm_agent.environment.scheduler.sessions import MOST_CHANGED, Session, SessionTable
 from hrm_agent.environment.scheduler.workers import Workers
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
@@ -217,9 +217,10 @@ class Dispatch:
     def _finish(self, call: ScheduledCall, result: ExecutionResult, *, alive: bool) -> None:
         if alive and call.session is not None:
             self.sessions.ran(call.session, call.submission.code, result)
-        found = call.visit.found if call.visit is not None else None
-        queued = (call.begun or time.monotonic()) - call.arrived
-        self.ended(call, replace(result, queued_seconds=queued, attempt=call.attempt, session=found))
+        visit, queued = call.visit, (call.begun or time.monotonic()) - call.arrived
+        result = replace(result, queued_seconds=queued, attempt=call.attempt, session=visit.found if visit else None)
+        changed = sorted(visit.changed)[:MOST_CHANGED] if visit is not None else ()
+        self.ended(call, replace(result, changed_cells=tuple(changed)) if changed else result)
         self._vacate(call)
 
     def _vacate(self, call: ScheduledCall) -> None:

@@ -5,7 +5,8 @@ to their variables: it may be gone (killed by a call's time limit, or to make ro
 from here on another branch. Then the cells are run again in a new process, and each must come to what it did before.
 
 A cell that ends its process is left out of the next try, which is bounded; so the code always runs on something, and
-the outcome says on what. Fatal or different: the session is `lost`, unless the cell had been fatal in the same way.
+the outcome says on what. Where a cell ended with another status, output or value, the session `differs`, and the
+outcome says which cells did; where one was fatal that had not been so in the same way, it is `lost`.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ from hrm_agent.trajectory import ToolStatus
 if TYPE_CHECKING:
     from hrm_agent.environment.scheduler.calls import ScheduledCall
 
-__all__ = ["Session", "SessionTable", "Visit"]
+__all__ = ["MOST_CHANGED", "Session", "SessionTable", "Visit"]
 
+MOST_CHANGED = 16
+"""The model is told of so many changed cells at most."""
 MAX_REBUILDS = 2
 """So often a rebuilding starts over without a cell that ended its process; after that, nothing is run again."""
 _DEADLY = (ToolStatus.TIMEOUT, ToolStatus.OUT_OF_MEMORY, ToolStatus.INFRASTRUCTURE)
@@ -87,8 +90,15 @@ class Visit:
     """True until a work is to make the process."""
     index: int = 0
     """Index in `cells` of the one to be run again now."""
+    numbers: list[int] = field(default_factory=list[int])
+    """Of each of `cells`, its number among the session's, from 1."""
+    changed: set[int] = field(default_factory=set[int])
+    """Numbers of the cells that gave another result."""
     rebuilds: int = 0
     """How often a rebuilding has started over."""
+
+    def __post_init__(self) -> None:
+        self.numbers = list(range(1, len(self.cells) + 1))
 
     @property
     def rebuilding(self) -> bool:
@@ -98,15 +108,19 @@ class Visit:
         """A cell was run again. If that ended the process, the others are to be run in another."""
         cell = self.cells[self.index]
         as_before = cell.digest == result.digest
-        if not as_before and (cell.digest or not alive):
+        if not as_before and cell.digest:
+            self.changed.add(self.numbers[self.index])
+            self.found = SessionState.LOST if self.found is SessionState.LOST else SessionState.DIFFERS
+        if not as_before and not alive:
             self.found = SessionState.LOST
         if alive:
             self.index += 1
             return
         self.rebuilds += 1
-        rest = [*self.cells[: self.index], *self.cells[self.index + 1 :]]
-        self.fresh = True
-        self.cells, self.index = rest if self.rebuilds <= MAX_REBUILDS else [], 0
+        del self.cells[self.index], self.numbers[self.index]
+        self.fresh, self.index = True, 0
+        if self.rebuilds > MAX_REBUILDS:
+            self.found, self.cells = SessionState.LOST, []
 
 
 class SessionTable:

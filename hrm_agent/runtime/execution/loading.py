@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-import sys
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +12,7 @@ from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 
 from hrm_agent.errors import GraphError, nearest
-from hrm_agent.trajectory import content_hash
+from hrm_agent.import_by_name import import_by_name, search_in
 
 __all__ = ["BUILTIN_GRAPHS", "load_graph"]
 
@@ -62,14 +60,11 @@ def _load(name: str, folder: str) -> Pregel[Any, Any, Any, Any]:
 
 
 def _import(module_name: str, name: str, folder: str) -> ModuleType:
-    if folder not in sys.path:  # as `python -m` does: a user's graph lies where the command is typed
-        sys.path.insert(0, folder)
+    search_in(folder)
     try:
-        if module_name.endswith(".py"):
-            return _import_file(Path(folder, module_name))
         if module_name in _FORMER_MODULES and not _is_there(module_name):
             module_name = _FORMER_MODULES[module_name]
-        return importlib.import_module(module_name)
+        return import_by_name(module_name, folder)
     except Exception as error:
         trial = f"python {module_name}" if module_name.endswith(".py") else f"python -c 'import {module_name}'"
         raise GraphError(
@@ -83,24 +78,3 @@ def _is_there(module_name: str) -> bool:
         return importlib.util.find_spec(module_name) is not None
     except ImportError:  # of a package around it
         return False
-
-
-def _import_file(path: Path) -> ModuleType:
-    """A file as a module under a name of its own, so that `graphs.py` of a user does not take the place of ours.
-
-    It is run once, as any module: two graphs of one file share its classes, by which their states are read back.
-    """
-    module_name = f"user_graph_{path.stem}_{content_hash(str(path.resolve()))[:8]}"
-    if module_name in sys.modules:
-        return sys.modules[module_name]
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    if spec is None or spec.loader is None or not path.exists():
-        raise FileNotFoundError(f"there is no file {path}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[module_name]
-        raise
-    return module

@@ -24,6 +24,8 @@ __all__ = ["Change", "same_next_tasks", "state_changes"]
 
 _RANDOM = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 """A UUID of version 4."""
+_TIMES = ("began", "ended", "seconds", "thread", "spans")
+"""Keys of `hrm_agent.graphs.parts.budget.Usage`, now and earlier, that hold times."""
 
 
 def state_changes(
@@ -36,7 +38,7 @@ def state_changes(
     return tuple(
         Change(name, "", _diff(old.get(name), new.get(name)))
         for name in sorted(old.keys() | new.keys())
-        if name not in old or name not in new or not _equal(serializer, old[name], new[name], ids)
+        if name not in old or name not in new or not _equal(serializer, *_without_old_times(old[name], new[name]), ids)
     )
 
 
@@ -51,6 +53,15 @@ def same_next_tasks(
 def _state(found: CheckpointTuple, *, internal: bool = False) -> dict[str, Any]:
     values = found.checkpoint["channel_values"]
     return {name: values[name] for name in sorted(values) if is_internal(name) is internal}
+
+
+def _without_old_times(old: Any, new: Any) -> tuple[Any, Any]:
+    """A graph's usage without its times, if the record is of an earlier version, which kept them in another form."""
+    if not (isinstance(old, Mapping) and isinstance(new, Mapping) and "began" in old and "spans" in new):
+        return old, new
+    kept = [name for name in cast("Mapping[str, Any]", old) if name not in _TIMES]
+    both = cast("tuple[Mapping[str, Any], ...]", (old, new))
+    return tuple({name: usage.get(name) for name in kept} for usage in both)  # pyright: ignore[reportReturnType]
 
 
 def _equal(serializer: SerializerProtocol, old: Any, new: Any, ids: Mapping[str, str]) -> bool:

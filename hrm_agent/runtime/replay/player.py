@@ -27,13 +27,15 @@ from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.pregel import Pregel
 from langgraph.types import Command
 
-from hrm_agent.errors import GraphError, HrmError, RunError
+from hrm_agent.errors import GraphError, HrmError
 from hrm_agent.langgraph_format import ERROR, INTERRUPT, NULL_TASK, RESUME
 from hrm_agent.models import using_policy
 from hrm_agent.models.external_models import record_external_models
 from hrm_agent.runtime.episode import CONTEXT, Episode, EpisodeRunner, run_context
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.replay.checkpoint_diff import same_next_tasks, state_changes
+from hrm_agent.runtime.replay.effects import EffectRefused, Effects, watching
+from hrm_agent.runtime.replay.lineage import inherited_steps, lineage
 from hrm_agent.runtime.replay.recorded_answers import (
     AdoptingRecording,
     NotRecorded,
@@ -63,17 +65,19 @@ def replay(
     context: Mapping[str, Any] | None = None,
     live_after: EpisodeRunner | None = None,
     thread: str | None = None,
+    refuse_effects: bool = False,
 ) -> Replay:
     """Play a stored run again.
 
     `graph`: another graph, or its name; None: the recorded one, as it is now. `context`: its run context; None: the
     recorded one. `live_after`: if the graph asks something that is not on record, continue from there with this runner
-    on a new thread of this store, named `thread`; without it nothing is written. Raises `RunError` for a thread without
-    checkpoints.
+    on a new thread of this store, named `thread`; without it nothing is written to the store. What nodes themselves do
+    outside of the record is done again, and listed in `Replay.effects`; with `refuse_effects` the replay ends where a
+    node is about to do it (`hrm_agent.runtime.replay.effects` says what is seen). Raises `RunError` for a thread
+    without checkpoints.
     """
-    return asyncio.run(
-        replay_async(store, trajectory_id, graph=graph, context=context, live_after=live_after, thread=thread)
-    )
+    options: dict[str, Any] = {"graph": graph, "context": context, "live_after": live_after, "thread": thread}
+    return asyncio.run(replay_async(store, trajectory_id, **options, refuse_effects=refuse_effects))
 
 
 async def replay_async(
@@ -84,13 +88,15 @@ async def replay_async(
     context: Mapping[str, Any] | None = None,
     live_after: EpisodeRunner | None = None,
     thread: str | None = None,
+    refuse_effects: bool = False,
 ) -> Replay:
     """`replay`, inside an event loop."""
     trajectory = store.journal.trajectory(trajectory_id)
     name = graph if isinstance(graph, str) else trajectory.graph
     compiled = graph if isinstance(graph, Pregel) else load_graph(name)
-    player = ReplayRun(store, trajectory, compiled, context)
-    found = replace(await player.play(), graph=name)
+    effects = Effects(refuse_effects)
+    player = ReplayRun(store, trajectory, compiled, context, effects)
+    found = replace(await player.play(), graph=name, effects=tuple(effects.found))
     if found.divergence is None or live_after is None:
         return found
     return replace(found, live=await player.continue_live(live_after, name, thread))
@@ -131,14 +137,21 @@ class ReplayRun:
     """One trajectory on its way through the graph."""
 
     def __init__(
-        self, store: RunStore, trajectory: Trajectory, graph: Graph, context: Mapping[str, Any] | None
+        self,
+        store: RunStore,
+        trajectory: Trajectory,
+        graph: Graph,
+        context: Mapping[str, Any] | None,
+        effects: Effects,
     ) -> None:
+        self._effects = effects
         self._store, self._trajectory, self._graph = store, trajectory, graph
         self._saver: StoreSaver = store.checkpointer.allowing(graph)
         self._places = TaskPathResolver(self._saver, trajectory.thread_id, graph)
-        self._line = _lineage(self._saver, trajectory.thread_id)
+        self._line = lineage(self._saver, trajectory.thread_id)
         self._given_context = context
         self._resumed = self._recorded_resumes()
+        self._inherited_steps = inherited_steps(store, trajectory, self._line)
         self._last_matching = self._line[0]
         """The newest recorded checkpoint that the replay reached with an equal state."""
 
@@ -275,12 +288,12 @@ class ReplayRun:
         }
         given: Command[Any] | None = None
         while True:
-            replaying = ReplayRecording(answers, paths)
+            replaying = ReplayRecording(answers, paths, self._inherited_steps)
             try:
-                with recording(replaying):
+                with recording(replaying), watching(self._effects):
                     async for _ in graph.astream(given, config, context=context, durability="sync"):
                         pass
-            except (StopStepReached, NotRecorded):
+            except (StopStepReached, NotRecorded, EffectRefused):
                 return None, replaying.unanswered
             except Exception as error:
                 return error, replaying.unanswered
@@ -342,6 +355,8 @@ class ReplayRun:
         if asked is not None:
             verdict = ReplayVerdict.ASKS
             divergence = Divergence(asked, answers.nearest(asked), asked.place[0].step)
+        if self._effects.refuse and self._effects.found:
+            verdict, divergence = ReplayVerdict.REFUSED, None
         return Replay(
             self._trajectory,
             "",
@@ -378,18 +393,6 @@ class ReplayRun:
         if raised == expected or (segment.last and error is not None and not segment.finished and not failed):
             return ""
         return f"it raised {raised}" if raised else f"it did not raise {expected}"
-
-
-def _lineage(saver: StoreSaver, thread_id: str) -> list[CheckpointTuple]:
-    """The checkpoints of the outermost graph from the first to the newest, along the parents."""
-    config: RunnableConfig | None = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
-    line = list[CheckpointTuple]()
-    while config is not None and (found := saver.get_tuple(config)) is not None:
-        line.append(found)
-        config = found.parent_config
-    if not line:
-        raise RunError(f"Thread {thread_id!r} has no checkpoints.", "A run is replayed from them.")
-    return line[::-1]
 
 
 def _step(found: CheckpointTuple) -> int:

@@ -20,7 +20,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.errors import GraphBubbleUp
 
 from hrm_agent.langgraph_format import namespace_around
-from hrm_agent.models.call_recording import CALL_ID, context_of
+from hrm_agent.models.call_recording import CALL_ID, THREAD_ID
 from hrm_agent.runtime.replay.task_path import TaskPath, TaskPathResolver, without_steps
 from hrm_agent.trajectory import (
     Call,
@@ -32,6 +32,7 @@ from hrm_agent.trajectory import (
     call_id,
     content_hash,
 )
+from hrm_agent.trajectory.conversation_digest import context_hash
 
 __all__ = [
     "AdoptingRecording",
@@ -124,7 +125,7 @@ def says_the_same(call: Call, asked: UnrecordedRequest) -> bool:
     """Messages and tools are those that `call` answered. Its hash is over both the messages and the answer."""
     if call.tools_hash not in (content_hash(asked.tools), content_hash(_common_form(asked.tools))):
         return False
-    return call.context_hash == content_hash(context_of([*asked.messages, AIMessage.model_validate(call.response)]))
+    return call.context_hash == context_hash([*asked.messages, AIMessage.model_validate(call.response)])
 
 
 def _common_form(tools: Sequence[Any]) -> list[Any]:
@@ -161,8 +162,12 @@ class ReplayRecording(Recording):
     replaying = True
     """Nothing may be asked or run, not even what failed."""
 
-    def __init__(self, answers: RecordedAnswers, paths: TaskPathResolver) -> None:
+    def __init__(
+        self, answers: RecordedAnswers, paths: TaskPathResolver, inherited_steps: Sequence[tuple[int, str]] = ()
+    ) -> None:
+        """`inherited_steps`: the threads that a fork has behind it, the oldest first, each with its last step."""
         super().__init__(MemoryJournal())
+        self._inherited_steps = inherited_steps
         self.unanswered: UnrecordedRequest | None = None
         self._answers, self._places = answers, paths
         self._again = {task: list(calls) for task, calls in answers.given.items()}
@@ -185,6 +190,9 @@ class ReplayRecording(Recording):
             self._refuse_more()
             again = self._answers.given_tools.get(started.id)
             return again or self._answers.take_tool_call(asked, started) or self._stop(asked)
+
+    def thread_of_step(self, thread_id: str, step: int) -> str:
+        return next((thread for last, thread in self._inherited_steps if step <= last), thread_id)
 
     def _refuse_more(self) -> None:
         if self.unanswered is not None:  # a graph may have swallowed that it was stopped
@@ -240,6 +248,8 @@ class AdoptingRecording(Recording):
         """The same tokens and the same answer, under this thread's ids: later calls extend it."""
         own = self._own[call.id] = call_id(identity.thread_id, identity.task_id, index)
         metadata = {**call.response.get("response_metadata", {}), CALL_ID: own}
+        if THREAD_ID in metadata:
+            metadata[THREAD_ID] = identity.thread_id
         response = {**call.response, "response_metadata": metadata}
         if call.response.get("id") == call.id:
             response["id"] = own

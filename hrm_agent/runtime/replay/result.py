@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from hrm_agent.runtime.replay.checkpoint_diff import Change
+from hrm_agent.runtime.replay.effects import Effect
 from hrm_agent.runtime.replay.recorded_answers import UnrecordedRequest
 from hrm_agent.trajectory import Call, ToolCall, Trajectory
 
@@ -21,6 +22,8 @@ class ReplayVerdict(StrEnum):
     """The graph asks a model or a tool something that is not on record."""
     DIFFERS = "differs"
     """It asks nothing new, and ends otherwise."""
+    REFUSED = "refused"
+    """A node was about to do something outside of the record, and the replay was to refuse that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,8 @@ class Replay:
     """How the last compared states differ: the recorded one, then the replayed one."""
     ended: str = ""
     """How it ended, where that differs: what it raised, or what was expected of it."""
+    effects: tuple[Effect, ...] = ()
+    """What nodes did again outside of the record, as far as it was seen; what was refused, under `REFUSED`."""
     live: Trajectory | None = None
     """The run that went on from here with a policy."""
 

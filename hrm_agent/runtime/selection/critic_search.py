@@ -125,5 +125,9 @@ def _changes(found: History, moment: Moment, name: str, hint: str) -> dict[str, 
     return changes | ({"hint": hint} if hint and "hint" in known else {})
 
 
+_TIMES = ("thread", "spans", "seconds", "began", "ended")
+"""Of a graph's usage, those of earlier versions included."""
+
+
 def _without_time(spent: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in spent.items() if name not in ("began", "ended", "seconds")}
+    return {name: value for name, value in spent.items() if name not in _TIMES}

@@ -50,8 +50,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
 }
 """Parameter -> values that ask for nothing."""
-_THE_SERVERS = ("model", "models", "wiki", "user_agent", "cache", "index")
-"""Options of a graph that a client may not set: they reach files, addresses and keys of the server."""
+_THE_SERVERS = ("model", "models", "wiki", "user_agent", "cache", "index", "tools")
+"""Options of a graph that a client may not set: they reach files, addresses, keys and code of the server."""
 
 
 class RefusedError(Exception):

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from langchain_core.messages import AIMessageChunk
 
-from hrm_agent.errors import ConfigError
+from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.files import json_line
 from hrm_agent.langgraph_format import END, INTERRUPT
 from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, run_context
@@ -98,10 +98,11 @@ class Chats:
 
     def _abort(self, episode: Episode) -> None:
         journal = self._runner.store.journal
-        known = journal.find_trajectory(episode.trajectory_id)
-        if known is not None and known.status is RunStatus.RUNNING:
-            ended = {"status": RunStatus.ABORTED, "stop_reason": StopReason.ABORTED, "ended_at": time.time()}
-            journal.write_trajectory(known.model_copy(update=ended))
+        with suppress(RunError), self._runner.store.lease(episode.thread_id):  # else it is another's by now
+            known = journal.find_trajectory(episode.trajectory_id)
+            if known is not None and known.status is RunStatus.RUNNING:
+                ended = {"status": RunStatus.ABORTED, "stop_reason": StopReason.ABORTED, "ended_at": time.time()}
+                journal.write_trajectory(known.model_copy(update=ended))
 
     async def drain(self, seconds: float) -> None:
         """Take no more, and wait until none is under way, for `seconds` at most."""

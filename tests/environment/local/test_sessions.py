@@ -88,11 +88,11 @@ async def test_random_numbers_are_the_same_again(environment: Environment) -> No
     assert (again.value, again.session) == (first, SessionState.REPLAYED)
 
 
-async def test_what_comes_to_something_else_is_lost(environment: Environment) -> None:
-    await environment.execute("import time\nx = time.monotonic_ns()\nx", session="lost")
-    await environment.execute("import os\nos._exit(0)", session="lost")
-    again = await environment.execute("x > 0", session="lost")
-    assert (again.value, again.session) == ("True", SessionState.LOST)
+async def test_what_comes_to_something_else_is_told(environment: Environment) -> None:
+    await environment.execute("import time\nx = time.monotonic_ns()\nx", session="changed")
+    await environment.execute("import os\nos._exit(0)", session="changed")
+    again = await environment.execute("x > 0", session="changed")
+    assert (again.value, again.session, again.changed_cells) == ("True", SessionState.DIFFERS, (1,))
 
 
 async def test_the_cells_that_are_given_count(environment: Environment) -> None:
@@ -186,12 +186,13 @@ x = 1
 
 async def test_speaking_out_of_turn_ends_the_session_and_forges_no_outcome(environment: Environment) -> None:
     """The channel to the slot is within the snippet's reach: it may end its own call early, nothing else."""
-    before, seconds, silent = await gauge(environment, "sessions_living"), 0.5, 0.0
-    while time.monotonic() >= silent:  # it may have begun too late to speak
+    before, seconds, silent, answered = await gauge(environment, "sessions_living"), 0.5, 0.0, False
+    while not answered or time.monotonic() >= silent:  # it may have begun too late to speak, or spoken in its own call
         await environment.end_session("speaker")
         seconds *= 2
         silent = time.monotonic() + seconds
-        await environment.execute(SPEAKER.format(silent), session="speaker")
+        told = await environment.execute(SPEAKER.format(silent), session="speaker")
+        answered = told.status is ToolStatus.OK
     await until_gauge(environment, "sessions_living", before)
     await wait_until(lambda: time.monotonic() > silent)
     after = await environment.execute("x", session="speaker")

@@ -15,7 +15,7 @@ from hrm_agent.testing import block_until
 from hrm_agent.trajectory import ToolStatus
 from tests.support.environment.scheduler_workers import ThreadWorkers
 
-NEW, KEPT, REPLAYED, LOST = SessionState
+NEW, KEPT, REPLAYED, DIFFERS, LOST = SessionState
 
 
 @pytest.fixture
@@ -120,12 +120,23 @@ def test_a_call_lost_before_it_began_is_run_again_and_one_that_began_is_not(sche
     assert found(scheduler, "get") == ("5", REPLAYED)
 
 
-def test_what_comes_to_something_else_is_lost_once(scheduler: Scheduler, workers: ThreadWorkers) -> None:
+def test_what_comes_to_something_else_is_named_once(scheduler: Scheduler, workers: ThreadWorkers) -> None:
     run(scheduler, "set 5")
     run(scheduler, "clock")
     run(scheduler, "timeout")
-    assert found(scheduler, "get") == ("5", LOST)
-    assert found(scheduler, "get") == ("5", KEPT)
+    rebuilt = run(scheduler, "get")
+    assert (rebuilt.value, rebuilt.session, rebuilt.changed_cells) == ("5", DIFFERS, (2,))
+    kept = run(scheduler, "get")
+    assert (kept.value, kept.session, kept.changed_cells) == ("5", KEPT, ())
+
+
+def test_cells_that_changed_keep_their_numbers_where_one_before_them_is_fatal(
+    scheduler: Scheduler, workers: ThreadWorkers
+) -> None:
+    died = ExecutionResult(ToolStatus.ERROR, stdout="last words").digest
+    cells = (Cell("die", died), Cell("set 5", digest("5")), Cell("clock", digest("1")), Cell("get", digest("6")))
+    rebuilt = run(scheduler, "get", history=cells)
+    assert (rebuilt.value, rebuilt.session, rebuilt.changed_cells) == ("5", DIFFERS, (3, 4))
 
 
 def test_the_history_that_is_given_counts(scheduler: Scheduler, workers: ThreadWorkers) -> None:
@@ -134,7 +145,7 @@ def test_the_history_that_is_given_counts(scheduler: Scheduler, workers: ThreadW
     assert found(scheduler, "get", history=(*cells, Cell("get", digest("5")))) == ("5", KEPT)
     assert found(scheduler, "get", history=(*cells, Cell("get"), Cell("get"))) == ("5", KEPT)
     assert found(scheduler, "get", history=(Cell("set 6"),)) == ("6", REPLAYED)
-    assert found(scheduler, "get", history=(Cell("set 6"), Cell("get", digest("7")))) == ("6", LOST)
+    assert found(scheduler, "get", history=(Cell("set 6"), Cell("get", digest("7")))) == ("6", DIFFERS)
     assert found(scheduler, "get", history=()) == ("nothing", NEW)
     assert found(scheduler, "get") == ("nothing", KEPT)
     assert len(workers.processes) == 1

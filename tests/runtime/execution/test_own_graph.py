@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
-from langchain_core.messages import AIMessage
+from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.types import RetryPolicy, interrupt
@@ -22,6 +23,7 @@ from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.selection.choice import CHOICE_GRAPH, is_choice
 from hrm_agent.store import RunStore
+from hrm_agent.store.maintenance import verify as verify_store
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, ToolStatus, Trajectory
 from hrm_agent.trajectory.lint import lint
 
@@ -243,6 +245,22 @@ async def test_a_verifier_that_fails_is_on_record(verify: Any, store: RunStore, 
     assert trajectory.rewards == {} and lint(trajectory) == []
 
 
+async def looks(state: MessagesState) -> dict[str, Any]:
+    model = GenericFakeChatModel(messages=iter([AIMessage("a photo")]))
+    return {"messages": [await model.ainvoke([HumanMessage([{"image": {"source": {"bytes": b"\xff\xd8"}}}])])]}
+
+
+looks_graph = one_node(looks).compile()
+
+
+async def test_a_model_that_is_sent_bytes_is_recorded(store: RunStore, environment: LocalEnvironment) -> None:
+    trajectory = await run_graph(store, environment, looks)
+    assert (trajectory.status, trajectory.answer) == (RunStatus.COMPLETED, "a photo")
+    (call,) = store.journal.trajectory(trajectory.id).calls
+    assert call.request is not None and call.request[0]["content"] == [{"image": {"source": {"bytes": "/9g="}}}]
+    assert [*verify_store(store)] == []
+
+
 async def swallows(state: MessagesState) -> dict[str, Any]:
     try:
         await policy().ainvoke(state["messages"])
@@ -257,7 +275,7 @@ swallows_graph = one_node(swallows).compile()
 async def test_a_lost_record_is_raised_whatever_the_graph_swallows(
     store: RunStore, environment: LocalEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(call: Any) -> Any:
+    def full(*_: Any) -> Any:
         raise StoreFullError("The disk is full.")
 
     with monkeypatch.context() as patch:

@@ -247,6 +247,7 @@ BAD: list[tuple[int, str, dict[str, Any]]] = [
     (400, "The server decides", {"context": {"models": {"planner": "vllm:http://127.0.0.1:1/v1"}}}),
     (400, "The server decides", {"context": {"wiki": "http://169.254.169.254/api.php"}}),
     (400, "The server decides", {"context": {"index": "/etc/passwd"}}),
+    (400, "The server decides", {"context": {"tools": "antigravity:geohash"}}),
     (400, "wrong kind", {"model": "reasoning", "context": {"prices": 3}}),
     (404, "tool_loop", {"model": "os:system"}),
     (404, "tool_loop", {"model": "../../etc/passwd"}),

@@ -207,10 +207,10 @@ class EnvironmentContract:
         kept = await environment.run(Submission("x", session="history", history=(*cells, Cell("x", branched.digest))))
         assert (kept.session, kept.value) == (SessionState.KEPT, "1")
 
-    async def test_a_history_that_comes_to_something_else_is_lost(self, environment: Environment) -> None:
-        cells = (Cell("x = 1\nx", "0123456789abcdef"),)
-        result = await environment.run(Submission("x", session="lost", history=cells))
-        assert (result.session, result.value) == (SessionState.LOST, "1")
+    async def test_a_history_that_comes_to_something_else_is_told(self, environment: Environment) -> None:
+        cells = (Cell("y = 0"), Cell("x = 1\nx", "0123456789abcdef"))
+        result = await environment.run(Submission("x", session="changed", history=cells))
+        assert (result.session, result.changed_cells, result.value) == (SessionState.DIFFERS, (2,), "1")
 
     async def test_calls_of_a_session_run_in_the_order_of_their_submission(self, environment: Environment) -> None:
         cells = [Submission("x = [0]", session="order")]

@@ -1,0 +1,152 @@
+"""What nodes do outside of the record while they are replayed: noted, or refused.
+
+A replay runs the nodes' own code again. Calls of models and tools are answered from the record, but a node that writes
+a file, opens a connection or starts a process does so again. Which nodes do is not known before they run. Python tells
+of such an operation before it is done (audit events, PEP 578), so that a replay can list them, or refuse them.
+
+Seen is what goes through the interpreter in the task of a node, and in threads that LangGraph or asyncio start for it.
+Not seen are operations of compiled libraries that open files and connections themselves (a database driver in C),
+what is written to files and connections that were open before, and threads that a node starts by itself. This tells of
+effects; it is no sandbox.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from langchain_core.runnables.config import var_child_runnable_config
+from langgraph.errors import GraphBubbleUp
+
+__all__ = ["Effect", "EffectRefused", "Effects", "watching"]
+
+MOST_LISTED = 20
+"""So many different effects are kept of one replay."""
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_OWN = ("__pycache__", os.devnull)
+"""The interpreter's own cache of compiled modules, and what keeps nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """One operation of a node."""
+
+    node: str
+    """Name of the node, in the innermost graph."""
+    what: str
+    """What it did, or was about to do: `opens notes.txt for writing`."""
+
+
+class EffectRefused(GraphBubbleUp):
+    """Stops a graph, without retries, at an operation that is refused."""
+
+
+@dataclass(slots=True)
+class Effects:
+    """The effects of one replay."""
+
+    refuse: bool = False
+    """They are not done: the replay ends at the first."""
+    found: list[Effect] = field(default_factory=list[Effect])
+    """Each one once, in their order; under `refuse` those that were refused."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def note(self, effect: Effect) -> None:
+        with self._lock:
+            if effect not in self.found and len(self.found) < MOST_LISTED:
+                self.found.append(effect)
+        if self.refuse:
+            raise EffectRefused(f"node {effect.node}: it {effect.what}")
+
+
+_watching: ContextVar[Effects | None] = ContextVar("hrm_agent_replay_effects", default=None)
+
+
+@contextmanager
+def watching(effects: Effects) -> Generator[None]:
+    """Note in `effects` what the nodes that run inside the block do."""
+    _install()
+    token = _watching.set(effects)
+    try:
+        yield
+    finally:
+        _watching.reset(token)
+
+
+@functools.cache
+def _install() -> None:
+    """Once per process: an audit hook cannot be taken out again. Outside of `watching` it does nothing."""
+    sys.addaudithook(_hook)
+
+
+def _hook(event: str, given: tuple[Any, ...]) -> None:
+    describe = _EVENTS.get(event)
+    effects = _watching.get() if describe is not None else None
+    if describe is None or effects is None:
+        return
+    config = var_child_runnable_config.get() or {}
+    node = str((config.get("metadata") or {}).get("langgraph_node", ""))
+    if node and (what := describe(given)):
+        effects.note(Effect(node, what))
+
+
+def _opens(given: tuple[Any, ...]) -> str:
+    path, _, flags = given
+    writes = isinstance(flags, int) and flags & _WRITING and not isinstance(path, int)
+    return f"opens {_named(path)} for writing" if writes and not _is_own(path) else ""
+
+
+def _changes(word: str) -> Callable[[tuple[Any, ...]], str]:
+    return lambda given: "" if _is_own(given[0]) else f"{word} {_named(given[0])}"
+
+
+def _named(path: Any) -> str:
+    """A path as text; a number is a file that is open already."""
+    return str(path) if isinstance(path, int) else os.fsdecode(path)
+
+
+def _is_own(path: Any) -> bool:
+    return any(own in _named(path) for own in _OWN)
+
+
+def _starts(given: tuple[Any, ...]) -> str:
+    program = given[0]
+    return f"starts the process {program!s}"
+
+
+def _connects(given: tuple[Any, ...]) -> str:
+    return f"connects to {given[1]}" if len(given) > 1 else "sends to a socket"
+
+
+def _opens_database(given: tuple[Any, ...]) -> str:
+    name = os.fsdecode(given[0])
+    return "" if name == ":memory:" or "mode=ro" in name else f"opens the database {name}"
+
+
+_EVENTS: dict[str, Callable[[tuple[Any, ...]], str]] = {
+    "open": _opens,
+    "sqlite3.connect": _opens_database,
+    "subprocess.Popen": _starts,
+    "os.system": _starts,
+    "os.exec": _starts,
+    "os.posix_spawn": _starts,
+    "os.fork": lambda _: "forks its process",
+    "os.forkpty": lambda _: "forks its process",
+    "os.kill": lambda given: f"sends a signal to process {given[0]}",
+    "socket.connect": _connects,
+    "socket.sendto": _connects,
+    "socket.sendmsg": _connects,
+    "socket.bind": lambda given: f"listens at {given[1]}",
+    **{
+        f"os.{name}": _changes(f"does {name} of") for name in ("chmod", "chown", "link", "symlink", "truncate", "utime")
+    },
+    **{f"os.{name}": _changes(f"does {name} of") for name in ("mkdir", "remove", "rename", "rmdir")},
+}
+"""Audit event -> what it means, in words; empty where it is no effect."""

@@ -1,0 +1,40 @@
+"""The checkpoints that led to the newest one of a thread, and which of them a fork took over from another thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import CheckpointTuple
+
+from hrm_agent.errors import RunError
+from hrm_agent.store import RunStore, StoreSaver
+from hrm_agent.trajectory import Trajectory
+
+__all__ = ["inherited_steps", "lineage"]
+
+
+def lineage(saver: StoreSaver, thread_id: str) -> list[CheckpointTuple]:
+    """The checkpoints of the outermost graph from the first to the newest, along the parents."""
+    config: RunnableConfig | None = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
+    line = list[CheckpointTuple]()
+    while config is not None and (found := saver.get_tuple(config)) is not None:
+        line.append(found)
+        config = found.parent_config
+    if not line:
+        raise RunError(f"Thread {thread_id!r} has no checkpoints.", "A run is replayed from them.")
+    return line[::-1]
+
+
+def inherited_steps(store: RunStore, fork: Trajectory, line: Sequence[CheckpointTuple]) -> list[tuple[int, str]]:
+    """The threads that a fork has behind it, the oldest first, each with the number of its last step on this line."""
+    numbers = {found.checkpoint["id"]: found.metadata.get("step", -1) for found in line}
+    found: list[tuple[int, str]] = []
+    while fork.forked_from is not None:
+        last = numbers.get(fork.forked_from.checkpoint_id)
+        origins = store.journal.headers("id = ?", (fork.forked_from.trajectory_id,))
+        if last is None or not origins:
+            break
+        fork = origins[0]
+        found.append((last, fork.thread_id))
+    return found[::-1]

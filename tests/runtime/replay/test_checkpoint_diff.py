@@ -1,0 +1,34 @@
+"""States that differ in form alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from langgraph.checkpoint.base import CheckpointTuple, empty_checkpoint
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+from hrm_agent.runtime.replay.checkpoint_diff import state_changes
+
+EARLIER = {"calls": 2, "tokens": 5, "cost": 0.0, "began": 100.0, "ended": 130.0}
+NOW = {"calls": 2, "tokens": 5, "cost": 0.0, "thread": "t", "spans": [[100.0, 101.0]], "seconds": 0.0}
+
+
+def checkpoint(spent: dict[str, Any]) -> CheckpointTuple:
+    return CheckpointTuple({"configurable": {}}, empty_checkpoint() | {"channel_values": {"spent": spent}}, {}, None)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "now", "differs"),
+    [
+        (EARLIER, NOW, False),
+        (EARLIER, NOW | {"tokens": 6}, True),
+        (NOW, NOW | {"spans": []}, True),
+        (NOW, EARLIER, True),
+    ],
+)
+def test_usage_that_an_earlier_version_recorded_is_compared_without_its_times(
+    recorded: dict[str, Any], now: dict[str, Any], differs: bool
+) -> None:
+    found = state_changes(JsonPlusSerializer(), checkpoint(recorded), checkpoint(now), {})
+    assert [change.channel for change in found] == ["spent"] * differs
