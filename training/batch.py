@@ -14,6 +14,10 @@ backward: 1.30 CPU-s like this, 1.65 with an attention mask (which takes the att
 rows packed into one under a block-diagonal mask, whose cost is quadratic in the packed length. The padding that packing
 would save is 2.6 % of the tokens at a budget of 2048, 5 % at 4096, 9 % at 8192.
 
+What a call was sampled at is what it is trained at: each token has its call's temperature, and the loss takes the log
+softmax of the logits divided by it. Calls whose tokens are no sample of that distribution (temperature 0, top-p, a
+schema) are context: `no_gradient` says why.
+
 By the next-token convention `token_ids_BT[b, t]` is predicted at `t - 1`. A mask, a log-prob or an advantage stands at
 the place of the token that it belongs to.
 """
@@ -23,8 +27,10 @@ the place of the token that it belongs to.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 import torch
@@ -33,10 +39,48 @@ from torch import Tensor
 
 from hrm_agent.errors import ModelError
 from hrm_agent.training.advantages import Credit, whole_trajectory
-from hrm_agent.trajectory import Call, Overlay, Trajectory, Verdict
+from hrm_agent.trajectory import Call, DropReason, LogprobKind, Overlay, Trajectory, Verdict
 from hrm_agent.trajectory.forest import paths
 
-__all__ = ["MicroBatch", "Row", "build_batches", "kept_rows", "left_out", "linearise", "micro_batches"]
+__all__ = [
+    "MicroBatch",
+    "NoGradient",
+    "Row",
+    "build_batches",
+    "kept_rows",
+    "left_out",
+    "linearise",
+    "micro_batches",
+    "no_gradient",
+]
+
+
+class NoGradient(StrEnum):
+    """Why a call of a kept trajectory is context only; the names of metrics, `select/{name}`."""
+
+    OTHER_MODEL = "calls_of_other_models"
+    """Another model than the policy made it."""
+    CONSTRAINED = "constrained_calls"
+    """A schema chose among the tokens."""
+    GREEDY = "greedy_calls"
+    """Temperature 0."""
+    NUCLEUS = "nucleus_calls"
+    """top_p below 1: the distribution sampled from is renormalised, and not the policy's."""
+    UNTRAINABLE = "untrainable_calls"
+    """Any other reason that `Call.untrainable` gives: no token ids, log-probs of an unknown kind."""
+
+
+def no_gradient(call: Call, policy: str) -> NoGradient | None:
+    """Why a call cannot be trained on, by what is on record of it; None if it can."""
+    if call.model != policy:
+        return NoGradient.OTHER_MODEL
+    if call.constrained:
+        return NoGradient.CONSTRAINED
+    if call.token_ids and call.sampling.temperature == 0:
+        return NoGradient.GREEDY
+    if call.token_ids and call.sampling.top_p < 1:
+        return NoGradient.NUCLEUS
+    return None if call.trainable else NoGradient.UNTRAINABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +95,10 @@ class Row:
     """Natural log, as the engine reported it; 0 where not trained."""
     advantages: np.ndarray
     """0 where not trained."""
+    temperatures: np.ndarray
+    """At which the token was sampled; 1 where not trained."""
+    old_temperatures: np.ndarray
+    """At which `old_logprobs` are: 1 for raw ones, the token's own for tempered ones; 1 where not trained."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -68,6 +116,10 @@ class MicroBatch:
     """Natural log, as the engine reported it; 0 where not trained."""
     advantages_BT: Float[Tensor, "B T"]
     """Advantage of each token's call; 0 where not trained."""
+    temperatures_BT: Float[Tensor, "B T"]
+    """Sampling temperature of each token's call; 1 where not trained."""
+    old_temperatures_BT: Float[Tensor, "B T"]
+    """Temperature that `old_logprobs_BT` are at: 1 for raw ones, the call's for tempered ones; 1 where not trained."""
 
     @property
     def trained_tokens(self) -> int:
@@ -96,7 +148,10 @@ def build_batches(
 def kept_rows(
     trajectories: Iterable[Trajectory], overlays: Iterable[Overlay], credit: Credit = whole_trajectory
 ) -> list[Row]:
-    """The rows of all kept trajectories, in the order of the overlays."""
+    """The rows of all kept trajectories, in the order of the overlays; an empty list if nothing was kept.
+
+    Raises `ModelError` if something was kept but none of it can be trained on.
+    """
     by_id = {trajectory.id: trajectory for trajectory in trajectories}
     kept = [overlay for overlay in overlays if overlay.verdict is Verdict.KEPT]
     rows: list[Row] = []
@@ -109,7 +164,7 @@ def kept_rows(
         raise ModelError(
             f"None of the {len(kept)} kept trajectories has a sampled token to train on: "
             f"{_why_untrainable(by_id[kept[0].trajectory_id])}.",
-            "Sample with a policy that reports token ids and raw log-probs: builtin:trained, a folder, or hf:NAME.",
+            "Sample with a policy that reports token ids, at a temperature above 0 and with top_p 1.",
         )
     return rows
 
@@ -119,7 +174,8 @@ def linearise(trajectory: Trajectory, advantage_by_call: Mapping[str, float]) ->
 
     Calls without an advantage, untrainable ones, other models' and those that a fork inherited are context only.
     """
-    own = {call.id for call in trajectory.policy_calls if call.id in advantage_by_call}
+    free = {call.id for call in trajectory.own_calls if no_gradient(call, trajectory.policy) is None}
+    own = free & advantage_by_call.keys()
     trained: set[str] = set()
     rows: list[Row] = []
     for path in paths(trajectory.calls):
@@ -139,6 +195,7 @@ def _row(path: Sequence[Call], fresh: Mapping[str, float]) -> Row:
     size = sum(len(call.token_ids) for call in path)
     token_ids, loss_mask = np.zeros(size, np.int64), np.zeros(size, np.bool_)
     old_logprobs, advantages = np.zeros(size, np.float32), np.zeros(size, np.float32)
+    temperatures, old_temperatures = np.ones(size, np.float32), np.ones(size, np.float32)
     start = 0
     for call in path:
         span = slice(start, start := start + len(call.token_ids))
@@ -148,13 +205,16 @@ def _row(path: Sequence[Call], fresh: Mapping[str, float]) -> Row:
             loss_mask[span] = mask
             old_logprobs[span] = np.where(mask, call.logprobs, 0.0)
             advantages[span] = np.where(mask, fresh[call.id], 0.0)
+            temperatures[span] = np.where(mask, call.sampling.temperature, 1.0)
+            if call.logprob_kind is LogprobKind.TEMPERED:
+                old_temperatures[span] = temperatures[span]
     if loss_mask[:1].any():
         raise ValueError(f"call {path[0].id} begins with a sampled token: nothing predicts the first of a sequence")
-    return Row(token_ids, loss_mask, old_logprobs, advantages)
+    return Row(token_ids, loss_mask, old_logprobs, advantages, temperatures, old_temperatures)
 
 
 def _why_untrainable(trajectory: Trajectory) -> str:
-    reasons = [call.untrainable for call in trajectory.own_calls if call.untrainable]
+    reasons = [call.why_untrainable for call in trajectory.own_calls if call.why_untrainable]
     others = [call.model for call in trajectory.own_calls if call.model != trajectory.policy]
     if not reasons and others:
         return f"its calls are of {others[0]!r}, the policy is {trajectory.policy!r}"
@@ -162,13 +222,14 @@ def _why_untrainable(trajectory: Trajectory) -> str:
 
 
 def left_out(trajectories: Iterable[Trajectory], overlays: Iterable[Overlay]) -> dict[str, float]:
-    """Calls of the kept trajectories that carry no gradient although they were sampled: metrics of a step."""
-    kept = {overlay.trajectory_id for overlay in overlays if overlay.verdict is Verdict.KEPT}
-    calls = [(call, t.policy) for t in trajectories if t.id in kept for call in t.own_calls]
-    return {
-        "select/calls_of_other_models": float(sum(call.model != policy for call, policy in calls)),
-        "select/constrained_calls": float(sum(call.constrained for call, policy in calls if call.model == policy)),
-    }
+    """Calls that carry no gradient, by reason: metrics of a step. Of what was kept, or left out for this very lack."""
+    counted = {o.trajectory_id for o in overlays if _is_counted(o)}
+    found = Counter(no_gradient(call, t.policy) for t in trajectories if t.id in counted for call in t.own_calls)
+    return {f"select/{reason.value}": float(found[reason]) for reason in NoGradient}
+
+
+def _is_counted(overlay: Overlay) -> bool:
+    return overlay.verdict is Verdict.KEPT or overlay.drop_reason is DropReason.NO_GRADIENT
 
 
 def micro_batches(rows: Iterable[Row], *, token_budget: int, pad_id: int = 0) -> list[MicroBatch]:
@@ -193,6 +254,8 @@ def _padded(rows: Sequence[Row], pad_id: int) -> MicroBatch:
         loss_mask_BT=_stack([row.loss_mask for row in rows], width, False),
         old_logprobs_BT=_stack([row.old_logprobs for row in rows], width, 0.0),
         advantages_BT=_stack([row.advantages for row in rows], width, 0.0),
+        temperatures_BT=_stack([row.temperatures for row in rows], width, 1.0),
+        old_temperatures_BT=_stack([row.old_temperatures for row in rows], width, 1.0),
     )
 
 

@@ -7,17 +7,31 @@ reinforcement learning are the demo's; the paper's values (rStar2-Agent, arXiv 2
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
+from hrm_agent.config import ON_RECORD
 from hrm_agent.errors import ConfigError
 from hrm_agent.runtime.settings import GraphSettings, RolloutSettings, RunnerOptions, RunSettings, SelectionSettings
 
-__all__ = ["FREE_ON_RESUME", "CollectConfig", "DemoConfig", "GrpoConfig", "SftConfig"]
+__all__ = [
+    "FREE_IN_TRAINING",
+    "FREE_ON_RESUME",
+    "CollectConfig",
+    "DemoConfig",
+    "FineTuneConfig",
+    "GrpoConfig",
+    "SftConfig",
+]
 
-FREE_ON_RESUME = frozenset({"concurrency", "isolation", "environment"})
+FREE_ON_RESUME = frozenset({"checkpoint_every", "checkpoints", "concurrency", "environment", "isolation"})
 """Keys that decide how a run is carried out and not its result: they may change when it is resumed."""
+FREE_IN_TRAINING = FREE_ON_RESUME | {"data", "steps"}
+"""Keys that may change when a training is resumed. It looks at data and steps itself: a run may be prolonged."""
+
+_QUOTA_KEYS = ("min_positives", "min_negatives")
+_DRAW_KEYS = ("selection", "penalty_eps")
 
 TANK = (
     "A tank holds 1200 L. It leaks 2% per hour for 3 hours, then is refilled by 150 L. "
@@ -65,10 +79,19 @@ class CollectConfig(TaskSettings, SelectionSettings, RunSettings, GraphSettings)
     """Decides which tasks are drawn, and is the base of the seeds of all model calls."""
 
 
-class SftConfig(BaseModel):
-    """One run of supervised fine-tuning."""
+class CheckpointSettings(BaseModel):
+    """Which states of a training are kept."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    checkpoints: int = Field(default=2, ge=1)
+    """Checkpoints that are kept, the newest ones: a damaged one is passed over for the one before."""
+    checkpoint_every: int = Field(default=1, ge=1)
+    """Steps from one checkpoint to the next; what comes after the last one is taken again when a run is resumed."""
+
+
+class SftConfig(CheckpointSettings):
+    """How a policy is fine-tuned on conversations."""
 
     steps: int = Field(default=400, ge=1)
     """Optimiser steps."""
@@ -83,7 +106,7 @@ class SftConfig(BaseModel):
     matrix_learning_rate: float = Field(default=0.02, gt=0)
     """Muon's learning rate between warm-up and cool-down; of no effect without Muon."""
     warmup_steps: int = Field(default=30, ge=0)
-    """First steps, in which the learning rate rises linearly to its full value; 0: none."""
+    """First steps, at most all, in which the learning rate rises linearly to its full value; 0: none."""
     cooldown: float = Field(default=0.5, ge=0, le=1)
     """Share of the steps, the last ones, in which the learning rate falls to almost nothing."""
     weight_decay: float = Field(default=0.01, ge=0)
@@ -92,49 +115,111 @@ class SftConfig(BaseModel):
     """L2 norm that the gradient of a step is scaled down to where it is larger."""
     average: float = Field(default=0.0, ge=0, lt=1)
     """Decay of a running mean of the weights, with which the run ends (0.98: of the last 50 steps, say); 0: none."""
+    checkpoint_every: int = Field(default=50, ge=1)
+    """Steps from one checkpoint to the next; what comes after the last one is taken again when a run is resumed."""
     seed: int = 0
     """Decides the order of the conversations."""
 
 
-class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings):
+class FineTuneConfig(SftConfig):
+    """One run of supervised fine-tuning."""
+
+    policy: str = "builtin:cold-start"
+    """Where to start: a built-in policy, a model folder, or hf:NAME."""
+    data: str = ""
+    """JSONL file of conversations, as the first argument; a line: {"messages": [{"role": ..., "content": ...}, ...]}"""
+
+
+class GrpoConfig(CheckpointSettings, TaskSettings, RolloutSettings, GraphSettings):
     """One run of reinforcement learning. The defaults are the demo's; the paper's values stand beside them."""
 
     policy: str = "builtin:cold-start"
     """Where to start: a built-in policy, a model folder, or hf:NAME."""
     max_tokens: int = Field(default=256, ge=1)
     """Most completion tokens of one reply (paper: 8K to 12K of a whole rollout)."""
-    algorithm: Literal["grpo", "grpo-random", "grpo-roc"] = "grpo-roc"
-    """What is trained on: all rollouts (grpo), a random G of them (grpo-random), G resampled on correct (grpo-roc)."""
+    algorithm: Literal["grpo", "grpo-random", "grpo-roc", "grpo-roc-random"] = "grpo-roc"
+    """What is trained on: all rollouts (grpo), a random G of them (grpo-random), G resampled on correct (grpo-roc), as
+    many correct and wrong ones as that, but at random (grpo-roc-random)."""
     selection: Literal["inverse", "lowest"] = "inverse"
     """How RoC draws positives: inverse, as in the paper; lowest, as in its released code."""
+    min_positives: int = Field(default=2, ge=0)
+    """Positives that RoC keeps of a group if there are as many; half of G at most."""
+    min_negatives: int = Field(default=2, ge=0)
+    """Negatives that RoC keeps of a group if there are as many; half of G at most."""
+    penalty_eps: float = Field(default=1e-6, gt=0)
+    """Added to a positive's penalty before it is inverted; the larger, the less the penalty matters to RoC's draw."""
+    min_group: float = Field(default=0.75, gt=0, le=1)
+    """Share of a prompt's rollouts that must be able to take part (not lost to a machine), or the group is left out."""
+    advantage_eps: float = Field(default=1e-6, gt=0)
+    """Added to the standard deviation of a group's rewards, by which advantages are divided."""
     steps: int = Field(default=30, ge=1)
     """Optimiser steps (paper: 510 in three stages)."""
     prompts_per_step: int = Field(default=16, ge=1)
     """Tasks of one optimiser step, each with a group of rollouts (paper: 512)."""
+    shuffle_block: int = Field(default=480, ge=1)
+    """Tasks are drawn in blocks of this many, each in a random order of its own."""
     group_size: int = Field(default=8, ge=2)
     """G, the rollouts of a prompt that are trained on (paper: 16)."""
     oversampling: int = Field(default=2, ge=1)
-    """grpo-random and grpo-roc sample this many times G (paper: 2); grpo samples G."""
+    """All but grpo sample this many times G (paper: 2); grpo samples G."""
     learning_rate: float = Field(default=5e-4, gt=0)
     """AdamW's learning rate between warm-up and cool-down (paper: 1e-6 for 14B parameters)."""
     warmup_steps: int = Field(default=0, ge=0)
-    """First steps, in which the learning rate rises linearly to its full value; 0: none (paper: 20)."""
+    """First steps, at most all, in which the learning rate rises linearly to its full value; 0: none (paper: 20)."""
     cooldown: float = Field(default=0.67, ge=0, le=1)
-    """Share of the steps, the last ones, in which the learning rate falls to almost nothing (paper: none)."""
+    """Share of the steps, the last ones, in which the learning rate falls to almost nothing (paper: none). 0 for a run
+    that is to be prolonged later: with another number of steps the fall would have begun elsewhere."""
     weight_decay: float = Field(default=0.01, ge=0)
     """AdamW's decoupled weight decay, times the learning rate in each step; 0: none."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """L2 norm that the gradient of a step is scaled down to where it is larger."""
-    clip_low: float = Field(default=0.2, gt=0)
-    """The ratio of new to old probability of a token is clipped below at 1 less this."""
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
+    """AdamW's decay of the mean of gradients."""
+    adam_beta2: float = Field(default=0.999, ge=0, lt=1)
+    """AdamW's decay of the mean of squared gradients."""
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    """Lower clip of the probability ratio. Only the default is taken: each batch is trained on once, with ratio 1."""
     clip_high: float = Field(default=0.28, gt=0)
-    """The ratio of new to old probability of a token is clipped above at 1 plus this; wider than below, as in DAPO."""
+    """Upper clip of the probability ratio. Only the default is taken: each batch is trained on once, with ratio 1."""
     temperature: float = Field(default=1.0, gt=0)
-    """Sampling temperature of the rollouts; above 0, since greedy rollouts of one prompt are all alike."""
+    """Sampling temperature of the rollouts, and of the log-probs in the loss; 0 would make all rollouts alike."""
     micro_batch_tokens: int = Field(default=4096, ge=1)
     """Most tokens, padding included, of one forward pass."""
     seed: int = 0
     """Decides the tasks and their order, the draw of kept rollouts, and the seeds of all model calls."""
+
+    @model_validator(mode="after")
+    def _every_key_acts(self, info: ValidationInfo) -> Self:
+        """A value that changes nothing is refused: who sets it expects something of it.
+
+        An earlier version took it, so that of a run on record is the default.
+        """
+        unused: dict[str, Any] = {}
+        by_roc = f"only grpo-roc selects by it, and the algorithm is {self.algorithm}"
+        for keys, acts, why in (
+            (
+                ("clip_low", "clip_high"),
+                False,
+                "each batch is trained on once, so the ratio is 1 and nothing is clipped",
+            ),
+            (("oversampling",), self.algorithm != "grpo", "grpo samples G rollouts and trains on all of them"),
+            (_QUOTA_KEYS, self.algorithm.startswith("grpo-roc"), by_roc),
+            (_DRAW_KEYS, self.algorithm == "grpo-roc", by_roc),
+        ):
+            for key in keys:
+                default = type(self).model_fields[key].default
+                if not acts and getattr(self, key) != default:
+                    unused[key] = default
+                    if info.context == ON_RECORD:
+                        continue
+                    raise ConfigError(f"{key} has no effect here: {why}.", f"Leave it out, or at {default}.")
+        for key in _QUOTA_KEYS:
+            least, half = unused.get(key, getattr(self, key)), self.group_size // 2
+            if least > max(half, type(self).model_fields[key].default):
+                raise ConfigError(
+                    f"{key} = {least} is more than half of group_size = {self.group_size}.", f"At most {half}."
+                )
+        return self.model_copy(update=unused) if unused else self
 
     def runner_options(self) -> RunnerOptions:
         """The policy stands in for every model of the graph, unconstrained: tokens chosen by a schema teach nothing."""

@@ -1,35 +1,47 @@
 """Reinforcement learning over recorded graph runs: GRPO, and GRPO-RoC of rStar2-Agent (arXiv 2508.20722, section 3).
 
 One step: draw prompts, roll out a group of episodes for each through the graph, verify, select, credit, one optimiser
-step, publish. `train` below is that sentence. The three algorithms (`hrm_agent.training.roc.ALGORITHMS`) differ in
+step, publish. `train` below is that sentence. The algorithms (`hrm_agent.training.roc.ALGORITHMS`) differ in
 which rollouts of a group are trained on, and in nothing else.
 
-Kill it anywhere. Every model and tool call of the step under way is on record, and the weights before it are in the
+Kill it anywhere. Every model and tool call of the step under way is on record, and the weights before it are in a
 checkpoint: `train` called again on the same folder takes up the step where it stood. With one seed it samples the same
 tokens (the noise of a call is a function of its place, not of time), and since an on-policy step takes its own
-log-probs as the old ones, the update depends on the tokens alone.
+log-probs as the old ones, the update depends on the tokens alone. So a run whose newest checkpoint is damaged takes the
+steps since the one before again, from the rollouts on record, to the same weights; and `train` with more steps than a
+run has taken continues it, to the weights of a run that was begun with so many, if the learning rates agree.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import partial
 from pathlib import Path
 
 from accelerate import Accelerator
 
-from hrm_agent.errors import ConfigError
+from hrm_agent.errors import RunError
+from hrm_agent.runtime.episode import Episode
 from hrm_agent.training.advantages import group_advantages
 from hrm_agent.training.batch import build_batches, left_out
+from hrm_agent.training.checkpoints import keep_model
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.evaluation.evaluate import group_metrics
-from hrm_agent.training.metrics import MetricsLog, Phases
+from hrm_agent.training.metrics import MetricsLog, Phases, Row
 from hrm_agent.training.policy import TrainablePolicy
-from hrm_agent.training.roc import RocOptions, select
-from hrm_agent.training.rollout import group_episodes, open_run, rollout, run_id_of
-from hrm_agent.training.tasks import Task, load_tasks
-from hrm_agent.trajectory import Overlay, Trajectory, derive_seed
+from hrm_agent.training.processes import require_one_process
+from hrm_agent.training.rollout import (
+    Attempts,
+    group_episodes,
+    open_run,
+    rollout_attempts,
+    run_id_of,
+    steps_with_rollouts,
+)
+from hrm_agent.training.tasks import Task
+from hrm_agent.training.tasks.training_order import training_tasks
+from hrm_agent.training.verdicts import explained, judge, selection_metrics
+from hrm_agent.trajectory import Trajectory
 
 __all__ = ["train"]
 
@@ -39,22 +51,21 @@ async def train(
     folder: Path,
     *,
     on_rollout: Callable[[Trajectory], None] | None = None,
-    on_step: Callable[[dict[str, float]], None] | None = None,
+    on_step: Callable[[Row], None] | None = None,
 ) -> Path:
     """Train, or resume, the run in `folder`; returns the folder of the trained model."""
+    require_one_process()
     accelerator = Accelerator()
-    if accelerator.num_processes > 1:
-        raise ConfigError("Rollouts are not shared among processes yet.", "Start `train rl` without torchrun.")
     policy = TrainablePolicy(config, accelerator)
-    policy.restore(folder / "checkpoint")
-    run_id = run_id_of(folder)
-    log = MetricsLog(folder / "metrics.jsonl", before_step=policy.version)
-    pool = load_tasks(config.tasks, split="train", seed=config.seed, count=config.steps * config.prompts_per_step)
     async with open_run(folder, policy.name, config, store=config.store, backend=policy.engine) as runner:
+        run_id = run_id_of(folder)
+        config = policy.restore(folder, partial(steps_with_rollouts, runner.store, run_id))
+        log = MetricsLog(folder / "metrics.jsonl", before_step=policy.version)
+        tasks = _tasks(config)
         for step in range(policy.version, config.steps):
             phases = Phases()
             episodes = group_episodes(
-                draw(pool, step, config),
+                tasks[step * config.prompts_per_step : (step + 1) * config.prompts_per_step],
                 config.samples,
                 run_id=run_id,
                 stage=f"step-{step}",
@@ -63,51 +74,41 @@ async def train(
                 context=config.context,
             )
             with phases("rollout"):
-                rollouts = await rollout(runner, episodes, concurrency=config.concurrency, on_done=on_rollout)
+                attempts = await rollout_attempts(runner, episodes, concurrency=config.concurrency, on_done=on_rollout)
+            _refuse_other_tasks(attempts, episodes, folder)
             with phases("select"):
-                overlays = group_advantages(judge(rollouts, step, run_id, config))
+                overlays = group_advantages(judge(attempts, step, run_id, config), config.advantage_eps)
                 runner.store.journal.write_overlays(overlays)
+                rollouts = [each[-1] for each in attempts]
                 batches = build_batches(rollouts, overlays, token_budget=config.micro_batch_tokens)
             with phases("update"):
                 update = policy.update(batches)
-            shares = group_metrics(rollouts, overlays) | left_out(rollouts, overlays)
-            row = {"step": step, **shares, **update, **phases.seconds()}
+            found = group_metrics(rollouts, overlays) | selection_metrics(attempts, overlays)
+            found |= left_out(rollouts, overlays)
+            row = {"step": step, **found, **explained(update, found), **phases.seconds()}
             log.append(row)
-            policy.checkpoint(folder / "checkpoint")
+            log.sync()
+            policy.checkpoint(folder)
             if on_step is not None:
                 on_step(row)
-        policy.save(folder / "model")
+        model = keep_model(folder, policy.version, policy.save)
     policy.engine.close()
-    return folder / "model"
+    return model
 
 
-def draw(pool: Sequence[Task], step: int, config: GrpoConfig) -> list[Task]:
-    """The prompts of a step: passes over the pool, each in an order of its own."""
-    first = step * config.prompts_per_step
-    return [_nth(pool, place, config.seed) for place in range(first, first + config.prompts_per_step)]
+def _tasks(config: GrpoConfig) -> list[Task]:
+    """Those of all steps, in their order."""
+    count = config.steps * config.prompts_per_step
+    return training_tasks(config.tasks, seed=config.seed, count=count, block=config.shuffle_block)
 
 
-def _nth(pool: Sequence[Task], place: int, seed: int) -> Task:
-    epoch, index = divmod(place, len(pool))
-    return pool[_order(len(pool), derive_seed(seed, "draw", epoch))[index]]
-
-
-@lru_cache(maxsize=2)
-def _order(size: int, seed: int) -> list[int]:
-    return random.Random(seed).sample(range(size), size)
-
-
-def judge(rollouts: Sequence[Trajectory], step: int, run_id: str, config: GrpoConfig) -> list[Overlay]:
-    """A verdict for every rollout, group by group."""
-    groups: dict[str, list[Trajectory]] = {}
-    for each in rollouts:
-        groups.setdefault(each.group_id, []).append(each)
-    options = RocOptions(selection=config.selection)
-    seed = config.seed
-    return [
-        overlay
-        for group in groups.values()
-        for overlay in select(
-            group, config.group_size, config.algorithm, seed=seed, run_id=run_id, step=step, options=options
-        )
-    ]
+def _refuse_other_tasks(rollouts: Sequence[Attempts], episodes: Sequence[Episode], folder: Path) -> None:
+    """A rollout on record is read back by its thread: it has to be one of the task that the step asks for."""
+    for (found, *_), episode in zip(rollouts, episodes, strict=True):
+        if (found.task.id, found.task.prompt) != (episode.task.id, episode.task.prompt):
+            raise RunError(
+                f"Thread {found.thread_id} in {folder} is of task {found.task.id!r}; "
+                f"the step would draw {episode.task.id!r}.",
+                "The tasks have changed since the run began, or an earlier version began it: "
+                "start a new run in another folder.",
+            )

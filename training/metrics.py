@@ -1,12 +1,13 @@
 """What a run writes down while it goes on: one row a step, with the time that each phase took.
 
-A row is appended before the checkpoint of its step. If the process dies between the two, the step is taken again and
-its old row is dropped on resume, so that the file never holds a step twice.
+A row is appended before the checkpoint of its step. Where a run goes on from a checkpoint, the steps after it are taken
+again and their old rows are dropped, so that the file never holds a step twice.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -17,9 +18,10 @@ import psutil
 
 from hrm_agent.files import json_line, replacing
 
-__all__ = ["MetricsLog", "Phases", "read_metrics"]
+__all__ = ["MetricsLog", "Phases", "Row", "read_metrics"]
 
 Row = dict[str, Any]
+"""Metrics of a step by name: numbers, and `skipped`, a text or None."""
 
 
 class MetricsLog:
@@ -34,6 +36,11 @@ class MetricsLog:
     def append(self, row: Row) -> None:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json_line(row) + "\n")
+
+    def sync(self) -> None:
+        """Called before a checkpoint, after which these rows are not made again."""
+        with self.path.open("rb") as file:
+            os.fsync(file.fileno())
 
 
 def read_metrics(path: Path) -> list[Row]:

@@ -8,15 +8,18 @@ round only.
 
 `on_policy` takes the trainer's own log-probs for the old ones. In a step on the same weights that sampled the batch
 they are equal in theory, and this removes the engine's rounding (1e-2 in half precision, enough to reach the clip
-bounds now and then). Either way `engine_difference`, the mean of |log pi - log pi_engine|, is a metric of every step:
-that engine and trainer agree is an assumption.
+bounds now and then). Either way `engine_difference`, the mean of |log pi - log pi_engine|, both at the temperature of
+the recorded ones, is a metric of every step: that engine and trainer agree is an assumption. Off policy the recorded
+ones stand in the ratio, so they have to be at the temperature of sampling; others are refused.
 
-A step whose gradient is not finite is skipped, and `stepped` is 0: one overflow must not end a run of days, and must
-not pass unseen.
+A step that cannot be taken (nothing is to be trained, or the gradient is not finite) leaves the weights as they are:
+`stepped` is 0, and `skipped` says why. One overflow must not end a run of days, and must not pass unseen. The metrics
+of every step have the same names; one without a value is nan.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -24,13 +27,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from hrm_agent.errors import ModelError
 from hrm_agent.training.batch import MicroBatch
-from hrm_agent.training.loss import clipped_surrogate, merge_metrics, token_logprobs
+from hrm_agent.training.loss import clipped_surrogate, merge_metrics, sampled_and_recorded_logprobs
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-__all__ = ["policy_update"]
+__all__ = ["NOTHING_TO_TRAIN", "NOT_FINITE", "policy_update"]
+
+NOTHING_TO_TRAIN = "nothing to train"
+NOT_FINITE = "the gradient is not finite"
+_MEANS = (
+    "loss",
+    "clip_fraction_low",
+    "clip_fraction_high",
+    "kl_k3",
+    "entropy_estimate",
+    "ratio_max",
+    "engine_difference",
+)
+"""Metrics that a step without a token has no value of."""
 
 
 def policy_update(
@@ -44,18 +61,22 @@ def policy_update(
     clip_high: float = 0.28,
     dual_clip: float | None = None,
     on_policy: bool = False,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Take one optimiser step on `batches` (this rank's share), and return metrics over all ranks.
 
     With an accelerator, `model` and `optimizer` are what its `prepare` returned. Besides the metrics of
     `clipped_surrogate`: `engine_difference`, `trained_tokens`, `micro_batches` (of the rank with most), `grad_norm`
-    before clipping, and `stepped`, 0 if no step was taken because nothing was to be trained or the gradient was not
-    finite. The model is left in the mode (train or eval) that it was in.
+    before clipping, `stepped`, and `skipped`, why no step was taken (None if one was). The model is left in the mode
+    (train or eval) that it was in. Raises `ModelError` off policy, where a log-prob was recorded at another temperature
+    than the one of sampling.
     """
     device = next(model.parameters()).device
+    if not on_policy:
+        _require_sampled_logprobs(batches)
     tokens, rounds = _agree(sum(batch.trained_tokens for batch in batches), len(batches), accelerator, device)
     if tokens == 0:
-        return {"trained_tokens": 0.0, "micro_batches": float(rounds), "stepped": 0.0}
+        counts = {"trained_tokens": 0.0, "micro_batches": float(rounds), "grad_norm": math.nan, "stepped": 0.0}
+        return dict.fromkeys(_MEANS, math.nan) | counts | {"skipped": NOTHING_TO_TRAIN}
     clip = {"clip_low": clip_low, "clip_high": clip_high, "dual_clip": dual_clip}
     ranks = accelerator.num_processes if accelerator else 1
     parts: list[dict[str, Tensor]] = []
@@ -73,18 +94,32 @@ def policy_update(
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     counts = {"trained_tokens": tokens, "micro_batches": rounds, "grad_norm": grad_norm, "stepped": stepped}
-    return _reduced(merge_metrics(parts), accelerator) | {name: float(value) for name, value in counts.items()}
+    means = _reduced(merge_metrics(parts), accelerator) | {name: float(value) for name, value in counts.items()}
+    return {**means, "skipped": None if stepped else NOT_FINITE}
+
+
+def _require_sampled_logprobs(batches: Sequence[MicroBatch]) -> None:
+    for batch in batches:
+        wrong_N = (batch.old_temperatures_BT != batch.temperatures_BT)[batch.loss_mask_BT]
+        if wrong_N.any():
+            at = float(batch.temperatures_BT[batch.loss_mask_BT][wrong_N][0])
+            raise ModelError(
+                f"Tokens sampled at temperature {at:g} have raw log-probs on record, and the ratio of an off-policy "
+                "step needs those of the distribution that was sampled.",
+                "Sample with an engine of this process, with a vLLM server in --logprobs-mode processed_logprobs, or "
+                "at temperature 1.",
+            )
 
 
 def _loss(
     model: nn.Module, batch: MicroBatch, denominator: float, on_policy: bool, clip: dict[str, Any]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    logprobs_N = token_logprobs(model, batch)
+    logprobs_N, comparable_N = sampled_and_recorded_logprobs(model, batch)
     engine_logprobs_N = batch.old_logprobs_BT[batch.loss_mask_BT]
     old_logprobs_N = logprobs_N.detach() if on_policy else engine_logprobs_N
     advantages_N = batch.advantages_BT[batch.loss_mask_BT]
     loss, metrics = clipped_surrogate(logprobs_N, old_logprobs_N, advantages_N, denominator, **clip)
-    difference = (logprobs_N.detach() - engine_logprobs_N).abs().sum() / denominator
+    difference = (comparable_N - engine_logprobs_N).abs().sum() / denominator
     return loss, {**metrics, "engine_difference": difference}
 
 
@@ -114,7 +149,8 @@ def _agree(tokens: int, rounds: int, accelerator: Accelerator | None, device: to
 def _idle_batch(device: torch.device) -> MicroBatch:
     """A batch that trains nothing, for a rank that has no more."""
     zeros = torch.zeros(1, 1, dtype=torch.long)
-    return MicroBatch(zeros, zeros.bool(), zeros.float(), zeros.float()).to(device)
+    ones = torch.ones(1, 1)
+    return MicroBatch(zeros, zeros.bool(), zeros.float(), zeros.float(), ones, ones).to(device)
 
 
 def _clip(model: nn.Module, max_grad_norm: float, accelerator: Accelerator | None) -> Tensor:

@@ -104,6 +104,17 @@ class RunningMean:
         for mean, weight in zip(self._means, self._weights, strict=True):
             mean.lerp_(weight, 1 - kept)
 
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"means": self._means, "steps": self._steps}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        for mean, kept in zip(self._means, state["means"], strict=True):
+            mean.copy_(kept)
+        self._steps = int(state["steps"])
+
     @torch.no_grad()
     def take_place(self) -> None:
         """Put the mean in the place of the weights."""

@@ -1,36 +1,38 @@
 """The policy under training: weights, optimiser and version, and the engine that samples from the same weights.
 
 In one process the engine and the trainer share one module, so that publishing version n + 1 is a matter of telling
-the engine to forget its cache. A checkpoint is a folder that appears under its final name only when it is whole: a
-kill at any moment leaves either the old one or the new one.
+the engine to forget its cache.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_model
 
-from hrm_agent.errors import RunError
+from hrm_agent.files import replacing
 from hrm_agent.models.local.engine import TransformersEngine
 from hrm_agent.models.local.load_weights import load_pretrained
 from hrm_agent.models.policy_loader import model_folder
 from hrm_agent.training.batch import MicroBatch
+from hrm_agent.training.checkpoints import Checkpoints
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.optimizer_step import policy_update
-from hrm_agent.training.schedule import trapezoid
+from hrm_agent.training.schedule import Schedule, dropout_seed, refuse_other_course
 from hrm_agent.training.sft import save_policy
+from hrm_agent.trajectory import derive_seed
 
 __all__ = ["TrainablePolicy"]
 
 _OPTIMIZER = "optimizer.pt"
 _STATE = "state.json"
+_SCHEDULE = "schedule.json"
+"""How many steps the run is to take. A checkpoint says so, too, but steps after it may be those of a longer run."""
 
 
 class TrainablePolicy:
@@ -42,7 +44,12 @@ class TrainablePolicy:
         self.accelerator = accelerator
         # AdamW needs single precision: at a learning rate of 1e-6 an update is lost in the rounding of half precision.
         model, self.tokenizer = load_pretrained(model_folder(self.name), dtype="float32")
-        optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
+        optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=config.learning_rate,
+            betas=(config.adam_beta1, config.adam_beta2),
+            weight_decay=config.weight_decay,
+        )
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         self.engine = TransformersEngine(accelerator.unwrap_model(self.model), self.tokenizer, name=self.name)
         self._config = config
@@ -52,22 +59,22 @@ class TrainablePolicy:
         """Number of optimiser steps behind the weights."""
         return self.engine.policy_version
 
-    def update(self, batches: Sequence[MicroBatch]) -> dict[str, float]:
-        """One optimiser step, then version n + 1 on the engine."""
+    def update(self, batches: Sequence[MicroBatch]) -> dict[str, Any]:
+        """One optimiser step, then version n + 1 on the engine, whether or not there was anything to learn."""
         config = self._config
-        share = trapezoid(self.version, config.steps, config.warmup_steps, config.cooldown)
         for group in self.optimizer.param_groups:
-            group["lr"] = config.learning_rate * share
-        metrics = policy_update(
-            self.model,
-            self.optimizer,
-            batches,
-            accelerator=self.accelerator,
-            max_grad_norm=config.max_grad_norm,
-            clip_low=config.clip_low,
-            clip_high=config.clip_high,
-            on_policy=True,
-        )
+            group["lr"] = config.learning_rate * self._schedule.share(self.version)
+        with dropout_seed(derive_seed(config.seed, "dropout", self.version)):
+            metrics = policy_update(
+                self.model,
+                self.optimizer,
+                batches,
+                accelerator=self.accelerator,
+                max_grad_norm=config.max_grad_norm,
+                clip_low=config.clip_low,
+                clip_high=config.clip_high,
+                on_policy=True,
+            )
         self.engine.publish(self.version + 1)
         return metrics
 
@@ -77,40 +84,58 @@ class TrainablePolicy:
         card += f"{self._config.model_dump_json(indent=2)}\n```\n"
         save_policy(self.accelerator.unwrap_model(self.model), self.tokenizer, folder, card)
 
-    def checkpoint(self, folder: Path) -> None:
-        """Save everything that the next step depends on, in place of the previous checkpoint."""
-        fresh, old = folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
-        shutil.rmtree(fresh, ignore_errors=True)
-        self.save(fresh)
-        torch.save(self.optimizer.state_dict(), fresh / _OPTIMIZER)
-        (fresh / _STATE).write_text(json.dumps({"version": self.version}))
-        for path in (*fresh.iterdir(), fresh):
-            _sync(path)
-        shutil.rmtree(old, ignore_errors=True)
-        if folder.exists():
-            folder.rename(old)
-        fresh.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
+    def checkpoint(self, run: Path) -> None:
+        """Keep everything that the next step depends on, where a checkpoint is due."""
+        checkpoints = self._checkpoints(run)
+        if checkpoints.is_due(self.version, self._config.steps):
+            checkpoints.save(self.version, self._write)
 
-    def restore(self, folder: Path) -> None:
-        """Go on from the newest whole checkpoint, if there is one."""
-        found = folder if folder.exists() else folder.with_name(folder.name + ".old")
-        if not found.exists():
-            return
-        try:
-            state = json.loads((found / _STATE).read_text())
-            load_model(self.accelerator.unwrap_model(self.model), found / "model.safetensors")
-            self.optimizer.load_state_dict(torch.load(found / _OPTIMIZER, weights_only=True))
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise RunError(
-                f"The checkpoint {found} cannot be read: {error}.", "Start a new run in another folder."
-            ) from error
-        self.engine.publish(int(state["version"]))
+    def restore(self, run: Path, with_rollouts: Callable[[], int] = lambda: 0) -> GrpoConfig:
+        """Go on from the newest whole checkpoint of the run, if there is one; how the run is configured.
+
+        `with_rollouts`: how many steps are behind the newest rollouts on record, which are not sampled again. Runs of
+        earlier versions drew their tasks from one block of all of them, and go on so (a `mix:` of tasks does not: they
+        drew from it in another way). Raises `RunError` where no checkpoint is whole, or where the steps that were taken
+        are not the first of those that are asked for now.
+        """
+        checkpoints = self._checkpoints(run)
+        state = checkpoints.restore(self._read)
+        version, config = int(state["version"]) if state else 0, self._config
+        before = _steps_before(run) or int((state or {}).get("steps", config.steps))
+        if before != config.steps:
+            taken = max(version, checkpoints.newest_step, with_rollouts())
+            refuse_other_course(self._schedule, before, taken, run)
+        with replacing(run / _SCHEDULE) as part:
+            part.write_text(json.dumps({"steps": config.steps}), encoding="utf-8")
+        if state is None:
+            return config
+        block = int(state.get("shuffle_block", config.steps * config.prompts_per_step))
+        self._config = config.model_copy(update={"shuffle_block": block})
+        self.engine.publish(version)
+        return self._config
+
+    @property
+    def _schedule(self) -> Schedule:
+        return Schedule(self._config.steps, self._config.warmup_steps, self._config.cooldown)
+
+    def _checkpoints(self, run: Path) -> Checkpoints:
+        return Checkpoints(run, keep=self._config.checkpoints, every=self._config.checkpoint_every)
+
+    def _write(self, folder: Path) -> None:
+        self.save(folder)
+        torch.save(self.optimizer.state_dict(), folder / _OPTIMIZER)
+        state = {"version": self.version, **self._config.model_dump(include={"steps", "shuffle_block"})}
+        (folder / _STATE).write_text(json.dumps(state), encoding="utf-8")
+
+    def _read(self, folder: Path) -> dict[str, Any]:
+        state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+        optimizer = torch.load(folder / _OPTIMIZER, weights_only=True)
+        load_model(self.accelerator.unwrap_model(self.model), folder / "model.safetensors")
+        self.optimizer.load_state_dict(optimizer)
+        return {"version": int(state["version"]), **state}
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _steps_before(run: Path) -> int | None:
+    """`steps` of the run when it was last resumed; None for a new run, or one of an earlier version."""
+    path = run / _SCHEDULE
+    return int(json.loads(path.read_text(encoding="utf-8"))["steps"]) if path.exists() else None

@@ -9,23 +9,27 @@ the clean ones says otherwise *without touching the reward*, which would invite 
     p_format = 1 without an <answer> tag,         else min(1, surplus answer tags / turns)
     keep probability of a positive ~ 1 / (p_err + p_format + eps), without replacement
 
-`select` runs one of three algorithms that differ in nothing else, so that an ablation compares like with like: `grpo`
-trains on every rollout, `grpo-random` on a random G of 2G (the control that the paper lacks), `grpo-roc` as above.
+`select` runs one of four algorithms that differ in nothing else, so that an ablation compares like with like: `grpo`
+trains on every rollout, `grpo-roc` as above, and the two others are the controls that the paper lacks. `grpo-random`
+keeps a random G of 2G; it loses the only positive of 16 in half of the draws, and with it the group. `grpo-roc-random`
+keeps as many positives and negatives as `grpo-roc`, with one seed the very same negatives, but draws the positives
+uniformly: what is left between the two is the choice of clean ones.
 
 Three deviations from the paper and the code released with it, each because of a way to cheat or to lose data:
 
 * Errors are *typed outcomes* (`ToolStatus.is_policy_failure`), never the word "error" in a text. Faults of the
   infrastructure, and calls that were never finished, count neither as calls nor as failures.
-* p_err is over **distinct** calls (`ToolCall.repeated_of`), and a call failed if any of its repeats did. Repeating a
-  harmless call must not dilute the ratio. Calls padded with small changes are not recognised.
+* Calls and turns that do nothing do not count (`hrm_agent.training.penalties`): padding must not lower a penalty.
 * Surplus answer tags are counted within each conversation. With one conversation this is the paper's answer_tags - 1; a
   graph in which several solvers answer once each has no surplus. Only the policy's own messages are counted.
 
 Nothing vanishes: each rollout gets an `Overlay` that says why it was kept or dropped. Truncated rollouts stay, with
-reward 0 (filtering them made truncation worse). Rollouts that failed, were aborted or never ended (by no fault of
-the policy: what a policy does wrong is data, not a failure) are dropped *before* the quotas, so that a fault of a
-machine neither counts as a negative nor changes the mean. A group that shrinks below G by this is kept whole. (So a
-graph should answer what its policy writes, however odd, and not raise on it: a run that raised is no lesson.)
+reward 0 (filtering them made truncation worse). Rollouts that failed, were aborted, never ended, or lost a tool call to
+the infrastructure (by no fault of the policy: what a policy does wrong is data, not a failure) are dropped *before* the
+quotas, so that a fault of a machine neither counts as a negative nor changes the mean. A group that shrinks below G by
+this is kept whole; one of which less than the share `min_group` is left is rejected, since the mean and deviation of
+two that happened to survive say nothing of the prompt. (So a graph should answer what its policy writes, however odd,
+and not raise on it: a run that raised is no lesson.)
 
 The draw depends on the seed and on each rollout's place in its group (`sample_index`), not on the order of the list nor
 on ids that contain the time. Hence a permuted group, or one collected again after a crash, is judged alike.
@@ -37,27 +41,29 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from hrm_agent.errors import ConfigError, nearest
-from hrm_agent.trajectory import (
-    Call,
-    Overlay,
-    RunStatus,
-    ToolCall,
-    ToolStatus,
-    Trajectory,
-    Verdict,
-    derive_seed,
-)
-from hrm_agent.trajectory.forest import conversations
+from hrm_agent.training.eligibility import Why, fault_of, too_small
+from hrm_agent.training.penalties import count_calls, penalty_error, penalty_format
+from hrm_agent.trajectory import DropReason, Overlay, RunStatus, Trajectory, Verdict, derive_seed
 
-__all__ = ["ALGORITHMS", "RocOptions", "SelectableRollout", "is_positive", "outcome_reward", "quotas", "select"]
+__all__ = [
+    "ALGORITHMS",
+    "RocOptions",
+    "SelectableRollout",
+    "is_positive",
+    "outcome_reward",
+    "penalty_error",
+    "penalty_format",
+    "quotas",
+    "select",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class RocOptions:
-    """What the paper leaves open."""
+    """What the paper leaves open. Raises `ConfigError` for values that make no sense."""
 
     selection: Literal["inverse", "lowest"] = "inverse"
     """Positives by a draw with inverse weights (the paper), or those with the lowest penalty (the released code)."""
@@ -67,6 +73,10 @@ class RocOptions:
     """Positives that are kept if there are as many."""
     eps: float = 1e-6
     """Added to the penalty. So small a value takes positives without penalty before all others."""
+
+    def __post_init__(self) -> None:
+        if self.eps <= 0 or self.min_negatives < 0 or self.min_positives < 0:
+            raise ConfigError(f"{self} is no way to select.", "eps is above 0, and the minima are 0 or more.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +105,8 @@ Reasons = dict[str, str]
 """By trajectory id, why it was kept."""
 Algorithm = Callable[[Sequence[SelectableRollout], int, random.Random, RocOptions], Reasons]
 """(candidates, number to keep, source of randomness, options) -> those kept."""
+Draw = Callable[[Sequence[SelectableRollout], int, random.Random, float], list[SelectableRollout]]
+"""(positives, number to keep, source of randomness, eps) -> those kept."""
 
 
 def select(
@@ -106,21 +118,24 @@ def select(
     run_id: str = "",
     step: int = 0,
     options: RocOptions | None = None,
+    min_group: float = 0.0,
 ) -> list[Overlay]:
     """Judge the rollouts of one group: an `Overlay` for each, in the order of `group`, without advantages.
 
-    `keep` is G; where fewer rollouts can take part, all of them are kept. `algorithm` is a name of `ALGORITHMS`.
+    `keep` is G; where fewer rollouts can take part, all of them are kept, unless they are less than the share
+    `min_group` of the group. `algorithm` is a name of `ALGORITHMS`.
     """
     chosen = _algorithm(algorithm)
     if keep < 2:
         raise ConfigError(f"{keep} rollouts of a group are to be kept.", "Keep 2 or more: one alone has no contrast.")
+    judged = {trajectory.id: _candidate(trajectory) for trajectory in group}
     ordered = sorted(group, key=lambda t: (t.sample_index, t.id))
-    candidates = [_candidate(trajectory) for trajectory in ordered if _fault(trajectory) is None]
+    candidates = [judged[trajectory.id] for trajectory in ordered if fault_of(trajectory) is None]
     task = group[0].task if group else None
     rng = random.Random(derive_seed(seed, "select", step, task and task.family, task and task.id))
     kept = chosen(candidates, keep, rng, options or RocOptions())
-    rejection = _rejection(candidates, kept)
-    return [_judge(trajectory, kept, rejection, run_id, step) for trajectory in group]
+    rejection = too_small(len(candidates), len(group), min_group) or _rejection(candidates, kept)
+    return [_judge(judged[trajectory.id], kept, rejection, run_id, step) for trajectory in group]
 
 
 def _algorithm(name: str) -> Algorithm:
@@ -160,6 +175,19 @@ def _keep_random(
 def _resample_on_correct(
     candidates: Sequence[SelectableRollout], keep: int, rng: random.Random, options: RocOptions
 ) -> Reasons:
+    return _resample(candidates, keep, rng, options, _SELECTIONS[options.selection])
+
+
+def _resample_at_random(
+    candidates: Sequence[SelectableRollout], keep: int, rng: random.Random, options: RocOptions
+) -> Reasons:
+    return _resample(candidates, keep, rng, options, _uniform)
+
+
+def _resample(
+    candidates: Sequence[SelectableRollout], keep: int, rng: random.Random, options: RocOptions, draw: Draw
+) -> Reasons:
+    """Each side's quota: negatives uniformly, positives by `draw`."""
     if len(candidates) <= keep:
         return _keep_all(candidates, keep, rng, options)
     positives = [c for c in candidates if c.positive]
@@ -168,7 +196,7 @@ def _resample_on_correct(
     reasons = {
         c.trajectory.id: f"one of {z} of {len(negatives)} negatives, drawn uniformly" for c in rng.sample(negatives, z)
     }
-    for c in _SELECTIONS[options.selection](positives, p, rng, options.eps):
+    for c in draw(positives, p, rng, options.eps):
         reasons[c.trajectory.id] = f"one of {p} of {len(positives)} positives, penalty {c.penalty:.3f}"
     return reasons
 
@@ -177,6 +205,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "grpo": _keep_all,
     "grpo-random": _keep_random,
     "grpo-roc": _resample_on_correct,
+    "grpo-roc-random": _resample_at_random,
 }
 """By the name that a user gives."""
 
@@ -216,98 +245,62 @@ def _lowest(
     return sorted(positives, key=lambda c: c.penalty)[:count]
 
 
-_SELECTIONS: Mapping[
-    str, Callable[[Sequence[SelectableRollout], int, random.Random, float], list[SelectableRollout]]
-] = {
-    "inverse": _inverse,
-    "lowest": _lowest,
-}
+def _uniform(
+    positives: Sequence[SelectableRollout], count: int, rng: random.Random, eps: float
+) -> list[SelectableRollout]:
+    del eps
+    return rng.sample(positives, count)
 
 
-# --- penalties --------------------------------------------------------------------------------------------------------
+_SELECTIONS: Mapping[str, Draw] = {"inverse": _inverse, "lowest": _lowest}
 
 
 def _candidate(trajectory: Trajectory) -> SelectableRollout:
-    error, form = penalty_error(trajectory.own_tool_calls), penalty_format(trajectory.own_calls)
-    return SelectableRollout(trajectory, outcome_reward(trajectory), error, form)
-
-
-def penalty_error(tool_calls: Sequence[ToolCall]) -> float:
-    """Share of failed calls among the distinct ones that came to an end of the policy's own making; 0.5 without any."""
-    failed: dict[str, bool] = {}
-    for call in tool_calls:
-        if call.status is None or call.status is ToolStatus.INFRASTRUCTURE:
-            continue
-        first = call.repeated_of or call.id
-        failed[first] = failed.get(first, False) or call.status.is_policy_failure
-    return sum(failed.values()) / len(failed) if failed else 0.5
-
-
-def penalty_format(calls: Sequence[Call]) -> float:
-    """1 without an answer tag, else the surplus of answer tags per turn, at most 1."""
-    tags = [sum(_answer_tags(call) for call in conversation) for conversation in conversations(calls)]
-    if not any(tags):
-        return 1.0
-    return min(1.0, sum(max(0, count - 1) for count in tags) / len(calls))
-
-
-def _answer_tags(call: Call) -> int:
-    return _text(call.response.get("content")).count("<answer>")
-
-
-def _text(content: Any) -> str:
-    """The text of a message's content, which is a string or a list of blocks."""
-    if isinstance(content, str):
-        return content
-    blocks = content if isinstance(content, list) else []
-    return "".join(block if isinstance(block, str) else str(block.get("text", "")) for block in blocks)
+    counted = count_calls(trajectory.own_tool_calls)
+    form = penalty_format(trajectory.own_calls, counted.padding)
+    return SelectableRollout(trajectory, outcome_reward(trajectory), counted.error, form)
 
 
 # --- verdicts ---------------------------------------------------------------------------------------------------------
 
 
-def _fault(trajectory: Trajectory) -> str | None:
-    """Why a rollout cannot take part; None if it can."""
-    faults = {
-        RunStatus.FAILED: f"the run failed by no fault of the policy: {trajectory.error or 'no error was recorded'}",
-        RunStatus.ABORTED: "the run was aborted from outside",
-        RunStatus.RUNNING: "the run has not ended",
-    }
-    return faults.get(trajectory.status)
-
-
-def _rejection(candidates: Sequence[SelectableRollout], kept: Reasons) -> str | None:
+def _rejection(candidates: Sequence[SelectableRollout], kept: Reasons) -> Why | None:
     """Why the whole group teaches nothing; None if it does."""
     if not candidates:
-        return "group rejected: no rollout of it can take part"
+        return DropReason.SMALL_GROUP, "group rejected: no rollout of it can take part"
     if len({c.reward for c in candidates}) == 1:
-        return f"group rejected: all {len(candidates)} rewards are {candidates[0].reward:g}"
+        said = f"group rejected: all {len(candidates)} rewards are {candidates[0].reward:g}"
+        return DropReason.EQUAL_REWARDS, said
     rewards = {c.reward for c in candidates if c.trajectory.id in kept}
-    return f"group rejected: the rewards of those drawn are all {rewards.pop():g}" if len(rewards) == 1 else None
+    if len(rewards) > 1:
+        return None
+    return DropReason.EQUAL_REWARDS, f"group rejected: the rewards of those drawn are all {rewards.pop():g}"
 
 
-def _judge(trajectory: Trajectory, kept: Reasons, rejection: str | None, run_id: str, step: int) -> Overlay:
-    verdict, reason = _verdict(trajectory, kept, rejection)
+def _judge(rollout: SelectableRollout, kept: Reasons, rejection: Why | None, run_id: str, step: int) -> Overlay:
+    trajectory = rollout.trajectory
+    verdict, drop_reason, reason = _verdict(trajectory, kept, rejection)
     return Overlay(
         run_id=run_id,
         step=step,
         trajectory_id=trajectory.id,
         group_id=trajectory.group_id,
-        reward=outcome_reward(trajectory),
+        reward=rollout.reward,
         verdict=verdict,
         reason=reason,
-        penalty_error=penalty_error(trajectory.own_tool_calls),
-        penalty_format=penalty_format(trajectory.own_calls),
+        drop_reason=drop_reason,
+        penalty_error=rollout.penalty_error,
+        penalty_format=rollout.penalty_format,
     )
 
 
-def _verdict(trajectory: Trajectory, kept: Reasons, rejection: str | None) -> tuple[Verdict, str]:
-    fault = _fault(trajectory)
+def _verdict(trajectory: Trajectory, kept: Reasons, rejection: Why | None) -> tuple[Verdict, DropReason | None, str]:
+    fault = fault_of(trajectory)
     if fault is not None:
-        return Verdict.DROPPED, f"left out of the selection: {fault}"
+        return Verdict.DROPPED, fault[0], f"left out of the selection: {fault[1]}"
     if rejection is not None:
-        return Verdict.GROUP_REJECTED, rejection
+        return Verdict.GROUP_REJECTED, *rejection
     if trajectory.id in kept:
-        return Verdict.KEPT, kept[trajectory.id]
+        return Verdict.KEPT, None, kept[trajectory.id]
     side = "positive" if is_positive(outcome_reward(trajectory)) else "negative"
-    return Verdict.DROPPED, f"a {side} that was not among the {len(kept)} drawn"
+    return Verdict.DROPPED, DropReason.NOT_DRAWN, f"a {side} that was not among the {len(kept)} drawn"

@@ -6,14 +6,20 @@ that is on record already is read back instead of run, and one that was interrup
 
 All rollouts of a step run side by side in one event loop: a graph that waits for a tool costs nothing, and the engine
 batches whatever asks at the same moment. `concurrency` bounds how many are open at a time.
+
+A rollout that a machine failed is no sample of the policy. `rollout_attempts` runs it once more, on a thread named
+after the first one and with the same seed. The second attempt is made because of what is on record of the first, so
+that a killed run finds its attempts again, and makes no third.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +29,25 @@ from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.run_group import run_group
 from hrm_agent.runtime.selection.strategies import ONE_RUN, Mode, solve
 from hrm_agent.runtime.settings import RolloutSettings
-from hrm_agent.store import STORE_POINTER, open_store
+from hrm_agent.store import STORE_POINTER, RunStore, open_store
+from hrm_agent.training.eligibility import needs_second_attempt
 from hrm_agent.training.tasks.base import Task
 from hrm_agent.trajectory import Trajectory, derive_seed
 
-__all__ = ["group_episodes", "open_run", "rollout", "run_id_of"]
+__all__ = [
+    "Attempts",
+    "group_episodes",
+    "open_run",
+    "rollout",
+    "rollout_attempts",
+    "run_id_of",
+    "second_attempt",
+    "steps_with_rollouts",
+]
+
+_STEP = re.compile(r"step-(\d+)")
+Attempts = tuple[Trajectory, ...]
+"""The runs of one episode, one or two; the last one counts."""
 
 
 @asynccontextmanager
@@ -55,6 +75,12 @@ def run_id_of(folder: Path) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         kept.write_text(folder.resolve().name, encoding="utf-8")
     return kept.read_text(encoding="utf-8")
+
+
+def steps_with_rollouts(store: RunStore, run_id: str) -> int:
+    """How many steps of a training are behind its newest rollouts: those of step n depend on the n steps before it."""
+    stages = (thread.thread_id.removeprefix(f"{run_id}/").partition("/")[0] for thread in store.threads(run_id=run_id))
+    return max((int(found[1]) for stage in stages if (found := _STEP.fullmatch(stage))), default=0)
 
 
 def group_episodes(
@@ -99,6 +125,35 @@ async def rollout(
 
     An error that is no fault of a policy or a graph (the store cannot be written) cancels the rest and is raised.
     """
+    run = _solver(runner, mode, concurrency, on_done)
+    return await run_group(episodes, run)
+
+
+async def rollout_attempts(
+    runner: EpisodeRunner,
+    episodes: Iterable[Episode],
+    *,
+    concurrency: int = 256,
+    on_done: Callable[[Trajectory], None] | None = None,
+) -> list[Attempts]:
+    """`rollout`, with a second attempt where the graph or a tool call failed by no doing of the policy."""
+    run = _solver(runner, ONE_RUN, concurrency, on_done)
+
+    async def attempts(episode: Episode) -> Attempts:
+        first = await run(episode)
+        return (first, await run(second_attempt(episode))) if needs_second_attempt(first) else (first,)
+
+    return await run_group(episodes, attempts)
+
+
+def second_attempt(episode: Episode) -> Episode:
+    """The same on a thread of its own; the seed is the same, since the tokens were not at fault."""
+    return replace(episode, thread_id=f"{episode.thread_id}/attempt-2")
+
+
+def _solver(
+    runner: EpisodeRunner, mode: Mode, concurrency: int, on_done: Callable[[Trajectory], None] | None
+) -> Callable[[Episode], Coroutine[Any, Any, Trajectory]]:
     gate = asyncio.Semaphore(concurrency)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(concurrency, thread_name_prefix="episode"))
 
@@ -108,4 +163,4 @@ async def rollout(
             on_done(trajectory)
         return trajectory
 
-    return await run_group(episodes, run)
+    return run

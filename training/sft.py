@@ -7,39 +7,49 @@ conversation continues as a second example, as a rollout continues with a new ro
 
 One optimiser step is one batch, however it is cut into micro-batches: the loss is the mean over the batch's trained
 tokens, in all micro-batches and processes together. Micro-batches hold conversations of similar length.
-On one thread of one machine the weights are a function of the seed, to the bit.
+On one thread of one machine the weights are a function of the seed, to the bit. The batch, the learning rate and the
+dropout of a step follow from its number; weights, optimisers and the running mean are in the checkpoint. So a run that
+is resumed, however it ended, comes to the same weights as one that was never interrupted.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import time
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
+from safetensors.torch import load_model
 from torch.nn.functional import cross_entropy
-from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
-from hrm_agent.errors import ConfigError, TaskError
+from hrm_agent.errors import ConfigError, RunError, TaskError
 from hrm_agent.models.codec.tool_calls import tool_call_text
 from hrm_agent.models.engine import Codec, TemplateMismatch
+from hrm_agent.training.checkpoints import Checkpoints
 from hrm_agent.training.configs import SftConfig
+from hrm_agent.training.metrics import MetricsLog
 from hrm_agent.training.optimizers import RunningMean, make_optimizers
-from hrm_agent.training.schedule import trapezoid
+from hrm_agent.training.schedule import Schedule, dropout_seed, refuse_other_course
+from hrm_agent.trajectory import derive_seed
 
 __all__ = ["Conversation", "Example", "answer_text", "read_chats", "save_policy", "tokenize", "train_sft"]
 
 IGNORED = -100
 """Target of a token that is not trained."""
+_OPTIMIZERS = "optimizers.pt"
+_STATE = "state.json"
 
 Metrics = dict[str, float]
 
@@ -71,9 +81,15 @@ def train_sft(
     config: SftConfig,
     *,
     metrics_path: Path | None = None,
+    checkpoints: Checkpoints | None = None,
     progress: Callable[[Metrics], None] | None = None,
 ) -> list[Metrics]:
-    """Train `model` in place; one row of metrics per step, written to `metrics_path` as JSON lines as they come."""
+    """Train `model` in place; one row of metrics per step, written to `metrics_path` as JSON lines as they come.
+
+    With `checkpoints` the run goes on from the newest whole one, and keeps its own. The rows are those of the steps
+    that are taken now. Raises `RunError` where the checkpoints are of other conversations, or the steps that were taken
+    are not the first of those that are asked for now.
+    """
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     if config.batch_size < accelerator.num_processes:
         raise ConfigError(
@@ -83,32 +99,105 @@ def train_sft(
     examples = [example for conversation in conversations for example in tokenize(conversation, codec)]
     if not examples:
         raise TaskError("No conversation holds an answer to learn from.", "Add one with an assistant message.")
-    optimizers = make_optimizers(model, config)
-    schedules = [LambdaLR(each, partial(_rate, config)) for each in optimizers]
-    wrapped, *prepared = accelerator.prepare(model, *optimizers)
-    wrapped.train()
-    mean = RunningMean(model, config.average) if config.average else None
+    course = _Course(model, config, examples, accelerator)
+    taken = checkpoints.restore(course.read) if checkpoints is not None else None
+    if checkpoints is not None and taken is not None:
+        course.refuse_another(taken, checkpoints)
+    start = int(taken["step"]) if taken is not None else 0
+    main = accelerator.is_main_process
+    log = MetricsLog(metrics_path, before_step=start + 1) if main and metrics_path is not None else None
     rows: list[Metrics] = []
-    for step, batch in enumerate(_batches(examples, config), start=1):
-        began, rate = time.perf_counter(), float(schedules[-1].get_last_lr()[0])
-        row = _train_step(accelerator, wrapped, batch, config)
-        for optimizer, schedule in zip(prepared, schedules, strict=True):
-            optimizer.step()
-            optimizer.zero_grad()
-            schedule.step()
-        if mean is not None:
-            mean.update()
-        rows.append({"step": step, **row, "learning_rate": rate, "seconds": time.perf_counter() - began})
-        if accelerator.is_main_process:
-            _report(rows[-1], metrics_path, progress)
-    if mean is not None:
-        mean.take_place()
-    model.eval()
+    for step, batch in islice(enumerate(_batches(examples, config), start=1), start, None):
+        rows.append(course.step(step, batch))
+        if main and log is not None:
+            log.append(rows[-1])
+        if main and checkpoints is not None and checkpoints.is_due(step, config.steps):
+            if log is not None:
+                log.sync()
+            checkpoints.save(step, partial(course.write, step))
+        if main and progress is not None:
+            progress(rows[-1])
+    course.end()
     return rows
 
 
-def _rate(config: SftConfig, step: int) -> float:
-    return trapezoid(step, config.steps, config.warmup_steps, config.cooldown)
+class _Course:
+    """What a run of fine-tuning holds from step to step."""
+
+    def __init__(
+        self, model: PreTrainedModel, config: SftConfig, examples: Sequence[Example], accelerator: Accelerator
+    ) -> None:
+        optimizers = make_optimizers(model, config)
+        self._model, self._config, self._accelerator = model, config, accelerator
+        self._wrapped, *self._optimizers = accelerator.prepare(model, *optimizers)
+        self._rates = [group["lr"] for group in self._groups]
+        self._mean = RunningMean(model, config.average) if config.average else None
+        self._schedule = Schedule(config.steps, config.warmup_steps, config.cooldown)
+        self._examples = examples
+        self._wrapped.train()
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        """Tells other conversations, or another tokenizer."""
+        digest = hashlib.sha256()
+        for example in self._examples:
+            digest.update(array("q", example.token_ids).tobytes() + bytes(example.mask))
+        return digest.hexdigest()
+
+    def step(self, step: int, batch: Sequence[Example]) -> Metrics:
+        """Take one step, counted from 1; its row."""
+        began, config = time.perf_counter(), self._config
+        share = self._schedule.share(step - 1)
+        for group, rate in zip(self._groups, self._rates, strict=True):
+            group["lr"] = rate * share
+        with dropout_seed(derive_seed(config.seed, "dropout", step, self._accelerator.process_index)):
+            row = _train_step(self._accelerator, self._wrapped, batch, config)
+        for optimizer in self._optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        if self._mean is not None:
+            self._mean.update()
+        rate = self._rates[-1] * share
+        return {"step": step, **row, "learning_rate": rate, "seconds": time.perf_counter() - began}
+
+    def end(self) -> None:
+        """Leave the model as the run comes to it."""
+        if self._mean is not None:
+            self._mean.take_place()
+        self._model.eval()
+
+    def write(self, step: int, folder: Path) -> None:
+        """Everything that the next step depends on, and what tells whether a run is this one."""
+        self._model.save_pretrained(folder)
+        kept = {"optimizers": [optimizer.state_dict() for optimizer in self._optimizers]}
+        torch.save(kept | ({"mean": self._mean.state_dict()} if self._mean else {}), folder / _OPTIMIZERS)
+        state = {"step": step, "steps": self._config.steps, "examples": self._fingerprint}
+        (folder / _STATE).write_text(json.dumps(state), encoding="utf-8")
+
+    def read(self, folder: Path) -> dict[str, Any]:
+        """Go on from what `write` wrote."""
+        state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+        kept = torch.load(folder / _OPTIMIZERS, weights_only=True)
+        load_model(self._model, folder / "model.safetensors")
+        for optimizer, each in zip(self._optimizers, kept["optimizers"], strict=True):
+            optimizer.load_state_dict(each)
+        if self._mean is not None:
+            self._mean.load_state_dict(kept["mean"])
+        return state
+
+    def refuse_another(self, taken: dict[str, Any], checkpoints: Checkpoints) -> None:
+        """Raise `RunError` where what is on record is not the beginning of this run."""
+        if taken["examples"] != self._fingerprint:
+            raise RunError(
+                f"The run in {checkpoints.run} was begun on other conversations.",
+                "Give it the file that it was begun on, or name another folder with --out.",
+            )
+        newest = max(int(taken["step"]), checkpoints.newest_step)
+        refuse_other_course(self._schedule, int(taken["steps"]), newest, checkpoints.run)
 
 
 def tokenize(conversation: Conversation, codec: Codec) -> list[Example]:
@@ -239,11 +328,3 @@ def _loss(model: Any, examples: Sequence[Example], device: torch.device) -> tupl
     target_N = target_BT[:, 1:].flatten().to(device)
     loss = cross_entropy(logits_NV.float(), target_N, ignore_index=IGNORED, reduction="sum")
     return loss, (logits_NV.argmax(-1) == target_N).sum()
-
-
-def _report(row: Metrics, path: Path | None, progress: Callable[[Metrics], None] | None) -> None:
-    if path is not None:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-    if progress is not None:
-        progress(row)

@@ -1,4 +1,4 @@
-"""Loss, gradient and advantages equal those of TRL's GRPOTrainer on the same fixed trajectories.
+"""Loss, gradient and advantages equal those of TRL's GRPOTrainer on the same fixed trajectories, at any temperature.
 
 The rollouts reach TRL the way a user's would (`rollout_func` with `env_mask`). Its old log-probs are then set to those
 of the record, which differ from the model's, so that both clip bounds are active.
@@ -23,7 +23,7 @@ from hrm_agent.training.advantages import group_advantages
 from hrm_agent.training.batch import build_batches
 from hrm_agent.training.loss import clipped_surrogate, token_logprobs
 from hrm_agent.training.roc import select
-from hrm_agent.trajectory import Trajectory
+from hrm_agent.trajectory import LogprobKind, Sampling, Trajectory
 from tests.support.training.builders import VOCABULARY, sampled_call, tiny_model, trajectory
 
 REWARDS = (1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0)
@@ -38,14 +38,14 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=model, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>")
 
 
-def rollouts() -> list[Trajectory]:
+def rollouts(temperature: float = 1.0) -> list[Trajectory]:
     """Two groups of four: a prompt and a sampled turn, then a tool response and a second sampled turn."""
     rng = random.Random(0)
     model = tiny_model()
-    return [recorded(i, reward, rng, model) for i, reward in enumerate(REWARDS)]
+    return [recorded(i, reward, rng, model, temperature) for i, reward in enumerate(REWARDS)]
 
 
-def recorded(index: int, reward: float, rng: random.Random, model: Any) -> Trajectory:
+def recorded(index: int, reward: float, rng: random.Random, model: Any, temperature: float) -> Trajectory:
     def tokens(least: int, most: int) -> list[int]:
         return [rng.randrange(3, VOCABULARY) for _ in range(rng.randint(least, most))]
 
@@ -55,13 +55,15 @@ def recorded(index: int, reward: float, rng: random.Random, model: Any) -> Traje
     second = sampled_call(f"{name}b", [*response, *answer], len(response), name)
     ids = torch.tensor([*first.token_ids, *second.token_ids])
     with torch.no_grad():
-        own = model(input_ids=ids[None]).logits[0].log_softmax(-1)[:-1].gather(-1, ids[1:, None])[:, 0].tolist()
-    own = [0.0, *own]
+        logprobs = (model(input_ids=ids[None]).logits[0] / temperature).log_softmax(-1)
+    own = [0.0, *logprobs[:-1].gather(-1, ids[1:, None])[:, 0].tolist()]
+    kind = LogprobKind.RAW if temperature == 1 else LogprobKind.TEMPERED
 
     def shifted(call: Any, start: int) -> Any:
         logprobs = [p + rng.uniform(-0.5, 0.5) for p in own[start : start + len(call.mask)]]
         masked = tuple(p if sampled else 0.0 for p, sampled in zip(logprobs, call.mask, strict=True))
-        return call.model_copy(update={"logprobs": masked})
+        said = {"logprobs": masked, "logprob_kind": kind, "sampling": Sampling(temperature=temperature)}
+        return call.model_copy(update=said)
 
     calls = (shifted(first, 0), shifted(second, len(first.token_ids)))
     group = f"group-{index // GENERATIONS}"
@@ -84,13 +86,20 @@ def trl_inputs(trajectories: list[Trajectory], trainer: GRPOTrainer) -> dict[str
 pytestmark = pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
 
 
-@pytest.fixture(scope="module")
-def recorded_rollouts() -> list[Trajectory]:
-    return rollouts()
+@pytest.fixture(scope="module", params=[0.5, 1.0, 2.0])
+def temperature(request: pytest.FixtureRequest) -> float:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def trainer(recorded_rollouts: list[Trajectory], tmp_path_factory: pytest.TempPathFactory) -> GRPOTrainer:
+def recorded_rollouts(temperature: float) -> list[Trajectory]:
+    return rollouts(temperature)
+
+
+@pytest.fixture(scope="module")
+def trainer(
+    recorded_rollouts: list[Trajectory], temperature: float, tmp_path_factory: pytest.TempPathFactory
+) -> GRPOTrainer:
     def rollout_func(prompts: list[Any], trainer: Any = None) -> dict[str, list[Any]]:
         del prompts, trainer
         fields: dict[str, list[Any]] = {"prompt_ids": [], "completion_ids": [], "logprobs": [], "env_mask": []}
@@ -118,7 +127,7 @@ def trainer(recorded_rollouts: list[Trajectory], tmp_path_factory: pytest.TempPa
         epsilon_high=0.28,
         beta=0.0,
         scale_rewards="group",
-        temperature=1.0,
+        temperature=temperature,
         gradient_checkpointing=False,
     )
     trainer = GRPOTrainer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hrm_agent.errors import RunError
 from hrm_agent.store import open_store
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.grpo import train
@@ -19,7 +21,9 @@ from hrm_agent.trajectory.lint import lint
 
 pytestmark = pytest.mark.whole
 
-CONFIG = GrpoConfig(steps=3, prompts_per_step=2, group_size=2, seed=5, context={"max_turns": 4, "max_tokens": 96})
+CONFIG = GrpoConfig(
+    steps=3, prompts_per_step=2, group_size=2, seed=5, cooldown=0.0, context={"max_turns": 4, "max_tokens": 96}
+)
 ROLLOUTS = 2 * CONFIG.group_size * CONFIG.prompts_per_step
 """Of one step."""
 KILLS = {
@@ -84,6 +88,33 @@ def test_resumed_training_equals_an_undisturbed_run(name: str, undisturbed: Path
     for tensor, weights in ours.items():
         torch.testing.assert_close(weights, theirs[tensor], rtol=0, atol=tolerance)
     assert [row["step"] for row in read_metrics(folder / "metrics.jsonl")] == [0, 1, 2]
+
+
+def test_a_prolonged_run_and_one_with_a_damaged_checkpoint_equal_an_undisturbed_one(
+    undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    asyncio.run(train(CONFIG.model_copy(update={"steps": 2}), folder))
+    newest = folder / "checkpoints" / "step-000002" / "optimizer.pt"
+    newest.write_bytes(newest.read_bytes()[:100])
+    rollouts: list[str] = []
+    asyncio.run(train(CONFIG, folder, on_rollout=lambda each: rollouts.append(each.thread_id)))
+    assert "optimizer.pt has 100 bytes" in capsys.readouterr().err
+    assert len(rollouts) == 2 * ROLLOUTS, "the second step is taken again, from the record"
+    assert tokens(folder) == tokens(undisturbed)
+    assert (folder / "model" / "model.safetensors").read_bytes() == (
+        undisturbed / "model" / "model.safetensors"
+    ).read_bytes()
+    assert [row["step"] for row in read_metrics(folder / "metrics.jsonl")] == [0, 1, 2]
+    with pytest.raises(RunError, match="has taken 3 steps: it cannot end after 2"):
+        asyncio.run(train(CONFIG.model_copy(update={"steps": 2}), folder))
+
+
+def test_rollouts_of_other_tasks_on_record_are_not_trained_on(undisturbed: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(undisturbed, tmp_path / "run"))
+    shutil.rmtree(folder / "checkpoints")
+    with pytest.raises(RunError, match="step would draw"):
+        asyncio.run(train(CONFIG.model_copy(update={"tasks": "reasoning_gym:gcd"}), folder))
 
 
 def test_what_was_trained_on_passes_the_linter(undisturbed: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,13 @@ def random_rows(seed: int, count: int = 7) -> list[Row]:
         own = np.concatenate([[0.0], chosen_logprobs(logits, torch.from_numpy(ids[1:])).numpy()])
         old = np.where(mask, own + rng.uniform(-0.5, 0.5, size), 0.0).astype(np.float32)
         advantage = rng.choice([-1.3, 0.7, 1.1])
-        rows.append(Row(ids, mask, old, np.where(mask, advantage, 0.0).astype(np.float32)))
+        rows.append(Row(ids, mask, old, np.where(mask, advantage, 0.0).astype(np.float32), *ones(size)))
     return rows
+
+
+def ones(size: int) -> tuple[Any, Any]:
+    """Temperatures of tokens sampled, and recorded, at 1."""
+    return np.ones(size, np.float32), np.ones(size, np.float32)
 
 
 def gradients(rows: list[Row], budget: int) -> tuple[float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -199,21 +205,23 @@ def test_on_policy_the_engines_logprobs_are_only_measured():
     assert metrics["ratio_max"] == 1
     assert metrics["kl_k3"] == 0
     assert 0.1 < metrics["engine_difference"] < 0.5
-    silent = [Row(r.token_ids, r.loss_mask, np.zeros_like(r.old_logprobs), r.advantages) for r in rows]
+    silent = [replace(r, old_logprobs=np.zeros_like(r.old_logprobs)) for r in rows]
     assert all(torch.equal(weights[name], weight) for name, weight in step(silent, 64, on_policy=True)[1].items())
 
 
 def test_nothing_to_train_is_no_step():
     metrics, weights = step([], 64)
-    assert metrics == {"trained_tokens": 0, "micro_batches": 0, "stepped": 0}
+    assert (metrics["trained_tokens"], metrics["micro_batches"], metrics["stepped"]) == (0, 0, 0)
+    assert metrics["skipped"] == "nothing to train"
+    assert metrics.keys() == step(random_rows(2), 64)[0].keys(), "each row has the same columns"
     assert all(torch.equal(weights[name], p) for name, p in tiny_model().named_parameters())
 
 
 def test_a_gradient_that_is_not_finite_is_not_taken():
     rows = random_rows(5)
-    rows[0] = Row(rows[0].token_ids, rows[0].loss_mask, rows[0].old_logprobs, np.full_like(rows[0].advantages, np.inf))
+    rows[0] = replace(rows[0], advantages=np.full_like(rows[0].advantages, np.inf))
     metrics, weights = step(rows, 64)
-    assert metrics["stepped"] == 0
+    assert (metrics["stepped"], metrics["skipped"]) == (0, "the gradient is not finite")
     assert all(torch.equal(weights[name], p) for name, p in tiny_model().named_parameters())
 
 

@@ -74,7 +74,7 @@ def test_every_rollout_gets_a_verdict_and_a_reason(rows, algorithm, keep):
     assert all(o.reason for o in overlays)
 
 
-@given(rollouts, st.sampled_from(["grpo-random", "grpo-roc"]), st.integers(2, 12))
+@given(rollouts, st.sampled_from(["grpo-random", "grpo-roc", "grpo-roc-random"]), st.integers(2, 12))
 def test_exactly_as_many_are_kept_as_can_be(rows, algorithm, keep):
     whole = build(rows)
     ended = [t for t in whole if t.status in (RunStatus.COMPLETED, RunStatus.TRUNCATED)]
@@ -134,6 +134,27 @@ def test_random_control_ignores_rewards_and_penalties():
             kept(select([rollout(i, float(i < 8), i % 2, 1) for i in range(16)], 8, "grpo-random", seed=seed))
         )
     assert all(150 < counts[f"rollout-{i}"] < 250 for i in range(16))
+
+
+def test_the_fair_control_has_the_quotas_of_roc_and_draws_positives_uniformly():
+    whole = [rollout(i, float(i < 6), i % 3, 2) for i in range(16)]
+    counts: Counter[str] = Counter()
+    for seed in range(600):
+        roc, control = (kept(select(whole, 8, name, seed=seed)) for name in ("grpo-roc", "grpo-roc-random"))
+        positives = {t.id for t in whole if t.reward > 0.5}
+        assert len(control & positives) == len(roc & positives) == 3
+        assert control - positives == roc - positives, "the negatives are the same ones"
+        counts.update(control & positives)
+    assert all(240 < counts[f"rollout-{i}"] < 360 for i in range(6)), counts
+
+
+def test_the_fair_control_never_loses_the_only_positive():
+    def groups_left(algorithm):
+        judged = (select(group(1, 15), 8, algorithm, seed=seed) for seed in range(400))
+        return sum(overlays[0].verdict is Verdict.KEPT for overlays in judged) / 400
+
+    assert groups_left("grpo-roc-random") == groups_left("grpo-roc") == 1.0
+    assert 0.4 < groups_left("grpo-random") < 0.6
 
 
 def test_the_draw_does_not_depend_on_ids_that_contain_the_time():

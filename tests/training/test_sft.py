@@ -8,9 +8,11 @@ from langchain_core.messages import AIMessage, HumanMessage
 from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hrm_agent.errors import TaskError
+from hrm_agent.errors import RunError, TaskError
 from hrm_agent.models.engine import TemplateMismatch
+from hrm_agent.training.checkpoints import Checkpoints
 from hrm_agent.training.configs import SftConfig
+from hrm_agent.training.metrics import read_metrics
 from hrm_agent.training.sft import Conversation, answer_text, read_chats, save_policy, tokenize, train_sft
 from hrm_agent.training.small_policy.architecture import new_model
 
@@ -176,3 +178,58 @@ def test_a_chat_without_an_answer_is_refused(tmp_path):
 def test_nothing_to_learn_is_an_error(tokenizer, codec):
     with pytest.raises(TaskError, match="answer to learn from"):
         train_sft(new_model(tokenizer, 0), codec, [], SHORT)
+
+
+class Killed(BaseException):
+    """In the place of a kill: nothing catches it."""
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_run_that_was_killed_and_damaged_comes_to_the_same_weights(tokenizer, codec, lessons, tmp_path, optimizer):
+    config = SHORT.model_copy(
+        update={"steps": 5, "batch_size": 4, "cooldown": 0.0, "average": 0.9, "optimizer": optimizer, "warmup_steps": 1}
+    )
+
+    def train(folder, steps=5, killed_after=0, checkpoints=True):
+        model = new_model(tokenizer, 0)
+
+        def progress(row):
+            if row["step"] == killed_after:
+                raise Killed
+
+        kept = Checkpoints(tmp_path / folder, every=2) if checkpoints else None
+        path = tmp_path / folder / "metrics.jsonl"
+        config_now = config.model_copy(update={"steps": steps})
+        train_sft(model, codec, lessons[:40], config_now, metrics_path=path, checkpoints=kept, progress=progress)
+        return weights(model), [(row["step"], row["loss"]) for row in read_metrics(path)]
+
+    whole = train("whole", checkpoints=False)
+    with pytest.raises(Killed):
+        train("killed", killed_after=3)  # the newest checkpoint is of step 2
+    again = train("killed")
+    assert same(again[0], whole[0]) and again[1] == whole[1]
+    assert [step for step, _ in again[1]] == [1, 2, 3, 4, 5]
+    newest = tmp_path / "killed" / "checkpoints" / "step-000005" / "optimizers.pt"
+    newest.write_bytes(newest.read_bytes()[:-9])
+    damaged = train("killed")
+    assert same(damaged[0], whole[0]) and damaged[1] == whole[1]
+    assert same(train("killed")[0], whole[0])
+    train("prolonged", steps=3)
+    prolonged = train("prolonged")
+    assert same(prolonged[0], whole[0]) and prolonged[1] == whole[1]
+    with pytest.raises(RunError, match="has taken 5 steps: it cannot end after 3"):
+        train("prolonged", steps=3)
+
+
+def test_a_run_is_not_gone_on_with_on_other_conversations(tokenizer, codec, lessons, tmp_path):
+    config = SHORT.model_copy(update={"steps": 1, "batch_size": 2})
+    train_sft(new_model(tokenizer, 0), codec, lessons[:4], config, checkpoints=Checkpoints(tmp_path))
+    with pytest.raises(RunError, match="begun on other conversations"):
+        train_sft(new_model(tokenizer, 0), codec, lessons[1:5], config, checkpoints=Checkpoints(tmp_path))
+
+
+def test_a_warm_up_longer_than_the_run_does_not_keep_it_from_learning(tokenizer, codec, lessons):
+    config = SHORT.model_copy(update={"steps": 3, "warmup_steps": 30, "batch_size": 4, "cooldown": 0.0})
+    rows = train_sft(new_model(tokenizer, 0), codec, lessons[:20], config)
+    assert [row["learning_rate"] for row in rows] == pytest.approx([1e-3, 2e-3, 3e-3])
+    assert rows[-1]["loss"] < rows[0]["loss"] - 0.1

@@ -160,7 +160,7 @@ def group_metrics(rollouts: Sequence[Trajectory], overlays: Iterable[Overlay]) -
         "rollout/correct": _correct,
     }
     groups = {o.group_id for o in judged}
-    rejected = {o.group_id for o in judged if o.verdict is Verdict.GROUP_REJECTED}
+    rejected = groups - {o.group_id for o in judged if o.verdict is Verdict.KEPT}
     return {
         **{name: _mean([float(holds(t)) for t in rollouts]) for name, holds in shares.items()},
         "rollout/count": float(len(rollouts)),

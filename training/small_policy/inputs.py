@@ -117,7 +117,7 @@ def trained_inputs(cold: Path, made_from: Inputs, seed: int = 0) -> Inputs:
     """Some seconds: two steps of reinforcement learning from the cold start in `cold`."""
     config = REINFORCEMENT.model_copy(update={"policy": str(cold), "seed": seed})
     digest = _digest(seed, made_from.digest, config.model_dump(mode="json", include=set(RL_KEYS)))
-    short = config.model_copy(update={"steps": 2, "prompts_per_step": 2, "group_size": 4})
+    short = config.model_copy(update={"steps": 2, "prompts_per_step": 2, "group_size": 4, "shuffle_block": 4})
     with TemporaryDirectory() as folder:
         model = asyncio.run(train(short, Path(folder) / "rehearsal"))
         rows = read_metrics(Path(folder) / "rehearsal" / "metrics.jsonl")

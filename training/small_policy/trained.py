@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from hrm_agent.training.checkpoints import MANIFEST
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.grpo import train
 
@@ -24,5 +25,5 @@ def build_trained(
     """Train the policy in `start`, recorded in `run`, and save what comes of it to `out`."""
     config = REINFORCEMENT.model_copy(update={"policy": str(start), "seed": seed})
     model = asyncio.run(train(config, run, on_step=progress))
-    shutil.copytree(model, out, dirs_exist_ok=True)
+    shutil.copytree(model, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))  # of another README
     (out / "README.md").write_text(CARD.read_text(encoding="utf-8").format(config=config), encoding="utf-8")

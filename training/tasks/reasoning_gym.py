@@ -23,7 +23,7 @@ import dataclasses
 import json
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -94,13 +94,19 @@ def answer_form_is_safe(family: str, answer: str) -> bool:
     return len(answer) <= MAX_ANSWER_CHARACTERS and _FORMS.get(family, lambda _: True)(answer)
 
 
-def load_reasoning_gym(spec: str, *, split: str, seed: int, count: int | None = None) -> list[Task]:
-    """`count` tasks of `NAME?parameter=value`; for the same split and seed, the same ones."""
+def load_reasoning_gym(
+    spec: str, *, split: str, seed: int, count: int | None = None, places: Sequence[int] | None = None
+) -> list[Task]:
+    """`count` tasks of `NAME?parameter=value`; for the same split and seed, the same ones.
+
+    `places`: only those at these places of the list; the others, which may take half a second each, are not generated.
+    """
     name, _, query = spec.partition("?")
     if count is None:
         raise TaskError(f"reasoning_gym:{name} is endless.", "Say how many problems are wanted: --count N.")
-    entries = _dataset(name, query, derive_seed(seed, "reasoning_gym", split) % 2**31, count)
-    return [_task(f"reasoning_gym:{spec}", name, split, seed, index, *pair) for index, pair in enumerate(entries)]
+    wanted = range(count) if places is None else places
+    entries = _dataset(name, query, derive_seed(seed, "reasoning_gym", split) % 2**31, count, wanted)
+    return [_task(f"reasoning_gym:{spec}", name, split, seed, *entry) for entry in entries]
 
 
 def load_arc_agi(spec: str, *, split: str, seed: int, count: int | None = None) -> list[Task]:
@@ -133,8 +139,10 @@ def _grids(riddle: dict[str, Any]) -> list[Task]:
     return tasks
 
 
-def _dataset(name: str, query: str, seed: int, count: int) -> list[tuple[Any, dict[str, Any]]]:
-    """Pairs of the data set, which scores, and an entry."""
+def _dataset(
+    name: str, query: str, seed: int, count: int, wanted: Sequence[int]
+) -> list[tuple[int, Any, dict[str, Any]]]:
+    """For each place that is wanted of `count`: the place, the data set, which scores, and the entry."""
     known = _registered()
     if name not in known:
         hint = f"{nearest(name, known)} Families: {', '.join(sorted(known))}.".strip()
@@ -146,7 +154,7 @@ def _dataset(name: str, query: str, seed: int, count: int) -> list[tuple[Any, di
         config = config_type(**_parameters(name, query, config_type), seed=seed, size=count)
         getattr(config, "validate", lambda: None)()
         dataset = dataset_type(config=config)
-        return [(dataset, dataset[index]) for index in range(count)]
+        return [(index, dataset, dataset[index]) for index in wanted]
     except (AssertionError, ValueError, TypeError, KeyError, IndexError) as error:
         raise TaskError(f"reasoning_gym:{name}?{query} cannot be made: {error}.", "Correct the parameters.") from error
 

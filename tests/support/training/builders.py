@@ -82,7 +82,7 @@ def rollout(index: int, reward: float, failed: int = 0, calls: int = 1, **change
     """A trajectory of which `failed` of `calls` tool calls failed."""
     statuses = [ToolStatus.ERROR] * failed + [ToolStatus.OK] * (calls - failed)
     tools = tuple(tool_call(f"{index}-{i}", status) for i, status in enumerate(statuses))
-    return trajectory(index, reward, tool_calls=tools, **changes)
+    return trajectory(index, reward, **{"tool_calls": tools, **changes})
 
 
 def group(positives: int, negatives: int) -> list[Trajectory]:

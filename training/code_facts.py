@@ -1,0 +1,396 @@
+"""What a snippet of Python is but for its wording, and which variables it takes and leaves. It is compiled, never run.
+
+`form` is equal for two snippets that differ in comments, whitespace, parentheses, annotations, docstrings, `pass`,
+constants standing alone, `x = x`, and in the names of variables, functions and classes that they define themselves: it
+is taken from the bytecode, in which all these are gone or numbered. What a snippet takes from its session, attributes
+and keywords keep their names.
+
+The text comes from a model: it may be of any size and depth. What is too long, or nested too deep, has no facts.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import hashlib
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from inspect import CO_OPTIMIZED
+from types import CodeType
+from typing import Any, cast
+
+__all__ = ["MAX_CHARACTERS", "CodeFacts", "code_facts"]
+
+MAX_CHARACTERS = 8 * 1024
+"""Longer snippets are not read. Ordinary ones take some milliseconds, the worst of this length less than a second.
+
+That holds because what the compiler does not do in linear time is taken out of them, or refused.
+"""
+_MAX_SCOPES = 20
+"""Functions, classes and comprehensions within each other: a variable of the outermost passes through each of them."""
+_MAX_PATTERNS = 200
+"""Patterns of `match`: each name that one binds is moved past all others."""
+_SCOPES = (
+    *(ast.AsyncFunctionDef, ast.ClassDef, ast.FunctionDef, ast.Lambda),
+    *(ast.DictComp, ast.GeneratorExp, ast.ListComp, ast.SetComp),
+)
+_FOLDED = (ast.BinOp, ast.Constant, ast.Subscript, ast.Tuple, ast.UnaryOp)
+"""Expressions that the compiler may replace by their value."""
+_MUTATORS = {
+    *("add", "append", "appendleft", "clear", "discard", "extend", "extendleft", "insert", "pop", "popitem", "popleft"),
+    *("remove", "reverse", "rotate", "setdefault", "sort", "update"),
+}
+"""Methods that change the object that they are called on."""
+_ARGUMENT_MUTATORS = {"heapify", "heappop", "heappush", "insort", "setattr", "shuffle"}
+"""Functions that change their first argument."""
+_RECITERS = {"print", "repr", "str"}
+_LITERALS = (
+    *(ast.Constant, ast.Dict, ast.FormattedValue, ast.JoinedStr, ast.List, ast.Set, ast.Tuple, ast.UnaryOp),
+    *(ast.expr_context, ast.keyword, ast.unaryop),
+)
+_BLOCKS = {"body", "finalbody", "orelse"}
+_ANNOTATIONS = {"annotation", "returns"}
+_CACHE = dis.opmap["CACHE"]
+_LOAD_CONST, _LOAD_GLOBAL, _LOAD_NAME = (dis.opmap[name] for name in ("LOAD_CONST", "LOAD_GLOBAL", "LOAD_NAME"))
+_ITEM_STORES = {
+    dis.opmap[name] for name in ("DELETE_SUBSCR", "STORE_ATTR", "STORE_SLICE", "STORE_SUBSCR") if name in dis.opmap
+}
+_STORES = {dis.opmap["STORE_GLOBAL"], dis.opmap["STORE_NAME"]}
+_OF_VARIABLES = {dis.opmap[f"{what}_{where}"] for what in ("DELETE", "LOAD", "STORE") for where in ("GLOBAL", "NAME")}
+_SHIFTS = {dis.opmap["LOAD_GLOBAL"]: 1}
+"""Bits below the index of a name in an argument."""
+if sys.version_info >= (3, 12):
+    _SHIFTS |= {dis.opmap["LOAD_ATTR"]: 1, dis.opmap["LOAD_SUPER_ATTR"]: 2}
+_ORDERED_BY_NAME = {dis.opmap[name] for name in ("COPY_FREE_VARS", "LOAD_CLOSURE", "MAKE_CELL") if name in dis.opmap}
+
+
+@dataclass(frozen=True, slots=True)
+class CodeFacts:
+    """One snippet."""
+
+    form: str
+    """Digest of the snippet without its wording; empty for one that does nothing."""
+    shows: bool
+    """Whether it prints or ends with an expression, so that there may be something to see."""
+    recites: bool
+    """Whether all that it shows stands in it: literals, and variables that it sets to such."""
+    renames: tuple[tuple[str, str], ...]
+    """New and old name, in order, where it does no more than give variables other names."""
+    reads: frozenset[str]
+    """Names that it takes from its session: those read before it sets them itself."""
+    sets: frozenset[str]
+    """Names that it binds in its session."""
+    changes: frozenset[str]
+    """Names whose objects it changes: by assignment to an item or attribute, or by a method such as `append`."""
+    through: tuple[tuple[str, frozenset[str]], ...]
+    """For each function or class that it defines: its name, and the names that its body takes from the session."""
+
+
+@lru_cache(maxsize=4096)
+def code_facts(code: str) -> CodeFacts | None:
+    """The facts of a snippet; None for one that cannot be read: no Python, too long, or nested too deep."""
+    if len(code) > MAX_CHARACTERS:
+        return None
+    try:
+        with warnings.catch_warnings():  # of odd escapes: the model is told of them where its code runs
+            warnings.simplefilter("ignore")
+            body = _plain(ast.parse(code))
+            return _facts(body, _compiled(body))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _facts(body: list[ast.stmt], parts: list[CodeType]) -> CodeFacts:
+    flow = _Flow()
+    for part in parts:
+        flow.follow(part)
+    flow.end()
+    return CodeFacts(
+        form=_form(parts, flow.sets - flow.reads) if body else "",
+        shows=bool(body) and (isinstance(body[-1], ast.Expr) or "print" in flow.loaded),
+        recites=_recites(body),
+        renames=_renames(body),
+        reads=frozenset(flow.reads),
+        sets=frozenset(flow.sets),
+        changes=frozenset(_changes(body) if flow.changes else ()),
+        through=tuple((name, frozenset(free)) for name, free in flow.through.items()),
+    )
+
+
+# --- the source -------------------------------------------------------------------------------------------------------
+
+
+def _plain(tree: ast.Module) -> list[ast.stmt]:
+    """The statements without annotations and without those that do nothing, all on one line.
+
+    For lines that do nothing the bytecode would have fillers.
+    """
+    patterns = 0
+    nodes: list[tuple[Any, int]] = [(tree, 0)]
+    while nodes:  # as ast.walk, in a third of the time
+        node, depth = nodes.pop()
+        values: dict[str, Any] = node.__dict__
+        for name in values.keys() & _BLOCKS:
+            if values[name] and isinstance(values[name], list):
+                values[name] = _doing(values[name]) or ([_on_one_line(ast.Pass())] if node is not tree else [])
+        if "lineno" in values:
+            _on_one_line(node)
+        values.update(dict.fromkeys(values.keys() & _ANNOTATIONS))
+        if isinstance(node, ast.BinOp):
+            _keep_factors(node)
+        depth += isinstance(node, _SCOPES)
+        patterns += isinstance(node, ast.pattern)
+        if depth > _MAX_SCOPES or patterns > _MAX_PATTERNS:
+            raise ValueError("it would take too long to compile")
+        for value in values.values():
+            if isinstance(value, ast.AST):
+                nodes.append((value, depth))
+            elif isinstance(value, list):
+                nodes += [(each, depth) for each in cast("list[object]", value) if isinstance(each, ast.AST)]
+    return tree.body
+
+
+def _doing(block: list[ast.stmt]) -> list[ast.stmt]:
+    return [each for each in map(_simpler, block) if not _is_idle(each)]
+
+
+def _simpler(node: ast.stmt) -> ast.stmt:
+    """The same without its annotation, or without `finally`."""
+    if isinstance(node, (ast.Try, ast.TryStar)) and node.finalbody:
+        return _without_finally(node)
+    if not isinstance(node, ast.AnnAssign):
+        return node
+    return _on_one_line(ast.Pass() if node.value is None else ast.Assign([node.target], node.value))
+
+
+def _without_finally(node: ast.Try | ast.TryStar) -> ast.stmt:
+    """The compiler copies the block of a `finally` to each way out: nested ones double with each level.
+
+    It is put behind the `try` once, and is reached whatever the `try` does. The condition is one that no source has.
+    """
+    last, node.finalbody = node.finalbody, []
+    return _if_empty_set([_if_empty_set([node] if node.handlers else node.body), *last])
+
+
+def _if_empty_set(body: list[ast.stmt]) -> ast.If:
+    return _on_one_line(ast.If(_on_one_line(ast.Set([])), body, []))
+
+
+def _keep_factors(node: ast.BinOp) -> None:
+    """Let the compiler not multiply constants: it keeps 4 kB for nine characters, and each sum of such in memory."""
+    if isinstance(node.op, ast.Mult) and isinstance(node.left, _FOLDED) and isinstance(node.right, _FOLDED):
+        shown = _on_one_line(ast.FormattedValue(node.right, -1))
+        node.right = _on_one_line(ast.JoinedStr([shown]))  # a product with a text is never one in what people write
+
+
+def _on_one_line(node: Any) -> Any:
+    node.lineno = node.end_lineno = 1
+    node.col_offset = node.end_col_offset = 0
+    return node
+
+
+def _is_idle(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Pass() | ast.Expr(value=ast.Constant()):
+            return True
+        case ast.Assign(targets=[ast.Name(id=target)], value=ast.Name(id=source)):
+            return target == source
+        case _:
+            return False
+
+
+def _recites(body: list[ast.stmt]) -> bool:
+    known = set(_RECITERS)
+    for statement in body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if _is_literal(value, known):
+                known.add(name)
+            case ast.Expr(value=value) if _is_literal(value, known):
+                pass
+            case _:
+                return False
+    return True
+
+
+def _is_literal(value: ast.expr, known: set[str]) -> bool:
+    for node in ast.walk(value):
+        match node:
+            case ast.Call(func=ast.Name(id=name)) if name in _RECITERS:
+                pass
+            case ast.Name(id=name) if name in known:
+                pass
+            case _ if not isinstance(node, _LITERALS):
+                return False
+            case _:
+                pass
+    return True
+
+
+def _renames(body: list[ast.stmt]) -> tuple[tuple[str, str], ...]:
+    found: list[tuple[str, str]] = []
+    for statement in body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=new)], value=ast.Name(id=old)):
+                found.append((new, old))
+            case _:
+                return ()
+    return tuple(found)
+
+
+def _compiled(body: list[ast.stmt]) -> list[CodeType]:
+    """The statements, then the last one's value where it is an expression: a notebook shows it."""
+    last = body[-1] if body else None
+    if not isinstance(last, ast.Expr):
+        return [compile(ast.Module(body, []), "", "exec", dont_inherit=True)]
+    before = compile(ast.Module(body[:-1], []), "", "exec", dont_inherit=True)
+    return [before, compile(ast.Expression(last.value), "", "eval", dont_inherit=True)]
+
+
+def _at_once(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """The nodes that are evaluated when the snippet is run, and not when a function of it is called."""
+    nodes = list(body)
+    while nodes:
+        node = nodes.pop()
+        yield node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            nodes += ast.iter_child_nodes(node)
+
+
+def _changes(body: Iterable[ast.AST]) -> Iterator[str]:
+    for node in _at_once(body):
+        match node:
+            case ast.Attribute(ctx=ast.Store()) | ast.Subscript(ctx=ast.Store() | ast.Del()):
+                yield from _base(node)
+            case ast.Call(func=ast.Attribute(value=changed, attr=name)) if name in _MUTATORS:
+                yield from _base(changed)
+            case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name), args=[changed, *_]):
+                yield from _base(changed) if name in _ARGUMENT_MUTATORS else ()
+            case _:
+                pass
+
+
+def _base(node: ast.AST) -> Iterator[str]:
+    """`x` of `x.y[0].z`."""
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    if isinstance(node, ast.Name):
+        yield node.id
+
+
+# --- the bytecode -----------------------------------------------------------------------------------------------------
+
+
+def _instructions(code: CodeType) -> Iterator[tuple[int, int]]:
+    """Opcode and argument of each instruction: what `dis` gives, without the text, in a hundredth of the time."""
+    extended, raw = 0, code.co_code
+    for place in range(0, len(raw), 2):
+        opcode, argument = raw[place], raw[place + 1]
+        if opcode == dis.EXTENDED_ARG:
+            extended = (extended | argument) << 8
+            continue
+        if opcode != _CACHE:
+            yield opcode, extended | argument
+        extended = 0
+
+
+class _Flow:
+    """Which names a snippet takes and leaves, in the order of its instructions.
+
+    What is set on one of two branches counts as set: no name is taken for one of the session that the snippet may have
+    set itself.
+    """
+
+    def __init__(self) -> None:
+        self.reads: set[str] = set()
+        self.sets: set[str] = set()
+        self.through: dict[str, set[str]] = {}
+        self.loaded: set[str] = set()
+        self.changes = False
+
+    def follow(self, code: CodeType) -> None:
+        self.changes |= not _MUTATORS.isdisjoint(code.co_names) or not _ARGUMENT_MUTATORS.isdisjoint(code.co_names)
+        for opcode, argument in _instructions(code):
+            if opcode == _LOAD_NAME:
+                self._read({code.co_names[argument]})
+            elif opcode == _LOAD_GLOBAL:
+                self._read({code.co_names[argument >> 1]})
+            elif opcode in _STORES:
+                self.sets.add(code.co_names[argument])
+            elif opcode in _ITEM_STORES:
+                self.changes = True
+            elif opcode == _LOAD_CONST and isinstance(inner := code.co_consts[argument], CodeType):
+                if inner.co_name.startswith("<"):  # of a comprehension, or a lambda
+                    self._read(_globals(inner))
+                else:
+                    self.through[inner.co_name] = _globals(inner)
+
+    def end(self) -> None:
+        """Functions that the snippet calls itself take what they take now."""
+        for name in self.loaded & self.through.keys():
+            self.reads |= self.through[name] - self.sets
+
+    def _read(self, names: set[str]) -> None:
+        self.loaded |= names
+        self.reads |= names - self.sets
+
+
+def _globals(code: CodeType) -> set[str]:
+    """Names that the code of a function, or one within it, takes from the session."""
+    found = {code.co_names[argument >> 1] for opcode, argument in _instructions(code) if opcode == _LOAD_GLOBAL}
+    found |= {code.co_names[argument] for opcode, argument in _instructions(code) if opcode == _LOAD_NAME}
+    return found.union(*(_globals(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
+
+
+def _form(parts: Iterable[CodeType], own: set[str]) -> str:
+    numbers: dict[str, int] = {}
+    written = [_written(part, own, numbers, {}) for part in parts]
+    return hashlib.sha256(repr(written).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _written(code: CodeType, own: set[str], numbers: dict[str, int], around: dict[str, str]) -> tuple[Any, ...]:
+    """Code without its wording. The compiler numbers variables of functions and constants by their first appearance.
+
+    Variables that functions share are in alphabetical order: they are numbered here. `around` has those of the
+    functions around this one; `numbers` those of `own`, over the whole snippet.
+    """
+    shared = {name: around[name] for name in code.co_freevars if name in around}
+    flow: list[tuple[int | str, ...]] = []
+    for opcode, argument in _instructions(code):
+        if opcode in dis.hasfree:
+            if opcode not in _ORDERED_BY_NAME:
+                name = _variable(code, argument)
+                flow.append((opcode, shared.setdefault(name, f"{len(around)}.{len(shared)}")))
+        elif opcode in dis.hasname:
+            shift = _SHIFTS.get(opcode, 0)
+            name = code.co_names[argument >> shift]
+            if opcode in _OF_VARIABLES and name in own:
+                name = f"#{numbers.setdefault(name, len(numbers))}"
+            flow.append((opcode, argument & ((1 << shift) - 1), name))
+        else:
+            flow.append((opcode, argument))
+    classes = {
+        each.co_name for each in code.co_consts if isinstance(each, CodeType) and not each.co_flags & CO_OPTIMIZED
+    }
+    classes &= own
+    constants = [
+        _written(each, own, numbers, shared)
+        if isinstance(each, CodeType)
+        else "a name"
+        if isinstance(each, str) and (each in classes or each == code.co_qualname)
+        else _constant(each)
+        for each in code.co_consts
+    ]
+    parameters = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+    return parameters, flow, constants
+
+
+def _variable(code: Any, argument: int) -> str:
+    return code._varname_from_oparg(argument)
+
+
+def _constant(value: Any) -> str:
+    shown = sorted(map(repr, value)) if isinstance(value, frozenset) else repr(value)
+    return f"{type(value).__name__} {shown}"

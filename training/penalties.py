@@ -1,0 +1,207 @@
+"""What GRPO-RoC holds against a rollout (rStar2-Agent, arXiv 2508.20722), so counted that padding does not lower it.
+
+    p_err    = 0.5 without a tool call that counts, else failed calls / (failed calls + effective calls)
+    p_format = 1 without an <answer> tag,            else min(1, surplus answer tags / turns)
+
+In the paper both are over *all* calls and turns, and a policy lowers them by calls that do nothing. So the calls that
+went well count where they are *effective*:
+
+* It is not the same as an earlier call but for wording: comments, whitespace, and the names that the code defines
+  itself do not tell two calls apart (`hrm_agent.training.code_facts`); nor is it a call that has failed before. Two
+  sessions are apart: what one solver has run tells another nothing.
+* And it showed something that does not stand in it (`print("hello")`), or it set or changed a variable of its session
+  that a later effective call takes. To give a variable another name is neither.
+
+A call that failed counts once, however often it was repeated; one whose arguments could not be decoded is a call like
+any other. Calls of other tools than ours for Python are effective if they are distinct. Faults of the infrastructure,
+and calls that were never finished, count on neither side. A turn counts unless all that it did were calls that do not
+count, or that failed in other words before. Where no call is padding both penalties are those of the paper.
+
+What this cannot see: a value that is computed and shown for no purpose, be it of literals (`1 + 19` may be all that a
+rollout needs its tool for), or one that was shown before (two tests may both say `True`); a used value that is computed
+again (`x = x + 0`), or a used object that is changed to no purpose (`xs.extend([])`). A variable that is taken by way
+of `eval`, `globals()`, or a function of another module counts as not taken. Calls too long to be read count as one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hrm_agent.tools.python_tool import NO_OUTPUT, python, python_stateless
+from hrm_agent.tools.sessions import scope_of
+from hrm_agent.training.code_facts import CodeFacts, code_facts
+from hrm_agent.trajectory import Call, ToolCall, ToolStatus
+from hrm_agent.trajectory.forest import conversations
+
+__all__ = ["CountedCalls", "count_calls", "penalty_error", "penalty_format"]
+
+_BLANK = re.compile(r"#[^\n]*|\s+")
+
+
+@dataclass(frozen=True, slots=True)
+class CountedCalls:
+    """The tool calls of a rollout that ended through the policy's own doing."""
+
+    failed: int
+    """Calls that failed, repeats left out."""
+    effective: int
+    """Calls that went well and were of use."""
+    padding: frozenset[str]
+    """`tool_call_id` of each call that counts in neither."""
+
+    @property
+    def error(self) -> float:
+        """p_err."""
+        return self.failed / (self.failed + self.effective) if self.failed + self.effective else 0.5
+
+
+def count_calls(tool_calls: Sequence[ToolCall]) -> CountedCalls:
+    """The calls of one rollout, in their order."""
+    ended = [call for call in tool_calls if call.status not in (None, ToolStatus.INFRASTRUCTURE)]
+    failed: dict[tuple[str, str], ToolCall] = {}
+    for call in ended:
+        if _failed(call):
+            failed.setdefault(_asked(call), call)
+    known = {_form(call): call for call in reversed(failed.values())}
+    effective = _effective([call for call in ended if not _failed(call)])
+    good = [call for call in effective if _asked(call) not in failed and _form(call) not in known]
+    counted = {call.tool_call_id for call in (*known.values(), *good)}
+    padding = frozenset(call.tool_call_id for call in ended) - counted
+    return CountedCalls(len(failed), len(good), padding)
+
+
+def penalty_error(tool_calls: Sequence[ToolCall]) -> float:
+    """Share of failed calls among those that count; 0.5 without any."""
+    return count_calls(tool_calls).error
+
+
+def penalty_format(calls: Sequence[Call], padding: frozenset[str] = frozenset()) -> float:
+    """1 without an answer tag, else the surplus of answer tags per turn, at most 1.
+
+    `padding`: `tool_call_id` of calls that do not count.
+    """
+    tags = [sum(_answer_tags(call) for call in conversation) for conversation in conversations(calls)]
+    if not any(tags):
+        return 1.0
+    turns = sum(not _only_pads(call, padding) for call in calls)
+    return min(1.0, sum(max(0, count - 1) for count in tags) / max(1, turns))
+
+
+def _failed(call: ToolCall) -> bool:
+    return call.status is not None and call.status.is_policy_failure
+
+
+def _effective(went_well: Sequence[ToolCall]) -> list[ToolCall]:
+    """Those that showed something, or left a variable that a later one of them takes."""
+    first: dict[str, ToolCall] = {}
+    for call in went_well:
+        first.setdefault(_form(call), call)
+    distinct = list(first.values())
+    through = _through(distinct)
+    taken: dict[str, set[str]] = defaultdict(set)
+    found: list[ToolCall] = []
+    for call in reversed(distinct):
+        facts = _facts(call)
+        if facts is None:
+            found += [call] if _showed(call, may_show=True) else []
+            continue
+        names = taken[_session(call)]
+        if facts.renames:
+            for new, old in reversed(facts.renames):
+                if new in names:
+                    names.remove(new)
+                    names |= _reach({old}, through[_session(call)])
+            continue
+        showed = not facts.recites and _showed(call, may_show=facts.shows)
+        left = facts.sets | facts.changes if call.name == python.name else frozenset[str]()
+        if facts.form and (showed or left & names):
+            found.append(call)
+            names -= facts.sets
+            names |= _reach(facts.reads, through[_session(call)])
+    return found[::-1]
+
+
+def _through(calls: Iterable[ToolCall]) -> dict[str, dict[str, set[str]]]:
+    """By session, what the functions that are defined in it take from it."""
+    found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for call in calls:
+        facts = _facts(call)
+        for name, free in facts.through if facts is not None else ():
+            found[_session(call)][name] |= free
+    return found
+
+
+def _reach(names: Iterable[str], through: dict[str, set[str]]) -> set[str]:
+    """The names, and those that functions among them take."""
+    reached: set[str] = set()
+    waiting = set(names)
+    while waiting:
+        name = waiting.pop()
+        reached.add(name)
+        waiting |= through.get(name, set[str]()) - reached
+    return reached
+
+
+def _facts(call: ToolCall) -> CodeFacts | None:
+    code = _code(call)
+    return code_facts(code) if code is not None else None
+
+
+def _code(call: ToolCall) -> str | None:
+    code = call.arguments.get("code") if isinstance(call.arguments, dict) else None
+    return code if isinstance(code, str) and call.name in (python.name, python_stateless.name) else None
+
+
+def _asked(call: ToolCall) -> tuple[str, str]:
+    """Equal for calls of one session with the same arguments."""
+    return _session(call), call.repeated_of or call.id
+
+
+def _form(call: ToolCall) -> str:
+    """Equal for calls of one session that are the same but for wording."""
+    code, facts = _code(call), _facts(call)
+    if code is None:
+        return json.dumps([_session(call), call.name, call.arguments], sort_keys=True, default=str)
+    if facts is not None:
+        return f"{_session(call)} code {facts.form}"
+    return f"{_session(call)} no Python {_BLANK.sub('', code)}" if _failed(call) else f"{_session(call)} code not read"
+
+
+def _session(call: ToolCall) -> str:
+    """Empty for a call of a tool that has none."""
+    return "" if call.name != python.name else f"{call.identity.thread_id} {scope_of(call.identity)}"
+
+
+def _showed(call: ToolCall, *, may_show: bool) -> bool:
+    """Whether the model was shown anything of the code; `may_show` decides where the record does not say.
+
+    The text that it read does not tell: a note on the session may stand before it.
+    """
+    if call.stdout or call.value is not None:
+        return bool(call.stdout.strip() or call.value)
+    if not call.content.strip():
+        return may_show
+    return not call.content.endswith(NO_OUTPUT)
+
+
+def _only_pads(call: Call, padding: frozenset[str]) -> bool:
+    """Whether a turn did nothing but make calls that do not count."""
+    asked: list[Any] = call.response.get("tool_calls") or []
+    return bool(asked) and not _answer_tags(call) and all(each.get("id") in padding for each in asked)
+
+
+def _answer_tags(call: Call) -> int:
+    return _text(call.response.get("content")).count("<answer>")
+
+
+def _text(content: Any) -> str:
+    """The text of a message's content, which is a string or a list of blocks."""
+    if isinstance(content, str):
+        return content
+    blocks = content if isinstance(content, list) else []
+    return "".join(block if isinstance(block, str) else str(block.get("text", "")) for block in blocks)

@@ -1,0 +1,83 @@
+"""The order in which training draws its tasks: which is drawn at a place does not depend on how many are drawn.
+
+So a run of 6 steps begins with the 4 steps of a run of 4, and a run can be prolonged. Tasks are shuffled in blocks of
+a fixed number, each in an order of its own; a family that has no more is passed through again, each time in another
+order. In a mixture the next task is always of the part that is furthest behind its share, and each part goes on by
+itself: one that has few tasks repeats them sooner.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from math import ceil
+
+from hrm_agent.errors import TaskError
+from hrm_agent.training.tasks.base import Task
+from hrm_agent.training.tasks.mixture import read_mixture
+from hrm_agent.training.tasks.reasoning_gym import load_reasoning_gym
+from hrm_agent.training.tasks.registry import FAMILIES, load_tasks
+from hrm_agent.trajectory import derive_seed
+
+__all__ = ["interleaved", "training_tasks"]
+
+
+def training_tasks(spec: str, *, seed: int, count: int, block: int) -> list[Task]:
+    """The first `count` tasks of the training split of `spec`; a longer list begins with the shorter one.
+
+    Except where a family makes other tasks for another size of its data set (Reasoning Gym's `acre`) and the list grows
+    by a block.
+
+    Raises `TaskError` for what `load_tasks` refuses, and for a family without any task.
+    """
+    name, _, rest = spec.partition(":")
+    if name == "mix":
+        return _mixed(rest, seed, count, block)
+    size = ceil(count / block) * block
+    if name == "reasoning_gym":
+        places = _pass(size, 0, seed, block)[:count]
+        return load_reasoning_gym(rest, split="train", seed=seed, count=size, places=places)
+    pool = load_tasks(spec, split="train", seed=seed, count=size)
+    if count and not pool:
+        raise TaskError(f"{spec!r} has no task to train on.", "Name a family, or a file, that has some.")
+    order: list[int] = []
+    while len(order) < count:
+        order += _pass(len(pool), len(order) // len(pool), seed, block)
+    return [pool[index] for index in order[:count]]
+
+
+def _pass(size: int, number: int, seed: int, block: int) -> list[int]:
+    """The order of one pass over a pool: the first in blocks, since more of the pool may be asked for later."""
+    if number > 0:
+        return _shuffled(size, derive_seed(seed, "draw", number))
+    starts = range(0, size, block)
+    return [
+        start + index
+        for number, start in enumerate(starts)
+        for index in _shuffled(min(block, size - start), derive_seed(seed, "draw", number))
+    ]
+
+
+def _shuffled(size: int, seed: int) -> list[int]:
+    return random.Random(seed).sample(range(size), size)
+
+
+def _mixed(text: str, seed: int, count: int, block: int) -> list[Task]:
+    parts = read_mixture(text, FAMILIES)
+    order = interleaved([part.weight for part in parts], count)
+    lists = [
+        iter(training_tasks(part.spec, seed=seed, count=order.count(index), block=block))
+        for index, part in enumerate(parts)
+    ]
+    return [next(lists[index]) for index in order]
+
+
+def interleaved(weights: Sequence[float], count: int) -> list[int]:
+    """Which part each of `count` places is given to, so that every beginning is shared out by weight."""
+    total, given = sum(weights), [0] * len(weights)
+    order: list[int] = []
+    for place in range(1, count + 1):
+        behind = [place * weight / total - had for weight, had in zip(weights, given, strict=True)]
+        order.append(chosen := behind.index(max(behind)))
+        given[chosen] += 1
+    return order

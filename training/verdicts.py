@@ -1,0 +1,180 @@
+"""What becomes of the rollouts of a step: a verdict for every attempt, group by group, and why a step is empty.
+
+Only the last attempt of a rollout is judged with its group; an earlier one gets a verdict of its own, so that nothing
+is on record without one. A group that was kept and cannot teach anything (none of its calls was sampled from the policy
+as it is: temperature 0, top-p) is rejected like one whose rewards are equal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from hrm_agent.training.batch import NoGradient, no_gradient
+from hrm_agent.training.configs import GrpoConfig
+from hrm_agent.training.eligibility import fault_of
+from hrm_agent.training.metrics import Row
+from hrm_agent.training.optimizer_step import NOT_FINITE, NOTHING_TO_TRAIN
+from hrm_agent.training.roc import RocOptions, select
+from hrm_agent.training.rollout import Attempts
+from hrm_agent.trajectory import DropReason, Overlay, Trajectory, Verdict
+
+__all__ = ["explained", "judge", "selection_metrics", "why_nothing_is_kept", "why_nothing_was_learnt"]
+
+_GROUPS = {
+    DropReason.EQUAL_REWARDS: "groups_equal_rewards",
+    DropReason.SMALL_GROUP: "groups_too_small",
+    DropReason.NO_GRADIENT: "groups_without_gradient",
+}
+"""Reasons for which a whole group is left out -> metrics, `select/{name}`."""
+_WORDS = {
+    DropReason.EQUAL_REWARDS: "have equal rewards",
+    DropReason.SMALL_GROUP: "have too few rollouts that can take part",
+    DropReason.NO_GRADIENT: "have no call that can be trained on",
+}
+_FEW = 0.05
+"""Share of right answers below which tasks are too hard, and of wrong ones below which they are too easy."""
+_LOST = (DropReason.INFRASTRUCTURE, DropReason.RUN_FAILED)
+
+
+def judge(rollouts: Sequence[Attempts], step: int, run_id: str, config: GrpoConfig) -> list[Overlay]:
+    """A verdict for every attempt of every rollout of a step, group by group, without advantages."""
+    groups: dict[str, list[Attempts]] = {}
+    for attempts in rollouts:
+        groups.setdefault(attempts[-1].group_id, []).append(attempts)
+    return [overlay for group in groups.values() for overlay in _judge_group(group, step, run_id, config)]
+
+
+def _judge_group(group: Sequence[Attempts], step: int, run_id: str, config: GrpoConfig) -> list[Overlay]:
+    options = RocOptions(
+        selection=config.selection,
+        min_negatives=config.min_negatives,
+        min_positives=config.min_positives,
+        eps=config.penalty_eps,
+    )
+
+    def selected(trajectories: Sequence[Trajectory], min_group: float = 0.0) -> list[Overlay]:
+        return select(
+            trajectories,
+            config.group_size,
+            config.algorithm,
+            seed=config.seed,
+            run_id=run_id,
+            step=step,
+            options=options,
+            min_group=min_group,
+        )
+
+    last = [attempts[-1] for attempts in group]
+    judged = _without_gradient(last, selected(last, config.min_group))
+    earlier = [(first, attempts[-1]) for attempts in group for first in attempts[:-1]]
+    return judged + [_superseded(selected([first])[0], second) for first, second in earlier]
+
+
+def _without_gradient(group: Sequence[Trajectory], overlays: list[Overlay]) -> list[Overlay]:
+    """The overlays; where no call that would be learnt from can be, those of a rejected group.
+
+    A group of greedy rollouts has equal rewards, too; that nothing was sampled is the reason for it.
+    """
+    able = [t for t in group if fault_of(t) is None]
+    kept = {overlay.trajectory_id for overlay in overlays if _is_kept(overlay)}
+    learnt_from = [t for t in able if t.id in kept] or able
+    found = Counter(no_gradient(call, t.policy) for t in learnt_from for call in t.own_calls)
+    small = any(overlay.drop_reason is DropReason.SMALL_GROUP for overlay in overlays)
+    if small or not able or found[None]:
+        return overlays
+    calls = ", ".join(f"{count} {reason.value.replace('_', ' ')}" for reason, count in found.items() if reason)
+    said = {
+        "verdict": Verdict.GROUP_REJECTED,
+        "drop_reason": DropReason.NO_GRADIENT,
+        "reason": f"group rejected: none of its calls can be trained on ({calls or 'no call was made'})",
+    }
+    ids = {trajectory.id for trajectory in able}
+    return [o.model_copy(update=said) if o.trajectory_id in ids else o for o in overlays]
+
+
+def _superseded(overlay: Overlay, second: Trajectory) -> Overlay:
+    return overlay.model_copy(update={"reason": f"{overlay.reason}; run once more as {second.thread_id}"})
+
+
+def selection_metrics(rollouts: Sequence[Attempts], overlays: Iterable[Overlay]) -> dict[str, float]:
+    """How many rollouts were run again or lost, and how many groups were left out for which reason."""
+    by_id = {overlay.trajectory_id: overlay for overlay in overlays}
+    last = [by_id[attempts[-1].id] for attempts in rollouts]
+    groups = _rejected(last)
+    return {
+        "rollout/second_attempts": float(sum(len(attempts) > 1 for attempts in rollouts)),
+        "rollout/lost": float(sum(overlay.drop_reason in _LOST for overlay in last)),
+        **{f"select/{name}": float(groups[reason]) for reason, name in _GROUPS.items()},
+    }
+
+
+def _rejected(overlays: Iterable[Overlay]) -> Counter[DropReason]:
+    """Groups of which nothing was kept, by reason."""
+    groups: dict[str, list[Overlay]] = {}
+    for overlay in overlays:
+        groups.setdefault(overlay.group_id, []).append(overlay)
+    return Counter(_why_rejected(group) for group in groups.values() if not any(map(_is_kept, group)))
+
+
+def _is_kept(overlay: Overlay) -> bool:
+    return overlay.verdict is Verdict.KEPT
+
+
+def _why_rejected(group: Sequence[Overlay]) -> DropReason:
+    """Of a group whose rollouts were all lost, that it is too small."""
+    reasons = (overlay.drop_reason for overlay in group if overlay.verdict is Verdict.GROUP_REJECTED)
+    return next(filter(None, reasons), DropReason.SMALL_GROUP)
+
+
+def explained(update: Row, metrics: Mapping[str, float]) -> Row:
+    """The metrics of an update; where nothing was to be trained, `skipped` says why nothing was kept."""
+    if update["skipped"] != NOTHING_TO_TRAIN:
+        return update
+    return {**update, "skipped": f"{NOTHING_TO_TRAIN}: {why_nothing_is_kept(metrics)}"}
+
+
+def why_nothing_is_kept(metrics: Mapping[str, Any]) -> str:
+    """Of a step, or of several whose metrics were added up: `14 of 16 groups have equal rewards, 2 of 16 ...`."""
+    counts = {reason: int(metrics.get(f"select/{name}") or 0) for reason, name in _GROUPS.items()}
+    total = sum(counts.values())
+    parts = [f"{count} of {total} groups {_WORDS[reason]}" for reason, count in counts.items() if count]
+    if counts[DropReason.NO_GRADIENT]:
+        calls = {reason: int(metrics.get(f"select/{reason.value}") or 0) for reason in NoGradient}
+        shown = [f"{count} {reason.value.replace('_', ' ')}" for reason, count in calls.items() if count]
+        parts[-1] += f" ({', '.join(shown) or 'no call was made'})"
+    return ", ".join(parts) or "there was no rollout"
+
+
+def why_nothing_was_learnt(rows: Sequence[Row]) -> str | None:
+    """What a run lacked of which no step changed the weights, and what may help.
+
+    None if one did, or if there are no rows, which is not to know. Those of an earlier version do not say why.
+    """
+    if not rows or any(row["stepped"] for row in rows):
+        return None
+    if any(row.get("skipped") == NOT_FINITE for row in rows):
+        return f"Nothing was learnt: {NOT_FINITE}. Lower learning_rate, and look at the rewards."
+    names = [name for name in rows[-1] if name.startswith(("select/", "rollout/"))]
+    total = {name: sum(row.get(name) or 0.0 for row in rows) for name in names}
+    steps = f"{len(rows)} step{'s' * (len(rows) != 1)}"
+    if not total.keys() & {f"select/{name}" for name in _GROUPS.values()}:
+        return f"Nothing was learnt in {steps}. An earlier version took them, which did not record why."
+    return f"Nothing was learnt in {steps}: {why_nothing_is_kept(total)}. {_advice(total, len(rows))}"
+
+
+def _advice(total: Mapping[str, float], steps: int) -> str:
+    cause = max(_GROUPS, key=lambda reason: total.get(f"select/{_GROUPS[reason]}", 0.0))
+    if cause is DropReason.SMALL_GROUP:
+        return "`hrm-agent history` and `show` say what failed: the environment, a tool, or the graph itself."
+    if cause is DropReason.NO_GRADIENT:
+        return "Sample with temperatures above 0 and top_p 1, also in the options of roles, and from the policy itself."
+    solved = total.get("rollout/correct", 0.0) / max(1, steps)
+    if solved < _FEW:
+        return (
+            "Almost no answer was right: take easier tasks, a better start (`train sft`), or look at some with `show`."
+        )
+    if solved > 1 - _FEW:
+        return "Almost every answer was right: take harder tasks."
+    return "Raise group_size: the smaller a group, the more often all of it is right, or all of it wrong."
