@@ -4,8 +4,9 @@ A model writes quotes, and it also makes them up. What is cited is `text[start:e
 in a text as it is, or but for white space, quotation marks and dashes, which a model writes for one another. All else
 is fabricated, however close it comes: nothing here is a matter of degree.
 
-`find_quote` answers for one text, and the research agent asks it of each source. `resolve` holds a claim (these words,
-in this span of this document, in this revision) against an index, and says what is wrong with one that it rejects.
+`find_quote` answers for one text, `QuotableText` for one that is asked often, as a source of the research agent is.
+`resolve` holds a claim (these words, in this span of this document, in this revision) against an index, and says what
+is wrong with one that it rejects.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from typing_extensions import TypedDict  # typing's has too little for LangGraph
 if TYPE_CHECKING:
     from hrm_agent.retrieval.index.database import DocumentIndex
 
-__all__ = ["CITATION_LIST", "Citation", "CitationVerdict", "Resolution", "find_quote", "resolve"]
+__all__ = ["CITATION_LIST", "Citation", "CitationVerdict", "QuotableText", "Resolution", "find_quote", "resolve"]
 
 CITATION_LIST = "\n\nSources:\n"
 """Between an answer and the list of its citations, whose lines begin with `[1]`, `[2]`, ..."""
@@ -107,20 +108,37 @@ def _judged(text: str, quote: str, start: int, end: int) -> tuple[CitationVerdic
 
 def find_quote(text: str, quote: str, start: int = 0, end: int | None = None) -> tuple[int, int] | None:
     """The span in `text[start:end]` where a quote stands: to the character, or but for white space and typography."""
-    if not quote.strip():
-        return None
-    if (at := text.find(quote, start, end)) >= 0:
-        return at, at + len(quote)
-    within, wanted = text[start:end], _plain(quote)
-    plain = _plain(within)
-    if (at := plain.find(wanted)) < 0:
-        return None
-    first = start + _place(within, plain, at)
-    last_word = next(islice(_WORD.finditer(text, first), wanted.count(" "), None))
-    return first, last_word.start() + len(wanted.rpartition(" ")[2])
+    span = _quotable(text[start:end]).find(quote)
+    return (start + span[0], start + span[1]) if span else None
 
 
-@lru_cache(maxsize=16)
+class QuotableText:
+    """A text that many quotes are looked for in: what it is compared by is made once, and kept as long as this is."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def find(self, quote: str) -> tuple[int, int] | None:
+        """What `find_quote` says of the whole text."""
+        if not quote.strip():
+            return None
+        if (at := self._text.find(quote)) >= 0:
+            return at, at + len(quote)
+        wanted = _plain(quote)
+        if (at := self._plain.find(wanted)) < 0:
+            return None
+        first = _place(self._text, self._plain, at)
+        last_word = next(islice(_WORD.finditer(self._text, first), wanted.count(" "), None))
+        return first, last_word.start() + len(wanted.rpartition(" ")[2])
+
+    @cached_property
+    def _plain(self) -> str:
+        return _plain(self._text)
+
+
+_quotable = lru_cache(maxsize=16)(QuotableText)
+
+
 def _plain(text: str) -> str:
     """`text` with one space between words, and plain typography: word for word as long as it was."""
     return " ".join(text.translate(_ALIKE).split())

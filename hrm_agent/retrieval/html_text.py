@@ -1,14 +1,19 @@
-"""The text of HTML as a reader sees it: blocks as paragraphs, white space as a browser shows it, no scripts.
+"""The text of HTML as a reader sees it: blocks as paragraphs, white space as a browser shows it, nothing hidden.
 
-One pass over the events of libxml2's parser. No tree is built: with one, other parsers take minutes for a file of a
-hundred thousand nested elements, or leave out what is deep without a word, and layout in columns is nothing to quote.
-Paragraphs are apart by an empty line, lines by a line break, cells of a row by a tab.
+One pass over the events of libxml2's parser, after one for the style sheets, which may stand anywhere. No tree is
+built: with one, other parsers take minutes for a file of a hundred thousand nested elements, or leave out what is deep
+without a word, and layout in columns is nothing to quote.
+Paragraphs are apart by an empty line, lines by a line break, cells of a row by a tab. A heading begins with the marks
+that it has in Markdown, `#` to `######`, so that it can be told from other lines and a text be cut before it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Protocol, TypeVar
+
+from hrm_agent.retrieval.html_hidden import SHOWN, StyleRules, StyleSheets
 
 __all__ = ["html_to_text"]
 
@@ -22,51 +27,73 @@ _PARAGRAPHS = {
 _LINES = {"br", "caption", "dd", "dt", "legend", "li", "option", "thead", "tbody", "tfoot", "tr"}
 _BREAKS = ("", "\t", "\n", "\n\n")
 _CELLS = {"td", "th"}
-_UNSEEN = {"iframe", "noembed", "noframes", "script", "style", "svg", "template"}
+_UNSEEN = {"datalist", "iframe", "noembed", "noframes", "script", "style", "svg", "template"}
+_HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
 _SPACES = re.compile(r"[ \t\n\r\f]+")
 _PIECE = 65_536
 """Bytes that the parser is given at a time."""
+_Result_co = TypeVar("_Result_co", covariant=True)
 
 
-def html_to_text(source: str | bytes) -> str:
+def html_to_text(source: str | bytes, *, hidden_text: bool = False, headings: bool = True) -> str:
     """Plain text, never a tag. Anything is HTML: what is malformed gives the text that is in it.
 
-    Bytes are in the encoding that they name themselves.
+    Bytes are in the encoding that they name themselves. `hidden_text`: with the text that a browser would not show
+    (`hrm_agent.retrieval.html_hidden`); scripts and templates are none. `headings`: with their marks.
     """
-    from lxml.etree import HTMLParser, XMLSyntaxError
-
     data = source.encode("utf-8", "replace") if isinstance(source, str) else source
     if not data.strip():
         return ""
-    text = _Text()
-    parser = HTMLParser(target=text, huge_tree=True, encoding="utf-8" if isinstance(source, str) else None)
+    encoding = "utf-8" if isinstance(source, str) else None
+    rules = None if hidden_text else _parsed(data, encoding, StyleSheets())
+    return _parsed(data, encoding, _Text(rules, _HEADINGS if headings else {}))
+
+
+class _Target(Protocol[_Result_co]):
+    def close(self) -> _Result_co: ...
+
+
+def _parsed(data: bytes, encoding: str | None, target: _Target[_Result_co]) -> _Result_co:
+    from lxml.etree import HTMLParser, XMLSyntaxError
+
+    parser = HTMLParser(target=target, huge_tree=True, encoding=encoding)
     try:
         for start in range(0, len(data), _PIECE):
             parser.feed(data[start : start + _PIECE])
         return parser.close()
     except XMLSyntaxError:  # no element in it
-        return text.close()
+        return target.close()
 
 
 class _Text:
     """Collects text. A break is only remembered until text follows it, so that breaks do not add up."""
 
-    def __init__(self) -> None:
+    def __init__(self, rules: StyleRules | None, headings: Mapping[str, str]) -> None:
+        """`rules`: what is hidden by them is left out; None: nothing is."""
+        self._rules, self._headings = rules, headings
         self._pieces: list[str] = []
-        self._break = ""
+        self._break = self._mark = ""
         self._space = False
         self._unseen = self._pre = 0
         """Elements of the kind that are open."""
+        self._around = [SHOWN]
+        """Of the elements that are open, the outermost first."""
 
-    def start(self, tag: str, _attributes: Mapping[str, str]) -> None:
+    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
+        if self._rules is not None:
+            self._around.append(self._rules.inside(self._around[-1], tag, attributes))
         self._unseen += tag in _UNSEEN
         self._pre += tag == "pre"
+        self._mark = self._headings.get(tag, self._mark)
         self._break_by("\n\n" if tag in _PARAGRAPHS else "\n" if tag in _LINES else "\t" if tag in _CELLS else "")
 
     def end(self, tag: str) -> None:
+        self._break_by("\n\n" if tag in _PARAGRAPHS else "")
+        if len(self._around) > 1:
+            self._around.pop()
         self._unseen -= tag in _UNSEEN
         self._pre -= tag == "pre"
-        self._break_by("\n\n" if tag in _PARAGRAPHS else "")
+        self._mark = "" if tag in self._headings else self._mark
 
     def comment(self, _text: str) -> None:
         """Is not shown."""
@@ -75,12 +102,12 @@ class _Text:
         return "".join(self._pieces)
 
     def _break_by(self, kind: str) -> None:
-        """The stronger of two breaks that meet stands: a paragraph, then a line, then a cell."""
-        if kind:
+        """The stronger of two breaks that meet: a paragraph, then a line, then a cell. What is hidden has none."""
+        if kind and not self._unseen and self._around[-1].rendered:
             self._break, self._space = max(self._break, kind, key=_BREAKS.index), False
 
     def data(self, data: str) -> None:
-        if self._unseen:
+        if self._unseen or not self._around[-1].is_shown:
             return
         if self._pre:
             self._add(data)
@@ -96,5 +123,5 @@ class _Text:
         before = self._break or (" " if self._space else "")
         if self._pieces:
             self._pieces.append(before)
-        self._pieces.append(text)
-        self._break, self._space = "", False
+        self._pieces.append(self._mark + text)
+        self._break, self._space, self._mark = "", False, ""

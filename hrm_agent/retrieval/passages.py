@@ -1,41 +1,133 @@
-"""The passages of one text, ranked by a question: BM25 within the text, in memory and without an index."""
+"""Passages of texts, ranked by a question: BM25 in memory and without an index.
+
+Two users. A long text is cut into passages, of which the best are shown (`scored_passages`). And the hits of a search
+are often more than a reader is to be shown at once: `best_passages` chooses among the passages of all hits together, so
+that a hit that has much of the answer gets more of the room than one that has little.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from typing import Protocol
 
 from hrm_agent.retrieval.chunking.chunker import chunk_text
-from hrm_agent.retrieval.terms import terms_of
+from hrm_agent.retrieval.languages import guess_language
+from hrm_agent.retrieval.terms import is_common, terms_of
 
-__all__ = ["scored_passages"]
+__all__ = ["Extract", "best_passages", "scored_passages"]
 
 PASSAGE_TOKENS = 128
 _K, _B = 1.2, 0.75
 """BM25's usual constants."""
+Span = tuple[int, int]
 
 
-def scored_passages(text: str, question: str) -> list[tuple[tuple[int, int], float]]:
+class Extract(Protocol):
+    """A part of a document, such as a `Hit`."""
+
+    @property
+    def file(self) -> str:
+        """Name of the document."""
+        ...
+
+    @property
+    def start(self) -> int:
+        """Where in the document the part begins, in characters."""
+        ...
+
+    @property
+    def text(self) -> str:
+        """The part itself."""
+        ...
+
+    @property
+    def language(self) -> str:
+        """Code of the document's language; empty: unknown."""
+        ...
+
+
+def scored_passages(text: str, question: str) -> list[tuple[Span, float]]:
     """The passages of a text in its order, spans of it, each with its score; 0 where it has no word of the question."""
     passages = _passages(text)
     return list(zip(passages.spans, passages.scores(question), strict=True))
 
 
-class _Passages:
-    """The passages of one text, ready to be asked."""
+def best_passages(hits: Sequence[Extract], question: str, limit: int) -> list[list[Span]]:
+    """What to show of hits in `limit` characters: for each of them spans of its text, in order, that do not touch.
 
-    def __init__(self, text: str) -> None:
-        chunks = chunk_text(text, "recursive", size=PASSAGE_TOKENS, overlap=0.0)
-        self.spans = [(chunk.start, chunk.end) for chunk in chunks]
-        self._counts = [Counter(terms_of(text[start:end])) for start, end in self.spans]
+    All of them where that is not too much. Else each hit's best passage comes first, those of the best hits before the
+    others', and then the best of all passages that still fit. What two hits have in common counts once and is shown
+    with the one that comes first; white space alone is not shown.
+    """
+    parts = [(number, span) for number, spans in enumerate(_own_spans(hits)) for span in spans]
+    counted = _Counted(_terms(hits[number].text[start:end], hits[number].language) for number, (start, end) in parts)
+    asked = [term for language in dict.fromkeys(hit.language for hit in hits) for term in _terms(question, language)]
+    ranked = sorted(zip(counted.scores(asked), parts, strict=True), key=lambda one: -one[0])
+    first = {number: (score, span) for score, (number, span) in reversed(ranked)}
+    order = [(number, first[number][1]) for number in sorted(first)] + [part for _, part in ranked]
+    chosen: list[list[Span]] = [[] for _ in hits]
+    for number, (start, end) in dict.fromkeys(order):
+        if end - start <= limit:
+            chosen[number].append((start, end))
+            limit -= end - start
+    return [_joined(spans) for spans in chosen]
+
+
+def _own_spans(hits: Sequence[Extract]) -> Iterator[list[Span]]:
+    """The passages of each hit, without what a hit before it has."""
+    for number, hit in enumerate(hits):
+        before = [(one.start, one.start + len(one.text)) for one in hits[:number] if one.file == hit.file]
+        spans: list[Span] = []
+        for start, end in _left_of((hit.start, hit.start + len(hit.text)), before):
+            at = start - hit.start
+            spans += [(at + a, at + b) for a, b in _cut(hit.text[at : end - hit.start])]
+        yield [(a, b) for a, b in spans if not hit.text[a:b].isspace()]
+
+
+def _left_of(span: Span, others: Iterable[Span]) -> list[Span]:
+    left = [span]
+    for start, end in others:
+        left = [
+            piece
+            for a, b in left
+            for piece in (((a, b),) if end <= a or b <= start else ((a, start), (end, b)))
+            if piece[0] < piece[1]
+        ]
+    return left
+
+
+def _joined(spans: Iterable[Span]) -> list[Span]:
+    joined: list[Span] = []
+    for start, end in sorted(spans):
+        if joined and joined[-1][1] == start:
+            start = joined.pop()[0]
+        joined.append((start, end))
+    return joined
+
+
+def _cut(text: str) -> list[Span]:
+    return [(chunk.start, chunk.end) for chunk in chunk_text(text, "recursive", size=PASSAGE_TOKENS, overlap=0.0)]
+
+
+def _terms(text: str, language: str) -> list[str]:
+    return [term for term in terms_of(text, language) if not is_common(term)]
+
+
+class _Counted:
+    """The terms of passages, ready to be asked."""
+
+    def __init__(self, passages: Iterable[list[str]]) -> None:
+        self._counts = [Counter(terms) for terms in passages]
         self._lengths = [sum(counts.values()) for counts in self._counts]
         self._in = Counter(term for counts in self._counts for term in counts)
 
-    def scores(self, question: str) -> list[float]:
+    def scores(self, asked: Iterable[str]) -> list[float]:
         """BM25 of each passage."""
         mean = sum(self._lengths) / max(len(self._lengths), 1) or 1.0
-        wanted = [(term, self._rarity(term)) for term in dict.fromkeys(terms_of(question)) if term in self._in]
+        wanted = [(term, self._rarity(term)) for term in dict.fromkeys(asked) if term in self._in]
         return [
             sum(
                 rare * n * (_K + 1) / (n + _K * (1 - _B + _B * length / mean))
@@ -47,7 +139,19 @@ class _Passages:
 
     def _rarity(self, term: str) -> float:
         number = self._in[term]
-        return math.log(1 + (len(self.spans) - number + 0.5) / (number + 0.5))
+        return math.log(1 + (len(self._counts) - number + 0.5) / (number + 0.5))
+
+
+class _Passages:
+    """The passages of one text."""
+
+    def __init__(self, text: str) -> None:
+        self.spans = _cut(text)
+        self._language = guess_language(text)
+        self._counted = _Counted(_terms(text[start:end], self._language) for start, end in self.spans)
+
+    def scores(self, question: str) -> list[float]:
+        return self._counted.scores(_terms(question, self._language))
 
 
 @lru_cache(maxsize=32)

@@ -18,7 +18,7 @@ from hrm_agent.errors import ConfigError, HrmError, nearest
 from hrm_agent.retrieval.chunking.check import ChunkTally, shared_tokens, tally
 from hrm_agent.retrieval.chunking.chunk import Chunk
 from hrm_agent.retrieval.chunking.chunker import STRATEGIES, chunk_text
-from hrm_agent.retrieval.chunking.libraries import LIBRARIES, library_chunks, placed
+from hrm_agent.retrieval.chunking.libraries import LIBRARIES, library_spans, placed
 from hrm_agent.retrieval.tokenizers.base import Tokenizer
 
 __all__ = ["Cutting", "compare", "sentence_ends", "splitters_at_hand"]
@@ -106,15 +106,16 @@ def sentence_ends(text: str) -> frozenset[int]:
 
 
 def _cut(text: str, name: str, tokenizer: Tokenizer, size: int, overlap: float, ends: frozenset[int]) -> Cutting:
-    cut_by = chunk_text if name in STRATEGIES else library_chunks
+    cut_by = chunk_text if name in STRATEGIES else library_spans
     begun = time.process_time()
     try:
         cut_by(text[:_WARMING], name, tokenizer, size=size, overlap=overlap)  # imports, expressions, tables
         begun = time.process_time()
-        said = cut_by(text, name, tokenizer, size=size, overlap=overlap)
+        found = cut_by(text, name, tokenizer, size=size, overlap=overlap)
     except HrmError as error:
         return Cutting(name, [], ChunkTally(0, 0, 0, 0), [], 0, 0, time.process_time() - begun, error.message)
     seconds = time.process_time() - begun
+    said = [one if isinstance(one, Chunk) else Chunk(one[0], one[1], tokenizer.count(one[2]), one[2]) for one in found]
     chunks = placed(text, said)
     cut = [chunk.end for chunk in chunks if 0 < chunk.end < len(text)]
     return Cutting(

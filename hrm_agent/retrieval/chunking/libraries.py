@@ -1,8 +1,12 @@
 """Splitters of other libraries by name, to be compared with ours; nothing is built on them.
 
-Each is called as its documentation says and counts with our tokenizer, so that only the cutting differs. What it says
-is handed on as it is: a `Chunk` here may name a span that is not its text, or have more tokens than were asked for.
+Each is called as its documentation says and counts with the same tokenizer, so that only the cutting differs: through
+our interface, or by the tokenizer's own library where the splitter takes that. What it says is handed on as it is: a
+`Chunk` here may name a span that is not its text, or have more tokens than were asked for.
 `hrm_agent.retrieval.chunking.check` tells. Where a library does not know where it cut, the span starts at -1.
+
+`library_spans` is what a library itself does, and what its time is measured by: tokens are counted once more for the
+chunks, which some libraries do not count.
 
 `chonkie` is its recursive chunker, with its refinery where an overlap is asked for; the refinery puts text in front of
 a chunk and leaves the span as it was. `chonkie-sentence` overlaps by itself.
@@ -19,7 +23,7 @@ from hrm_agent.errors import ConfigError, RetrievalError, nearest
 from hrm_agent.retrieval.chunking.chunk import Chunk
 from hrm_agent.retrieval.tokenizers.base import Tokenizer, checked
 
-__all__ = ["LIBRARIES", "library_chunks", "placed"]
+__all__ = ["LIBRARIES", "library_chunks", "library_spans", "placed"]
 
 Span = tuple[int, int, str]
 """Start, end and text, as a library says them."""
@@ -27,6 +31,12 @@ Span = tuple[int, int, str]
 
 def library_chunks(text: str, name: str, tokenizer: Tokenizer, *, size: int, overlap: float) -> list[Chunk]:
     """What the library makes of `text`; `size` in tokens and `overlap` as a share of it, as for `chunk_text`."""
+    spans = library_spans(text, name, tokenizer, size=size, overlap=overlap)
+    return [Chunk(start, end, tokenizer.count(part), part) for start, end, part in spans]
+
+
+def library_spans(text: str, name: str, tokenizer: Tokenizer, *, size: int, overlap: float) -> list[Span]:
+    """The same as the library says it."""
     if name not in LIBRARIES:
         raise ConfigError(
             f"There is no splitter {name!r}.", nearest(name, LIBRARIES) or f"Known: {', '.join(LIBRARIES)}."
@@ -35,7 +45,7 @@ def library_chunks(text: str, name: str, tokenizer: Tokenizer, *, size: int, ove
     if not checked(text).strip():
         return []
     try:
-        return [Chunk(start, end, tokenizer.count(part), part) for start, end, part in cut(text)]
+        return list(cut(text))
     except Exception as error:  # whatever the library raises
         raise RetrievalError(f"{name} fails on this text: {error!r}.", "Compare without it.") from error
 
@@ -105,7 +115,10 @@ def _chonkie_sentence(tokenizer: Tokenizer, size: int, shared: int) -> Callable[
 
 
 def _for_chonkie(tokenizer: Tokenizer) -> Any:
-    """It wants ids; here the pieces of text themselves are the ids."""
+    """The tokenizer's own object, which chonkie takes; without one, pieces of text serve as ids."""
+    native = getattr(tokenizer, "native", None)
+    if native is not None:
+        return native
 
     class SplitterPieces(_library("chonkie.tokenizer").Tokenizer):
         def __repr__(self) -> str:

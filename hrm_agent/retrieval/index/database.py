@@ -3,7 +3,8 @@
 A text is stored once, and a hit is cut from it. A document with its chunks, their words and their vectors is one
 transaction of the file (`hrm_agent.retrieval.index.file`), so that the index is whole whenever the process dies. The
 words are ranked by SQLite's FTS5 or by tantivy; which one, and whose vectors there are, is on record in the file, and
-whoever opens it need not say it again.
+whoever opens it need not say it again. The language that a document's words are stemmed in is on record too, and what
+made the terms: by other rules or another version of the stemmers they are made again from the stored texts.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from hrm_agent.retrieval.index.fusion import MODES, Hit, Mode, Placed, fused
 from hrm_agent.retrieval.index.reading import Document, DocumentKind
 from hrm_agent.retrieval.index.tantivy_full_text import Tantivy
 from hrm_agent.retrieval.index.vectors import VectorTable
+from hrm_agent.retrieval.languages import AUTO, NO_LANGUAGE, check_language, guess_language
+from hrm_agent.retrieval.terms import analysis_version
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
@@ -45,14 +48,17 @@ class Stored:
     """Hash of the text: spans hold in this text and in no other."""
     kind: DocumentKind
     """What the file was read as."""
+    language: str
+    """Code of the language that its words are stemmed in; empty: they are not."""
 
 
 class DocumentIndex:
     """Documents, found by their words and their vectors. Threads may share it; processes open it each by themselves.
 
-    `engine` and `embeddings` are for a new index, or for changing an old one: None is what is on record. `embeddings`
-    are LangChain's, or their string (`hrm_agent.retrieval.embeddings`); all but the static ones have to be handed in
-    again by whoever asks for vectors.
+    `engine`, `language` and `embeddings` are for a new index, or for changing an old one: None is what is on record.
+    `language`: that of all documents, or `auto`: each document's own is guessed. `embeddings` are LangChain's, or their
+    string (`hrm_agent.retrieval.embeddings`); all but the static ones have to be handed in again by whoever asks for
+    vectors.
     """
 
     def __init__(
@@ -61,17 +67,22 @@ class DocumentIndex:
         *,
         create: bool = False,
         engine: Engine | None = None,
+        language: str | None = None,
         embeddings: Embeddings | str | None = None,
     ) -> None:
         if engine not in (None, *ENGINES):
             raise ConfigError(
                 f"There is no engine {engine!r}.", f"{nearest(engine, ENGINES)} Known: {ENGINES}.".strip()
             )
+        language = None if language is None else check_language(language)
         vectors = None if embeddings is None else VectorTable.of(embeddings)
         self._file = IndexFile(path, create=create)
         self.path = self._file.path
+        self.renewed = 0
+        """Documents whose words were indexed anew when the index was opened: those on record were others."""
         try:
             self._vectors = vectors
+            self.language = self._analyse(language)
             self._words = self._engine(engine)
             if vectors:
                 with self._file.transaction() as cursor:
@@ -133,13 +144,13 @@ class DocumentIndex:
         texts = [text[chunk.start : chunk.end] for chunk in chunks]
         vectors = self._writing_vectors()
         rows = vectors.of_texts(texts) if vectors else None
-        offsets = _byte_offsets(text, chunks)
+        offsets, language = _byte_offsets(text, chunks), self._language_of(text)
+        insert = "INSERT INTO documents (file, source, revision, kind, text, language) VALUES (?, ?, ?, ?, ?, ?)"
         with self._file.transaction() as cursor:
             self._remove(cursor, file)
-            row = (file, source, document.revision, str(document.kind), text.encode())
-            cursor.execute("INSERT INTO documents (file, source, revision, kind, text) VALUES (?, ?, ?, ?, ?)", row)
+            cursor.execute(insert, (file, source, document.revision, str(document.kind), text.encode(), language))
             ids = _insert(cursor, cursor.lastrowid, chunks, offsets)
-            self._words.add(cursor, list(zip(ids, texts, strict=True)))
+            self._words.add(cursor, list(zip(ids, texts, strict=True)), language)
             if vectors and rows is not None:
                 vectors.add(cursor, ids[0] if ids else 0, rows)
         self._words.commit_if_large()
@@ -215,8 +226,9 @@ class DocumentIndex:
     def document(self, file: str) -> Stored | None:
         """The text of a file as it was indexed; None if it is not in the index."""
         with self._file.reading() as cursor:
-            row = cursor.execute("SELECT text, revision, kind FROM documents WHERE file = ?", (file,)).fetchone()
-        return Stored(row[0].decode(), row[1], DocumentKind(row[2])) if row else None
+            asked = "SELECT text, revision, kind, language FROM documents WHERE file = ?"
+            row = cursor.execute(asked, (file,)).fetchone()
+        return Stored(row[0].decode(), row[1], DocumentKind(row[2]), row[3]) if row else None
 
     def problems(self) -> list[str]:
         """What is broken in the index; empty if it is whole."""
@@ -243,17 +255,49 @@ class DocumentIndex:
             fts5.clear(cursor)
             set_about(cursor, "engine", wanted)
             if wanted == "fts5":
-                for (file,) in cursor.execute("SELECT file FROM documents").fetchall():
-                    fts5.add(cursor, list(zip(*_chunks_of(cursor, file), strict=True)))
+                _fill(fts5, cursor)
         if wanted == "tantivy":
             return Tantivy(self._file)  # whose folder has no mark of this file, and is filled
         tantivy_full_text.delete_folder(tantivy_full_text.folder_of(self.path))
         return fts5
 
+    def _analyse(self, wanted: str | None) -> str:
+        """The language on record, or the wanted one in its place; all words anew where they would be others now."""
+        version = analysis_version()
+        with self._file.reading() as cursor:
+            found, recorded = about(cursor, "analysis"), about(cursor, "language")
+        language = AUTO if recorded is None else recorded
+        wanted = language if wanted is None else wanted
+        if (found, recorded) == (version, wanted):
+            return wanted
+        with self._file.transaction() as cursor:
+            self.language = wanted
+            known = (
+                {} if language != wanted else dict(cursor.execute("SELECT file, language FROM documents").fetchall())
+            )
+            for (file,) in cursor.execute("SELECT file FROM documents").fetchall():
+                if known.get(file) is None:
+                    text = cursor.execute("SELECT text FROM documents WHERE file = ?", (file,)).fetchone()[0].decode()
+                    cursor.execute("UPDATE documents SET language = ? WHERE file = ?", (self._language_of(text), file))
+                self.renewed += 1
+            set_about(cursor, "analysis", version)
+            set_about(cursor, "language", wanted)
+            tantivy_full_text.forget(cursor)
+            if (about(cursor, "engine") or "fts5") == "fts5":
+                (fts5 := Fts5()).clear(cursor)
+                _fill(fts5, cursor)
+        return wanted
+
+    def _language_of(self, text: str) -> str:
+        return guess_language(text) if self.language == AUTO else self.language
+
     def _same_engine(self, cursor: sqlite3.Cursor) -> None:
-        """Raises where another process has changed the engine, and ours would speak for nothing."""
-        if (about(cursor, "engine") or "fts5") != self._words.name:
-            raise RetrievalError(f"Another process has changed the engine of {self.path}.", "Open the index again.")
+        """Raises where another process has changed the engine or the terms, and ours would speak for nothing."""
+        now = about(cursor, "engine") or "fts5", about(cursor, "analysis"), about(cursor, "language")
+        if now != (self._words.name, analysis_version(), self.language):
+            raise RetrievalError(
+                f"Another process has changed the engine or the language of {self.path}.", "Open the index again."
+            )
 
     def _writing_vectors(self) -> VectorTable | None:
         """None where the index has none."""
@@ -274,22 +318,27 @@ class DocumentIndex:
     def _remove(self, cursor: sqlite3.Cursor, file: str) -> None:
         self._same_engine(cursor)
         ids, texts = _chunks_of(cursor, file)
-        self._words.remove(cursor, list(zip(ids, texts, strict=True)))
         if ids:
+            self._words.remove(cursor, list(zip(ids, texts, strict=True)), _language(cursor, file))
             cursor.execute("DELETE FROM vectors WHERE first = ?", (ids[0],))
         cursor.execute("DELETE FROM chunks WHERE document = (SELECT id FROM documents WHERE file = ?)", (file,))
         cursor.execute("DELETE FROM documents WHERE file = ?", (file,))
 
     def _hit(self, cursor: sqlite3.Cursor, placed: Placed) -> Hit:
-        file, revision, document, start, end, first, count = cursor.execute(
-            "SELECT file, revision, d.id, start, stop, first_byte, bytes FROM chunks c JOIN documents d"
+        file, revision, kind, language, document, start, end, first, count = cursor.execute(
+            "SELECT file, revision, kind, language, d.id, start, stop, first_byte, bytes FROM chunks c JOIN documents d"
             " ON d.id = c.document WHERE c.id = ?",
             (placed.chunk,),
         ).fetchone()
+        is_paged = kind == DocumentKind.PDF
         with self._file.connection.blobopen("documents", "text", document, readonly=True) as blob:
+            before = blob.read(first) if is_paged else b""
             blob.seek(first)
             text = blob.read(count).decode()
-        return Hit(file, start, end, text, placed.score, revision, placed.words_rank, placed.vectors_rank)
+        blank = text[: len(text) - len(text.lstrip())]
+        page = 1 + before.count(b"\f") + blank.count("\f") if is_paged else None
+        ranks = placed.words_rank, placed.vectors_rank
+        return Hit(file, start, end, text, placed.score, revision, *ranks, page=page, language=language)
 
 
 def _living(cursor: sqlite3.Cursor, ranked: Ranked | None) -> Ranked | None:
@@ -321,6 +370,17 @@ def _chunks_of(cursor: sqlite3.Cursor, file: str) -> tuple[list[int], list[str]]
     spans = cursor.execute("SELECT id, first_byte, bytes FROM chunks WHERE document = ? ORDER BY id", (row[0],))
     found = [(chunk, row[1][first : first + count].decode()) for chunk, first, count in spans.fetchall()]
     return [chunk for chunk, _ in found], [text for _, text in found]
+
+
+def _language(cursor: sqlite3.Cursor, file: str) -> str:
+    row = cursor.execute("SELECT language FROM documents WHERE file = ?", (file,)).fetchone()
+    return row[0] if row else NO_LANGUAGE
+
+
+def _fill(words: Words, cursor: sqlite3.Cursor) -> None:
+    """Hand an empty engine all chunks."""
+    for file, language in cursor.execute("SELECT file, language FROM documents").fetchall():
+        words.add(cursor, list(zip(*_chunks_of(cursor, file), strict=True)), language)
 
 
 def _byte_offsets(text: str, chunks: Sequence[Chunk]) -> dict[int, int]:

@@ -18,26 +18,34 @@ from hrm_agent.errors import RetrievalError
 __all__ = ["IndexFile", "about", "set_about"]
 
 _APPLICATION = 0x68726D69
-_VERSION = 2
+_VERSION = 3
+_OLD = 2
+"""A version that is brought forward when it is opened: texts, chunks and vectors stay, words are indexed anew."""
 _BUSY_SECONDS = 60.0
+# None: the language is to be found out, and the words are not indexed yet.
+_LANGUAGES = "CREATE INDEX documents_by_language ON documents (language)"
+# It is given terms with a space between them, in lower case; `ascii` splits them nowhere else.
+_WORDS = "CREATE VIRTUAL TABLE words USING fts5 (text, content='', tokenize='ascii')"
 _TABLES = (
     "CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
     "CREATE TABLE folders (label TEXT PRIMARY KEY, path TEXT NOT NULL UNIQUE) WITHOUT ROWID",
     # `source` is the hash of what the document was made from: the same source is not indexed twice.
     """CREATE TABLE documents (id INTEGER PRIMARY KEY, file TEXT NOT NULL UNIQUE, source TEXT NOT NULL,
-    revision TEXT NOT NULL, kind TEXT NOT NULL, text BLOB NOT NULL)""",
+    revision TEXT NOT NULL, kind TEXT NOT NULL, text BLOB NOT NULL, language TEXT)""",
+    _LANGUAGES,
     # Characters for people and citations, bytes for reading a span without the rest of the text. An id is never given
     # twice: what is ranked outside of this file can then be late, but never wrong.
     """CREATE TABLE chunks (id INTEGER PRIMARY KEY AUTOINCREMENT, document INTEGER NOT NULL REFERENCES documents(id),
     start INTEGER NOT NULL, stop INTEGER NOT NULL, first_byte INTEGER NOT NULL, bytes INTEGER NOT NULL,
     tokens INTEGER NOT NULL)""",
     "CREATE INDEX chunks_of ON chunks (document)",
-    "CREATE VIRTUAL TABLE words USING fts5 (text, content='', tokenize='porter unicode61 remove_diacritics 2')",
+    _WORDS,
     # Chunks that came or went and that an engine outside of this file has not been told of.
     "CREATE TABLE unwritten (chunk INTEGER PRIMARY KEY)",
     # The vectors of one document's chunks, whose ids follow each other from `first` on.
     "CREATE TABLE vectors (first INTEGER PRIMARY KEY, data BLOB NOT NULL)",
 )
+_FORWARD = ("ALTER TABLE documents ADD COLUMN language TEXT", _LANGUAGES, "DROP TABLE words", _WORDS)
 
 
 class IndexFile:
@@ -100,7 +108,7 @@ class IndexFile:
             return
         if application != _APPLICATION:
             raise RetrievalError(f"{self.path} is not an index of documents.", "Name another file with --store.")
-        if version != _VERSION:
+        if version not in (_OLD, _VERSION):
             raise RetrievalError(
                 f"The index {self.path} has version {version}; this program knows version {_VERSION}.",
                 "Delete it and index its folders again, or name another file with --store.",
@@ -109,18 +117,22 @@ class IndexFile:
     def _prepare(self) -> None:
         self.connection.execute("PRAGMA journal_mode=WAL")
         self.connection.execute("PRAGMA synchronous=NORMAL")
-        if self._is_ours():  # asked without a lock: one who only reads does not wait for one who writes
+        if self._version() == _VERSION:  # asked without a lock: one who only reads does not wait for one who writes
             return
         with self.transaction() as cursor:
-            if self._is_ours():
+            version = self._version()
+            if version == _VERSION:
                 return
-            for statement in _TABLES:
+            for statement in _FORWARD if version == _OLD else _TABLES:
                 cursor.execute(statement)
             cursor.execute(f"PRAGMA application_id={_APPLICATION}")
             cursor.execute(f"PRAGMA user_version={_VERSION}")
 
-    def _is_ours(self) -> bool:
-        return self.connection.execute("PRAGMA application_id").fetchone()[0] == _APPLICATION
+    def _version(self) -> int | None:
+        """None for a file that has no tables yet."""
+        if self.connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
+            return None
+        return self.connection.execute("PRAGMA user_version").fetchone()[0]
 
     def _error(self, error: Exception) -> RetrievalError:
         if "is full" in str(error):

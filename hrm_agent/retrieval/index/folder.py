@@ -5,6 +5,11 @@ file that has gone while the same bytes came under another name has been renamed
 Every file has an outcome, and no file ends the work. What was a document and is now broken, binary or too large is
 taken out, since its text is no longer that of the file; what only could not be opened this time is kept.
 
+A link to a file out of the folder, or to one that is left out for its name, is not read, unless links are to be
+followed: whoever may write into a folder could make any file of the machine searchable. Where a file lies is asked of
+the open descriptor, so that a link put in a file's place, or in that of a folder above it, between the look at the
+folder and the reading makes no difference.
+
 An index may hold several folders. The files of the first one go by their paths in it; those of a further one begin
 with its label and two slashes (`manuals//setup.md`), which no path inside a folder has.
 """
@@ -26,7 +31,16 @@ from hrm_agent.retrieval.chunking.chunk import Chunk
 from hrm_agent.retrieval.chunking.chunker import DEFAULT_OVERLAP, DEFAULT_SIZE, DEFAULT_STRATEGY, chunk_text
 from hrm_agent.retrieval.index.database import DocumentIndex
 from hrm_agent.retrieval.index.folder_labels import is_of, labelled
-from hrm_agent.retrieval.index.reading import MAX_BYTES, READER, Document, DocumentKind, NotRead, Why, read_document
+from hrm_agent.retrieval.index.reading import (
+    MAX_BYTES,
+    READER,
+    Document,
+    DocumentKind,
+    NotRead,
+    Why,
+    is_html,
+    read_document,
+)
 from hrm_agent.retrieval.index.walk import inside
 from hrm_agent.retrieval.tokenizers.base import DEFAULT_TOKENIZER
 from hrm_agent.retrieval.tokenizers.load import load_tokenizer
@@ -38,6 +52,8 @@ _SHARE_TO_TIDY = 0.1
 """An index of which so much is new is put in order at the end."""
 _READS = 3
 """Times that a file is read which changes meanwhile."""
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+"""A pipe that takes the file's place before it is opened is not waited for."""
 
 
 class Done(StrEnum):
@@ -73,7 +89,7 @@ class FileOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Chunking:
-    """How documents are cut. Markdown is cut as Markdown where the strategy is the default."""
+    """How documents are cut: by default Markdown, and HTML whose headings are marked alike, at its headings first."""
 
     strategy: str = DEFAULT_STRATEGY
     """Name of a chunking strategy."""
@@ -85,8 +101,8 @@ class Chunking:
     """Share of `size` that neighbours have in common."""
 
     def __call__(self, document: Document) -> Sequence[Chunk]:
-        markdown = document.kind is DocumentKind.MARKDOWN and self.strategy == DEFAULT_STRATEGY
-        strategy = "markdown" if markdown else self.strategy
+        has_headings = document.kind in (DocumentKind.MARKDOWN, DocumentKind.HTML)
+        strategy = "markdown" if has_headings and self.strategy == DEFAULT_STRATEGY else self.strategy
         chunks = chunk_text(document.text, strategy, self.tokenizer, size=self.size, overlap=self.overlap)
         return [chunk for chunk in chunks if not chunk.text.isspace()]
 
@@ -128,16 +144,25 @@ def index_folder(
     *,
     chunking: Chunking | None = None,
     max_bytes: int = MAX_BYTES,
+    hidden_text: bool = False,
+    follow_links: bool = False,
     on_file: Callable[[FileOutcome], None] = lambda outcome: None,
 ) -> FolderReport:
-    """Bring an index to the state of a folder. `files` is what `files_in` found there."""
+    """Bring an index to the state of a folder. `files` is what `files_in` found there, with the same `follow_links`.
+
+    `hidden_text`: HTML with the text that a browser would not show. `follow_links`: files out of the folder are read
+    where links in it lead to them.
+    """
     (chunking := chunking or Chunking()).check()
     label = index.label_of(folder.resolve())
     prefix = labelled(label)
     known = {file: source for file, source in index.sources().items() if is_of(file, label)}
-    closed = [prefix + file for file in files if file.endswith("/")]
+    closed = [
+        prefix + file for file in files if file.endswith("/") and (follow_links or not (folder / file).is_symlink())
+    ]
     gone = sorted(file for file in known.keys() - {prefix + file for file in files} if not inside(file, closed))
-    run = _IndexRun(index, folder, prefix, chunking, max_bytes, known, {known[file]: file for file in gone})
+    by_source = {known[file]: file for file in gone}
+    run = _IndexRun(index, folder, prefix, chunking, max_bytes, hidden_text, follow_links, known, by_source)
     report = FolderReport()
     for file in files:
         report.outcomes.append(run.update_file(file))
@@ -186,6 +211,10 @@ class _IndexRun:
     """How documents are cut."""
     max_bytes: int
     """A larger file is skipped."""
+    hidden_text: bool
+    """HTML is read with the text that a browser would not show."""
+    follow_links: bool
+    """Links may lead out of the folder."""
     known: dict[str, str]
     """File -> source, as it was at the beginning."""
     gone: dict[str, str]
@@ -215,8 +244,11 @@ class _IndexRun:
             return FileOutcome(file, Done.SKIPPED, error.why, str(error))
 
     def _closed(self, file: str, path: str) -> FileOutcome:
-        if Path(self.folder, path.rstrip("/")).is_symlink():
-            reason = "a link to a folder is not followed; index that folder beside this one"
+        place = self.folder / path
+        if self.follow_links and os.access(place, os.R_OK | os.X_OK):
+            return FileOutcome(file, Done.SKIPPED, Why.LINK, "that folder was looked into by another path")
+        if place.is_symlink():
+            reason = "a link to a folder is not followed: index that folder beside this one, or give --follow-links"
             return FileOutcome(file, Done.SKIPPED, Why.LINK, reason)
         kept = any(known.startswith(file) for known in self.known)
         reason = f"the folder may not be listed{'; what was indexed of it before is kept' if kept else ''}"
@@ -224,7 +256,8 @@ class _IndexRun:
 
     def _index(self, file: str, path: Path) -> FileOutcome:
         data = self._bytes(path)
-        settings = f"{READER} {self.chunking} {self.max_bytes} {path.suffix}"
+        hidden = " hidden" if self.hidden_text and is_html(path.name) else ""
+        settings = f"{READER} {self.chunking} {self.max_bytes} {path.suffix}{hidden}"
         source = hashlib.sha256(settings.encode() + b"\0" + data).hexdigest()
         if self.known.get(file) == source:
             return FileOutcome(file, Done.UNCHANGED)
@@ -232,7 +265,7 @@ class _IndexRun:
             self.index.rename(old, file)
             self.renamed.add(old)
             return FileOutcome(file, Done.RENAMED, reason=f"was {old}")
-        document = read_document(file, data, self.max_bytes)
+        document = read_document(file, data, self.max_bytes, hidden_text=self.hidden_text)
         self.monitor.see(file, document.text)
         self.index.put(file, source, document, self.chunking(document))
         return FileOutcome(file, Done.UPDATED if file in self.known else Done.ADDED)
@@ -242,25 +275,51 @@ class _IndexRun:
         if path.is_symlink() and not path.exists():
             raise NotRead(Why.LINK, "a link that leads nowhere")
         for _ in range(_READS):
-            about = path.stat()
-            if not stat.S_ISREG(about.st_mode):
+            if not stat.S_ISREG(path.stat().st_mode):  # asked before it is opened: to open some devices is to act
                 raise NotRead(Why.BINARY, "it is not a regular file")
-            if self._is_ours(path):
-                raise NotRead(Why.BINARY, "it belongs to the index")
-            if about.st_size > self.max_bytes:
-                raise NotRead(Why.TOO_LARGE, f"{about.st_size:,} bytes; files up to {self.max_bytes:,} are read")
-            with path.open("rb") as file:
+            with os.fdopen(os.open(path, _FLAGS), "rb") as file:
+                about = os.fstat(file.fileno())
+                self._refuse(path, file.fileno(), about)
                 data = file.read(self.max_bytes + 1)
                 after = os.fstat(file.fileno())
             if len(data) == about.st_size and _moment(after) == _moment(about):
                 return data
         raise OSError(f"it changed while it was read, {_READS} times")
 
+    def _refuse(self, path: Path, descriptor: int, about: os.stat_result) -> None:
+        """Raises `NotRead` for an open file that does not belong to the folder."""
+        place = _place_of(path, descriptor, about)
+        if not (self.follow_links or place.is_relative_to(self._root)):
+            raise NotRead(Why.LINK, "a link out of the folder is not followed; --follow-links reads it")
+        if not self.follow_links and any(part.startswith(".") for part in place.relative_to(self._root).parts):
+            raise NotRead(Why.LINK, "a link to what begins with a dot is not followed; --follow-links reads it")
+        if not stat.S_ISREG(about.st_mode):
+            raise NotRead(Why.BINARY, "it is not a regular file")
+        if self._is_ours(place):
+            raise NotRead(Why.BINARY, "it belongs to the index")
+        if about.st_size > self.max_bytes:
+            raise NotRead(Why.TOO_LARGE, f"{about.st_size:,} bytes; files up to {self.max_bytes:,} are read")
+
+    @cached_property
+    def _root(self) -> Path:
+        return self.folder.resolve()
+
     def _is_ours(self, path: Path) -> bool:
         """The index may lie in the folder that it indexes, with what SQLite and tantivy have beside it."""
-        mine, path = self.index.path.resolve(), path.resolve()
+        mine = self.index.path.resolve()
         folder = Path(f"{mine}.tantivy")
         return path in [Path(f"{mine}{suffix}") for suffix in ("", "-wal", "-shm")] or path.is_relative_to(folder)
+
+
+def _place_of(path: Path, descriptor: int, about: os.stat_result) -> Path:
+    """Where an open file lies, with no link in its path."""
+    try:
+        return Path(f"/proc/self/fd/{descriptor}").readlink()
+    except OSError:  # no /proc: then the path has to lead to the same file still
+        place = path.resolve()
+        if not os.path.samestat(place.lstat(), about):
+            raise OSError("it was moved while it was read") from None
+        return place
 
 
 def _moment(about: os.stat_result) -> tuple[int, ...]:

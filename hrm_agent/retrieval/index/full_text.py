@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from contextlib import closing
 from typing import Protocol
 
-from hrm_agent.retrieval.terms import phrases_of, searchable
+from hrm_agent.retrieval.terms import Phrase, phrases_of, terms_of
 
-__all__ = ["Fts5", "Ranked", "Words"]
+__all__ = ["Fts5", "Ranked", "Words", "languages_in"]
 
 Ranked = list[tuple[int, float]]
 """Chunks and their scores, best first."""
@@ -26,7 +25,6 @@ Ranked = list[tuple[int, float]]
 _MOST_READ = 20_000
 """Chunks that one question may make FTS5 read, a chunk counted once for each of its words."""
 _FEWEST_WORDS = 3
-_TOKENIZER = "tokenize='porter unicode61 remove_diacritics 2'"
 
 
 class Words(Protocol):
@@ -35,12 +33,12 @@ class Words(Protocol):
     name: str
     """What the engine is on record as: `fts5` or `tantivy`."""
 
-    def add(self, cursor: sqlite3.Cursor, chunks: Sequence[tuple[int, str]]) -> None:
-        """Take in chunks, in the transaction in which they are stored."""
+    def add(self, cursor: sqlite3.Cursor, chunks: Sequence[tuple[int, str]], language: str) -> None:
+        """Take in chunks of a document in this language, in the transaction in which they are stored."""
         ...
 
-    def remove(self, cursor: sqlite3.Cursor, chunks: Sequence[tuple[int, str]]) -> None:
-        """Take out chunks with the texts that they were taken in with."""
+    def remove(self, cursor: sqlite3.Cursor, chunks: Sequence[tuple[int, str]], language: str) -> None:
+        """Take out chunks with the texts and the language that they were taken in with."""
         ...
 
     def commit(self) -> None:
@@ -70,17 +68,18 @@ class Fts5:
     name = "fts5"
 
     def __init__(self) -> None:
-        self._stems = _Stems()
         self._counts = dict[str, int]()
         self._counted_at = 0
 
-    def add(self, cursor: sqlite3.Cursor, chunks: Sequence[tuple[int, str]]) -> None:
+    def add(self, cursor: sqlite3.Cursor, chunks: Sequence[tuple[int, str]], language: str) -> None:
         for chunk, text in chunks:
-            cursor.execute("INSERT INTO words (rowid, text) VALUES (?, ?)", (chunk, searchable(text)))
+            terms = " ".join(terms_of(text, language))
+            cursor.execute("INSERT INTO words (rowid, text) VALUES (?, ?)", (chunk, terms))
 
-    def remove(self, cursor: sqlite3.Cursor, chunks: Sequence[tuple[int, str]]) -> None:
+    def remove(self, cursor: sqlite3.Cursor, chunks: Sequence[tuple[int, str]], language: str) -> None:
         for chunk, text in chunks:
-            cursor.execute("INSERT INTO words (words, rowid, text) VALUES ('delete', ?, ?)", (chunk, searchable(text)))
+            terms = " ".join(terms_of(text, language))
+            cursor.execute("INSERT INTO words (words, rowid, text) VALUES ('delete', ?, ?)", (chunk, terms))
 
     def clear(self, cursor: sqlite3.Cursor) -> None:
         """Forget everything."""
@@ -96,10 +95,10 @@ class Fts5:
         cursor.execute("INSERT INTO words (words) VALUES ('optimize')")
 
     def best(self, cursor: sqlite3.Cursor, question: str, k: int) -> Ranked:
-        phrases = self._telling(cursor, phrases_of(question))
+        phrases = self._telling(cursor, phrases_of(question, languages_in(cursor)))
         if not phrases:
             return []
-        query = " OR ".join(f'"{phrase}"' for phrase in phrases)
+        query = " OR ".join(f'"{" ".join(phrase)}"' for phrase in phrases)
         best = "SELECT rowid, -rank FROM words WHERE words MATCH ? ORDER BY rank, rowid LIMIT ?"
         return cursor.execute(best, (query, k)).fetchall()
 
@@ -112,13 +111,13 @@ class Fts5:
             found += [f"{count} {what}"] if count else []
         return found
 
-    def _telling(self, cursor: sqlite3.Cursor, phrases: list[str]) -> list[str]:
+    def _telling(self, cursor: sqlite3.Cursor, phrases: list[Phrase]) -> list[Phrase]:
         """The phrases that are asked for, where all of them would be too many."""
         newest = cursor.execute("SELECT coalesce(max(id), 0) FROM chunks").fetchone()[0]
         if newest * len(phrases) <= _MOST_READ:
             return phrases
         counts = self._held(cursor, phrases, newest)
-        kept, read = list[str](), 0
+        kept, read = list[Phrase](), 0
         for phrase in sorted(phrases, key=counts.__getitem__):
             read += counts[phrase]
             if read > _MOST_READ and sum(counts[one] > 0 for one in kept) >= _FEWEST_WORDS:
@@ -126,36 +125,21 @@ class Fts5:
             kept.append(phrase)
         return kept
 
-    def _held(self, cursor: sqlite3.Cursor, phrases: list[str], newest: int) -> dict[str, int]:
+    def _held(self, cursor: sqlite3.Cursor, phrases: list[Phrase], newest: int) -> dict[Phrase, int]:
         """In how many chunks each phrase is, about: counts are kept until the index has grown by a tenth."""
         if newest > 1.1 * self._counted_at:
             self._counts.clear()
             self._counted_at = newest
-        stems = self._stems.of(phrases)
-        missing = {stem for found in stems for stem in found if stem not in self._counts}
+        missing = {term for phrase in phrases for term in phrase if term not in self._counts}
         if missing:
             cursor.execute("CREATE VIRTUAL TABLE IF NOT EXISTS temp.vocabulary USING fts5vocab(main, words, row)")
-        for stem in missing:
-            row = cursor.execute("SELECT doc FROM temp.vocabulary WHERE term = ?", (stem,)).fetchone()
-            self._counts[stem] = row[0] if row else 0
-        found = zip(phrases, stems, strict=True)
-        return {phrase: min((self._counts[stem] for stem in of), default=0) for phrase, of in found}
+        for term in missing:
+            row = cursor.execute("SELECT doc FROM temp.vocabulary WHERE term = ?", (term,)).fetchone()
+            self._counts[term] = row[0] if row else 0
+        return {phrase: min(self._counts[term] for term in phrase) for phrase in phrases}
 
 
-class _Stems:
-    """What FTS5's tokenizer makes of a phrase: asked of a table in memory, since SQLite has no function for it."""
-
-    def __init__(self) -> None:
-        self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        self._connection.execute(f"CREATE VIRTUAL TABLE asked USING fts5 (text, content='', {_TOKENIZER})")
-        self._connection.execute("CREATE VIRTUAL TABLE terms USING fts5vocab(asked, instance)")
-
-    def of(self, phrases: Sequence[str]) -> list[list[str]]:
-        found = [list[str]() for _ in phrases]
-        with closing(self._connection.cursor()) as cursor:
-            cursor.execute("BEGIN")
-            cursor.executemany("INSERT INTO asked (rowid, text) VALUES (?, ?)", enumerate(phrases))
-            for row, term in cursor.execute("SELECT doc, term FROM terms"):
-                found[row].append(term)
-            cursor.execute("ROLLBACK")
-        return found
+def languages_in(cursor: sqlite3.Cursor) -> list[str]:
+    """Those of the documents: a question is asked in each of them."""
+    rows = cursor.execute("SELECT DISTINCT language FROM documents WHERE language IS NOT NULL ORDER BY language")
+    return [row[0] for row in rows]

@@ -38,6 +38,10 @@ class Hit:
     """Place in the ranking by words, from 1; None if it is not in it."""
     vectors_rank: int | None = None
     """Place in the ranking by vectors, from 1; None if it is not in it."""
+    page: int | None = None
+    """Page of a PDF on which the chunk begins, from 1; None for other kinds."""
+    language: str = ""
+    """Code of the language that the document's words are stemmed in; empty: they are not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 Text and Markdown are taken as they are, character for character, so that a span of the index is a span of the file.
 HTML and PDF have no such text; libraries make one, and it is stored, since a citation is checked against what was
-shown. A file that gives no text is an outcome with its reason, and the next file is read.
+shown. What an HTML page hides from its readers is left out, unless it is asked for. A file that gives no text is an
+outcome with its reason, and the next file is read.
 
 What a file is decides its content before its name: `%PDF-` begins a PDF whatever it is called, and a NUL byte in what
 is not UTF-16 makes a file binary.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -20,11 +22,11 @@ from typing import Any
 
 from hrm_agent.unicode import replace_surrogates
 
-__all__ = ["MAX_BYTES", "READER", "Document", "DocumentKind", "NotRead", "Why", "read_document"]
+__all__ = ["MAX_BYTES", "READER", "Document", "DocumentKind", "NotRead", "Why", "is_html", "read_document"]
 
 MAX_BYTES = 32 * 2**20
 """Largest file that is read, and the largest text that is made of one (UTF-8)."""
-READER = 1
+READER = 3
 """Raised when the same bytes give another text: what was indexed before is read again."""
 _INSTALL = "install it with `pip install 'hrm-agent[retrieval]'`"
 _PDFIUM = threading.Lock()
@@ -51,7 +53,7 @@ class Why(StrEnum):
     BINARY = "binary"
     """Not text, and no format that is read here."""
     LINK = "link"
-    """A link to a folder, or to nothing."""
+    """A link to a folder, to nothing, or out of the folder."""
     EMPTY = "empty"
     """No character other than white space: a scanned PDF, for one."""
     TOO_LARGE = "too_large"
@@ -93,10 +95,15 @@ _KINDS = {
 }
 
 
-def read_document(name: str, data: bytes, max_bytes: int = MAX_BYTES) -> Document:
-    """The text of a file's bytes. Raises `NotRead`."""
+def is_html(name: str) -> bool:
+    """Whether a file of this name is read as HTML if its content does not tell its kind."""
+    return _KINDS.get(Path(name).suffix.lower()) is DocumentKind.HTML
+
+
+def read_document(name: str, data: bytes, max_bytes: int = MAX_BYTES, *, hidden_text: bool = False) -> Document:
+    """The text of a file's bytes. `hidden_text`: that of HTML which a browser would not show, too. Raises `NotRead`."""
     kind = DocumentKind.PDF if data.startswith(b"%PDF-") else _KINDS.get(Path(name).suffix.lower(), DocumentKind.TEXT)
-    read = _READERS.get(kind, _decoded)
+    read = _hidden_html if hidden_text and kind is DocumentKind.HTML else _READERS.get(kind, _decoded)
     try:
         text = replace_surrogates(read(data))
     except NotRead:
@@ -134,16 +141,21 @@ def _guessed(data: bytes) -> str:
     return str(best)
 
 
-def _html(data: bytes) -> str:
+def _html(data: bytes, *, hidden_text: bool = False) -> str:
     """In the encoding that it names, unless it is UTF-8."""
     from hrm_agent.retrieval.html_text import html_to_text
 
+    source: str | bytes = data
     if any(map(data.startswith, _MARKS)) or b"\0" in data:
-        return html_to_text(_decoded(data))
-    try:
-        return html_to_text(data.decode("utf-8"))
-    except UnicodeDecodeError:
-        return html_to_text(data)
+        source = _decoded(data)
+    else:
+        with suppress(UnicodeDecodeError):
+            source = data.decode("utf-8")
+    return html_to_text(source, hidden_text=hidden_text)
+
+
+def _hidden_html(data: bytes) -> str:
+    return _html(data, hidden_text=True)
 
 
 def _pdf(data: bytes) -> str:

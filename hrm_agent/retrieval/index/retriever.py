@@ -14,7 +14,7 @@ __all__ = ["IndexRetriever"]
 
 
 class IndexRetriever(BaseRetriever):
-    """The best chunks of an index. `metadata`: file, start, end, revision, as `resolve` takes them; score, ranks."""
+    """The best chunks of an index. `metadata`: file, start, end, revision, for `resolve`; page, score, ranks."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -41,5 +41,6 @@ def _document(hit: Hit) -> Document:
             "score": hit.score,
             "words_rank": hit.words_rank,
             "vectors_rank": hit.vectors_rank,
+            "page": hit.page,
         },
     )

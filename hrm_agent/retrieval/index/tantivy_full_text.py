@@ -24,20 +24,18 @@ from typing import Any
 
 from hrm_agent.errors import ConfigError, RetrievalError
 from hrm_agent.retrieval.index.file import IndexFile, about, set_about
-from hrm_agent.retrieval.index.full_text import Ranked
-from hrm_agent.retrieval.terms import phrases_of, searchable
+from hrm_agent.retrieval.index.full_text import Ranked, languages_in
+from hrm_agent.retrieval.terms import phrases_of, terms_of
 
 __all__ = ["Tantivy", "delete_folder", "folder_of", "forget", "library"]
 
-_LAYOUT = "1"
-"""First character of a mark; raised when texts are to be analysed in another way."""
+_LAYOUT = "2"
+"""First character of a mark; raised when the folder is to be laid out in another way."""
 _MARK = 0
 """In the place of a chunk's id, for the document with the mark."""
 _BATCH = 4_000
 """Unwritten chunks at which they are written."""
 _HEAP = 64 * 2**20
-_LONGEST = 64
-"""Characters of the longest word that is indexed."""
 
 
 class Tantivy:
@@ -50,7 +48,6 @@ class Tantivy:
         self._unwritten = 0
         self.folder = folder_of(file.path)
         self._library = library()
-        self._analyzer = self._analysis()
         self._index = self._open()
         with file.reading() as cursor:
             agreed = self._is_marked(about(cursor, "tantivy"))
@@ -58,12 +55,13 @@ class Tantivy:
         if unwritten or not agreed:
             self._write()
 
-    def add(self, cursor: sqlite3.Cursor, chunks: Sequence[tuple[int, str]]) -> None:
+    def add(self, cursor: sqlite3.Cursor, chunks: Sequence[tuple[int, str]], language: str) -> None:
+        del language  # it is on record, and the words are read from there
         cursor.executemany("INSERT OR IGNORE INTO unwritten VALUES (?)", [(chunk,) for chunk, _ in chunks])
         self._unwritten += len(chunks)
 
-    def remove(self, cursor: sqlite3.Cursor, chunks: Sequence[tuple[int, str]]) -> None:
-        self.add(cursor, chunks)
+    def remove(self, cursor: sqlite3.Cursor, chunks: Sequence[tuple[int, str]], language: str) -> None:
+        self.add(cursor, chunks, language)
 
     def commit(self) -> None:
         if self._unwritten:
@@ -77,8 +75,7 @@ class Tantivy:
         """Nothing: it merges by itself, while it is written."""
 
     def best(self, cursor: sqlite3.Cursor, question: str, k: int) -> Ranked:
-        del cursor
-        query = self._query(question)
+        query = self._query(question, languages_in(cursor))
         if query is None:
             return []
         try:
@@ -102,13 +99,14 @@ class Tantivy:
         }
         return [f"{count} {what}" for what, count in counts.items() if count]
 
-    def _query(self, question: str) -> Any:
+    def _query(self, question: str, languages: Sequence[str]) -> Any:
         """One of the phrases, by BM25; None where the question has no word."""
         query, schema = self._library.Query, self._index.schema
-        found = [words for phrase in phrases_of(question) if (words := self._analyzer.analyze(phrase))]
         parts = [
-            query.term_query(schema, "text", words[0]) if len(words) == 1 else query.phrase_query(schema, "text", words)
-            for words in found
+            query.phrase_query(schema, "text", list(terms))
+            if len(terms) > 1
+            else query.term_query(schema, "text", "".join(terms))
+            for terms in phrases_of(question, languages)
         ]
         return query.boolean_query([(self._library.Occur.Should, part) for part in parts]) if parts else None
 
@@ -145,16 +143,16 @@ class Tantivy:
         self._index.reload()
         return True
 
-    def _commit(self, mark: str, texts: Iterable[tuple[int, str | None]], *, fresh: bool) -> None:
+    def _commit(self, mark: str, texts: Iterable[tuple[int, str | None, str]], *, fresh: bool) -> None:
         writer = self._index.writer(_HEAP, 1)
         writer.garbage_collect_files()  # what a process that died has left stands in the way of the next commit
         if fresh:
             writer.delete_all_documents()
-        for chunk, text in texts:
+        for chunk, text, language in texts:
             if not fresh:
                 writer.delete_documents_by_term("chunk", chunk)
             if text is not None:
-                writer.add_document(self._document(chunk, text=searchable(text)))
+                writer.add_document(self._document(chunk, text=" ".join(terms_of(text, language))))
         writer.delete_documents_by_term("chunk", _MARK)
         writer.add_document(self._document(_MARK, mark=mark))
         writer.commit()
@@ -197,33 +195,27 @@ class Tantivy:
         return self._ready(self._library.Index(schema.build(), str(self.folder)))
 
     def _ready(self, index: Any) -> Any:
-        index.register_tokenizer("words", self._analyzer)
+        terms = self._library.TextAnalyzerBuilder(self._library.Tokenizer.whitespace()).build()
+        index.register_tokenizer("words", terms)
         index.config_reader("manual")
         return index
 
-    def _analysis(self) -> Any:
-        filters = self._library.Filter
-        builder = self._library.TextAnalyzerBuilder(self._library.Tokenizer.simple())
-        wanted = (filters.remove_long(_LONGEST), filters.lowercase(), filters.ascii_fold(), filters.stemmer("english"))
-        for one in wanted:
-            builder = builder.filter(one)
-        return builder.build()
 
-
-def _texts(cursor: sqlite3.Cursor, *, everything: bool) -> Iterator[tuple[int, str | None]]:
-    """Chunks to write with their texts, None for one that is gone."""
+def _texts(cursor: sqlite3.Cursor, *, everything: bool) -> Iterator[tuple[int, str | None, str]]:
+    """Chunks to write with their texts and languages; no text for one that is gone."""
     of = "chunks c" if everything else "unwritten u LEFT JOIN chunks c ON c.id = u.chunk"
     chunk = "c.id" if everything else "u.chunk"
     rows = cursor.execute(f"SELECT {chunk}, document, first_byte, bytes FROM {of} ORDER BY document, 1").fetchall()
-    text, of_document = b"", None
+    text, language, of_document = b"", "", None
     for number, document, first, count in rows:
         if document is None:
-            yield number, None
+            yield number, None, ""
             continue
         if document != of_document:
             of_document = document
-            text = cursor.execute("SELECT text FROM documents WHERE id = ?", (document,)).fetchone()[0]
-        yield number, text[first : first + count].decode()
+            asked = "SELECT text, language FROM documents WHERE id = ?"
+            text, language = cursor.execute(asked, (document,)).fetchone()
+        yield number, text[first : first + count].decode(), language or ""
 
 
 def folder_of(path: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hrm_agent.errors import RetrievalError
@@ -12,27 +13,31 @@ __all__ = ["files_in", "inside"]
 _HINT = "Name a folder of text, Markdown, HTML or PDF files."
 
 
-def files_in(folder: Path) -> list[str]:
+def files_in(folder: Path, *, follow_links: bool = False) -> list[str]:
     """Paths inside a folder, with forward slashes, in the order of their names.
 
     What begins with a dot is left out. A path that ends in a slash is a folder that was not looked into: one that may
-    not be listed, or a link, which could lead in a circle or to the whole disk. What is known of the files in it stays
-    known.
+    not be listed, or a link, which could lead in a circle or to the whole disk. `follow_links`: links to
+    folders are looked into, each folder once however many ways lead to it.
     """
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
         raise RetrievalError(f"The folder {folder} {what}; the index was left as it is.", _HINT)
-    found, closed = list[str](), list[str]()
+    found, closed, followed = list[str](), list[str](), list[str]()
+    seen = set(_real_folders(folder)) if follow_links else set[tuple[int, int]]()
 
     def unlisted(error: OSError) -> None:
         closed.append(_path(error.filename, folder))
 
-    for place, folders, names in os.walk(folder, onerror=unlisted):
-        links = [name for name in folders if Path(place, name).is_symlink()]
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in links)
+    for place, folders, names in os.walk(folder, onerror=unlisted, followlinks=follow_links):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        elsewhere = inside(f"{place}/", followed)
+        links = [name for name in folders if elsewhere or Path(place, name).is_symlink()]
+        new = [name for name in links if follow_links and _is_new(Path(place, name), seen)]
+        followed += [f"{Path(place, name)}/" for name in new]
+        folders[:] = [name for name in folders if name not in links or name in new]
         found += [_path(Path(place, name), folder) for name in sorted(names) if not name.startswith(".")]
-        links = [name for name in links if not name.startswith(".")]
-        closed.extend(_path(Path(place, name), folder) for name in links)
+        closed.extend(_path(Path(place, name), folder) for name in links if name not in new)
     if "." in closed:
         raise RetrievalError(f"The folder {folder} may not be listed; the index was left as it is.", _HINT)
     if not found and not closed:
@@ -40,7 +45,30 @@ def files_in(folder: Path) -> list[str]:
     return [*found, *(f"{path}/" for path in closed)]
 
 
-def inside(file: str, folders: list[str]) -> bool:
+def _real_folders(folder: Path) -> Iterator[tuple[int, int]]:
+    """Those that are reached without a link, and go by that path."""
+    for place, folders, _ in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield _identity(Path(place))
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    about = folder.stat()
+    return about.st_dev, about.st_ino
+
+
+def _is_new(folder: Path, seen: set[tuple[int, int]]) -> bool:
+    """Whether it was not looked into yet, by whatever way; from now on it was."""
+    try:
+        identity = _identity(folder)
+    except OSError:  # a link that leads nowhere, or in a circle
+        return False
+    is_new = identity not in seen
+    seen.add(identity)
+    return is_new
+
+
+def inside(file: str, folders: Sequence[str]) -> bool:
     """Whether a file lies in one of the folders that were not looked into."""
     return any(file.startswith(folder) for folder in folders)
 

@@ -66,6 +66,11 @@ class Tiktoken:
             self._encoding = library.get_encoding(source)
         self._sizes = np.zeros(self._encoding.max_token_value + 1, dtype=np.int64)  # in bytes; 0: not yet looked up
 
+    @property
+    def native(self) -> Any:
+        """The library's own encoding, for splitters that take one."""
+        return self._encoding
+
     def count(self, text: str) -> int:
         return len(self._ids(text))
 

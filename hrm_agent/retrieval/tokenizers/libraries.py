@@ -54,6 +54,11 @@ class HuggingFace:
         self._unknown = _unknown_id(self._tokenizer, described["model"])
         self._bytes = [i for byte in range(256) if (i := self._tokenizer.token_to_id(f"<0x{byte:02X}>")) is not None]
 
+    @property
+    def native(self) -> Any:
+        """The library's own tokenizer, for splitters that take one."""
+        return self._tokenizer
+
     def count(self, text: str) -> int:
         return len(self._encode(text))
 

@@ -93,6 +93,7 @@ def test_a_renamed_file_is_not_indexed_again(index: DocumentIndex, folder: Path)
 def test_links(index: DocumentIndex, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "else.txt").write_text("outside whale")
     (folder / "file.txt").symlink_to(tmp_path / "else.txt")
+    (folder / "inside.txt").symlink_to(folder / "even" / "000.txt")
     (folder / "nowhere.txt").symlink_to(folder / "none")
     (folder / "circle.txt").symlink_to(folder / "circle.txt")
     (folder / "around").symlink_to(folder)
@@ -101,9 +102,87 @@ def test_links(index: DocumentIndex, folder: Path, tmp_path: Path) -> None:
         report = update(index, folder)
         assert reasons(report) == {
             "around/": Why.LINK, "even/up/": Why.LINK, "nowhere.txt": Why.LINK, "circle.txt": Why.LINK,
+            "file.txt": Why.LINK,
         }  # fmt: skip
         assert report.failed == []
-    assert index.size()[0] == 5 and index.search("outside whale")[0].file == "file.txt"
+    assert index.size()[0] == 5 and index.search("outside whale") == []
+    assert {hit.file for hit in index.search("thing0x", k=50)} == {"even/000.txt", "inside.txt"}
+
+
+def test_a_link_to_what_is_left_out_for_its_name(index: DocumentIndex, folder: Path) -> None:
+    (folder / ".hidden").mkdir()
+    for place in (folder / ".env", folder / ".hidden" / "key.txt"):
+        place.write_text("the secret walrus")
+    (folder / "env.txt").symlink_to(".env")
+    (folder / "key.txt").symlink_to(folder / ".hidden" / "key.txt")
+    report = update(index, folder)
+    assert reasons(report) == {"env.txt": Why.LINK, "key.txt": Why.LINK} and report.failed == []
+    assert index.search("secret walrus") == []
+    index_folder(index, folder, files_in(folder, follow_links=True), follow_links=True)
+    assert {hit.file for hit in index.search("secret walrus")} == {"env.txt", "key.txt"}
+    update(index, folder)
+    assert index.search("secret walrus") == []
+
+
+def test_links_are_followed_where_that_is_asked_for(index: DocumentIndex, folder: Path, tmp_path: Path) -> None:
+    """Each folder once: neither a link to a folder above nor two that lead to each other go round in a circle."""
+    for name in ("one", "two"):
+        (tmp_path / "else" / name).mkdir(parents=True)
+        (tmp_path / "else" / name / "whale.txt").write_text(f"outside whale {name}")
+    (tmp_path / "else" / "one" / "back").symlink_to(tmp_path / "else" / "two")
+    (tmp_path / "else" / "two" / "forth").symlink_to(tmp_path / "else" / "one")
+    (folder / "file.txt").symlink_to(tmp_path / "else" / "one" / "whale.txt")
+    (folder / "around").symlink_to(folder / "even")
+    (folder / "even" / "linked").symlink_to(tmp_path / "else" / "one")
+    (folder / "circle").symlink_to(folder / "circle")
+    for _ in range(2):
+        report = index_folder(index, folder, files_in(folder, follow_links=True), follow_links=True)
+        hits = {hit.file for hit in index.search("outside whale", k=50)}
+        assert hits == {"file.txt", "even/linked/whale.txt", "even/linked/back/whale.txt"}
+        assert index.size()[0] == 4 + 3 and report.failed == []
+    (folder / "even" / "above").symlink_to(tmp_path)
+    names = files_in(folder, follow_links=True)
+    assert len(names) == len(set(names)) < 20
+    assert {"even/above/else/two/whale.txt"} <= set(names) or "even/linked/whale.txt" in names
+    index_folder(index, folder, names, follow_links=True)
+    assert index.search("outside whale", k=50) != []
+    update(index, folder)
+    assert index.search("outside whale", k=50) == [], "without the option, what it brought in is taken out"
+    assert index.size()[0] == 4
+
+
+@pytest.mark.parametrize("part", ["odd/001.txt", "odd"])
+def test_a_link_that_takes_the_place_of_a_file_between_listing_and_reading(
+    index: DocumentIndex, folder: Path, tmp_path: Path, part: str
+) -> None:
+    """As a file, or as a folder above it."""
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "001.txt").write_text("the secret walrus")
+    names = files_in(folder)
+    assert "odd/001.txt" in names
+    (folder / part).rename(tmp_path / "moved")
+    (folder / part).symlink_to(tmp_path / "secret" / ("001.txt" if part.endswith(".txt") else ""))
+    report = index_folder(index, folder, names)
+    assert reasons(report)["odd/001.txt"] is Why.LINK and index.search("secret walrus") == []
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    index_folder(index, link, files_in(link))
+    assert index.search("thing0x") != [], "the folder itself may be named by a link"
+
+
+def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(
+    index: DocumentIndex, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, opened = folder / "even" / "000.txt", os.open
+
+    def open_later(name: Path, flags: int) -> int:
+        if name == path and path.is_file():
+            path.unlink()
+            os.mkfifo(path)
+        return opened(name, flags)
+
+    monkeypatch.setattr("hrm_agent.retrieval.index.folder.os.open", open_later)
+    assert reasons(update(index, folder)) == {"even/000.txt": Why.BINARY}
 
 
 def test_closed_doors(index: DocumentIndex, folder: Path) -> None:
@@ -137,16 +216,16 @@ def test_a_file_that_changes_while_it_is_read(
     steady.write_text("half")
     fstat = os.fstat
 
-    def after_reading(descriptor: int) -> os.stat_result:
+    def before_and_after_reading(descriptor: int) -> os.stat_result:
         name = Path(f"/proc/self/fd/{descriptor}").readlink().name
         times[name] += 1
         if name == "log.txt":
             log.write_text(f"whale {times[name]}")
-        elif name == "steady.txt" and times[name] == 1:
+        elif name == "steady.txt" and times[name] == 2:
             steady.write_text("the whole walrus")
         return fstat(descriptor)
 
-    monkeypatch.setattr("hrm_agent.retrieval.index.folder.os.fstat", after_reading)
+    monkeypatch.setattr("hrm_agent.retrieval.index.folder.os.fstat", before_and_after_reading)
     report = update(index, folder)
     assert reasons(report) == {"log.txt": Why.UNREADABLE}
     assert "changed while it was read" in report.failed[0].reason

@@ -1,0 +1,396 @@
+"""Where a model's text cites, in the many forms in which models write it; nothing is looked up here.
+
+The form that is asked for is `[S1: "words of the source"]`. Others that mean the same are read alike: quotation marks
+of any kind, or none; the quote before the name (`"words" [S1]`, `["words", S1]`); several names or several quotes in
+one bracket; `[s1: ...]`, `[Source S1: ...]`, `(S1: ...)`, and a source's title in place of its name.
+
+What only looks like a citation is a mark as well, one that quotes nothing: `[1]`, `[1, 2]`, `[ 1 ]`, `[^1]`,
+`【1†source】`, `[source 3]`, `[Smith, 2020]`, `[1](http://...)`. Brackets of other scripts, full-width and superscript
+digits, invisible characters and escaped brackets count as what a reader sees. A list of sources of the model's own is
+found by its heading, and by the definitions of footnotes.
+
+No mark: numbers that begin with 0, slices (`[1:3]`), `[sic]`, `[...]`, links with a text, and whatever stands in code.
+In code only a whole citation counts, words and all; an unclosed fence, or one marked as Markdown, is not code.
+
+Every character is looked at a bounded number of times, so the time is linear in the length of the text.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+__all__ = ["LONGEST_QUOTE", "CitedWords", "Mark", "find_lists", "find_marks", "plain_brackets"]
+
+LONGEST_QUOTE = 1000
+"""Characters."""
+_OPEN, _CLOSE = "[［【〔〖〚⟦❲⁅", "]］】〕〗〛⟧❳⁆"
+_DOUBLE, _SINGLE = '"“”„‟«»「」『』＂', "'‘’‹›`´"
+_OPENED_BY = {"”": "“„‟", "“": "„“", "»": "«", "«": "»", "」": "「", "』": "『", "’": "‘'", "›": "‹", "‘": "‚‘"}
+_QUOTES = f"[{_DOUBLE}{_SINGLE}]"
+_NAME = r"(?:sources?:?\s{1,3})?S\d{1,6}\b"
+_CANDIDATE = re.compile(rf"[ \t]{{0,4}}(?P<open>\\?[{re.escape(_OPEN)}]{{1,3}}|\()")
+_HEADS = {
+    kind: re.compile(
+        rf"(?P<head>[^{re.escape(_OPEN + _CLOSE)}{other}{_DOUBLE}]{{0,120}}?)(?:[{_DOUBLE}]|(?<!\w)[{_SINGLE}])"
+    )
+    for kind, other in {"[": "", "(": "()"}.items()
+}
+_POSITION = r"(?:,?\s{0,4}(?:pp?\.?\s{0,2})?\d[\d\s,–-]{0,20})?"
+_LATER = re.compile(rf"[;,&]?\s{{0,4}}(?={_NAME})", re.IGNORECASE)
+_SIMPLE = {
+    "[": re.compile(rf"[^{re.escape(_OPEN + _CLOSE)}]{{1,{LONGEST_QUOTE}}}(?P<close>[{re.escape(_CLOSE)}]{{1,3}})"),
+    "(": re.compile(r"[^()\[\]]{1,200}(?P<close>\))"),
+}
+_LINK = re.compile(r"\([^()\s]{0,500}(?:[ \t]{1,4}\"[^\"\n]{0,200}\")?\)")
+_UNCLOSED = re.compile(rf"\s{{0,4}}{_NAME}[^\n{re.escape(_OPEN + _CLOSE)}]{{0,{LONGEST_QUOTE}}}", re.IGNORECASE)
+_WORDS = (
+    r"(?:sources?|src|web|oai(?:_citation)?|refs?|references?|cites?|citations?|footnotes?|notes?|fn|docs?|documents?|"
+    r"see)"
+)
+_BEGINS = re.compile(rf"{_WORDS}[:.]?\s+|{_WORDS}[:.]?(?=#?\d)|{_WORDS}:\s*(?=\S)")
+_ONLY_CITES = re.compile(r"(?:sources?|refs?|references?|cites?|citations?):\s*\S")
+_SOURCE = re.compile(r"(?<!\w)s(\d{1,6})(?!\w)")
+_NUMBER = re.compile(r"[#s]?([1-9]\d{0,5})(?:[-‐‑‒–—−]s?\d{1,6})?\.?")
+_DAGGER = re.compile(r"\d[\d:,\s-]*[†‡].*|\^[\w.-]{1,40}")
+_TAG = re.compile(r"</?[A-Za-z][A-Za-z0-9]{0,9}>")
+_JOINING = ("and", "und", "et", "y", "p.", "pp.", "p", "pp", "page", "pages")
+_AUTHOR = re.compile(
+    r"[^\W\d_](?:[^\W\d_]|[ .&'’-]){0,80}(?:,| et al\.?,?)\s?(?:1[5-9]|20)\d\d[a-z]?(?:,\s?pp?\.\s?[\d–-]+)?"
+)
+_ENTITIES = (
+    (re.compile(r"&(?:#0{0,4}91|#x0{0,4}5b|lsqb|lbrack);", re.IGNORECASE), "["),
+    (re.compile(r"&(?:#0{0,4}93|#x0{0,4}5d|rsqb|rbrack);", re.IGNORECASE), "]"),
+)
+_FENCE = re.compile(r"^ {0,3}(?P<mark>`{3,}|~{3,})[ \t]*(?P<info>[^\s`]*)[^\n`]*$", re.MULTILINE)
+_TICKS = re.compile(r"`+")
+_HEADINGS = (
+    r"(?:sources?|references?|citations?|footnotes?|bibliography|works cited|further reading|quellen|quellenangaben|"
+    r"références|referencias|fuentes|fonti|bronnen|источники|出典|参考文献|来源)"
+)
+_HEADING = re.compile(
+    rf"[\s>#*_=|-]{{0,12}}(?:\d{{1,2}}[.)]\s?(?=[^:]{{1,40}}:))?(?:list of )?{_HEADINGS}"
+    r"(?:\s(?:cited|used|consulted|list))?(?:\s(?:in|for) (?:this|the|my) \w{1,12})?(?:\s?\(\d{1,3}\))?[\s*_|]{0,6}"
+    r"(?P<colon>[:：]?)[\s*_=]{0,6}(?P<rest>.*)",
+    re.IGNORECASE,
+)
+_ENTRY = re.compile(
+    rf"\s{{0,8}}(?:[-*•+–>|]|\(?\d{{1,4}}[.):\]]|\\?[{re.escape(_OPEN)}(^]|S\d{{1,6}}\b|https?:|<|[{_DOUBLE}¹²³⁰⁴-⁹])",
+    re.IGNORECASE,
+)
+MAX_ENTRY = 400
+"""Characters of a line that may be one of a list without looking like an entry."""
+_QUOTED = re.compile(r"""\[[^\[\]\n]*\]|"[^"\n]*"|“[^“”\n]*”|«[^«»\n]*»""")
+_STOPPED = re.compile(r"[.!?。！？…][)\]*_\s]{0,4}\Z|[^\W\d_]{3}\s?[.!?]\s+[^\W\d_]|[。！？]")
+_DEFINITION = re.compile(r"\s{0,3}\[(?:\^[^\[\]\s]{1,40}|\s?\d{1,6}\s?)\]:")
+
+
+@dataclass(frozen=True, slots=True)
+class CitedWords:
+    """One quote of a citation, or names without one."""
+
+    names: tuple[str, ...]
+    """Names of sources, as `S1`."""
+    quotes: tuple[str, ...]
+    """What may be the quoted words, the likeliest first; empty: none are quoted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A citation in a text, or what looks like one."""
+
+    start: int
+    """First character, of the spaces before it."""
+    end: int
+    """One past its last character."""
+    cited: tuple[CitedWords, ...]
+    """What it cites."""
+    instead: str
+    """What is put in its place where nothing of it stands: numbers, which may be a text's own, stay in parentheses."""
+
+
+def plain_brackets(text: str) -> str:
+    """The text with brackets in the place of the entities that are shown as such."""
+    for entity, bracket in _ENTITIES:
+        text = entity.sub(bracket, text)
+    return text
+
+
+def find_marks(text: str, titles: Mapping[str, str]) -> Iterator[Mark]:
+    """The marks of a text in their order; none overlaps another. `titles`: of sources, casefolded -> their names."""
+    scanner = _Scanner(text, titles)
+    at = 0
+    while opening := _CANDIDATE.search(text, at):
+        mark = scanner.mark(opening)
+        if mark is not None:
+            yield mark
+        at = mark.end if mark else opening.end()
+
+
+class _Scanner:
+    """What one pass over a text needs to know of the rest of it."""
+
+    def __init__(self, text: str, titles: Mapping[str, str]) -> None:
+        self._text, self._titles = text, titles
+        self._known = set(titles.values())
+        self._code = _code_spans(text)
+        ends = {"[": f"[{re.escape(_CLOSE)}]", "(": r"\)"}
+        closing = rf"{_QUOTES}{_POSITION}\s{{0,4}}(?P<end>%s|[;,&]?\s{{0,4}}(?={_NAME}))"
+        self._closings = {kind: list(re.finditer(closing % end, text, re.IGNORECASE)) for kind, end in ends.items()}
+        named = rf"{_QUOTES}[\s,;:–—-]{{0,6}}(?P<names>{_NAME}(?:\s{{0,3}}[,;&]\s{{0,3}}S\d{{1,6}}){{0,8}})\s{{0,4}}%s"
+        self._named = {kind: list(re.finditer(named % end, text, re.IGNORECASE)) for kind, end in ends.items()}
+
+    def mark(self, opening: re.Match[str]) -> Mark | None:
+        """The mark that begins with this bracket."""
+        kind = "(" if opening["open"] == "(" else "["
+        found = self._quoting(opening, kind) or self._quote_first(opening, kind)
+        if found is not None:
+            return found
+        return None if _inside(self._code, opening.start("open")) else self._bare(opening, kind)
+
+    def _quoting(self, opening: re.Match[str], kind: str) -> Mark | None:
+        """`[S1: "words"; S2: "words"]`."""
+        text, at, cited = self._text, opening.end(), list[CitedWords]()
+        while head := _HEADS[kind].match(text, at):
+            names = self._names_of(head["head"], kind)
+            closing = _next(self._closings[kind], head.end())
+            if not names or closing is None or closing.start() - head.end() > LONGEST_QUOTE:
+                break
+            cited.append(CitedWords(names, (text[head.end() : closing.start()],)))
+            at = closing.end()
+            if closing["end"][:1] in (*_CLOSE, ")"):
+                break
+        return self._marked(opening, at, cited) if cited else None
+
+    def _quote_first(self, opening: re.Match[str], kind: str) -> Mark | None:
+        """`["words", S1]`."""
+        head = _HEADS[kind].match(self._text, opening.end())
+        if head is None or head["head"].strip():
+            return None
+        closing = _next(self._named[kind], head.end())
+        if closing is None or closing.start() - head.end() > LONGEST_QUOTE:
+            return None
+        quote = self._text[head.end() : closing.start()]
+        names = self._names_of(closing["names"], kind)
+        if not names or any(bracket in quote for bracket in (_OPEN + _CLOSE if kind == "[" else "()")):
+            return None
+        return self._marked(opening, closing.end(), [CitedWords(names, (quote,))])
+
+    def _bare(self, opening: re.Match[str], kind: str) -> Mark | None:
+        """A bracket with names or numbers; their words may stand in quotation marks before it, or after a colon."""
+        text = self._text
+        simple = _SIMPLE[kind].match(text, opening.end())
+        if simple is None:
+            cut = _UNCLOSED.match(text, opening.end()) if kind == "[" else None
+            if cut is None:
+                return None
+            whole = cut.end() < len(text)  # the end of an answer that was cut off is nobody's mistake
+            cited = (CitedWords(self._names_of(cut[0], kind), ()),) if whole else ()
+            return Mark(opening.start(), cut.end(), cited, "")
+        content = text[opening.end() : simple.start("close")]
+        names, certain = self._named_by(content, kind)
+        if not names and not certain:
+            return None
+        quotes = _quotes_before(text, opening.start("open"))
+        if not quotes and len(spoken := content.partition(":")[2].strip(f" \t\n{_DOUBLE}{_SINGLE}\\")) > 1:
+            quotes = (spoken,)
+        linked = _LINK.match(text, simple.end()) if kind == "[" else None
+        number = content.strip(" \\")
+        instead = "" if certain or linked else f"{opening[0][: -len(opening['open'])]}({number})"
+        return self._marked(opening, simple.end(), [CitedWords(names, quotes)], instead, close=simple["close"])
+
+    def _marked(
+        self,
+        opening: re.Match[str],
+        end: int,
+        cited: Sequence[CitedWords],
+        instead: str = "",
+        close: str = "]",
+    ) -> Mark:
+        """As many brackets are closed as were opened, and an address that follows belongs to the mark."""
+        extra = len(opening["open"].lstrip("\\")) - len(close)
+        if extra < 0:
+            end += extra
+        while extra > 0 and self._text[end : end + 1] in (*_CLOSE,):
+            end, extra = end + 1, extra - 1
+        linked = _LINK.match(self._text, end) if opening["open"] != "(" else None
+        return Mark(opening.start(), linked.end() if linked else end, tuple(cited), instead)
+
+    def _names_of(self, head: str, kind: str) -> tuple[str, ...]:
+        """The sources that stand before a quote."""
+        said = _seen(head).strip(" :,;.-–—=")
+        names = tuple(dict.fromkeys(f"S{number}" for number in _SOURCE.findall(said.casefold())))
+        if names and (kind == "[" or _begins_with_name(said)):
+            return names
+        rest = _BEGINS.sub("", said.casefold(), count=1).strip(" :,")
+        if title := self._titles.get(rest):
+            return (title,)
+        numbers = _numbers(rest) if kind == "[" and head.rstrip().endswith(":") else []
+        return tuple(f"S{number}" for number in numbers)
+
+    def _named_by(self, content: str, kind: str) -> tuple[tuple[str, ...], bool]:
+        """The sources that a bracket names, and whether it can be nothing but a citation."""
+        said = _seen(content).strip(" \\*_~")
+        low = said.casefold()
+        begun = _BEGINS.match(low)
+        rest = low[begun.end() :] if begun else low
+        if _begins_with_name(said):
+            names = tuple(dict.fromkeys(f"S{number}" for number in _SOURCE.findall(low)))
+            alone = not _SOURCE.sub("", low).strip(" ,;&") or self._known.issuperset(names)
+            return (names, True) if kind == "[" or (alone and len(said) < 60) else ((), False)
+        if kind == "(":
+            return (), False
+        if title := self._titles.get(low) or self._titles.get(rest) or self._titles.get(low.partition(":")[0].strip()):
+            return (title,), True
+        if _DAGGER.fullmatch(rest) or _AUTHOR.fullmatch(said) or _ONLY_CITES.match(low):
+            return tuple(f"S{number}" for number in _numbers(re.split("[†‡]", rest)[0])), True
+        return tuple(f"S{number}" for number in _numbers(rest)), begun is not None and bool(_numbers(rest))
+
+
+def _begins_with_name(said: str) -> bool:
+    low = said.casefold()
+    return _SOURCE.match(low, begun.end() if (begun := _BEGINS.match(low)) else 0) is not None
+
+
+def _inside(spans: Sequence[tuple[int, int]], at: int) -> bool:
+    number = bisect_left(spans, at, key=lambda span: span[1])
+    return number < len(spans) and spans[number][0] <= at
+
+
+def _next(closings: Sequence[re.Match[str]], at: int) -> re.Match[str] | None:
+    number = bisect_left(closings, at, key=lambda closing: closing.start())
+    return closings[number] if number < len(closings) else None
+
+
+def _seen(text: str, signs: bool = True) -> str:
+    """What a reader sees of a short text: no tags, no invisible characters, plain digits. `signs`: emoji as well."""
+    shown = unicodedata.normalize("NFKC", _TAG.sub("", text))
+    unseen = ("Cf", "Mn", "Me") if signs else ("Cf", "Mn", "Me", "So")
+    kept = (c for c in shown if unicodedata.category(c) not in unseen)
+    return " ".join("".join(str(unicodedata.decimal(c, c)) for c in kept).split())
+
+
+def _numbers(said: str) -> list[str]:
+    """The numbers of `1, 2 and 5-7`; none where it holds anything else, or a number that begins with 0."""
+    words = [word for word in re.split(r"[\s,、;&/|+]+", said) if word and word not in _JOINING]
+    found = [_NUMBER.fullmatch(word) for word in words]
+    return [number[1] for number in found if number] if all(found) else []
+
+
+def _quotes_before(text: str, at: int) -> tuple[str, ...]:
+    """What may be quoted right before `at`, the shortest first."""
+    before = text[max(at - LONGEST_QUOTE - 8, 0) : at].rstrip(" \t*_")
+    if before[-1:] in (*".,;:!?",):
+        before = before[:-1].rstrip("*_")
+    end = before[-1:]
+    if not end or end not in _DOUBLE + _SINGLE:
+        return ()
+    before = before[:-1].rpartition("\n\n")[2]
+    opens = list(re.finditer(rf"(?<!\w)[{re.escape(_OPENED_BY.get(end, end))}](?=\S)", before))
+    return tuple(before[match.end() :] for match in reversed(opens[-4:]))
+
+
+def _code_spans(text: str) -> list[tuple[int, int]]:
+    """Fenced blocks and code within a line, in their order."""
+    blocks: list[tuple[int, int]] = []
+    opened: re.Match[str] | None = None
+    for fence in _FENCE.finditer(text):
+        if opened is None:
+            opened = fence
+        elif fence["mark"].startswith(opened["mark"]) and not fence["info"]:
+            if opened["info"].lower() not in ("markdown", "md"):
+                blocks.append((opened.start(), fence.end()))
+            opened = None
+    spans, at = list[tuple[int, int]](), 0
+    for start, end in [*blocks, (len(text), len(text))]:
+        spans += [*_inline_code(text, at, start), (start, end)]
+        at = end
+    return spans[:-1]
+
+
+def _inline_code(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Between runs of as many backticks, within a paragraph."""
+    opened: dict[int, int] = {}
+    done = start
+    for ticks in _TICKS.finditer(text, start, end):
+        length, line = len(ticks[0]), text.rfind("\n", max(ticks.start() - 4, 0), ticks.start()) + 1
+        if length >= 3 and not text[line : ticks.start()].strip() and (line or ticks.start() < 4):
+            continue  # a fence, which is not closed or holds prose
+        before = opened.get(length, -1)
+        if before >= done and "\n\n" not in text[before : ticks.start()][: 4 * LONGEST_QUOTE]:
+            yield before, ticks.end()
+            done, opened = ticks.end(), {}
+        else:
+            opened[length] = ticks.start()
+
+
+def find_lists(text: str) -> list[tuple[int, int]]:
+    """Spans of a model's own lists of sources: a heading with its entries, and definitions of footnotes and links."""
+    lines, written = _Lines(text), len(text.rstrip())
+    found, number = list[tuple[int, int]](), 0
+    while number < len(lines.spans):
+        start, end = lines.spans[number]
+        line = text[start:end]
+        heading = _HEADING.fullmatch(_seen(line[:MAX_ENTRY], signs=False))
+        last = lines.last_entry(number) if heading else number
+        ends_text = lines.spans[last][1] >= written
+        at_end = heading and heading["colon"] and start > 0 and ends_text
+        listed = heading and not heading["rest"] and (last > number or ends_text)
+        if not _inside(lines.code, start) and (_DEFINITION.match(line) or at_end or listed):
+            found.append((start, lines.spans[last][1]))
+            number = last
+        number += 1
+    return found
+
+
+class _Lines:
+    """The lines of a text, and where lists among them end."""
+
+    def __init__(self, text: str) -> None:
+        self._text, self.code = text, _code_spans(text)
+        self.spans: list[tuple[int, int]] = []
+        at = 0
+        for line in text.splitlines(keepends=True):
+            self.spans.append((at, at + len(line)))
+            at += len(line)
+        self._kinds = [self._kind(text, *span) for span in self.spans] + ["prose"]
+        self._past_blank = self._first_not("blank")
+        self._past_plain = self._first_not("plain")
+        self._past_entries = self._first_not("entry", "blank")
+
+    def _kind(self, text: str, start: int, end: int) -> str:
+        line = text[start : min(end, start + MAX_ENTRY + 1)]
+        if not line.strip():
+            return "blank" if end - start <= MAX_ENTRY else "prose"
+        if _ENTRY.match(line):
+            return "entry"
+        said = _QUOTED.sub(" ", line).strip(" \t\r\n*_")
+        whole = _STOPPED.search(said) and len(said.split()) > 2
+        return (
+            "prose"
+            if whole or len(line) > MAX_ENTRY or said[:1] == "#" or line.rstrip(" \t\r\n*_")[-1:] == ":"
+            else "plain"
+        )
+
+    def _first_not(self, *kinds: str) -> list[int]:
+        """For each line the first from there on that is of none of these kinds."""
+        found = [*range(len(self._kinds))]
+        for number in range(len(found) - 2, -1, -1):
+            found[number] = found[number + 1] if self._kinds[number] in kinds else number
+        return found
+
+    def last_entry(self, heading: int) -> int:
+        """Of a list: lines that are no sentences, then what begins as entries do; prose ends it, and is never cut."""
+        begins = self._past_blank[heading + 1]
+        ends = self._past_plain[begins]
+        if ends > begins and self._kinds[ends] == "prose" and ends < len(self.spans):
+            start = self.spans[ends][0]
+            if self._text[start : start + 1].islower():  # a sentence of several lines
+                return heading
+        ends = self._past_entries[ends]
+        while ends > heading + 1 and self._kinds[ends - 1] == "blank":
+            ends -= 1
+        return ends - 1

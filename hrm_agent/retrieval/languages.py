@@ -1,0 +1,95 @@
+"""The language of a text: told, or guessed offline from the text itself; and the stemmer that goes with it.
+
+Words of a language that is not known, or that has no stemmer here, are folded and not stemmed. The guess is made by
+langid's model (py3langid, 4.6 MB in its wheel), which takes a second to load and is loaded when the first document is
+read that nobody has told the language of; questions are never guessed, since they are too short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from hrm_agent.errors import ConfigError, nearest
+
+__all__ = ["AUTO", "NO_LANGUAGE", "STEMMERS", "check_language", "guess_language", "stemmer_of", "stemmer_version"]
+
+AUTO = "auto"
+"""In the place of a language: each text's own is guessed."""
+NO_LANGUAGE = ""
+"""Of a text whose words are folded and not stemmed."""
+# fmt: off
+STEMMERS = {
+    "ar": "arabic", "ca": "catalan", "cs": "czech", "da": "danish", "de": "german", "el": "greek", "en": "english",
+    "eo": "esperanto", "es": "spanish", "et": "estonian", "eu": "basque", "fa": "persian", "fi": "finnish",
+    "fr": "french", "ga": "irish", "hi": "hindi", "hu": "hungarian", "hy": "armenian", "id": "indonesian",
+    "it": "italian", "lt": "lithuanian", "ne": "nepali", "nl": "dutch", "no": "norwegian", "pl": "polish",
+    "pt": "portuguese", "ro": "romanian", "ru": "russian", "sr": "serbian", "sv": "swedish", "ta": "tamil",
+    "tr": "turkish", "yi": "yiddish",
+}
+# fmt: on
+"""ISO 639-1 code -> Snowball's name of the algorithm."""
+_NONE = "none"
+_SAME = {"pcm": "en", "grc": "el", "nn": "no"}
+"""Languages that the model tells apart, and one stemmer serves: their likelihoods are added up."""
+_LEAST = 0.25
+"""Likelihood below which a language is not known, of some 130; prose has reached it after three to five words."""
+_WINDOWS, _WINDOW = 4, 500
+"""Parts of a long text that are looked at, and characters of each: the beginning alone may be a licence."""
+
+
+def check_language(name: str) -> str:
+    """`auto`, a code of `STEMMERS`, or `NO_LANGUAGE` for `none`. Raises `ConfigError` for anything else."""
+    if name in (AUTO, NO_LANGUAGE, *STEMMERS):
+        return name
+    if name == _NONE:
+        return NO_LANGUAGE
+    known = [AUTO, _NONE, *STEMMERS]
+    raise ConfigError(f"There is no language {name!r}.", f"{nearest(name, known)} Known: {', '.join(known)}.".strip())
+
+
+def guess_language(text: str) -> str:
+    """A code of `STEMMERS`, or `NO_LANGUAGE`."""
+    likely = dict[str, float]()
+    ranked: list[tuple[str, float]] = _model().rank(_sample(text))
+    for found, share in ranked:
+        name = _SAME.get(found, found)
+        likely[name] = likely.get(name, 0.0) + share
+    best = max(likely, key=likely.__getitem__)
+    return best if best in STEMMERS and likely[best] >= _LEAST else NO_LANGUAGE
+
+
+def _sample(text: str) -> str:
+    if len(text) <= _WINDOWS * _WINDOW:
+        return text
+    step = (len(text) - _WINDOW) // (_WINDOWS - 1)
+    return "\n".join(text[place * step : place * step + _WINDOW] for place in range(_WINDOWS))
+
+
+@lru_cache(maxsize=1)
+def _model() -> Any:
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+
+
+def stemmer_of(language: str) -> Callable[[str], str] | None:
+    """Lower-case word -> its stem; None for a language without a stemmer."""
+    if language not in STEMMERS:
+        return None
+    from snowballstemmer import stemmer
+
+    return stemmer(STEMMERS[language]).stemWord
+
+
+@lru_cache(maxsize=1)
+def stemmer_version() -> str:
+    """What stems are made by: of another one they may be others. snowballstemmer uses PyStemmer where it is."""
+    for package in ("PyStemmer", "snowballstemmer"):
+        try:
+            return f"{package} {version(package)}"
+        except PackageNotFoundError:
+            continue
+    raise ConfigError("snowballstemmer is not installed.", "Run `pip install snowballstemmer`.")

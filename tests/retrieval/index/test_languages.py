@@ -1,0 +1,124 @@
+"""Words of several languages are found in any of their forms, by both engines alike."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from hrm_agent.errors import ConfigError, RetrievalError
+from hrm_agent.retrieval.index import Chunking, DocumentIndex, database, files_in, index_folder
+from hrm_agent.retrieval.index.database import ENGINES, Engine
+
+TEXTS = {
+    "de.txt": "Die Größe der Straße wird in Metern gemessen. Viele Häuser stehen in der Nähe der alten Brücke.",
+    "el.txt": "Ο Οδυσσεύς γύρισε στην Ιθάκη μετά από είκοσι χρόνια. Ο λόγος των ανθρώπων ήταν αληθινός.",
+    "tr.txt": "İstanbul, Türkiye'nin en kalabalık şehridir. ISPANAK ve kitaplar pazarda satılır.",
+    "ru.txt": "Мы читали книги в городской библиотеке. Новогодняя ёлка стояла на площади.",
+    "en.txt": "The blue whale is the largest animal that has ever lived. It eats krill all day long.",
+}
+QUESTIONS = {
+    "de.txt": ["Größe", "GRÖSSE", "Straße", "STRASSE", "strasse", "Straßen", "ein Haus", "Brücken", "brucke"],
+    "el.txt": ["Οδυσσεύς", "οδυσσευς", "ΟΔΥΣΣΕΥΣ", "Οδυσσέα", "λόγος", "λόγου", "ΛΌΓΟΣ", "άνθρωπος"],
+    "tr.txt": ["İstanbul", "istanbul", "ISTANBUL", "İSTANBUL", "ıspanak", "ISPANAK", "kitap"],
+    "ru.txt": ["книга", "КНИГАМИ", "библиотека", "елки"],
+    "en.txt": ["whales", "eating", "ANIMALS"],
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (folder := tmp_path / "docs").mkdir()
+    for name, text in TEXTS.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def filled(path: Path, folder: Path, engine: Engine | None = None, language: str | None = None) -> DocumentIndex:
+    index = DocumentIndex(path, create=True, engine=engine, language=language)
+    index_folder(index, folder, files_in(folder), chunking=Chunking(size=64))
+    return index
+
+
+def not_found(index: DocumentIndex) -> list[str]:
+    asked = [(file, question) for file, questions in QUESTIONS.items() for question in questions]
+    return [question for file, question in asked if [hit.file for hit in index.search(question)] != [file]]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_each_document_is_found_in_its_own_language(tmp_path: Path, folder: Path, engine: Engine) -> None:
+    with filled(tmp_path / "index.db", folder, engine) as index:
+        assert not_found(index) == []
+        assert {file: index.document(file).language for file in TEXTS} == {file: file[:2] for file in TEXTS}  # type: ignore[union-attr]
+        assert index.search("Größe")[0].language == "de"
+        assert index.problems() == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_language_that_is_told_is_on_record(tmp_path: Path, folder: Path, engine: Engine) -> None:
+    """And may be changed: what is indexed is then analysed in the new one, and what changes later too."""
+    (folder / "short.txt").write_text("Häuser", encoding="utf-8")
+    with filled(tmp_path / "index.db", folder, engine, "de") as index:
+        assert (index.language, index.renewed) == ("de", 0)
+        assert index.search("Haus", k=9)[0].language == "de" and len(index.search("Haus", k=9)) == 2
+    with filled(tmp_path / "index.db", folder) as index:
+        assert (index.language, index.renewed) == ("de", 0)
+    with filled(tmp_path / "index.db", folder, language="none") as index:
+        assert (index.language, index.renewed) == ("", 6)
+        assert index.search("Haus") == [] and {hit.file for hit in index.search("HÄUSER")} == {"short.txt", "de.txt"}
+        assert index.problems() == []
+    with filled(tmp_path / "index.db", folder, language="auto") as index:
+        assert index.renewed == 6 and not_found(index) == []
+        (folder / "short.txt").unlink()
+        index_folder(index, folder, files_in(folder), chunking=Chunking(size=64))
+        assert index.problems() == []
+    with pytest.raises(ConfigError, match="deutsch"):
+        DocumentIndex(tmp_path / "index.db", language="deutsch")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_both_engines_find_the_same(tmp_path: Path, folder: Path, engine: Engine) -> None:
+    """What is handed to an engine is the same; an index may go over from one to the other."""
+    other: Engine = "tantivy" if engine == "fts5" else "fts5"
+    with filled(tmp_path / "index.db", folder, engine) as index:
+        found = {question: index.search(question) for questions in QUESTIONS.values() for question in questions}
+    with DocumentIndex(tmp_path / "index.db", engine=other) as index:
+        for question, hits in found.items():
+            assert [hit.file for hit in index.search(question)] == [hit.file for hit in hits], question
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_words_of_other_stemmers_are_indexed_anew(
+    tmp_path: Path, folder: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was opened before says so, since what it would look up or take out is not what is there."""
+    monkeypatch.setattr(database, "analysis_version", lambda: "older")
+    with filled(tmp_path / "index.db", folder, engine) as older:
+        monkeypatch.undo()
+        with DocumentIndex(tmp_path / "index.db") as index:
+            assert index.renewed == len(TEXTS) and not_found(index) == [] and index.problems() == []
+        monkeypatch.setattr(database, "analysis_version", lambda: "older")
+        with pytest.raises(RetrievalError, match="Open the index again"):
+            older.search("whale")
+        with pytest.raises(RetrievalError, match="Open the index again"):
+            older.remove("en.txt")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_index_of_the_version_before_is_brought_forward(tmp_path: Path, folder: Path, engine: Engine) -> None:
+    with filled(tmp_path / "index.db", folder, engine) as index:
+        before = index.sources()
+    with sqlite3.connect(tmp_path / "index.db") as connection:
+        connection.executescript(
+            "DROP INDEX documents_by_language; ALTER TABLE documents DROP COLUMN language; DROP TABLE words;"
+            "CREATE VIRTUAL TABLE words USING fts5 (text, content='', tokenize='porter unicode61 remove_diacritics 2');"
+            "DELETE FROM about WHERE name IN ('analysis', 'language'); PRAGMA user_version=2"
+        )
+    with DocumentIndex(tmp_path / "index.db") as index:
+        assert index.renewed == len(TEXTS) and index.sources() == before
+        assert not_found(index) == [] and index.problems() == []
+        report = index_folder(index, folder, files_in(folder), chunking=Chunking(size=64))
+        assert report.counts["unchanged"] == len(TEXTS)
+    with DocumentIndex(tmp_path / "index.db") as index:
+        assert index.renewed == 0
