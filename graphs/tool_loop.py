@@ -4,8 +4,9 @@
 
 The loop ends when the policy answers without a tool call, or when a budget is used up; `stop_reason` says which. Where
 a program reads the answer, as it does a solver's, one that it cannot read is sent back once (`remind`). The system turn
-is not part of the state: it belongs to the role, not to the conversation. No node reads a clock: how long a run took
-stands in its answers, so that a replay decides as the run did. In a conversation each turn has the whole budget.
+is not part of the state: it belongs to the role, not to the conversation. No node reads a clock: how long models and
+tools took stands in their messages, so that a replay decides as the run did. In a conversation each turn has the whole
+budget.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Budget:
     max_tokens: int = 4096
     """Sampled tokens over all turns."""
     max_seconds: float = 600.0
-    """Wall-clock time from the first turn; checked between turns, by the times at which the answers were made."""
+    """Time in which models and tools were at work for this turn, in this run; checked between answers."""
     max_cost: float | None = None
     """Money over all turns, by `prices`; None: no limit."""
     prices: Prices = field(default_factory=dict[str, tuple[float, float]])

@@ -2,22 +2,28 @@
 
 All of it is computed from recorded answers: their number, sampled tokens, start and end times, and price. A node that
 read a clock would decide differently in a replay.
+
+Time is that in which recorded model calls and tool calls of this run were under way, those side by side counted once.
+A pause counts for nothing: between a kill and the resume, while a person is asked, before a fork was made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
 from langchain_core.messages import AIMessage, BaseMessage
+from langgraph.config import get_config
 from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
 
 from hrm_agent.errors import ConfigError
-from hrm_agent.models.call_recording import ENDED_AT, STARTED_AT
-from hrm_agent.trajectory import StopReason
+from hrm_agent.models.call_recording import ENDED_AT, STARTED_AT, THREAD_ID
+from hrm_agent.trajectory import StopReason, active_recording
 
 __all__ = [
+    "BudgetShare",
+    "LoopBudget",
     "Prices",
     "Remaining",
     "Usage",
@@ -27,10 +33,12 @@ __all__ = [
     "reset_usage",
     "sampled_tokens",
     "seconds_of",
+    "seconds_worked",
     "spent_on",
-    "stop_clock",
 ]
 
+_SPANS = 32
+"""So many are kept apart, for what may still overlap with them; older ones are only counted."""
 Prices = Mapping[str, tuple[float, float]]
 """Model name as in its answers, or `*` for others -> prices of a million prompt tokens and completion tokens."""
 
@@ -44,12 +52,12 @@ class Usage(TypedDict, total=False):
     """Completion tokens sampled."""
     cost: float
     """In the currency of the prices."""
-    began: float
-    """Unix time at which the first call started."""
-    ended: float
-    """Unix time at which the last call ended."""
+    thread: str
+    """The thread that the time was spent on; empty outside of threads."""
+    spans: list[list[float]]
+    """Unix times between which models and tools were at work, in order and apart."""
     seconds: float
-    """Time used before `began`, if the run has waited for a person since."""
+    """Time before these, in seconds."""
     anew: bool
     """Replaces the thread's earlier usage instead of adding to it: a new run begins."""
 
@@ -63,7 +71,7 @@ class Remaining:
     tokens: int
     """Completion tokens left."""
     seconds: float
-    """Wall-clock time left, in seconds."""
+    """Time left in which models and tools may be at work, in seconds."""
     cost: float | None
     """Money left, in the currency of the prices; None: no limit."""
 
@@ -81,6 +89,53 @@ class Remaining:
         """The budget of each of `parts` parallel branches; time is not divided."""
         cost = None if self.cost is None else self.cost / parts
         return Remaining((self.calls - calls) // parts, self.tokens // parts, self.seconds, cost)
+
+    def shares(self, parts: int, *, calls: int, answer_tokens: int) -> list[BudgetShare]:
+        """The same as plain data, for as many of `parts` branches as there is a budget for.
+
+        `calls`, `answer_tokens`: kept back for later; of the tokens no more than half.
+        """
+        if self.used_up(calls=calls):
+            return []
+        left = replace(self, tokens=self.tokens - min(answer_tokens, self.tokens // 2))
+        count = min(parts, left.calls - calls, left.tokens)
+        share = left.share(max(count, 1), calls=calls)
+        task = BudgetShare(tokens=share.tokens, turns=share.calls, seconds=share.seconds, cost=share.cost)
+        return [task] * max(count, 0)
+
+
+class BudgetShare(TypedDict):
+    """What one of several parallel branches may use, as LangGraph sends it."""
+
+    tokens: int
+    """Completion tokens."""
+    turns: int
+    """Model calls."""
+    seconds: float
+    """Time in which models and tools are at work, in seconds."""
+    cost: float | None
+    """Money, in the currency of the prices; None: no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopBudget:
+    """What one loop of answers and tool calls may use."""
+
+    max_turns: int
+    """Model calls, the last one included."""
+    max_tokens: int
+    """Completion tokens over all turns."""
+    max_seconds: float
+    """Time in which models and tools are at work, in seconds."""
+    max_cost: float | None = None
+    """Money, in the currency of the prices; None: no limit."""
+    prices: Prices = field(default_factory=dict[str, tuple[float, float]])
+    """By model name as in its replies, or `*`: prices of a million prompt tokens and completion tokens."""
+
+    @classmethod
+    def of(cls, share: BudgetShare, max_turns: int, prices: Prices) -> LoopBudget:
+        """A branch's share, of at most `max_turns` calls."""
+        return cls(min(max_turns, share["turns"]), share["tokens"], share["seconds"], share["cost"], prices)
 
 
 class BudgetLimits(Protocol):
@@ -107,17 +162,43 @@ def remaining(limits: BudgetLimits, spent: Usage) -> Remaining:
 
 
 def spent_on(messages: Iterable[BaseMessage], prices: Prices) -> Usage:
-    """What the answers among `messages` have cost."""
+    """What the answers among `messages` have cost, and the time that they and the tools took."""
+    messages = list(messages)
     answers = [message for message in messages if isinstance(message, AIMessage)]
-    told = [answer.response_metadata for answer in answers if STARTED_AT in answer.response_metadata]
     spent = Usage(calls=len(answers), tokens=sampled_tokens(answers), cost=sum(_cost(a, prices) for a in answers))
-    if told:
-        spent |= Usage(began=min(one[STARTED_AT] for one in told), ended=max(one[ENDED_AT] for one in told))
-    return spent
+    thread, spans = _work(messages)
+    return spent | Usage(thread=thread, spans=spans) if spans else spent
+
+
+def seconds_worked(messages: Iterable[BaseMessage]) -> float:
+    """Time in which the models and tools behind `messages` were at work, in the run that the newest of them is of."""
+    return _length(_work(messages)[1])
+
+
+def _work(messages: Iterable[BaseMessage]) -> tuple[str, list[list[float]]]:
+    """Thread of the newest message that says when it was made, and the spans of all that are of this thread."""
+    told = [message.response_metadata for message in messages if STARTED_AT in message.response_metadata]
+    thread = told[-1].get(THREAD_ID, "") if told else ""
+    return thread, _joined([[one[STARTED_AT], one[ENDED_AT]] for one in told if one.get(THREAD_ID, "") == thread])
+
+
+def _joined(spans: Iterable[list[float]]) -> list[list[float]]:
+    """In order, those that overlap as one."""
+    found: list[list[float]] = []
+    for began, ended in sorted(spans):
+        if found and began <= found[-1][1]:
+            found[-1][1] = max(found[-1][1], ended)
+        else:
+            found.append([began, ended])
+    return found
+
+
+def _length(spans: Iterable[list[float]]) -> float:
+    return sum(ended - began for began, ended in spans)
 
 
 def merge_usage(old: Usage, new: Usage) -> Usage:
-    """Both together."""
+    """Both together. Time that was spent on another thread, before a fork, is dropped."""
     if not old or new.get("anew"):
         return new
     both = Usage(
@@ -125,27 +206,44 @@ def merge_usage(old: Usage, new: Usage) -> Usage:
         tokens=old.get("tokens", 0) + new.get("tokens", 0),
         cost=old.get("cost", 0.0) + new.get("cost", 0.0),
     )
-    if began := [spent["began"] for spent in (old, new) if "began" in spent]:
-        both |= Usage(began=min(began), ended=max(spent["ended"] for spent in (old, new) if "ended" in spent))
-    if waited := [spent["seconds"] for spent in (old, new) if "seconds" in spent]:
-        both |= Usage(seconds=sum(waited))
-    return both
+    timed = [spent for spent in (old, new) if "thread" in spent]
+    if not timed:
+        return both if (earlier := _earlier_seconds(old)) == 0 else both | Usage(seconds=earlier)
+    thread = timed[-1].get("thread", "")
+    timed = [spent for spent in timed if spent.get("thread") == thread]
+    spans = _joined(span for spent in timed for span in spent.get("spans", ()))
+    settled = sum(spent.get("seconds", 0.0) for spent in timed) + _length(spans[:-_SPANS])
+    if "thread" not in old:
+        settled += _earlier_seconds(old)
+    return both | Usage(thread=thread, spans=spans[-_SPANS:], seconds=settled)
 
 
 def seconds_of(spent: Usage) -> float:
-    """Time used so far, in seconds."""
-    return spent.get("seconds", 0.0) + spent.get("ended", 0.0) - spent.get("began", 0.0)
-
-
-def stop_clock(spent: Usage) -> Usage:
-    """The same usage with its clock stopped until the next call."""
-    return Usage(
-        calls=spent.get("calls", 0),
-        tokens=spent.get("tokens", 0),
-        cost=spent.get("cost", 0.0),
-        seconds=seconds_of(spent),
-        anew=True,
+    """Time used so far on the running task's thread, in seconds."""
+    here = _running_thread()
+    if here and spent.get("thread", here) != here:
+        return 0.0
+    return (
+        _earlier_seconds(spent)
+        if "thread" not in spent
+        else spent.get("seconds", 0.0) + _length(spent.get("spans", ()))
     )
+
+
+def _earlier_seconds(spent: Usage) -> float:
+    """Of a usage that names no thread: what an earlier version kept, from the first call to the last."""
+    told = cast("Mapping[str, float]", spent)
+    return told.get("seconds", 0.0) + told.get("ended", 0.0) - told.get("began", 0.0)
+
+
+def _running_thread() -> str:
+    """The thread that this step belongs to; empty outside of a graph on a thread."""
+    try:
+        metadata: Mapping[str, Any] = get_config().get("metadata") or {}
+    except RuntimeError:
+        return ""
+    thread = str(metadata.get("thread_id", ""))
+    return active_recording().thread_of_step(thread, int(metadata.get("langgraph_step", 0))) if thread else ""
 
 
 def reset_usage(spent: Usage) -> Usage:

@@ -1,17 +1,18 @@
-"""What loops of answers and tool calls share: the newest answer, whether it calls tools, and when a loop ends."""
+"""What loops of answers and tool calls share: their newest answer, whether it calls tools, when they end."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from langchain_core.messages import AIMessage, AnyMessage
 
-from hrm_agent.graphs.parts.budget import Prices, sampled_tokens, spent_on
-from hrm_agent.models import invalid_tool_calls, seconds_between, was_cut
+from hrm_agent.errors import ContextLengthError
+from hrm_agent.graphs.parts.budget import Prices, sampled_tokens, seconds_worked, spent_on
+from hrm_agent.models import invalid_tool_calls, was_cut
 from hrm_agent.trajectory import StopReason
 
-__all__ = ["LoopLimits", "calls_tools", "last_answer", "loop_stop"]
+__all__ = ["LoopLimits", "calls_tools", "last_answer", "loop_stop", "run_loop"]
 
 
 class LoopLimits(Protocol):
@@ -47,8 +48,22 @@ def loop_stop(messages: Sequence[AnyMessage], limits: LoopLimits, *, final: bool
         return StopReason.ANSWER
     if len(answers) >= limits.max_turns:
         return StopReason.MAX_TURNS
-    if seconds_between(answers[0], answers[-1]) >= limits.max_seconds:
+    if seconds_worked(messages) >= limits.max_seconds:
         return StopReason.MAX_SECONDS
     if limits.max_cost is not None and spent_on(answers, limits.prices).get("cost", 0.0) >= limits.max_cost:
         return StopReason.MAX_COST
     return None
+
+
+async def run_loop(loop: Any, messages: Sequence[AnyMessage], context: Any) -> tuple[dict[str, Any], str]:
+    """A loop's last state, and what was wrong where the model's context window was full.
+
+    What it has read and spent counts, however it ends.
+    """
+    end: dict[str, Any] = {"messages": []}
+    try:
+        async for values in loop.astream({"messages": [*messages]}, context=context, stream_mode="values"):
+            end = values
+    except ContextLengthError as error:
+        return {**end, "stop_reason": StopReason.MAX_TOKENS.value}, str(error)
+    return end, ""

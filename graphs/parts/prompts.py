@@ -14,6 +14,7 @@ __all__ = [
     "RESEARCH_PLANNER_PROMPT",
     "SEARCHER_PROMPT",
     "SOLVER_PROMPT",
+    "SUPPORT_PROMPT",
     "SYNTHESIZER_PROMPT",
     "TOOL_LOOP_PROMPT",
     "WRITER_PROMPT",
@@ -22,6 +23,7 @@ __all__ = [
     "research_request",
     "searcher_request",
     "solver_request",
+    "support_request",
     "synthesizer_request",
     "writer_request",
 ]
@@ -79,6 +81,16 @@ WRITER_PROMPT = (
 )
 """System turn of a research's writer."""
 
+SUPPORT_PROMPT = (
+    "You check citations. For each statement: do the words that it cites, which stand between >>> and <<< in their "
+    "source, support it? supported: they say it, or it follows from them. unsupported: they say something else, or the "
+    "opposite. unclear: it cannot be told from what is shown. "
+    + _QUOTED
+    + 'Answer with JSON only: {"verdicts": [{"statement": its number, "verdict": "supported", "unsupported" or '
+    '"unclear", "reason": ...}]}'
+)
+"""System turn of the check that quotes support their statements."""
+
 
 def planner_request(problem: str, hint: str = "") -> str:
     """User turn of the planner; `hint` is the critic's, from the second round on."""
@@ -120,6 +132,12 @@ def writer_request(newest: str, before: Sequence[str], findings: Mapping[str, st
     found = [f"{question}\n{text}" for question, text in findings.items()]
     parts = [*_conversation(before), *(["Findings:", *found] if found else []), "Sources:", sources or "none"]
     return "\n".join([*parts, f"Newest message: {newest}"])
+
+
+def support_request(statements: Sequence[tuple[str, str]]) -> str:
+    """User turn of the check of support: each statement with the sources that it cites."""
+    shown = (f"Statement {number}: {said}\n{cited}" for number, (said, cited) in enumerate(statements, start=1))
+    return "\n\n".join(shown)
 
 
 def _conversation(before: Sequence[str]) -> list[str]:

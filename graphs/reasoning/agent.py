@@ -34,8 +34,8 @@ from langgraph.types import Send, interrupt
 from hrm_agent.answers.final_answer import stated_value
 from hrm_agent.answers.subgoals import dependents
 from hrm_agent.answers.typed_reply import one_line
-from hrm_agent.errors import ContextLengthError
-from hrm_agent.graphs.parts.budget import Usage, reset_usage, spent_on, stop_clock
+from hrm_agent.graphs.parts.budget import Usage, reset_usage, spent_on
+from hrm_agent.graphs.parts.loop import run_loop
 from hrm_agent.graphs.parts.prompts import (
     CRITIC_PROMPT,
     PLANNER_PROMPT,
@@ -62,7 +62,7 @@ from hrm_agent.graphs.reasoning.state import (
     solver_task,
     verdict_of,
 )
-from hrm_agent.graphs.tool_loop import Budget, LoopState, build_tool_loop
+from hrm_agent.graphs.tool_loop import Budget, build_tool_loop
 from hrm_agent.models import was_cut
 from hrm_agent.trajectory import StopReason
 
@@ -132,14 +132,10 @@ async def solve(state: SolverTask, runtime: Runtime[ReasoningContext]) -> dict[s
     """Solver: one subgoal -> its value, by the tool loop."""
     context, name = _context(runtime), state["subgoal"]["name"]
     request = solver_request(state["problem"], state["subgoal"]["goal"], state["known"], state["hint"])
-    end: dict[str, Any] = {"messages": []}
-    given, budget = LoopState(messages=[HumanMessage(request)]), _budget(state, context)
-    try:
-        async for values in solver.astream(given, context=budget, stream_mode="values"):
-            end = values  # what it has spent counts, however it ends
-    except ContextLengthError as error:
+    end, full = await run_loop(solver, [HumanMessage(request)], _budget(state, context))
+    if full:
         spent = spent_on(end["messages"], context.prices)
-        return {"results": {name: FAILED}, "spent": spent, "remarks": [f"{name}: {error}"]}
+        return {"results": {name: FAILED}, "spent": spent, "remarks": [f"{name}: {full}"]}
     stop, value = end.get("stop_reason"), stated_value(end["messages"][-1].text)
     solved = stop == StopReason.ANSWER and value
     remarks = [] if solved else [f"{name}: no value ({stop})"]
@@ -191,7 +187,7 @@ def ask_person(state: ReasoningState) -> dict[str, Any]:
     told = interrupt(verdict_of(state, "hint"))
     hint = one_line(told if isinstance(told, str) else json.dumps(told, default=str), MAX_TOLD)
     subgoal = verdict_of(state, "subgoal")
-    return (_again(state, subgoal, hint) if subgoal else {"hint": hint}) | {"spent": stop_clock(state.get("spent", {}))}
+    return _again(state, subgoal, hint) if subgoal else {"hint": hint}
 
 
 def after_ask(state: ReasoningState) -> str:

@@ -59,8 +59,7 @@ class ReasoningContext:
     max_tokens: int = 32768
     """Sampled tokens of all roles."""
     max_seconds: float = 1800.0
-    """From the first answer's beginning to the last one's end, without the wait for a person; looked at between
-    answers."""
+    """Time in which models and tools were at work in this run, side by side counted once; checked between answers."""
     max_cost: float | None = None
     """Of all answers, in the currency of `prices`; None: no limit."""
     prices: Prices = field(default_factory=dict[str, tuple[float, float]])

@@ -1,18 +1,20 @@
 """The research agent: a conversation over a wiki and one's own documents, with citations of exact spans.
 
-    START -> plan -> search (one per question, side by side) -> gather -> write -> check -> END
-              |  |                                                ^         ^        |
-              |  +--- what was read before is enough -------------+         +--------+ once, if a quote is not true
-              +-> reply -> END
+    START -> plan -> search (one per question, side by side) -> gather -> write -> (support) -> check -> END
+              |  |                                                ^         ^                      |
+              |  +--- what was read before is enough -------------+         +----------------------+
+              +-> reply -> END                                                once, if a citation does not stand
 
 The planner says what has to be looked up, asks the person back, or returns a courtesy. Each searcher is a tool loop of
 its own. `gather` gives what they have read names that last for the conversation, and keeps of their findings the quotes
-that stand in the sources. The writer answers from those; `check` holds each quote against the sources' text. One that
-is fabricated is sent back once with the reason, then removed, and the answer says so. An answer with no citation left
-is no answer: `answered` is false, and the state's `stop_reason` is `no_answer` (on record the run is completed).
+that stand in the sources. The writer answers from those; `check` holds each quote against the sources' text, and with
+`check_support` a model has said before whether it supports its sentence. A citation that is fabricated, or supports
+nothing, is sent back once with the reason, then removed, and the answer says so. An answer with no citation left is no
+answer: `answered` is false, and the state's `stop_reason` is `no_answer` (on record the run is completed).
 
-No output of a model or a wiki raises: every turn ends with a `stop_reason`. All roles share one budget; where it
-is used up, the turn ends with the best answer so far: the findings, whose quotes are checked already.
+No output of a model, a tool or a wiki raises: every turn ends with a `stop_reason`. All roles share one budget
+(`hrm_agent.graphs.parts.budget`); where it is used up, the turn ends with the best answer so far: the findings, whose
+quotes are checked already.
 """
 
 from __future__ import annotations
@@ -23,12 +25,15 @@ from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.tools import BaseTool
 from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
 from langgraph.types import Send
 
 from hrm_agent.errors import ContextLengthError
-from hrm_agent.graphs.parts.budget import reset_usage, spent_on
+from hrm_agent.graphs.parts.budget import LoopBudget, reset_usage, spent_on
+from hrm_agent.graphs.parts.loop import run_loop
 from hrm_agent.graphs.parts.prompts import (
     RESEARCH_PLANNER_PROMPT,
     WRITER_PROMPT,
@@ -37,11 +42,12 @@ from hrm_agent.graphs.parts.prompts import (
     writer_request,
 )
 from hrm_agent.graphs.parts.roles import CallOptions, Role, ask_role, chat_model
-from hrm_agent.graphs.research.citations import CheckedText, check, quoted_again
+from hrm_agent.graphs.parts.support import SUPPORT
 from hrm_agent.graphs.research.planner import ResearchPlan, earlier_lines, reading, whole_question
-from hrm_agent.graphs.research.searcher import SearchContext, SearchState, build_search
+from hrm_agent.graphs.research.searcher import SearchContext, build_search
 from hrm_agent.graphs.research.sources import Source, evidence, renamed, same_source
 from hrm_agent.graphs.research.state import (
+    BuiltinContext,
     ResearchContext,
     ResearchFinding,
     ResearchQuestion,
@@ -52,9 +58,12 @@ from hrm_agent.graphs.research.state import (
     forgotten,
     new_turn,
     newest_request,
-    search_tasks,
 )
+from hrm_agent.graphs.research.support import new_statements, reasons_against, support_checks, support_text
+from hrm_agent.graphs.research.tools import Toolbox
 from hrm_agent.models import was_cut
+from hrm_agent.retrieval.checked_text import CheckedText, check, quoted_again
+from hrm_agent.tools.load_tools import as_tools
 from hrm_agent.trajectory import StopReason
 
 __all__ = ["ResearchContext", "ResearchState", "build_research", "graph"]
@@ -63,28 +72,35 @@ PLANNER = Role("planner", RESEARCH_PLANNER_PROMPT, ResearchPlan)
 NO_ANSWER = "The sources do not answer this."
 UNSUPPORTED = "No source was cited for this."
 REMOVED = "Removed: {} that no source has."
+NO_SUPPORT = "Removed: {} that does not support its sentence."
 MAX_LISTED, MAX_LISTED_TITLE = 50, 100
 """Sources at hand that the planner is told of, and characters of their titles."""
 QUESTION, REPLY, UNANSWERED = "question", "reply", "no_answer"
 """Ends of a turn beside `StopReason`'s."""
 
 
-def build_research(model: BaseChatModel | None = None) -> Any:
-    """The graph, compiled. `model`: a chat model of one's own in the place of the current policy."""
-    nodes = _Research(model)
-    builder = StateGraph(ResearchState, context_schema=ResearchContext)
+def build_research(model: BaseChatModel | None = None, tools: Sequence[BaseTool | BaseRetriever] = ()) -> Any:
+    """The graph, compiled.
+
+    `model`: a chat model of one's own in the place of the current policy. `tools`: of one's own, for the searchers,
+    beside what the context gives them or in its place.
+    """
+    nodes = _Research(model, as_tools(tools))
+    builder = StateGraph(ResearchState, context_schema=ResearchContext if tools else BuiltinContext)
     builder.add_node("plan", nodes.plan)
     builder.add_node("reply", reply)
     builder.add_node("search", nodes.search, input_schema=SearchTask)
     builder.add_node("gather", gather)
     builder.add_node("write", nodes.write)
+    builder.add_node("support", nodes.support)
     builder.add_node("check", check_draft)
     builder.add_edge(START, "plan")
     builder.add_conditional_edges("plan", after_plan, ["reply", "search", "gather"])
     builder.add_edge("reply", END)
     builder.add_edge("search", "gather")
     builder.add_edge("gather", "write")
-    builder.add_edge("write", "check")
+    builder.add_conditional_edges("write", after_write, ["support", "check"])
+    builder.add_edge("support", "check")
     builder.add_conditional_edges("check", after_check, ["write", END])
     return builder.compile()
 
@@ -92,20 +108,19 @@ def build_research(model: BaseChatModel | None = None) -> Any:
 class _Research:
     """The nodes that ask a model."""
 
-    def __init__(self, model: BaseChatModel | None) -> None:
-        self._model = model
-        self._searcher = build_search(model)
+    def __init__(self, model: BaseChatModel | None, tools: Sequence[BaseTool]) -> None:
+        self._model, self._tools = model, tools
+        self._searcher = build_search(model, tools)
 
     async def plan(self, state: ResearchState, runtime: Runtime[ResearchContext]) -> dict[str, Any]:
         """Planner: the newest message -> questions, or what is said to the person instead."""
-        context = _context(runtime)
-        sources = state.get("sources", {})
+        context, sources = _context(runtime), state.get("sources", {})
+        Toolbox(context, self._tools)  # raises what is wrong with it before a model is asked
         gone = forgotten(sources, context.max_remembered_chars)
         at_hand = {name: source for name, source in sources.items() if name not in gone}
-        fresh = ResearchState(messages=state["messages"])
-        left = budget_left(fresh, context)
+        fresh = ResearchState(messages=state["messages"])  # a turn has a budget of its own
         request = research_request(newest_request(state), earlier_lines(state["messages"]), _listed(at_hand))
-        options = self._options(context, left.tokens, 0 if left.used_up() else min(2, left.calls - 1))
+        options = self._options(fresh, context, kept_back=1)
         may_ask = not state.get("asked_back")
         said = await ask_role(PLANNER, request, options, read=reading(may_ask=may_ask, has_sources=bool(at_hand)))
         plan, remarks = said.value, list[str]()
@@ -123,21 +138,22 @@ class _Research:
             "asked_back": bool(plan and plan.say and plan.ask),
             "spent": reset_usage(spent_on(said.messages, context.prices)),
             "remarks": [None, *remarks] if remarks else None,
+            **({"support": None} if state.get("support") else {}),
         }
 
     async def search(self, state: SearchTask, runtime: Runtime[ResearchContext]) -> dict[str, Any]:
         """Searcher: one question -> what was found, and what was read for it."""
         context, question = _context(runtime), state["question"]["question"]
         request = searcher_request(question, state["question"]["queries"], state["known"])
-        search_context = _search_context(state, context)
-        end: Any = {"messages": [], "sources": []}
-        given = SearchState(messages=[HumanMessage(request)])
-        remarks: list[str] = []
-        try:
-            async for values in self._searcher.astream(given, context=search_context, stream_mode="values"):
-                end = values  # what it has read and spent counts, however it ends
-        except ContextLengthError as error:
-            end, remarks = {**end, "stop_reason": StopReason.MAX_TOKENS.value}, [f"search: {error}"]
+        search = SearchContext(
+            research=context,
+            about=_about(state["question"]),
+            first_id=state["first_id"],
+            has_sources=bool(state["known"]),
+            budget=LoopBudget.of(state, context.max_turns, context.prices),
+        )
+        end, full = await run_loop(self._searcher, [HumanMessage(request)], search)
+        remarks = [f"search: {full}"] if full else []
         stop = end.get("stop_reason") or StopReason.MAX_TURNS.value
         text = next((message.text for message in end["messages"][-1:] if message.type == "ai"), "")
         found = SearcherReport(question=question, text=text, stop=stop, sources=end.get("sources", []))
@@ -161,9 +177,26 @@ class _Research:
             return {"remarks": [f"write: {error}"]}
         return {"drafts": [*drafts, answer], "spent": spent_on([answer], context.prices)}
 
-    def _options(self, context: ResearchContext, tokens: int, calls: int) -> CallOptions:
-        limit = min(context.max_answer_tokens, tokens)
-        return CallOptions(context.model or self._model, context.temperature, limit, calls)
+    async def support(self, state: ResearchState, runtime: Runtime[ResearchContext]) -> dict[str, Any]:
+        """Whether the quotes of the newest draft support the sentences that cite them."""
+        context, sources = _context(runtime), state.get("sources", {})
+        draft = await asyncio.to_thread(check, state.get("drafts", [])[-1].text, sources)
+        asked = new_statements(draft.statements, state.get("support", []))
+        if not asked:
+            return {}
+        request, shown = support_text(asked, sources, context.max_context_chars)
+        said = await ask_role(SUPPORT, request, self._options(state, context))
+        return {
+            "support": support_checks(asked[:shown], said.value),
+            "spent": spent_on(said.messages, context.prices),
+            "remarks": [f"support: {said.complaint or 'there was no verdict'}"] if said.value is None else [],
+        }
+
+    def _options(self, state: ResearchState, context: ResearchContext, kept_back: int = 0) -> CallOptions:
+        """A role's share of the budget: two answers, if the first cannot be read."""
+        left = budget_left(state, context)
+        calls, limit = min(2, left.calls - kept_back), min(context.max_answer_tokens, left.tokens)
+        return CallOptions(context.model or self._model, context.temperature, limit, 0 if left.used_up() else calls)
 
 
 def after_plan(state: ResearchState, runtime: Runtime[ResearchContext]) -> Sequence[Send] | str:
@@ -171,12 +204,13 @@ def after_plan(state: ResearchState, runtime: Runtime[ResearchContext]) -> Seque
     if state.get("say"):
         return "reply"
     context, questions, sources = _context(runtime), state.get("questions", []), state.get("sources", {})
-    left = budget_left(state, context)
-    if left.used_up(calls=1):
-        return "gather"
-    known = [evidence(sources, _about(question), {}, context.max_source_chars) for question in questions]
-    tasks = search_tasks(questions, known, state.get("named", 0) + 1, left, context)
-    return [Send("search", task) for task in tasks] or "gather"
+    kept = {"calls": 2 if context.check_support else 1, "answer_tokens": context.max_answer_tokens}
+    shares, first_id = budget_left(state, context).shares(len(questions), **kept), state.get("named", 0) + 1
+    return [
+        Send("search", SearchTask(question=question, known=known, first_id=first_id, **share))
+        for question, share in zip(questions, shares, strict=False)
+        for known in [evidence(sources, _about(question), {}, context.max_source_chars)]
+    ] or "gather"
 
 
 def reply(state: ResearchState) -> dict[str, Any]:
@@ -208,19 +242,34 @@ def gather(state: ResearchState) -> dict[str, Any]:
     return {"sources": new, "named": named, "findings": findings, "found": None, "remarks": remarks}
 
 
+def after_write(state: ResearchState, runtime: Runtime[ResearchContext]) -> str:
+    """Support is looked at where it is wanted, and the budget has a call for it."""
+    context = _context(runtime)
+    wanted = context.check_support and state.get("drafts") and not budget_left(state, context).used_up()
+    return "support" if wanted else "check"
+
+
 def check_draft(state: ResearchState, runtime: Runtime[ResearchContext]) -> dict[str, Any]:
     """Hold the newest draft against the sources: send it back with what is wrong, or end the turn with the best one."""
     context, drafts, sources = _context(runtime), state.get("drafts", []), state.get("sources", {})
-    checked = [check(draft.text, sources) for draft in drafts]
-    left = budget_left(state, context)
-    complaint = _complaint(checked[-1], sources) if checked else ""
-    if complaint and not state.get("complaint") and not was_cut(drafts[0]) and not left.used_up():
+    unsupported = reasons_against(state.get("support", []))
+    checked = [check(draft.text, sources, unsupported) for draft in drafts]
+    complaint = _complaint(checked[-1], unsupported, sources) if checked else ""
+    if (
+        complaint
+        and not state.get("complaint")
+        and not was_cut(drafts[0])
+        and not budget_left(state, context).used_up()
+    ):
         return {"complaint": complaint}
     best = max(checked, key=lambda one: (len(one.citations), bool(one.body)), default=None)
     if best is None or not best.body:
-        best = check(_findings_text(state), sources)
+        best = check(_findings_text(state), sources, unsupported)
     remarks = [f"check: mended {mended}" for mended in best.mended]
     remarks += [f"check: removed {problem}" for problem in best.problems]
+    remarks += [f"check: removed what {one.claim!r} cites: {unsupported[one.key]}" for one in best.refused]
+    if context.check_support and (unknown := new_statements(best.statements, state.get("support", []))):
+        remarks.append(f"support: {len(unknown)} sentences were not looked at")
     stop, reason = _end(state, context, best)
     return {
         "messages": [AIMessage(_final_text(best), id=_final_id(state))],
@@ -237,13 +286,17 @@ def after_check(state: ResearchState) -> str:
     return END if state.get("stop_reason") else "write"
 
 
-def _complaint(checked: CheckedText, sources: Mapping[str, Source]) -> str:
+def _complaint(checked: CheckedText, unsupported: Mapping[Any, str], sources: Mapping[str, Source]) -> str:
     """What the writer is told about a draft that cannot stand; empty for one that can."""
     if not checked.body:
         return "There is no text in it. Answer again."
-    if checked.problems:
-        wrong = "\n".join(checked.problems[:8])
-        return f"These citations do not stand:\n{wrong}\nAnswer again; quote to the letter what the sources have."
+    wrong = [
+        *checked.problems[:8],
+        *(f"{one.claim}: not supported: {unsupported[one.key]}" for one in checked.refused[:8]),
+    ]
+    if wrong:
+        listed = "\n".join(wrong)
+        return f"These citations do not stand:\n{listed}\nAnswer again; quote to the letter what the sources have."
     if not checked.citations and not checked.denies and sources:
         return "Nothing in it is cited. Cite the sources' exact words, or begin with NOT ANSWERED."
     return ""
@@ -257,8 +310,8 @@ def _final_text(best: CheckedText) -> str:
     notes = []
     if not best.citations and not best.denies:
         notes.append(UNSUPPORTED)
-    if count := len(best.problems):
-        notes.append(REMOVED.format("1 citation" if count == 1 else f"{count} citations"))
+    for note, count in ((REMOVED, len(best.problems)), (NO_SUPPORT, sum(len(one.citations) for one in best.refused))):
+        notes += [note.format("1 citation" if count == 1 else f"{count} citations")] if count else []
     listed = best.text[len(best.body) :].strip()
     return "\n\n".join(part for part in (body, " ".join(notes), listed) if part)
 
@@ -294,19 +347,6 @@ def _writer_request(state: ResearchState, context: ResearchContext) -> str:
 
 def _findings_text(state: ResearchState) -> str:
     return "\n\n".join(finding["text"] for finding in state.get("findings", []) if finding["text"])
-
-
-def _search_context(task: SearchTask, context: ResearchContext) -> SearchContext:
-    return SearchContext(
-        research=context,
-        about=_about(task["question"]),
-        first_id=task["first_id"],
-        has_sources=bool(task["known"]),
-        max_turns=min(context.max_turns, task["turns"]),
-        max_tokens=task["tokens"],
-        max_seconds=task["seconds"],
-        max_cost=task["cost"],
-    )
 
 
 def _different(questions: Sequence[ResearchQuestion]) -> list[ResearchQuestion]:

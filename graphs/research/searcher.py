@@ -19,6 +19,7 @@ from typing import Annotated, Any, NotRequired
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import BaseTool
 from langgraph.config import get_config
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
@@ -26,13 +27,13 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.runtime import Runtime
 from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
 
-from hrm_agent.graphs.parts.budget import Prices, sampled_tokens
+from hrm_agent.graphs.parts.budget import LoopBudget, sampled_tokens
 from hrm_agent.graphs.parts.loop import calls_tools, last_answer, loop_stop
 from hrm_agent.graphs.parts.prompts import SEARCHER_PROMPT
 from hrm_agent.graphs.parts.roles import chat_model
 from hrm_agent.graphs.research.sources import Source
 from hrm_agent.graphs.research.state import ResearchContext
-from hrm_agent.graphs.research.tools import IDS_OF_A_CALL, READS, SEARCHES, offered_tools, research_tools
+from hrm_agent.graphs.research.tools import IDS_OF_A_CALL, Toolbox
 from hrm_agent.tools import run_tool_calls
 from hrm_agent.trajectory import StopReason
 
@@ -53,18 +54,8 @@ class SearchContext:
     """New sources are numbered from here on."""
     has_sources: bool
     """It was shown remembered sources: it need not look anywhere."""
-    max_turns: int
-    """Most model calls of this search."""
-    max_tokens: int
-    """Most completion tokens over all turns of this search."""
-    max_seconds: float
-    """Most wall-clock time of this search, in seconds."""
-    max_cost: float | None
-    """Most money of this search, in the currency of the prices; None: no limit."""
-
-    @property
-    def prices(self) -> Prices:
-        return self.research.prices
+    budget: LoopBudget
+    """What this search may use."""
 
 
 class SearchState(TypedDict):
@@ -80,21 +71,22 @@ class SearchState(TypedDict):
 
 def build_search(
     model: BaseChatModel | None = None,
+    tools: Sequence[BaseTool] = (),
 ) -> CompiledStateGraph[SearchState, SearchContext, SearchState, SearchState]:
-    """The loop, asking `model`, or the current policy."""
+    """The loop, asking `model`, or the current policy. `tools`: of one's own, beside those that the context names."""
 
     async def reason(state: SearchState, runtime: Runtime[SearchContext]) -> dict[str, Any]:
         context = _context(runtime)
-        left = min(context.max_tokens - sampled_tokens(state["messages"]), context.research.max_answer_tokens)
-        tools = offered_tools(context.research)
-        asked = context.research.model or model
-        chat = chat_model(asked, tools=tools, temperature=context.research.temperature, max_tokens=left)
+        research, left = context.research, context.budget.max_tokens - sampled_tokens(state["messages"])
+        limit = min(left, research.max_answer_tokens)
+        offered = Toolbox(research, tools).descriptions()
+        chat = chat_model(research.model or model, tools=offered, temperature=research.temperature, max_tokens=limit)
         answer = await chat.ainvoke([SystemMessage(SEARCHER_PROMPT), *state["messages"]])
         stop = _stop_reason([*state["messages"], answer], context)
         return {"messages": [answer], "stop_reason": stop.value if stop else ""}
 
-    async def tools(state: SearchState, runtime: Runtime[SearchContext]) -> dict[str, Any]:
-        results = await _answers(state["messages"], _context(runtime), get_config())
+    async def call_tools(state: SearchState, runtime: Runtime[SearchContext]) -> dict[str, Any]:
+        results = await _answers(state["messages"], _context(runtime), tools, get_config())
         read = [source for result in results for source in _artifact(result)]
         return {"messages": [_without_artifact(result) for result in results], "sources": read}
 
@@ -103,7 +95,7 @@ def build_search(
 
     builder = StateGraph(SearchState, context_schema=SearchContext)
     builder.add_node("reason", reason)
-    builder.add_node("tools", tools)
+    builder.add_node("tools", call_tools)
     builder.add_node("remind", remind)
     builder.add_edge(START, "reason")
     builder.add_conditional_edges("reason", _after_reason, ["tools", "remind", END])
@@ -112,16 +104,17 @@ def build_search(
     return builder.compile()
 
 
-async def _answers(messages: Sequence[AnyMessage], context: SearchContext, config: RunnableConfig) -> list[ToolMessage]:
+async def _answers(
+    messages: Sequence[AnyMessage], context: SearchContext, own: Sequence[BaseTool], config: RunnableConfig
+) -> list[ToolMessage]:
     """All calls of the last answer at once, each with numbers of its own for what it reads."""
     answer = last_answer(messages)
     before = [call["name"] for one in messages[:-1] if isinstance(one, AIMessage) for call in one.tool_calls]
     first_id = context.first_id + IDS_OF_A_CALL * len(before)
-    limits = {SEARCHES: context.research.max_searches, READS: context.research.max_pages}
+    toolbox = Toolbox(context.research, own)
     waiting = [run_tool_calls(answer.model_copy(update={"tool_calls": []}), [], config)]
     for number, call in enumerate(answer.tool_calls):
-        spent = [name for names, limit in limits.items() if sum(n in names for n in before) >= limit for name in names]
-        tools = research_tools(context.research, context.about, first_id + IDS_OF_A_CALL * number, spent)
+        tools = toolbox.tools(context.about, first_id + IDS_OF_A_CALL * number, before)
         alone = {"tool_calls": [{**call, "id": call["id"] or f"call_{number}"}], "invalid_tool_calls": []}
         waiting.append(run_tool_calls(_without_invalid(answer).model_copy(update=alone), tools, config))
         before.append(call["name"])
@@ -162,4 +155,4 @@ def _after_reason(state: SearchState) -> str:
 def _stop_reason(messages: Sequence[AnyMessage], context: SearchContext) -> StopReason | None:
     answers = sum(isinstance(message, AIMessage) for message in messages)
     looked = context.has_sources or len(messages) > answers + 1  # tools have answered, or it was reminded
-    return loop_stop(messages, context, final=looked and not calls_tools(last_answer(messages)))
+    return loop_stop(messages, context.budget, final=looked and not calls_tools(last_answer(messages)))

@@ -2,8 +2,9 @@
 
 A page is longer than what a model should read of it. It is cut into passages, spans of its text; a model is shown the
 first one, which says what the page is about, and those that share most with the question (BM25 within the page), in
-the order of the text, with `[...]` where some are left out. The whole text is kept, so that whatever is quoted can be
-found again to the character.
+the order of the text, with `[...]` where some are left out. Hits of a search are parts already, whose beginning says
+nothing: of them it is shown what matches the question best (`display_hits`), and the writer sees them whole while
+there is room. The whole text is kept, so that whatever is quoted can be found again to the character.
 
 A source is somebody else's text. It stands in a frame, `<source S1 0f3a>` to `</source S1 0f3a>`, whose word does not
 occur in it: no text can close its own frame and go on in the voice of the person or of another source.
@@ -20,10 +21,10 @@ from urllib.parse import urlsplit
 from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
 
 from hrm_agent.answers.typed_reply import one_line
-from hrm_agent.retrieval.passages import scored_passages
+from hrm_agent.retrieval.passages import Extract, best_passages, scored_passages
 from hrm_agent.unicode import replace_surrogates
 
-__all__ = ["Source", "display", "evidence", "new_source", "renamed", "same_source"]
+__all__ = ["Source", "around", "display", "display_hits", "evidence", "new_source", "renamed", "same_source", "scheme"]
 
 MAX_TITLE, MAX_TEXT = 300, 500_000
 """Characters; what comes later is neither shown nor quoted."""
@@ -33,6 +34,9 @@ _FIRST, _FILL = 1e6, 1e-6
 """A score above all others, and one below."""
 _SHARE = 1 / 3
 """Of the best passage's score: less is by chance."""
+_WHOLE = 1 / 6
+"""Share of the writer's room. A source of this turn up to this long, such as a hit, is shown whole or not at all while
+whole ones fit."""
 
 
 class Source(TypedDict):
@@ -58,10 +62,18 @@ def new_source(
     title: str, text: str, *, url: str = "", revision: object = "", file: str = "", offset: int = 0
 ) -> Source:
     """A source that has no name yet. Addresses other than of the web are left out."""
-    safe = url if urlsplit(url).scheme in ("http", "https") and not re.search(r"[\s<>]", url) else ""
+    safe = url if scheme(url) in ("http", "https") and not re.search(r"[\s<>\ud800-\udfff]", url) else ""
     text = replace_surrogates(text[:MAX_TEXT]).replace("\0", "\ufffd")  # not every store takes it
-    title = one_line(title, MAX_TITLE) or "untitled"
+    title, file = one_line(replace_surrogates(title), MAX_TITLE) or "untitled", replace_surrogates(file)
     return Source(id="", title=title, url=safe, revision=str(revision), file=file, text=text, offset=offset)
+
+
+def scheme(place: str) -> str | None:
+    """Of an address, empty where it has none; None of what cannot be parsed as one."""
+    try:
+        return urlsplit(place).scheme
+    except ValueError:
+        return None
 
 
 def renamed(source: Source, name: str) -> Source:
@@ -82,17 +94,26 @@ def display(source: Source, about: str, limit: int) -> str:
     return _framed(source, _chosen(source["text"], ranked, limit))
 
 
+def display_hits(sources: Sequence[Source], hits: Sequence[Extract], about: str, limit: int) -> str:
+    """The hits of one search, each in the frame of its source: together at most `limit` characters of their texts."""
+    chosen = best_passages(hits, about, limit)
+    return "\n\n".join(_framed(source, spans) for source, spans in zip(sources, chosen, strict=True))
+
+
 def evidence(sources: Mapping[str, Source], about: str, read: Mapping[str, Sequence[int]], limit: int) -> str:
     """The passages of all sources that matter for a question, in their frames; empty if none does.
 
     `read`: the sources of this turn, each with the places that were quoted of it. Those passages go first; after them
     what has words of the question, of other sources only what has many; what is left over goes to the sources of this
-    turn from their beginning.
+    turn from their beginning. A short source of this turn counts as one passage, as long as all of it fits.
     """
     scored = {name: scored_passages(source["text"], about) for name, source in sources.items()}
     least = _SHARE * max((score for passages in scored.values() for _, score in passages), default=0.0)
     rated: list[tuple[float, str, Span]] = []
     for name, passages in scored.items():
+        if name in read and passages and len(sources[name]["text"]) <= _WHOLE * limit:
+            best = max(score for _, score in passages)
+            rated.append((best + _FIRST * bool(read[name]) + _FILL, name, (0, len(sources[name]["text"]))))
         for number, (span, score) in enumerate(passages):
             if name in read:
                 quoted = any(span[0] <= at < span[1] for at in read[name])
@@ -101,10 +122,20 @@ def evidence(sources: Mapping[str, Source], about: str, read: Mapping[str, Seque
                 rated.append((score, name, span))
     chosen: dict[str, list[Span]] = {}
     for _, name, span in sorted(rated, key=lambda one: -one[0]):
-        if span[1] - span[0] <= limit:
+        is_new = not any(one[0] <= span[0] and span[1] <= one[1] for one in chosen.get(name, ()))
+        if is_new and span[1] - span[0] <= limit:
             chosen.setdefault(name, []).append(span)
             limit -= span[1] - span[0]
     return "\n\n".join(_framed(sources[name], sorted(spans)) for name, spans in chosen.items())
+
+
+def around(source: Source, start: int, end: int, characters: int) -> str:
+    """A span of a source in its frame, `>>>` and `<<<` about it, with so many characters on either side."""
+    text = source["text"]
+    before, after = text[max(start - characters, 0) : start], text[end : end + characters]
+    copy = source.copy()
+    copy["text"] = f"{before}>>>{text[start:end]}<<<{after}"
+    return _framed(copy, [(0, len(copy["text"]))])
 
 
 def _chosen(text: str, ranked: Sequence[Span], limit: int) -> list[Span]:

@@ -12,7 +12,7 @@ forgotten when a turn begins, so that the spans of the newest answer can be look
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Any, NotRequired
 
 from langchain_core.messages import AIMessage, AnyMessage
@@ -20,22 +20,24 @@ from langgraph.graph.message import add_messages
 from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
 
 from hrm_agent.errors import ConfigError
-from hrm_agent.graphs.parts.budget import Prices, Remaining, Usage, merge_usage, refuse_limits, remaining
+from hrm_agent.graphs.parts.budget import BudgetShare, Prices, Remaining, Usage, merge_usage, refuse_limits, remaining
 from hrm_agent.graphs.research.sources import Source
 from hrm_agent.retrieval.citations import Citation
+from hrm_agent.tools.load_tools import load_tools
 
 __all__ = [
+    "BuiltinContext",
     "ResearchContext",
     "ResearchFinding",
     "ResearchQuestion",
     "ResearchState",
     "SearchTask",
     "SearcherReport",
+    "SupportCheck",
     "budget_left",
     "forgotten",
     "new_turn",
     "newest_request",
-    "search_tasks",
 ]
 
 
@@ -53,6 +55,10 @@ class ResearchContext:
     """File of `hrm-agent index`: documents of one's own. None: only the wiki is searched."""
     index_mode: str = "words"
     """How documents are found: by `words`; or, where the index has them, by `vectors`, or `hybrid`."""
+    tools: str | Sequence[str] = ()
+    """Tools of one's own, beside wiki and documents or in their place: `package.module:attribute`, or a list."""
+    check_support: bool = False
+    """A model is asked, once for each draft, whether the quotes support the sentences that cite them."""
     model: str | None = None
     """Another model than the current policy, by its string."""
     temperature: float | None = None
@@ -65,7 +71,11 @@ class ResearchContext:
     """Of one searcher."""
     max_pages: int = 4
     """Pages or documents that one searcher reads."""
-    max_source_chars: int = 6000
+    max_tool_calls: int = 8
+    """Calls of tools of one's own by one searcher."""
+    max_tool_seconds: float = 60.0
+    """Wall-clock time of one such call."""
+    max_source_chars: int = 8000
     """Characters of a source that a searcher is shown for one read."""
     max_context_chars: int = 24_000
     """Characters of all sources together that the writer is shown."""
@@ -74,33 +84,43 @@ class ResearchContext:
     max_answer_tokens: int = 2048
     """Sampled tokens of one answer of a role."""
     max_calls: int = 40
-    """Answers of all roles in one turn; one of them is kept back for the writer."""
+    """Answers of all roles in one turn; one is kept back for the writer, another for `check_support`."""
     max_tokens: int = 32_768
     """Sampled tokens of all roles in one turn."""
     max_seconds: float = 600.0
-    """From the turn's first answer to its last one; looked at between answers."""
+    """Time in which models and tools were at work for one turn, in this run; checked between answers."""
     max_cost: float | None = None
     """Of one turn, in the currency of `prices`; None: no limit."""
     prices: Prices = field(default_factory=dict[str, tuple[float, float]])
     """Of a million tokens, read and sampled, by the model's name or `*`; unless its provider says what it took."""
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` for an invalid limit, and where there is nothing to search."""
+        """Raise `ConfigError` for an invalid limit, a user agent without a contact, or an object that is not a tool."""
         refuse_limits(
             self, max_questions=1, max_turns=1, max_searches=0, max_pages=0, max_source_chars=200,
             max_context_chars=200, max_remembered_chars=0, max_answer_tokens=1, max_calls=0, max_tokens=0,
-            max_seconds=0.0, max_cost=0.0,
+            max_seconds=0.0, max_cost=0.0, max_tool_calls=0, max_tool_seconds=0.0,
         )  # fmt: skip
-        if not self.wiki and not self.index:
-            raise ConfigError(
-                "The research agent has nothing to search: neither a wiki nor an index of documents.",
-                "Give `--context wiki=en user_agent='NAME/1.0 (you@example.org)'`, or `--context index=FILE`.",
-            )
+        load_tools(self.tools)
         if self.wiki and not any(mark in self.user_agent for mark in ("@", "://")):
             raise ConfigError(
                 f"The user agent {self.user_agent!r} names no contact.",
                 "Wikis ask for a contact: `--context user_agent='NAME/1.0 (you@example.org)'`.",
             )
+
+
+@dataclass(frozen=True)
+class BuiltinContext(ResearchContext):
+    """Of the graph that holds no tools of its own: a place to search, or tools, have to be named."""
+
+    def __post_init__(self) -> None:
+        """Raise `ConfigError` where there is nothing to search, too."""
+        if not self.wiki and not self.index and not self.tools:
+            raise ConfigError(
+                "The research agent has nothing to search: neither a wiki nor an index of documents, nor tools.",
+                "Give `--context wiki=en user_agent='NAME/1.0 (you@example.org)'`, `index=FILE` or `tools=FILE:NAME`.",
+            )
+        super().__post_init__()
 
 
 class ResearchQuestion(TypedDict):
@@ -138,7 +158,20 @@ class ResearchFinding(TypedDict):
     """Ids of what it read."""
 
 
-class SearchTask(TypedDict):
+class SupportCheck(TypedDict):
+    """Whether a sentence of a draft is supported by what it cites."""
+
+    claim: str
+    """The sentence, without its marks."""
+    citations: list[Citation]
+    """What it cites."""
+    verdict: str
+    """`supported`, `unsupported` or `unclear`; only citations of an unsupported sentence are left out."""
+    reason: str
+    """The model's reason, in one line."""
+
+
+class SearchTask(BudgetShare):
     """What one searcher is sent."""
 
     question: ResearchQuestion
@@ -147,14 +180,6 @@ class SearchTask(TypedDict):
     """What the remembered sources have on it, as a searcher is shown sources; empty: nothing."""
     first_id: int
     """New sources are numbered from here on."""
-    tokens: int
-    """This searcher's budget of sampled tokens."""
-    turns: int
-    """This searcher's budget of model calls."""
-    seconds: float
-    """This searcher's budget of time."""
-    cost: float | None
-    """This searcher's budget of money, in the unit of the prices; None: no limit."""
 
 
 def _remembered(old: dict[str, Source], new: Mapping[str, Source | None]) -> dict[str, Source]:
@@ -195,6 +220,8 @@ class ResearchState(TypedDict):
     """The writer's answers as they were sampled; two, if something was wrong with the first."""
     complaint: NotRequired[str]
     """What was wrong with the first draft, as the writer was told."""
+    support: NotRequired[Annotated[list[SupportCheck], _listed]]
+    """With `check_support`: the sentences of this turn's drafts that cite."""
     asked_back: NotRequired[bool]
     """The newest answer is a question."""
     spent: NotRequired[Annotated[Usage, merge_usage]]
@@ -243,29 +270,3 @@ def forgotten(sources: Mapping[str, Source], limit: int) -> dict[str, None]:
 
 def budget_left(state: ResearchState, context: ResearchContext) -> Remaining:
     return remaining(context, state.get("spent", Usage()))
-
-
-def search_tasks(
-    questions: Sequence[ResearchQuestion],
-    known: Sequence[str],
-    first_id: int,
-    left: Remaining,
-    context: ResearchContext,
-) -> list[SearchTask]:
-    """A task for each question, as far as the budget goes; the writer's answer is kept back of it."""
-    kept_back = min(context.max_answer_tokens, left.tokens // 2)
-    left = replace(left, tokens=left.tokens - kept_back)
-    count = min(len(questions), left.calls - 1, left.tokens)
-    share = left.share(max(count, 1), calls=1)
-    return [
-        SearchTask(
-            question=question,
-            known=shown,
-            first_id=first_id,
-            tokens=share.tokens,
-            turns=share.calls,
-            seconds=share.seconds,
-            cost=share.cost,
-        )
-        for question, shown in zip(questions[: max(count, 0)], known, strict=False)
-    ]

@@ -1,30 +1,37 @@
-"""The tools of a searcher: search a wiki, read its pages; search one's own documents, read them.
+"""The tools of a searcher: search a wiki, read its pages; search one's own documents, read them; tools of one's own.
 
 What a tool returns has two halves, as LangChain's `content_and_artifact` has it: the text that the model is shown, and
 the sources that it was shown parts of, whole. Both are on record, so that a replay has the sources without the wiki.
 Nothing is opened before a call is run: a call that is answered from the record needs neither the wiki nor the index.
+
+What a tool of one's own returns is somebody else's text, and a source: the documents of a retriever one each, any other
+output as a whole. The model is shown it in the frame that sources have.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from langchain_core.documents import Document
 from langchain_core.tools import BaseTool, StructuredTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from hrm_agent.answers.typed_reply import one_line
-from hrm_agent.graphs.research.sources import Source, display, new_source, renamed
+from hrm_agent.errors import ConfigError
+from hrm_agent.graphs.research.sources import Source, display, display_hits, new_source, renamed, scheme
 from hrm_agent.graphs.research.state import ResearchContext
 from hrm_agent.retrieval import index as documents
 from hrm_agent.tools import ToolFailure
+from hrm_agent.tools.load_tools import as_tools, load_tools
 from hrm_agent.tools.mediawiki import SearchHit, open_wiki
-from hrm_agent.trajectory import ToolStatus
+from hrm_agent.tools.own_tool import LIMIT_REACHED, own_tool
+from hrm_agent.trajectory import ToolStatus, content_hash
 
-__all__ = ["IDS_OF_A_CALL", "READS", "SEARCHES", "offered_tools", "research_tools"]
+__all__ = ["IDS_OF_A_CALL", "Toolbox"]
 
 SEARCHES = ("wiki_search", "documents_search")
 READS = ("wiki_page", "documents_read")
@@ -35,29 +42,38 @@ MAX_SNIPPET = 300
 Result = tuple[str, list[Source]]
 
 
-def research_tools(context: ResearchContext, about: str, first_id: int, spent: Sequence[str] = ()) -> list[BaseTool]:
-    """The tools that the context gives.
+class Toolbox:
+    """The tools of one context: the wiki's, the documents', and one's own."""
 
-    `about`: the question that sources are read for. `first_id`: the number of the first new source. `spent`: names of
-    tools that have been used as often as they may; they answer that they have.
-    """
-    reader = _PageReader(context, about, first_id)
-    return [
-        _pattern(name).model_copy(update={"coroutine": _refused if name in spent else getattr(reader, name)})
-        for name in _names(context)
-    ]
+    def __init__(self, context: ResearchContext, held: Sequence[BaseTool] = ()) -> None:
+        """`held`: tools of the graph. Raises `ConfigError` if two share a name, or if there is no tool."""
+        self._context = context
+        self._ours = [*(("wiki_search", "wiki_page") if context.wiki else ())]
+        self._ours += ("documents_search", "documents_read") if context.index else ()
+        self._own = as_tools([*map(_pattern, self._ours), *held, *load_tools(context.tools)])[len(self._ours) :]
+        if not self._ours and not self._own:
+            raise ConfigError("The research agent has nothing to search.", "Give it a wiki, an index, or tools.")
 
+    def descriptions(self) -> list[dict[str, Any]]:
+        """What a model is told of them."""
+        return [*map(_description, self._ours), *(convert_to_openai_tool(tool) for tool in self._own)]
 
-def offered_tools(context: ResearchContext) -> list[dict[str, Any]]:
-    """The same as a model is told of them."""
-    return [_description(name) for name in _names(context)]
+    def tools(self, about: str, first_id: int, before: Sequence[str]) -> list[BaseTool]:
+        """What answers a call.
 
-
-def _names(context: ResearchContext) -> Iterator[str]:
-    if context.wiki:
-        yield from ("wiki_search", "wiki_page")
-    if context.index:
-        yield from ("documents_search", "documents_read")
+        `about`: the question that sources are read for. `first_id`: the number of the first new source. `before`: names
+        of the tools that were called; one that was used as often as it may answers that it was.
+        """
+        reader = _PageReader(self._context, about, first_id)
+        own = [tool.name for tool in self._own]
+        limits = {SEARCHES: self._context.max_searches, READS: self._context.max_pages}
+        limits |= {(*own,): self._context.max_tool_calls} if own else {}
+        spent = {name for names, most in limits.items() if sum(n in names for n in before) >= most for name in names}
+        ours = [(_pattern(name), getattr(reader, name)) for name in self._ours]
+        return [
+            *(tool.model_copy(update={"coroutine": _refused if tool.name in spent else run}) for tool, run in ours),
+            *(own_tool(tool, reader.own, self._context.max_tool_seconds, tool.name in spent) for tool in self._own),
+        ]
 
 
 @lru_cache
@@ -73,7 +89,7 @@ def _pattern(name: str) -> BaseTool:
 
 
 async def _refused(**_: Any) -> Result:
-    raise ToolFailure("The limit for this is reached. End with what you have found.", ToolStatus.DENIED)
+    raise ToolFailure(LIMIT_REACHED, ToolStatus.DENIED)
 
 
 @dataclass(frozen=True)
@@ -96,9 +112,7 @@ class _PageReader:
 
     async def documents_search(self, query: str) -> Result:
         """Search the person's own documents; gives the passages that have most of the query's words."""
-        hits = await asyncio.to_thread(self._hits, query)
-        share = self.context.max_source_chars // max(len(hits), 1)
-        return "\n\n".join(display(hit, query, share) for hit in hits) or "No document has these words.", hits
+        return await asyncio.to_thread(self._found, query)
 
     async def documents_read(self, file: str, about: str = "") -> Result:
         """Read one of the person's own documents: its beginning and what it says about the words of `about`."""
@@ -113,17 +127,28 @@ class _PageReader:
         # A long text is cut into passages, which takes a moment.
         return await asyncio.to_thread(display, source, f"{about} {self.about}", shown), [source]
 
+    def own(self, documents: Sequence[Document]) -> Result:
+        """What a tool of one's own returned, as sources."""
+        found = [_source_of(document) for document in documents if document.page_content.strip()][:IDS_OF_A_CALL]
+        named = [self._named(number, source) for number, source in enumerate(found)]
+        share = self.context.max_source_chars // max(len(named), 1)
+        left = len(documents) - len(named)
+        shown = [display(source, self.about, share) for source in named] or ["Nothing was found."]
+        return "\n\n".join([*shown, *([f"{left} more are not shown."] if left and named else [])]), named
+
     def _wiki(self) -> Any:
         return open_wiki(self.context.wiki or "", self.context.user_agent, self.context.cache)
 
-    def _hits(self, query: str) -> list[Source]:
+    def _found(self, query: str) -> Result:
         with documents.DocumentIndex(self.context.index or "") as index:
             mode: Any = self.context.index_mode
             hits = index.search(query, IDS_OF_A_CALL, mode)
-        return [
+        sources = [
             self._named(n, new_source(h.file, h.text, file=h.file, revision=h.revision, offset=h.start))
             for n, h in enumerate(hits)
         ]
+        shown = display_hits(sources, hits, f"{query} {self.about}", self.context.max_source_chars)
+        return shown or "No document has these words.", sources
 
     def _document(self, file: str) -> Any:
         with documents.DocumentIndex(self.context.index or "") as index:
@@ -136,3 +161,18 @@ class _PageReader:
 def _line(found: SearchHit) -> str:
     snippet = one_line(found.snippet or found.intro, MAX_SNIPPET)
     return f"{one_line(found.title, MAX_SNIPPET)}: {snippet}" if snippet else one_line(found.title, MAX_SNIPPET)
+
+
+def _source_of(document: Document) -> Source:
+    """Metadata keys that LangChain's loaders and splitters use."""
+    known: dict[str, Any] = {name: value for name, value in document.metadata.items() if value not in (None, "")}
+    places = [str(known[name]) for name in ("url", "source", "link", "file_path", "path") if name in known]
+    url = next((place for place in places if scheme(place) and place.startswith(("http://", "https://"))), "")
+    file = next((one_line(place, MAX_SNIPPET) for place in places if scheme(place) == ""), "")
+    page = known.get("page_label", known["page"] + 1 if isinstance(known.get("page"), int) else known.get("page"))
+    title = str(known.get("title") or file or url or document.id or "document")
+    title = title if page is None else f"{title}, page {page}"
+    start = known.get("start_index")
+    offset = start if isinstance(start, int) and start > 0 else 0
+    text, revision = document.page_content, content_hash(document.page_content)[:16]
+    return new_source(title, text, url=url, file=file, revision=revision, offset=offset)

@@ -146,8 +146,7 @@ class _ExternalRun:
             return True
         if self._recording.replaying:
             raise ModelError(f"What the tool {call.name!r} returned could not be stored, so it cannot be given back.")
-        self._begun = call
-        self._recording.journal.write_tool_call(call)
+        self._begun = self._recording.write_tool_call(call, again=True)
         return False
 
     def __enter__(self) -> None:
@@ -185,7 +184,9 @@ class _ExternalRun:
 
     def _end(self, status: ToolStatus, content: str, output: dict[str, Any]) -> None:
         outcome = ToolOutcome(status, content, output=output)
-        finish_tool_call(self._recording, self._begun, outcome, time.perf_counter() - self._clock)
+        stands = finish_tool_call(self._recording, self._begun, outcome, time.perf_counter() - self._clock)
+        if stands.output != output and is_answer(stands.output or {}):  # another run ended it first
+            self.output = _for_call(unpack(stands.output or {}), self._begun)
 
 
 def _for_call(output: Any, call: ToolCall) -> Any:

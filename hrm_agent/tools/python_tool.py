@@ -12,6 +12,7 @@ the error.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Annotated, Any, ClassVar
 
@@ -37,6 +38,7 @@ TRACEBACK_LINES = 3
 """The failing line's place, the line itself, and the error."""
 NO_OUTPUT = "(no output)"
 LOST = "Note: the session was lost; earlier variables may be gone or changed."
+DIFFERS = "Note: the session was rebuilt by running its earlier calls again; {} came out differently this time."
 _FAILURES = {
     ToolStatus.TIMEOUT: "TimeoutError: the code ran longer than its time limit",
     ToolStatus.OUT_OF_MEMORY: "MemoryError: the code needed more memory than its limit",
@@ -166,9 +168,15 @@ def _end_of_traceback(stderr: str) -> str:
 
 
 def _outcome(result: ExecutionResult) -> ToolOutcome:
-    shown = tool_content(result)
-    content = f"{LOST}\n{shown}" if result.session is SessionState.LOST else shown
-    return ToolOutcome(result.status, content, execution=result)
+    notes = {SessionState.LOST: LOST, SessionState.DIFFERS: DIFFERS.format(_listed(result.changed_cells))}
+    note, shown = notes.get(result.session) if result.session else None, tool_content(result)
+    return ToolOutcome(result.status, f"{note}\n{shown}" if note else shown, execution=result)
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """`call 2`, `calls 1, 3 and 4`"""
+    *before, last = map(str, numbers or [0])
+    return f"calls {', '.join(before)} and {last}" if before else f"call {last}"
 
 
 def _shorten(text: str, limit: int) -> str:

@@ -23,6 +23,7 @@ from langgraph.errors import GraphBubbleUp
 
 from hrm_agent.environment import ExecutionResult
 from hrm_agent.errors import HrmError
+from hrm_agent.models.call_recording import ENDED_AT, STARTED_AT, THREAD_ID
 from hrm_agent.tools.idempotency import under_way
 from hrm_agent.trajectory import (
     GraphIdentity,
@@ -98,7 +99,10 @@ async def record_tool_call(
 
 
 def as_message(record: ToolCall) -> ToolMessage:
-    """The message that answers a finished call. Under `artifact` in its own is that of the tool, where it gave one."""
+    """The message that answers a finished call. Under `artifact` in its own is that of the tool, where it gave one.
+
+    Its metadata says when the tool was at work, as an answer's says when the model was.
+    """
     told = {"status": str(record.status), "record": record.id}
     given = ((record.output or {}).get("message") or {}).get("artifact")
     return ToolMessage(
@@ -108,7 +112,17 @@ def as_message(record: ToolCall) -> ToolMessage:
         tool_call_id=record.tool_call_id,
         status="success" if record.status is ToolStatus.OK else "error",
         artifact=told if given is None else told | {"artifact": given},
+        response_metadata=_when(record),
     )
+
+
+def _when(record: ToolCall) -> dict[str, Any]:
+    if record.ended_at is None:
+        return {}
+    identity = record.identity
+    on_thread = identity.checkpoint_ns and identity.thread_id != record.tool_call_id  # which stands in for one
+    thread = {THREAD_ID: identity.thread_id} if on_thread else {}
+    return {STARTED_AT: record.ended_at - record.duration_seconds, ENDED_AT: record.ended_at, **thread}
 
 
 def new_tool_call(
@@ -155,15 +169,19 @@ def begin_tool_call(recording: Recording, started: ToolCall) -> ToolCall:
     if done is not None and done.status is ToolStatus.OK:
         answer = done.model_dump(include={"status", "content", "stdout", "stderr", "value", "output"})
         started = started.model_copy(update=answer)
-    journal.write_tool_call(started)
-    return started
+    return _written(recording, started)
 
 
 def finish_tool_call(recording: Recording, begun: ToolCall, outcome: ToolOutcome, elapsed: float) -> ToolCall:
-    """Write what a call came to."""
-    finished = begun.model_copy(update=_came_to(outcome, elapsed))
-    recording.journal.write_tool_call(finished)
-    return finished
+    """Write a call's outcome. Returns the stored record: another run's, if that ended the call first."""
+    return _written(recording, begun.model_copy(update=_came_to(outcome, elapsed) | {"ended_at": time.time()}))
+
+
+def _written(recording: Recording, tool_call: ToolCall) -> ToolCall:
+    standing = recording.write_tool_call(tool_call)
+    if (standing.name, standing.arguments) == (tool_call.name, tool_call.arguments):
+        return standing
+    return recording.write_tool_call(tool_call, again=True)  # of another call that the model gave the same id
 
 
 def _came_to(outcome: ToolOutcome, elapsed: float) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from hrm_agent.environment import using_environment
 from hrm_agent.errors import HrmError
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.tools import python, python_stateless, run_tool_calls
-from hrm_agent.tools.python_tool import LOST
+from hrm_agent.tools.python_tool import DIFFERS
 from hrm_agent.tools.sessions import end_sessions
 from hrm_agent.trajectory import Recording, SessionState, ToolCall, ToolStatus, recording
 from tests.support.tools.cells import Cells
@@ -204,7 +204,7 @@ async def test_a_call_whose_process_ended_is_no_cell(ended: str, store: RunStore
     assert [record.session for record in records(store)][2] is SessionState.REPLAYED
 
 
-async def test_a_lost_session_is_said_in_one_line(store: RunStore, cells: Cells) -> None:
+async def test_calls_that_come_out_differently_are_named_in_one_line(store: RunStore, cells: Cells) -> None:
     graph = loop([["import time\nt = time.time_ns()\nt"], ["2"], ["3"]]).compile(checkpointer=store.checkpointer)
     with recording(Recording(store.journal)):
         stream = graph.astream({"messages": [HumanMessage("go")]}, THREAD, durability="sync", stream_mode="values")
@@ -213,8 +213,9 @@ async def test_a_lost_session_is_said_in_one_line(store: RunStore, cells: Cells)
             found = shown(state["messages"])
             if len(found) == 1:
                 cells.living.clear()
-    assert found[1:] == [f"{LOST}\n2", "3"]
-    assert [r.session for r in records(store)] == [SessionState.NEW, SessionState.LOST, SessionState.KEPT]
+    assert found[1:] == [f"{DIFFERS.format('call 1')}\n2", "3"]
+    assert [r.session for r in records(store)] == [SessionState.NEW, SessionState.DIFFERS, SessionState.KEPT]
+    assert [r.changed_cells for r in records(store)] == [(), (1,), ()]
 
 
 @pytest.mark.parametrize("fails_at", ["ask", "tools"])

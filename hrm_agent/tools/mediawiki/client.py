@@ -152,7 +152,8 @@ class MediaWiki:
     async def _from_html(self, revision: int) -> str:
         asked = {"action": "parse", "oldid": str(revision), "prop": "text", "disabletoc": "1"}
         answer = await self._ask(Parsed, asked | {"disableeditsection": "1", "disablelimitreport": "1"})
-        return (await asyncio.to_thread(html_to_text, _HEADING.sub(_marked, answer.parse.text))).strip()
+        marked = _HEADING.sub(_marked, answer.parse.text)
+        return (await asyncio.to_thread(html_to_text, marked, headings=False)).strip()
 
     async def _query(self, asked: dict[str, str]) -> Query:
         """A whole answer: what comes in several parts is put together."""

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from hrm_agent.graphs.research.citations import check, quoted_again
 from hrm_agent.graphs.research.sources import Source, new_source, renamed
+from hrm_agent.retrieval.checked_text import check, quoted_again
 
 # fmt: off
 WORDS = [

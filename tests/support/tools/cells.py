@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+from dataclasses import replace
 from typing import Any
 
 from hrm_agent.environment.base import Cell, Environment, ExecutionResult, Submission
@@ -37,8 +38,8 @@ class Cells(Environment):
         self.open -= 1
         if submission.session is None:
             return _run(submission.code, {}, None)
-        names, cells, found = self._visit(submission.session, submission.history)
-        result = _run(submission.code, names, found)
+        names, cells, found, changed = self._visit(submission.session, submission.history)
+        result = replace(_run(submission.code, names, found), changed_cells=changed)
         cells.append(Cell(submission.code, result.digest))
         if result.status in (ToolStatus.OK, ToolStatus.ERROR):
             self.living[submission.session] = names, cells
@@ -46,15 +47,14 @@ class Cells(Environment):
             self.living.pop(submission.session, None)
         return result
 
-    def _visit(self, name: str, history: Any) -> tuple[dict[str, Any], list[Cell], SessionState]:
+    def _visit(self, name: str, history: Any) -> tuple[dict[str, Any], list[Cell], SessionState, tuple[int, ...]]:
         names, cells = self.living.get(name, ({}, []))
         if history is None or cells == list(history):
-            return names, cells, SessionState.KEPT if cells else SessionState.NEW
+            return names, cells, SessionState.KEPT if cells else SessionState.NEW, ()
         names, found = {}, SessionState.REPLAYED if history else SessionState.NEW
-        for cell in history:
-            if _run(cell.code, names, None).digest != cell.digest:
-                found = SessionState.LOST
-        return names, list(history), found
+        ran = [_run(cell.code, names, None).digest == cell.digest for cell in history]
+        changed = tuple(number for number, same in enumerate(ran, 1) if not same)
+        return names, list(history), SessionState.DIFFERS if changed else found, changed
 
     async def fork_session(self, source: str, target: str, *, run: str = "") -> None:
         raise NotImplementedError

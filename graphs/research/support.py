@@ -1,0 +1,64 @@
+"""Whether quotes support the sentences that cite them: a second look by a model, where the context asks for it.
+
+That a quote stands in its source is certain; that it says what the sentence before it says is not: "The moon is made of
+cheese [1]" may cite a true quote about the moon. One call judges all new sentences of a draft. It sees each with the
+words that it cites, in the text around them. Only `unsupported` has a consequence; a sentence without a verdict is
+unclear. A verdict is an opinion, and a source may try to sway it: what it costs then is a citation, never a false one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from hrm_agent.answers.typed_reply import one_line
+from hrm_agent.graphs.parts.prompts import support_request
+from hrm_agent.graphs.parts.support import SupportReply, SupportVerdict
+from hrm_agent.graphs.research.sources import Source, around
+from hrm_agent.graphs.research.state import SupportCheck
+from hrm_agent.retrieval.checked_text import Statement
+
+__all__ = ["new_statements", "reasons_against", "support_checks", "support_text"]
+
+AROUND = 400
+"""Characters of a source that are shown on either side of a quote."""
+MAX_CLAIM = 600
+"""Characters."""
+
+
+def new_statements(statements: Iterable[Statement], known: Sequence[SupportCheck]) -> list[Statement]:
+    """Those that have no verdict yet."""
+    judged = {_key(one) for one in known}
+    return [statement for statement in statements if statement.key not in judged]
+
+
+def support_text(statements: Sequence[Statement], sources: Mapping[str, Source], limit: int) -> tuple[str, int]:
+    """The request, and how many of the statements fit into so many characters."""
+    shown: list[tuple[str, str]] = []
+    for claim, citations in statements:
+        cited = "\n".join(around(sources[one["source"]], one["start"], one["end"], AROUND) for one in citations)
+        limit -= len(cited)
+        if limit < 0 and shown:
+            break
+        shown.append((one_line(claim, MAX_CLAIM), cited))
+    return support_request(shown), len(shown)
+
+
+def support_checks(statements: Sequence[Statement], reply: SupportReply | None) -> list[SupportCheck]:
+    """The verdicts of a reply, one for each statement."""
+    said = {one.statement: one for one in reversed(reply.verdicts if reply else [])}
+    none = SupportVerdict(statement=0, verdict="unclear", reason="There was no verdict.")
+    judged = [said.get(number, none) for number in range(1, len(statements) + 1)]
+    return [
+        SupportCheck(claim=claim, citations=[*citations], verdict=one.verdict, reason=one.reason)
+        for (claim, citations), one in zip(statements, judged, strict=True)
+    ]
+
+
+def reasons_against(checks: Iterable[SupportCheck]) -> dict[Any, str]:
+    """By the key of each statement that what it cites does not support, why."""
+    return {_key(one): one["reason"] for one in checks if one["verdict"] == "unsupported"}
+
+
+def _key(one: SupportCheck) -> tuple[Any, ...]:
+    return Statement(one["claim"], tuple(one["citations"])).key

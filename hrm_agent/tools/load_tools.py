@@ -1,0 +1,100 @@
+"""Tools of one's own, as they are or by name: LangChain tools, retrievers, or lists of these.
+
+A retriever becomes a tool with one argument, `query`, that returns its documents. For a name and a description that
+say more than its class does, make the tool yourself: `create_retriever_tool` of langchain-core.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast, get_origin
+
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.tools import BaseTool, InjectedToolArg, InjectedToolCallId, create_retriever_tool
+from langgraph.prebuilt import ToolRuntime
+from pydantic.fields import FieldInfo
+
+from hrm_agent.errors import ConfigError
+from hrm_agent.import_by_name import import_by_name
+
+__all__ = ["as_tools", "load_tools"]
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""What models' providers take."""
+
+
+def load_tools(names: str | Sequence[str]) -> tuple[BaseTool, ...]:
+    """What `package.module:attribute` or `./file.py:attribute` names, loaded once. Raises `ConfigError`."""
+    listed = [names] if isinstance(names, str) else names
+    return as_tools(one for name in listed for one in _load(name, str(Path.cwd())))
+
+
+def as_tools(given: Iterable[Any]) -> tuple[BaseTool, ...]:
+    """Tools and retrievers as tools, each with a name of its own. Raises `ConfigError`, also for injected arguments."""
+    tools = [_as_tool(one) for one in given]
+    names = [tool.name for tool in tools]
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"{name!r} is no name for a tool.", "Use at most 64 letters, digits, `_` and `-`.")
+        if names.count(name) > 1:
+            raise ConfigError(f"There are two tools named {name!r}.", "Give each a name of its own.")
+    for tool in tools:
+        if injected := _injected(tool):
+            raise ConfigError(
+                f"The argument {injected!r} of the tool {tool.name!r} is filled in by LangGraph's ToolNode, not here.",
+                "Give it a default, or make a tool without it.",
+            )
+    return tuple(tools)
+
+
+def _injected(tool: BaseTool) -> str:
+    """A required argument that a ToolNode would fill in. The id of its call every tool is given."""
+    fields: dict[str, FieldInfo] = getattr(tool.get_input_schema(), "model_fields", {})
+    for name, field in fields.items():
+        kinds = [field.annotation, get_origin(field.annotation)]
+        kinds += [one if isinstance(one, type) else type(one) for one in field.metadata]
+        injected = [
+            kind for kind in kinds if isinstance(kind, type) and issubclass(kind, (InjectedToolArg, ToolRuntime))
+        ]
+        if field.is_required() and injected and not issubclass(injected[0], InjectedToolCallId):
+            return name
+    return ""
+
+
+@lru_cache(maxsize=64)
+def _load(name: Any, folder: str) -> tuple[BaseTool, ...]:
+    module_name, colon, attribute = name.rpartition(":") if isinstance(name, str) else ("", "", "")
+    if not colon or not module_name or not attribute:
+        raise ConfigError(
+            f"{name!r} names no tool.", "Name it as package.module:attribute or ./file.py:attribute, in quotes."
+        )
+    try:
+        module = import_by_name(module_name, folder)
+    except Exception as error:
+        raise ConfigError(
+            f"Tool {name!r} does not import: {type(error).__name__}: {error}.",
+            "--debug shows the traceback.",
+        ) from error
+    if not hasattr(module, attribute):
+        known = [key for key, value in vars(module).items() if isinstance(value, (BaseTool, BaseRetriever))]
+        raise ConfigError(f"{module_name} has no {attribute!r}.", f"Tools found there: {', '.join(known) or 'none'}.")
+    found: Any = getattr(module, attribute)
+    return as_tools(cast("Sequence[Any]", found) if isinstance(found, (list, tuple)) else [found])
+
+
+def _as_tool(given: Any) -> BaseTool:
+    if isinstance(given, BaseTool):
+        return given
+    if isinstance(given, BaseRetriever):
+        name = given.get_name()
+        about = (
+            f"Search {re.sub(r'(?<=[a-z])(?=[A-Z])', ' ', name)} with a query; gives the documents that fit it best."
+        )
+        return create_retriever_tool(given, name, about, response_format="content_and_artifact")
+    raise ConfigError(
+        f"A {type(given).__name__} is neither a LangChain tool nor a retriever.",
+        "Decorate a function with `@tool` of langchain_core.tools.",
+    )

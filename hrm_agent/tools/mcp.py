@@ -1,0 +1,153 @@
+"""Tools of a server of the Model Context Protocol, by a command that starts it or by its URL.
+
+    TOOLS = mcp_tools("uvx mcp-server-time")
+    TOOLS = mcp_tools("https://example.org/mcp", listing="tools.json")
+
+Needs `pip install 'hrm-agent[mcp]'`. Each call opens a session of its own and closes it, so that a server of a command
+is started for each call, keeps nothing between calls, and leaves no process behind. What a server says is somebody
+else's text: of its descriptions one line is kept, and whoever uses its answers has to treat them as data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import shlex
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from langchain_core.tools import BaseTool, StructuredTool, ToolException
+from langgraph.errors import GraphBubbleUp
+
+from hrm_agent.async_bridge import run_sync
+from hrm_agent.errors import ConfigError, HrmError, nearest
+from hrm_agent.tools.failures import ToolFailure
+from hrm_agent.trajectory import ToolStatus
+
+__all__ = ["mcp_tools"]
+
+MAX_DESCRIPTION = 1000
+"""Characters."""
+
+
+def mcp_tools(
+    server: str | Mapping[str, Any],
+    *,
+    only: Collection[str] | None = None,
+    listing: str | Path | None = None,
+    seconds: float = 30.0,
+) -> list[BaseTool]:
+    """The tools of a server, as LangChain tools. Raises `ConfigError` where it does not answer.
+
+    `server`: a command with its arguments, a URL (streamable HTTP), or a connection of langchain-mcp-adapters, such as
+    `{"transport": "stdio", "command": "npx", "args": [...], "env": {...}}`. `only`: names of the tools that are wanted.
+    `listing`: a file that keeps the list of tools: with it, the server is asked for them once, and a replay needs no
+    server. `seconds`: time to list the tools.
+    """
+    connection = _connection(server)
+    described = _read(Path(listing)) if listing is not None else None
+    if described is None:
+        described = run_sync(_described(connection, seconds))
+        if listing is not None:
+            Path(listing).write_text(json.dumps(described, indent=1), encoding="utf-8")
+    tools = {tool.name: tool for tool in map(functools.partial(_tool, connection), described)}
+    for name in only or ():
+        if name not in tools:
+            raise ConfigError(
+                f"The MCP server has no tool {name!r}. {nearest(name, tools)}".strip(),
+                f"Its tools: {', '.join(tools) or 'none'}.",
+            )
+    return [tool for name, tool in tools.items() if only is None or name in only]
+
+
+def _connection(server: str | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(server, Mapping):
+        return dict(server)
+    if server.startswith(("http://", "https://")):
+        return {"transport": "streamable_http", "url": server}
+    try:
+        command, *arguments = shlex.split(server)
+    except ValueError:  # no word, or a quotation mark that is not closed
+        raise ConfigError(f"{server!r} is no command.", "Give a command with its arguments, or a URL.") from None
+    return {"transport": "stdio", "command": command, "args": arguments}
+
+
+def _read(listing: Path) -> list[dict[str, Any]] | None:
+    if not listing.exists():
+        return None
+    try:
+        return [dict(one) for one in json.loads(listing.read_text(encoding="utf-8"))]
+    except (ValueError, TypeError):
+        raise ConfigError(f"{listing} is no list of tools.", "Delete it; the server is asked again then.") from None
+
+
+async def _described(connection: Mapping[str, Any], seconds: float) -> list[dict[str, Any]]:
+    create_session, load = _library()
+    del load
+    try:
+        async with asyncio.timeout(seconds), create_session(connection) as session:
+            await session.initialize()
+            found, cursor = list[Any](), None
+            while True:
+                page = await session.list_tools(cursor=cursor)
+                found, cursor = [*found, *page.tools], page.nextCursor
+                if not cursor:
+                    return [tool.model_dump(mode="json", exclude_none=True) for tool in found]
+    except Exception as error:
+        raise ConfigError(
+            f"The MCP server {_shown(connection)} does not answer: {_reason(error)}.",
+            "Try it by itself; a command has to speak MCP on its standard output, and nothing else.",
+        ) from error
+
+
+def _tool(connection: Mapping[str, Any], described: dict[str, Any]) -> BaseTool:
+    from mcp.types import Tool
+
+    _, load = _library()
+    tool = load(None, Tool.model_validate(described), connection=dict(connection))
+    assert isinstance(tool, StructuredTool)
+    assert tool.coroutine is not None
+    tool.description = " ".join(tool.description.split())[:MAX_DESCRIPTION]
+    tool.coroutine = _typed(tool.coroutine)
+    return tool
+
+
+def _typed(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """A server that is gone is nobody's fault; what a tool itself complains of is told to the model."""
+
+    @functools.wraps(call)
+    async def run(*args: Any, **options: Any) -> Any:
+        try:
+            return await call(*args, **options)
+        except (ToolException, ToolFailure, GraphBubbleUp, HrmError):
+            raise
+        except Exception as error:
+            status = (
+                ToolStatus.ERROR if isinstance(error, (ValueError, NotImplementedError)) else ToolStatus.INFRASTRUCTURE
+            )
+            raise ToolFailure(f"The MCP server failed: {_reason(error)}", status) from error
+
+    return run
+
+
+def _reason(error: BaseException) -> str:
+    """The first cause within groups of exceptions, in one line."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def _shown(connection: Mapping[str, Any]) -> str:
+    words = [connection.get("command"), *connection.get("args", ())]
+    return repr(connection["url"] if "url" in connection else " ".join(map(str, words)))
+
+
+def _library() -> tuple[Any, Any]:
+    try:
+        from langchain_mcp_adapters.sessions import create_session
+        from langchain_mcp_adapters.tools import convert_mcp_tool_to_langchain_tool
+    except ImportError as error:
+        raise ConfigError("MCP servers need a package.", "Install it: `pip install 'hrm-agent[mcp]'`.") from error
+    return create_session, convert_mcp_tool_to_langchain_tool

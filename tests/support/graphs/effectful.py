@@ -1,0 +1,72 @@
+"""Graphs whose nodes do something outside of the record: to the folder that they are run in, or to a port on it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
+
+from hrm_agent.models import policy
+
+LOG = Path("effects.log")
+
+
+def _compiled(do: Callable[[], Any]) -> Any:
+    async def ask(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [await policy().ainvoke(state["messages"])]}
+
+    def act(state: MessagesState) -> dict[str, Any]:
+        do()
+        return {"messages": [AIMessage("done", id="done")]}
+
+    builder = StateGraph(MessagesState).add_node("ask", ask).add_node("act", act)
+    return builder.add_edge(START, "ask").add_edge("ask", "act").compile()
+
+
+def _append() -> None:
+    with LOG.open("a") as file:
+        file.write("acted\n")
+
+
+def _append_and_swallow() -> None:
+    try:
+        _append()
+    except Exception:  # as careless nodes do
+        return
+
+
+def _append_in_a_loop() -> None:
+    asyncio.run(asyncio.to_thread(_append))
+
+
+def _in_a_subgraph() -> None:
+    appends.invoke({"messages": [AIMessage("inner", id="inner")]})
+
+
+def _connect() -> None:
+    with socket.socket() as connection:
+        connection.connect_ex(("127.0.0.1", 9))
+
+
+def _start() -> None:
+    subprocess.run([sys.executable, "-c", ""], check=True)
+
+
+def _read() -> None:
+    """No effect: files that are read, modules that are imported, the null device, what is printed."""
+    Path(__file__).read_text()
+    with Path(os.devnull).open("w") as nothing:
+        print("read", file=nothing)
+
+
+appends = StateGraph(MessagesState).add_node("inner", lambda _: _append()).add_edge(START, "inner").compile()
+writes, swallows, in_a_thread, below = map(_compiled, (_append, _append_and_swallow, _append_in_a_loop, _in_a_subgraph))
+connects, starts, reads = map(_compiled, (_connect, _start, _read))

@@ -1,0 +1,70 @@
+"""Sync tools that hang until they are let go, and a program whose calls of them time out."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+from uuid import uuid4
+
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.tools import BaseTool, create_retriever_tool, tool
+
+from hrm_agent.graphs.research.state import ResearchContext
+from hrm_agent.graphs.research.tools import Toolbox
+from hrm_agent.tools import run_tool_calls
+from hrm_agent.tools.load_tools import as_tools
+
+LET_GO = threading.Event()
+
+
+@tool
+def hang(query: str) -> str:
+    """Hangs."""
+    LET_GO.wait()
+    return query
+
+
+class Hanging(BaseRetriever):
+    """Hangs."""
+
+    def _get_relevant_documents(self, query: str, *, run_manager: Any = None) -> list[Document]:
+        LET_GO.wait()
+        return [Document(query)]
+
+
+class HangingTool(BaseTool):
+    """Hangs, as a class."""
+
+    name: str = "hanging_tool"
+    description: str = "Hangs."
+
+    def _run(self, query: str) -> str:
+        LET_GO.wait()
+        return query
+
+
+TOOLS = as_tools([hang, Hanging(), HangingTool(), create_retriever_tool(Hanging(), "made", "Hangs.")])
+
+
+async def call(given: Any, arguments: Any, seconds: float = 60.0) -> ToolMessage:
+    """A call of a tool of one's own, as the research graph makes it."""
+    (asked,) = as_tools([given])
+    tools = Toolbox(ResearchContext(max_tool_seconds=seconds), [asked]).tools("tea", 1, ())
+    message = AIMessage("", tool_calls=[{"name": asked.name, "args": arguments, "id": uuid4().hex}])
+    (answer,) = await run_tool_calls(message, tools, {"metadata": {"thread_id": "t"}})
+    return answer
+
+
+async def main() -> None:
+    """No call is answered, and the program ends all the same."""
+    for hanging in TOOLS:
+        answer = await call(hanging, {"query": "tea"}, seconds=0.05)
+        assert "no answer within" in answer.text, answer
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
