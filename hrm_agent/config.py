@@ -24,11 +24,14 @@ from hrm_agent.files import replacing
 __all__ = [
     "COMMAND_KEY",
     "CONFIG_FILE",
+    "ON_RECORD",
     "build_config",
+    "changed_keys",
     "compare_on_resume",
     "merge_values",
     "nested_model",
     "read_config_file",
+    "read_config_text",
     "save_config",
     "to_toml",
 ]
@@ -37,16 +40,20 @@ CONFIG_FILE = "config.toml"
 COMMAND_KEY = "command"
 """A config file may say which command it is for; the file saved beside a run always does."""
 
+ON_RECORD = "on record"
+"""Context in which a config class is built from the values of a run on record."""
+
 Config = TypeVar("Config", bound=BaseModel)
 
 
-def build_config(model: type[Config], values: Mapping[str, Any], where: str) -> Config:
-    """`model` from plain values over its defaults.
+def build_config(model: type[Config], values: Mapping[str, Any], where: str, *, on_record: bool = False) -> Config:
+    """`model` from plain values over its defaults. `on_record`: they stand beside a run, and are not given now.
 
     Raises `ConfigError`, which says `where` the key stands and what was meant perhaps.
     """
     try:
-        return model.model_validate(merge_values(model, model().model_dump(), _from_none(model, values)))
+        merged = merge_values(model, model().model_dump(), _from_none(model, values))
+        return model.model_validate(merged, context=ON_RECORD if on_record else None)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise _config_error(model, [str(part) for part in first["loc"]], dict(first), where) from error
@@ -117,19 +124,30 @@ def _from_none(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, A
 def read_config_file(path: Path, command: str) -> dict[str, Any]:
     """The values of a TOML file. Raises `ConfigError` for a file that cannot be read, or is for another command."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise ConfigError(
             f"There is no file {path}.", "`--dry-run` prints a configuration that can be saved as one."
         ) from error
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path} cannot be read as TOML: {error}.", "See https://toml.io, or a file of configs/."
-        ) from error
+        raise _no_toml(str(path), error) from error
+    return read_config_text(text, command, str(path))
+
+
+def read_config_text(text: str, command: str, where: str) -> dict[str, Any]:
+    """The same for the text of such a file, which stands at `where`."""
+    try:
+        values = tomllib.loads(text)
+    except ValueError as error:
+        raise _no_toml(where, error) from error
     named = values.pop(COMMAND_KEY, command)
     if named != command:
-        raise ConfigError(f"{path} is for `hrm-agent {named}`.", f"Run `hrm-agent {named} --config {path}`.")
+        raise ConfigError(f"{where} is for `hrm-agent {named}`.", f"Run `hrm-agent {named} --config {where}`.")
     return values
+
+
+def _no_toml(where: str, error: Exception) -> ConfigError:
+    return ConfigError(f"{where} cannot be read as TOML: {error}.", "See https://toml.io, or a file of configs/.")
 
 
 def to_toml(config: BaseModel, command: str) -> str:
@@ -152,28 +170,25 @@ def save_config(config: BaseModel, command: str, folder: Path) -> Path:
     return path
 
 
-def compare_on_resume(
-    config: BaseModel, command: str, folder: Path, free: frozenset[str] = frozenset(), thread: str = ""
-) -> None:
-    """Raise `RunError` where a run in `folder`, or the `thread` whose options are kept there, has other values.
+def compare_on_resume(config: BaseModel, command: str, folder: Path, free: frozenset[str] = frozenset()) -> None:
+    """Raise `RunError` where a run in `folder` has other values.
 
     The keys of `free` may differ; one within a config class is named `outer.key`. A run of which half was made with
     one configuration and half with another is not what either of them says.
     """
     path = folder / CONFIG_FILE
-    if not path.exists():
-        return
-    before = _leaves(build_config(type(config), read_config_file(path, command), str(path)))
-    now = _leaves(config)
-    differing = [key for key in now if now[key] != before[key] and key not in free]
-    if differing:
-        changes = "; ".join(f"{key}: {before[key]!r} there, {now[key]!r} now" for key in differing)
-        what = f"Thread {thread!r}" if thread else f"The run in {folder}"
+    if path.exists() and (changes := changed_keys(config, read_config_file(path, command), str(path), free)):
         raise RunError(
-            f"{what} was started with another configuration ({changes}).",
-            f"Resume it as it was by `hrm-agent resume {thread or folder}`, or name another "
-            + ("--thread." if thread else "folder with --out."),
+            f"The run in {folder} was started with another configuration ({changes}).",
+            f"Resume it as it was by `hrm-agent resume {folder}`, or name another folder with --out.",
         )
+
+
+def changed_keys(config: BaseModel, values: Mapping[str, Any], where: str, free: frozenset[str] = frozenset()) -> str:
+    """In which keys, but those of `free`, a configuration differs from the values at `where`, in words."""
+    before, now = _leaves(build_config(type(config), values, where, on_record=True)), _leaves(config)
+    differing = [key for key in now if now[key] != before[key] and key not in free]
+    return "; ".join(f"{key}: {before[key]!r} there, {now[key]!r} now" for key in differing)
 
 
 def _leaves(config: BaseModel, prefix: str = "") -> dict[str, Any]:

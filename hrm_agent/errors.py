@@ -11,7 +11,9 @@
     ├── RunError               a run directory is missing, incomplete or belongs to another configuration
     └── StoreError             the run store cannot be opened, read or written
         ├── StoreVersionError  the store was written by a newer schema version
-        └── StoreFullError     the disk is full; what was committed before is intact
+        ├── StoreFullError     the disk is full; what was committed before is intact
+        ├── LeaseLostError     another process took over the thread; what this one did since is not recorded
+        └── UnstorableError    a value of a graph's state has no stored form: the run fails
 
 What a *policy* does wrong (a snippet that fails, a call that cannot be decoded, a budget that runs out) is
 no exception anywhere: it is data, typed by `hrm_agent.trajectory.ToolStatus` and `StopReason`.
@@ -27,6 +29,7 @@ __all__ = [
     "ContextLengthError",
     "GraphError",
     "HrmError",
+    "LeaseLostError",
     "ModelError",
     "QueueFullError",
     "RetrievalError",
@@ -35,6 +38,7 @@ __all__ = [
     "StoreFullError",
     "StoreVersionError",
     "TaskError",
+    "UnstorableError",
     "nearest",
 ]
 
@@ -93,6 +97,22 @@ class StoreVersionError(StoreError):
 
 class StoreFullError(StoreError):
     """The disk is full. Everything committed before the failing write is intact."""
+
+
+class LeaseLostError(StoreError):
+    """Another process took over a thread while this one did not renew its lease: this one writes nothing more to it."""
+
+    def __init__(self, message: str, hint: str = "", *, thread_id: str = "", key: str = "", epoch: int = 0) -> None:
+        super().__init__(message, hint)
+        self.thread_id = thread_id
+        self.key = key
+        """The row of the lease."""
+        self.epoch = epoch
+        """As which the lease was taken that was lost: this process may have taken it again since."""
+
+
+class UnstorableError(StoreError, TypeError):
+    """A value of a graph's state has no stored form, or is nested too deeply to be read back. The store is well."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -11,12 +11,17 @@ import json
 import math
 from collections.abc import Generator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, cast
 
 from hrm_agent.errors import RunError
 
 __all__ = ["alone_in", "json_line", "replacing"]
+
+
+_held: ContextVar[frozenset[Path]] = ContextVar("_held", default=frozenset())
+"""Folders that this task is alone in."""
 
 
 @contextmanager
@@ -49,11 +54,22 @@ def _finite(value: Any) -> Any:
 
 @contextmanager
 def alone_in(folder: Path) -> Generator[None]:
-    """Two processes in one run folder would run the same threads. The lock goes with its process, however that ends."""
+    """Two processes in one run folder would run the same threads. The lock goes with its process, however that ends.
+
+    Within a block that holds the folder already, it is held on.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    held, place = _held.get(), folder.resolve()
+    if place in held:
+        yield
+        return
     with (folder / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunError(f"Another process is at work in {folder}.", "Wait for it, or name another folder.") from None
-        yield
+        _held.set(held | {place})
+        try:
+            yield
+        finally:
+            _held.set(_held.get() - {place})

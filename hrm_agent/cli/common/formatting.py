@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hrm_agent.answers.final_answer import own_text
-from hrm_agent.trajectory import Call, RunStatus, ToolCall, Trajectory, TurnEnd
+from hrm_agent.trajectory import Call, LogprobKind, RunStatus, ToolCall, Trajectory, TurnEnd
 
 __all__ = ["call_lines", "code_of", "ends_of", "sentence", "summary_row", "tool_call_lines", "turn_lines"]
 
@@ -43,11 +43,12 @@ def call_lines(call: Call) -> Iterator[str]:
     facts = [f"{prompt} prompt tokens", f"{sampled} completion tokens"]
     facts += [call.finish_reason.value, f"{call.seconds:.2f} s"]
     if sampled:
-        facts.insert(2, f"mean log-prob {sum(call.logprobs) / sampled:.3f}")
+        at = f" at temperature {call.sampling.temperature:g}" if call.logprob_kind is LogprobKind.TEMPERED else ""
+        facts.insert(2, f"mean log-prob {sum(call.logprobs) / sampled:.3f}{at}")
     if call.branch_reason is not None:
         facts.append(f"new root: {call.branch_reason.value}")
-    if call.untrainable is not None:
-        facts.append(f"not trainable: {call.untrainable}")
+    if call.why_untrainable is not None:
+        facts.append(f"not trainable: {call.why_untrainable}")
     yield f"{call.identity.node or 'call'}  {call.id[:8]}  {', '.join(facts)}"
     yield from _indented(text_of(call.response))
     for asked in call.response.get("tool_calls", ()):

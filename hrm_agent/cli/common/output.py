@@ -35,7 +35,7 @@ class Output:
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
-        self.console = Console(soft_wrap=True, highlight=False)
+        self.console = Console(soft_wrap=True, highlight=False, emoji=False)
 
     def result(self, record: Any) -> None:
         """The JSON form of the whole result, one line; nothing in the form for people."""
@@ -57,7 +57,7 @@ class Output:
         for row in rows:
             table.add_row(*(_text(value) for value in row))
         width = None if sys.stdout.isatty() else 200
-        Console(highlight=False, markup=False, width=width).print(table)
+        Console(highlight=False, markup=False, emoji=False, width=width).print(table)
 
 
 def _text(value: object) -> str:
@@ -85,9 +85,9 @@ def _bar(label: str, total: int) -> Generator[Advance]:
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[state]}"),
+        TextColumn("{task.fields[state]}", markup=False),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with Progress(*columns, console=Console(stderr=True, emoji=False)) as bar:
         task = bar.add_task(label, total=total, state="")
 
         def advance(state: str, done: int | None = None) -> None:

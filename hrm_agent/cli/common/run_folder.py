@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hrm_agent.store import STORE_POINTER, RunStore, open_store
+from hrm_agent.store.damage import OnDamage
 from hrm_agent.trajectory import Trajectory
 
 __all__ = ["DEFAULT_STORE", "existing_store", "is_file", "run_folder", "stored_trajectories"]
@@ -25,15 +26,20 @@ def existing_store(where: str) -> Generator[RunStore]:
         yield store
 
 
-def stored_trajectories(where: str, run_id: str | None = None) -> Iterator[Trajectory]:
-    """The trajectories of a store or of an exported file, one at a time."""
+def stored_trajectories(
+    where: str, run_id: str | None = None, on_damage: OnDamage | None = None
+) -> Iterator[Trajectory]:
+    """The trajectories of a store or of an exported file, one at a time.
+
+    `on_damage`: told of one that a store cannot read, and the others follow.
+    """
     if is_file(where):
         yield from (t for t in _read_file(Path(where)) if run_id is None or t.run_id == run_id)
         return
     shared = Path(where) / STORE_POINTER  # of a store that others record in too, a folder means its own run
     own = (Path(where) / "run_id").read_text(encoding="utf-8") if shared.is_file() else None
     with existing_store(where) as store:
-        yield from store.journal.trajectories(run_id=run_id or own)
+        yield from store.journal.trajectories(run_id=run_id or own, on_damage=on_damage)
 
 
 def _read_file(path: Path) -> Iterator[Trajectory]:

@@ -22,8 +22,9 @@ from hrm_agent.retrieval.index.folder import (
 )
 from hrm_agent.retrieval.index.reading import MAX_BYTES
 from hrm_agent.retrieval.index.walk import files_in
+from hrm_agent.retrieval.languages import STEMMERS
 
-__all__ = ["DEFAULT_INDEX", "run"]
+__all__ = ["DEFAULT_INDEX", "renewal", "run"]
 
 DEFAULT_INDEX = "runs/index.db"
 
@@ -33,7 +34,8 @@ def run(words: list[str]) -> int:
     arguments = _parser().read(words)
     if not (arguments.folders or arguments.remove):
         raise ConfigError("There is no folder to index.", "Name one: `hrm-agent index DIR`.")
-    files, clock = {folder: files_in(folder) for folder in arguments.folders}, time.perf_counter()
+    clock = time.perf_counter()
+    files = {folder: files_in(folder, follow_links=arguments.follow_links) for folder in arguments.folders}
     chunking = Chunking(arguments.strategy, arguments.tokenizer, arguments.size, arguments.overlap)
     chunking.check()
     embeddings = None if arguments.vectors == "none" else arguments.vectors
@@ -41,8 +43,10 @@ def run(words: list[str]) -> int:
     if arguments.vectors == "none" and arguments.store.is_file():
         with DocumentIndex(arguments.store) as index:
             index.drop_vectors()
-    with DocumentIndex(arguments.store, create=create, engine=arguments.engine, embeddings=embeddings) as index:
+    changes = {"engine": arguments.engine, "language": arguments.language, "embeddings": embeddings}
+    with DocumentIndex(arguments.store, create=create, **changes) as index:
         report = FolderReport()
+        report.warnings += renewal(index)
         for folder in arguments.remove:
             report.add(remove_folder(index, folder))
         _update(index, files, chunking, arguments, report)
@@ -59,9 +63,12 @@ def _update(
             if outcome.done is not Done.REMOVED:
                 advance(outcome.file)
 
+        reading = {"hidden_text": arguments.hidden_text, "follow_links": arguments.follow_links}
         limit = int(arguments.max_mb * 2**20)
         for folder, names in files.items():
-            report.add(index_folder(index, folder, names, chunking=chunking, max_bytes=limit, on_file=on_file))
+            report.add(
+                index_folder(index, folder, names, chunking=chunking, max_bytes=limit, **reading, on_file=on_file)
+            )
     if index.embeddings and (bare := index.without_vectors()):
         with progress("vectors", len(bare)) as advance:
             for file in bare:
@@ -80,6 +87,8 @@ def _parser() -> Parser:
     parser.add_argument(
         "--remove", type=Path, action="append", default=[], metavar="DIR", help="remove a folder's documents"
     )
+    text = f"language that words are stemmed in: {', '.join(STEMMERS)}; auto (each document's own is guessed) or none"
+    parser.add_argument("--language", metavar="CODE", help=f"{text} [auto for a new index, else unchanged]")
     parser.add_argument("--engine", choices=ENGINES, help="full-text engine [fts5 for a new index, else unchanged]")
     parser.add_argument(
         "--vectors", metavar="NAME", help="embeddings: static, static:64, package.module:attribute or none [unchanged]"
@@ -104,9 +113,19 @@ def _parser() -> Parser:
         metavar="SHARE",
         help=f"share of the size that neighbours have in common [{usual.overlap}]",
     )
+    text = "index text of HTML pages that a browser would not show, too"
+    parser.add_argument("--hidden-text", action="store_true", help=text)
+    text = "follow links out of the folder, to files and folders"
+    parser.add_argument("--follow-links", action="store_true", help=text)
     largest = MAX_BYTES // 2**20
     parser.add_argument("--max-mb", type=float, default=largest, metavar="MB", help=f"largest file read [{largest}]")
     return parser
+
+
+def renewal(index: DocumentIndex) -> list[str]:
+    """What is said of an index whose words were indexed anew when it was opened."""
+    what = "their language, this program or its stemmers are others than before"
+    return [f"The words of {index.renewed} documents were indexed anew: {what}."] if index.renewed else []
 
 
 def _say(index: DocumentIndex, report: FolderReport, output: Output, clock: float) -> int:
@@ -115,7 +134,8 @@ def _say(index: DocumentIndex, report: FolderReport, output: Output, clock: floa
     seconds = time.perf_counter() - clock
     skipped = [outcome for outcome in report.outcomes if outcome.done is Done.SKIPPED]
     rows = [{"file": o.file, "why": str(o.why), "reason": o.reason} for o in skipped]
-    about = {"store": str(index.path), "engine": index.engine, "vectors": index.embeddings, "folders": index.folders()}
+    about = {"store": str(index.path), "engine": index.engine, "language": index.language or "none"}
+    about |= {"vectors": index.embeddings, "folders": index.folders()}
     totals = {"documents": documents, "chunks": chunks, "seconds": seconds}
     output.result({**about, **report.counts, **totals, "files_skipped": rows, "warnings": report.warnings})
     if rows:

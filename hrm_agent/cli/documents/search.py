@@ -8,12 +8,11 @@ from pathlib import Path
 
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Output
-from hrm_agent.cli.documents.index import DEFAULT_INDEX
+from hrm_agent.cli.documents.index import DEFAULT_INDEX, renewal
 from hrm_agent.cli.main import main
 from hrm_agent.retrieval.index.database import DocumentIndex
 from hrm_agent.retrieval.index.fusion import MODES, Hit
-from hrm_agent.retrieval.index.reading import DocumentKind
-from hrm_agent.retrieval.terms import phrases_of
+from hrm_agent.retrieval.terms import phrases_of, term_spans
 
 __all__ = ["run"]
 
@@ -26,13 +25,13 @@ def run(words: list[str]) -> int:
     arguments = _parser().read(words)
     question, output = " ".join(arguments.question), Output(as_json=arguments.json)
     with DocumentIndex(arguments.store, embeddings=arguments.vectors) as index:
+        for line in renewal(index):
+            print(line, file=sys.stderr)
         hits = index.search(question, arguments.k, arguments.mode)
-        pages = [_page(index, hit) for hit in hits]
-    rows = [{**asdict(hit), "page": page} for hit, page in zip(hits, pages, strict=True)]
-    output.result({"question": question, "mode": arguments.mode, "hits": rows})
-    for number, (hit, page) in enumerate(zip(hits, pages, strict=True), start=1):
-        output.say(f"{number}. {_place(hit, page)}", "bold")
-        output.say(f"   {_around(hit.text, question)}\n")
+    output.result({"question": question, "mode": arguments.mode, "hits": [asdict(hit) for hit in hits]})
+    for number, hit in enumerate(hits, start=1):
+        output.say(f"{number}. {_place(hit)}", "bold")
+        output.say(f"   {_around(hit, question)}\n")
     if not hits:
         output.say(f"Nothing was found in {arguments.store}.")
     return 0 if hits else 1
@@ -54,24 +53,23 @@ def _parser() -> Parser:
     return parser
 
 
-def _place(hit: Hit, page: int | None) -> str:
-    at = f"{hit.file} {hit.start}-{hit.end}" + (f", page {page}" if page else "")
+def _place(hit: Hit) -> str:
+    at = f"{hit.file} {hit.start}-{hit.end}" + (f", page {hit.page}" if hit.page else "")
     ranks = [f"{name} {rank}" for name, rank in (("words", hit.words_rank), ("vectors", hit.vectors_rank)) if rank]
     return f"{at}  score {hit.score:.4g} ({', '.join(ranks)})"
 
 
-def _page(index: DocumentIndex, hit: Hit) -> int | None:
-    """Of a PDF, whose pages are kept apart by form feeds."""
-    stored = index.document(hit.file)
-    return stored.text.count("\f", 0, hit.start) + 1 if stored and stored.kind is DocumentKind.PDF else None
-
-
-def _around(text: str, question: str) -> str:
+def _around(hit: Hit, question: str) -> str:
     """The part of a hit that has most of the question's words."""
-    folded = text.casefold()
-    asked = [phrase for phrase in phrases_of(question) if len(phrase) > 2 or not phrase.isascii()]
-    starts = sorted({0, *(place for phrase in asked if (place := folded.find(phrase)) > 0)})
-    best = max(starts, key=lambda start: sum(phrase in folded[start : start + _AROUND] for phrase in asked))
+    text = hit.text
+    asked = {term for phrase in phrases_of(question, [hit.language]) for term in phrase}
+    asked = {term for term in asked if len(term) > 2 or not term.isascii()}
+    found = [(start, terms & asked) for start, _, terms in term_spans(text, [hit.language]) if terms & asked]
+
+    def words_from(start: int) -> int:
+        return len({term for at, terms in found if start <= at < start + _AROUND for term in terms})
+
+    best = max([0, *(start for start, _ in found)], key=words_from)
     first = max(min(best - 40, len(text) - _AROUND), 0)
     shown = " ".join(text[first : first + _AROUND].split())
     return f"{'… ' if first else ''}{shown}{' …' if first + _AROUND < len(text) else ''}"

@@ -9,6 +9,7 @@ from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.formatting import SUMMARY_COLUMNS, summary_row
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
+from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore
 
 if TYPE_CHECKING:  # a thread's checkpoints need LangGraph, a list of runs does not
@@ -20,6 +21,7 @@ _FLAT_COLUMNS = ("index", "step", "checkpoint", "parent", "source", "namespace",
 
 
 def run(words: list[str]) -> int:
+    """1 if a trajectory cannot be read."""
     parser = Parser(
         "history", "List the runs of a store; with a thread, the tree of its moments and what ran between them."
     )
@@ -32,22 +34,32 @@ def run(words: list[str]) -> int:
     output = Output(as_json=arguments.json)
     with existing_store(arguments.store) as store:
         if arguments.thread is None:
-            _list_runs(output, store, arguments.run, arguments.limit)
-        elif arguments.flat:
+            return _list_runs(output, store, arguments.run, arguments.limit)
+        if arguments.flat:
             _list_moments(output, store, arguments.thread, arguments.limit)
         else:
             _draw(output, store, arguments.thread)
     return 0
 
 
-def _list_runs(output: Output, store: RunStore, run_id: str | None, limit: int) -> None:
-    rows = [summary_row(trajectory) for trajectory in islice(store.journal.trajectories(run_id=run_id), limit)]
-    output.result([dict(zip(SUMMARY_COLUMNS, row, strict=True)) for row in rows])
+def _list_runs(output: Output, store: RunStore, run_id: str | None, limit: int) -> int:
+    damaged: dict[str, str] = {}
+
+    def on_damage(id_: str, error: StoreError) -> None:
+        damaged[id_] = error.message
+
+    found = store.journal.trajectories(run_id=run_id, on_damage=on_damage)
+    rows = [summary_row(trajectory) for trajectory in islice(found, limit)]
+    told = [{"trajectory": id_, "error": reason} for id_, reason in damaged.items()]
+    output.result([*(dict(zip(SUMMARY_COLUMNS, row, strict=True)) for row in rows), *told])
     output.table(SUMMARY_COLUMNS, rows)
+    for id_, reason in damaged.items():
+        output.say(f"trajectory {id_}: {reason}", style="red")
     output.say(f"{len(rows)} trajectories in {store.url}" + (f" (the first {limit})" if len(rows) == limit else ""))
     bare = [thread.thread_id for thread in store.threads() if thread.trajectory_id is None]
     if bare and run_id is None:
         output.say(f"{len(bare)} threads with checkpoints only: {', '.join(bare[:8])}{' ...' * (len(bare) > 8)}")
+    return 1 if damaged else 0
 
 
 def _draw(output: Output, store: RunStore, thread: str) -> None:

@@ -8,7 +8,7 @@ from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.run_folder import stored_trajectories
 from hrm_agent.cli.main import main
-from hrm_agent.errors import RunError
+from hrm_agent.errors import RunError, StoreError
 from hrm_agent.trajectory.lint import INVARIANTS, Finding, lint
 
 __all__ = ["run"]
@@ -20,25 +20,33 @@ def run(words: list[str]) -> int:
     parser.add_argument("store", help="a store, a run's folder, or an exported .jsonl or .parquet file")
     parser.add_argument("--run", metavar="RUN", help="only the trajectories of this run")
     arguments = parser.read(words)
-    checked, findings = 0, list[tuple[str, Finding]]()
-    for trajectory in stored_trajectories(arguments.store, arguments.run):
+    checked, findings, damaged = 0, list[tuple[str, Finding]](), dict[str, str]()
+
+    def on_damage(id_: str, error: StoreError) -> None:
+        damaged[id_] = error.message
+
+    for trajectory in stored_trajectories(arguments.store, arguments.run, on_damage):
         checked += 1
         findings += [(trajectory.id, finding) for finding in lint(trajectory)]
-    if arguments.run is not None and not checked:
+    if arguments.run is not None and not (checked or damaged):
         raise RunError(
             f"There is no run {arguments.run!r} in {arguments.store}.",
             f"`hrm-agent history --store {arguments.store}` lists what there is.",
         )
-    _report(Output(as_json=arguments.json), checked, findings)
-    return 1 if findings else 0
+    _report(Output(as_json=arguments.json), checked, findings, damaged)
+    return 1 if findings or damaged else 0
 
 
-def _report(output: Output, checked: int, findings: list[tuple[str, Finding]]) -> None:
+def _report(output: Output, checked: int, findings: list[tuple[str, Finding]], damaged: dict[str, str]) -> None:
     rows = [{"trajectory": trajectory, **finding._asdict()} for trajectory, finding in findings]
-    output.result({"trajectories": checked, "invariants": len(INVARIANTS), "findings": rows})
+    counts = {"trajectories": checked, "invariants": len(INVARIANTS), "findings": rows}
+    output.result(counts | ({"damaged": damaged} if damaged else {}))
     if rows:
         output.table(("trajectory", "invariant", "where", "finding"), [tuple(row.values()) for row in rows])
-    output.say(f"{checked} trajectories, {len(INVARIANTS)} invariants, {len(findings)} findings")
+    for id_, reason in damaged.items():
+        output.say(f"trajectory {id_}: {reason}", style="red")
+    unread = f", {len(damaged)} that cannot be read" if damaged else ""
+    output.say(f"{checked} trajectories, {len(INVARIANTS)} invariants, {len(findings)} findings{unread}")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -12,18 +13,21 @@ from hrm_agent.cli.common.arguments import Arguments, Parser
 from hrm_agent.cli.common.formatting import sentence
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
-from hrm_agent.errors import ConfigError, nearest
-from hrm_agent.store import open_store
+from hrm_agent.errors import ConfigError, GraphError, nearest
+from hrm_agent.store import RunStore
 from hrm_agent.store.copying import copy_store
+from hrm_agent.store.leases import forget_unused_leases
 from hrm_agent.store.maintenance import delete_runs, prune, stats, verify
 from hrm_agent.store.migrate import check_source, migrate
+from hrm_agent.store.new_store import new_store
+from hrm_agent.store.serializer import allowed_types, declared_types
 from hrm_agent.trajectory import RunStatus
 
 __all__ = ["ACTIONS", "run"]
 
 ACTIONS = {
     "stats": "rows and bytes by kind",
-    "verify": "check hashes, references and invariants; exit code 1 if anything is wrong",
+    "verify": "open every checkpoint, read every record, and compare them; exit code 1 if anything is wrong",
     "prune": "delete runs by age or status; keeps what a training run judged",
     "delete": "delete threads with everything recorded of them",
     "vacuum": "give free space back to the file system",
@@ -71,16 +75,31 @@ def _stats(words: list[str]) -> int:
 
 
 def _verify(words: list[str]) -> int:
-    arguments = _parser("verify").read(words)
+    parser = _parser("verify")
+    parser.add_argument("--allow", nargs="+", default=[], metavar="MODULE:CLASS", help="your own types in the states")
+    arguments = parser.read(words)
     output = Output(as_json=arguments.json)
     with existing_store(arguments.store) as store:
-        found = list(islice(verify(store), _SHOWN_FINDINGS))
+        types = {*allowed_types(arguments.allow), *_types_of_graphs(store)}
+        found = list(islice(verify(store, types), _SHOWN_FINDINGS))
     output.result({"sound": not found, "findings": found})
     for finding in found:
         output.say(finding)
     more = " or more" if len(found) == _SHOWN_FINDINGS else ""
     output.say(f"{len(found)}{more} findings" if found else "sound: hashes, references and invariants hold")
     return 1 if found else 0
+
+
+def _types_of_graphs(store: RunStore) -> set[tuple[str, ...]]:
+    """Types that the recorded graphs declare in their states, as far as the graphs can be imported here."""
+    from hrm_agent.runtime.execution.loading import load_graph
+
+    names = {header.graph for header in store.journal.headers(on_damage=lambda *_: None)}
+    found: set[tuple[str, ...]] = set()
+    for name in names:
+        with suppress(GraphError):
+            found |= declared_types(load_graph(name))
+    return found
 
 
 def _prune(words: list[str]) -> int:
@@ -126,6 +145,7 @@ def _vacuum(words: list[str]) -> int:
     output = Output(as_json=arguments.json)
     with existing_store(arguments.store) as store:
         before = store.database.size()
+        store.database.write(forget_unused_leases)
         store.database.vacuum()
         after = store.database.size()
     output.result({"before": before, "after": after})
@@ -139,7 +159,7 @@ def _copy(words: list[str]) -> int:
     parser.add_argument("--decrypt", action="store_true", help="the new store is not encrypted")
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
-    with existing_store(arguments.source) as source, open_store(arguments.target, key=_key(arguments)) as target:
+    with existing_store(arguments.source) as source, new_store(arguments.target, key=_key(arguments)) as target:
         counts = copy_store(source, target)
     output.result(counts)
     output.say(", ".join(f"{count} {table}" for table, count in counts.items()))
@@ -166,7 +186,7 @@ def _migrate(words: list[str]) -> int:
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
     check_source(arguments.source)
-    with open_store(arguments.target, allow=arguments.allow) as target:
+    with new_store(arguments.target, allow=arguments.allow) as target:
         taken = migrate(arguments.source, target, arguments.allow)
     output.result(asdict(taken))
     output.say(f"{taken.threads} threads, {taken.checkpoints} checkpoints, {taken.trajectories} trajectories migrated")

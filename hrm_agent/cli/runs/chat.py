@@ -45,13 +45,14 @@ def run(words: list[str]) -> int:
             raise RunError(
                 f"Thread {known.thread_id!r} holds the result of --mode, not a run.", f"Take one: {known.thread_id}/0."
             )
-        config = config_from(arguments, RunConfig, "run", known_config(store, known))
+        before = known_config(store, known)
+        config = config_from(arguments, RunConfig, "run", before)
         if arguments.dry_run:
             print_config(config, "run", as_json=arguments.json)
             return 0
         screen = Screen(Output(as_json=arguments.json), list(COMMANDS))
         with ChatSession(store, config, screen) as session:
-            session.check()
+            session.check(before)
             session.stand_on(arguments.thread or new_name(), config)
             chat = _Chat(session)
             return chat.one_turn(arguments.say) if arguments.say is not None else chat.run_to_end()

@@ -135,7 +135,7 @@ def _threads(session: ChatSession, name: str | None = None) -> None:
     """The newest conversations and runs, or over to one of them."""
     store, output = session.store, session.screen.output
     if name is not None:
-        if store.journal.find_trajectory(name) is None:
+        if name != session.thread and store.journal.find_trajectory(name) is None:
             known = [found.thread_id for found in store.threads()]
             raise RunError(f"There is no thread {name!r}. {nearest(name, known)}".strip(), "/threads lists them.")
         session.stand_on(name)

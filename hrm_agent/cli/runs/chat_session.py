@@ -12,15 +12,15 @@ import secrets
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, ExitStack
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from hrm_agent.cli.common.citations_view import values_of
+from hrm_agent.cli.common.index_check import refuse_missing_index
 from hrm_agent.cli.runs.chat_screen import Screen
 from hrm_agent.cli.runs.fork import fork_thread
-from hrm_agent.cli.runs.run import RunConfig, config_folder, known_config
-from hrm_agent.config import build_config, compare_on_resume, save_config
+from hrm_agent.cli.runs.run import RunConfig, keep_options, known_config, refuse_other_options
+from hrm_agent.config import build_config
 from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.models import load_policy
 from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, run_context
@@ -28,8 +28,8 @@ from hrm_agent.runtime.execution.conversation import reopened, takes_turns
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.replay.player import Replay, replay_async
 from hrm_agent.runtime.time_travel.fork import Edit, History, Moment, PendingInterrupt, history
-from hrm_agent.store import RunStore
-from hrm_agent.training.configs import FREE_ON_RESUME
+from hrm_agent.store import Lease, RunStore
+from hrm_agent.store.leases import CHAT, COMMAND
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, Trajectory
 
 __all__ = ["ChatSession", "new_name"]
@@ -49,6 +49,7 @@ class ChatSession:
         """The thread is resumed by the options that its newest turn was begun with."""
         self._loop = asyncio.Runner()
         self._open, self._held = AsyncExitStack(), ExitStack()
+        self._lease: Lease | None = None
         self._runner: EpisodeRunner | None = None
 
     def __enter__(self) -> Self:
@@ -72,13 +73,14 @@ class ChatSession:
         return next(iter(self.store.journal.headers("thread_id = ?", (self.thread,))), None)
 
     def stand_on(self, thread: str, config: RunConfig | None = None) -> None:
-        """Go over to a thread, new or known. Raises `RunError` where another process talks on it.
+        """Go over to a thread, new or known, or back to one that was lost. Raises `RunError` where another process
+        talks on it.
 
         `config`: its options; None: those that it was run with, and for a new one the present ones.
         """
         known = self.store.journal.find_trajectory(thread)
         thread = known.thread_id if known is not None else thread
-        if thread == self.thread:
+        if thread == self.thread and not self._is_lost:
             return
         if known is None and _is_there(self.store, thread):
             raise RunError(
@@ -87,12 +89,26 @@ class ChatSession:
             )
         if known is not None and config is None:
             config = build_config(RunConfig, known_config(self.store, known), f"of thread {thread!r}")
-        lease = ExitStack()
-        lease.enter_context(self.store.lease(thread, "talked on"))
+        if thread == self.thread:
+            self._held.close()
+        held = ExitStack()
+        self._lease = held.enter_context(self.store.lease(thread, CHAT))
         self._held.close()
-        self._held, self.thread = lease, thread
+        self._held, self.thread = held, thread
         self._use(config or self.config)
         self.screen.remember(known.prompts if known is not None else ())
+
+    @property
+    def _is_lost(self) -> bool:
+        return self._lease is not None and self._lease.error is not None
+
+    def _refuse_lost(self) -> None:
+        """What another process has said meanwhile is seen before anything is added to it."""
+        if self._is_lost:
+            raise RunError(
+                f"Another process took over thread {self.thread!r} while this one was stopped or cut off.",
+                f"`/threads {self.thread}` goes on from where it stands now.",
+            )
 
     def _use(self, config: RunConfig) -> None:
         """Other options need another runner."""
@@ -102,7 +118,7 @@ class ChatSession:
                 f"Thread {self.thread!r} belongs to graph {known.graph!r}.",
                 f"Leave out --graph, or fork it: `hrm-agent fork {self.thread} --graph {config.graph}`.",
             )
-        self.as_before = known is None or _is_alike(config, config_folder(self.store, known.id))
+        self.as_before = known is None or _is_alike(self.store, self.thread, config)
         if self._runner is not None and config != self.config:
             self._loop.run(self._open.aclose())
             self._open, self._runner = AsyncExitStack(), None
@@ -139,6 +155,7 @@ class ChatSession:
 
     def say(self, text: str) -> Trajectory:
         """The next turn; the first words of a thread are its task."""
+        self._refuse_lost()
         known = self.known
         if known is None:
             task = TaskRef(id=self.thread, family="chat", prompt=text)
@@ -147,6 +164,7 @@ class ChatSession:
 
     def resume(self, answer: Any = NO_ANSWER) -> Trajectory:
         """Answer what waits, or resume a turn that was interrupted or stopped."""
+        self._refuse_lost()
         known = self.known
         if known is None:
             raise RunError("Nothing has been said yet.", "Say something.")
@@ -159,10 +177,10 @@ class ChatSession:
     def _turn(self, task: TaskRef, **options: Any) -> Trajectory:
         config = self.config
         episode = Episode(task, self.thread, graph=config.graph, seed=config.seed, context=config.context)
-        save_config(config, "run", config_folder(self.store, episode.trajectory_id))  # for `hrm-agent resume`
         screen = self.screen
         try:
-            with screen.turn():
+            with self.store.lease(self.thread, COMMAND), screen.turn():
+                keep_options(self.store, self.thread, config)
                 runner = self._opened()
                 return self._loop.run(
                     runner.run(episode, screen.on_update, on_chunk=screen.on_chunk, on_event=screen.on_event, **options)
@@ -188,8 +206,8 @@ class ChatSession:
             self._runner = self._loop.run(entered)
         return self._runner
 
-    def check(self) -> None:
-        """Raise what is wrong with the options before anything is said."""
+    def check(self, before: Mapping[str, Any]) -> None:
+        """Raise what is wrong with the options before anything is said; `before`: those of the thread on record."""
         if self.config.mode != "single":
             raise ConfigError(f"A chat is a single run: --mode {self.config.mode} does not apply.", "Leave out --mode.")
         graph = load_graph(self.config.graph)
@@ -199,7 +217,9 @@ class ChatSession:
                 f"Give it the task: `hrm-agent run TEXT --graph {self.config.graph}`.",
             )
         task = TaskRef(id="", family="chat", prompt="")
-        run_context(graph, Episode(task, "", graph=self.config.graph, context=self.config.context))
+        context = run_context(graph, Episode(task, "", graph=self.config.graph, context=self.config.context))
+        if self.config.context != before.get("context"):  # else the record can be read without what it was made from
+            refuse_missing_index(context, self.config.context)
 
     # other ways
 
@@ -228,9 +248,9 @@ class ChatSession:
         return self._loop.run(replay_async(self.store, self.thread))
 
 
-def _is_alike(config: RunConfig, folder: Path) -> bool:
+def _is_alike(store: RunStore, thread: str, config: RunConfig) -> bool:
     try:
-        compare_on_resume(config, "run", folder, free=FREE_ON_RESUME)
+        refuse_other_options(store, thread, config)
     except RunError:
         return False
     return True

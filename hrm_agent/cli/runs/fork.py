@@ -15,15 +15,14 @@ from hrm_agent.cli.common.arguments import Parser, add_config, config_from, prin
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.printer import Printer
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
-from hrm_agent.cli.runs.run import RunConfig, config_folder, known_config
-from hrm_agent.config import save_config
+from hrm_agent.cli.runs.run import RunConfig, keep_options, known_config
 from hrm_agent.errors import ConfigError, RunError
-from hrm_agent.files import alone_in
 from hrm_agent.models import load_policy
 from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner
 from hrm_agent.runtime.selection.choice import is_choice
 from hrm_agent.runtime.time_travel.fork import Edit, fork, history
 from hrm_agent.store import RunStore
+from hrm_agent.store.leases import COMMAND
 from hrm_agent.training.tasks import verifier_of
 from hrm_agent.trajectory import RunStatus, Trajectory
 
@@ -84,13 +83,13 @@ def run(words: list[str]) -> int:
 
 
 def fork_thread(store: RunStore, thread: str, at: str, config: RunConfig, **options: Any) -> list[Episode]:
-    """Fork under the options of `config`, and keep them beside each fork."""
+    """Fork under the options of `config`, and keep them with each fork."""
     known = store.journal.find_trajectory(thread)
     _refuse_choice(known, config)
 
     def keep(episode: Episode) -> None:
         own = config.model_copy(update={"seed": episode.seed})
-        save_config(own, "run", config_folder(store, episode.trajectory_id))
+        keep_options(store, episode.thread_id, own)
 
     return fork(
         store,
@@ -132,7 +131,7 @@ def run_forks(
 
     with ExitStack() as stack:
         for episode in episodes:
-            stack.enter_context(alone_in(config_folder(store, episode.trajectory_id)))
+            stack.enter_context(store.lease(episode.thread_id, COMMAND))
         return asyncio.run(go())
 
 

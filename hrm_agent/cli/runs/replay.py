@@ -7,8 +7,9 @@ a regression test of the graphs: every run of a store that has ended, and exit c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from typing import Any
 
 from hrm_agent.cli.common.arguments import Parser
@@ -18,6 +19,7 @@ from hrm_agent.environment.isolation import DEFAULT_ISOLATION, parse_isolation
 from hrm_agent.environment.open import opened_environment
 from hrm_agent.errors import ConfigError, HrmError, RunError
 from hrm_agent.runtime.episode import EpisodeRunner
+from hrm_agent.runtime.replay.effects import Effect
 from hrm_agent.runtime.replay.player import Replay, ReplayVerdict, replay, replay_async
 from hrm_agent.runtime.replay.request_diff import request_diff
 from hrm_agent.store import RunStore
@@ -28,7 +30,11 @@ __all__ = ["in_words", "run"]
 
 def run(words: list[str]) -> int:
     """0 if all that was replayed came to the same, 1 if not. With `--live-after`: 1 if the run that went on failed."""
-    parser = Parser("replay", "Replay stored runs from their recorded answers, with the graphs as they are now.")
+    parser = Parser(
+        "replay",
+        "Replay stored runs from their recorded answers, with the graphs as they are now. No model is asked and no "
+        "tool is run. The nodes' own code runs again, with what it does outside: files, connections, processes.",
+    )
     parser.add_argument("trajectory", nargs="?", help="id of the trajectory, or of its thread")
     parser.add_argument("--check", metavar="STORE", help="replay every finished run of a store or a run folder")
     parser.add_argument("--run", metavar="RUN", help="with --check: only the trajectories of this run")
@@ -36,6 +42,11 @@ def run(words: list[str]) -> int:
     parser.add_argument("--graph", help="another graph, as package.module:attribute [the recorded one, as it is now]")
     parser.add_argument(
         "--live-after", action="store_true", help="where it asks something new, continue with a policy on a new thread"
+    )
+    parser.add_argument(
+        "--no-effects",
+        action="store_true",
+        help="end a replay where a node itself would write a file, connect, or start a process",
     )
     parser.add_argument("--policy", help="with --live-after: the policy that answers [the recorded policy]")
     parser.add_argument("--thread", help="with --live-after: name of the new thread")
@@ -49,11 +60,11 @@ def run(words: list[str]) -> int:
         raise ConfigError("Which run?", "`hrm-agent replay TRAJECTORY`, or `hrm-agent replay --check STORE` for all.")
     _refuse_idle(arguments)
     if arguments.check is not None:
-        return _check(arguments.check, arguments.run, arguments.graph, output)
+        return _check(arguments, output)
     with existing_store(arguments.store) as store:
         if arguments.live_after:
             return _live(store, arguments, output)
-        found = replay(store, arguments.trajectory, graph=arguments.graph)
+        found = replay(store, arguments.trajectory, graph=arguments.graph, refuse_effects=arguments.no_effects)
         _show(store, found, output)
     return 0 if found.equal else 1
 
@@ -79,7 +90,7 @@ def _live(store: RunStore, arguments: Any, output: Output) -> int:
 
     async def go() -> Replay:
         async with _runner(store, trajectory, arguments) as runner:
-            options = {"graph": arguments.graph, "thread": arguments.thread}
+            options = {"graph": arguments.graph, "thread": arguments.thread, "refuse_effects": arguments.no_effects}
             return await replay_async(store, trajectory.id, live_after=runner, **options)
 
     found = asyncio.run(go())
@@ -119,12 +130,20 @@ def _show(store: RunStore, found: Replay, output: Output) -> None:
     )
     for line in lines:
         output.say(f"  {line}", style={"+": "green", "-": "red"}.get(line[:1], ""))
+    _say_effects(found.effects, output, refused=found.verdict is ReplayVerdict.REFUSED)
     if found.unused and not found.equal:
         output.say(f"{found.unused} recorded answers were not used.")
     if found.live is not None:
         said = found.live.error or found.live.answer or "no answer"
         output.say(f"\nContinued as thread {found.live.thread_id}: {found.live.status.value}. {said}")
         output.say(f"  hrm-agent show {found.live.id} --store {store.url}")
+
+
+def _say_effects(effects: Sequence[Effect], output: Output, *, refused: bool) -> None:
+    if effects and not refused:
+        output.say("Done again outside of the record (--no-effects refuses it):")
+        for effect in effects:
+            output.say(f"  node {effect.node}: it {effect.what}")
 
 
 def _difference(store: RunStore, found: Replay) -> list[str]:
@@ -135,6 +154,8 @@ def _difference(store: RunStore, found: Replay) -> list[str]:
 
 def in_words(found: Replay) -> str:
     """The verdict for people."""
+    if found.verdict is ReplayVerdict.REFUSED:
+        return f"refused: node {found.effects[0].node}: it {found.effects[0].what}"
     if found.divergence is not None:
         what = "runs a tool" if found.divergence.asked.tool_call is not None else "asks the model"
         new = "differently than recorded" if found.divergence.nearest is not None else "where the record has nothing"
@@ -161,20 +182,23 @@ def _row(found: Replay) -> dict[str, Any]:
         "checkpoints": found.checkpoints,
         "random_ids": found.random_ids,
         "unused": found.unused,
+        "effects": [asdict(effect) for effect in found.effects],
     }
 
 
 # all runs of a store
 
 
-def _check(where: str, run_id: str | None, graph: str | None, output: Output) -> int:
-    checked, rows = 0, list[dict[str, Any]]()
-    with existing_store(where) as store:
+def _check(arguments: Any, output: Output) -> int:
+    checked, rows, run_id = 0, list[dict[str, Any]](), arguments.run
+    again: dict[Effect, None] = {}
+    with existing_store(arguments.check) as store:
         for header in store.journal.headers():
             if header.status is RunStatus.RUNNING or run_id not in (None, header.run_id):
                 continue
             checked += 1
-            row = _row_of(store, header, graph)
+            row = _row_of(store, header, arguments.graph, refuse_effects=arguments.no_effects)
+            again |= {Effect(**effect): None for effect in row.get("effects", ())}
             if row["verdict"] != ReplayVerdict.EQUAL:
                 rows.append(row)
                 output.say(f"{header.id}  {header.thread_id}  {row['words']}")
@@ -184,13 +208,14 @@ def _check(where: str, run_id: str | None, graph: str | None, output: Output) ->
                 f"{store.url} has no trajectory{of_run} that has ended.", f"`hrm-agent history --store {store.url}`"
             )
     output.result({"replayed": checked, "equal": checked - len(rows), "differ": rows})
+    _say_effects([*again], output, refused=arguments.no_effects)
     output.say(f"{checked} runs replayed, {checked - len(rows)} equal, {len(rows)} not")
     return 1 if rows else 0
 
 
-def _row_of(store: RunStore, header: Trajectory, graph: str | None) -> dict[str, Any]:
+def _row_of(store: RunStore, header: Trajectory, graph: str | None, *, refuse_effects: bool) -> dict[str, Any]:
     """A run that cannot be replayed is no reason to leave out the others."""
     try:
-        return _row(replay(store, header.id, graph=graph))
+        return _row(replay(store, header.id, graph=graph, refuse_effects=refuse_effects))
     except HrmError as error:
         return {"trajectory": header.id, "thread": header.thread_id, "verdict": "error", "words": str(error)}

@@ -9,7 +9,9 @@ import json
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
 
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Output
@@ -18,11 +20,13 @@ from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, build_config, read_config
 from hrm_agent.errors import RunError, nearest
 from hrm_agent.runtime.episode import NO_ANSWER
 from hrm_agent.runtime.execution.conversation import reopened
+from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus
 
 __all__ = ["run", "value_of"]
 
 Resume = Callable[[Path, Output], int]
+Config = TypeVar("Config", bound=BaseModel)
 
 
 def run(words: list[str]) -> int:
@@ -71,29 +75,37 @@ def _command(folder: Path) -> str:
     return command
 
 
-def _values(folder: Path, command: str) -> dict[str, Any]:
-    return read_config_file(folder / CONFIG_FILE, command)
+def _config(model: type[Config], folder: Path, command: str) -> Config:
+    return build_config(model, read_config_file(folder / CONFIG_FILE, command), CONFIG_FILE, on_record=True)
 
 
 def _collect(folder: Path, output: Output) -> int:
     from hrm_agent.cli.training.collect import collect_run
     from hrm_agent.training.configs import CollectConfig
 
-    return collect_run(build_config(CollectConfig, _values(folder, "collect"), CONFIG_FILE), folder, output)
+    return collect_run(_config(CollectConfig, folder, "collect"), folder, output)
 
 
 def _eval(folder: Path, output: Output) -> int:
     from hrm_agent.cli.training.eval import eval_run
     from hrm_agent.training.configs import CollectConfig
 
-    return eval_run(build_config(CollectConfig, _values(folder, "eval"), CONFIG_FILE), folder, output)
+    return eval_run(_config(CollectConfig, folder, "eval"), folder, output)
 
 
 def _train_rl(folder: Path, output: Output) -> int:
     from hrm_agent.cli.training.train import reinforce
     from hrm_agent.training.configs import GrpoConfig
 
-    reinforce(build_config(GrpoConfig, _values(folder, "train rl"), CONFIG_FILE), folder, output)
+    reinforce(_config(GrpoConfig, folder, "train rl"), folder, output)
+    return 0
+
+
+def _train_sft(folder: Path, output: Output) -> int:
+    from hrm_agent.cli.training.train import fine_tune
+    from hrm_agent.training.configs import FineTuneConfig
+
+    fine_tune(_config(FineTuneConfig, folder, "train sft"), folder, output)
     return 0
 
 
@@ -101,22 +113,27 @@ def _demo(folder: Path, output: Output) -> int:
     from hrm_agent.cli.training.demo import demo_run
     from hrm_agent.training.configs import DemoConfig
 
-    demo_run(build_config(DemoConfig, _values(folder, "demo"), CONFIG_FILE), folder, output)
+    demo_run(_config(DemoConfig, folder, "demo"), folder, output)
     return 0
 
 
-_COMMANDS: dict[str, Resume] = {"demo": _demo, "collect": _collect, "eval": _eval, "train rl": _train_rl}
+_COMMANDS: dict[str, Resume] = {
+    "demo": _demo,
+    "collect": _collect,
+    "eval": _eval,
+    "train rl": _train_rl,
+    "train sft": _train_sft,
+}
 
 
 def _thread(thread: str, where: str, output: Output, answer: Any) -> int:
-    from hrm_agent.cli.runs.run import RunConfig, config_folder, known_config, run_task
+    from hrm_agent.cli.runs.run import RunConfig, kept_options, known_config, run_task
 
     with existing_store(where) as store:
         trajectory = store.journal.trajectory(thread)
-        kept = (config_folder(store, trajectory.id) / CONFIG_FILE).exists()
+        kept = kept_options(store, trajectory.thread_id) is not None
         values = known_config(store, trajectory)
-        if trajectory.status is RunStatus.ABORTED:  # stopped by hand, and now wanted after all
-            store.journal.write_trajectory(reopened(trajectory))
+        _take_up_again(store, trajectory.thread_id)
     if not kept and not trajectory.run_id:
         raise RunError(
             f"The options of thread {thread!r} are not recorded: hrm-agent did not make it.",
@@ -129,6 +146,14 @@ def _thread(thread: str, where: str, output: Output, answer: Any) -> int:
         )
     config = build_config(RunConfig, values, f"of thread {thread!r}")
     return run_task(config, trajectory.task.prompt, trajectory.thread_id, where, output, answer=answer)
+
+
+def _take_up_again(store: RunStore, thread: str) -> None:
+    """A run that was stopped by hand is wanted after all."""
+    with store.lease(thread):
+        (now,) = store.journal.headers("thread_id = ?", (thread,))
+        if now.status is RunStatus.ABORTED:
+            store.journal.write_trajectory(reopened(now))
 
 
 def _from_moment(thread: str, at: str, where: str, output: Output, answer: Any) -> int:

@@ -1,7 +1,7 @@
 """`hrm-agent run`: one task through a graph, shown node by node as it happens.
 
-The options are kept beside the store, by thread: an interrupted run is continued by `hrm-agent resume THREAD`, with
-the options it was started with, since a recorded answer only fits the request that it answers.
+The options are kept in the store, by thread: an interrupted run is continued by `hrm-agent resume THREAD`, from any
+folder and machine, with the options it was started with, since a recorded answer only fits the request that it answers.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ import asyncio
 import secrets
 import time
 import tomllib
-from pathlib import Path
 from typing import Any
 
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
+from hrm_agent.cli.common.index_check import refuse_missing_index
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.printer import Printer, indented
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE
-from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, compare_on_resume, read_config_file, save_config
+from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, changed_keys, read_config_file, read_config_text, to_toml
 from hrm_agent.errors import ConfigError, RunError
-from hrm_agent.files import alone_in
 from hrm_agent.models import DEFAULT_POLICY, load_policy
-from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner
+from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, run_context
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.selection.choice import is_choice
 from hrm_agent.runtime.selection.strategies import Mode, Outcome, solve
 from hrm_agent.runtime.settings import GraphSettings, RunSettings, SelectionSettings
 from hrm_agent.store import RunStore, open_store
+from hrm_agent.store.leases import COMMAND
 from hrm_agent.training.configs import FREE_ON_RESUME
 from hrm_agent.training.tasks import verifier_of
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, Trajectory
@@ -35,10 +35,12 @@ from hrm_agent.unicode import find_surrogate
 __all__ = [
     "RunConfig",
     "conclude",
-    "config_folder",
     "header",
+    "keep_options",
+    "kept_options",
     "known_config",
     "refuse_broken",
+    "refuse_other_options",
     "run",
     "run_task",
 ]
@@ -76,37 +78,53 @@ def refuse_broken(text: str, what: str = "The task") -> None:
         raise ConfigError(f"{what} is not UTF-8.", "Convert it, or set the terminal to UTF-8.")
 
 
-def config_folder(store: RunStore, trajectory_id: str) -> Path:
-    """Where the options of a thread are kept."""
-    return store.folder / "threads" / trajectory_id
+def keep_options(store: RunStore, thread: str, config: RunConfig) -> None:
+    """Keep the options of a thread in its store, for `hrm-agent resume`."""
+    store.options.write(thread, to_toml(config, "run"))
+
+
+def kept_options(store: RunStore, thread: str) -> dict[str, Any] | None:
+    """The stored options of a thread; None if it has none."""
+    text = store.options.read(thread)
+    return None if text is None else read_config_text(text, "run", f"what is kept of thread {thread!r}")
+
+
+def refuse_other_options(store: RunStore, thread: str, config: RunConfig) -> None:
+    """Raises `RunError` where a thread was begun with other options."""
+    kept = kept_options(store, thread)
+    if kept is not None and (changes := changed_keys(config, kept, f"of thread {thread!r}", FREE_ON_RESUME)):
+        raise RunError(
+            f"Thread {thread!r} was started with another configuration ({changes}).",
+            f"Resume it as it was by `hrm-agent resume {thread}`, or name another --thread.",
+        )
 
 
 def run_task(config: RunConfig, text: str, thread: str, where: str, output: Output, *, answer: Any = NO_ANSWER) -> int:
     """Start or resume `thread`; `answer` is for the question that it waits with."""
-    load_graph(config.graph)  # before the store is made: an unknown graph must not create one
-    with open_store(where) as store:
+    graph = load_graph(config.graph)  # before the store is made: an unknown graph must not create one
+    with open_store(where) as store, store.lease(thread, COMMAND):
         known = store.journal.find_trajectory(thread)
         task = known.task if known else TaskRef(id=thread, family="command", prompt=text)
         _refuse_another_task(thread, task, text)
         verify = verifier_of(task)
         episode = Episode(task, thread, graph=config.graph, seed=config.seed, context=config.context, verify=verify)
-        folder = config_folder(store, episode.trajectory_id)
         if known is not None:  # else nothing was run with the options that a mistake may have left there
-            compare_on_resume(config, "run", folder, free=FREE_ON_RESUME, thread=thread)
+            refuse_other_options(store, thread, config)
+        else:
+            refuse_missing_index(run_context(graph, episode), config.context)
         backend = load_policy(config.policy)
 
         _refuse_answer(config, thread, answer)
 
         async def go() -> Outcome:
             async with EpisodeRunner.open(store, config.policy, config, backend=backend) as runner:
-                save_config(config, "run", folder)
+                keep_options(store, thread, config)
                 if config.mode != "single":
                     return await _by_mode(config, runner, episode, output)
                 trajectory = await runner.run(episode, Printer(output).update, answer=answer)
                 return Outcome(trajectory, (trajectory,), thread)
 
-        with alone_in(folder):
-            outcome = asyncio.run(go())
+        outcome = asyncio.run(go())
     return conclude(output, outcome.trajectory, where, outcome if config.mode != "single" else None)
 
 
@@ -115,7 +133,7 @@ async def _by_mode(config: RunConfig, runner: EpisodeRunner, episode: Episode, o
 
     def keep(candidate: Episode) -> None:
         own = config.model_copy(update={"mode": "single", "seed": candidate.seed})
-        save_config(own, "run", config_folder(runner.store, candidate.trajectory_id))
+        keep_options(runner.store, candidate.thread_id, own)
 
     def over(candidate: Trajectory) -> None:
         output.result({"event": "candidate", **header(candidate)})
@@ -139,9 +157,9 @@ def known_config(store: RunStore, trajectory: Trajectory | None) -> dict[str, An
     """Options that a thread was run with: its own, those of the run in whose folder it lies, or as its record says."""
     if trajectory is None:
         return {}
-    own = config_folder(store, trajectory.id) / CONFIG_FILE
-    if own.exists():
-        return read_config_file(own, "run")
+    own = kept_options(store, trajectory.thread_id)
+    if own is not None:
+        return own
     said = {"graph": trajectory.graph, "policy": trajectory.policy}
     of_run = store.folder / CONFIG_FILE
     if trajectory.run_id and of_run.exists():

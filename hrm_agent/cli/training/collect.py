@@ -12,6 +12,7 @@ from hrm_agent.cli.common.arguments import Parser, add_config, config_from, prin
 from hrm_agent.cli.common.output import Output, progress
 from hrm_agent.cli.common.run_folder import run_folder
 from hrm_agent.config import compare_on_resume, save_config
+from hrm_agent.files import alone_in
 from hrm_agent.training.collect import collect
 from hrm_agent.training.configs import FREE_ON_RESUME, CollectConfig
 from hrm_agent.training.tasks import load_tasks
@@ -54,14 +55,14 @@ def exit_code(trajectories: Sequence[Trajectory]) -> int:
 def collected(config: CollectConfig, command: str, folder: Path) -> list[Trajectory]:
     """The trajectories of the run in `folder`, those on record read back and the others run."""
     tasks = load_tasks(config.tasks, split=config.split, seed=config.seed, count=config.count)
-    compare_on_resume(config, command, folder, free=FREE_ON_RESUME)
-    save_config(config, command, folder)
     correct = 0
-    with progress(command, len(tasks) * config.samples) as advance:
+    with alone_in(folder), progress(command, len(tasks) * config.samples) as advance:
 
         def done(trajectory: Trajectory) -> None:
             nonlocal correct
             correct += trajectory.reward > 0
             advance(f"{correct} correct")
 
+        compare_on_resume(config, command, folder, free=FREE_ON_RESUME)
+        save_config(config, command, folder)
         return asyncio.run(collect(config, folder, tasks=tasks, on_rollout=done))

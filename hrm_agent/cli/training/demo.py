@@ -12,8 +12,10 @@ from hrm_agent.cli.common.output import Advance, Output, progress
 from hrm_agent.cli.common.printer import Printer
 from hrm_agent.cli.training.train import watched
 from hrm_agent.config import compare_on_resume, save_config
+from hrm_agent.files import alone_in
 from hrm_agent.training.configs import FREE_ON_RESUME, DemoConfig
 from hrm_agent.training.demo import DemoReport, Stage, demo
+from hrm_agent.training.processes import is_first_process, require_one_process
 
 __all__ = ["demo_run", "run"]
 
@@ -40,10 +42,13 @@ def run(words: list[str]) -> int:
 
 def demo_run(config: DemoConfig, folder: Path, output: Output) -> None:
     """Run, or resume, the demo in `folder`."""
-    compare_on_resume(config, "demo", folder, free=frozenset(f"train.{key}" for key in FREE_ON_RESUME))
-    save_config(config, "demo", folder)
+    if not is_first_process():
+        return  # the first one says why they cannot run together
+    require_one_process()
     printer = Printer(Output(as_json=output.as_json))
-    with _Stages() as stages:
+    with alone_in(folder), _Stages() as stages:
+        compare_on_resume(config, "demo", folder, free=frozenset(f"train.{key}" for key in FREE_ON_RESUME))
+        save_config(config, "demo", folder)
 
         def on_update(namespace: tuple[str, ...], data: dict[str, Any]) -> None:
             stages.close()

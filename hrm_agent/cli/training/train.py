@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
 from hrm_agent.cli.common.output import Output, progress
 from hrm_agent.cli.common.run_folder import run_folder
-from hrm_agent.config import compare_on_resume, save_config
+from hrm_agent.config import CONFIG_FILE, build_config, compare_on_resume, read_config_file, save_config
 from hrm_agent.errors import ConfigError, RunError, TaskError, nearest
+from hrm_agent.files import alone_in
 
 if TYPE_CHECKING:
-    from hrm_agent.training.configs import GrpoConfig, SftConfig
+    from hrm_agent.training.configs import FineTuneConfig, GrpoConfig
 
-__all__ = ["ACTIONS", "reinforce", "run", "watched"]
+__all__ = ["ACTIONS", "fine_tune", "reinforce", "run", "watched"]
 
 ACTIONS = {
-    "rl": "reinforcement learning on recorded graph runs: grpo, grpo-random, grpo-roc",
+    "rl": "reinforcement learning on recorded graph runs: grpo, grpo-roc, and their controls",
     "sft": "supervised fine-tuning on conversations",
 }
 _HELP = "\n".join(
@@ -61,64 +66,141 @@ def _rl(words: list[str]) -> int:
 
 def reinforce(config: GrpoConfig, folder: Path, output: Output) -> None:
     """Train, or go on, in `folder`."""
-    from hrm_agent.training.configs import FREE_ON_RESUME
+    from hrm_agent.models.policy_loader import model_folder
     from hrm_agent.training.grpo import train
     from hrm_agent.training.metrics import read_metrics
+    from hrm_agent.training.processes import is_first_process, require_one_process
+    from hrm_agent.training.verdicts import why_nothing_was_learnt
 
-    compare_on_resume(config, "train rl", folder, free=FREE_ON_RESUME)
-    save_config(config, "train rl", folder)
-    with progress(config.algorithm, config.steps) as advance:
-        model = asyncio.run(train(config, folder, on_step=lambda row: advance(watched(row), int(row["step"]) + 1)))
-    output.result({"folder": str(folder), "model": str(model), "last": read_metrics(folder / "metrics.jsonl")[-1]})
-    output.say(f"Trained {config.steps} steps; the policy is {model}, the metrics are {folder / 'metrics.jsonl'}.")
+    if not is_first_process():
+        return  # the first one says why they cannot run together
+    require_one_process()
+    model_folder(config.policy)  # before there is a folder: what cannot be trained leaves nothing behind
+    with alone_in(folder):  # what is refused because another process is at work leaves its configuration
+        if _is_taken_up(config, "train rl", folder):
+            with progress(config.algorithm, config.steps) as advance:
+                asyncio.run(train(config, folder, on_step=lambda row: advance(watched(row), int(row["step"]) + 1)))
+        else:
+            output.say(_nothing_left(folder, config.steps))
+    model, metrics = folder / "model", folder / "metrics.jsonl"
+    rows = read_metrics(metrics)
+    taken = sum(bool(row["stepped"]) for row in rows) if rows else None  # without metrics it is not known
+    lack = why_nothing_was_learnt(rows)
+    found = {
+        "folder": str(folder),
+        "model": str(model),
+        "optimizer_steps": taken,
+        "nothing_learnt": lack,
+    }
+    output.result({**found, "last": rows[-1] if rows else None})
+    if lack is not None:
+        print(f"hrm-agent: {lack}", file=sys.stderr)
+    steps = f"{len(rows)} step{'s' * (len(rows) != 1)}" + (f", {taken} with an update" if taken != len(rows) else "")
+    told = f"Trained {steps}; the metrics are {metrics}" if rows else f"{metrics} has no rows"
+    output.say(f"{told}; the policy is {model}.")
     output.say(f"Next: hrm-agent eval --policy {model}, hrm-agent history --store {folder}")
 
 
-def watched(row: Mapping[str, float | None]) -> str:
-    """The metrics of a step that are shown while a run goes on."""
+def _is_taken_up(config: GrpoConfig | FineTuneConfig, command: str, folder: Path) -> bool:
+    """False where the run has taken its steps already. Raises `RunError` where another run is in `folder`.
+
+    The configuration is saved only when the run is one that can be gone on with.
+    """
+    from hrm_agent.training.checkpoints import Checkpoints, has_model
+    from hrm_agent.training.configs import FREE_IN_TRAINING
+    from hrm_agent.training.schedule import Schedule, refuse_other_course
+
+    earlier_version = (folder / "checkpoint").is_dir() and not (folder / "checkpoints").is_dir()
+    free = FREE_IN_TRAINING - {"steps"} if earlier_version else FREE_IN_TRAINING
+    compare_on_resume(config, command, folder, free=free)
+    if (folder / CONFIG_FILE).exists():
+        kept = read_config_file(folder / CONFIG_FILE, command)
+        before = build_config(type(config), kept, CONFIG_FILE, on_record=True)
+        schedule = Schedule(config.steps, config.warmup_steps, config.cooldown)
+        taken = max(Checkpoints(folder).newest_step, _steps_on_record(config, before.steps, folder))
+        refuse_other_course(schedule, before.steps, taken, folder)
+        if has_model(folder, config.steps):
+            compare_on_resume(config, command, folder, free=free - {"data"})
+            return False
+    save_config(config, command, folder)
+    return True
+
+
+def _steps_on_record(config: GrpoConfig | FineTuneConfig, steps_before: int, folder: Path) -> int:
+    """How many steps the rollouts on record depend on, which are not sampled again; looked up where it matters."""
+    from hrm_agent.store import open_store
+    from hrm_agent.training.configs import GrpoConfig
+    from hrm_agent.training.rollout import run_id_of, steps_with_rollouts
+
+    if not isinstance(config, GrpoConfig) or config.steps == steps_before:
+        return 0
+    with open_store(config.store or folder / "store.db") as store:
+        return steps_with_rollouts(store, run_id_of(folder))
+
+
+def _nothing_left(folder: Path, steps: int) -> str:
+    return f"The run in {folder} has taken its {steps} steps already: nothing was done. More: --steps N."
+
+
+def watched(row: Mapping[str, Any]) -> str:
+    """The metrics of a step that are shown while a run goes on; of one that changed nothing, why."""
     shown = {name.rpartition("/")[2]: row.get(name) for name in _WATCHED}
-    return ", ".join(f"{name} {value:.3f}" for name, value in shown.items() if value is not None)
+    parts = [f"{name} {value:.3f}" for name, value in shown.items() if value is not None and isfinite(value)]
+    return ", ".join([*parts, f"skipped: {row['skipped']}"] if row.get("skipped") else parts)
 
 
 def _sft(words: list[str]) -> int:
-    from hrm_agent.training.configs import SftConfig
+    from hrm_agent.training.configs import FineTuneConfig
 
     parser = Parser("train sft", "Supervised fine-tuning on conversations: each answer in them is learnt.")
     parser.add_argument(
-        "data", type=Path, help='JSONL file, a line: {"messages": [{"role": ..., "content": ...}, ...]}'
+        "data", nargs="?", help='JSONL file, a line: {"messages": [{"role": ..., "content": ...}, ...]}'
     )
-    parser.add_argument("--policy", default="builtin:cold-start", help="where to start [builtin:cold-start]")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder of the run [a new one]")
-    add_config(parser, SftConfig)
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="run folder; one on record is resumed [a new one]")
+    add_config(parser, FineTuneConfig)
     arguments = parser.read(words)
-    config = config_from(arguments, SftConfig, "train sft")
+    config = config_from(arguments, FineTuneConfig, "train sft")
+    if arguments.data is not None:
+        config = config.model_copy(update={"data": arguments.data})
     if arguments.dry_run:
         print_config(config, "train sft", as_json=arguments.json)
         return 0
-    folder = run_folder(arguments.out, "sft")
-    if (folder / "model").exists():
-        raise RunError(f"{folder} holds a trained model already.", "Name another folder with --out.")
-    save_config(config, "train sft", folder)
-    model = _fine_tune(config, arguments.policy, arguments.data, folder)
-    output = Output(as_json=arguments.json)
-    output.result({"folder": str(folder), "model": str(model)})
-    output.say(f"The policy is {model}, the metrics are {folder / 'metrics.jsonl'}.")
-    output.say(f"Next: hrm-agent eval --policy {model}, hrm-agent train rl --policy {model}")
+    fine_tune(config, run_folder(arguments.out, "sft"), Output(as_json=arguments.json))
     return 0
 
 
-def _fine_tune(config: SftConfig, policy: str, data: Path, folder: Path) -> Path:
+def fine_tune(config: FineTuneConfig, folder: Path, output: Output) -> None:
+    """Train, or go on, in `folder`."""
+    if (folder / "model").exists() and not (folder / "checkpoints").exists():
+        raise RunError(f"{folder} holds a trained model already.", "Name another folder with --out.")
+    if not Path(config.data).is_file():
+        named = f"There is no file {config.data}." if config.data else "No file of conversations was named."
+        raise TaskError(named, 'Name a JSONL file; a line: {"messages": [...]}.')
+    config = config.model_copy(update={"data": str(Path(config.data).resolve())})
+    main = os.environ.get("RANK", "0") == "0"  # of the processes that share the batches, the one that writes
+    with alone_in(folder) if main else nullcontext():
+        if _is_taken_up(config, "train sft", folder):
+            _fine_tune(config, folder, writes=main)
+        else:
+            output.say(_nothing_left(folder, config.steps))
+    model = folder / "model"
+    output.result({"folder": str(folder), "model": str(model)})
+    output.say(f"The policy is {model}, the metrics are {folder / 'metrics.jsonl'}.")
+    output.say(f"Next: hrm-agent eval --policy {model}, hrm-agent train rl --policy {model}")
+
+
+def _fine_tune(config: FineTuneConfig, folder: Path, *, writes: bool) -> None:
     from hrm_agent.models.codec.chat_template import ChatTemplateCodec
     from hrm_agent.models.local.load_weights import load_pretrained
     from hrm_agent.models.policy_loader import model_folder
+    from hrm_agent.training.checkpoints import Checkpoints, keep_model
     from hrm_agent.training.sft import read_chats, save_policy, train_sft
 
-    if not data.is_file():
-        raise TaskError(f"There is no file {data}.", 'Name a JSONL file; a line: {"messages": [...]}.')
-    conversations = read_chats(data)
+    conversations = read_chats(Path(config.data))
     if not conversations:
-        raise TaskError(f"{data} holds no conversation.", 'A line: {"messages": [...]}.')
-    model, tokenizer = load_pretrained(model_folder(policy))
+        raise TaskError(f"{config.data} holds no conversation.", 'A line: {"messages": [...]}.')
+    # In half precision an update at a small learning rate is lost in the rounding.
+    model, tokenizer = load_pretrained(model_folder(config.policy), dtype="float32")
     with progress("sft", config.steps) as advance:
         train_sft(
             model,
@@ -126,11 +208,13 @@ def _fine_tune(config: SftConfig, policy: str, data: Path, folder: Path) -> Path
             conversations,
             config,
             metrics_path=folder / "metrics.jsonl",
-            progress=lambda row: advance(f"loss {row['loss']:.3f}, accuracy {row['accuracy']:.3f}"),
+            checkpoints=Checkpoints(folder, keep=config.checkpoints, every=config.checkpoint_every),
+            progress=lambda row: advance(f"loss {row['loss']:.3f}, accuracy {row['accuracy']:.3f}", int(row["step"])),
         )
-    card = f"# {folder.name}\n\n{policy}, fine-tuned by {config.steps} steps on {data.name} (`hrm-agent train sft`).\n"
-    save_policy(model, tokenizer, folder / "model", card)
-    return folder / "model"
+    card = f"# {folder.name}\n\n{config.policy}, fine-tuned by {config.steps} steps on {Path(config.data).name} "
+    card += "(`hrm-agent train sft`).\n"
+    if writes:
+        keep_model(folder, config.steps, lambda part: save_policy(model, tokenizer, part, card))
 
 
 _KINDS: dict[str, Callable[[list[str]], int]] = {"rl": _rl, "sft": _sft}

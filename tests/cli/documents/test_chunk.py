@@ -96,7 +96,7 @@ def test_a_library_that_fails_is_one_row(hrm: Command, text: str, monkeypatch: p
     def fail(*_: object, **__: object) -> list[Chunk]:
         raise RetrievalError("semchunk fails on this text: boom.")
 
-    monkeypatch.setattr("hrm_agent.retrieval.chunking.comparison.library_chunks", fail)
+    monkeypatch.setattr("hrm_agent.retrieval.chunking.comparison.library_spans", fail)
     words = ("chunk", text, "--strategy", "semchunk")
     done = hrm(*words, "--strategy", "fixed", "--compare", "--picture", "p.png")
     assert (done.code, "semchunk: semchunk fails on this text: boom." in done.out) == (0, True)
@@ -108,7 +108,7 @@ def test_a_library_that_fails_is_one_row(hrm: Command, text: str, monkeypatch: p
 
 def test_wrong_spans_are_counted_and_mended(monkeypatch: pytest.MonkeyPatch) -> None:
     said = [Chunk(0, 3, 3, "abc"), Chunk(-1, 2, 3, "cde"), Chunk(9, 12, 3, "xyz")]
-    monkeypatch.setattr("hrm_agent.retrieval.chunking.comparison.library_chunks", lambda *_, **__: said)
+    monkeypatch.setattr("hrm_agent.retrieval.chunking.comparison.library_spans", lambda *_, **__: said)
     (cutting,) = compare("abcdefgh", ["semchunk"], load_tokenizer("character"), size=3, overlap=0)
     assert cutting.faults.wrong_spans == 2
     assert [(chunk.start, chunk.end) for chunk in cutting.chunks] == [(0, 3), (2, 5), (9, 12)]

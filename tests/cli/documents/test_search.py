@@ -33,6 +33,44 @@ def test_hits_have_their_places(hrm: Command, docs: Path) -> None:
     assert nothing.code == 1 and "Nothing was found" in nothing.out
 
 
+def test_documents_are_printed_as_they_are(hrm: Command, docs: Path) -> None:
+    """No mark in them is taken for one of the terminal's."""
+    text = "Press :x: or :smile: for [bold]help[/bold] [/nothing] \\[red]."
+    (docs / "marks :x: [b].txt").write_text(text)
+    (docs / "skipped :x: [i].txt").touch()
+    indexed, shown = hrm("index", "docs"), hrm("search", "help", "nothing")
+    assert (indexed.code, shown.code) == (0, 0)
+    assert text in shown.out and "1. marks :x: [b].txt 0-" in shown.out
+    assert "skipped :x: [i].txt" in indexed.out
+
+
+def test_the_language_is_told_or_guessed(hrm: Command, docs: Path) -> None:
+    (docs / "house.txt").write_text("Viele Häuser stehen an der Straße.", encoding="utf-8")
+    indexed = hrm("index", "docs", "--json").json
+    assert (indexed["language"], indexed["warnings"]) == ("auto", [])
+    found = hrm("search", "--json", "STRASSEN").json["hits"]
+    assert [(hit["file"], hit["language"]) for hit in found] == [("house.txt", "de")]
+    assert "Viele Häuser" in hrm("search", "haus").out
+    changed = hrm("index", "docs", "--language", "en", "--json").json
+    assert changed["language"] == "en" and "3 documents were indexed anew" in changed["warnings"][0]
+    assert hrm("search", "haus").code == 1 and hrm("search", "HÄUSER").code == 0
+    refused = hrm("index", "docs", "--language", "german")
+    assert refused.code == 2 and "no language 'german'" in refused.err
+
+
+def test_what_is_hidden_or_outside_is_asked_for(hrm: Command, docs: Path, tmp_path: Path) -> None:
+    (docs / "page.html").write_text("<p>A walrus.<p hidden>An unseen zebra.")
+    (tmp_path / "else.txt").write_text("An outside okapi.")
+    (docs / "link.txt").symlink_to(tmp_path / "else.txt")
+    indexed = hrm("index", "docs")
+    assert indexed.code == 0 and "--follow-links reads it" in indexed.out
+    assert hrm("search", "zebra").code == hrm("search", "okapi").code == 1
+    assert hrm("index", "docs", "--hidden-text", "--follow-links").code == 0
+    assert hrm("search", "zebra").code == hrm("search", "okapi").code == 0
+    assert hrm("index", "docs").code == 0
+    assert hrm("search", "zebra").code == hrm("search", "okapi").code == 1
+
+
 def test_vectors_and_engines(hrm: Command, docs: Path) -> None:
     assert hrm("index", "docs", "--store", "x.db").code == 0
     assert hrm("search", "--store", "x.db", "--mode", "vectors", "lamp").code == 2

@@ -70,7 +70,7 @@ def test_verify(kept: str, hrm: Command) -> None:
     assert hrm("store", "verify", kept, "--json").json == {"sound": True, "findings": []}
     execute(f"sqlite:///{kept}", "DELETE FROM tokens")
     done = hrm("store", "verify", kept)
-    assert done.code == 1 and "has no tokens" in done.out and "findings" in done.out
+    assert done.code == 1 and "has neither tokens nor a request" in done.out and "findings" in done.out
     found = hrm("store", "verify", kept, "--json")
     assert found.code == 1 and not found.json["sound"] and len(found.json["findings"]) >= 3
 

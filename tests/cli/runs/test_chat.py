@@ -15,13 +15,16 @@ from pathlib import Path
 
 import pytest
 
+from hrm_agent.cli.runs.chat_session import ChatSession
 from hrm_agent.store import open_store
+from hrm_agent.store.leases import CHAT
 from hrm_agent.tools.local_wiki import LocalWiki
 from hrm_agent.tools.mediawiki import transport as asking
-from hrm_agent.trajectory import RunStatus, StopReason, ToolStatus
+from hrm_agent.trajectory import RunStatus, StopReason, ToolStatus, Trajectory
 from hrm_agent.trajectory.lint import lint
 from tests.cli.conftest import SCRIPT, Command, Outcome
 from tests.support.postgres import PostgresServer
+from tests.support.store.bodies import execute
 
 PROJECT = Path(__file__).parents[3]
 SLEEP = '<tool_call>{"name": "python", "arguments": {"code": "import time; time.sleep(100)"}}</tool_call>'
@@ -41,6 +44,30 @@ def chat(hrm: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
         return hrm("chat", *words)
 
     return run
+
+
+def test_an_index_that_cannot_be_searched_is_said_before_the_conversation(
+    chat: Command, hrm: Command, tmp_path: Path
+) -> None:
+    """Not by an answer that the sources have none. What is on record is read without the index."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "whale.txt").write_text("The blue whale eats krill.")
+    (tmp_path / "text.db").write_text("not an index " * 100)
+    assert hrm("index", "docs", "--store", "docs.db").code == 0
+    policy = script(tmp_path / "s", '{"reply": "Hello."}')
+    research = ("--graph", "research", "--policy", policy, "--context")
+    for name in ("none.db", "text.db"):
+        for done in (
+            chat(*research, f"index={name}", "--thread", "none", lines=("What do whales eat?",)),
+            chat(*research, f"index={name}", "--thread", "none", "--say", "What do whales eat?"),
+            hrm("run", "What do whales eat?", *research, f"index={name}", "--thread", "none"),
+        ):
+            assert done.code == 2 and name in done.err and done.out == ""
+    assert chat(*research, "index=docs.db", "--thread", "t", "--say", "Hi").out == "Hello.\n"
+    Path("docs.db").unlink()
+    again = chat("--thread", "t", lines=("/history",))
+    assert again.code == 0 and "turn 1" in again.out
+    assert chat("--thread", "t", *research, "index=none.db", lines=("/history",)).code == 2
 
 
 def test_a_conversation_from_a_pipe(chat: Command, hrm: Command, tmp_path: Path) -> None:
@@ -328,3 +355,27 @@ def test_one_conversation_at_a_time_on_a_server(chat: Command, tmp_path: Path, p
     assert refused.code == 2 and "Thread 't' is being talked on already" in refused.err
     with open_store(url) as store:
         assert store.journal.trajectory("t").prompts == ("Hi.", "Again.")
+
+
+def test_a_conversation_that_another_process_took_over(
+    chat: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who was away is told before adding to what the other said, and goes on when it has seen that."""
+    url, say = f"sqlite:///{tmp_path}/s.db", ChatSession.say
+    policy = ("--policy", script(tmp_path / "s", "Hello.", "And again."))
+
+    def taken_before(session: ChatSession, text: str) -> Trajectory:
+        if text == "Lost.":
+            execute(url, "UPDATE leases SET expires_at = 1")
+            with open_store(url) as other, other.lease("t", CHAT):
+                pass
+        return say(session, text)
+
+    monkeypatch.setattr(ChatSession, "say", taken_before)
+    lines = ("Hi.", "Lost.", "Not yet.", "/threads t", "Here.")
+    done = chat("--store", url, "--thread", "t", *policy, lines=lines)
+    hello, first, second, *here = done.out.splitlines()
+    assert done.code == 1 and [hello, *here] == ["Hello.", "On the thread t.", "And again."]
+    assert "was taken over by another process" in first and "`/threads t` goes on" in second
+    with open_store(url) as store:
+        assert store.journal.trajectory("t").prompts == ("Hi.", "Here.")

@@ -8,7 +8,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import SCRIPT, Command
+from tests.support.serving.providers import TEXT, ProviderServer
+
+HOSTED = """
+from langchain_openai import ChatOpenAI
+from langgraph.graph import START, MessagesState, StateGraph
+
+model = ChatOpenAI(model="gpt-test", base_url="{url}/v1", api_key="none", stream_usage=True)
+
+
+async def answer(state: MessagesState):
+    return {{"messages": [await {asked}.ainvoke(state["messages"])]}}
+
+
+graph = StateGraph(MessagesState).add_node(answer).add_edge(START, "answer").compile()
+"""
 
 
 def script(path: Path, *answers: str) -> str:
@@ -68,3 +85,38 @@ def test_no_model_is_loaded(hrm: Command, scripted: str, tmp_path: Path) -> None
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_effects_of_nodes_are_said_and_can_be_refused(
+    hrm: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = script(tmp_path / "s", "Fine.")
+    graph = "tests.support.graphs.effectful:writes"
+    assert hrm("run", "Act.", "--graph", graph, "--policy", policy, "--thread", "t").code == 0
+    with pytest.raises(SystemExit):
+        hrm("replay", "--help")
+    helped = " ".join(capsys.readouterr().out.split())
+    assert "nodes' own code runs again" in helped and "--no-effects" in helped
+    for words in (["t"], ["--check", "runs"]):
+        done = hrm("replay", *words)
+        assert done.code == 0 and "node act: it opens effects.log for writing" in done.out
+        assert "--no-effects refuses it" in done.out
+        done = hrm("replay", *words, "--no-effects")
+        assert done.code == 1 and "refused: node act: it opens effects.log for writing" in done.out
+    assert Path("effects.log").read_text() == "acted\n" * 3
+
+
+@pytest.mark.parametrize("asked", ["model", "PolicyModel(backend=model)"])
+def test_a_chat_with_a_hosted_model(asked: str, hrm: Command, tmp_path: Path) -> None:
+    nobody = script(tmp_path / "s")
+    with ProviderServer() as provider:
+        code = "from hrm_agent.models import PolicyModel\n" + HOSTED.format(url=provider.url, asked=asked)
+        (tmp_path / "hosted.py").write_text(code)
+        words = ("--graph", f"{tmp_path}/hosted.py:graph", "--policy", nobody, "--thread", "t")
+        for said in ("What is 6 * 7?", "And once more?"):
+            done = hrm("chat", *words, "--say", said)
+            assert done.code == 0 and TEXT in done.out, done.err
+            words = ("--thread", "t")
+    assert [body["stream"] for body in provider.asked] == [asked == "model"] * 2 if asked == "model" else True
+    found = hrm("replay", "--check", "runs")
+    assert (found.code, found.out) == (0, "1 runs replayed, 1 equal, 0 not\n")

@@ -84,13 +84,13 @@ def test_siblings_of_one_moment_are_a_group(thread: str, answers: str, hrm: Comm
     drawn = hrm("history", thread).out
     assert drawn.index("├─ t1/fork-1/0: completed (answer)") < drawn.index("├─ t1/fork-1/1") < drawn.rindex("\n  4")
     assert hrm("lint", "runs").code == 0
-    seeds = {read_config(hrm, f"t1/fork-1/{i}", "seed") for i in (0, 1)}
+    seeds = {read_config(f"t1/fork-1/{i}", "seed") for i in (0, 1)}
     assert len(seeds) == 2 and "1" not in seeds
 
 
-def read_config(hrm: Command, thread: str, key: str) -> str:
-    found = hrm("show", thread, "--json").json
-    text = Path("runs", "threads", found["id"], "config.toml").read_text()
+def read_config(thread: str, key: str) -> str:
+    with open_store("runs/store.db") as store:
+        text = store.options.read(thread) or ""
     return next(line.partition(" = ")[2] for line in text.splitlines() if line.startswith(f"{key} = "))
 
 

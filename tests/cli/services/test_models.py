@@ -20,7 +20,7 @@ def test_a_model_is_loaded_and_asked(hrm: Command) -> None:
     told = found.json
     assert (told["model"], told["loaded"], told["kind"]) == (FOURBIT, True, "transformers")
     assert (told["quantized"], told["trainable"], told["structured"]) == ("nf4", False, True)
-    assert told["logprobs"] == "raw" and told["token_ids"] and told["max_length"] >= 512 and told["lacks"] == []
+    assert told["logprobs"] == "tempered" and told["token_ids"] and told["max_length"] >= 512 and told["lacks"] == []
     shown = hrm("models", "check", FOURBIT)
     assert shown.code == 0 and "structured output" in shown.out and "nf4" in shown.out
 

@@ -1,0 +1,69 @@
+"""One trajectory that cannot be read, among others: the commands name it in a line and go on with the rest."""
+
+from __future__ import annotations
+
+import pytest
+
+from hrm_agent.store import open_store
+from tests.cli.conftest import Command
+from tests.support.store.bodies import execute
+from tests.support.trajectory.samples import make_trajectory
+
+
+@pytest.fixture
+def damaged(store: str) -> str:
+    """The sample's store with two more trajectories, one of them no trajectory."""
+    with open_store(store) as opened:
+        for number in (2, 3):
+            made = make_trajectory(id=f"trajectory-{number}", thread_id=f"t{number}", calls=(), tool_calls=())
+            opened.journal.write_trajectory(made)
+    execute(f"sqlite:///{store}", "UPDATE trajectories SET record = ? WHERE id = 'trajectory-2'", (b'{"id": "x"}',))
+    return store
+
+
+def test_history_shows_the_others(damaged: str, hrm: Command) -> None:
+    done = hrm("history", "--store", damaged)
+    assert done.code == 1 and done.err == "" and "2 trajectories in" in done.out
+    (said,) = [line for line in done.out.splitlines() if "cannot be read" in line]
+    assert said.startswith("trajectory trajectory-2: The trajectory trajectory-2 cannot be read: ")
+    rows = hrm("history", "--store", damaged, "--json").json
+    assert [row["trajectory"] for row in rows] == ["trajectory-1", "trajectory-3", "trajectory-2"]
+    assert "cannot be read" in rows[-1]["error"]
+
+
+def test_lint_checks_the_others(damaged: str, hrm: Command) -> None:
+    done = hrm("lint", damaged)
+    assert done.code == 1 and done.err == "" and "2 trajectories, " in done.out
+    assert "0 findings, 1 that cannot be read" in done.out and "trajectory trajectory-2: " in done.out
+    assert list(hrm("lint", damaged, "--json").json["damaged"]) == ["trajectory-2"]
+
+
+def test_verify_names_it_and_delete_takes_it_out(damaged: str, hrm: Command) -> None:
+    found = hrm("store", "verify", damaged)
+    assert found.code == 1 and "trajectory trajectory-2: cannot be read" in found.out
+    assert hrm("store", "delete", "trajectory-2", "--store", damaged).code == 0
+    assert hrm("store", "verify", damaged).code == 0
+    assert hrm("history", "--store", damaged).code == hrm("lint", damaged).code == 0
+
+
+def test_what_needs_it_says_so(damaged: str, hrm: Command) -> None:
+    done = hrm("show", "trajectory-2", "--store", damaged)
+    assert done.code == 2 and "The trajectory trajectory-2 cannot be read: " in done.err
+    assert "`hrm-agent store verify`" in done.err and "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "api_key=sk-1",
+        "openai_api_key=sk-1",
+        "hf_token=sk-1",
+        'models={critic={access_token="sk-1"}}',
+        'servers=[{env={AWS_SECRET_ACCESS_KEY="sk-1"}}]',
+    ],
+)
+def test_a_secret_is_not_recorded(option: str, hrm: Command) -> None:
+    """Options are kept with the run: one that is named like a secret is refused, and not repeated."""
+    done = hrm("run", "What is 6 * 7?", "--context", option)
+    assert done.code == 2 and "is named like a secret, and options are recorded" in done.err
+    assert "environment variable" in done.err and "sk-1" not in done.err
