@@ -187,7 +187,8 @@ def bare_tantivy(documents: Corpus, drawn: list[Question], place: Path) -> Row:
 
     def ask(question: str) -> list[tuple[str, int]]:
         searcher = index.searcher()
-        hits = searcher.search(index.parse_query(" ".join(phrases_of(question)), ["text"]), 5).hits
+        words = " ".join(term for phrase in phrases_of(question) for term in phrase)
+        hits = searcher.search(index.parse_query(words, ["text"]), 5).hits
         return [every[searcher.doc(place)["chunk"][0]] for _, place in hits]
 
     asked(row, ask, drawn)

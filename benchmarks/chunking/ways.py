@@ -14,7 +14,7 @@ from hrm_agent.errors import HrmError
 from hrm_agent.retrieval import STRATEGIES, Tokenizer, chunk_text, load_tokenizer
 from hrm_agent.retrieval.chunking.check import shared_tokens, tally
 from hrm_agent.retrieval.chunking.chunk import Chunk
-from hrm_agent.retrieval.chunking.libraries import LIBRARIES, library_chunks, placed
+from hrm_agent.retrieval.chunking.libraries import LIBRARIES, library_chunks, library_spans, placed
 from hrm_agent.retrieval.tokenizers.encodings import encodings_on_disk
 from hrm_agent.retrieval.tokenizers.training import train_tokenizer
 
@@ -77,7 +77,11 @@ def measured(text: str, name: str, tokenizer: Tokenizer) -> Row:
     try:
         cut(text[:2_000], name, tokenizer)
         before, _ = cpu(lambda: tokenizer.count(text))
-        seconds, chunks = cpu(lambda: cut(text, name, tokenizer), repeats=2 if name in STRATEGIES else 1)
+        if name in STRATEGIES:
+            seconds, chunks = cpu(lambda: cut(text, name, tokenizer))
+        else:
+            seconds, _ = cpu(lambda: library_spans(text, name, tokenizer, size=SIZE, overlap=OVERLAP), repeats=1)
+            chunks = cut(text, name, tokenizer)
         after, _ = cpu(lambda: tokenizer.count(text))
     except HrmError as error:
         return {"way": name, "problem": error.message}

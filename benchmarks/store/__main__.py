@@ -27,11 +27,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.store import workloads
+from benchmarks.store.hosted import growth_of_journal, step_cost
 from benchmarks.store.measure import Row
 from benchmarks.store.ways import Places
 from tests.support.postgres import PostgresServer
 
-STEPS, MESSAGES, THREADS, CONVERSATION = 200, 50, 10_000, 300
+STEPS, MESSAGES, THREADS, CONVERSATION, TURNS = 200, 50, 10_000, 300, 100
 Found = dict[str, list[Row]]
 
 
@@ -46,6 +47,8 @@ def measured(places: Places, repeats: int, only: list[str], shorter: int = 1) ->
         "rollouts": lambda: workloads.rollouts(places),
         "listing": lambda: workloads.listing(places, THREADS // shorter),
         "growth": lambda: workloads.growth(places, lengths),
+        "journal": lambda: growth_of_journal(places, [TURNS // shorter // 4, TURNS // shorter]),
+        "step": lambda: step_cost(places, MESSAGES // shorter, max(repeats, 5)),
     }
     found: Found = {}
     for name in only or tables:
@@ -76,6 +79,14 @@ def goals(found: Found) -> list[Row]:
     if "growth" in found and found["growth"][-1]["messages"] == 400:
         short, long = (row["ours, kB a message"] for row in (found["growth"][1], found["growth"][-1]))
         rows.append(_at_most("bytes of a message at 400 messages / at 100", long / short, 1.2))
+    if rows_of_journal := found.get("journal"):
+        row = rows_of_journal[-1]
+        rows.append(
+            _at_most(f"{row['turns']} turns: bytes of journal / checkpoints", row["journal / checkpoints"], 1.2)
+        )
+    for row in found.get("step", ()):
+        name = f"a step with {row['messages']} messages: CPU with journal / without"
+        rows.append(_at_most(name, row["with / without"], 1.3))
     return rows
 
 
