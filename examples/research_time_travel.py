@@ -3,10 +3,11 @@
     python -m examples.research_time_travel talk
     python -m examples.research_time_travel travel
 
-The first asks two questions over a small wiki of its own and ends; the wiki goes with it. The second has nothing but
-the record. It shows what happened, plays it again without a model or a wiki, asks the first question otherwise from the
-moment before the answer was written (for which the sources on record are enough) and talks on there, and searches anew,
-for which the wiki would be needed: the agent is told that it is out of reach, and says so. The same by commands:
+Without either word both run, one after the other. The first asks two questions over a small wiki of its own and ends;
+the wiki goes with it. The second has nothing but the record. It shows what happened, plays it again without a model or
+a wiki, asks the first question otherwise from the moment before the answer was written (for which the sources on record
+are enough) and talks on there, and searches anew, for which the wiki would be needed: the agent is told that it is out
+of reach, and says so. The same by commands:
 
     hrm-agent history whales --store runs/research_time_travel.db
     hrm-agent replay whales --store runs/research_time_travel.db
@@ -21,6 +22,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -156,9 +159,16 @@ async def go(what: str) -> None:
 
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="The research agent, and time travel through its conversation")
-    parser.add_argument("what", choices=("talk", "travel"))
+    parser.add_argument("what", nargs="?", choices=("talk", "travel"), help="the first part, or the second [both]")
+    what = parser.parse_args(words).what
+    if what is None:
+        for part in ("talk", "travel"):  # the second in a process that never saw the wiki
+            code = subprocess.run([sys.executable, "-m", "examples.research_time_travel", part], check=False).returncode
+            if code:
+                raise SystemExit(code)
+        return
     try:
-        asyncio.run(go(parser.parse_args(words).what))
+        asyncio.run(go(what))
     except HrmError as error:
         raise SystemExit(str(error)) from None
 

@@ -44,7 +44,9 @@ ALLOWED: dict[str, set[str]] = {
     "hrm_agent.config": {"hrm_agent.errors", "hrm_agent.files"},
     "hrm_agent.answers": {"hrm_agent.unicode"},
     "hrm_agent.trajectory": {"hrm_agent.bounded", "hrm_agent.errors", "hrm_agent.files", "hrm_agent.langgraph_format"},
+    "hrm_agent.import_by_name": {"hrm_agent.trajectory"},
     "hrm_agent.retrieval": {
+        "hrm_agent.answers",
         "hrm_agent.errors",
         "hrm_agent.files",
         "hrm_agent.intervals",
@@ -76,6 +78,7 @@ ALLOWED: dict[str, set[str]] = {
         "hrm_agent.environment",
         "hrm_agent.errors",
         "hrm_agent.http_client",
+        "hrm_agent.import_by_name",
         "hrm_agent.langgraph_format",
         "hrm_agent.models",
         "hrm_agent.retrieval",

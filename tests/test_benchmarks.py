@@ -25,6 +25,7 @@ QUICK = {
     "environment.queue": "--quick",
     "orchestration": "--conversations 2 --repeats 1",
     "retrieval_index": "--chunks 500 --questions 20",
+    "retrieval_shown": "--quick",
     "store": "--quick --repeats 1",
     "training_step": "--quick --repeats 1",
 }

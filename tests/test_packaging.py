@@ -7,13 +7,16 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import venv
 import zipfile
 from collections.abc import Sequence
+from importlib.metadata import requires
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from packaging.requirements import Requirement
 
 pytestmark = pytest.mark.whole
 
@@ -158,3 +161,11 @@ def test_a_module_has_one_name(name: str) -> None:
         [sys.executable, "-c", f"import {name}"], cwd=PROJECT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 1 and "import it by that name" in done.stderr
+
+
+def test_the_oldest_numpy_that_is_declared_is_one_that_py3langid_takes() -> None:
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    (declared,) = (one for one in map(Requirement, project["dependencies"]) if one.name == "numpy")
+    (oldest,) = (one.version for one in declared.specifier if one.operator == ">=")
+    (needed,) = (one for one in map(Requirement, requires("py3langid") or ()) if one.name == "numpy")
+    assert needed.specifier.contains(oldest)

@@ -136,16 +136,16 @@ def test_nothing_runs_before_a_person_has_agreed(run: Runs, capsys: pytest.Captu
 
 
 def test_a_journey_when_the_wiki_is_gone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each part in a process of its own, then the commands on the record."""
-    said: list[str] = []
-    for words in commands("research_time_travel"):
-        if words[0] == "python":
-            done = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, check=True)
-            said.append(done.stdout)
-        else:
-            assert main(words[1:]) == 0
-            said.append(capsys.readouterr().out)
-    talked, travelled, _, replayed, sources = said
+    """Both parts, each in a process of its own, then the commands on the record."""
+    talk, travel, *on_record = commands("research_time_travel")
+    assert [talk[-1], travel[-1]] == ["talk", "travel"]
+    done = subprocess.run([sys.executable, *talk[1:-1]], capture_output=True, text=True, check=True)
+    talked = travelled = done.stdout
+    said = list[str]()
+    for words in on_record:
+        assert main(words[1:]) == 0
+        said.append(capsys.readouterr().out)
+    _, replayed, sources = said
     assert "It is almost 30 metres long [1]." in talked and "They come up to feed [1]." in talked
     assert "@4   gather -> write" in travelled and "Played again, 14 moments: equal." in travelled
     assert "It is about 98 feet long [1]." in travelled
