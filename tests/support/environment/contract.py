@@ -71,7 +71,12 @@ async def all_slots_free(environment: Environment) -> None:
 
 
 async def occupied(environment: Environment) -> list[asyncio.Task[ExecutionResult]]:
-    """Every slot is taken by a call that goes on until it is cancelled."""
+    """Every slot is taken by a call that goes on until it is cancelled.
+
+    Calls that a test before has cancelled hold their slots for a moment yet: counted as running, they would stand in
+    for one of these, which would then wait behind the test's own calls.
+    """
+    await all_slots_free(environment)
     tasks = [asyncio.create_task(environment.execute(IDLE, limits=LONG)) for _ in range(SLOTS)]
     await until_gauge(environment, "running", SLOTS)
     return tasks
