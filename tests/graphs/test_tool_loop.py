@@ -55,6 +55,26 @@ async def test_a_call_that_cannot_be_decoded_is_an_outcome(store: RunStore, envi
 
 
 @pytest.mark.parametrize(
+    ("value", "status"),
+    [
+        ("[" * 150 + "]" * 150, ToolStatus.INVALID_CALL),
+        ("[" * 63 + "]" * 63, ToolStatus.OK),
+        (str(2**64), ToolStatus.INVALID_CALL),
+        (str(2**64 - 1), ToolStatus.OK),
+    ],
+    ids=["too deep", "deep", "too great", "great"],
+)
+async def test_what_a_policy_writes_never_fails_its_run(
+    value: str, status: ToolStatus, store: RunStore, environment: LocalEnvironment
+) -> None:
+    """A failed run is tried again and left out of training: the policy would get out of its worst rollouts."""
+    odd = f'<tool_call>{{"name": "python", "arguments": {{"code": "1", "x": {value}}}}}</tool_call>'
+    trajectory = await run([odd, boxed(42)], store, environment)
+    assert [c.status for c in trajectory.tool_calls] == [status]
+    assert trajectory.status is RunStatus.COMPLETED and lint(trajectory) == []
+
+
+@pytest.mark.parametrize(
     ("context", "reason"),
     [
         ({"max_turns": 2}, StopReason.MAX_TURNS),

@@ -8,6 +8,7 @@ decoder's own words, and the record keeps the raw text.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any, NoReturn, cast
 
 from hrm_agent.models.engine import ParsedTurn
@@ -17,6 +18,8 @@ __all__ = ["TOOL_CALL_CLOSE", "TOOL_CALL_OPEN", "parse_turn", "tool_call_text"]
 
 TOOL_CALL_OPEN = "<tool_call>"
 TOOL_CALL_CLOSE = "</tool_call>"
+_MAX_DEPTH = 64
+"""Levels of arguments; msgpack holds some more, but a message stands in other things."""
 
 
 def parse_turn(text: str) -> ParsedTurn:
@@ -88,8 +91,33 @@ def _add_call(value: Any, raw: str, turn: ParsedTurn) -> None:
     if not isinstance(arguments, dict):
         said = _kind(arguments) if "arguments" in call else "missing"
         return _add_invalid(name, raw, f"'arguments' must be a JSON object, but is {said}", turn)
+    if why := _unstorable(cast("dict[str, Any]", arguments)):
+        return _add_invalid(name, raw, why, turn)
     turn.tool_calls.append({"name": without_surrogates(name), "args": _clean(arguments)})
     return None
+
+
+def _unstorable(arguments: dict[str, Any]) -> str | None:
+    """Why the record could not hold the arguments; the policy is told, since a run must not fail for what it writes."""
+    level, depth = [cast("Any", arguments)], 0
+    while level:
+        depth += 1
+        if depth > _MAX_DEPTH:
+            return f"'arguments' are nested more than {_MAX_DEPTH} levels deep"
+        if any(isinstance(value, int) and not -(2**63) <= value < 2**64 for value in level):
+            return "'arguments' hold a whole number of more than 64 bits: pass it as a string"
+        level = [item for value in level for item in _items(value)]
+    return None
+
+
+def _items(value: Any) -> Iterable[Any]:
+    match value:
+        case dict():
+            return cast("dict[str, Any]", value).values()
+        case list():
+            return cast("list[Any]", value)
+        case _:
+            return ()
 
 
 def _add_invalid(name: str | None, raw: str, error: str, turn: ParsedTurn) -> None:

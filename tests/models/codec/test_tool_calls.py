@@ -61,6 +61,9 @@ def test_undecodable_call_carries_the_decoders_own_words(raw: str) -> None:
         ('{"name": "f", "arguments": {"x": NaN}}', None, "NaN"),
         ("[" * 100_000, None, "nested too deeply"),
         ("1" * 5000, None, "4300"),
+        ('{"name": "f", "arguments": {"x": ' + "[" * 64 + "]" * 64 + "}}", "f", "more than 64 levels"),
+        ('{"name": "f", "arguments": {"x": [18446744073709551616]}}', "f", "more than 64 bits"),
+        ('{"name": "f", "arguments": {"x": -9223372036854775809}}', "f", "more than 64 bits"),
     ],
 )
 def test_call_of_the_wrong_shape_is_named(raw: str, name: str | None, error: str) -> None:
