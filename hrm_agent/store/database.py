@@ -25,7 +25,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 from hrm_agent.errors import LeaseLostError, StoreError
 from hrm_agent.store.fencing import Fence, leases_of
@@ -234,8 +234,8 @@ class Database(ABC):
         """What was to be done later, and `works`. If the commit fails, what was to be done later still is.
 
         Except what fails by itself, and would each time (a damaged row that it has to add to): that is given up, and
-        the commit under way is told why it failed. Of a thread that another process has taken over, only its own run
-        is told.
+        the commit under way is told why it failed, or the next one that somebody waits for. Of a thread that another
+        process has taken over, only its own run is told.
 
         One at a time: no checkpoint may be committed before the writes that led to it, which another thread has taken
         up. They stay in the list until they are committed, so that whoever reads meanwhile waits for them.
@@ -247,9 +247,12 @@ class Database(ABC):
                 try:
                     results = self._transact([*map(_GuardedWork, before), *works])[len(before) :]
                 except _LaterFailed as error:
+                    told = len(works) == 1 and works[0] is not _for_nobody  # several are each tried again
+                    lost = isinstance(error.reason, LeaseLostError)
                     with self._later_lock:
-                        self._later.remove(error.work)
-                    if not isinstance(error.reason, LeaseLostError):
+                        place = self._later.index(error.work)
+                        self._later[place : place + 1] = [] if told or lost else [_failing(error.reason)]
+                    if not lost:
                         raise error.reason from error
                     self._note_lost(error.reason)
                     continue
@@ -262,20 +265,22 @@ class Database(ABC):
             self._given.wait()
             self._given.clear()
             if not self._closed.wait(_LATER_SECONDS):
-                with suppress(StoreError):  # whoever writes next is told
-                    self.flush()
+                with suppress(Exception):  # whoever writes next is told
+                    self.submit(_for_nobody).result()
 
     def close(self) -> None:
         """Commit what is left. In a forked process nothing: the connections are its parent's."""
         if self._process != os.getpid():
             return
-        with suppress(StoreError):  # a full disk: what is lost is done again on resume
-            self.flush()
-        self._closed.set()
-        self._given.set()
-        if self._flusher is not None:
-            self._flusher.join(timeout=_JOIN_SECONDS)
-        self._close()
+        try:
+            with suppress(StoreError):  # a full disk: what is lost is done again on resume
+                self.flush()
+        finally:
+            self._closed.set()
+            self._given.set()
+            if self._flusher is not None:
+                self._flusher.join(timeout=_JOIN_SECONDS)
+            self._close()
 
     def _refuse_fork(self) -> None:
         """Connections and locks do not survive `os.fork`, and the threads that commit are not there."""
@@ -284,6 +289,17 @@ class Database(ABC):
                 f"The store {self.url} was opened by process {self._process}, and this is a fork of it.",
                 "Call open_store in each process.",
             )
+
+
+def _for_nobody(_: WriteCursor) -> None:
+    """Commits what was to be done later, on time."""
+
+
+def _failing(reason: Exception) -> Work[NoReturn]:
+    def fail(_: WriteCursor) -> NoReturn:
+        raise reason
+
+    return fail
 
 
 class _LaterFailed(Exception):

@@ -229,6 +229,24 @@ def test_the_heart_outlives_work_that_fails_in_its_commit(
         block_until(lambda: execute(url, "SELECT expires_at > 1 FROM leases") in ([(1,)], [(True,)]))
 
 
+def test_work_that_fails_while_nobody_waits_is_told_to_whoever_writes_next(store: RunStore) -> None:
+    """And what is deferred after it is committed on time, as before."""
+    database, done = store.database, threading.Event()
+
+    def fail(_: Any) -> None:
+        done.set()
+        raise ValueError("a damaged row")
+
+    database.defer(fail)
+    assert done.wait(60)
+    with pytest.raises(ValueError, match="a damaged row"):
+        database.write(lambda _: None)
+    database.write(lambda _: None)
+    done.clear()
+    database.defer(lambda _: done.set())
+    assert done.wait(60)
+
+
 def test_a_run_whose_event_loop_was_just_closed_needs_no_stop() -> None:
     lease, loop = Lease(), asyncio.new_event_loop()
     block = lease.stops_when_lost()
