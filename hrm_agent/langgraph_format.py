@@ -15,6 +15,7 @@ import xxhash
 __all__ = [
     "END",
     "ERROR",
+    "ERROR_SOURCE",
     "INPUT",
     "INTERRUPT",
     "NULL_TASK",
@@ -45,6 +46,8 @@ INTERRUPT = "__interrupt__"
 RESUME = "__resume__"
 """The answers that it has been given."""
 ERROR = "__error__"
+ERROR_SOURCE = "__error_source_node__"
+"""Beside an error: the node that failed, where another node of the graph handles that."""
 NULL_TASK = "00000000-0000-0000-0000-000000000000"
 """Stands for the task of writes that belong to none: the input of a run, an answer to whichever question waits."""
 

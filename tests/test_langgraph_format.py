@@ -24,6 +24,7 @@ from hrm_agent import langgraph_format as ours
         ("INTERRUPT", "INTERRUPT"),
         ("RESUME", "RESUME"),
         ("ERROR", "ERROR"),
+        ("ERROR_SOURCE", "ERROR_SOURCE_NODE"),
         ("INPUT", "INPUT"),
         ("SENDS", "TASKS"),
         ("PUSH", "PUSH"),

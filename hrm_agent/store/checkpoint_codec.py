@@ -16,6 +16,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import EXCLUDED_METADATA_KEYS, WRITES_IDX_MAP, ChannelVersions, Checkpoint
 
 from hrm_agent.errors import StoreError, UnstorableError
+from hrm_agent.langgraph_format import ERROR, ERROR_SOURCE
 from hrm_agent.store.content_addressed import CHANNEL_BYTES, Reference, ValueReader, ValueWriter
 from hrm_agent.store.serializer import RefusedValue, Unstorable
 
@@ -136,10 +137,20 @@ def read_checkpoint(rest: dict[str, Any], channels: Channels, reader: ValueReade
 
 
 def slots_of(writes: Sequence[tuple[str, Any]], writer: ValueWriter) -> dict[int, list[list[Any]]]:
-    """Slot -> `[index, channel, reference]` of its writes."""
+    """Slot -> `[index, channel, reference]` of its writes.
+
+    Of a task that failed or was cancelled the ordinary writes are left out. A node writes to the state before its
+    conditional edges are asked where to go, and LangGraph takes a task with any ordinary write on record for one that
+    has ended: a run that was cancelled in between, and resumed, would go nowhere and end without an error. So the task
+    is run again. Where a node of the graph handles the error, that one goes on from the writes.
+    """
     slots: dict[int, list[list[Any]]] = {}
+    channels = {channel for channel, _ in writes}
+    again = ERROR in channels and ERROR_SOURCE not in channels
     for position, (channel, value) in enumerate(writes):
         index = WRITES_IDX_MAP.get(channel, position)
+        if again and index >= REGULAR:
+            continue
         slots.setdefault(min(index, REGULAR), []).append([index, channel, writer.reference(value, CHANNEL_BYTES)])
     return slots
 

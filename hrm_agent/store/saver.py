@@ -27,7 +27,7 @@ from langgraph.checkpoint.base import (
 from langgraph.pregel import Pregel
 
 from hrm_agent.errors import StoreError
-from hrm_agent.langgraph_format import collect_declared_types
+from hrm_agent.langgraph_format import ERROR, collect_declared_types
 from hrm_agent.store.blobs import Blobs
 from hrm_agent.store.checkpoint_codec import (
     REGULAR,
@@ -222,10 +222,10 @@ class StoreSaver(BaseCheckpointSaver[Any]):
             self._choose(place.thread_id, parent)
         before: RunnableConfig = {"configurable": {**found.config.get("configurable", {}), "checkpoint_id": parent}}
         self.put(before, found.checkpoint, found.metadata, found.checkpoint["channel_versions"])
-        by_task: dict[str, list[tuple[str, Any]]] = {}
-        for task_id, channel, value in found.pending_writes or ():
-            by_task.setdefault(task_id, []).append((channel, value))
-        for task_id, writes in by_task.items():
+        by_task: dict[tuple[str, bool], list[tuple[str, Any]]] = {}
+        for task_id, channel, value in found.pending_writes or ():  # an error apart: the task may have ended well since
+            by_task.setdefault((task_id, channel == ERROR), []).append((channel, value))
+        for (task_id, _), writes in by_task.items():
             self.put_writes(found.config, writes, task_id, task_paths.get(task_id, ""))
 
     # one run on a thread

@@ -21,7 +21,7 @@ from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.grpo import train
 from hrm_agent.training.metrics import read_metrics
 from hrm_agent.training.verdicts import why_nothing_was_learnt
-from hrm_agent.trajectory import DropReason, Overlay, ToolStatus, Trajectory, Verdict
+from hrm_agent.trajectory import DropReason, Overlay, StopReason, ToolStatus, Trajectory, Verdict
 from tests.support.lent import Lent
 
 pytestmark = pytest.mark.whole
@@ -68,6 +68,11 @@ def lost(trajectory: Trajectory) -> bool:
     return any(each.status is ToolStatus.INFRASTRUCTURE for each in trajectory.tool_calls)
 
 
+def unanswered(trajectory: Trajectory) -> bool:
+    """Whether it counts as ended with an answer, while its last message asks for a tool."""
+    return trajectory.stop_reason is StopReason.ANSWER and bool(trajectory.calls[-1].response["tool_calls"])
+
+
 def test_a_lost_rollout_runs_once_more_and_the_second_attempt_counts(losing: Losing, tmp_path: Path) -> None:
     losing(lambda number: number == 0)
     asyncio.run(train(CONFIG, tmp_path / "run"))
@@ -105,16 +110,17 @@ def test_a_run_that_is_ended_on_the_way_makes_no_third_attempt(losing: Losing, t
     asyncio.run(train(config, folder))
     found, overlays = on_record(folder)
     attempts = Counter(thread.removesuffix(AGAIN) for thread in found)
-    assert len(attempts) == ROLLOUTS and 2 in attempts.values() and max(attempts.values()) == 2
-    assert all(attempts[thread] == 1 + lost(t) for thread, t in found.items() if AGAIN not in thread)
+    assert len(attempts) == ROLLOUTS and set(attempts.values()) == {2}
+    assert all(lost(t) for t in found.values()), "every first answer asks for a tool, and no result comes"
+    assert not any(unanswered(t) for t in found.values()), "what was cancelled went on where it stood"
+    for first in attempts:
+        assert found[first].calls[0].token_ids == found[first + AGAIN].calls[0].token_ids, "the seed is the same"
     reasons = {overlays[t.id].drop_reason for t in found.values() if lost(t)}
     assert reasons == {DropReason.INFRASTRUCTURE}
     assert not any(o.advantage for o in overlays.values() if o.drop_reason)
 
     (row,) = read_metrics(folder / "metrics.jsonl")
-    last = [found[thread + AGAIN * (count - 1)] for thread, count in attempts.items()]
-    assert row["rollout/second_attempts"] == sum(attempts.values()) - ROLLOUTS
-    assert row["rollout/lost"] == sum(map(lost, last)) > 0
+    assert row["rollout/second_attempts"] == row["rollout/lost"] == ROLLOUTS
     assert row["select/groups_too_small"] == CONFIG.prompts_per_step and row["stepped"] == 0
     assert row["skipped"] == "nothing to train: 2 of 2 groups have too few rollouts that can take part"
     assert "`hrm-agent history` and `show` say what failed" in str(why_nothing_was_learnt([row]))
