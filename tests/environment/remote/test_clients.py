@@ -76,11 +76,14 @@ async def test_a_quota_holds_calls_back_in_their_order(
 async def test_a_call_that_is_held_back_may_be_cancelled(
     two: tuple[RemoteEnvironment, RemoteEnvironment, LocalEnvironment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    came, outcome = list[str](), Calls.outcome
+    came, ended, outcome = list[str](), list[str](), Calls.outcome
 
     async def noted(self: Calls, client: Client, submission: Submission) -> ExecutionResult:
         came.append(submission.code)
-        return await outcome(self, client, submission)
+        try:
+            return await outcome(self, client, submission)
+        finally:
+            ended.append(submission.code)
 
     monkeypatch.setattr(Calls, "outcome", noted)
     one, other, local = two
@@ -90,6 +93,7 @@ async def test_a_call_that_is_held_back_may_be_cancelled(
     third = asyncio.create_task(one.run(Submission("2")))
     await wait_until(lambda: len(came) == 3)
     second.cancel()
+    await wait_until(lambda: ended == ["1"])  # the server has heard of it
     let_go(held)
     assert [result.value for result in await asyncio.gather(first, third)] == ["0", "2"]
     assert await gauge(local, 'calls_total{status="ok"}') == 2
