@@ -22,7 +22,9 @@ _TYPES = {
 
 def stored_version(cursor: psycopg.Cursor[Any]) -> int | None:
     """The schema version of the store that a database holds; None where it holds none."""
-    if cursor.execute("SELECT to_regclass(%s)", (FIRST_TABLE,)).fetchone() == (None,):
+    # Not by `to_regclass`: within one transaction it goes on saying no, after another process has made the table.
+    found = "SELECT 1 FROM pg_class WHERE relname = %s AND pg_table_is_visible(oid)"
+    if cursor.execute(found, (FIRST_TABLE,)).fetchone() is None:
         return None
     return int((cursor.execute("SELECT value FROM meta WHERE key = 'version'").fetchone() or (0,))[0])
 

@@ -7,14 +7,18 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from hrm_agent.errors import RunError
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.store.maintenance import verify
+from hrm_agent.store.postgres import _LOCK
+from hrm_agent.testing import block_until
 from hrm_agent.trajectory import RunStatus
 from tests.support.postgres import PostgresServer
 from tests.support.store.bodies import execute
@@ -51,6 +55,24 @@ def test_processes_write_side_by_side(url: str) -> None:
         for thread in (f"{name} {i}" for name in NAMES for i in range(THREADS)):
             check_thread(store, thread)
         assert list(verify(store)) == []
+
+
+def test_a_store_that_two_make_at_the_same_moment(postgres: PostgresServer) -> None:
+    """Both have seen that it is not there, and one waits for the other."""
+    database = postgres.create_database()
+
+    def opened(_: int) -> int:
+        with open_store(database) as store:
+            return len(store.threads())
+
+    waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    with psycopg.connect(database) as first, ThreadPoolExecutor(2) as pool:
+        first.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+        found = pool.map(opened, range(2))
+        block_until(lambda: len(execute(database, waiting)) == 2)
+        first.rollback()
+        assert list(found) == [0, 0]
+    postgres.drop_database(database)
 
 
 def check_thread(store: RunStore, thread: str) -> None:
