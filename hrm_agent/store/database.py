@@ -15,6 +15,7 @@ Where a commit has to wait for a disk, one thread commits for all: what arrives 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import queue
 import secrets
@@ -25,7 +26,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from hrm_agent.errors import LeaseLostError, StoreError
 from hrm_agent.store.fencing import Fence, leases_of
@@ -33,6 +34,7 @@ from hrm_agent.store.fencing import Fence, leases_of
 __all__ = ["Committer", "Cursor", "Database", "Work", "WriteCursor", "committed", "epoch_of", "placeholders"]
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 _LATER_SECONDS = 0.005
 _JOIN_SECONDS = 5.0
 _DRIVERS = ("sqlite3", "psycopg")
@@ -234,8 +236,8 @@ class Database(ABC):
         """What was to be done later, and `works`. If the commit fails, what was to be done later still is.
 
         Except what fails by itself, and would each time (a damaged row that it has to add to): that is given up, and
-        the commit under way is told why it failed, or the next one that somebody waits for. Of a thread that another
-        process has taken over, only its own run is told.
+        the commit under way is told why it failed, or the log. Of a thread that another process has taken over, only
+        its own run is told.
 
         One at a time: no checkpoint may be committed before the writes that led to it, which another thread has taken
         up. They stay in the list until they are committed, so that whoever reads meanwhile waits for them.
@@ -247,14 +249,14 @@ class Database(ABC):
                 try:
                     results = self._transact([*map(_GuardedWork, before), *works])[len(before) :]
                 except _LaterFailed as error:
-                    told = len(works) == 1 and works[0] is not _for_nobody  # several are each tried again
-                    lost = isinstance(error.reason, LeaseLostError)
                     with self._later_lock:
-                        place = self._later.index(error.work)
-                        self._later[place : place + 1] = [] if told or lost else [_failing(error.reason)]
-                    if not lost:
+                        self._later.remove(error.work)
+                    if isinstance(error.reason, LeaseLostError):
+                        self._note_lost(error.reason)
+                    elif len(works) == 1 and works[0] is not _for_nobody:
                         raise error.reason from error
-                    self._note_lost(error.reason)
+                    else:  # nobody waits for it, or several do, none of whom it concerns more than another
+                        _log.error("The store %s gave up a write: %s", self.url, error.reason, exc_info=error.reason)
                     continue
                 with self._later_lock:
                     del self._later[: len(before)]
@@ -265,7 +267,7 @@ class Database(ABC):
             self._given.wait()
             self._given.clear()
             if not self._closed.wait(_LATER_SECONDS):
-                with suppress(Exception):  # whoever writes next is told
+                with suppress(StoreError):  # a database that is away tells whoever writes next itself
                     self.submit(_for_nobody).result()
 
     def close(self) -> None:
@@ -293,13 +295,6 @@ class Database(ABC):
 
 def _for_nobody(_: WriteCursor) -> None:
     """Commits what was to be done later, on time."""
-
-
-def _failing(reason: Exception) -> Work[NoReturn]:
-    def fail(_: WriteCursor) -> NoReturn:
-        raise reason
-
-    return fail
 
 
 class _LaterFailed(Exception):

@@ -206,9 +206,10 @@ def _key(thread_id: str, doing: str) -> str:
 
 
 def leased(cursor: Cursor) -> set[str]:
-    """The threads that a live process, this one included, is running."""
+    """The threads that a live process, this one included, is running, talking on or working on."""
     found = cursor.execute("SELECT thread_id, process FROM leases WHERE expires_at > ?", (time.time(),)).fetchall()
-    return {str(thread_id) for thread_id, process in found if not _is_gone(str(process))}
+    keys = {str(key) for key, process in found if not _is_gone(str(process))}
+    return keys | {key.removesuffix(f" {doing}") for key in keys for doing in (CHAT, COMMAND)}
 
 
 def forget_leases(cursor: Cursor, thread_id: str, *, given_back: bool = False) -> None:

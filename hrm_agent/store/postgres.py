@@ -258,13 +258,13 @@ class PostgresDatabase(Database):
 
     def exclusive(self, work: Work[T]) -> T:
         self.flush()
-        with self._exclusive, psycopg.connect(self._conninfo) as connection:
-            try:
-                with connection.transaction(), connection.cursor() as cursor:
-                    cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
-                    return work(_PostgresCursor(cursor))
-            except psycopg.Error as error:
-                raise self._store_error(error) from error
+        try:
+            with self._exclusive, self._connect() as connection, connection.transaction():
+                cursor = connection.cursor()
+                cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+                return work(_PostgresCursor(cursor))
+        except psycopg.Error as error:
+            raise self._store_error(error) from error
 
     def read_once(self, reading: Callable[[Cursor], T]) -> T:
         self._refuse_fork()

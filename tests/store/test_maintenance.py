@@ -20,6 +20,7 @@ from langgraph.types import interrupt
 from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore, leases, open_store
 from hrm_agent.store.hashing import LIST, MSGPACK
+from hrm_agent.store.leases import CHAT, COMMAND
 from hrm_agent.store.maintenance import collect_values, delete_runs, prune, stats, verify
 from hrm_agent.trajectory import ForkRef, Overlay, RunStatus, StopReason, Trajectory, Verdict
 from tests.support.store.bodies import execute
@@ -231,23 +232,25 @@ def test_pruning_by_age_and_status(file: RunStore) -> None:
 
 def test_pruning_keeps_what_others_need(file: RunStore) -> None:
     """What was judged, what a run that stays was forked from (over two forks), what is being run."""
-    for thread in ("judged", "origin", "leased", "nobody's"):
+    for thread in ("judged", "origin", "leased", "talked", "worked", "nobody's"):
         run(file, thread)
     run(file, "fork", of="origin")
     run(file, "fork of the fork", time.time(), of="fork")
     run(file, "fork that goes", of="judged")
     judge(file, "judged")
-    with file.lease("leased"):
+    with file.lease("leased"), file.lease("talked", CHAT), file.lease("worked", COMMAND):
+        with pytest.raises(StoreError, match="is being run"):
+            delete_runs(file, ["talked"])
         pruned = prune(file, older_than_seconds=DAY)
     assert set(pruned.thread_ids) == {"nobody's", "fork that goes"}
     assert pruned.kept == {
         "judged by a training run": 1,
-        "being run": 1,
+        "being run": 3,
         "a run that stays was forked from them": 2,
     }
-    assert threads(file) == {"judged", "origin", "leased", "fork", "fork of the fork"}
+    assert threads(file) == {"judged", "origin", "leased", "talked", "worked", "fork", "fork of the fork"}
     again = prune(file, older_than_seconds=DAY, keep_trained=False)
-    assert set(again.thread_ids) == {"judged", "leased"}
+    assert set(again.thread_ids) == {"judged", "leased", "talked", "worked"}
     assert file.journal.overlays("training") == [], "a judgement goes with what it judges"
     assert sound(file)
 
