@@ -58,7 +58,7 @@ async def train(
     accelerator = Accelerator()
     policy = TrainablePolicy(config, accelerator)
     async with open_run(folder, policy.name, config, store=config.store, backend=policy.engine) as runner:
-        run_id = run_id_of(folder)
+        run_id = run_id_of(folder, runner.store)
         config = policy.restore(folder, partial(steps_with_rollouts, runner.store, run_id))
         log = MetricsLog(folder / "metrics.jsonl", before_step=policy.version)
         tasks = _tasks(config)

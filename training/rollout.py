@@ -23,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hrm_agent.errors import RunError
 from hrm_agent.files import alone_in
 from hrm_agent.models import Backend, load_policy
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
@@ -68,12 +69,22 @@ async def open_run(
             yield runner
 
 
-def run_id_of(folder: Path) -> str:
-    """The id of the run in `folder`: its name when it began, kept in it, so that it can be moved and resumed."""
+def run_id_of(folder: Path, store: RunStore | None = None) -> str:
+    """The id of the run in `folder`: its name when it began, kept in it, so that it can be moved and resumed.
+
+    `store`: where it is about to begin. Raises `RunError` if that holds another run of this name, whose rollouts would
+    be read back as this one's own.
+    """
     kept = folder / "run_id"
     if not kept.exists():
+        name = folder.resolve().name
+        if store is not None and any(True for _ in store.threads(run_id=name)):
+            raise RunError(
+                f"The store {store.url} holds another run called {name!r}, whose folder is not {folder}.",
+                "Name this one otherwise with --out, or give it a store of its own.",
+            )
         folder.mkdir(parents=True, exist_ok=True)
-        kept.write_text(folder.resolve().name, encoding="utf-8")
+        kept.write_text(name, encoding="utf-8")
     return kept.read_text(encoding="utf-8")
 
 

@@ -243,7 +243,10 @@ def read_chats(path: Path) -> list[Conversation]:
 
     An assistant message with `"weight": 0` is context: `export --format chat` marks what another row teaches.
     """
-    lines = path.read_text(encoding="utf-8").split("\n")  # splitlines() would cut at U+2028, which JSON may hold
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")  # splitlines() would cut at U+2028, which JSON may hold
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{path} is not UTF-8: {error}.", "Write it as UTF-8.") from error
     return [_read_chat(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()]
 
 
@@ -252,8 +255,11 @@ def _read_chat(line: str, place: str) -> Conversation:
         row = json.loads(line)
         if not (isinstance(row["messages"], list) and all(isinstance(message, dict) for message in row["messages"])):
             raise TypeError("`messages` has to be a list of objects")
+        tools = row.get("tools") or []
+        if not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+            raise TypeError("`tools` has to be a list of objects")
         messages = convert_to_messages(row["messages"])
-        conversation = Conversation(tuple(messages), tuple(row.get("tools") or ()))
+        conversation = Conversation(tuple(messages), tuple(tools))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         first = str(error).partition("\n")[0]  # of LangChain's errors, without the link to its pages
         raise TaskError(

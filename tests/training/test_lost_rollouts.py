@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from hrm_agent.environment import Environment, LocalEnvironment, Submission
 from hrm_agent.environment import open as opening
+from hrm_agent.errors import RunError
 from hrm_agent.models.policy_loader import model_folder
 from hrm_agent.store import open_store
 from hrm_agent.training.configs import GrpoConfig
@@ -93,6 +94,16 @@ def test_a_lost_rollout_runs_once_more_and_the_second_attempt_counts(losing: Los
 
 class Killed(Exception):
     """The moment at which a test ends a run."""
+
+
+def test_a_run_of_the_name_of_another_in_the_same_store_is_refused(losing: Losing, tmp_path: Path) -> None:
+    """Its rollouts would be those of the other one, by their threads' names."""
+    losing(lambda _: False)
+    config = CONFIG.model_copy(update={"store": str(tmp_path / "shared.db")})
+    asyncio.run(train(config, tmp_path / "a" / "run"))
+    with pytest.raises(RunError, match="holds another run called 'run'"):
+        asyncio.run(train(config, tmp_path / "b" / "run"))
+    asyncio.run(train(config, tmp_path / "a" / "run"))
 
 
 def test_a_run_that_is_ended_on_the_way_makes_no_third_attempt(losing: Losing, tmp_path: Path) -> None:

@@ -168,6 +168,17 @@ def test_messages_are_a_list_of_objects(tmp_path, messages):
         read_chats(path)
 
 
+@pytest.mark.parametrize("tools", ["abc", {"x": 1}, [1]])
+def test_tools_are_a_list_of_objects(tmp_path, tools):
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps(CHAT | {"tools": tools}))
+    with pytest.raises(TaskError, match="`tools` has to be a list of objects"):
+        read_chats(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(TaskError, match="is not UTF-8"):
+        read_chats(path)
+
+
 def test_a_chat_without_an_answer_is_refused(tmp_path):
     path = tmp_path / "chats.jsonl"
     path.write_text('{"messages": [{"role": "user", "content": "Q"}]}')

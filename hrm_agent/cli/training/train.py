@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -101,10 +100,10 @@ def reinforce(config: GrpoConfig, folder: Path, output: Output) -> None:
     output.say(f"Next: hrm-agent eval --policy {model}, hrm-agent history --store {folder}")
 
 
-def _is_taken_up(config: GrpoConfig | FineTuneConfig, command: str, folder: Path) -> bool:
+def _is_taken_up(config: GrpoConfig | FineTuneConfig, command: str, folder: Path, *, writes: bool = True) -> bool:
     """False where the run has taken its steps already. Raises `RunError` where another run is in `folder`.
 
-    The configuration is saved only when the run is one that can be gone on with.
+    The configuration is saved, by the process that `writes`, only when the run is one that can be gone on with.
     """
     from hrm_agent.training.checkpoints import Checkpoints, has_model
     from hrm_agent.training.configs import FREE_IN_TRAINING
@@ -122,7 +121,8 @@ def _is_taken_up(config: GrpoConfig | FineTuneConfig, command: str, folder: Path
         if has_model(folder, config.steps):
             compare_on_resume(config, command, folder, free=free - {"data"})
             return False
-    save_config(config, command, folder)
+    if writes:
+        save_config(config, command, folder)
     return True
 
 
@@ -171,15 +171,17 @@ def _sft(words: list[str]) -> int:
 
 def fine_tune(config: FineTuneConfig, folder: Path, output: Output) -> None:
     """Train, or go on, in `folder`."""
+    from hrm_agent.training.processes import is_first_process
+
     if (folder / "model").exists() and not (folder / "checkpoints").exists():
         raise RunError(f"{folder} holds a trained model already.", "Name another folder with --out.")
     if not Path(config.data).is_file():
         named = f"There is no file {config.data}." if config.data else "No file of conversations was named."
         raise TaskError(named, 'Name a JSONL file; a line: {"messages": [...]}.')
     config = config.model_copy(update={"data": str(Path(config.data).resolve())})
-    main = os.environ.get("RANK", "0") == "0"  # of the processes that share the batches, the one that writes
+    main = is_first_process()  # of those that share the batches, the one that writes
     with alone_in(folder) if main else nullcontext():
-        if _is_taken_up(config, "train sft", folder):
+        if _is_taken_up(config, "train sft", folder, writes=main):
             _fine_tune(config, folder, writes=main)
         else:
             output.say(_nothing_left(folder, config.steps))
