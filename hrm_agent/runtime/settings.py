@@ -33,16 +33,19 @@ class RunnerOptions(TypedDict, total=False):
 
 
 _SECRET = re.compile(
-    r"(?:^|[_-])(?:api_?key|secret|secret_?(?:access_?)?key|password|passwd|credentials?|private_key|authorization"
-    r"|(?:access|auth|api|bearer|refresh|hf|github|gitlab|slack)_?token)$|^token$",
-    re.IGNORECASE,
+    r"(?:^|_)(?:api_?key|secret|secret_?(?:access_?)?key|password|passwd|passphrase|pwd|credentials?|private_?key"
+    r"|authorization|(?:access|auth|api|bearer|refresh|session|id|hf|github|gitlab|slack)_?token)$|^token$",
 )
+_JOINT = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[^a-zA-Z0-9]+")
+"""Between the words of a name: `openaiApiKey`, `x-api-key`."""
+_LOGIN = re.compile(r"\w://[^/?#\s]*:[^/?#\s]*@")
+"""An address with a password."""
 
 
 def _secret_in(context: Mapping[Any, Any]) -> str | None:
-    """The first option that is named like a secret, at any depth."""
+    """The first option that is named like a secret, or holds an address with a password, at any depth."""
     for name, value in context.items():
-        if _SECRET.search(str(name)):
+        if _SECRET.search(_JOINT.sub("_", str(name)).lower()) or (isinstance(value, str) and _LOGIN.search(value)):
             return str(name)
         inner = value
         if isinstance(value, (list, tuple)):
@@ -67,7 +70,8 @@ class GraphSettings(BaseModel):
     def _holds_no_secret(cls, context: dict[str, Any]) -> dict[str, Any]:
         if (name := _secret_in(context)) is not None:
             raise ConfigError(
-                f"The option {name!r} of the graph is named like a secret, and options are recorded.",
+                f"The option {name!r} of the graph is named like a secret, or holds an address with a password: "
+                "options are recorded.",
                 "Let the graph read it from an environment variable.",
             )
         return context

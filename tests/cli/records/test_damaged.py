@@ -58,6 +58,9 @@ def test_what_needs_it_says_so(damaged: str, hrm: Command) -> None:
         "api_key=sk-1",
         "openai_api_key=sk-1",
         "hf_token=sk-1",
+        "openaiApiKey=sk-1",
+        "wiki=http://ann:sk-1@wiki.test/api.php",
+        'servers=[{headers={x-api-key="sk-1"}}]',
         'models={critic={access_token="sk-1"}}',
         'servers=[{env={AWS_SECRET_ACCESS_KEY="sk-1"}}]',
     ],
@@ -65,5 +68,6 @@ def test_what_needs_it_says_so(damaged: str, hrm: Command) -> None:
 def test_a_secret_is_not_recorded(option: str, hrm: Command) -> None:
     """Options are kept with the run: one that is named like a secret is refused, and not repeated."""
     done = hrm("run", "What is 6 * 7?", "--context", option)
-    assert done.code == 2 and "is named like a secret, and options are recorded" in done.err
+    told = "is named like a secret, or holds an address with a password: options are recorded"
+    assert done.code == 2 and told in done.err
     assert "environment variable" in done.err and "sk-1" not in done.err
