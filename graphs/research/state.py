@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, NotRequired, cast
 
 from langchain_core.messages import AIMessage, AnyMessage
 from langgraph.graph.message import add_messages
@@ -23,6 +23,7 @@ from hrm_agent.errors import ConfigError
 from hrm_agent.graphs.parts.budget import BudgetShare, Prices, Remaining, Usage, merge_usage, refuse_limits, remaining
 from hrm_agent.graphs.research.sources import Source
 from hrm_agent.retrieval.citations import Citation
+from hrm_agent.retrieval.index.fusion import MODES
 from hrm_agent.tools.load_tools import load_tools
 
 __all__ = [
@@ -95,12 +96,16 @@ class ResearchContext:
     """Of a million tokens, read and sampled, by the model's name or `*`; unless its provider says what it took."""
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` for an invalid limit, a user agent without a contact, or an object that is not a tool."""
+        """Raise `ConfigError` for an invalid limit or choice, a user agent without a contact, or what is not a tool."""
         refuse_limits(
             self, max_questions=1, max_turns=1, max_searches=0, max_pages=0, max_source_chars=200,
             max_context_chars=200, max_remembered_chars=0, max_answer_tokens=1, max_calls=0, max_tokens=0,
             max_seconds=0.0, max_cost=0.0, max_tool_calls=0, max_tool_seconds=0.0,
         )  # fmt: skip
+        if cast("object", self.check_support) not in (True, False):  # a word would count as yes
+            raise ConfigError(f"check_support is {self.check_support!r}.", "It is true or false.")
+        if self.index_mode not in MODES:
+            raise ConfigError(f"index_mode is {self.index_mode!r}.", f"It is one of {', '.join(MODES)}.")
         load_tools(self.tools)
         if self.wiki and not any(mark in self.user_agent for mark in ("@", "://")):
             raise ConfigError(

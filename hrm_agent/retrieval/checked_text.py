@@ -51,7 +51,7 @@ _OMISSION = re.compile(r"\s*(?:\[\s*(?:\.{3}|…)\s*\]|\.{3}|…)\s*")
 _BETWEEN = re.compile(r"""["”»]\s{0,3}(?:[;,&]|and)\s{0,3}["“«]""")
 _STOPS = " \n.,;:!?…"
 """What a model puts at the end of a quote that goes on there in its source."""
-_SAYS_NOT = re.compile(rf"\W*{NOT_ANSWERED.replace(' ', '[ _]')}\W*", re.IGNORECASE)
+_SAYS_NOT = re.compile(rf"\W*{NOT_ANSWERED.replace(' ', '[ _]')}(?!\w)[\s.:;,!*)\]”»-]*", re.IGNORECASE)
 
 _Part = str | Citation
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -256,7 +256,7 @@ def _begins_with_name(said: str) -> bool:
 
 
 def _inside(spans: Sequence[tuple[int, int]], at: int) -> bool:
-    number = bisect_left(spans, at, key=lambda span: span[1])
+    number = bisect_right(spans, at, key=lambda span: span[1])  # ends are exclusive
     return number < len(spans) and spans[number][0] <= at
 
 

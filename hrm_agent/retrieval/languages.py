@@ -8,6 +8,7 @@ read that nobody has told the language of; questions are never guessed, since th
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import Context
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -70,6 +71,10 @@ def _sample(text: str) -> str:
 
 @lru_cache(maxsize=1)
 def _model() -> Any:
+    return Context().run(_read_model)  # it unpacks into a temporary file, which is no effect of the node that asks
+
+
+def _read_model() -> Any:
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

@@ -73,6 +73,9 @@ def best_passages(hits: Sequence[Extract], question: str, limit: int) -> list[li
         if end - start <= limit:
             chosen[number].append((start, end))
             limit -= end - start
+    if order and not any(chosen):  # no passage fits
+        number, (start, _) = order[0]
+        chosen[number].append((start, start + limit))
     return [_joined(spans) for spans in chosen]
 
 

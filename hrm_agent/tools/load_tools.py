@@ -73,7 +73,7 @@ def _load(name: Any, folder: str) -> tuple[BaseTool, ...]:
         )
     try:
         module = import_by_name(module_name, folder)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"Tool {name!r} does not import: {type(error).__name__}: {error}.",
             "--debug shows the traceback.",

@@ -34,6 +34,11 @@ def test_hits_are_whole_where_there_is_room() -> None:
     assert best_passages([], "narwhal", 100) == []
 
 
+def test_where_no_passage_fits_the_best_one_begins() -> None:
+    parts = [Part("a", 0, PLAIN), Part("b", 0, ANSWER * 3)]
+    assert any(shown(parts, "narwhal", 20))
+
+
 @pytest.mark.parametrize("place", [0, 6, 12])
 def test_the_answer_is_shown_wherever_in_a_hit_it_stands(place: int) -> None:
     """The beginning of a hit has no privilege."""

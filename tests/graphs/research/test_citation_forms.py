@@ -160,6 +160,8 @@ def test_what_is_no_citation_is_left_alone(text: str) -> None:
         "```markdown\nprose [1]\n```",
         "```md\n[1]\n```\n\nand [2]",
         "`a` [1] `b`",
+        "`a`[1] `b`[S9]",
+        "`a`[1](http://wiki.test)",
         "one ` tick [1]",
     ],
 )

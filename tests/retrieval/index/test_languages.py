@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
+from langgraph.graph import START, MessagesState, StateGraph
 
 from hrm_agent.errors import ConfigError, RetrievalError
+from hrm_agent.retrieval import languages
 from hrm_agent.retrieval.index import Chunking, DocumentIndex, database, files_in, index_folder
 from hrm_agent.retrieval.index.database import ENGINES, Engine
+from hrm_agent.runtime.replay.effects import Effects, watching
 
 TEXTS = {
     "de.txt": "Die Größe der Straße wird in Metern gemessen. Viele Häuser stehen in der Nähe der alten Brücke.",
@@ -122,3 +126,18 @@ def test_an_index_of_the_version_before_is_brought_forward(tmp_path: Path, folde
         assert report.counts["unchanged"] == len(TEXTS)
     with DocumentIndex(tmp_path / "index.db") as index:
         assert index.renewed == 0
+
+
+def test_the_model_that_guesses_is_no_effect_of_the_node_that_asks() -> None:
+    """It is unpacked into a temporary file, which a replay without effects would refuse."""
+    languages._model.cache_clear()
+    guessed: list[str] = []
+
+    def node(_: MessagesState) -> dict[str, Any]:
+        guessed.append(languages.guess_language("The quick brown fox jumps over the lazy dog and then it goes home."))
+        return {"messages": []}
+
+    graph = StateGraph(MessagesState).add_node(node).add_edge(START, "node").compile()
+    with watching(effects := Effects(refuse=True)):
+        graph.invoke({"messages": []})
+    assert (guessed, effects.found) == (["en"], [])
