@@ -117,6 +117,7 @@ def _forged(place: CheckpointKey | None, error: Exception) -> StoreError:
         )
     return StoreError(
         f"{where}: {error}. It was not read.",
-        "A type of one's own in the state: declare it there, or open_store(..., allow=['package.module:Class']). "
+        "A type of your own in the state: --allow package.module:Type, or --graph with the graph that declares it; in "
+        "a program open_store(..., allow=['package.module:Type']). "
         "Otherwise the file was damaged or changed: `hrm-agent store verify`.",
     )

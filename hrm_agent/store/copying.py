@@ -6,7 +6,8 @@ written anew; where the keys are equal, that comes out as it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import ormsgpack
@@ -37,11 +38,16 @@ _SEALED = {
         {"token_ids": ("tokens", "call_id"), "mask": ("mask", "call_id"), "logprobs": ("logprobs", "call_id")},
     ),
     "calls": ("id, thread_id, task_id, checkpoint_id, parent, seed, record", {"record": ("call", "id")}),
+    "draws": (
+        "thread_id, task_id, attempt, record",
+        {"record": ("draws", "thread_id", "task_id", "attempt")},
+    ),
     "overlays": ("run_id, step, trajectory_id, record", {"record": ("overlay", "run_id", "trajectory_id")}),
+    "scorings": ("rubric, trajectory_id, record", {"record": ("scoring", "rubric", "trajectory_id")}),
     "threads": ("id, trajectory_id, run_id, group_id, status, created_at, updated_at", {}),
     "options": ("thread_id, record", {"record": ("options", "thread_id")}),
 }
-_ORDERS = {"threads": "id", "tokens": "call_id", "options": "thread_id"}
+_ORDERS = {"threads": "id", "tokens": "call_id", "options": "thread_id", "draws": "thread_id, task_id, attempt"}
 """Of tables without a `seq`."""
 """Table -> its columns; of each sealed one, what it is bound to: a word, then the columns that say where it stands."""
 
@@ -59,7 +65,8 @@ def copy_store(source: RunStore, target: RunStore) -> dict[str, int]:
             if into.execute(f"{held} LIMIT 1").fetchone():
                 raise StoreError(f"{target.url} is not empty.", "Copy into a new store.")
             try:
-                return _Copy(cursor, source.cipher, into, target.cipher).all(source, target, tool_calls)
+                reading = partial(source.database.rows, cursor)
+                return _Copy(reading, source.cipher, into, target.cipher).all(source, target, tool_calls)
             except (RefusedValue, *DAMAGED) as error:
                 raise StoreError(
                     f"A row of {source.url} cannot be read: {error}. Nothing was copied.", _LIST_DAMAGE
@@ -69,7 +76,8 @@ def copy_store(source: RunStore, target: RunStore) -> dict[str, int]:
 
 
 class _Copy:
-    def __init__(self, source: Cursor, opening: Cipher, target: Cursor, sealing: Cipher) -> None:
+    def __init__(self, source: Callable[..., list[Any]], opening: Cipher, target: Cursor, sealing: Cipher) -> None:
+        """`source`: gives the rows that a query finds."""
         self._source, self._opening, self._target, self._sealing = source, opening, target, sealing
         self._names: dict[bytes, bytes] = {}
         """Of each value that was copied, its name there -> its name here."""
@@ -90,7 +98,7 @@ class _Copy:
         columns, sealed = _SEALED[table]
         names = [name.strip() for name in columns.split(",")]
         order = _ORDERS.get(table, "seq")
-        rows = self._source.execute(f"SELECT {columns} FROM {table} ORDER BY {order}").fetchall()
+        rows = self._source(f"SELECT {columns} FROM {table} ORDER BY {order}")
         marks = ", ".join("?" * len(names))
         for row in rows:
             values = dict(zip(names, row, strict=True))
@@ -104,7 +112,7 @@ class _Copy:
         """Options that an earlier version kept beside the source."""
         count = 0
         query = "SELECT thread_id, id FROM trajectories WHERE thread_id NOT IN (SELECT thread_id FROM options)"
-        for thread_id, trajectory_id in self._source.execute(query).fetchall():
+        for thread_id, trajectory_id in self._source(query):
             if (text := source.options.in_a_file(thread_id, trajectory_id)) is not None:
                 target.options.insert(self._target, thread_id, text)
                 count += 1
@@ -112,7 +120,7 @@ class _Copy:
 
     def _checkpoints(self) -> int:
         columns = "thread_id, ns, id, parent_id, run_id, manifest, metadata"
-        rows = self._source.execute(f"SELECT {columns} FROM checkpoints ORDER BY seq").fetchall()
+        rows = self._source(f"SELECT {columns} FROM checkpoints ORDER BY seq")
         for thread, ns, id_, parent, run_id, manifest, metadata in rows:
             place = (thread, ns, id_)
             rest, channels = read_manifest(self._opening.open(manifest, *place))
@@ -130,7 +138,7 @@ class _Copy:
 
     def _writes(self) -> int:
         columns = "thread_id, ns, checkpoint_id, task_id, slot, task_path, data"
-        rows = self._source.execute(f"SELECT {columns} FROM writes").fetchall()
+        rows = self._source(f"SELECT {columns} FROM writes")
         for thread, ns, checkpoint, task, slot, task_path, data in rows:
             place = (thread, ns, checkpoint, task, str(slot))
             held: list[list[Any]] = ormsgpack.unpackb(self._opening.open(data, *place))
@@ -143,7 +151,7 @@ class _Copy:
         return len(rows)
 
     def _requests(self) -> int:
-        rows = self._source.execute("SELECT call_id, data FROM requests ORDER BY call_id").fetchall()
+        rows = self._source("SELECT call_id, data FROM requests ORDER BY call_id")
         for call_id, data in rows:
             held = read_request(self._opening.open(data, "request", call_id))
             self._values(held)
@@ -170,7 +178,7 @@ class _Copy:
             some = hashes[start : start + _AT_ONCE]
             marks = ", ".join("?" * len(some))
             query = f"SELECT hash, kind, data FROM blobs WHERE hash IN ({marks})"
-            for hash_, kind, data in self._source.execute(query, some).fetchall():
+            for hash_, kind, data in self._source(query, some):
                 yield bytes(hash_), int(kind), self._opening.open(data, "blob", bytes(hash_))
 
     def _insert(self, kind: int, data: bytes) -> bytes:

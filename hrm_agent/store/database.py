@@ -9,7 +9,7 @@ that a step of a graph is one transaction. Where none follows, they are committe
 A run that dies in between does the task again, with the recorded answers of its calls.
 
 Where a commit has to wait for a disk, one thread commits for all: what arrives during one wait shares the next
-(`Committer`).
+(`hrm_agent.store.committer`).
 """
 
 from __future__ import annotations
@@ -17,28 +17,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import queue
 import secrets
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
 from hrm_agent.errors import LeaseLostError, StoreError
 from hrm_agent.store.fencing import Fence, leases_of
 
-__all__ = ["Committer", "Cursor", "Database", "Work", "WriteCursor", "committed", "epoch_of", "placeholders"]
+__all__ = ["Cursor", "Database", "Work", "WriteCursor", "committed", "epoch_of", "placeholders"]
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _LATER_SECONDS = 0.005
 _JOIN_SECONDS = 5.0
 _DRIVERS = ("sqlite3", "psycopg")
-_IN_ONE_COMMIT = 512
 
 
 class Cursor(Protocol):
@@ -113,6 +110,10 @@ class Database(ABC):
     def problems(self) -> list[str]:
         """What the database itself finds wrong with its files, in words."""
 
+    @abstractmethod
+    def store_error(self, error: Exception) -> StoreError:
+        """An error of the driver in words that name this store."""
+
     def lock_thread(self, cursor: Cursor, thread_id: str) -> None:  # noqa: B027  where one writes at a time, nothing is due
         """Until the transaction ends, no other does work on this thread that asked to be alone on it."""
 
@@ -174,7 +175,7 @@ class Database(ABC):
 
         `thread_id`: the thread that it writes to; `LeaseLostError` where another process has taken that over.
         """
-        self._refuse_fork()
+        self._refuse_unusable()
         done = work if thread_id is None else self.fence.work_on(thread_id, work)
         future = self._at_once(done) if self._whole else self._submit(done)
         if thread_id is not None:
@@ -208,7 +209,7 @@ class Database(ABC):
 
     def read(self) -> AbstractContextManager[Cursor]:
         """A cursor that sees one moment: everything that was handed in before."""
-        self._refuse_fork()
+        self._refuse_unusable()
         self.flush()
         return self._read()
 
@@ -217,9 +218,16 @@ class Database(ABC):
         with self.read() as cursor:
             return reading(cursor)
 
+    def rows(self, cursor: Cursor, query: str, values: Sequence[Any] = ()) -> list[Any]:
+        """Rows that a cursor of `read` finds, where another store is at work as well: errors are told of this one."""
+        try:
+            return cursor.execute(query, values).fetchall()
+        except Exception as error:
+            raise (self.store_error(error) if _is_of_driver(error) else error) from error
+
     def defer(self, work: Work[Any], thread_id: str | None = None) -> None:
         """Do `work` with the next commit, at the latest some milliseconds from now. `thread_id`: as for `submit`."""
-        self._refuse_fork()
+        self._refuse_unusable()
         with self._later_lock:
             self._later.append(work if thread_id is None else self.fence.work_on(thread_id, work))
             if self._flusher is None:
@@ -284,13 +292,15 @@ class Database(ABC):
                 self._flusher.join(timeout=_JOIN_SECONDS)
             self._close()
 
-    def _refuse_fork(self) -> None:
+    def _refuse_unusable(self) -> None:
         """Connections and locks do not survive `os.fork`, and the threads that commit are not there."""
         if self._process != os.getpid():
             raise StoreError(
                 f"The store {self.url} was opened by process {self._process}, and this is a fork of it.",
                 "Call open_store in each process.",
             )
+        if self._closed.is_set():
+            raise StoreError(f"The store {self.url} is closed.", "Open it again: open_store.")
 
 
 def _for_nobody(_: WriteCursor) -> None:
@@ -316,9 +326,13 @@ class _GuardedWork:
         try:
             return self._work(cursor)
         except Exception as error:
-            if type(error).__module__.partition(".")[0] in _DRIVERS:
+            if _is_of_driver(error):
                 raise
             raise _LaterFailed(self._work, error) from error
+
+
+def _is_of_driver(error: Exception) -> bool:
+    return type(error).__module__.partition(".")[0] in _DRIVERS
 
 
 async def committed(future: Future[T]) -> T:
@@ -331,63 +345,7 @@ def placeholders(count: int) -> str:
     return ", ".join("?" * count)
 
 
-@dataclass(frozen=True, slots=True)
-class _PendingWrite:
-    work: Work[Any]
-    future: Future[Any]
-    """Done when the work is committed; then it has its result."""
-
-
 def epoch_of(cursor: Cursor) -> str:
     """The epoch of a store; empty in one that is being made."""
     row = cursor.execute("SELECT value FROM meta WHERE key = 'epoch'").fetchone()
     return str(row[0]) if row else ""
-
-
-class Committer:
-    """One thread that commits for many: all jobs that are waiting go into one transaction."""
-
-    def __init__(self, commit: Callable[[Sequence[Work[Any]]], list[Any]]) -> None:
-        self._commit = commit
-        self._jobs: queue.SimpleQueue[_PendingWrite | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="store-commits", daemon=True)
-        self._thread.start()
-
-    def submit(self, work: Work[T]) -> Future[T]:
-        future: Future[T] = Future()
-        future.set_running_or_notify_cancel()  # whoever waits may be cancelled; what was handed in is committed
-        self._jobs.put(_PendingWrite(work, future))
-        return future
-
-    def close(self) -> None:
-        self._jobs.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            jobs = [job]
-            closing = False
-            while not closing and len(jobs) < _IN_ONE_COMMIT:
-                try:
-                    more = self._jobs.get_nowait()
-                except queue.Empty:
-                    break
-                closing = more is None
-                jobs += [more] if more is not None else []
-            self._finish(jobs)
-            if closing:
-                return
-
-    def _finish(self, jobs: Sequence[_PendingWrite]) -> None:
-        """One job's failure is not another's: where all together fail, each is tried alone."""
-        try:
-            results = self._commit([job.work for job in jobs])
-        except BaseException as error:
-            if len(jobs) == 1:
-                jobs[0].future.set_exception(error)
-                return
-            for job in jobs:
-                self._finish([job])
-            return
-        for job, result in zip(jobs, results, strict=True):
-            job.future.set_result(result)

@@ -14,12 +14,13 @@ from hrm_agent.errors import StoreError
 from hrm_agent.store.cipher import Cipher
 from hrm_agent.store.damage import OnDamage, reading
 from hrm_agent.store.database import Cursor, Database
+from hrm_agent.store.draws import DrawsJournal
 from hrm_agent.store.hashing import hash_of
+from hrm_agent.store.overlays import OverlaysJournal
 from hrm_agent.store.threads import describe_thread
 from hrm_agent.trajectory import (
     Call,
     CheckpointLineage,
-    Overlay,
     RunStatus,
     ToolCall,
     ToolStatus,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StoreJournal"]
 
-_APART = {"token_ids", "mask", "logprobs", "request"}
+_APART = {"token_ids", "mask", "logprobs", "request", "tools"}
 """Fields of a call that have rows of their own. Older stores have the request in the record."""
 _CALLS = (
     "SELECT c.id, c.record, t.token_ids, t.mask, t.logprobs, r.data FROM calls c "
@@ -56,7 +57,7 @@ SELECT id, parent_id FROM line ORDER BY depth DESC
 """
 
 
-class StoreJournal:
+class StoreJournal(DrawsJournal, OverlaysJournal):
     """The journal of a run store. Every write is committed when it returns."""
 
     def __init__(self, database: Database, cipher: Cipher, requests: Callable[[], RequestStore]) -> None:
@@ -81,8 +82,8 @@ class StoreJournal:
         with self._database.read() as cursor:
             return {int(seed) for (seed,) in cursor.execute(query, (thread_id,)).fetchall()}
 
-    def find_call(self, call_id: str) -> Call | None:
-        return next(iter(self._calls("c.id = ?", (call_id,))), None)
+    def find_call(self, call_id: str, *, request: bool = True) -> Call | None:
+        return next(iter(self._calls("c.id = ?", (call_id,), requests=request)), None)
 
     def has_call(self, call_id: str) -> bool:
         """Whether a model call is on record, readable or not."""
@@ -106,7 +107,7 @@ class StoreJournal:
                 "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING RETURNING 1",
                 (
                     *(call.id, identity.thread_id, identity.task_id),
-                    *(identity.step, call.parent, call.sampling.seed),
+                    *(identity.step, call.parent, call.seed),
                     record,
                 ),
             )
@@ -120,10 +121,10 @@ class StoreJournal:
                 cursor.execute("INSERT INTO requests (call_id, data) VALUES (?, ?)", (call.id, sealed))
             return written
 
-        if messages is None:
+        if messages is None and call.tools is None:
             done = self._database.submit(insert, identity.thread_id)
         else:
-            done = self._requests().write(messages, insert, identity.thread_id)
+            done = self._requests().write(messages, call.tools, insert, identity.thread_id)
         return call if done.result() else (self.find_call(call.id) or call)
 
     def _sealed_call(self, call: Call) -> tuple[bytes, tuple[bytes, bytes, bytes]]:
@@ -134,13 +135,13 @@ class StoreJournal:
             seal(array("f", call.logprobs).tobytes(), "logprobs", call.id),
         )
 
-    def _calls(self, where: str, values: Sequence[Any]) -> list[Call]:
+    def _calls(self, where: str, values: Sequence[Any], *, requests: bool = True) -> list[Call]:
         with self._database.read() as cursor:
             rows = cursor.execute(f"{_CALLS} WHERE {where} ORDER BY c.seq", values).fetchall()
-            named = {str(id_): data for id_, *_, data in rows if data is not None}
-            requests = self._requests().read(cursor, named) if named else {}
+            named = {str(id_): data for id_, *_, data in rows if data is not None and requests}
+            sent = self._requests().read(cursor, named) if named else {}
         calls = [self._read_call(*row) for *row, _ in rows]
-        return [c.model_copy(update={"request": requests[c.id]}) if c.id in requests else c for c in calls]
+        return [call.model_copy(update=sent[call.id]) if call.id in sent else call for call in calls]
 
     def _read_call(self, id_: str, record: bytes, token_ids: bytes | None, mask: bytes, logprobs: bytes) -> Call:
         opened = self._cipher.open
@@ -167,15 +168,11 @@ class StoreJournal:
         return str(found[0]) if found else None
 
     def find_by_key(self, thread_id: str, key: str) -> ToolCall | None:
-        """The tool call of a thread that has this idempotency key; of several the first that ended well."""
         found = self._tool_calls("thread_id = ? AND key_hash = ?", (thread_id, self._hash("key", key)))
         return max(found, key=lambda call: call.status is ToolStatus.OK, default=None)
 
     def write_tool_call(self, tool_call: ToolCall, *, again: bool = False) -> ToolCall:
-        """Write a started call, or its finished form. A finished record stands; returns the one that does.
-
-        `again`: a finished call is run again, since what it came to cannot be given back.
-        """
+        """As `Journal.write_tool_call`."""
         thread = tool_call.identity.thread_id
         return self._database.write(lambda cursor: self.insert_tool_call(cursor, tool_call, again=again), thread)
 
@@ -252,13 +249,14 @@ class StoreJournal:
 
         self._database.write(write, trajectory.thread_id)
 
-    def find_trajectory(self, trajectory_id: str) -> Trajectory | None:
-        """A trajectory with its calls, by its id or by its thread's."""
-        return next(self._trajectories("id = ? OR thread_id = ?", (trajectory_id, trajectory_id)), None)
+    def find_trajectory(self, trajectory_id: str, *, requests: bool = True) -> Trajectory | None:
+        """A trajectory with its calls, by its id or by its thread's. `requests`: with what the calls were sent."""
+        both = (trajectory_id, trajectory_id)
+        return next(self._trajectories("id = ? OR thread_id = ?", both, requests=requests), None)
 
-    def trajectory(self, trajectory_id: str) -> Trajectory:
+    def trajectory(self, trajectory_id: str, *, requests: bool = True) -> Trajectory:
         """Like `find_trajectory`, but a missing one is a `StoreError`."""
-        found = self.find_trajectory(trajectory_id)
+        found = self.find_trajectory(trajectory_id, requests=requests)
         if found is None:
             raise StoreError(
                 f"There is no trajectory {trajectory_id!r} in {self._database.url}.",
@@ -273,36 +271,43 @@ class StoreJournal:
         group_id: str | None = None,
         status: RunStatus | None = None,
         on_damage: OnDamage | None = None,
+        requests: bool = True,
     ) -> Iterator[Trajectory]:
         """Trajectories with their calls, in the order in which they were begun.
 
-        `on_damage`: told of one that cannot be read, and the others follow; None raises `StoreError`.
+        `on_damage`: told of one that cannot be read, and the others follow; None raises `StoreError`. `requests`: with
+        what the calls were sent, which takes LangGraph and most of a second to read.
         """
         wanted = {"run_id": run_id, "group_id": group_id, "status": status.value if status else None}
         given = {name: value for name, value in wanted.items() if value is not None}
         where = " AND ".join(f"{name} = ?" for name in given) or "1 = 1"
-        return self._trajectories(where, tuple(given.values()), on_damage)
+        return self._trajectories(where, tuple(given.values()), on_damage, requests=requests)
 
     def forks_of(self, trajectory_id: str) -> list[Trajectory]:
         """The trajectories that were forked from one, in the order in which they were begun."""
         return list(self._trajectories("origin = ?", (trajectory_id,)))
 
     def _trajectories(
-        self, where: str, values: Sequence[Any], on_damage: OnDamage | None = None
+        self, where: str, values: Sequence[Any], on_damage: OnDamage | None = None, *, requests: bool = True
     ) -> Iterator[Trajectory]:
         for header in self.headers(where, values, on_damage):
             try:
-                calls = self._calls("c.thread_id = ?", (header.thread_id,))
-                tool_calls = self._tool_calls("thread_id = ?", (header.thread_id,))
-                if header.forked_from is not None:
-                    inherited_calls, inherited_tools = self._inherited(header)
-                    calls, tool_calls = inherited_calls + calls, inherited_tools + tool_calls
+                whole = self.with_calls(header, requests=requests)
             except StoreError as error:
                 if on_damage is None:
                     raise
                 on_damage(header.id, error)
                 continue
-            yield header.model_copy(update={"calls": tuple(calls), "tool_calls": tuple(tool_calls)})
+            yield whole
+
+    def with_calls(self, header: Trajectory, *, requests: bool = True) -> Trajectory:
+        """The trajectory of which `headers` gave the header. `requests`: as for `trajectories`."""
+        calls = self._calls("c.thread_id = ?", (header.thread_id,), requests=requests)
+        tool_calls = self._tool_calls("thread_id = ?", (header.thread_id,))
+        if header.forked_from is not None:
+            inherited_calls, inherited_tools = self._inherited(header, requests=requests)
+            calls, tool_calls = inherited_calls + calls, inherited_tools + tool_calls
+        return header.model_copy(update={"calls": tuple(calls), "tool_calls": tuple(tool_calls)})
 
     def headers(
         self, where: str = "1 = 1", values: Sequence[Any] = (), on_damage: OnDamage | None = None
@@ -322,12 +327,13 @@ class StoreJournal:
                 on_damage(id_, error)
         return found
 
-    def _inherited(self, header: Trajectory) -> tuple[list[Call], list[ToolCall]]:
+    def _inherited(self, header: Trajectory, *, requests: bool) -> tuple[list[Call], list[ToolCall]]:
         """The calls of the lineage that a fork left, oldest first: those of the steps before the checkpoint it took."""
         calls: list[Call] = []
         tool_calls: list[ToolCall] = []
         for thread, steps in self._left(header):
-            calls += [call for call in self._calls("c.thread_id = ?", (thread,)) if call.identity.step in steps]
+            of_thread = self._calls("c.thread_id = ?", (thread,), requests=requests)
+            calls += [call for call in of_thread if call.identity.step in steps]
             tools = self._tool_calls("thread_id = ?", (thread,))
             tool_calls += [tool for tool in tools if tool.identity.step in steps]
         return calls, tool_calls
@@ -364,31 +370,3 @@ class StoreJournal:
         with self._database.read() as cursor:
             query = "SELECT id, checkpoint_id FROM tool_calls WHERE thread_id = ? ORDER BY seq"
             return [(str(id_), str(step)) for id_, step in cursor.execute(query, (thread_id,)).fetchall()]
-
-    # overlays
-
-    def write_overlays(self, overlays: Sequence[Overlay]) -> None:
-        """Write the judgement of one training step, as a whole."""
-        rows = [(o.run_id, o.step, o.trajectory_id, self._sealed_overlay(o)) for o in overlays]
-        self._database.write(
-            lambda cursor: cursor.executemany(
-                "INSERT INTO overlays (run_id, step, trajectory_id, record) VALUES (?, ?, ?, ?) "
-                "ON CONFLICT (run_id, trajectory_id) DO UPDATE SET step = excluded.step, record = excluded.record",
-                rows,
-            )
-        )
-
-    def _sealed_overlay(self, overlay: Overlay) -> bytes:
-        return self._cipher.seal(overlay.model_dump_json().encode(), "overlay", overlay.run_id, overlay.trajectory_id)
-
-    def overlays(self, run_id: str) -> list[Overlay]:
-        """All judgements of one training run, by step."""
-        query = "SELECT trajectory_id, record FROM overlays WHERE run_id = ? ORDER BY step, seq"
-        with self._database.read() as cursor:
-            rows = cursor.execute(query, (run_id,)).fetchall()
-        found: list[Overlay] = []
-        for trajectory_id, record in rows:
-            with reading("judgement", f"{run_id} of {trajectory_id}"):
-                opened = self._cipher.open(record, "overlay", run_id, trajectory_id)
-                found.append(Overlay.model_validate_json(opened))
-        return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from hrm_agent.errors import StoreError
@@ -35,8 +35,10 @@ _BYTES = {
     "tokens": ("tokens", ("token_ids", "mask", "logprobs")),
     "requests": ("requests", ("data",)),
     "tool calls": ("tool_calls", ("record",)),
+    "draws": ("draws", ("record",)),
     "trajectories": ("trajectories", ("record",)),
     "overlays": ("overlays", ("record",)),
+    "scorings": ("scorings", ("record",)),
     "options": ("options", ("record",)),
 }
 """Kind -> its table and the columns that hold its contents."""
@@ -120,7 +122,7 @@ def prune(
         kept["a run that stays was forked from them"] = sum(h.id in needed for h in due)
         due = [h for h in due if h.id not in needed]
         if not dry_run:
-            _delete(cursor, {h.id: h.thread_id for h in due})
+            _delete(cursor, [h.id for h in due], [h.thread_id for h in due])
             forget_unused_leases(cursor)
         return Pruned(tuple(h.thread_id for h in due), {why: count for why, count in kept.items() if count}, 0)
 
@@ -176,34 +178,27 @@ def delete_runs(store: RunStore, thread_ids: Sequence[str]) -> int:
             f"Thread {due[min(needed)]!r} is what {', '.join(sorted(forks))} was forked from.",
             "Delete the forks too.",
         )
-    bare = [thread_id for thread_id in thread_ids if thread_id in threads]
+    leaving = threads.intersection(thread_ids) | set(due.values())
 
     def delete(cursor: Cursor) -> None:
-        running = leased(cursor) & {*bare, *due.values()}
-        if running:
+        if running := leased(cursor) & leaving:
             raise StoreError(f"Thread {min(running)!r} is being run.", "Wait for it, or end it.")
-        delete_threads(cursor, bare)
-        for thread_id in bare:
-            forget_leases(cursor, thread_id)
-        _delete(cursor, due)
+        _delete(cursor, due, leaving)
 
     store.database.write(delete)
     return collect_values(store)
 
 
-def _delete(cursor: Cursor, due: Mapping[str, str]) -> None:
-    """Delete trajectories, by id and thread, with all that is on record of them."""
-    delete_threads(cursor, list(due.values()))
-    for id_, thread_id in due.items():
-        thread = (thread_id,)
-        for table in ("tokens", "requests"):
-            of_thread = "SELECT id FROM calls WHERE thread_id = ?"
-            cursor.execute(f"DELETE FROM {table} WHERE call_id IN ({of_thread})", thread)
-        for table in ("calls", "tool_calls", "options", "trajectories"):
-            cursor.execute(f"DELETE FROM {table} WHERE thread_id = ?", thread)
+def _delete(cursor: Cursor, trajectory_ids: Iterable[str], thread_ids: Iterable[str]) -> None:
+    """Delete trajectories, and threads with all that is on record of them."""
+    for id_ in trajectory_ids:
+        cursor.execute("DELETE FROM trajectories WHERE id = ?", (id_,))
+        for table in ("overlays", "scorings"):
+            cursor.execute(f"DELETE FROM {table} WHERE trajectory_id = ?", (id_,))
+    leaving = sorted(thread_ids)
+    delete_threads(cursor, leaving)
+    for thread_id in leaving:
         forget_leases(cursor, thread_id)
-        cursor.execute("DELETE FROM threads WHERE id = ?", thread)
-        cursor.execute("DELETE FROM overlays WHERE trajectory_id = ?", (id_,))
 
 
 def collect_values(store: RunStore) -> int:

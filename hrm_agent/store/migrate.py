@@ -21,7 +21,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store.options import options_in
-from hrm_agent.store.run_store import RunStore
+from hrm_agent.store.run_store import RunStore, file_of
 from hrm_agent.store.serializer import RefusedValue, StrictSerializer, allowed_types
 from hrm_agent.trajectory import Call, Overlay, ToolCall, Trajectory
 
@@ -59,7 +59,7 @@ def check_source(source: str) -> None:
 def _opened(source: str, serializer: StrictSerializer) -> AbstractContextManager[_Stock]:
     if source.startswith(("postgresql://", "postgres://")):
         return _postgres(source, serializer)
-    return _sqlite(Path(source.removeprefix("sqlite:///")), serializer)
+    return _sqlite(file_of(source) or Path(source), serializer)
 
 
 Query = Callable[[str, Sequence[Any]], list[Any]]

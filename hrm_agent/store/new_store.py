@@ -1,59 +1,97 @@
 """A new store that is filled by one command: it is there as a whole, or not at all.
 
-A file is filled beside its place and renamed at the end. In a database on a server its tables are there at once, and
-their rows when the transaction of whoever fills them is committed.
+A file is filled in a folder beside its place, which its maker holds locked, and renamed at the end. In a database on a
+server its tables are there at once, and their rows when the transaction of whoever fills them is committed.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
+import tempfile
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from hrm_agent.errors import StoreError, StoreFullError
 from hrm_agent.store.run_store import RunStore, file_of, open_store
-from hrm_agent.store.sqlite import SqliteDatabase
+from hrm_agent.store.sqlite import SqliteDatabase, sqlite_url
 
 __all__ = ["new_store"]
 
-_BESIDE = ("", "-wal", "-shm", "-journal")
+_BESIDE = ("-wal", "-shm", "-journal")
 
 
 @contextmanager
 def new_store(where: str, *, key: str | bytes | None = None, allow: Sequence[str] = ()) -> Generator[RunStore]:
     """A store to be filled inside the block. One that is there already is opened as it is."""
     path = file_of(where)
-    if path is None or (path.exists() and path.stat().st_size > 0):
+    if path is None or _is_there(path):
         with open_store(where, key=key, allow=allow) as store:
             yield store
         return
-    part = path.with_name(f"{path.name}.part")
-    _remove(part)  # of one that was killed
-    options = where.partition("?")[1] + where.partition("?")[2] if "://" in where else ""
     try:
-        with open_store(f"sqlite:///{part}{options}", key=key, allow=allow) as store:
-            yield store
-            if isinstance(store.database, SqliteDatabase):
-                store.database.empty_log()
-        if (log := Path(f"{part}-wal")).exists() and log.stat().st_size > 0:
-            raise _full(path)  # rows are in the log alone, and closing says nothing of that
-        if path.exists() and path.stat().st_size > 0:
-            raise StoreError(f"{path} was made by another process meanwhile.", "Nothing was written. Name another.")
-        for suffix in _BESIDE[1:]:  # of an earlier file of this name: SQLite would play them back into the new one
-            Path(f"{path}{suffix}").unlink(missing_ok=True)
-        part.replace(path)
+        with _folder_beside(path) as folder:
+            part = folder / "store.db"
+            place = sqlite_url(part, where.partition("?")[2]) if "://" in where else part
+            with open_store(place, key=key, allow=allow) as store:
+                yield store
+                if isinstance(store.database, SqliteDatabase):
+                    store.database.empty_log()
+            _move(part, path)
     except StoreFullError as error:
         raise _full(path) from error
+
+
+def _move(part: Path, path: Path) -> None:
+    if (log := Path(f"{part}-wal")).exists() and log.stat().st_size > 0:
+        raise _full(path)  # rows are in the log alone, and closing says nothing of that
+    with _locked(path.parent):
+        if _is_there(path):
+            raise StoreError(f"{path} was made by another process meanwhile.", "Nothing was written. Name another.")
+        for suffix in _BESIDE:  # of an earlier file of this name: SQLite would play them back into the new one
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
+        part.replace(path)
+
+
+def _is_there(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
+
+
+@contextmanager
+def _folder_beside(path: Path) -> Generator[Path]:
+    """A new folder on the same disk, removed at the end; those of makers that were killed are removed at the start."""
+    prefix = f"{path.name}.part-"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        with _locked(path.parent):  # nobody takes the folder for a left one before it is locked
+            _remove_left(path.parent, prefix)
+            folder = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            stack.enter_context(_locked(folder))
+        yield folder
+
+
+def _remove_left(parent: Path, prefix: str) -> None:
+    for left in parent.iterdir():
+        if left.name.startswith(prefix) and left.is_dir():
+            with suppress(BlockingIOError), _locked(left, fcntl.LOCK_NB):
+                shutil.rmtree(left, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path, how: int = 0) -> Generator[None]:
+    """Alone, until the block or the process ends. `LOCK_NB` raises `BlockingIOError` where another is."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | how)
+        yield
     finally:
-        _remove(part)
+        os.close(opened)
 
 
 def _full(path: Path) -> StoreFullError:
     return StoreFullError(
         f"The disk that is to hold {path} is full.", "Nothing was written: free some space, then do it again."
     )
-
-
-def _remove(file: Path) -> None:
-    for suffix in _BESIDE:
-        Path(f"{file}{suffix}").unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from hrm_agent.store.damage import reading
 from hrm_agent.store.database import Cursor, Database
 from hrm_agent.trajectory import content_hash
 
-__all__ = ["ThreadOptions", "delete_options", "options_in"]
+__all__ = ["ThreadOptions", "options_in"]
 
 
 class ThreadOptions:
@@ -55,7 +55,3 @@ def options_in(folder: Path, trajectory_id: str) -> str | None:
         return (folder / "threads" / trajectory_id / "config.toml").read_text(encoding="utf-8")
     except OSError:
         return None
-
-
-def delete_options(cursor: Cursor, thread_id: str) -> None:
-    cursor.execute("DELETE FROM options WHERE thread_id = ?", (thread_id,))

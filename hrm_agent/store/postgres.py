@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from hrm_agent.errors import StoreError, StoreFullError, StoreVersionError
-from hrm_agent.store.database import Committer, Cursor, Database, Work
+from hrm_agent.store.committer import Committer
+from hrm_agent.store.database import Cursor, Database, Work
 from hrm_agent.store.fencing import HeldLease, leases_of
 from hrm_agent.store.tables import STORE_VERSION, table_names
 
@@ -116,7 +117,7 @@ class PostgresDatabase(Database):
         try:
             self._writer = self._connect_writer()
         except psycopg.Error as error:
-            raise self._store_error(error) from error
+            raise self.store_error(error) from error
         self._broken = self._doubted = self._given_up = False
         self._prepare(create)
         self._readers = Readers(self._connect, _READERS, _ANSWER_SECONDS)
@@ -158,7 +159,7 @@ class PostgresDatabase(Database):
                     cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
                     version = bring_forward(cursor)  # which looks again: another process may have done it
         except psycopg.Error as error:
-            raise self._store_error(error) from error
+            raise self.store_error(error) from error
         if version > STORE_VERSION:
             raise StoreVersionError(
                 f"The store {self.url} has schema version {version}; versions up to {STORE_VERSION} are known here.",
@@ -221,7 +222,7 @@ class PostgresDatabase(Database):
                 yield
         except psycopg.Error as error:
             self._broken = isinstance(error, _LOST)
-            raise self._store_error(error) from error
+            raise self.store_error(error) from error
         finally:
             self.heads = {}
 
@@ -245,13 +246,13 @@ class PostgresDatabase(Database):
             except _LOST as error:
                 self._doubt_all()
                 if _is_final(error):
-                    raise self._store_error(error) from error
+                    raise self.store_error(error) from error
                 if self._given_up or time.monotonic() >= deadline:
                     self._given_up = True
                     raise self._gone(error) from error
                 time.sleep(0.1)
             except psycopg.Error as error:
-                raise self._store_error(error) from error
+                raise self.store_error(error) from error
 
     def lock_thread(self, cursor: Cursor, thread_id: str) -> None:
         cursor.execute("SELECT pg_advisory_xact_lock(?, hashtext(?))", (_LOCK, thread_id))
@@ -264,10 +265,10 @@ class PostgresDatabase(Database):
                 cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
                 return work(_PostgresCursor(cursor))
         except psycopg.Error as error:
-            raise self._store_error(error) from error
+            raise self.store_error(error) from error
 
     def read_once(self, reading: Callable[[Cursor], T]) -> T:
-        self._refuse_fork()
+        self._refuse_unusable()
         self.flush()
 
         def attempt() -> T:
@@ -282,7 +283,7 @@ class PostgresDatabase(Database):
             with self._begun() as cursor:
                 yield cursor
         except psycopg.Error as error:
-            raise self._store_error(error) from error
+            raise self.store_error(error) from error
 
     @contextmanager
     def _begun(self) -> Generator[Cursor]:
@@ -319,7 +320,7 @@ class PostgresDatabase(Database):
                 for table in table_names():
                     connection.execute(f"VACUUM FULL {table}".encode())
         except psycopg.Error as error:
-            raise self._store_error(error) from error
+            raise self.store_error(error) from error
 
     def problems(self) -> list[str]:
         return []  # PostgreSQL checks its pages itself (data_checksums, pg_amcheck)
@@ -335,7 +336,7 @@ class PostgresDatabase(Database):
             "What was committed is intact: start the server, then `hrm-agent resume` the run.",
         )
 
-    def _store_error(self, error: Exception) -> StoreError:
+    def store_error(self, error: Exception) -> StoreError:
         if isinstance(error, psycopg.errors.DiskFull):
             return StoreFullError(
                 f"The disk of the server of {self.url} is full.",

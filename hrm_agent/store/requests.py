@@ -1,9 +1,10 @@
-"""The messages sent with model calls, as references to values: a conversation of n turns costs n messages and not n^2.
+"""What model calls were sent, as references to values: a conversation of n turns costs n messages and not n^2.
 
 A request is mostly what the checkpoint before it holds, so its messages are the checkpoint's own values. It is stored
 as two lists, the system turns at its front and the rest: a graph that sends a system turn and its state's messages
 sends, in the second, a list that the checkpoint has stored already. A message that would not come back as it is (of a
-class of one's own, or with objects inside) is stored as the JSON that `Call.request` shows of it.
+class of one's own, or with objects inside) is stored as the JSON that `Call.request` shows of it. The tools that were
+offered are a third list, of their JSON: every call that offers them names the same one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any, TypeVar, cast
 
 import ormsgpack
@@ -30,15 +31,29 @@ __all__ = ["RequestStore", "read_request", "write_request"]
 
 T = TypeVar("T")
 Dump = dict[str, Any]
+_WITH_TOOLS = (1, 3)
+"""Numbers of references in a row whose last one is that of the tools."""
 _OWN = "langchain_core.messages."
 """Package of the message classes that a checkpoint may always hold."""
 
 
-def write_request(sent: Sequence[BaseMessage | Mapping[str, Any]], writer: ValueWriter) -> bytes:
-    """The row of a request; what it names is added to the writer. A mapping is a message's JSON dump."""
-    leading = sum(1 for _ in takewhile(lambda message: isinstance(message, SystemMessage), sent))
-    parts = (sent[:leading], sent[leading:])
-    return ormsgpack.packb([writer.listed([_reference(message, writer) for message in part]) for part in parts])
+def write_request(
+    messages: Sequence[BaseMessage | Mapping[str, Any]] | None,
+    tools: Sequence[Mapping[str, Any]] | None,
+    writer: ValueWriter,
+) -> bytes:
+    """The row of a request; what it names is added to the writer. A mapping is a message's JSON dump, None unknown.
+
+    Two references are the messages', one is the tools', three are both. Rows of an earlier version have two.
+    """
+    parts: list[list[Reference]] = []
+    if messages is not None:
+        leading = sum(1 for _ in takewhile(lambda message: isinstance(message, SystemMessage), messages))
+        split = (messages[:leading], messages[leading:])
+        parts += [[_reference(message, writer) for message in part] for part in split]
+    if tools is not None:
+        parts.append([writer.reference(_json(tool)) for tool in tools])
+    return ormsgpack.packb([writer.listed(part) for part in parts])
 
 
 def read_request(data: bytes) -> list[Reference]:
@@ -55,7 +70,11 @@ def _reference(message: BaseMessage | Mapping[str, Any], writer: ValueWriter) ->
             message = message_dump(message, lambda value: type(value).__qualname__)
         except (ValueError, RecursionError) as error:
             raise Unstorable(f"a message ({type(message).__name__}) that cannot be stored: {error}") from error
-    return writer.reference(json.dumps(message, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+    return writer.reference(_json(message))
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 class RequestStore:
@@ -66,26 +85,31 @@ class RequestStore:
 
     def write(
         self,
-        sent: Sequence[BaseMessage | Mapping[str, Any]],
+        messages: Sequence[BaseMessage | Mapping[str, Any]] | None,
+        tools: Sequence[Mapping[str, Any]] | None,
         insert: Callable[[WriteCursor, bytes], T],
         thread_id: str,
     ) -> Future[T]:
         """Do `insert` with the row of a request of a thread, in one transaction with the values that it names."""
         try:
-            return self.blobs.write(self.serializer, partial(write_request, sent), insert, thread_id)
+            encode = partial(write_request, messages, tools)
+            return self.blobs.write(self.serializer, encode, insert, thread_id)
         except Unstorable as error:
             raise UnstorableError(
                 f"A model call of thread {thread_id!r} was sent {error}. It was not recorded.",
                 "Send the model a plainer form of it.",
             ) from error
 
-    def read(self, cursor: Cursor, rows: Mapping[str, bytes]) -> dict[str, tuple[Dump, ...]]:
-        """Call's id -> the messages sent, as JSON dumps. What several calls sent is read once, and is one object."""
+    def read(self, cursor: Cursor, rows: Mapping[str, bytes]) -> dict[str, dict[str, tuple[Dump, ...]]]:
+        """Call's id -> its `request` and `tools`, as far as they are known, as JSON dumps.
+
+        What several calls sent is read once, and is one object.
+        """
         if not rows:
             return {}
         reader = self.blobs.reader(cursor, self.serializer, shared=True)
         dumps: dict[int | bytes, Dump] = {}
-        found: dict[str, tuple[Dump, ...]] = {}
+        found: dict[str, dict[str, tuple[Dump, ...]]] = {}
         here = ""
         try:
             parts: dict[str, list[Reference]] = {}
@@ -93,8 +117,9 @@ class RequestStore:
                 parts[here] = read_request(self.blobs.cipher.open(data, "request", here))
             reader.load(part for each in parts.values() for part in each)
             for here, each in parts.items():
-                messages = [message for part in each for message in cast("list[Any]", reader.value(part))]
-                found[here] = tuple(_dumped(message, dumps) for message in messages)
+                lists = [tuple(_dumped(value, dumps) for value in reader.value(part)) for part in each]
+                tools = {"tools": lists.pop()} if len(lists) in _WITH_TOOLS else {}
+                found[here] = {**({"request": tuple(chain.from_iterable(lists))} if lists else {}), **tools}
         except (RefusedValue, *DAMAGED) as error:
             raise StoreError(
                 f"The request of model call {here}: {error}. It was not read.",

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 import ormsgpack
 
@@ -20,6 +20,7 @@ from hrm_agent.store.database import Cursor, Database
 from hrm_agent.store.journal import StoreJournal
 from hrm_agent.store.leases import RUN, Lease, Leases
 from hrm_agent.store.options import ThreadOptions
+from hrm_agent.store.scorings import Scorings
 from hrm_agent.store.sqlite import SqliteDatabase
 from hrm_agent.store.threads import copy_rows, lineage, touch_thread
 
@@ -59,6 +60,7 @@ class RunStore:
         _check_key(database, cipher)
         self.journal = StoreJournal(database, cipher, self._requests)
         self.options = ThreadOptions(database, cipher)
+        self.scorings = Scorings(database, cipher)
         self._leases = Leases(database)
         self._allow = allow
         self._checkpointer: StoreSaver | None = None
@@ -139,6 +141,12 @@ class RunStore:
         with self.database.read() as cursor:
             return [ThreadInfo._make(row) for row in cursor.execute(query, list(given.values())).fetchall()]
 
+    def threads_with_checkpoints(self) -> set[str]:
+        """Ids of the threads whose state is on record."""
+        with self.database.read() as cursor:
+            rows = cursor.execute("SELECT DISTINCT thread_id FROM checkpoints WHERE ns = ?", ("",)).fetchall()
+        return {str(thread) for (thread,) in rows}
+
     def close(self) -> None:
         self._leases.close()
         self.database.close()
@@ -186,7 +194,10 @@ def _open_database(where: str, *, create: bool) -> Database:
         )
     path, given = _path_of(where)
     if (pointer := path / STORE_POINTER).is_file():
-        return _open_database(pointer.read_text(encoding="utf-8").strip(), create=create)
+        named = pointer.read_text(encoding="utf-8").strip("\0 \r\n\t")
+        if not named:  # after a power cut
+            raise StoreError(f"{pointer} is empty.", "Write the URL of the store of this run into it.")
+        return _open_database(named, create=create)
     if unknown := given.keys() - {"level"}:
         raise ConfigError(f"A SQLite store has no option {min(unknown)!r}.", "Its options: level=process|power.")
     return SqliteDatabase(path / "store.db" if path.is_dir() else path, create=create, **given)
@@ -194,8 +205,10 @@ def _open_database(where: str, *, create: bool) -> Database:
 
 def _path_of(where: str) -> tuple[Path, dict[str, str]]:
     """Path and options of a SQLite store."""
-    text, _, options = where.removeprefix("sqlite:///").partition("?") if "://" in where else (where, "", "")
-    return Path(text), dict(parse_qsl(options))
+    if "://" not in where:
+        return Path(where), {}
+    text, _, options = where.removeprefix("sqlite:///").partition("?")
+    return Path(unquote(text)), dict(parse_qsl(options))
 
 
 def file_of(where: str) -> Path | None:

@@ -24,12 +24,13 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hrm_agent.errors import ConfigError, StoreError, StoreFullError, StoreVersionError
-from hrm_agent.store.database import Committer, Cursor, Database, Work, WriteCursor, epoch_of
+from hrm_agent.errors import ConfigError, StoreDamagedError, StoreError, StoreFullError, StoreVersionError
+from hrm_agent.store.committer import Committer
+from hrm_agent.store.database import Cursor, Database, Work, WriteCursor, epoch_of
 from hrm_agent.store.fencing import leases_of, read_leases
 from hrm_agent.store.tables import FIRST_FORWARD, FIRST_TABLE, LATER_COLUMNS, STORE_VERSION, schema, table_names
 
-__all__ = ["SqliteDatabase"]
+__all__ = ["SqliteDatabase", "sqlite_url"]
 
 T = TypeVar("T")
 _LEVELS = {"process": "NORMAL", "power": "FULL"}
@@ -57,7 +58,7 @@ class SqliteDatabase(Database):
             raise StoreError(f"There is no store at {path}.", "`hrm-agent run TASK` makes one; --store names another.")
         self.path = self._file = path
         self.folder, self.level = path.parent, level
-        self.url = f"sqlite:///{path}" + ("" if level == "process" else f"?level={level}")
+        self.url = sqlite_url(path, "" if level == "process" else f"level={level}")
         self.is_blocking = level == "power"
         super().__init__()
         self._writing, self._reading = threading.RLock(), threading.RLock()
@@ -71,7 +72,7 @@ class SqliteDatabase(Database):
             self._prepare()
             self._reader = self._connect()
         except (sqlite3.Error, OSError) as error:
-            raise self._store_error(error) from error
+            raise self.store_error(error) from error
         self._committer = Committer(self._commit) if self.is_blocking else None
 
     def _look(self, create: bool) -> None:
@@ -133,7 +134,7 @@ class SqliteDatabase(Database):
                 cursor.execute("COMMIT")
             except sqlite3.Error as error:
                 self._rollback()
-                raise self._store_error(error) from error
+                raise self.store_error(error) from error
             except BaseException:
                 self._rollback()
                 raise
@@ -153,7 +154,7 @@ class SqliteDatabase(Database):
             try:
                 yield cursor
             except sqlite3.Error as error:
-                raise self._store_error(error) from error
+                raise self.store_error(error) from error
 
     def _rollback(self) -> None:
         with suppress(sqlite3.Error):  # on a full disk SQLite may have rolled back by itself
@@ -200,7 +201,7 @@ class SqliteDatabase(Database):
                     cursor.execute("BEGIN")
                 yield cursor
             except sqlite3.Error as error:
-                raise self._store_error(error) from error
+                raise self.store_error(error) from error
             finally:
                 if not within:
                     with suppress(sqlite3.Error):
@@ -216,7 +217,7 @@ class SqliteDatabase(Database):
                 self._writer.execute("VACUUM")
                 self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             except sqlite3.Error as error:
-                raise self._store_error(error) from error
+                raise self.store_error(error) from error
 
     def empty_log(self) -> None:
         """Put all that is committed into the file itself, so that it can be taken away without the log beside it.
@@ -229,7 +230,7 @@ class SqliteDatabase(Database):
                 if self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
                     raise sqlite3.OperationalError("database is locked")
             except sqlite3.Error as error:
-                raise self._store_error(error) from error
+                raise self.store_error(error) from error
 
     def problems(self) -> list[str]:
         with self.read() as cursor:
@@ -243,7 +244,7 @@ class SqliteDatabase(Database):
             self._reader.close()
             self._writer.close()
 
-    def _store_error(self, error: Exception) -> StoreError:
+    def store_error(self, error: Exception) -> StoreError:
         text = str(error)
         if "is full" in text or "No space left" in text:
             return StoreFullError(
@@ -255,11 +256,22 @@ class SqliteDatabase(Database):
                 f"Another process has been writing to {self._file} for {_BUSY_SECONDS:.0f} seconds.",
                 "Wait for it and try again; what was committed is intact.",
             )
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CORRUPT:
+            return StoreDamagedError(
+                f"The file {self._file} is damaged: {text}.",
+                "`hrm-agent store verify` lists what cannot be read. Take a copy from before, or save what can be read "
+                "with SQLite's own `.recover`.",
+            )
         if isinstance(error, sqlite3.DatabaseError) and "not a database" in text:
             return StoreError(f"{self._file} is not a run store: {text}.", "Name another file with --store.")
         return StoreError(
             f"The store {self._file} cannot be used: {text}.", "Check that the folder exists and is writable."
         )
+
+
+def sqlite_url(path: Path, options: str = "") -> str:
+    """What a URL gives a meaning to is written `%3F` and `%25`."""
+    return f"sqlite:///{str(path).replace('%', '%25').replace('?', '%3F')}" + (f"?{options}" if options else "")
 
 
 def _into_wal(connection: sqlite3.Connection) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 __all__ = ["FIRST_FORWARD", "FIRST_TABLE", "LATER_COLUMNS", "STORE_VERSION", "schema", "table_names"]
 
-STORE_VERSION = 3
+STORE_VERSION = 4
 """Version 1 kept LangGraph's own tables beside the journal's. Version 2 had no requests of their own: a program of that
-time would not see the calls of hosted models, and would collect the values that requests name."""
+time would not see the calls of hosted models, and would collect the values that requests name. Version 3 had no tools
+in requests: a program of that time would take them for messages."""
 FIRST_FORWARD = 2
 """A store of this version or a later one is brought forward when it is opened."""
 
@@ -59,9 +60,17 @@ CREATE TABLE IF NOT EXISTS tool_calls (
 );
 CREATE INDEX IF NOT EXISTS tool_calls_thread ON tool_calls (thread_id, arguments_hash);
 CREATE INDEX IF NOT EXISTS tool_calls_key ON tool_calls (thread_id, key_hash) WHERE key_hash IS NOT NULL;
+CREATE TABLE IF NOT EXISTS draws (
+    thread_id TEXT NOT NULL, task_id TEXT NOT NULL, attempt {integer} NOT NULL, record {bytes} NOT NULL,
+    PRIMARY KEY (thread_id, task_id, attempt)
+) {clustered};
 CREATE TABLE IF NOT EXISTS overlays (
     seq {serial}, run_id TEXT NOT NULL, step {integer} NOT NULL, trajectory_id TEXT NOT NULL, record {bytes} NOT NULL,
     UNIQUE (run_id, trajectory_id)
+);
+CREATE TABLE IF NOT EXISTS scorings (
+    seq {serial}, rubric TEXT NOT NULL, trajectory_id TEXT NOT NULL, record {bytes} NOT NULL,
+    UNIQUE (rubric, trajectory_id)
 );
 CREATE TABLE IF NOT EXISTS leases (
     thread_id TEXT PRIMARY KEY, owner TEXT NOT NULL, process TEXT NOT NULL, expires_at {real} NOT NULL,

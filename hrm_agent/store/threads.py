@@ -7,13 +7,11 @@ thread and are sealed anew for the copy.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store.cipher import Cipher
 from hrm_agent.store.database import Cursor, Database
 from hrm_agent.store.leases import forget_leases
-from hrm_agent.store.options import delete_options
 from hrm_agent.trajectory import Trajectory
 
 __all__ = ["copy_rows", "delete_threads", "describe_thread", "head_of", "keep_newest", "lineage", "touch_thread"]
@@ -114,16 +112,26 @@ def describe_thread(cursor: Cursor, trajectory: Trajectory) -> None:
 def delete_threads(cursor: Cursor, thread_ids: Sequence[str]) -> None:
     """Delete checkpoints and writes of threads. Values that nothing names any more go when the store is collected.
 
-    A thread with a trajectory is still a thread.
+    A thread with a trajectory is still a thread. Of one without, nothing would tell what was recorded of it, so that
+    goes too.
     """
-    each: list[tuple[Any, ...]] = [(thread_id,) for thread_id in thread_ids]
-    for thread in each:
+    for thread_id in thread_ids:
+        thread = (thread_id,)
         cursor.execute("DELETE FROM writes WHERE thread_id = ?", thread)
         cursor.execute("DELETE FROM checkpoints WHERE thread_id = ?", thread)
         if cursor.execute("SELECT 1 FROM trajectories WHERE thread_id = ?", thread).fetchone() is None:
+            _delete_record(cursor, thread_id)
             cursor.execute("DELETE FROM threads WHERE id = ?", thread)
-            delete_options(cursor, thread[0])
-            forget_leases(cursor, thread[0], given_back=True)  # who holds one may begin the thread anew
+            forget_leases(cursor, thread_id, given_back=True)  # who holds one may begin the thread anew
+
+
+def _delete_record(cursor: Cursor, thread_id: str) -> None:
+    """Delete what the journal holds of a thread, but for a trajectory."""
+    for table in ("tokens", "requests"):
+        of_thread = "SELECT id FROM calls WHERE thread_id = ?"
+        cursor.execute(f"DELETE FROM {table} WHERE call_id IN ({of_thread})", (thread_id,))
+    for table in ("calls", "tool_calls", "draws", "options"):
+        cursor.execute(f"DELETE FROM {table} WHERE thread_id = ?", (thread_id,))
 
 
 def keep_newest(cursor: Cursor, thread_ids: Sequence[str]) -> None:

@@ -8,14 +8,15 @@ tool calls and model calls is held against the records of these.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langgraph.checkpoint.base import CheckpointTuple
 
-from hrm_agent.errors import HrmError, StoreError
+from hrm_agent.errors import HrmError, StoreDamagedError, StoreError
 from hrm_agent.store.checkpoint_reader import ROW, CheckpointRow, StoreSnapshot
 from hrm_agent.store.content_addressed import references
 from hrm_agent.store.database import Cursor
@@ -41,7 +42,22 @@ def verify(store: RunStore, allow: Iterable[tuple[str, ...]] = ()) -> Iterator[s
     every checkpoint opened and every record read, the ones held against the others; and the invariants of every
     trajectory that has ended. `allow`: (module, name) of types of one's own in the states of graphs.
     """
-    yield from store.database.problems()
+    yield from _told("the file", store.database.problems)
+    yield from _told("values", lambda: _references(store))
+    yield from _told("records", lambda: _records(store))
+    yield from _told("threads", lambda: _threads(store, allow))
+    yield from _told("trajectories", lambda: _trajectories(store))
+
+
+def _told(what: str, find: Callable[[], Iterable[str]]) -> Iterator[str]:
+    """A page that cannot be read is a finding too, and the end of what it was needed for."""
+    try:
+        yield from find()
+    except StoreDamagedError as error:
+        yield f"{what}: {error.message}"
+
+
+def _references(store: RunStore) -> Iterator[str]:
     known: set[bytes] = set()
     with store.database.read() as cursor:
         yield from _values(store, cursor, known)
@@ -51,12 +67,18 @@ def verify(store: RunStore, allow: Iterable[tuple[str, ...]] = ()) -> Iterator[s
             elif lost := [hash_ for hash_ in found if hash_ not in known]:
                 yield f"{where}: names the value {lost[0].hex()}, which is not in the store"
         yield from _dangling(cursor)
-        query = "SELECT DISTINCT thread_id FROM checkpoints ORDER BY thread_id"
-        threads = [str(row[0]) for row in cursor.execute(query).fetchall()]
-    yield from _records(store)
-    for thread_id in threads:
-        yield from _Thread(store, thread_id, allow).findings()
-    yield from _trajectories(store)
+
+
+def _threads(store: RunStore, allow: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    query = "SELECT DISTINCT thread_id FROM checkpoints ORDER BY thread_id"
+    with store.database.read() as cursor:
+        ids = [str(row[0]) for row in cursor.execute(query).fetchall()]
+    for id_ in ids:
+        yield from _told(f"thread {id_!r}", partial(_thread, store, id_, allow))
+
+
+def _thread(store: RunStore, id_: str, allow: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    return _Thread(store, id_, allow).findings()
 
 
 def _values(store: RunStore, cursor: Cursor, known: set[bytes]) -> Iterator[str]:
@@ -111,12 +133,16 @@ def _records(store: RunStore) -> Iterator[str]:
         calls = [str(row[0]) for row in cursor.execute("SELECT id FROM calls ORDER BY seq").fetchall()]
         tools = [str(row[0]) for row in cursor.execute("SELECT id FROM tool_calls ORDER BY seq").fetchall()]
         judges = [str(row[0]) for row in cursor.execute("SELECT DISTINCT run_id FROM overlays").fetchall()]
+        scored = [str(row[0]) for row in cursor.execute("SELECT DISTINCT trajectory_id FROM scorings").fetchall()]
         options = [str(row[0]) for row in cursor.execute("SELECT thread_id FROM options").fetchall()]
+        drew = [str(row[0]) for row in cursor.execute("SELECT DISTINCT thread_id FROM draws").fetchall()]
     for read, ids in (
         (journal.find_call, calls),
         (journal.find_tool_call, tools),
         (journal.overlays, judges),
+        (store.scorings.of, scored),
         (store.options.read, options),
+        (journal.draws_of_thread, drew),
     ):
         for id_ in ids:
             try:

@@ -1,27 +1,24 @@
 """The record: what a graph run leaves behind, and the identities that tie it to LangGraph."""
 
-from hrm_agent.trajectory.ids import call_id, content_hash, derive_seed, tool_record_id
-from hrm_agent.trajectory.recording import (
-    CheckpointLineage,
-    Journal,
-    MemoryJournal,
-    Recording,
-    active_recording,
-    open_recording,
-    recording,
-)
+from hrm_agent.trajectory.draws import OpenDraws, TaskDraws
+from hrm_agent.trajectory.enums import RewardFault
+from hrm_agent.trajectory.ids import TASK_INPUTS, call_id, content_hash, derive_seed, tool_record_id
+from hrm_agent.trajectory.journal import CheckpointLineage, Journal, MemoryJournal
+from hrm_agent.trajectory.judgements import FEEDBACK, Feedback, JudgeCall, Overlay, RewardScore, Scoring
+from hrm_agent.trajectory.recording import Recording, active_recording, open_recording, recording
 from hrm_agent.trajectory.schema import (
     SCHEMA_VERSION,
     BranchReason,
     Call,
+    CallUsage,
     DropReason,
     FinishReason,
     ForkRef,
     GraphIdentity,
     LogprobKind,
-    Overlay,
     RunStatus,
     Sampling,
+    SentSampling,
     SessionState,
     StopReason,
     TaskRef,
@@ -34,23 +31,34 @@ from hrm_agent.trajectory.schema import (
 )
 
 __all__ = [
+    "FEEDBACK",
     "SCHEMA_VERSION",
+    "TASK_INPUTS",
     "BranchReason",
     "Call",
+    "CallUsage",
     "CheckpointLineage",
     "DropReason",
+    "Feedback",
     "FinishReason",
     "ForkRef",
     "GraphIdentity",
     "Journal",
+    "JudgeCall",
     "LogprobKind",
     "MemoryJournal",
+    "OpenDraws",
     "Overlay",
     "Recording",
+    "RewardFault",
+    "RewardScore",
     "RunStatus",
     "Sampling",
+    "Scoring",
+    "SentSampling",
     "SessionState",
     "StopReason",
+    "TaskDraws",
     "TaskRef",
     "ToolCall",
     "ToolStatus",

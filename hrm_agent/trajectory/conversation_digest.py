@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,10 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 __all__ = ["HashedContext", "context_hash", "context_of"]
 
 _REMEMBERED = 8192
-"""Messages whose hashes are kept; beyond these all are forgotten."""
+"""Messages whose hashes are kept; beyond these, or beyond their bytes, all are forgotten."""
+_REMEMBERED_BYTES = 64 << 20
+_BYTES_OF_AN_ENTRY = 1024
+"""Of its hash's state, its dicts and its key, about."""
 _PLAIN = ormsgpack.OPT_NON_STR_KEYS | ormsgpack.OPT_PASSTHROUGH_SUBCLASS
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str).encode
 
@@ -107,16 +111,18 @@ class HashedContext:
 
 _lock = threading.Lock()
 _empty = HashedContext(hashlib.sha256(b"[["), {}, first=True)
-_count = 0
+_count = _size = 0
 
 
 def _remember(before: HashedContext, mark: Mark, known: HashedContext) -> None:
-    global _count
-    if _count > _REMEMBERED:
+    global _count, _size
+    held = _BYTES_OF_AN_ENTRY + sum(map(sys.getsizeof, mark)) + sys.getsizeof(known.ordinals)
+    if _count > _REMEMBERED or _size + held > _REMEMBERED_BYTES:
         _empty.following.clear()
-        _count = 0
-    before.following[mark] = known
-    _count += 1
+        _count = _size = 0
+    if held <= _REMEMBERED_BYTES:
+        before.following[mark] = known
+        _count, _size = _count + 1, _size + held
 
 
 def _mark(message: BaseMessage) -> Mark | None:

@@ -9,6 +9,7 @@ __all__ = [
     "DropReason",
     "FinishReason",
     "LogprobKind",
+    "RewardFault",
     "RunStatus",
     "SessionState",
     "StopReason",
@@ -180,3 +181,24 @@ class DropReason(StrEnum):
     """The run was stopped from outside."""
     NOT_ENDED = "not_ended"
     """The run is still under way."""
+    NOT_SCORED = "not_scored"
+    """A reward function failed, or none gave a value: the run has no reward, which is not a reward of 0."""
+
+
+class RewardFault(StrEnum):
+    """Why a reward function gave no value. Never counted as 0."""
+
+    RAISED = "raised"
+    """It raised an error."""
+    TIMEOUT = "timeout"
+    """It was not done within its time."""
+    PROCESS_ENDED = "process_ended"
+    """It ended the process that it ran in."""
+    NOT_A_NUMBER = "not_a_number"
+    """It returned nan or an infinity."""
+    OUT_OF_RANGE = "out_of_range"
+    """It decides the outcome and returned a value outside of [0, 1]."""
+    NOT_ON_RECORD = "not_on_record"
+    """It needs what is not on record any more, such as the state of a thread whose checkpoints were deleted."""
+    JUDGE = "judge"
+    """The model that judges gave no answer, or none that could be read."""

@@ -12,6 +12,7 @@ from typing import Any
 from langgraph.config import get_config
 
 from hrm_agent.langgraph_format import RUNTIME, checkpoint_of_root, namespace_parts, task_of_namespace
+from hrm_agent.trajectory.recording import open_recording
 from hrm_agent.trajectory.schema import GraphIdentity
 
 __all__ = ["graph_identity", "in_graph"]
@@ -19,13 +20,14 @@ __all__ = ["graph_identity", "in_graph"]
 
 def graph_identity(metadata: Mapping[str, Any] | None, run_id: str) -> GraphIdentity:
     """The identity in `metadata`; outside a graph, one made of the call's own `run_id`."""
-    metadata = metadata or {}
+    metadata, active = metadata or {}, open_recording()
     namespace = str(metadata.get("langgraph_checkpoint_ns", ""))
+    thread_id = (active.thread_id if active else "") or str(metadata.get("thread_id", "")) or run_id
     if not namespace:
-        return GraphIdentity(thread_id=str(metadata.get("thread_id", "")) or run_id, task_id=run_id)
+        return GraphIdentity(thread_id=thread_id, task_id=run_id)
     checkpoint_id, root_checkpoint_id, attempt = _checkpoint()
     return GraphIdentity(
-        thread_id=str(metadata.get("thread_id", "")) or run_id,
+        thread_id=thread_id,
         checkpoint_id=checkpoint_id,
         root_checkpoint_id=root_checkpoint_id,
         checkpoint_ns=namespace,

@@ -6,7 +6,10 @@ import hashlib
 import json
 from typing import Any
 
-__all__ = ["call_id", "content_hash", "derive_seed", "tool_record_id"]
+__all__ = ["TASK_INPUTS", "call_id", "content_hash", "derive_seed", "tool_record_id"]
+
+TASK_INPUTS = "inputs"
+"""Key in a task's metadata: the graph's input as a JSON object, in place of a human message with the prompt."""
 
 
 def content_hash(*parts: Any) -> str:

@@ -18,8 +18,20 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from hrm_agent.trajectory import schema
-from hrm_agent.trajectory.formats import COLUMNS, FORMATS, chat, messages, rollouts, trl, verifiers
+from hrm_agent.trajectory import judgements, schema
+from hrm_agent.trajectory.formats import (
+    COLUMNS,
+    FORMATS,
+    atif,
+    atif_import,
+    chat,
+    inspect_logs,
+    messages,
+    rollouts,
+    trl,
+    verifiers,
+    verl,
+)
 from hrm_agent.trajectory.lint import INVARIANTS
 
 __all__ = ["format_page", "trajectory_schema"]
@@ -33,8 +45,14 @@ _RECORDS: tuple[type[BaseModel], ...] = (
     schema.Call,
     schema.GraphIdentity,
     schema.Sampling,
+    schema.SentSampling,
+    schema.CallUsage,
     schema.ToolCall,
-    schema.Overlay,
+    judgements.Overlay,
+    judgements.Scoring,
+    judgements.RewardScore,
+    judgements.JudgeCall,
+    judgements.Feedback,
 )
 _ENUMS: tuple[type[StrEnum], ...] = (
     schema.RunStatus,
@@ -46,6 +64,7 @@ _ENUMS: tuple[type[StrEnum], ...] = (
     schema.BranchReason,
     schema.Verdict,
     schema.DropReason,
+    judgements.RewardFault,
 )
 _FORMAT_MODULES: dict[str, ModuleType] = {
     "chat": chat,
@@ -53,6 +72,10 @@ _FORMAT_MODULES: dict[str, ModuleType] = {
     "trl": trl,
     "verifiers": verifiers,
     "verifiers-rollouts": rollouts,
+    "atif": atif,
+    "atif, read back": atif_import,
+    "verl": verl,
+    "inspect": inspect_logs,
 }
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

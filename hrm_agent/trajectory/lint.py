@@ -105,9 +105,12 @@ def _root_prompt(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("sampled-limit")
 def _sampled_limit(trajectory: Trajectory) -> Iterator[Problem]:
-    """A call has no more completion tokens than `sampling.max_tokens`."""
+    """A call with token ids has `sampling`, and no more completion tokens than its `max_tokens`."""
     for call in _aligned(trajectory):
-        if call.sampled_tokens > call.sampling.max_tokens:
+        if call.sampling is None:
+            if call.token_ids:
+                yield call.id, "token ids without the parameters that they were sampled with"
+        elif call.sampled_tokens > call.sampling.max_tokens:
             yield call.id, f"{call.sampled_tokens} completion tokens where {call.sampling.max_tokens} were allowed"
 
 
@@ -226,8 +229,8 @@ def _call_once(trajectory: Trajectory) -> Iterator[Problem]:
     """No two calls have the same path, request and seed: no answer was sampled again instead of being read back."""
     asked: defaultdict[tuple[str, str, int], dict[tuple[str, int], str]] = defaultdict(dict)
     for call in trajectory.calls:
-        if call.sampling.seed is not None:
-            same = asked[call.identity.path, call.request_hash, call.sampling.seed]
+        if call.seed is not None:
+            same = asked[call.identity.path, call.request_hash, call.seed]
             same.setdefault((call.identity.task_id, call.call_index), call.id)  # one for all samples of a call
     for same in asked.values():
         if len(same) > 1:
@@ -326,9 +329,9 @@ def _policy_version(trajectory: Trajectory) -> Iterator[Problem]:
 
 @_invariant("reward-range")
 def _reward_range(trajectory: Trajectory) -> Iterator[Problem]:
-    """Every reward is a number in [0, 1]."""
+    """Every reward is finite, and the outcome (`correct`) lies in [0, 1]."""
     for name, value in trajectory.rewards.items():
-        if not 0 <= value <= 1:
+        if not math.isfinite(value) or (name == "correct" and not 0 <= value <= 1):
             yield trajectory.id, f"the reward {name!r} is {value}"
 
 

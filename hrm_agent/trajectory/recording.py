@@ -16,23 +16,21 @@ import asyncio
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from hrm_agent.bounded import BoundedMap
 from hrm_agent.errors import StoreError
+from hrm_agent.trajectory.draws import OpenDraws, TaskDraws
 from hrm_agent.trajectory.ids import derive_seed
-from hrm_agent.trajectory.message_dump import message_dump
-from hrm_agent.trajectory.schema import Call, GraphIdentity, ToolCall, ToolStatus
+from hrm_agent.trajectory.journal import Journal, MemoryJournal
+from hrm_agent.trajectory.schema import Call, GraphIdentity, ToolCall
 
 __all__ = [
-    "CheckpointLineage",
-    "Journal",
-    "MemoryJournal",
     "Recording",
     "active_recording",
     "open_recording",
@@ -43,176 +41,6 @@ __all__ = [
 R = TypeVar("R")
 _REMEMBERED = 1024
 """Tasks and threads whose claims are kept in memory: a run has few at a time, a chat without a recording no end."""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointLineage:
-    """A checkpoint and those that led to it, as far back as they are known."""
-
-    order: Mapping[str, int]
-    """Id of a checkpoint -> its number, from the oldest one known."""
-    oldest_known: str | None
-    """Newest ancestor whose own parents are not stored; every id up to it is treated as an ancestor. None: all are
-    stored.
-    """
-
-    def place(self, checkpoint_id: str) -> tuple[int, str] | None:
-        """What the checkpoints of the line are sorted by; None for one beside it. LangGraph's ids sort by time."""
-        if checkpoint_id in self.order:
-            return self.order[checkpoint_id], checkpoint_id
-        before = self.oldest_known is not None and checkpoint_id <= self.oldest_known
-        return (-1, checkpoint_id) if before else None
-
-
-class Journal(Protocol):
-    """Where calls are written before their node returns. Thread-safe; each write is durable when it returns."""
-
-    @property
-    def is_blocking(self) -> bool:
-        """A write has to wait for a disk or a server: too long for an event loop."""
-        ...
-
-    def calls_of_task(self, thread_id: str, task_id: str) -> Sequence[Call]:
-        """Finished model calls of one LangGraph task, by call index."""
-        ...
-
-    def tasks_of_thread(self, thread_id: str) -> set[str]:
-        """Ids of the LangGraph tasks of a thread that have finished model calls."""
-        ...
-
-    def seeds_of_thread(self, thread_id: str) -> set[int]:
-        """Seeds of all finished model calls of a thread."""
-        ...
-
-    def find_call(self, call_id: str) -> Call | None: ...
-
-    def path_tokens(self, call_id: str) -> tuple[int, ...]:
-        """Tokens along the path from the root to `call_id`, its answer included. `KeyError` if part of it is gone."""
-        ...
-
-    def write_call(self, call: Call, sent: Sequence[Any] = ()) -> Call:
-        """Write a finished call. Where its id is on record already, that call stands; returns the one that does.
-
-        `sent`: the messages of a call whose tokens do not hold them. They are read back as `Call.request`; what is
-        returned has no request yet.
-        """
-        ...
-
-    def find_tool_call(self, record_id: str) -> ToolCall | None: ...
-
-    def find_repeat(self, thread_id: str, name: str, arguments: dict[str, Any] | str) -> str | None:
-        """Id of the first tool call of the thread with this name and these arguments."""
-        ...
-
-    def find_by_key(self, thread_id: str, key: str) -> ToolCall | None:
-        """The call of the thread under this idempotency key: of several one that ended well, if there is one."""
-        ...
-
-    def write_tool_call(self, tool_call: ToolCall, *, again: bool = False) -> ToolCall:
-        """Write a started call, or its finished form. A finished record stands; returns the one that does.
-
-        `again`: a finished call is run again, since what it came to cannot be given back.
-        """
-        ...
-
-    def line(self, thread_id: str, namespace: str, checkpoint_id: str) -> CheckpointLineage:
-        """The checkpoints of one graph of a thread that led to one of them."""
-        ...
-
-    def steps_of_tool_calls(self, thread_id: str) -> Sequence[tuple[str, str]]:
-        """Of the tool calls of a thread: id, and the checkpoint of the outermost graph that its step started from.
-
-        A fork's begin with those of the lineage that it left. In the order in which they were first written.
-        """
-        ...
-
-
-class MemoryJournal:
-    """A journal without a store: the newest `capacity` calls, in memory."""
-
-    is_blocking = False
-    """Nothing waits for a disk."""
-
-    def __init__(self, capacity: int = 4096) -> None:
-        self._calls = BoundedMap[str, Call](capacity)
-        self._sent = BoundedMap[str, tuple[Any, ...]](capacity)
-        self._tool_calls = BoundedMap[str, ToolCall](capacity)
-        self._lock = threading.Lock()
-
-    def calls_of_task(self, thread_id: str, task_id: str) -> Sequence[Call]:
-        with self._lock:
-            calls = [
-                c for c in self._calls.values() if (c.identity.thread_id, c.identity.task_id) == (thread_id, task_id)
-            ]
-        return sorted(map(self._with_request, calls), key=lambda call: call.call_index)
-
-    def tasks_of_thread(self, thread_id: str) -> set[str]:
-        with self._lock:
-            return {c.identity.task_id for c in self._calls.values() if c.identity.thread_id == thread_id}
-
-    def seeds_of_thread(self, thread_id: str) -> set[int]:
-        with self._lock:
-            calls = [call for call in self._calls.values() if call.identity.thread_id == thread_id]
-        return {call.sampling.seed for call in calls if call.sampling.seed is not None}
-
-    def find_call(self, call_id: str) -> Call | None:
-        found = self._calls.get(call_id)
-        return None if found is None else self._with_request(found)
-
-    def _with_request(self, call: Call) -> Call:
-        """The messages themselves are kept: a conversation's calls share them."""
-        sent = self._sent.get(call.id)
-        dumps = None if sent is None else tuple(message_dump(message) for message in sent)
-        return call if dumps is None else call.model_copy(update={"request": dumps})
-
-    def path_tokens(self, call_id: str) -> tuple[int, ...]:
-        deltas: list[tuple[int, ...]] = []
-        step: str | None = call_id
-        while step is not None:
-            call = self._calls[step]
-            deltas.append(call.token_ids)
-            step = call.parent
-        return tuple(token for delta in reversed(deltas) for token in delta)
-
-    def write_call(self, call: Call, sent: Sequence[Any] = ()) -> Call:
-        with self._lock:
-            if sent and call.id not in self._calls:
-                self._sent[call.id] = tuple(sent)
-            return self._calls.setdefault(call.id, call)
-
-    def find_tool_call(self, record_id: str) -> ToolCall | None:
-        return self._tool_calls.get(record_id)
-
-    def find_repeat(self, thread_id: str, name: str, arguments: dict[str, Any] | str) -> str | None:
-        with self._lock:
-            for tool_call in self._tool_calls.values():
-                if tool_call.identity.thread_id == thread_id and (tool_call.name, tool_call.arguments) == (
-                    name,
-                    arguments,
-                ):
-                    return tool_call.id
-        return None
-
-    def find_by_key(self, thread_id: str, key: str) -> ToolCall | None:
-        with self._lock:
-            under_key = (c for c in self._tool_calls.values() if c.idempotency_key == key)
-            return next((c for c in under_key if c.identity.thread_id == thread_id and c.status is ToolStatus.OK), None)
-
-    def write_tool_call(self, tool_call: ToolCall, *, again: bool = False) -> ToolCall:
-        with self._lock:
-            standing = self._tool_calls.get(tool_call.id)
-            if standing is not None and standing.status is not None and not again:
-                return standing
-            self._tool_calls[tool_call.id] = tool_call
-            return tool_call
-
-    def line(self, thread_id: str, namespace: str, checkpoint_id: str) -> CheckpointLineage:
-        return CheckpointLineage({}, checkpoint_id)
-
-    def steps_of_tool_calls(self, thread_id: str) -> Sequence[tuple[str, str]]:
-        with self._lock:
-            calls = [call for call in self._tool_calls.values() if call.identity.thread_id == thread_id]
-        return [(call.id, call.identity.step) for call in calls]
 
 
 @dataclass(slots=True)
@@ -239,13 +67,18 @@ class Recording:
         """Ids of the calls that a fork was begun with: other threads', and extended like its own."""
         self.run_id = ""
         """On whose behalf the run asks for shared things, an environment's slots for one."""
+        self.thread_id = ""
+        """The thread that all calls go on record on; empty: the one that the graph around a call was given."""
         self.broken: StoreError | None = None
         """Set when a call could not be written: from then on nothing may be asked, whatever the graph swallows."""
+        self._closed = False
         self._lock = threading.Lock()
         self._tasks = BoundedMap[tuple[str, str], _TaskSlot](_REMEMBERED)
         self._with_calls = BoundedMap[str, set[str]](_REMEMBERED)
         """By thread, the tasks that have calls on record: of others none is looked for."""
         self._seeds = BoundedMap[str, set[int]](_REMEMBERED)
+        self._draws = BoundedMap[tuple[str, str, int], OpenDraws](8 * _REMEMBERED)
+        self._recorded_draws = BoundedMap[str, dict[tuple[str, int], TaskDraws]](_REMEMBERED)
         self._keys: set[tuple[str, str]] = set()
         self._asked: Counter[tuple[str, str, int, str]] = Counter()
 
@@ -294,6 +127,33 @@ class Recording:
             self._asked[key] += 1
             return self._asked[key] - 1
 
+    def draws(self, key: tuple[str, str, int], identity: Callable[[], GraphIdentity]) -> OpenDraws:
+        """What a task draws, recorded values first.
+
+        `key`: thread, namespace and attempt of the task; `identity` says the rest, where it is asked for the first
+        time: it takes longer than all else here.
+        """
+        found = self._draws.get(key)
+        if found is None:
+            with self._lock:
+                found = self._draws.get(key) or self._open_draws(identity())
+                self._draws[key] = found
+        return found
+
+    def _open_draws(self, identity: GraphIdentity) -> OpenDraws:
+        thread, key = identity.thread_id, (identity.task_id, identity.attempt)
+
+        def write(record: Callable[[], TaskDraws]) -> None:
+            self.journal.write_draws(thread, key, record)
+
+        return OpenDraws(identity, self._draws_on_record(identity), write)
+
+    def _draws_on_record(self, identity: GraphIdentity) -> TaskDraws | None:
+        thread = identity.thread_id
+        if thread not in self._recorded_draws:
+            self._recorded_draws[thread] = {found.key: found for found in self.journal.draws_of_thread(thread)}
+        return self._recorded_draws[thread].get((identity.task_id, identity.attempt))
+
     def thread_of_step(self, thread_id: str, step: int) -> str:
         """The thread that a step of `thread_id` was run on: a replay of a fork runs the steps before it, too."""
         return thread_id
@@ -311,6 +171,7 @@ class Recording:
 
     def write_call(self, call: Call, sent: Sequence[Any] = ()) -> Call:
         """Write a finished call; returns the one that is on record, which is another where two were first."""
+        self._refuse_late(call.identity.thread_id)
         with self._lock:
             self._with_calls.get(call.identity.thread_id, set()).add(call.identity.task_id)
         try:
@@ -321,11 +182,20 @@ class Recording:
 
     def write_tool_call(self, tool_call: ToolCall, *, again: bool = False) -> ToolCall:
         """Write a tool call that begins or has ended; returns the record that stands."""
+        self._refuse_late(tool_call.identity.thread_id)
         try:
             return self.journal.write_tool_call(tool_call, again=again)
         except StoreError as error:
             self.broken = error
             raise
+
+    def close(self) -> None:
+        """Take nothing more. A thread cannot be cancelled: a tool in one may end when its run is another process's."""
+        self._closed = True
+
+    def _refuse_late(self, thread_id: str) -> None:
+        if self._closed:
+            raise StoreError(f"The run on thread {thread_id!r} has ended: what came later is not recorded.")
 
     async def apart(self, write: Callable[..., R], *values: Any) -> R:
         """Do `write`, off the event loop where the journal has to wait for a disk or a server."""

@@ -17,8 +17,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from hrm_agent.trajectory.call_facts import (
+    CallUsage,
+    GraphIdentity,
+    Sampling,
+    SentSampling,
+    reported_usage,
+    total_usage,
+)
 from hrm_agent.trajectory.enums import (
     BranchReason,
     DropReason,
@@ -30,19 +38,21 @@ from hrm_agent.trajectory.enums import (
     ToolStatus,
     Verdict,
 )
+from hrm_agent.trajectory.record import Record
 
 __all__ = [
     "SCHEMA_VERSION",
     "BranchReason",
     "Call",
+    "CallUsage",
     "DropReason",
     "FinishReason",
     "ForkRef",
     "GraphIdentity",
     "LogprobKind",
-    "Overlay",
     "RunStatus",
     "Sampling",
+    "SentSampling",
     "SessionState",
     "StopReason",
     "TaskRef",
@@ -59,59 +69,7 @@ SCHEMA_VERSION = 2
 of version 2 that lacks a newer field reads with its default, too."""
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class Sampling(_Record):
-    """Sampling parameters of one call."""
-
-    temperature: float = Field(default=1.0, ge=0)
-    """Sampling temperature; 0 takes the most probable token."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus sampling: the share of the probability that is sampled from; 1 is all of it."""
-    max_tokens: int = Field(default=512, ge=1)
-    """Most completion tokens of this call."""
-    seed: int | None = None
-    """Seed of this call; the engine's tokens are a function of (weights, prompt, seed). None: drawn from the system."""
-    stop: tuple[str, ...] = ()
-    """Texts that end the call. The tokens that form them are kept in the call's `token_ids`."""
-
-    @property
-    def why_untrainable(self) -> str | None:
-        """Why tokens chosen so are no sample of the policy's distribution at this temperature; None if they are."""
-        if self.temperature == 0:
-            return "temperature 0: the most probable token was taken, none was sampled"
-        return None if self.top_p == 1 else f"top_p {self.top_p:g}: only a part of the distribution was sampled from"
-
-
-class GraphIdentity(_Record):
-    """Where in a LangGraph run a call was made: the join key with the checkpoint."""
-
-    thread_id: str
-    """Thread of the run that made the call (the call's own run id when made outside a graph)."""
-    checkpoint_id: str = ""
-    """The checkpoint that the step started from; empty if the graph runs without a checkpointer."""
-    root_checkpoint_id: str = ""
-    """Checkpoint of the outermost graph that the step started from; equal to `checkpoint_id` outside subgraphs."""
-    checkpoint_ns: str = ""
-    """Namespace of the call's task: `node:task_id`, joined by `|` over nested subgraphs."""
-    task_id: str
-    """LangGraph's task id (the call's own run id when made outside a graph)."""
-    node: str = ""
-    """Name of the node that made the call, in the innermost graph; empty outside a graph."""
-    path: str = ""
-    """Place of the task within its step without random parts, for seeds: `step/node/send index`, joined by `|`."""
-    attempt: int = 1
-    """Node attempt, from 1; more than 1 under a retry policy."""
-
-    @property
-    def step(self) -> str:
-        """The checkpoint of the outermost graph that the step started from."""
-        return self.root_checkpoint_id or self.checkpoint_id
-
-
-class Call(_Record):
+class Call(Record):
     """One model call. `token_ids`, `mask` and `logprobs` have one entry per added token."""
 
     id: str
@@ -129,7 +87,9 @@ class Call(_Record):
     tools_hash: str = ""
     """Hash of the tools offered."""
     model: str
-    """The string that names the model."""
+    """The string that names the model that was asked."""
+    answered_by: str | None = None
+    """The model that answered, by the provider's own word; None where it named none, and of an engine."""
     policy_version: int = 0
     """Number of optimiser steps behind the weights that sampled this call; 0 for a model that is not trained here."""
     parent: str | None = None
@@ -146,8 +106,13 @@ class Call(_Record):
     """Natural log of each token's probability when it was sampled; 0.0 for prompt tokens."""
     logprob_kind: LogprobKind = LogprobKind.NONE
     """Of which distribution `logprobs` are."""
-    sampling: Sampling = Sampling()
-    """Sampling parameters that the call was made with, its seed included."""
+    sampling: Sampling | None = Sampling()
+    """Parameters that an engine sampled the call with, its seed included; None where another program's model answered.
+    Older records have those of the policy in force there."""
+    sampling_sent: SentSampling | None = None
+    """Parameters as the request to another program's model named them; None for a call of an engine."""
+    usage: CallUsage | None = None
+    """Tokens and cost as the provider reported them; None where it did not, and of an engine, whose tokens are here."""
     finish_reason: FinishReason = FinishReason.STOP
     """Why sampling stopped."""
     constrained: bool = False
@@ -156,7 +121,10 @@ class Call(_Record):
     untrainable: str | None = None
     """Why a trainer cannot learn from this call (no token ids, temperature 0), as known when it was made; else None."""
     request: tuple[dict[str, Any], ...] | None = None
-    """The messages sent, only where token ids do not already hold them. Bytes in them are shown as base64 text."""
+    """The messages sent, all of them. Bytes in them are shown as base64 text. None: not on record, as of the calls with
+    token ids in older records."""
+    tools: tuple[dict[str, Any], ...] | None = None
+    """The tools offered, whole, in the provider's form; empty if there were none. None: not on record."""
     response: dict[str, Any]
     """The answer as a LangChain message dump: what a resumed node gets back."""
     started_at: float
@@ -173,7 +141,27 @@ class Call(_Record):
     @property
     def why_untrainable(self) -> str | None:
         """`untrainable`, or what the sampling parameters say: older records give no reason for those."""
-        return self.untrainable or self.sampling.why_untrainable
+        return self.untrainable or (self.sampling and self.sampling.why_untrainable)
+
+    @property
+    def sampled_with(self) -> Sampling:
+        """`sampling` of a call with token ids. Raises `ValueError` for one of another program's model."""
+        if self.sampling is None:
+            raise ValueError(f"call {self.id} was not sampled by an engine")
+        return self.sampling
+
+    @property
+    def seed(self) -> int | None:
+        """The seed that an engine sampled it with; None without one."""
+        return self.sampling.seed if self.sampling is not None else None
+
+    @property
+    def used(self) -> CallUsage | None:
+        """Tokens and cost, whoever counted them: `usage`; else what the answer shows of them, and the tokens here."""
+        reported = self.usage or reported_usage(self.response)
+        if not self.token_ids:
+            return reported
+        return (reported or CallUsage()).model_copy(update={"output_tokens": self.sampled_tokens})
 
     @property
     def trainable(self) -> bool:
@@ -184,7 +172,7 @@ class Call(_Record):
         return self.ended_at - self.started_at
 
 
-class ToolCall(_Record):
+class ToolCall(Record):
     """One tool call with its typed outcome."""
 
     id: str
@@ -238,7 +226,7 @@ class ToolCall(_Record):
     """Id of an earlier call of this thread with the same name and arguments: marks a padded transcript."""
 
 
-class TaskRef(_Record):
+class TaskRef(Record):
     """The task as it was put, enough to verify an answer again."""
 
     id: str
@@ -253,7 +241,7 @@ class TaskRef(_Record):
     """What else the family says of the task, as JSON."""
 
 
-class ForkRef(_Record):
+class ForkRef(Record):
     """Where a forked run left the run it stems from."""
 
     trajectory_id: str
@@ -262,7 +250,7 @@ class ForkRef(_Record):
     """The last checkpoint that both runs share."""
 
 
-class TurnEnd(_Record):
+class TurnEnd(Record):
     """How a turn of a conversation ended, as `Trajectory` says it of the newest one."""
 
     status: RunStatus
@@ -275,7 +263,7 @@ class TurnEnd(_Record):
     """Text of the turn's final message; None without one."""
 
 
-class Turn(_Record):
+class Turn(Record):
     """What a person said on a thread after its task, and how the turn before had ended by then."""
 
     id: str
@@ -288,7 +276,7 @@ class Turn(_Record):
     """Unix time in seconds; later than the end of every call of the turns before."""
 
 
-class Trajectory(_Record):
+class Trajectory(Record):
     """One graph run on one thread, as raw facts. In a conversation: of all its turns, with the end of the newest."""
 
     schema_version: Literal[1, 2] = 2
@@ -320,7 +308,8 @@ class Trajectory(_Record):
     answer: str | None = None
     """Text of the final message; None without one."""
     rewards: dict[str, float] = Field(default_factory=dict)
-    """Rewards by name; `correct`, from 0 to 1, is the outcome that the trainer uses. Empty until verified."""
+    """Rewards by name, as the run that made this trajectory scored it: `correct`, from 0 to 1, is the outcome, and
+    `reward` the weighted sum where a rubric has several parts. Empty until scored. Later scores are a `Scoring`."""
     turns: tuple[Turn, ...] = ()
     """Turns after the first one, whose prompt is the task's. Empty for a run of one turn."""
     forked_from: ForkRef | None = None
@@ -358,42 +347,30 @@ class Trajectory(_Record):
         return sum(call.sampled_tokens for call in self.own_calls)
 
     @property
+    def used(self) -> CallUsage:
+        """Tokens and cost of this run's own calls together, as far as they are known."""
+        return total_usage(call.used for call in self.own_calls)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models that answered this run's own calls, each once."""
+        return tuple(dict.fromkeys(call.answered_by or call.model for call in self.own_calls))
+
+    @property
     def prompts(self) -> tuple[str, ...]:
         """What the person said, turn by turn."""
         return self.task.prompt, *(turn.prompt for turn in self.turns)
 
     @property
-    def reward(self) -> float:
-        """The outcome, from 0 to 1; that of an unverified run is 0."""
+    def outcome(self) -> float:
+        """Whether the answer is right, from 0 to 1; 0 for a run that was not scored."""
         return self.rewards.get("correct", 0.0)
+
+    @property
+    def reward(self) -> float:
+        """What is maximised: a rubric's weighted sum, else the outcome; 0 for a run that was not scored."""
+        return self.rewards.get("reward", self.outcome)
 
     @property
     def trainable(self) -> bool:
         return bool(self.own_calls) and all(call.trainable for call in self.calls)
-
-
-class Overlay(_Record):
-    """What one training run made of one trajectory."""
-
-    run_id: str
-    """The training run that judged; of a choice among several runs of a task, the run that asked for it."""
-    step: int
-    """Number of the optimiser step that it was sampled for, from 0; 0 for a choice among runs."""
-    trajectory_id: str
-    """The trajectory that is judged."""
-    group_id: str
-    """Rollouts of one task in one step share it."""
-    reward: float
-    """The reward that it was judged by, from 0 to 1; the trainer gives a truncated run 0."""
-    verdict: Verdict
-    """Whether the trajectory was trained on, or chosen."""
-    reason: str
-    """Why, in words: which quota, which penalty, or why the whole group was rejected."""
-    drop_reason: DropReason | None = None
-    """Why it was not trained on, as a type; None where it was kept, was not chosen among runs, or in older records."""
-    penalty_error: float
-    """p_err of GRPO-RoC, in [0, 1]: share of distinct tool calls that failed; 0.5 without any."""
-    penalty_format: float
-    """p_format of GRPO-RoC, in [0, 1]: 1 without an answer tag, else surplus tags per turn."""
-    advantage: float | None = None
-    """Group-relative advantage of every token that the policy sampled; None unless kept."""

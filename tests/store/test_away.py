@@ -175,7 +175,7 @@ def test_a_reader_that_is_refused_leaves_the_writer_alone(opened: Opened, monkey
 
 def test_a_closed_store_is_not_waited_for(opened: Opened) -> None:
     opened.store.close()
-    with pytest.raises(StoreError, match="cannot be used: it was closed"):
+    with pytest.raises(StoreError, match="is closed"):
         read(opened.store)
     assert opened.clock.sleeps == 0
 

@@ -244,6 +244,12 @@ def said(graph: Any, thread: str = "t") -> list[str]:
     return [message.content for message in graph.get_state(on(thread)).values["messages"]]
 
 
+def at_its_node(store: RunStore) -> bool:
+    """The newest checkpoint is the one that the node's step starts from."""
+    newest = [found.metadata.get("source") for found in store.checkpointer.list(on("t"), limit=2)]
+    return newest == ["loop", "input"]
+
+
 @pytest.mark.parametrize(("durability", "begun"), [("sync", False), ("async", True)])
 def test_a_second_run_on_a_thread_is_refused(durability: str, begun: bool, url: str, store: RunStore) -> None:
     """While the first is in its step, a second comes, on a store of its own, and is in its step when the first ends."""
@@ -256,6 +262,7 @@ def test_a_second_run_on_a_thread_is_refused(durability: str, begun: bool, url: 
             before = ["hello", "after hello"]
         runs = [pool.submit(graph.invoke, say("wait"), on("t"), durability=durability)]
         assert gate.entered.acquire(timeout=60)
+        block_until(lambda: at_its_node(store))  # checkpoints may be written beside the step
         # a run that has read the thread before the first wrote to it: its input comes from where the first's came from
         first_input = next(
             found for found in store.checkpointer.list(on("t")) if found.metadata.get("source") == "input"

@@ -125,6 +125,19 @@ def test_values_of_deleted_threads_go_and_those_of_live_ones_stay(store: RunStor
     assert collect_values(store) == 0
 
 
+def test_what_was_recorded_of_a_thread_without_a_trajectory_goes_with_it(store: RunStore) -> None:
+    """A graph that is run on the bare checkpointer, whose model records its calls."""
+    before = stats(store).rows
+    identity = make_call("task").identity.model_copy(update={"thread_id": "t"})
+    for delete in (lambda: delete_runs(store, ["t"]), lambda: store.checkpointer.delete_thread("t")):
+        talk(store, "t", "hello")
+        store.journal.write_call(make_call("task", identity=identity), [HumanMessage("sent " * 200)])
+        store.journal.write_tool_call(make_tool_call(identity=identity))
+        delete()
+        collect_values(store)
+        assert stats(store).rows == before and threads(store) == set()
+
+
 def test_a_thread_begun_again_at_once_is_there(store: RunStore) -> None:
     """In the same second, by the process that deleted it, from the same messages."""
     for delete in (delete_runs, lambda store, names: store.checkpointer.prune(names, strategy="delete")):

@@ -226,7 +226,7 @@ def test_a_store_of_a_newer_version_is_left_alone(url: str) -> None:
     open_store(url).close()
     set_version(url, STORE_VERSION + 1)
     for create in (True, False):
-        with pytest.raises(StoreVersionError, match=f"schema version {STORE_VERSION + 1}; versions up to 3 are known"):
+        with pytest.raises(StoreVersionError, match=f"schema version {STORE_VERSION + 1}; versions up to 4 are known"):
             open_store(url, create=create)
     assert version_of(url) == STORE_VERSION + 1
 
@@ -241,7 +241,61 @@ def test_a_store_made_before_goes_on(url: str) -> None:
     execute(url, "DROP TABLE requests")
     set_version(url, 2)
     with open_store(url) as store:
-        assert version_of(url) == STORE_VERSION == 3, "a program of that time would collect what requests name"
+        assert version_of(url) == STORE_VERSION == 4, "a program of that time would collect what requests name"
         assert read(store, call) == call
         store.journal.write_call(later := text_call(2), MESSAGES)
         assert read(store, later).request == dumps(MESSAGES) and [*verify(store)] == []
+
+
+def tools(count: int) -> tuple[dict[str, Any], ...]:
+    described = {"description": "multiplies " * 40, "parameters": {"type": "object", "properties": {"x": {}}}}
+    return tuple({"type": "function", "function": {"name": f"f{n}", **described}} for n in range(count))
+
+
+@pytest.mark.parametrize("facts", [{}, {"token_ids": (5, 6), "mask": (False, True), "logprobs": (0.0, -0.5)}])
+@pytest.mark.parametrize("sent", [[], MESSAGES])
+@pytest.mark.parametrize("count", [0, 1, 40])
+def test_tools_are_read_back_as_they_were_offered(
+    facts: dict[str, Any], sent: list[BaseMessage], count: int, store: RunStore
+) -> None:
+    call = text_call(1, tools=tools(count), **facts)
+    store.journal.write_call(call, sent)
+    wanted = call.model_copy(update={"request": dumps(sent) if sent else None})
+    assert read(store, call) == wanted and [*verify(store)] == []
+    bare = store.journal.find_call(call.id, request=False)
+    assert bare == call.model_copy(update={"tools": None}), "what need not be read is not"
+
+
+def test_tools_that_are_offered_again_are_not_stored_again(store: RunStore, url: str) -> None:
+    store.journal.write_call(text_call(0, tools=tools(8)), MESSAGES)
+    before = stats(store)
+    for number in range(1, 50):
+        store.journal.write_call(text_call(number, tools=tools(8)), MESSAGES)
+    with open_store(url) as other:  # another process knows nothing of the first
+        other.journal.write_call(text_call(50, tools=tools(8)), MESSAGES)
+    after = stats(store)
+    assert after.rows["values"] == before.rows["values"] and after.rows["requests"] == 51
+    assert after.bytes["requests"] - before.bytes["requests"] < 50 * 120
+
+
+def test_tools_are_kept_as_long_as_a_call_names_them(store: RunStore, tmp_path: Path) -> None:
+    for thread, offer in (("a", tools(1)), ("b", tools(2))):
+        sample = make_trajectory(id=thread, thread_id=thread, calls=(), tool_calls=())
+        store.journal.write_trajectory(sample)
+        where = make_call("task", tools=offer).identity.model_copy(update={"thread_id": thread})
+        store.journal.write_call(make_call("task", identity=where, tools=offer), MESSAGES[:2])
+    assert collect_values(store) == 0
+    assert delete_runs(store, ["b"]) > 0
+    (left,) = store.journal.trajectory("a").calls
+    assert left.tools == tools(1) and [*verify(store)] == []
+    with open_store(tmp_path / "sealed.db", key=os.urandom(32)) as target:
+        copy_store(store, target)
+        assert target.journal.trajectory("a").calls == (left,) and [*verify(target)] == []
+        assert b"multiplies" not in stored_bytes(f"sqlite:///{tmp_path}/sealed.db")
+
+
+def test_a_request_of_an_earlier_version_has_no_tools(store: RunStore) -> None:
+    store.journal.write_call(call := text_call(1), MESSAGES)
+    with store.database.read() as cursor:
+        ((row,),) = cursor.execute("SELECT data FROM requests").fetchall()
+    assert len(ormsgpack.unpackb(row)) == 2 and read(store, call).tools is None

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from concurrent.futures import Future
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -24,6 +25,7 @@ from hrm_agent.errors import StoreError, StoreVersionError
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.store.hashing import MSGPACK
 from hrm_agent.store.tables import STORE_VERSION
+from hrm_agent.testing import block_until
 from hrm_agent.trajectory import (
     BranchReason,
     Call,
@@ -145,6 +147,39 @@ def test_threads_write_side_by_side(store: RunStore) -> None:
     assert all(len(store.journal.calls_of_task(f"thread {n}", "task")) == 20 for n in range(8))
 
 
+def test_a_closed_store_refuses_at_once(url: str) -> None:
+    """A write that nobody commits any more would be waited for without end, or lost without a word."""
+    for options in ("", "?level=power") if url.startswith("sqlite") else ("",):
+        store = open_store(f"{url}{options}")
+        store.close()
+        database = store.database
+        for use in (lambda: database.submit(str).result(timeout=5), lambda: database.defer(str), store.threads):
+            with pytest.raises(StoreError, match="is closed"):
+                use()
+        store.close()
+
+
+def test_what_is_handed_in_while_a_store_closes_is_committed_or_refused(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/store.db?level=power")
+    futures: list[Future[Any]] = []
+
+    def write() -> None:
+        with suppress(StoreError):
+            for _ in range(100_000):
+                futures.append(store.database.submit(str))
+
+    writers = [threading.Thread(target=write) for _ in range(4)]
+    for writer in writers:
+        writer.start()
+    block_until(lambda: len(futures) > 100)
+    store.close()
+    for writer in writers:
+        writer.join()
+    for future in futures:
+        error = future.exception(timeout=5)
+        assert error is None or "is closed" in str(error)
+
+
 def test_a_store_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     open_store(path).close()
@@ -164,6 +199,9 @@ def test_what_is_no_store_is_said_to_be_none(tmp_path: Path) -> None:
         open_store(tmp_path / "missing.db", create=False)
     with pytest.raises(StoreError, match="is not a store that this version can open"):
         open_store("redis://localhost/x")
+    (tmp_path / "store.url").write_bytes(b"\0\0")
+    with pytest.raises(StoreError, match=r"store\.url is empty"):
+        open_store(tmp_path)
 
 
 @pytest.mark.parametrize("create", [True, False])

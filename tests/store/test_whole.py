@@ -133,6 +133,39 @@ def test_a_new_store_is_not_there_before_it_is_whole(tmp_path: Path) -> None:
         assert stats(store).rows["checkpoints"] == 3
 
 
+def test_two_that_make_one_file_leave_each_other_alone(tmp_path: Path) -> None:
+    """The first to end has it; the other is told, and what one that was killed left is cleared away."""
+    target, dead = tmp_path / "new.db", tmp_path / "new.db.part-dead"
+    dead.mkdir()
+    (dead / "store.db").write_text("half of it")
+    with open_store(tmp_path / "origin.db") as origin:
+        talking(origin.checkpointer, "t")
+        with pytest.raises(StoreError, match="was made by another process meanwhile"):
+            copy_beside_another(origin, str(target))
+        with open_store(target, create=False) as store:
+            assert [thread.thread_id for thread in store.threads()] == ["t"] and list(verify(store)) == []
+    assert [path.name for path in tmp_path.glob("new.db*")] == ["new.db"]
+
+
+def copy_beside_another(origin: RunStore, target: str) -> None:
+    with new_store(target) as slow:
+        with new_store(target) as quick:
+            copy_store(origin, quick)
+        copy_store(origin, slow)
+
+
+def test_a_path_may_hold_what_means_something_in_a_url(tmp_path: Path) -> None:
+    (tmp_path / "a?b").mkdir()
+    target = tmp_path / "a?b" / "new?level=%41.db"
+    with open_store(tmp_path / "origin.db") as origin:
+        talking(origin.checkpointer, "t")
+        with new_store(str(target)) as store:
+            copy_store(origin, store)
+    with open_store(target, create=False) as store, open_store(store.url, create=False) as again:
+        assert [thread.thread_id for thread in again.threads()] == ["t"] and again.path == target
+    assert {path.name for path in tmp_path.iterdir()} == {"a?b", "origin.db"}
+
+
 def fill_and_fail(origin: RunStore, target: Path) -> None:
     with new_store(str(target)) as store:
         copy_store(origin, store)

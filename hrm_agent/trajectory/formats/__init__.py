@@ -2,28 +2,35 @@
 
 Two formats hold a whole trajectory and are read back as equal ones: `jsonl`, one trajectory a line as published, and
 `parquet`, for many. The others are other programs' own: `trl` and the two of `verifiers` carry tokens, masks, log-probs
-and rewards, which is what a trainer needs, and are read back as that; `chat` carries messages only, and there is no way
-back from it to a run.
+and rewards, which is what a trainer needs, and are read back as that; `atif` carries all but what tokens were rendered
+from, and is read from other agents, too; `chat` carries messages only and `verl` tasks, and there is no way back from
+them to a run; logs of `inspect` are only read. docs/formats.md is the table of what each keeps.
 
 A file appears under its name only when it is complete. Trajectories are read and written one at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 from hrm_agent.errors import ConfigError, StoreError, nearest
+from hrm_agent.trajectory.formats.archives import is_archive
+from hrm_agent.trajectory.formats.atif import atif_rows
+from hrm_agent.trajectory.formats.atif_import import read_atif
 from hrm_agent.trajectory.formats.chat import chat_rows
 from hrm_agent.trajectory.formats.importing import Origin
+from hrm_agent.trajectory.formats.inspect_logs import read_inspect
+from hrm_agent.trajectory.formats.json_documents import documents
 from hrm_agent.trajectory.formats.messages import RequestHints
 from hrm_agent.trajectory.formats.native import COLUMNS, read_jsonl, read_parquet, write_jsonl, write_parquet
 from hrm_agent.trajectory.formats.rollouts import read_rollouts, rollout_rows
-from hrm_agent.trajectory.formats.rows import Report, RowMaker, read_rows, write_rows
+from hrm_agent.trajectory.formats.rows import Report, RowMaker, write_rows
 from hrm_agent.trajectory.formats.trl import read_trl, trl_rows
 from hrm_agent.trajectory.formats.verifiers import read_verifiers, verifiers_rows
+from hrm_agent.trajectory.formats.verl import write_verl
 from hrm_agent.trajectory.schema import Trajectory
 
 __all__ = [
@@ -51,12 +58,19 @@ class Format:
     """A row, in words."""
     back: str
     """What is read back."""
-    rows: Callable[[RequestHints, float | None], RowMaker] | None = None
-    """None: whole trajectories, which have a writer of their own."""
+    rows: Callable[[RequestHints, float | None, Collection[str]], RowMaker] | None = None
+    """Made of what is known of requests, a least reward and the roles that are wanted. None: there is nothing to write,
+    or a writer of its own."""
+    write: Callable[[Iterable[Trajectory], Path, RequestHints], Report] | None = None
+    """A writer of its own, for files that are not a JSON object a line."""
     read: Callable[[Path, Origin], Iterator[Trajectory]] | None = None
     """None: there is no way back."""
     keys: frozenset[str] = frozenset()
     """By these a row is known as one of this format."""
+
+
+def _whole(count: int) -> Report:
+    return Report(count, count)
 
 
 _WHOLE = "the trajectory, equal to the one that was written"
@@ -66,32 +80,35 @@ FORMATS: dict[str, Format] = {
     "jsonl": Format(
         "a trajectory as documented above",
         f"{_WHOLE}",
+        write=lambda runs, path, known: _whole(write_jsonl(runs, path)),
         read=lambda path, origin: read_jsonl(path),
         keys=frozenset({"thread_id", "started_at"}),
     ),
     "parquet": Format(
         "a trajectory, tokens as bytes in columns of their own (see below)",
         f"{_WHOLE}; log-probs as 32-bit numbers, as in a store",
+        write=lambda runs, path, known: _whole(write_parquet(runs, path)),
         read=lambda path, origin: read_parquet(path),
     ),
     "chat": Format(
-        "one conversation to fine-tune on, `messages` and `tools`, as `train sft`, trl and chat templates read it",
+        "one conversation to fine-tune on, `messages` and `tools`, as `train sft`, trl and chat templates read it; "
+        "beside them `role`, `model`, `answer`, `reward` and `trajectory_id`",
         "nothing: a conversation is not a run",
-        rows=lambda known, least: chat_rows(known, least_reward=least),
+        rows=lambda known, least, roles: chat_rows(known, least_reward=least, roles=roles),
         keys=frozenset({"messages"}),
     ),
     "trl": Format(
         "one path of the message forest, with the keys of TRL's `rollout_func`: `prompt_ids`, `completion_ids`, "
         "`logprobs`, `env_mask`; beside them `reward` and what names the run",
         _TOKENS,
-        rows=lambda known, least: trl_rows,
+        rows=lambda known, least, roles: trl_rows,
         read=read_trl,
         keys=frozenset({"prompt_ids", "completion_ids"}),
     ),
     "verifiers": Format(
         "one trace of the `verifiers` library, version 1: a graph of messages with their tokens",
         f"{_TOKENS}; the answers' messages",
-        rows=lambda known, least: verifiers_rows(known),
+        rows=lambda known, least, roles: verifiers_rows(known),
         read=read_verifiers,
         keys=frozenset({"nodes", "task"}),
     ),
@@ -99,9 +116,28 @@ FORMATS: dict[str, Format] = {
         "one rollout of `verifiers` before its traces: `prompt`, `completion`, `reward`, and `trajectory`, whose steps "
         "have `prompt_ids`, `completion_ids`, their masks and `completion_logprobs`",
         f"{_TOKENS}; the answers' messages",
-        rows=lambda known, least: rollout_rows(known),
+        rows=lambda known, least, roles: rollout_rows(known),
         read=read_rollouts,
         keys=frozenset({"trajectory", "reward"}),
+    ),
+    "atif": Format(
+        "one document of ATIF 1.8: steps with messages, tool calls, results and metrics",
+        "of own documents the trajectory, without the messages that tokens hold; of another agent's a run: messages, "
+        "tool calls, tokens, usage and rewards",
+        rows=lambda known, least, roles: atif_rows(known),
+        read=read_atif,
+        keys=frozenset({"schema_version", "steps"}),
+    ),
+    "verl": Format(
+        "one task for verl's trainer, in Parquet: `data_source`, `prompt`, `ability`, `reward_model`, `extra_info`",
+        "nothing: a task is not a run",
+        write=write_verl,
+    ),
+    "inspect": Format(
+        "not written: the logs of inspect_ai, `.eval` or JSON, are read only",
+        "a run for each sample and epoch: messages, model calls, tool calls, usage, and scores as rewards",
+        read=read_inspect,
+        keys=frozenset({"eval", "status"}),
     ),
 }
 """Name -> what it is."""
@@ -113,13 +149,18 @@ def export_to(
     name: str,
     known: RequestHints | None = None,
     least_reward: float | None = None,
+    roles: Collection[str] = (),
 ) -> Report:
-    """Write a file of the format `name`. `least_reward`: only conversations of runs with at least this one (`chat`)."""
-    rows = FORMATS[format_of(path, name)].rows
-    if rows is not None:
-        return write_rows(trajectories, path, rows(known or RequestHints(), least_reward))
-    count = (write_parquet if name == "parquet" else write_jsonl)(trajectories, path)
-    return Report(count, count)
+    """Write a file of the format `name`.
+
+    `least_reward`, `roles`: only conversations of runs with at least this reward, and of these roles (`chat`).
+    """
+    found, known = FORMATS[format_of(path, name)], known or RequestHints()
+    if found.write is not None:
+        return found.write(trajectories, path, known)
+    if found.rows is None:
+        raise ConfigError(f"{name} is read only.", "`hrm-agent import` takes such files; jsonl holds whole runs.")
+    return write_rows(trajectories, path, found.rows(known, least_reward, roles))
 
 
 def import_from(path: Path, name: str | None = None, origin: Origin | None = None) -> Iterator[Trajectory]:
@@ -128,8 +169,10 @@ def import_from(path: Path, name: str | None = None, origin: Origin | None = Non
     read = FORMATS[found].read
     if read is None:
         raise StoreError(
-            f"{path} holds conversations, which cannot be imported as runs.",
-            f"Train on it as it is: hrm-agent train sft {path}",
+            f"{path} holds {'tasks' if found == 'verl' else 'conversations'}, which cannot be imported as runs.",
+            "`hrm-agent export --format parquet` writes runs."
+            if found == "verl"
+            else f"Train on it as it is: hrm-agent train sft {path}",
         )
     return read(path, origin or Origin())
 
@@ -148,6 +191,8 @@ def _shown(path: Path) -> str:
     """The format of an unnamed file, by its suffix or its first row."""
     if path.suffix == ".parquet":
         return "parquet"
-    first = next(islice((row for _, row in read_rows(path)), 1), None)
+    if is_archive(path):
+        return "inspect"
+    first = next((row for _, row in documents(path, nan=True)), None)
     fits = (name for name, one in FORMATS.items() if first is not None and one.keys and one.keys <= first.keys())
     return next(chain(fits, ("jsonl",)))

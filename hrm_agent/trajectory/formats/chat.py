@@ -1,18 +1,22 @@
 """Conversations to fine-tune on: `{"messages": [...], "tools": [...]}`, as chat templates, trl and `train sft` read it.
 
-One row for each path of the message forest that ends in an answer of the run's own, and in no longer conversation. Only
-completed runs are taken, and of an answer whose conversation cannot be proved to be what the model saw (see
-`messages`) there is no row. Calls stand in OpenAI's form with their arguments as an object, which is how templates
-write them; an answer with a call that could not be decoded has no such form, so that its conversation is left out.
+Of every call of every role, whichever model answered it. One row for each path of the message forest that ends in an
+answer of the run's own, and in no longer conversation of the same role; a call without token ids is a path by itself.
+Beside the conversation stand `role` (the node of the outermost graph that asked), `model`, the run's `answer` and
+`reward` (null where it was not verified) and its `trajectory_id`. Only completed runs are taken, and of an answer whose
+conversation cannot be proved to be what the model saw (see `messages`) there is no row. Calls stand in OpenAI's form
+with their arguments as an object, which is how templates write them; an answer with a call that could not be decoded
+has no such form, so that its conversation is left out. What is left out is counted with its reason.
 
-Each answer is learned once: where conversations fork, where the template broke one in two, or where a run was forked
-off another, an answer that another row teaches carries `"weight": 0`, and so does one that no recorded call gave. It is
-context. `hrm-agent train sft` heeds the weight; a trainer that does not will count these answers again.
+Each answer is learned once, and by the role that gave it: where conversations fork, where the template broke one in
+two, or where a run was forked off another, an answer that another row teaches carries `"weight": 0`, and so does one
+that no recorded call of this role gave, or gave with these tools. It is context. `hrm-agent train sft` heeds the
+weight; a trainer that does not will count these answers again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
@@ -20,50 +24,73 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from hrm_agent.trajectory.formats.messages import ConversationOfCall, RequestHints, context_hash, conversation_of
 from hrm_agent.trajectory.formats.rows import Row, RowMaker, Skipped
-from hrm_agent.trajectory.schema import RunStatus, Trajectory
+from hrm_agent.trajectory.schema import Call, RunStatus, Trajectory
 
 __all__ = ["chat_message", "chat_rows"]
 
+_Given = tuple[str, str, str]
+"""An answer as it can be learned: the role that gave it, the tools it had, and its conversation, both hashed."""
 
-def chat_rows(known: RequestHints, *, least_reward: float | None = None) -> RowMaker:
-    """The conversations of completed runs; of those with at least this reward, if one is given."""
+
+def chat_rows(known: RequestHints, *, least_reward: float | None = None, roles: Collection[str] = ()) -> RowMaker:
+    """The conversations of completed runs; of those with at least this reward, and of these roles, if any are given."""
 
     def rows(trajectory: Trajectory) -> Iterator[Row | Skipped]:
         if trajectory.status is not RunStatus.COMPLETED:
             yield Skipped(f"the run is {trajectory.status.value}, not completed")
         elif least_reward is not None and trajectory.rewards.get("correct", float("-inf")) < least_reward:
             yield Skipped(f"the reward is below {least_reward:g}")
+        elif not trajectory.own_calls:
+            yield Skipped("no model was asked")
         else:
-            yield from _rows(trajectory, known)
+            yield from _rows(trajectory, known, roles)
 
     return rows
 
 
-def _rows(trajectory: Trajectory, known: RequestHints) -> Iterator[Row | Skipped]:
-    extended = {call.parent for call in trajectory.calls}
-    found = [conversation_of(c, trajectory, known) for c in trajectory.own_calls if c.id not in extended]
-    yield from (Skipped(reason) for reason in found if isinstance(reason, str))
-    conversations = [one for one in found if isinstance(one, ConversationOfCall)]
-    learned = set[str]()
-    given = {call.context_hash for call in trajectory.own_calls}
-    for one in sorted(conversations, key=lambda one: len(one.messages), reverse=True):
-        if any(isinstance(message, AIMessage) and message.invalid_tool_calls for message in one.messages):
-            yield Skipped("a call in it could not be decoded")
+def _rows(trajectory: Trajectory, known: RequestHints, roles: Collection[str]) -> Iterator[Row | Skipped]:
+    wanted = [call for call in trajectory.own_calls if not roles or call.identity.role in roles]
+    others = {call.identity.role for call in trajectory.own_calls} - set(roles) if roles else set[str]()
+    yield from (Skipped(f"the role {role!r} was not asked for") for role in sorted(others))
+    extended = {(call.parent, call.identity.role) for call in trajectory.calls}
+    leaves = [call for call in wanted if (call.id, call.identity.role) not in extended]
+    found = [(call, conversation_of(call, trajectory, known)) for call in leaves]
+    yield from (Skipped(reason) for _, reason in found if isinstance(reason, str))
+    conversations = [(call, one) for call, one in found if isinstance(one, ConversationOfCall)]
+    fresh = {_given(call, call.context_hash) for call in wanted}
+    for call, one in sorted(conversations, key=lambda each: len(each[1].messages), reverse=True):
+        row = _row(trajectory, call, one, fresh)
+        if isinstance(row, Skipped):
+            yield row
             continue
-        row = _row(one, given - learned)
-        learned |= {context_hash(one.messages[: i + 1]) for i in _answers(one.messages)}
+        fresh -= {_given(call, context_hash(one.messages[: i + 1])) for i in _answers(one.messages)}
         if any(message["role"] == "assistant" and "weight" not in message for message in row["messages"]):
             yield row
 
 
-def _row(conversation: ConversationOfCall, fresh: set[str]) -> Row:
-    messages = [chat_message(message) for message in conversation.messages]
-    for i in _answers(conversation.messages):
-        if context_hash(conversation.messages[: i + 1]) not in fresh:
+def _given(call: Call, hashed: str) -> _Given:
+    return call.identity.role, call.tools_hash, hashed
+
+
+def _row(trajectory: Trajectory, call: Call, one: ConversationOfCall, fresh: set[_Given]) -> Row | Skipped:
+    if any(isinstance(message, AIMessage) and message.invalid_tool_calls for message in one.messages):
+        return Skipped("a call in it could not be decoded")
+    try:
+        tools = [convert_to_openai_tool(tool) for tool in one.tools]
+    except (ValueError, TypeError, KeyError):
+        return Skipped("a tool that was offered is the provider's own, and has no form of OpenAI's")
+    messages = [chat_message(message) for message in one.messages]
+    for i in _answers(one.messages):
+        if _given(call, context_hash(one.messages[: i + 1])) not in fresh:
             messages[i]["weight"] = 0
     return {
         "messages": messages,
-        **({"tools": [convert_to_openai_tool(tool) for tool in conversation.tools]} if conversation.tools else {}),
+        **({"tools": tools} if tools else {}),
+        "role": call.identity.role,
+        "model": call.answered_by or call.model,
+        "answer": trajectory.answer,
+        "reward": trajectory.rewards.get("correct"),
+        "trajectory_id": trajectory.id,
     }
 
 

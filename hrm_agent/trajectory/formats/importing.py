@@ -176,7 +176,7 @@ def common_kind(trajectory: Trajectory) -> LogprobKind:
     calls = trajectory.policy_calls
     if all(call.logprob_kind is LogprobKind.RAW for call in calls):
         return LogprobKind.RAW
-    tempered = (call.logprob_kind is LogprobKind.TEMPERED or call.sampling.temperature == 1 for call in calls)
+    tempered = (call.logprob_kind is LogprobKind.TEMPERED or call.sampled_with.temperature == 1 for call in calls)
     return LogprobKind.TEMPERED if all(tempered) else LogprobKind.NONE
 
 

@@ -1,8 +1,8 @@
 """The messages that a call was sent, found on record and proved to be those.
 
-A call of a token model keeps the tokens that it was sent, not the messages: those are a graph's business, and a system
-turn that a node puts before its state stands nowhere else. But each call keeps the hash of its whole conversation
-(`Call.context_hash`) and of the tools offered (`Call.tools_hash`). So messages may come from anywhere, if their hash is
+Each call has the messages and the tools that it was sent (`Call.request`, `Call.tools`). In records of earlier versions
+calls of token models have neither, and others no tools. But each call keeps the hash of its whole conversation
+(`Call.context_hash`) and of the tools offered (`Call.tools_hash`). So they may come from anywhere, if their hash is
 that of the record: then they are what the model saw, up to white space around a message and to the ids of tool calls.
 
 Looked at in this order:
@@ -35,6 +35,8 @@ __all__ = [
     "answer_of",
     "context_hash",
     "conversation_of",
+    "messages_of",
+    "tools_of",
 ]
 
 NO_TOOLS = "the tools that were offered are not known"
@@ -68,17 +70,27 @@ class ConversationOfCall:
 
 def conversation_of(call: Call, trajectory: Trajectory, known: RequestHints) -> ConversationOfCall | str:
     """The proved conversation of a call, or what is missing for it, in words."""
-    tools = next((offer for offer in ((), *known.tools) if content_hash(offer) == call.tools_hash), None)
-    if tools is None and call.tools_hash:
+    if (tools := tools_of(call, known)) is None:
         return NO_TOOLS
-    if not call.context_hash:
-        return NO_MESSAGES
+    messages = messages_of(call, trajectory, known)
+    return NO_MESSAGES if messages is None else ConversationOfCall(messages, tools)
+
+
+def tools_of(call: Call, known: RequestHints) -> tuple[dict[str, Any], ...] | None:
+    """The tools that a call was offered; None if they are not known."""
+    if call.tools is not None or not call.tools_hash:
+        return call.tools or ()
+    return next((offer for offer in ((), *known.tools) if content_hash(offer) == call.tools_hash), None)
+
+
+def messages_of(call: Call, trajectory: Trajectory, known: RequestHints) -> Messages | None:
+    """What a call was sent, and its answer; None if that cannot be proved."""
     answer = answer_of(call)
-    for sent in _candidates(call, trajectory, known):
+    for sent in _candidates(call, trajectory, known) if call.context_hash else ():
         messages = (*sent, answer)
         if context_hash(messages) == call.context_hash:
-            return ConversationOfCall(messages, tools or ())
-    return NO_MESSAGES
+            return messages
+    return None
 
 
 def answer_of(call: Call) -> AIMessage:

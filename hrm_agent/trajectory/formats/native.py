@@ -20,7 +20,7 @@ from hrm_agent.errors import StoreError, StoreVersionError
 from hrm_agent.files import replacing
 from hrm_agent.trajectory.schema import SCHEMA_VERSION, Call, Trajectory
 
-__all__ = ["COLUMNS", "read_jsonl", "read_parquet", "write_jsonl", "write_parquet"]
+__all__ = ["COLUMNS", "pyarrow", "read_jsonl", "read_parquet", "write_jsonl", "write_parquet"]
 
 COLUMNS: dict[str, str] = {
     "schema_version": "int64; version of the format that `record` is in",
@@ -77,7 +77,7 @@ def _open_text(path: Path) -> Generator[Iterable[str]]:
 
 def write_parquet(trajectories: Iterable[Trajectory], path: Path) -> int:
     """One trajectory a row; returns how many. Needs pyarrow. Raises `StoreError` without it."""
-    pa, parquet = _pyarrow()
+    pa, parquet = pyarrow()
     count, remaining = 0, iter(trajectories)
     with (
         replacing(path) as part,
@@ -91,7 +91,7 @@ def write_parquet(trajectories: Iterable[Trajectory], path: Path) -> int:
 
 def read_parquet(path: Path) -> Iterator[Trajectory]:
     """The trajectories of a Parquet export. Raises `StoreError` for a file that is none."""
-    pa, parquet = _pyarrow()
+    pa, parquet = pyarrow()
     wanted = ["record", "token_ids", "mask", "logprobs"]
     try:
         with parquet.ParquetFile(path) as file:
@@ -175,7 +175,8 @@ def _arrow_schema(pa: Any) -> Any:
     return pa.schema([(name, types[text.split()[0].rstrip(";")]()) for name, text in COLUMNS.items()])
 
 
-def _pyarrow() -> tuple[Any, Any]:
+def pyarrow() -> tuple[Any, Any]:
+    """Pyarrow and its `parquet`. Raises `StoreError` where it is not installed."""
     try:
         import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]
         from pyarrow import parquet  # pyright: ignore[reportMissingTypeStubs]

@@ -16,9 +16,17 @@ from typing import Any
 from hrm_agent.errors import StoreError
 from hrm_agent.trajectory.forest import path_to, path_tokens
 from hrm_agent.trajectory.formats.importing import Assembly, Origin, checked, common_kind
-from hrm_agent.trajectory.formats.messages import ConversationOfCall, RequestHints, answer_of, conversation_of
-from hrm_agent.trajectory.formats.rows import Row, RowMaker, Skipped, incomplete, read_rows
-from hrm_agent.trajectory.formats.verifiers import ai_message, ending, flat_message, used_calls
+from hrm_agent.trajectory.formats.messages import RequestHints, answer_of, messages_of
+from hrm_agent.trajectory.formats.rows import Lacks, Row, RowMaker, Skipped, incomplete, read_rows
+from hrm_agent.trajectory.formats.verifiers import (
+    NEVER_ASKED,
+    ai_message,
+    ending,
+    flat_message,
+    lacks,
+    sampling_of,
+    used_calls,
+)
 from hrm_agent.trajectory.ids import content_hash
 from hrm_agent.trajectory.schema import Call, FinishReason, LogprobKind, RunStatus, Sampling, TaskRef, Trajectory
 
@@ -31,14 +39,15 @@ Seen = tuple[tuple[int, ...], str]
 def rollout_rows(known: RequestHints) -> RowMaker:
     """One rollout a trajectory."""
 
-    def rows(trajectory: Trajectory) -> Iterator[Row | Skipped]:
+    def rows(trajectory: Trajectory) -> Iterator[Row | Skipped | Lacks]:
         if (gap := incomplete(trajectory)) is not None:
             yield gap
             return
         steps = [_step(call, trajectory, known) for call in used_calls(trajectory)]
         if not steps:
-            yield Skipped("the policy was never asked")
+            yield Skipped(NEVER_ASKED)
             return
+        yield from lacks(trajectory, known)
         task = trajectory.task
         yield {
             "example_id": int(content_hash(task.family, task.id)[:8], 16),
@@ -77,8 +86,7 @@ def _completion(steps: list[Row]) -> list[Row]:
 
 
 def _step(call: Call, trajectory: Trajectory, known: RequestHints) -> Row:
-    found = conversation_of(call, trajectory, known)
-    messages = found.messages[:-1] if isinstance(found, ConversationOfCall) else ()
+    messages = (messages_of(call, trajectory, known) or ())[:-1]
     answer = flat_message(answer_of(call))
     cut = call.finish_reason is FinishReason.LENGTH
     return {
@@ -95,12 +103,7 @@ def _step(call: Call, trajectory: Trajectory, known: RequestHints) -> Row:
         "advantage": None,
         "is_truncated": cut,
         "trajectory_id": trajectory.id,
-        "extras": {
-            "started_at": call.started_at,
-            "ended_at": call.ended_at,
-            "temperature": call.sampling.temperature,
-            "top_p": call.sampling.top_p,
-        },
+        "extras": {"started_at": call.started_at, "ended_at": call.ended_at, **sampling_of(call)},
     }
 
 

@@ -1,7 +1,8 @@
 """Formats of one JSON object a line: what they share in writing and in reading.
 
 A format is a function from a trajectory to its rows. Where something cannot be told in the format it yields `Skipped`
-instead of a row, so that a file never holds a guess, and whoever exports is told what is missing and why.
+instead of a row, or `Lacks` beside one that does without it, so that a file never holds a guess, and whoever exports is
+told what is missing and why.
 
 Trajectories are taken one at a time, so that a store of any size is exported in the memory of its largest run.
 """
@@ -13,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +23,7 @@ from hrm_agent.files import json_line, replacing
 from hrm_agent.trajectory.forest import paths
 from hrm_agent.trajectory.schema import Trajectory
 
-__all__ = ["Report", "Row", "RowMaker", "Skipped", "incomplete", "open_lines", "read_rows", "write_rows"]
+__all__ = ["Lacks", "Report", "Row", "RowMaker", "Skipped", "incomplete", "open_lines", "read_rows", "write_rows"]
 
 Row = dict[str, Any]
 
@@ -33,7 +35,14 @@ class Skipped(NamedTuple):
     """In words, without ids: equal reasons are counted together."""
 
 
-RowMaker = Callable[[Trajectory], Iterable[Row | Skipped]]
+class Lacks(NamedTuple):
+    """Stands beside a row for each call whose messages or tools the row does without."""
+
+    reason: str
+    """In words, without ids: equal reasons are counted together."""
+
+
+RowMaker = Callable[[Trajectory], Iterable[Row | Skipped | Lacks]]
 
 
 @dataclass(slots=True)
@@ -46,6 +55,8 @@ class Report:
     """Rows written."""
     left_out: Counter[str] = field(default_factory=Counter[str])
     """Reason -> how many rows."""
+    lacking: Counter[str] = field(default_factory=Counter[str])
+    """Reason -> how many calls in the rows that were written."""
 
 
 def incomplete(trajectory: Trajectory) -> Skipped | None:
@@ -58,19 +69,29 @@ def incomplete(trajectory: Trajectory) -> Skipped | None:
 
 
 def write_rows(trajectories: Iterable[Trajectory], path: Path, make: RowMaker) -> Report:
-    """The rows of all trajectories, one a line."""
+    """The rows of all trajectories, one a line. Without a row no file is written, and one that is there stays."""
     report = Report()
+    lines = _lines(trajectories, make, report)
+    first = next(lines, None)
+    if first is None:
+        return report
     # A lone surrogate, which UTF-8 cannot hold, becomes its JSON escape.
     with replacing(path) as part, part.open("w", encoding="utf-8", errors="backslashreplace") as file:
-        for trajectory in trajectories:
-            report.trajectories += 1
-            for row in make(trajectory):
-                if isinstance(row, Skipped):
-                    report.left_out[row.reason] += 1
-                else:
-                    file.write(_line(row) + "\n")
-                    report.rows += 1
+        file.writelines(chain([first], lines))
     return report
+
+
+def _lines(trajectories: Iterable[Trajectory], make: RowMaker, report: Report) -> Iterator[str]:
+    for trajectory in trajectories:
+        report.trajectories += 1
+        for row in make(trajectory):
+            if isinstance(row, Skipped):
+                report.left_out[row.reason] += 1
+            elif isinstance(row, Lacks):
+                report.lacking[row.reason] += 1
+            else:
+                report.rows += 1
+                yield _line(row) + "\n"
 
 
 def _line(row: Row) -> str:

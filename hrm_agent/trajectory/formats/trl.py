@@ -48,8 +48,8 @@ def trl_rows(trajectory: Trajectory) -> Iterator[Row | Skipped]:
     for path in paths(trajectory.calls):
         fresh = [call for call in path if call.id in own - trained]
         trained |= {call.id for call in fresh}
-        for temperature in dict.fromkeys(call.sampling.temperature for call in fresh):
-            yield _row(trajectory, path, [call for call in fresh if call.sampling.temperature == temperature])
+        for temperature in dict.fromkeys(call.sampled_with.temperature for call in fresh):
+            yield _row(trajectory, path, [call for call in fresh if call.sampled_with.temperature == temperature])
 
 
 def _why_not(trajectory: Trajectory) -> str:
@@ -79,7 +79,7 @@ def _row(trajectory: Trajectory, path: tuple[Call, ...], learned: Sequence[Call]
         "status": trajectory.status.value,
         "stop_reason": trajectory.stop_reason.value if trajectory.stop_reason else None,
         "logprob_kind": (kinds.pop() if len(kinds) == 1 else LogprobKind.NONE).value,
-        "temperature": learned[0].sampling.temperature,
+        "temperature": learned[0].sampled_with.temperature,
     }
 
 

@@ -3,7 +3,8 @@
 A trace is close to a message forest: its nodes are messages, each with the tokens that it adds to its parent. What one
 of our calls adds stands on the node of its answer, prompt tokens before completion tokens, and the nodes of the
 messages between two answers carry none: the record does not tell where one of them ends, and along a path the tokens
-are the same. Messages that cannot be proved (see `messages`) have no node.
+are the same. Conversations that begin alike share the nodes of their beginning, if these have no tokens. Messages that
+cannot be proved (see `messages`) have no node: how many calls are without theirs, or without their tools, is counted.
 
 Tokens, masks, log-probs, rewards and times survive a round trip; tool outcomes, graph identities and seeds do not, as a
 trace has no place for them. `mask` is on where this run's own trainable calls sampled, so that a fork trains nothing of
@@ -22,8 +23,15 @@ from langchain_core.messages import AIMessage, BaseMessage
 from hrm_agent.errors import StoreError
 from hrm_agent.trajectory.formats.chat import chat_message
 from hrm_agent.trajectory.formats.importing import Assembly, End, Origin, checked, common_kind
-from hrm_agent.trajectory.formats.messages import ConversationOfCall, RequestHints, answer_of, conversation_of
-from hrm_agent.trajectory.formats.rows import Row, RowMaker, Skipped, incomplete, read_rows
+from hrm_agent.trajectory.formats.messages import (
+    NO_MESSAGES,
+    NO_TOOLS,
+    RequestHints,
+    answer_of,
+    messages_of,
+    tools_of,
+)
+from hrm_agent.trajectory.formats.rows import Lacks, Row, RowMaker, Skipped, incomplete, read_rows
 from hrm_agent.trajectory.ids import content_hash
 from hrm_agent.trajectory.schema import (
     Call,
@@ -36,7 +44,17 @@ from hrm_agent.trajectory.schema import (
     Trajectory,
 )
 
-__all__ = ["ai_message", "ending", "flat_message", "read_verifiers", "used_calls", "verifiers_rows"]
+__all__ = [
+    "NEVER_ASKED",
+    "ai_message",
+    "ending",
+    "flat_message",
+    "lacks",
+    "read_verifiers",
+    "sampling_of",
+    "used_calls",
+    "verifiers_rows",
+]
 
 TRACE_VERSION = 1
 _OURS = "hrm_agent"
@@ -54,17 +72,21 @@ _NEUTRAL = {
 def verifiers_rows(known: RequestHints) -> RowMaker:
     """One trace a trajectory."""
 
-    def rows(trajectory: Trajectory) -> Iterator[Row | Skipped]:
+    def rows(trajectory: Trajectory) -> Iterator[Row | Skipped | Lacks]:
         if (gap := incomplete(trajectory)) is not None:
             yield gap
             return
+        if not trajectory.own_calls:
+            yield Skipped(NEVER_ASKED)
+            return
+        yield from lacks(trajectory, known)
         nodes, calls, tools = _graph(trajectory, known)
         first = next(iter(trajectory.own_calls), None)
         yield {
             "version": TRACE_VERSION,
             "id": trajectory.id,
             "task": _task(trajectory),
-            "agent": {"config": {"model": trajectory.policy, "sampling": first and _sampling(first)}},
+            "agent": {"config": {"model": trajectory.policy, "sampling": first and sampling_of(first)}},
             "tools": [_tool(tool) for tool in tools],
             "nodes": nodes,
             "calls": calls,
@@ -83,6 +105,18 @@ def verifiers_rows(known: RequestHints) -> RowMaker:
         }
 
     return rows
+
+
+NEVER_ASKED = "no model was asked"
+
+
+def lacks(trajectory: Trajectory, known: RequestHints) -> Iterator[Lacks]:
+    """What rows of this trajectory do without, call by call."""
+    for call in used_calls(trajectory):
+        if messages_of(call, trajectory, known) is None:
+            yield Lacks(NO_MESSAGES)
+        if tools_of(call, known) is None:
+            yield Lacks(NO_TOOLS)
 
 
 def used_calls(trajectory: Trajectory) -> list[Call]:
@@ -126,20 +160,29 @@ def _graph(trajectory: Trajectory, known: RequestHints) -> tuple[list[Row], list
     calls: list[Row] = []
     tools: tuple[dict[str, Any], ...] = ()
     answered: dict[str, tuple[int, tuple[BaseMessage, ...]]] = {}
+    shared: dict[tuple[int | None, str], int] = {}
     own = {call.id for call in trajectory.policy_calls}
     for call in used_calls(trajectory):
         at, before = answered.get(call.parent or "", (None, ()))
-        found = conversation_of(call, trajectory, known)
-        messages = found.messages if isinstance(found, ConversationOfCall) else ()
-        tools = max(tools, found.tools, key=len) if isinstance(found, ConversationOfCall) else tools
+        messages = messages_of(call, trajectory, known) or ()
+        tools = max(tools, tools_of(call, known) or (), key=len)
         begin = len(before) if before or call.parent is None else len(messages)
         for message in messages[begin:-1]:
-            nodes.append({"parent": at, "message": flat_message(message), "timestamp": call.started_at})
-            at = len(nodes) - 1
-        nodes.append(_answer(call, at, trained=call.id in own))
+            row = {"parent": at, "message": flat_message(message), "timestamp": call.started_at}
+            at = shared.setdefault(_key(row), len(nodes))
+            nodes += [row] if at == len(nodes) else []
+        row = _answer(call, at, trained=call.id in own)
+        if not call.token_ids:  # tokens are those of the whole path to their node
+            shared.setdefault(_key(row), len(nodes))
+        nodes.append(row)
         answered[call.id] = len(nodes) - 1, messages
         calls.append(_model_call(call, len(nodes) - 1))
     return nodes, calls, tools
+
+
+def _key(node: Row) -> tuple[int | None, str]:
+    """By which a message is known again: where it stands, and what it says."""
+    return node["parent"], json.dumps(node["message"], sort_keys=True, default=str)
 
 
 def _answer(call: Call, parent: int | None, *, trained: bool) -> Row:
@@ -160,14 +203,16 @@ def _model_call(call: Call, node: int) -> Row:
     return {
         "node": node,
         "model": call.model,
-        "sampling": _sampling(call),
+        "sampling": sampling_of(call),
         "finish_reason": "length" if cut else "tool_calls" if call.response.get("tool_calls") else "stop",
         "time": {"start": call.started_at, "end": call.ended_at},
     }
 
 
-def _sampling(call: Call) -> Row:
-    return {name: getattr(call.sampling, name) for name in ("temperature", "top_p", "max_tokens")}
+def sampling_of(call: Call) -> Row:
+    """The parameters of a call; null where a request to another program's model named none."""
+    held = call.sampling or call.sampling_sent
+    return {name: getattr(held, name, None) for name in ("temperature", "top_p", "max_tokens")}
 
 
 def flat_message(message: BaseMessage) -> Row:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,15 @@ def run(*calls: Call, **changes: Any) -> Trajectory:
 
 
 def export(
-    folder: Path, *runs: Trajectory, known: RequestHints | None = None, least: float | None = None
+    folder: Path,
+    *runs: Trajectory,
+    known: RequestHints | None = None,
+    least: float | None = None,
+    roles: Collection[str] = (),
 ) -> tuple[list[Any], Report]:
-    report = export_to(folder / "x.chat", runs, "chat", known, least)
-    return [json.loads(line) for line in (folder / "x.chat").read_text().split("\n") if line], report
+    report = export_to(folder / "x.chat", runs, "chat", known, least, roles)
+    lines = (folder / "x.chat").read_text().split("\n") if report.rows else []
+    return [json.loads(line) for line in lines if line], report
 
 
 def text_run(**changes: Any) -> Trajectory:
@@ -75,7 +81,12 @@ def test_the_longest_conversation_teaches_all_its_answers(tmp_path: Path) -> Non
             },
             {"role": "tool", "content": "42", "tool_call_id": "tc-0", "name": "python"},
             {"role": "assistant", "content": "It is\u202842."},
-        ]
+        ],
+        "role": "reason",
+        "model": "builtin:trained",
+        "answer": r"<answer>\boxed{42}</answer>",
+        "reward": 1.0,
+        "trajectory_id": "trajectory-1",
     }
     assert (report.trajectories, report.rows, report.left_out) == (1, 1, {})
 
@@ -180,3 +191,92 @@ def test_a_call_that_could_not_be_decoded_is_not_taught(tmp_path: Path) -> None:
     rows, report = export(tmp_path, run(said("a", [ASKED], bad, asked=[ASKED])))
     assert rows == []
     assert report.left_out == {"a call in it could not be decoded": 1}
+
+
+TEXT: dict[str, Any] = {
+    "branch_reason": BranchReason.NO_TOKENS,
+    "token_ids": (),
+    "mask": (),
+    "logprobs": (),
+    "untrainable": "text",
+    "sampling": None,
+}
+
+
+def by(role: str, sent: list[BaseMessage], answer: AIMessage, **changes: Any) -> Call:
+    """A call of a hosted model that a node made."""
+    where = identity(f"{role} {len(sent)}", node=role)
+    return said("", sent, answer, asked=sent, **{"identity": where, **TEXT, **changes})
+
+
+def learnt(rows: list[Any]) -> list[tuple[str, list[str]]]:
+    """By row: the role, and the answers that it teaches."""
+    answers = [
+        [m["content"] for m in row["messages"] if m["role"] == "assistant" and "weight" not in m] for row in rows
+    ]
+    return list(zip((row["role"] for row in rows), answers, strict=True))
+
+
+def test_each_role_learns_its_own_answers_in_a_conversation_that_all_share(tmp_path: Path) -> None:
+    plan, draft, better = AIMessage("plan"), AIMessage("draft"), AIMessage("better")
+    calls = [
+        by("planner", [ASKED], plan),
+        by("solver", [ASKED, plan], draft),
+        by("solver", [ASKED, plan, draft, HumanMessage("Again.")], better),
+    ]
+    rows, report = export(tmp_path, run(*calls))
+    assert learnt(rows) == [("solver", ["draft", "better"]), ("planner", ["plan"])] and not report.left_out
+    rows, report = export(tmp_path, run(*calls), roles=["planner"])
+    assert learnt(rows) == [("planner", ["plan"])]
+    assert report.left_out == {"the role 'solver' was not asked for": 1}
+
+
+def test_a_call_of_tokens_that_another_role_extends_is_taught_by_its_own_role(tmp_path: Path) -> None:
+    first = said("a", [ASKED], CALLS, asked=[ASKED], identity=identity("a", node="planner"))
+    second = said("b", [ASKED, CALLS, RESULT], ANSWER, asked=[ASKED, CALLS, RESULT], parent=first.id)
+    assert learnt(export(tmp_path, run(first, second))[0]) == [("reason", [ANSWER.text]), ("planner", ["Compute."])]
+
+
+def test_an_answer_is_learned_with_the_tools_that_it_had(tmp_path: Path) -> None:
+    with_tools = by("solver", [ASKED], CALLS, tools=PYTHON, tools_hash=OFFERED)
+    without = by("solver", [ASKED, CALLS, RESULT], ANSWER, tools=())
+    long, short = export(tmp_path, run(with_tools, without))[0]
+    assert learnt([long, short]) == [("solver", [ANSWER.text]), ("solver", ["Compute."])]
+    assert "tools" not in long and short["tools"] == list(PYTHON)
+
+
+def test_a_tool_that_is_the_providers_own_has_no_row(tmp_path: Path) -> None:
+    call = by("solver", [ASKED], ANSWER, tools=({"odd": 1},), tools_hash="x")
+    rows, report = export(tmp_path, run(call))
+    assert rows == [] and report.left_out == {
+        "a tool that was offered is the provider's own, and has no form of OpenAI's": 1
+    }
+
+
+def test_a_shorter_conversation_is_taught_where_the_longer_one_is_left_out(tmp_path: Path) -> None:
+    bad = AIMessage(
+        "", invalid_tool_calls=[{"type": "invalid_tool_call", "id": "x", "name": None, "args": "{", "error": ""}]
+    )
+    calls = by("solver", [ASKED], CALLS), by("solver", [ASKED, CALLS, RESULT], bad)
+    rows, report = export(tmp_path, run(*calls))
+    assert learnt(rows) == [("solver", ["Compute."])] and sum(report.left_out.values()) == 1
+
+
+@pytest.mark.parametrize("name", ["verifiers", "verifiers-rollouts"])
+def test_a_trace_says_which_calls_it_has_no_messages_of(name: str, tmp_path: Path) -> None:
+    report = export_to(tmp_path / "x", [remembered()], name)
+    assert report.rows == 1 and report.left_out == {}
+    assert report.lacking == {
+        "the messages that were sent are not on record": 2,
+        "the tools that were offered are not known": 2,
+    }
+    assert export_to(tmp_path / "y", [run()], name).left_out == {"no model was asked": 1}
+    assert not (tmp_path / "y").exists()
+
+
+def test_a_conversation_of_a_hosted_model_is_one_path_of_a_trace(tmp_path: Path) -> None:
+    report = export_to(tmp_path / "x", [text_run()], "verifiers")
+    trace = json.loads((tmp_path / "x").read_text())
+    shown = [(node["message"]["role"], node["parent"]) for node in trace["nodes"]]
+    assert shown[:3] == [("user", None), ("assistant", 0), ("tool", 1)] and shown[-1] == ("assistant", 2)
+    assert [call["node"] for call in trace["calls"]] == [1, 3] and not report.lacking

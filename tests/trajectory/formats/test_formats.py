@@ -22,8 +22,8 @@ of_tokens = pytest.mark.parametrize("name", TOKENS)
 
 
 def there_and_back(original: Trajectory, name: str, folder: Path) -> list[Trajectory]:
-    export_to(folder / "file", [original], name)
-    return list(import_from(folder / "file"))
+    report = export_to(folder / "file", [original], name)
+    return list(import_from(folder / "file")) if report.rows else []
 
 
 @of_tokens

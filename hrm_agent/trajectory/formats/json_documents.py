@@ -1,0 +1,132 @@
+"""JSON from strangers: bounded, without nan where none belongs, and refused with the file and the place in it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from hrm_agent.errors import StoreError
+
+__all__ = ["MOST_BYTES", "documents", "parsed", "printable", "refused", "valid"]
+
+MOST_BYTES = 256 * 2**20
+"""Largest document that is read, in bytes: several hundred times the longest run that was seen."""
+_DEPTH = 64
+"""Deepest nesting that is read: stores and other programs give up beyond a few hundred."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def documents(path: Path, *, nan: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each JSON object of a file with its place: one in several lines, or one a line. `nan`: as for `parsed`.
+
+    Raises `StoreError` for what is no JSON object, too large or too deep.
+    """
+    try:
+        with path.open("rb") as file:
+            first = file.readline(MOST_BYTES + 1)
+            if first and not _is_whole(first):
+                whole = first + file.read(MOST_BYTES + 1 - len(first))
+                yield str(path), _object(parsed(whole, str(path), nan=nan), str(path))
+                return
+            number, line = 1, first
+            while line:
+                if line.strip():
+                    place = f"{path}:{number}"
+                    yield place, _object(parsed(line, place, nan=nan), place)
+                number, line = number + 1, file.readline(MOST_BYTES + 1)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error}.", "Name a file of runs.") from error
+
+
+def parsed(data: bytes, place: str, *, nan: bool = False) -> Any:
+    """The JSON value of `data`. `nan`: NaN and infinities, which some programs write, are taken."""
+    if len(data) > MOST_BYTES:
+        refused(place, "", f"it is larger than {MOST_BYTES // 2**20} MiB")
+    try:
+        value = (_LENIENT if nan else _STRICT).decode(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{place} is not JSON: {error}.", "Export it again, or correct it.") from error
+    return _checked(value, place)
+
+
+def valid(model: type[Model], value: Any, place: str, at: str = "") -> Model:
+    """`value` as a record. Raises `StoreError` naming the field that does not fit, `at` being where `value` stands."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        refused(place, _path(at, first["loc"]), first["msg"].removeprefix("Value error, "))
+
+
+def refused(place: str, at: str, problem: str) -> NoReturn:
+    """Raise `StoreError` for `problem` at a path of the document in `place`."""
+    told = f"{place}: {at}: {problem[:500]}" if at else f"{place}: {problem[:500]}"
+    raise StoreError(f"{printable(told).rstrip('.')}.", "Correct the document, or write it again.")
+
+
+def printable(text: str) -> str:
+    """`text` without characters that would move a terminal's cursor or change its colours."""
+    return "".join(one if one.isprintable() else "\ufffd" for one in text)
+
+
+def _path(at: str, loc: Sequence[str | int]) -> str:
+    """`steps[3].tool_calls[0].arguments`. Names of a document may be long, and are cut."""
+    for part in loc:
+        at += f"[{part}]" if isinstance(part, int) else f".{part[:80]}" if at else part[:80]
+    return at
+
+
+def _object(value: Any, place: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise StoreError(f"{place} is not a JSON object.", "Each document has to be one object: {...}.")
+    return value
+
+
+def _is_whole(line: bytes) -> bool:
+    """False for the first of several lines that are one JSON value."""
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return not line.strip()
+    return True
+
+
+def _checked(value: Any, place: str) -> Any:
+    """`value`, if it is not nested too deeply and no text of it holds half a character."""
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > _DEPTH:
+            refused(place, "", f"it is nested more than {_DEPTH} levels deep")
+        inner: list[Any] = []
+        for one in level:
+            if isinstance(one, dict):
+                inner += [*one.keys(), *one.values()]
+            elif isinstance(one, list):
+                inner += one
+            elif isinstance(one, str) and not one.isascii() and (found := _SURROGATE.search(one)):
+                refused(place, "", f"a text holds half a character, {found[0]!r} at {found.start()} of {one[:40]!r}")
+        level = inner
+    return value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not allowed in JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:40]} is not a finite number")
+    return value
+
+
+_STRICT = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
+_LENIENT = json.JSONDecoder()
