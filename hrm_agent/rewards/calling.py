@@ -1,0 +1,107 @@
+"""Calling reward functions, in the process that has them: every way of failing becomes a typed fault.
+
+An async function is cancelled at its timeout. A synchronous one runs in a thread, which nothing can end: here it is
+left behind after its timeout. `hrm_agent.rewards.pool` calls rubrics that have a name in a process that can be ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from hrm_agent.async_bridge import ReusedThreads
+from hrm_agent.errors import HrmError
+from hrm_agent.rewards.rollout import Rollout, arguments_of, as_score
+from hrm_agent.rewards.rubric import Reward, Rubric
+from hrm_agent.trajectory import JudgeCall, RewardFault, RewardScore
+
+__all__ = ["JudgeError", "fault_score", "group_scores", "rollout_score"]
+
+MAX_REASON_CHARACTERS = 2000
+_threads = ReusedThreads()
+
+
+class JudgeError(Exception):
+    """A judge gave no answer that could be read. Raised by reward functions, and typed as such."""
+
+    def __init__(self, message: str, calls: Sequence[JudgeCall] = ()) -> None:
+        """`calls`: what was asked and answered all the same."""
+        super().__init__(message)
+        self.calls = tuple(calls)
+
+
+def fault_score(reward: Reward, fault: RewardFault, reason: str, seconds: float = 0.0) -> RewardScore:
+    """The score of a function that gave no value."""
+    said = reason[:MAX_REASON_CHARACTERS]
+    return RewardScore(name=reward.name, weight=reward.weight, fault=fault, reason=said, seconds=seconds)
+
+
+async def rollout_score(rubric: Rubric, reward: Reward, rollout: Rollout) -> RewardScore:
+    """What one function says of one rollout. Raises `HrmError` for a function that cannot work for any."""
+    began = time.monotonic()
+    given = await _outcome_of(reward, rollout, (rollout,))
+    return _score(rubric, reward, given, time.monotonic() - began)
+
+
+async def group_scores(rubric: Rubric, reward: Reward, group: Sequence[Rollout]) -> list[RewardScore]:
+    """What a function that compares says of each rollout of a group."""
+    began = time.monotonic()
+    given = await _outcome_of(reward, group[0], group)
+    seconds = time.monotonic() - began
+    if isinstance(given, RewardScore):
+        return [given, *[given.model_copy(update={"judge_calls": ()})] * (len(group) - 1)]
+    by_id = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else None
+    ids = [rollout.trajectory.id for rollout in group]
+    if by_id is None or set(by_id) != set(ids):
+        said = f"it returned {type(given).__name__}" if by_id is None else f"it returned {sorted(map(str, by_id))[:8]}"
+        reason = f"a reward of a group returns a mapping with the id of each of its {len(ids)} trajectories; {said}"
+        return [fault_score(reward, RewardFault.RAISED, reason, seconds) for _ in group]
+    return [_score(rubric, reward, by_id[id_], seconds) for id_ in ids]
+
+
+def _score(rubric: Rubric, reward: Reward, given: Any, seconds: float) -> RewardScore:
+    if isinstance(given, RewardScore):
+        return given
+    return as_score(reward, given, decides=reward.name == rubric.outcome, seconds=seconds)
+
+
+async def _outcome_of(reward: Reward, rollout: Rollout, group: Sequence[Rollout]) -> Any:
+    """What the function returned, or the `RewardScore` of a fault."""
+    try:
+        arguments = arguments_of(reward, rollout, group)
+    except LookupError as error:
+        return fault_score(reward, RewardFault.NOT_ON_RECORD, str(error.args[0]))
+    began = time.monotonic()
+    try:
+        async with asyncio.timeout(reward.timeout_seconds):
+            return await _called(reward.function, arguments)
+    except HrmError:
+        raise
+    except TimeoutError:
+        spent = time.monotonic() - began
+        if spent < reward.timeout_seconds:  # the function's own
+            return fault_score(reward, RewardFault.RAISED, "TimeoutError", spent)
+        return fault_score(reward, RewardFault.TIMEOUT, f"not done after {reward.timeout_seconds:g} s", spent)
+    except JudgeError as error:
+        fault = fault_score(reward, RewardFault.JUDGE, str(error), time.monotonic() - began)
+        return fault.model_copy(update={"judge_calls": error.calls})
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        return fault_score(reward, RewardFault.RAISED, said, time.monotonic() - began)
+
+
+async def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    if inspect.iscoroutinefunction(function):
+        return await function(**arguments)
+
+    def call() -> Any:
+        try:
+            return function(**arguments)
+        except (StopIteration, SystemExit, KeyboardInterrupt) as error:  # would end more than the function
+            raise RuntimeError(type(error).__name__) from error
+
+    given = await asyncio.wrap_future(_threads.call(call))
+    return await given if inspect.isawaitable(given) else given

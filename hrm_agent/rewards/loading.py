@@ -1,0 +1,67 @@
+"""Rubrics by one string: a user's own, and those that need no code.
+
+| string | rubric |
+|---|---|
+| `package.module:attribute`, `./file.py:attribute` | a `Rubric`, a list of functions, one function |
+| `answer:READER` | 1 where what READER finds in the final text is the reference answer |
+| `answer:READER,COMPARISON` | the same, compared in another way than exactly |
+
+Readers and comparisons: `hrm_agent.rewards.readers`, `hrm_agent.rewards.comparison`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from types import ModuleType
+
+from hrm_agent.errors import ConfigError, HrmError
+from hrm_agent.import_by_name import import_by_name
+from hrm_agent.rewards.comparison import answer_is
+from hrm_agent.rewards.rubric import Rubric, as_rubric
+from hrm_agent.trajectory import content_hash
+
+__all__ = ["load_rubric"]
+
+_ANSWER = "answer:"
+_WRITE = "Write package.module:attribute, ./file.py:attribute, or answer:last_number."
+
+
+def load_rubric(spec: str, folder: str | None = None) -> tuple[Rubric, str]:
+    """The rubric that `spec` names, and a digest of its source (empty where there is none to read).
+
+    `folder`: where names are relative to; None: the working directory. Raises `ConfigError`.
+    """
+    if spec.startswith(_ANSWER):
+        reader, _, comparison = spec.removeprefix(_ANSWER).rpartition(",")
+        if not reader:  # no comparison was named
+            reader, comparison = comparison, "exact"
+        return Rubric([answer_is(reader, comparison)], name=spec), ""
+    module_name, colon, attribute = spec.rpartition(":")
+    if not colon or not module_name or not attribute:
+        raise ConfigError(f"{spec!r} names no rubric.", _WRITE)
+    module = _import(module_name, spec, folder or str(Path.cwd()))
+    found = getattr(module, attribute, None)
+    if found is None:
+        public = ", ".join(name for name in vars(module) if not name.startswith("_")) or "nothing"
+        raise ConfigError(f"{module_name} has no {attribute!r}.", f"It has {public}.")
+    return as_rubric(found, spec), _digest(module)
+
+
+def _import(module_name: str, spec: str, folder: str) -> ModuleType:
+    try:
+        return import_by_name(module_name, folder)
+    except HrmError:
+        raise
+    except Exception as error:  # a user's module may raise anything
+        trial = f"python {module_name}" if module_name.endswith(".py") else f"python -c 'import {module_name}'"
+        raise ConfigError(
+            f"The rubric {spec!r} does not import: {type(error).__name__}: {error}.", f"Try `{trial}` in {folder}."
+        ) from error
+
+
+def _digest(module: ModuleType) -> str:
+    try:
+        return content_hash(inspect.getsource(module))[:16]
+    except (OSError, TypeError):
+        return ""

@@ -1,0 +1,283 @@
+"""Processes in which a named rubric's functions run, and what becomes of those that hang in one or are ended by it.
+
+A reward function is a user's code on a policy's text: it may loop, sleep, fork, or end its process. Whoever calls it
+must not be held up, and must know which function did it. Each process says which function it begins; where one has not
+answered long after its time, the process is ended with all that it has started. Which of those that ran there side by
+side was at fault cannot be told: each is called once more, in a process of its own, and what ends or stops that one is
+its own fault. A process in which a function has left a thread or a child behind gets no further work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from hrm_agent.errors import ConfigError, HrmError
+from hrm_agent.import_by_name import imported_files
+from hrm_agent.rewards.calling import fault_score
+from hrm_agent.rewards.rollout import Rollout
+from hrm_agent.rewards.rubric import Reward, Rubric
+from hrm_agent.rewards.worker import LENGTH
+from hrm_agent.trajectory import RewardFault, RewardScore
+
+__all__ = ["RewardPool"]
+
+GRACE_SECONDS = 2.0
+"""Beyond a function's timeout, which the process itself keeps where it can."""
+MAX_JOBS = 32
+"""Jobs that one process has at a time: a judge takes seconds, and nothing of this process."""
+_OPEN_SECONDS = 120.0
+"""For the import of a user's module."""
+
+
+@dataclass(eq=False)
+class _Job:
+    """Some rollouts and the functions that are to be called for them, one after the other."""
+
+    data: bytes
+    """The rollouts, as they are handed over."""
+    count: int
+    """Number of rollouts."""
+    names: list[str]
+    """Those without an answer, in their order."""
+    done: asyncio.Future[None]
+    scores: dict[str, list[RewardScore]] = field(default_factory=dict[str, "list[RewardScore]"])
+    began: str | None = None
+    """The function that is under way."""
+    deadline: float = 0.0
+    """When that has to be done, on the monotonic clock."""
+
+
+class RewardPool:
+    """Processes with one rubric loaded. Use as an async context manager."""
+
+    def __init__(
+        self, rubric: Rubric, spec: str, folder: str, *, workers: int = 2, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """`rubric` has been loaded by `spec`, which is relative to `folder`; `environment`: further variables."""
+        self._spec, self._folder = spec, folder
+        self._variables = {**os.environ, **(environment or {})}
+        self._rewards = {part.name: part for part in rubric.parts}
+        self._idle: list[_Worker] = []
+        self._all: set[_Worker] = set()
+        self._gate = asyncio.Semaphore(workers * MAX_JOBS)
+        self._workers = workers
+        self._opening = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for worker in list(self._all):
+            await worker.close()
+
+    async def score(self, rollouts: Sequence[Rollout], names: Sequence[str]) -> dict[str, list[RewardScore]]:
+        """The scores of each of `names`, one for each rollout. Raises `HrmError` for a rubric that cannot work."""
+        try:
+            data = pickle.dumps(rollouts)
+        except Exception as error:  # of a state, which may hold anything
+            return {name: self._not_handed_over(name, error, len(rollouts)) for name in names}
+        job = _Job(data, len(rollouts), list(names), asyncio.get_running_loop().create_future())
+        async with self._gate:
+            worker = await self._shared()
+            await worker.run(job)
+            for _ in range(2 * len(self._rewards)):
+                if not job.names:
+                    break  # else its process was ended, by this job or by another
+                await self._alone(job)
+            if job.names:
+                raise HrmError(
+                    f"The processes that score by {self._spec!r} end as soon as they begin.",
+                    "Look at what they write to stderr, and at the memory that is left.",
+                )
+        return job.scores
+
+    def _not_handed_over(self, name: str, error: Exception, count: int) -> list[RewardScore]:
+        reason = f"what it looks at cannot be handed to its process: {type(error).__name__}: {error}"
+        return [fault_score(self._rewards[name], RewardFault.RAISED, reason)] * count
+
+    async def _shared(self) -> _Worker:
+        """The process that has fewest jobs, of those that still take some."""
+        async with self._opening:
+            usable = [worker for worker in self._idle if worker.usable]
+            self._idle = usable
+            free = min(usable, key=lambda worker: worker.jobs, default=None)
+            if free is None or (free.jobs > 0 and len(usable) < self._workers):
+                free = await self._open()
+                self._idle.append(free)
+            return free
+
+    async def _open(self, *, alone: bool = False) -> _Worker:
+        worker = _Worker(self._rewards, alone=alone)
+        self._all.add(worker)
+        await worker.open(self._spec, self._folder, self._variables)
+        return worker
+
+    async def _alone(self, job: _Job) -> None:
+        worker = await self._open(alone=True)
+        try:
+            job.done, job.began = asyncio.get_running_loop().create_future(), None
+            await worker.run(job)
+            if job.began is not None:  # nothing else ran there
+                reason = "it ended the process that it ran in, alone"
+                _give_up(job, self._rewards, RewardFault.PROCESS_ENDED, reason)
+        finally:
+            await worker.close()
+            self._all.discard(worker)
+
+
+def _give_up(job: _Job, rewards: Mapping[str, Reward], fault: RewardFault, reason: str) -> None:
+    """The function under way gets a fault; those after it are still to be called."""
+    assert job.began is not None
+    reward = rewards[job.began]
+    job.scores[job.began] = [fault_score(reward, fault, reason)] * job.count
+    job.names.remove(job.began)
+    job.began = None
+
+
+class _Worker:
+    """One process."""
+
+    def __init__(self, rewards: Mapping[str, Reward], *, alone: bool) -> None:
+        """`alone`: it has one job, so that what happens to the process is that job's doing."""
+        self._rewards, self._alone = rewards, alone
+        self._jobs: dict[int, _Job] = {}
+        self._numbers = 0
+        self._tasks: list[asyncio.Task[None]] = []
+        self._process: asyncio.subprocess.Process | None = None
+        self._ended = False
+        self._soiled = False
+        """A function has left a thread or a process behind: no further job is given to this one."""
+
+    @property
+    def usable(self) -> bool:
+        return not self._ended and not self._soiled
+
+    @property
+    def jobs(self) -> int:
+        return len(self._jobs)
+
+    async def open(self, spec: str, folder: str, variables: Mapping[str, str]) -> None:
+        paths = os.pathsep.join(path for path in sys.path if path)
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "hrm_agent.rewards.worker",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={**variables, "PYTHONPATH": paths},
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(_OPEN_SECONDS):
+                await self._send(("open", spec, folder))
+                answer = await self._receive()
+        except TimeoutError:
+            await self.close()
+            raise ConfigError(
+                f"The rubric {spec!r} was not imported within {_OPEN_SECONDS:g} s.", "Import less at its top."
+            ) from None
+        if answer is None or "error" in answer:
+            await self.close()
+            said = answer["error"] if answer else [f"The rubric {spec!r} ended the process that imported it.", ""]
+            raise ConfigError(*said)
+        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
+
+    async def run(self, job: _Job) -> None:
+        """Until the job is done, or the process has ended; then `job.names` are those without an answer."""
+        self._numbers += 1
+        number = self._numbers
+        self._jobs[number] = job
+        try:
+            if not self._ended:
+                with suppress(ConnectionError):
+                    await self._send(("score", number, job.data, job.count, tuple(job.names), imported_files()))
+                await job.done
+        finally:
+            self._jobs.pop(number, None)
+            if self._soiled and not self._jobs:
+                await self.close()
+
+    async def _send(self, frame: tuple[Any, ...]) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        data = pickle.dumps(frame)
+        self._process.stdin.write(LENGTH.pack(len(data)) + data)
+        await self._process.stdin.drain()
+
+    async def _receive(self) -> dict[str, Any] | None:
+        """The next answer; None at the end of the process."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        try:
+            header = await self._process.stdout.readexactly(LENGTH.size)
+            return json.loads(await self._process.stdout.readexactly(*LENGTH.unpack(header)))
+        except (asyncio.IncompleteReadError, ConnectionError, ValueError):
+            return None
+
+    async def _read(self) -> None:
+        while (answer := await self._receive()) is not None:
+            job = self._jobs.get(answer["job"])
+            if job is not None:
+                self._take(job, answer)
+        self._ended = True
+        for job in self._jobs.values():
+            if not job.done.done():
+                job.done.set_result(None)
+
+    def _take(self, job: _Job, answer: dict[str, Any]) -> None:
+        if (error := answer.get("error")) is not None:
+            job.names.clear()
+            job.began = None
+            job.done.set_exception(HrmError(*error))
+        elif (name := answer.get("began")) is not None:
+            job.began = name
+            job.deadline = time.monotonic() + self._rewards[name].timeout_seconds + GRACE_SECONDS
+        else:
+            name = answer["name"]
+            self._soiled |= answer["left_behind"]
+            job.scores[name] = [RewardScore.model_validate(score) for score in answer["scores"]]
+            job.names.remove(name)
+            job.began = None
+            if not job.names:
+                job.done.set_result(None)
+
+    async def _watch(self) -> None:
+        """End the process where a function is not done in its time and its own timeout has not ended it."""
+        while True:
+            now = time.monotonic()
+            late = [job for job in self._jobs.values() if job.began is not None and job.deadline < now]
+            for job in late if self._alone else ():
+                assert job.began is not None
+                bound = self._rewards[job.began].timeout_seconds
+                _give_up(job, self._rewards, RewardFault.TIMEOUT, f"not done after {bound:g} s; its process was ended")
+            if late:
+                self._kill()
+                return
+            await asyncio.sleep(0.1)
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def close(self) -> None:
+        """End the process and all that its functions have started."""
+        self._ended = True
+        self._kill()
+        if self._process is not None:
+            await self._process.wait()
+        for task in self._tasks:
+            task.cancel()
+        for job in self._jobs.values():
+            if not job.done.done():
+                job.done.set_result(None)

@@ -1,0 +1,136 @@
+r"""Which part of a final text is the answer, by a name.
+
+| reader | answer |
+|---|---|
+| `boxed` | the last `\boxed{}` of the last `<answer>`; where there is no `<answer>`, the last `\boxed{}` |
+| `tag:NAME` | what stands in the last `<NAME>...</NAME>` |
+| `last_line` | the last line that is not empty |
+| `last_number` | the last number |
+| `json:a.b.0` | a value of the last JSON object in the text, by keys and indices |
+| `regex:PATTERN` | the first group of the last match, or the whole match |
+| `text` | the whole text |
+
+Only the model's own words are read (`hrm_agent.answers.final_answer.own_text`): what stands in reasoning, tool calls or
+forged tool responses is no answer. A text is read up to a bound, and a pattern by a linear-time engine is not at hand:
+a pattern that backtracks without end runs into the reward's timeout.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+from hrm_agent.answers.final_answer import final_answer, own_text, stated_value
+from hrm_agent.answers.json_repair import json_values
+from hrm_agent.errors import ConfigError, nearest
+
+__all__ = ["Reader", "reader_of"]
+
+Reader = Callable[[str], str | None]
+"""A final text -> the answer in it; None if it gives no answer."""
+
+MAX_CHARACTERS = 2**20
+"""Of a text's end; what stands before is not read."""
+_NUMBER = re.compile(
+    r"(?:(?<![\w.])[-+−])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\d)\.\d+)"
+    r"(?:[eE][-+]?\d{1,3})?(?:\s*/\s*\d+)?"
+)
+
+
+def reader_of(spec: str | Reader) -> Reader:
+    """The reader that a name stands for, or the function itself. Raises `ConfigError`."""
+    if callable(spec):
+        return spec
+    name, _, rest = spec.partition(":")
+    if name in _PLAIN and not rest:
+        return partial(_read, _PLAIN[name])
+    if name in _WITH and rest:
+        return partial(_read, _WITH[name](rest))
+    known = [*_PLAIN, *(f"{name}:..." for name in _WITH)]
+    hint = f"{nearest(name, [*_PLAIN, *_WITH])} Readers: {', '.join(known)}.".strip()
+    raise ConfigError(f"There is no answer reader {spec!r}.", hint)
+
+
+def _read(reader: Reader, text: str) -> str | None:
+    return reader(own_text(text[-MAX_CHARACTERS:]).strip())
+
+
+def _boxed(text: str) -> str | None:
+    return final_answer(text) if "<answer>" in text else stated_value(text)
+
+
+def _last_line(text: str) -> str | None:
+    return text.splitlines()[-1].strip() if text else None
+
+
+def _last_number(text: str) -> str | None:
+    found = [match[0].strip() for match in _NUMBER.finditer(text)]
+    return found[-1].replace("−", "-") if found else None
+
+
+def _tag(name: str) -> Reader:
+    if not re.fullmatch(r"\w+", name):
+        raise ConfigError(f"{name!r} is no name of a tag.", "Write tag:answer.")
+    opening, closing = f"<{name}>", f"</{name}>"
+
+    def read(text: str) -> str | None:
+        before, closed, _ = text.rpartition(closing)
+        _, opened, inside = before.rpartition(opening)
+        return inside.strip() if closed and opened else None
+
+    return read
+
+
+def _regex(pattern: str) -> Reader:
+    try:
+        compiled = re.compile(pattern, re.MULTILINE)
+    except re.error as error:
+        raise ConfigError(f"regex:{pattern} is no regular expression: {error}.", "See Python's re.") from error
+
+    def read(text: str) -> str | None:
+        last = None
+        for match in compiled.finditer(text):
+            last = match
+        if last is None:
+            return None
+        found = last[1] if compiled.groups else last[0]
+        return None if found is None else str(found).strip()
+
+    return read
+
+
+def _json(path: str) -> Reader:
+    keys = path.split(".")
+
+    def read(text: str) -> str | None:
+        for value in json_values(text):
+            found = _at(value, keys)
+            if found is not None:
+                return found if isinstance(found, str) else json.dumps(found)
+        return None
+
+    return read
+
+
+def _at(value: Any, keys: list[str]) -> Any:
+    for key in keys:
+        if isinstance(value, dict):
+            value = cast("dict[str, Any]", value).get(key)
+        elif isinstance(value, list) and re.fullmatch(r"-?\d{1,6}", key):
+            items = cast("list[Any]", value)
+            value = items[int(key)] if -len(items) <= int(key) < len(items) else None
+        else:
+            return None
+    return value
+
+
+_PLAIN: dict[str, Reader] = {
+    "boxed": _boxed,
+    "last_line": _last_line,
+    "last_number": _last_number,
+    "text": lambda text: text or None,
+}
+_WITH: dict[str, Callable[[str], Reader]] = {"json": _json, "regex": _regex, "tag": _tag}

@@ -1,0 +1,98 @@
+"""What a reward function may look at, and the rules that make a scoring of its values."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hrm_agent.errors import ConfigError
+from hrm_agent.rewards.rubric import GROUP, STATE, Reward, Rubric, Scored
+from hrm_agent.trajectory import RewardFault, RewardScore, RunStatus, Scoring, Trajectory
+
+__all__ = ["Rollout", "arguments_of", "as_score", "scoring_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One trajectory to be scored."""
+
+    trajectory: Trajectory
+    """The record; without its calls where no reward looks at them."""
+    state: Mapping[str, Any] | None = None
+    """The graph's last state by channel; None where none is on record, or none is wanted."""
+
+
+def arguments_of(reward: Reward, rollout: Rollout, group: Sequence[Rollout]) -> dict[str, Any]:
+    """What the function of `reward` is called with. Raises LookupError for what is not on record."""
+    trajectory = rollout.trajectory
+    if STATE in reward.wants and rollout.state is None:
+        raise LookupError(f"the state of thread {trajectory.thread_id!r} is not on record")
+    given: dict[str, Any] = {
+        "text": trajectory.answer or "",
+        "reference": trajectory.task.answer,
+        "task": trajectory.task,
+        "trajectory": trajectory,
+        "calls": trajectory.own_calls,
+        "tool_calls": trajectory.own_tool_calls,
+        STATE: rollout.state,
+        GROUP: [each.trajectory for each in group],
+    }
+    return {name: given[name] for name in reward.wants}
+
+
+def as_score(reward: Reward, given: Any, *, decides: bool, seconds: float = 0.0) -> RewardScore:
+    """The score that a function's value stands for. `decides`: it is the rubric's outcome.
+
+    Raises `ConfigError` for a value that is no number: that is a mistake in the function, whatever it was given.
+    """
+    scored = given if isinstance(given, Scored) else Scored(given)
+    fault, reason, value = None, scored.reason, scored.value
+    if value is not None and not hasattr(value, "__float__"):
+        shown = repr(value)[:80]
+        raise ConfigError(
+            f"The reward {reward.name!r} returned {shown}, a {type(value).__name__}.",
+            "Return a number, a bool, None for no opinion, or a Scored.",
+        )
+    number = None if value is None else float(value)
+    if number is not None and not math.isfinite(number):
+        fault, reason, number = RewardFault.NOT_A_NUMBER, f"it returned {number}", None
+    elif number is not None and decides and not 0.0 <= number <= 1.0:
+        fault, reason, number = RewardFault.OUT_OF_RANGE, f"the outcome lies in [0, 1], it returned {number:g}", None
+    return RewardScore(
+        name=reward.name,
+        value=number,
+        weight=reward.weight,
+        fault=fault,
+        reason=reason,
+        seconds=seconds,
+        judge_calls=scored.judge_calls,
+    )
+
+
+def scoring_of(rubric: Rubric, code: str, trajectory: Trajectory, scores: Sequence[RewardScore]) -> Scoring:
+    """The scoring that one trajectory's scores come to.
+
+    A truncated run is not right, whatever it has to show: its outcome is 0, the other rewards stand.
+    """
+    cut = trajectory.status is RunStatus.TRUNCATED
+    scores = [_not_right(s) if cut and s.name == rubric.outcome and s.value is not None else s for s in scores]
+    outcome = next(score.value for score in scores if score.name == rubric.outcome)
+    counted = [score for score in scores if score.weight != 0]
+    values = [score.weight * score.value for score in counted if score.value is not None]
+    whole = bool(values) and all(score.fault is None for score in counted)
+    return Scoring(
+        trajectory_id=trajectory.id,
+        rubric=rubric.name,
+        code=code,
+        scores=tuple(scores),
+        outcome=outcome,
+        total=math.fsum(values) if whole else None,
+        scored_at=time.time(),
+    )
+
+
+def _not_right(score: RewardScore) -> RewardScore:
+    return score.model_copy(update={"value": 0.0, "reason": f"the run was truncated; {score.reason}".rstrip("; ")})

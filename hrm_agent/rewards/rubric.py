@@ -1,0 +1,154 @@
+"""A rubric: named, weighted reward functions, and which of them says whether the answer is right.
+
+A reward function names what it wants to see, and is given that:
+
+| parameter | what it is |
+|---|---|
+| `text` | the final text; empty where the run has none |
+| `reference` | the task's reference answer, or None |
+| `task` | the `TaskRef`: id, prompt, answer, metadata |
+| `trajectory` | the whole record |
+| `calls`, `tool_calls` | the run's own model calls and tool calls |
+| `state` | the graph's last state, by channel |
+| `group` | the trajectories of all rollouts of the task, for a reward that compares them |
+
+It may be async. It returns a number, a bool, None (no opinion: it is left out of the sum), or a `Scored` with words.
+One that has the parameter `group` is called once for all rollouts of a task, and returns a mapping from trajectory id
+to any of these. By id and not by place: a list whose order is another's would credit the wrong rollouts.
+
+What a function raises, a value that is not finite and a call that takes longer than `timeout_seconds` are typed faults
+(`RewardFault`): the rollout then has no reward, and is neither right nor wrong.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hrm_agent.errors import ConfigError, nearest
+from hrm_agent.trajectory import JudgeCall
+
+__all__ = ["DEFAULT_TIMEOUT_SECONDS", "Reward", "Rubric", "Scored", "as_rubric"]
+
+DEFAULT_TIMEOUT_SECONDS = 60.0
+GROUP, STATE = "group", "state"
+RECORD = frozenset({"trajectory", "calls", "tool_calls", GROUP})
+"""Parameters for which the calls of a trajectory have to be read."""
+PARAMETERS = frozenset({"text", "reference", "task", STATE}) | RECORD
+TOTAL, OUTCOME = "reward", "correct"
+"""Names under which a trajectory holds the weighted sum and the outcome."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A value with what there is to say of it."""
+
+    value: float | bool | None
+    """Finite; None: no opinion."""
+    reason: str = ""
+    """Words for a person."""
+    judge_calls: tuple[JudgeCall, ...] = ()
+    """Requests to a judge that it rests on."""
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A reward function with its name and weight. Raises `ConfigError` for a parameter that nothing can be given to."""
+
+    function: Callable[..., Any]
+    """Sync or async; see the module."""
+    name: str = ""
+    """Under which its values are stored; empty: the function's own name."""
+    weight: float = 1.0
+    """In the sum. 0: only reported, and its failing does not matter."""
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+    """Wall-clock time of one call."""
+    wants: frozenset[str] = field(init=False)
+    """Names of the function's parameters."""
+
+    def __post_init__(self) -> None:
+        name = self.name or getattr(self.function, "__name__", type(self.function).__name__)
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "wants", _parameters(self.function, name))
+        if not name.isidentifier() or name == TOTAL:
+            why = "it is the sum's" if name == TOTAL else "a name is letters, digits and _"
+            raise ConfigError(f"A reward cannot be called {name!r}: {why}.", "Give another: Reward(f, name=...).")
+        if not self.timeout_seconds > 0:
+            raise ConfigError(f"The reward {name!r} has a timeout of {self.timeout_seconds} s.", "Give more than 0.")
+
+    @property
+    def compares(self) -> bool:
+        """It looks at all rollouts of a task at once."""
+        return GROUP in self.wants
+
+
+def _parameters(function: Callable[..., Any], name: str) -> frozenset[str]:
+    if not callable(function):
+        raise ConfigError(f"The reward {name!r} is a {type(function).__name__}, not a function.", _SHAPES)
+    found = inspect.signature(function).parameters.values()
+    wanted = [p.name for p in found if p.kind is not p.VAR_KEYWORD and (p.default is p.empty or p.name in PARAMETERS)]
+    for parameter in wanted:
+        if parameter not in PARAMETERS:
+            known = ", ".join(sorted(PARAMETERS))
+            hint = f"{nearest(parameter, PARAMETERS)} Known: {known}.".strip()
+            raise ConfigError(f"The reward {name!r} has a parameter {parameter!r} that it cannot be given.", hint)
+    return frozenset(wanted)
+
+
+_SHAPES = "A rubric is a Rubric, a list of functions or of Reward(function, weight=...), or one function."
+
+
+@dataclass(frozen=True)
+class Rubric:
+    """What a run is scored by. Raises `ConfigError` for one that cannot be."""
+
+    rewards: Sequence[Reward | Callable[..., Any]]
+    """In the order in which they are shown."""
+    outcome: str = ""
+    """Name of the reward that says whether the answer is right, in [0, 1]: above 0.5 counts as right, in evaluations
+    and for resampling on correct. A truncated run is not right. Empty: the one called `correct`, else the first."""
+    name: str = ""
+    """By which its scores are told from other rubrics'; set where it is loaded by a name."""
+    parts: tuple[Reward, ...] = field(init=False)
+    """The rewards, each a `Reward`."""
+
+    def __post_init__(self) -> None:
+        parts = tuple(part if isinstance(part, Reward) else Reward(part) for part in self.rewards)
+        names = [part.name for part in parts]
+        object.__setattr__(self, "parts", parts)
+        object.__setattr__(self, "outcome", self.outcome or _outcome(names))
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ConfigError(f"The rubric has two rewards called {twice!r}.", "Name them: Reward(f, name=...).")
+        if self.outcome not in names:
+            raise ConfigError(f"The rubric has no reward {self.outcome!r}, its outcome.", f"It has {', '.join(names)}.")
+        if OUTCOME in names and self.outcome != OUTCOME:
+            raise ConfigError(
+                f"The rubric has a reward called {OUTCOME!r}, and another, {self.outcome!r}, is its outcome.",
+                f"What is right is stored as {OUTCOME!r}: call the first one otherwise.",
+            )
+        if all(part.weight == 0 for part in parts):
+            raise ConfigError("All weights of the rubric are 0.", "Give one reward a weight.")
+
+    @property
+    def wants(self) -> frozenset[str]:
+        """Parameters of all its functions."""
+        return frozenset[str]().union(*(part.wants for part in self.parts))
+
+
+def _outcome(names: Sequence[str]) -> str:
+    if not names:
+        raise ConfigError("The rubric has no reward.", _SHAPES)
+    return OUTCOME if OUTCOME in names else names[0]
+
+
+def as_rubric(found: Any, name: str) -> Rubric:
+    """A rubric out of what a person wrote down as one: see `_SHAPES`."""
+    if isinstance(found, Rubric):
+        return Rubric(found.parts, found.outcome, found.name or name)
+    if isinstance(found, (list, tuple)):
+        return Rubric(found, name=name)  # pyright: ignore[reportUnknownArgumentType]
+    if isinstance(found, Reward) or callable(found):
+        return Rubric([found], name=name)
+    raise ConfigError(f"{name!r} is a {type(found).__name__}, which is no rubric.", _SHAPES)

@@ -1,0 +1,90 @@
+"""Rollouts in, scorings out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+
+from hrm_agent.rewards.calling import group_scores, rollout_score
+from hrm_agent.rewards.loading import load_rubric
+from hrm_agent.rewards.pool import RewardPool
+from hrm_agent.rewards.rollout import Rollout, scoring_of
+from hrm_agent.rewards.rubric import Rubric
+from hrm_agent.trajectory import RewardScore, Scoring
+
+__all__ = ["Scorer", "opened_scorer"]
+
+
+class _Calls(Protocol):
+    async def score(self, rollouts: Sequence[Rollout], names: Sequence[str]) -> Mapping[str, Sequence[RewardScore]]:
+        """The scores of each of `names`, one for each rollout."""
+        ...
+
+
+class Scorer:
+    """A rubric, ready to score."""
+
+    def __init__(self, rubric: Rubric, code: str, calls: _Calls) -> None:
+        self.rubric, self.code, self._calls = rubric, code, calls
+
+    async def score(self, group: Sequence[Rollout]) -> list[Scoring]:
+        """A scoring for each rollout of one task, in their order. Raises `HrmError` for a rubric that cannot work."""
+        alone = [part.name for part in self.rubric.parts if not part.compares]
+        compared = [part.name for part in self.rubric.parts if part.compares]
+        work = [self._calls.score([rollout], alone) for rollout in group] if alone else []
+        work += [self._calls.score(group, [name]) for name in compared] if group else []
+        found = await asyncio.gather(*work)
+        each, whole = found[: len(group)] if alone else [{}] * len(group), found[len(group) if alone else 0 :]
+        scorings: list[Scoring] = []
+        for place, rollout in enumerate(group):
+            scores = {name: given[0] for name, given in each[place].items()}
+            scores |= {name: given[place] for one in whole for name, given in one.items()}
+            ordered = [scores[part.name] for part in self.rubric.parts]
+            scorings.append(scoring_of(self.rubric, self.code, rollout.trajectory, ordered))
+        return scorings
+
+
+class _Here:
+    """Functions called in this process: those of a rubric that has no name to load it by."""
+
+    def __init__(self, rubric: Rubric) -> None:
+        self._rubric = rubric
+
+    async def score(self, rollouts: Sequence[Rollout], names: Sequence[str]) -> Mapping[str, Sequence[RewardScore]]:
+        found: dict[str, Sequence[RewardScore]] = {}
+        for reward in (part for part in self._rubric.parts if part.name in names):
+            if reward.compares:
+                found[reward.name] = await group_scores(self._rubric, reward, rollouts)
+            else:
+                found[reward.name] = [await rollout_score(self._rubric, reward, rollout) for rollout in rollouts]
+        return found
+
+
+@asynccontextmanager
+async def opened_scorer(
+    rubric: str | Rubric,
+    *,
+    name: str = "",
+    folder: Path | None = None,
+    workers: int = 2,
+    environment: Mapping[str, str] | None = None,
+) -> AsyncGenerator[Scorer]:
+    """A scorer for a rubric by its name, whose functions run in processes of their own, or for one made in a program.
+
+    `name`: under which its scorings are stored; empty: the rubric's own. `folder`: where `rubric` is relative to; None:
+    the working directory. `environment`: variables of the processes.
+    """
+    if not isinstance(rubric, str):
+        yield Scorer(_named(rubric, name or rubric.name or "rubric"), "", _Here(rubric))
+        return
+    here = str(folder or Path.cwd())
+    loaded, code = load_rubric(rubric, here)
+    async with RewardPool(loaded, rubric, here, workers=workers, environment=environment) as pool:
+        yield Scorer(_named(loaded, name or loaded.name), code, pool)
+
+
+def _named(rubric: Rubric, name: str) -> Rubric:
+    return Rubric(rubric.parts, rubric.outcome, name)

@@ -1,0 +1,148 @@
+"""The process that a named rubric's functions run in: `python -m hrm_agent.rewards.worker`.
+
+It is tied to its parent by two pipes that nobody else has, and leads a process group: the parent ends it together with
+whatever a reward function has started. It reads pickles, which only the parent can write, and answers in JSON, since
+what a function does to this process is not known. What functions print goes to stderr.
+
+A frame is a length and so many bytes. The parent says `("open", spec, folder)` once, then `("score", job, rollouts,
+count, names, files)`, where the rollouts are a pickle of their own, since a state may hold what cannot be read here;
+the answers are `{"opened": ...}`, and for every name of a job `{"job", "began"}` before the function is called
+and `{"job", "name", "scores"}` after it: so the parent knows which function a process hangs in, or was ended by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pickle
+import signal
+import struct
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import IO, Any
+
+from hrm_agent.errors import HrmError
+from hrm_agent.import_by_name import import_by_name
+from hrm_agent.rewards.calling import fault_score, group_scores, rollout_score
+from hrm_agent.rewards.loading import load_rubric
+from hrm_agent.rewards.rollout import Rollout
+from hrm_agent.rewards.rubric import Rubric
+from hrm_agent.trajectory import RewardFault
+
+__all__ = ["LENGTH", "main"]
+
+LENGTH = struct.Struct("<Q")
+_Send = Callable[[dict[str, Any]], None]
+
+
+class _Answers:
+    """The way back. A child that a function has forked must not use it."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self._pipe, self._owner = pipe, os.getpid()
+
+    def send(self, answer: dict[str, Any]) -> None:
+        if os.getpid() != self._owner:
+            os._exit(0)
+        data = json.dumps(answer).encode()
+        self._pipe.write(LENGTH.pack(len(data)) + data)
+        self._pipe.flush()
+
+
+async def _serve(asked: IO[bytes], answers: _Answers) -> None:
+    loop, frames = asyncio.get_running_loop(), asyncio.Queue[tuple[Any, ...]]()
+
+    def read() -> None:
+        while len(header := asked.read(LENGTH.size)) == LENGTH.size:
+            frame = pickle.loads(asked.read(*LENGTH.unpack(header)))  # noqa: S301 - only the parent can write it
+            loop.call_soon_threadsafe(frames.put_nowait, frame)
+        os.killpg(0, signal.SIGKILL)  # the parent is gone, and with it whoever would read an answer
+
+    _, spec, folder = await asyncio.to_thread(_first, asked)
+    rubric = _opened(spec, folder, answers)
+    if rubric is None:
+        return
+    threading.Thread(target=read, daemon=True).start()
+    running: set[asyncio.Task[None]] = set()
+    while True:
+        _, job, data, count, names, files = await frames.get()
+        try:
+            rollouts = _loaded(data, files, folder)
+        except Exception as error:  # of a user's type
+            _refuse(rubric, job, count, names, error, answers.send)
+            continue
+        task = asyncio.create_task(_score(rubric, job, rollouts, names, answers.send))
+        running.add(task)
+        task.add_done_callback(running.discard)
+
+
+def _first(asked: IO[bytes]) -> tuple[Any, ...]:
+    return pickle.loads(asked.read(*LENGTH.unpack(asked.read(LENGTH.size))))  # noqa: S301 - only the parent can write it
+
+
+def _opened(spec: str, folder: str, answers: _Answers) -> Rubric | None:
+    try:
+        rubric, _ = load_rubric(spec, folder)
+    except HrmError as error:
+        answers.send({"error": [error.message, error.hint]})
+        return None
+    answers.send({"opened": True})
+    return rubric
+
+
+def _loaded(data: bytes, files: Sequence[str], folder: str) -> Sequence[Rollout]:
+    """`files`: those that the parent has imported by their path; a state may hold objects of their classes."""
+    try:
+        return pickle.loads(data)  # noqa: S301 - only the parent can write it
+    except ModuleNotFoundError:
+        for file in files:
+            with suppress(Exception):  # the one that is needed is told by the second attempt
+                import_by_name(file, folder)
+        return pickle.loads(data)  # noqa: S301 - only the parent can write it
+
+
+def _refuse(rubric: Rubric, job: int, count: int, names: Sequence[str], error: Exception, send: _Send) -> None:
+    reason = f"what it looks at cannot be read in its process: {type(error).__name__}: {error}"
+    for reward in (part for part in rubric.parts if part.name in names):
+        shown = fault_score(reward, RewardFault.RAISED, reason).model_dump(mode="json")
+        send({"job": job, "name": reward.name, "scores": [shown] * count, "left_behind": False})
+
+
+async def _score(rubric: Rubric, job: int, rollouts: Sequence[Rollout], names: Sequence[str], send: _Send) -> None:
+    """One after the other, so that of a job one function is under way at a time."""
+    for reward in (part for part in rubric.parts if part.name in names):
+        send({"job": job, "began": reward.name})
+        try:
+            if reward.compares:
+                scores = await group_scores(rubric, reward, rollouts)
+            else:
+                scores = [await rollout_score(rubric, reward, rollout) for rollout in rollouts]
+        except HrmError as error:
+            send({"job": job, "error": [error.message, error.hint]})
+            return
+        shown = [score.model_dump(mode="json") for score in scores]
+        left_behind = any(score.fault is RewardFault.TIMEOUT for score in scores) or _has_children()
+        send({"job": job, "name": reward.name, "scores": shown, "left_behind": left_behind})
+
+
+def _has_children() -> bool:
+    """A process that a function has started is still there. One system call, however many threads there are."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def main() -> None:
+    """Serve the parent until it is gone."""
+    with os.fdopen(os.dup(1), "wb") as pipe:
+        os.dup2(2, 1)
+        asyncio.run(_serve(sys.stdin.buffer, _Answers(pipe)))
+
+
+if __name__ == "__main__":
+    main()
