@@ -23,13 +23,17 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphRecursionError
 from langgraph.pregel import Pregel
 
+from hrm_agent.draws import record_draws
 from hrm_agent.environment import Environment, using_environment
 from hrm_agent.environment.open import opened_environment
 from hrm_agent.errors import ConfigError, ContextLengthError, HrmError, RunError, UnstorableError, nearest
 from hrm_agent.models import Backend, load_policy, using_policy
 from hrm_agent.models.external_models import record_external_models
 from hrm_agent.models.substitute import standing_in
+from hrm_agent.runtime.execution.answer_path import check_answer_path
 from hrm_agent.runtime.execution.conversation import (
+    ANSWER_PATH,
+    CONFIGURABLE,
     HISTORY,
     close_tool_calls,
     fields_of,
@@ -38,8 +42,10 @@ from hrm_agent.runtime.execution.conversation import (
     takes_turns,
     with_turn,
 )
+from hrm_agent.runtime.execution.graph_names import graph_name
 from hrm_agent.runtime.execution.graph_run import GraphRun, OnChunk, OnEvent, OnUpdate, StreamCallbacks
-from hrm_agent.runtime.execution.loading import load_graph
+from hrm_agent.runtime.execution.lazy_policy import model_that_answered, policy_for
+from hrm_agent.runtime.execution.loading import BUILTIN_GRAPHS, Graph, opened_graph
 from hrm_agent.runtime.execution.run_group import run_group
 from hrm_agent.runtime.settings import RolloutSettings, RunSettings
 from hrm_agent.store import Lease, RunStore
@@ -60,6 +66,7 @@ from hrm_agent.trajectory import (
 )
 
 __all__ = [
+    "CONFIGURABLE",
     "CONTEXT",
     "HISTORY",
     "NO_ANSWER",
@@ -68,6 +75,7 @@ __all__ = [
     "OnChunk",
     "OnEvent",
     "OnUpdate",
+    "policy_for",
     "run_context",
 ]
 
@@ -85,8 +93,9 @@ class Episode:
     """The task that the graph is given."""
     thread_id: str
     """LangGraph's thread, which the trajectory's id is made from."""
-    graph: str = "tool_loop"
-    """A built-in graph by name, or `package.module:attribute`, or `./file.py:attribute`."""
+    graph: Any = "tool_loop"
+    """A built-in graph by name, or `package.module:attribute`, or `./file.py:attribute`; or a graph, a `StateGraph`, or
+    a factory itself."""
     run_id: str = ""
     """The collect, eval or training run that asks for it; empty for a single run."""
     group_id: str = ""
@@ -101,6 +110,18 @@ class Episode:
     """Scores the final text, in this process; the reward is stored as `correct`."""
 
     @property
+    def graph_name(self) -> str:
+        """By which the record names the graph."""
+        return self.graph if isinstance(self.graph, str) else graph_name(self.graph)
+
+    @property
+    def configurable(self) -> dict[str, Any]:
+        """`config["configurable"]` of the run: its context, as LangGraph's platform gives it to graphs that read it
+        there, then what the task's options name, then the thread.
+        """
+        return {**self.context, **self.task.metadata.get(CONFIGURABLE, {}), "thread_id": self.thread_id}
+
+    @property
     def trajectory_id(self) -> str:
         return content_hash("trajectory", self.thread_id)[:16]
 
@@ -113,7 +134,7 @@ class Episode:
             group_id=self.group_id,
             sample_index=self.sample_index,
             task=self.task,
-            graph=self.graph,
+            graph=self.graph_name,
             policy=policy,
             policy_version=policy_version,
             forked_from=forked_from,
@@ -127,8 +148,8 @@ class EpisodeRunner:
 
     store: RunStore
     """Where checkpoints and calls are written, and read back on resume."""
-    backend: Backend
-    """Engine or chat model that the graphs' `policy()` asks."""
+    backend: Backend | str
+    """Engine or chat model that the graphs' `policy()` asks; a string is loaded when it is asked first."""
     policy: str
     """The string that names the backend."""
     environment: Environment
@@ -147,9 +168,16 @@ class EpisodeRunner:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, store: RunStore, policy: str, settings: RolloutSettings | None = None, *, backend: Backend | None = None
+        cls,
+        store: RunStore,
+        policy: str,
+        settings: RolloutSettings | None = None,
+        *,
+        backend: Backend | str | None = None,
     ) -> AsyncGenerator[EpisodeRunner]:
-        """A runner with these settings and an environment opened for it. `backend`: `policy`, loaded; None loads it."""
+        """A runner with these settings and an environment opened for it. `backend`: `policy`, as
+        `policy_for` gives it; None loads it.
+        """
         settings = settings or RunSettings()
         held = backend or load_policy(policy)
         async with opened_environment(settings.environment, isolation=settings.isolation) as environment:
@@ -198,9 +226,16 @@ class EpisodeRunner:
         (`truncated`). An `HrmError` is what a person can mend (a full disk, no sandbox, a provider that does not
         answer): it is raised, and the episode can be resumed.
         """
-        graph = load_graph(episode.graph)
-        context, graph_input = run_context(graph, episode), first_input(graph, episode.task, episode.thread_id)
         callbacks = StreamCallbacks(on_update, on_chunk, on_event)
+        async with opened_graph(episode.graph, episode.configurable) as graph:
+            return await self._run(graph, episode, callbacks, answer, say)
+
+    async def _run(
+        self, graph: Graph, episode: Episode, callbacks: StreamCallbacks, answer: Any, say: str | None
+    ) -> Trajectory:
+        path = str(episode.task.metadata.get(ANSWER_PATH, ""))
+        check_answer_path(graph, path)
+        context, graph_input = run_context(graph, episode), first_input(graph, episode.task, episode.thread_id)
         asks_nothing = answer is NO_ANSWER and say is None
         record = self.store.journal.find_trajectory(episode.trajectory_id)
         if asks_nothing and _is_over(record):
@@ -211,12 +246,14 @@ class EpisodeRunner:
             record = self.store.journal.find_trajectory(episode.trajectory_id)
             if asks_nothing and _is_over(record):  # another process has run it before the lease was ours
                 return record
-            graph_run = GraphRun(graph, self._config(episode), context, graph_input, record)
+            graph_run = GraphRun(graph, self._config(episode), context, graph_input, record, answer_path=path)
             if say is not None:
                 record = await self._take_turn(graph_run, say)
                 graph_run = replace(graph_run, record=record)
             active = self.record(self.store.journal, episode.seed, _inherited(record))
             active.run_id = episode.run_id or episode.thread_id
+            if episode.graph not in BUILTIN_GRAPHS:  # whose nodes draw nothing
+                record_draws()
             await stack.enter_async_context(self._in_force(active, lease))
             if answer is not NO_ANSWER:
                 graph_run = await graph_run.answering(self.store, answer)
@@ -258,20 +295,22 @@ class EpisodeRunner:
             try:
                 yield
             finally:
+                active.close()
                 if lease.error is None:
                     await end_sessions(active, self.environment)
 
     def _config(self, episode: Episode) -> RunnableConfig:
         context = {CONTEXT: json.dumps(dict(episode.context), default=str)} if episode.context else {}
         return {
-            "configurable": {"thread_id": episode.thread_id},
+            "configurable": episode.configurable,
             "metadata": context,
             "recursion_limit": self.recursion_limit,
         }
 
     def begin(self, episode: Episode) -> Trajectory:
         """Record an episode that has not run yet."""
-        begun = episode.begun(self.policy, getattr(self.backend, "policy_version", 0))
+        policy = "" if isinstance(self.backend, str) else self.policy  # who answers will be known at the end
+        begun = episode.begun(policy, getattr(self.backend, "policy_version", 0))
         self.store.journal.write_trajectory(begun)
         return begun
 
@@ -309,8 +348,11 @@ class EpisodeRunner:
                 rewards = {"correct": _checked(episode.verify(ended.answer or ""))}
             except Exception as error:
                 ended = _failed(f"the verifier failed: {type(error).__name__}: {error}", ended.answer)
-        times = {"rewards": rewards, "ended_at": max(time.time(), begun.started_at)}
-        self.store.journal.write_trajectory(begun.model_copy(update=ended.model_dump() | times))
+        changes: dict[str, Any] = {"rewards": rewards, "ended_at": max(time.time(), begun.started_at)}
+        if isinstance(self.backend, str):
+            calls = self.store.journal.trajectory(begun.id).own_calls
+            changes["policy"] = model_that_answered(calls, self.policy)
+        self.store.journal.write_trajectory(begun.model_copy(update=ended.model_dump() | changes))
         return self.store.journal.trajectory(begun.id)
 
 
@@ -340,7 +382,7 @@ def run_context(graph: Pregel[Any, Any, Any, Any], episode: Episode) -> Any:
     for name in episode.context:
         if name not in options:
             raise ConfigError(
-                f"Graph {episode.graph!r} has no option {name!r}. {nearest(name, options)}".strip(),
+                f"Graph {episode.graph_name!r} has no option {name!r}. {nearest(name, options)}".strip(),
                 f"Its options: {', '.join(options) or 'none'}.",
             )
     if schema is None:
@@ -348,4 +390,6 @@ def run_context(graph: Pregel[Any, Any, Any, Any], episode: Episode) -> Any:
     try:
         return schema(**episode.context) if is_dataclass(schema) else dict(episode.context)
     except (TypeError, ValueError, AttributeError) as error:  # a list where a mapping is wanted, say
-        raise ConfigError(f"An option of graph {episode.graph!r} has a value of the wrong kind: {error}.") from error
+        raise ConfigError(
+            f"An option of graph {episode.graph_name!r} has a value of the wrong kind: {error}."
+        ) from error

@@ -55,6 +55,12 @@ def _secret_in(context: Mapping[Any, Any]) -> str | None:
     return None
 
 
+def _holds_none(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_holds_none, cast("Mapping[Any, Any]", value).values()))
+    return any(map(_holds_none, cast("list[Any]", value))) if isinstance(value, (list, tuple)) else value is None
+
+
 class GraphSettings(BaseModel):
     """Which graph runs."""
 
@@ -64,8 +70,27 @@ class GraphSettings(BaseModel):
     """Graph to run: tool_loop, reasoning, research, or your own as package.module:attribute or ./file.py:attribute."""
     context: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Options of the graph, such as max_turns=6."""
+    configurable: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """What the graph, or its factory, reads from config["configurable"]; --config KEY=VALUE is the same."""
+    answer_path: str = ""
+    """Where in the final state the answer is, as in report or drafts[-1].text; empty: the last message."""
 
-    @field_validator("context")
+    def task_options(self) -> dict[str, Any]:
+        """What goes on record with each task, in its metadata, so that every later run of it is given the same."""
+        options = {"configurable": self.configurable, "answer_path": self.answer_path}
+        return {name: value for name, value in options.items() if value}
+
+    @field_validator("configurable")
+    @classmethod
+    def _can_be_kept(cls, configurable: dict[str, Any]) -> dict[str, Any]:
+        if _holds_none(configurable):
+            raise ConfigError(
+                "A value of configurable holds null, which TOML, in which options are kept, does not have.",
+                "Leave the key out: the graph then has its default.",
+            )
+        return configurable
+
+    @field_validator("context", "configurable")
     @classmethod
     def _holds_no_secret(cls, context: dict[str, Any]) -> dict[str, Any]:
         if (name := _secret_in(context)) is not None:

@@ -18,15 +18,17 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import Any, cast, get_type_hints
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage, convert_to_messages
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.pregel import Pregel
 
-from hrm_agent.errors import ConfigError
+from hrm_agent.errors import ConfigError, nearest
 from hrm_agent.langgraph_format import START
 from hrm_agent.models import invalid_tool_calls
+from hrm_agent.tools.session_variables import MAX_DATA_BYTES, refuse_large
 from hrm_agent.trajectory import (
+    TASK_INPUTS,
     Journal,
     RunStatus,
     StopReason,
@@ -40,7 +42,13 @@ from hrm_agent.trajectory import (
 
 __all__ = [
     "ABORTED",
+    "ANSWER_PATH",
+    "CHECKPOINTER",
+    "CONFIGURABLE",
+    "DATA",
     "HISTORY",
+    "RECORDED",
+    "TEXT_INPUTS",
     "close_tool_calls",
     "fields_of",
     "first_input",
@@ -55,27 +63,73 @@ __all__ = [
 HISTORY = "history"
 """Key in a task's metadata: the turns before it, `{"role": "user" or "assistant", "content": text}` each, for graphs
 whose input has messages."""
+DATA = "data"
+"""Key in a task's metadata: JSON that code can use, for graphs whose state has `variables`. Never the answer."""
+CONFIGURABLE = "configurable"
+"""Key there: what the graph is given as `config["configurable"]`."""
+ANSWER_PATH = "answer_path"
+"""Key there: where in the final state the answer is (`hrm_agent.runtime.execution.answer_path`)."""
+RECORDED = "recorded"
+"""Family of the tasks that a program set, and not a command."""
+CHECKPOINTER = "checkpointer"
+"""Key in their metadata: whose checkpoints the thread has; absent where they are the store's."""
 ABORTED = TurnEnd(status=RunStatus.ABORTED, stop_reason=StopReason.ABORTED)
 _SAID = {"user": HumanMessage, "assistant": AIMessage}
-_INPUTS = ("problem", "question", "task", "input")
+TEXT_INPUTS = ("problem", "question", "task", "input")
+"""Names under which the input of a graph without messages may hold the task as text."""
 _CUT_SHORT = "Not run: the turn was stopped before."
 
 Graph = Pregel[Any, Any, Any, Any]
 
 
-def first_input(graph: Graph, task: TaskRef, thread_id: str) -> dict[str, Any]:
+def first_input(graph: Graph, task: TaskRef, thread_id: str) -> Any:
     """The task in the form that the graph's input has a place for. Raises `ConfigError` where it has none."""
     places = _input_fields(graph)
+    if TASK_INPUTS in task.metadata:
+        return _given_input(task.metadata[TASK_INPUTS], places, thread_id)
     if "messages" in places:
         before = [_SAID[turn["role"]](turn["content"]) for turn in task.metadata.get(HISTORY, ())]
-        return {"messages": [*before, HumanMessage(task.prompt, id=_task_id(thread_id))]}
-    name = next((name for name in _INPUTS if name in places), None)
+        given = {"messages": [*before, HumanMessage(task.prompt, id=_task_id(thread_id))]}
+        return given | (_variables(task) if "variables" in places else {})
+    name = next((name for name in TEXT_INPUTS if name in places), None)
     if name is None:
         raise ConfigError(
-            f"The graph's input has none of messages, {', '.join(_INPUTS)}: there is no place for the task.",
-            "Add `messages: Annotated[list, add_messages]` to its state.",
+            f"The graph's input has none of messages, {', '.join(TEXT_INPUTS)}: there is no place for the task.",
+            "Give the input as JSON, `--input '{\"name\": ...}'`, or add `messages: Annotated[list, add_messages]` to "
+            "its state.",
         )
     return {name: task.prompt}
+
+
+def _variables(task: TaskRef) -> dict[str, Any]:
+    """The data that a task comes with, for graphs whose state has `variables`. Raises `ConfigError` for too much."""
+    if DATA not in task.metadata:
+        return {}
+    variables = {DATA: task.metadata[DATA]}
+    refuse_large(variables, MAX_DATA_BYTES)
+    return {"variables": variables}
+
+
+def _given_input(given: Any, places: Sequence[str], thread_id: str) -> Any:
+    """An input as it was given. LangGraph says nothing of a field that it does not know; that is a mistake here."""
+    if not isinstance(given, Mapping) or START in places:  # of a functional workflow any value
+        return given
+    fields = dict(cast("Mapping[str, Any]", given))
+    for name in fields:
+        if name not in places:
+            raise ConfigError(
+                f"The graph's input has no field {name!r}. {nearest(name, places)}".strip(),
+                f"Its fields: {', '.join(places) or 'none'}.",
+            )
+    if isinstance(fields.get("messages"), list):
+        messages = convert_to_messages(fields["messages"])
+        ids = (content_hash("input", thread_id, place) for place in range(1, len(messages) + 1))
+        named = [m if m.id else m.model_copy(update={"id": own}) for m, own in zip(messages, ids, strict=True)]
+        human = [number for number, message in enumerate(messages) if isinstance(message, HumanMessage)]
+        for number in human[-1:]:
+            named[number] = messages[number].model_copy(update={"id": _task_id(thread_id)})
+        fields["messages"] = named
+    return fields
 
 
 def takes_turns(graph: Graph) -> bool:

@@ -14,11 +14,12 @@ from langgraph.types import Command, Interrupt
 
 from hrm_agent.errors import RunError
 from hrm_agent.langgraph_format import INTERRUPT, namespace_parts
+from hrm_agent.runtime.execution.answer_path import text_at
 from hrm_agent.runtime.execution.conversation import ABORTED, last_answer, turn_input, turns_not_read
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus, StopReason, Trajectory, Turn, TurnEnd
 
-__all__ = ["GraphRun", "OnChunk", "OnEvent", "OnUpdate", "StreamCallbacks"]
+__all__ = ["GraphRun", "OnChunk", "OnEvent", "OnUpdate", "StreamCallbacks", "as_state"]
 
 OnUpdate = Callable[[tuple[str, ...], dict[str, Any]], None]
 """Called with each node's update as it happens: the names of the enclosing subgraphs' nodes, and `{node: update}`."""
@@ -42,12 +43,14 @@ class GraphRun:
     """LangGraph's config, which names the thread and the limit of steps."""
     context: Any
     """LangGraph's run context, of the class that the graph declares; None if it declares none."""
-    graph_input: dict[str, Any] | Command[Any] | None
+    graph_input: Any
     """The input of a thread without checkpoints, or the `Command` that resumes it."""
     record: Trajectory | None
     """The record of a thread that is resumed."""
     answers: bool = False
     """True where `graph_input` resumes a pending interrupt or breakpoint."""
+    answer_path: str = ""
+    """Where in the final state the answer is; empty: the last message, or a field named as one."""
 
     async def answering(self, store: RunStore, answer: Any) -> GraphRun:
         """The same run, resumed with `answer`. Raises `RunError` if it waits for none."""
@@ -66,7 +69,7 @@ class GraphRun:
             return TurnEnd.model_validate(record.model_dump(include=set(TurnEnd.model_fields)))
         snapshot = await graph.aget_state(self.config)
         over = snapshot.values and not snapshot.tasks and not await self._not_read(graph)
-        return self._outcome(snapshot.values) if over else ABORTED
+        return self.outcome(as_state(snapshot.values)) if over else ABORTED
 
     def _in(self, store: RunStore) -> Graph:
         """The graph, over the checkpoints of the store."""
@@ -80,12 +83,12 @@ class GraphRun:
         """The input for a thread that is resumed, or the state of one that has ended."""
         snapshot = await graph.aget_state(self.config)
         if not (snapshot.values or snapshot.tasks):
-            graph_input, turns = cast("dict[str, Any]", self.graph_input), self.record.turns if self.record else ()
+            graph_input, turns = self.graph_input, self.record.turns if self.record else ()
             later: list[Any] = turn_input(turns, {})["messages"]
             return (graph_input | {"messages": [*graph_input["messages"], *later]} if later else graph_input), None
         if unread := await self._not_read(graph):
             return turn_input(unread, snapshot.values), None
-        return None, (snapshot.values if snapshot.values and not snapshot.tasks else None)
+        return None, (as_state(snapshot.values) if snapshot.values and not snapshot.tasks else None)
 
     async def run_to_end(self, store: RunStore, callbacks: StreamCallbacks) -> TurnEnd:
         """Run from the newest checkpoint; a thread that has ended is read back."""
@@ -93,7 +96,7 @@ class GraphRun:
         if self.record is not None and not self.answers:
             graph_input, at_end = await self._where_it_stands(graph)
             if at_end is not None:
-                return self._outcome(at_end)
+                return self.outcome(at_end)
         final: dict[str, Any] = {}
         stream: AsyncIterator[Any] = graph.astream(
             graph_input,
@@ -108,16 +111,16 @@ class GraphRun:
             if mode != "values":
                 callbacks.dispatch(mode, around, data)
             elif not namespace:
-                final = {**final, **data}
+                final = {**final, **as_state(data)}
         if INTERRUPT in final or await self._at_breakpoint(graph):
             return TurnEnd(status=RunStatus.TRUNCATED, stop_reason=StopReason.INTERRUPT, answer=self._answer(final))
-        return self._outcome(final)
+        return self.outcome(final)
 
     async def _at_breakpoint(self, graph: Graph) -> bool:
         stops = graph.interrupt_before_nodes or graph.interrupt_after_nodes
         return bool(stops and (await graph.aget_state(self.config)).next)
 
-    def _outcome(self, final: Mapping[str, Any]) -> TurnEnd:
+    def outcome(self, final: Mapping[str, Any]) -> TurnEnd:
         """A graph may say in `stop_reason` why it stopped. Any value but a `StopReason` counts as ANSWER."""
         said = str(final.get("stop_reason") or "")
         reason = StopReason(said) if said in set(StopReason) else StopReason.ANSWER
@@ -125,6 +128,8 @@ class GraphRun:
         return TurnEnd(status=status, stop_reason=reason, answer=self._answer(final))
 
     def _answer(self, final: Mapping[str, Any]) -> str | None:
+        if self.answer_path:
+            return text_at(final, self.answer_path)
         shown = self.graph.output_channels
         output = {k: v for k, v in final.items() if isinstance(shown, str) or k in shown}
         thread = str(self.config.get("configurable", {}).get("thread_id"))
@@ -132,6 +137,11 @@ class GraphRun:
         if said is not None:
             return said
         return next((str(output[name]) for name in _OUTPUTS if output.get(name) is not None), None)
+
+
+def as_state(values: Any) -> Mapping[str, Any]:
+    """The state as a mapping: of a functional workflow, what it returned is its output."""
+    return cast("Mapping[str, Any]", values) if isinstance(values, Mapping) else {"output": values}
 
 
 class StreamCallbacks(NamedTuple):

@@ -1,20 +1,34 @@
-"""Graphs by name: the built-in ones, and a user's own as `package.module:attribute` or `./file.py:attribute`."""
+"""Graphs by name: the built-in ones, and a user's own as `package.module:attribute` or `./file.py:attribute`.
+
+An attribute may be, as langgraph.json allows: a compiled graph, a `StateGraph`, or a factory: a function of the config
+or of nothing, async or not, that returns a graph or a context manager around one. In Python each of these does in the
+place of a name.
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import inspect
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from langchain_core.runnables import Runnable
 from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 
-from hrm_agent.errors import GraphError, nearest
+from hrm_agent.async_bridge import run_sync
+from hrm_agent.errors import GraphError, HrmError, nearest
 from hrm_agent.import_by_name import import_by_name, search_in
 
-__all__ = ["BUILTIN_GRAPHS", "load_graph"]
+__all__ = ["BUILTIN_GRAPHS", "Graph", "load_graph", "opened_graph", "unnamed"]
+
+Graph = Pregel[Any, Any, Any, Any]
 
 BUILTIN_GRAPHS = {
     "tool_loop": "hrm_agent.graphs.tool_loop:graph",
@@ -31,16 +45,114 @@ _FORMER_MODULES = {
 """Where graphs are that records of version 0.1's beginnings name by another module. A module of the user goes first."""
 
 
-def load_graph(name: str) -> Pregel[Any, Any, Any, Any]:
-    """The compiled graph that `name` names, loaded once; a `StateGraph` is compiled. Raises `GraphError`."""
-    return _load(name, str(Path.cwd()))
+def unnamed(name: str) -> str:
+    """What stands on record for a graph that no imported module holds: `name` is its own, which loads nothing."""
+    return f"({name})"
+
+
+def load_graph(graph: Any, configurable: Mapping[str, Any] | None = None) -> Graph:
+    """The compiled graph that a name names, or that a graph object or a factory is. Raises `GraphError`.
+
+    Each is made once. What a factory made is looked at only: a context around it is over when this returns.
+    `configurable`: what the factory is given as `config["configurable"]`.
+    """
+    found = _found(graph)
+    if isinstance(found, Pregel):
+        return found
+    return _looked_at(found, _label(graph), json.dumps(dict(configurable or {}), sort_keys=True, default=str))
+
+
+@asynccontextmanager
+async def opened_graph(graph: Any, configurable: Mapping[str, Any] | None = None) -> AsyncGenerator[Graph]:
+    """The same to run it, inside the context that its factory opens around it."""
+    found = _found(graph)
+    if isinstance(found, Pregel):
+        yield found
+    else:
+        async with AsyncExitStack() as stack:
+            yield await _made_by(found, dict(configurable or {}), _label(graph), stack)
+
+
+def _found(graph: Any) -> Any:
+    """A compiled graph or a factory."""
+    return _load(graph, str(Path.cwd())) if isinstance(graph, str) else _compiled(graph)
+
+
+def _label(graph: Any) -> str:
+    return graph if isinstance(graph, str) else str(getattr(graph, "__qualname__", type(graph).__name__))
 
 
 @lru_cache(maxsize=32)
-def _load(name: str, folder: str) -> Pregel[Any, Any, Any, Any]:
+def _compiled(found: Any) -> Any:
+    """A builder is compiled once, whoever asks; what is no graph is refused."""
+    if isinstance(found, StateGraph):
+        return found.compile()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    if isinstance(found, Pregel) or _is_factory(found):
+        return found  # pyright: ignore[reportUnknownVariableType]
+    raise GraphError(
+        f"{type(found).__name__} is not a LangGraph graph.", "Give a graph, a factory of one, or its module:attribute."
+    )
+
+
+def _is_factory(found: Any) -> bool:
+    return inspect.isroutine(found) or isinstance(found, functools.partial)
+
+
+@lru_cache(maxsize=32)
+def _looked_at(factory: Any, label: str, configurable: str) -> Graph:
+    async def look() -> Graph:
+        async with AsyncExitStack() as stack:
+            return await _made_by(factory, json.loads(configurable), label, stack)
+
+    return run_sync(look())
+
+
+async def _made_by(factory: Any, configurable: dict[str, Any], label: str, stack: AsyncExitStack) -> Graph:
+    try:
+        made = factory(*_config_for(factory, configurable, label))
+        if inspect.isawaitable(made):
+            made = await made
+        if hasattr(made, "__aenter__"):
+            made = await stack.enter_async_context(made)
+        elif hasattr(made, "__enter__"):
+            made = stack.enter_context(made)
+    except HrmError:
+        raise
+    except Exception as error:
+        raise GraphError(
+            f"The graph factory {label} raised {type(error).__name__}: {error}.",
+            "What it reads from config['configurable'] is given by --config KEY=VALUE.",
+        ) from error
+    graph = _compiled(made) if isinstance(made, StateGraph) else made
+    if not isinstance(graph, Pregel):
+        raise GraphError(f"The graph factory {label} returns {type(made).__name__}, not a LangGraph graph.")
+    return graph
+
+
+def _config_for(factory: Any, configurable: dict[str, Any], label: str) -> list[dict[str, Any]]:
+    """The arguments of a factory: a config, or nothing."""
+    parameters = list(inspect.signature(factory).parameters.values())
+    needed = [each for each in parameters if each.default is each.empty and each.kind < each.VAR_POSITIONAL]
+    if len(needed) > 1 or any(each.name == "runtime" for each in needed):
+        names = ", ".join(each.name for each in needed)
+        raise GraphError(
+            f"The graph factory {label} takes ({names}).", "It may take a config, or nothing: others fill in a server."
+        )
+    takes_config = bool(needed) or bool(parameters and parameters[0].name == "config")
+    return [{"configurable": configurable}] if takes_config else []
+
+
+@lru_cache(maxsize=32)
+def _load(name: str, folder: str) -> Any:
     """`folder` is where the command was typed: names are relative to it."""
     target = BUILTIN_GRAPHS.get(name, name)
     module_name, colon, attribute = target.rpartition(":")
+    if name.startswith("("):
+        raise GraphError(
+            f"The graph {name} was recorded from a program that holds it in no module's attribute, so it has no name "
+            "to load it by.",
+            "Give a graph of the same nodes, as --graph package.module:attribute.",
+        )
     if not colon or not module_name or not attribute:
         raise GraphError(
             f"There is no graph {name!r}. {nearest(name, BUILTIN_GRAPHS)}".strip(),
@@ -48,15 +160,23 @@ def _load(name: str, folder: str) -> Pregel[Any, Any, Any, Any]:
         )
     module = _import(module_name, name, folder)
     found: Any = getattr(module, attribute, None)
-    if isinstance(found, StateGraph):
-        found = found.compile()  # pyright: ignore[reportUnknownMemberType]
-    if not isinstance(found, Pregel):
+    if not isinstance(found, (Pregel, StateGraph)) and not _is_factory(found):
         known = [key for key, value in vars(module).items() if isinstance(value, (Pregel, StateGraph))]
         what = f"is {type(found).__name__}, not a LangGraph graph" if found is not None else "does not exist"
         raise GraphError(
-            f"{attribute!r} in {module_name} {what}.", f"Graphs found there: {', '.join(known) or 'none'}."
+            f"{attribute!r} in {module_name} {what}.",
+            _graph_within(found, attribute) or f"Graphs found there: {', '.join(known) or 'none'}.",
         )
-    return found
+    return _compiled(found)
+
+
+def _graph_within(found: Any, attribute: str) -> str:
+    """What to do with a chain that has a graph among its steps, as libraries of extraction return; empty: no such."""
+    steps: list[Any] = getattr(found, "steps", None) or [] if isinstance(found, Runnable) else []
+    places = [number for number, step in enumerate(steps) if isinstance(step, Pregel)]
+    if not places:
+        return ""
+    return f"A graph is among its steps: add `inner = {attribute}.steps[{places[0]}]` to the file, and name `inner`."
 
 
 def _import(module_name: str, name: str, folder: str) -> ModuleType:

@@ -1,8 +1,9 @@
-"""The checkpoints that led to the newest one of a thread, and which of them a fork took over from another thread."""
+"""The checkpoints that led to the newest one of a thread, in segments; and those that a fork took over."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple
@@ -11,7 +12,27 @@ from hrm_agent.errors import RunError
 from hrm_agent.store import RunStore, StoreSaver
 from hrm_agent.trajectory import Trajectory
 
-__all__ = ["inherited_steps", "lineage"]
+__all__ = ["Segment", "inherited_steps", "lineage", "step_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Part of a lineage: an input, edit or fork, and the checkpoints that followed it."""
+
+    checkpoints: Sequence[CheckpointTuple]
+    """In order: the input, edit or fork first, then those of the steps after it."""
+    last: bool
+    """The trajectory ends with it."""
+    finished: bool
+    """The run had nothing left to do at its end."""
+
+    @property
+    def start(self) -> CheckpointTuple:
+        return self.checkpoints[0]
+
+    @property
+    def end(self) -> CheckpointTuple:
+        return self.checkpoints[-1]
 
 
 def lineage(saver: StoreSaver, thread_id: str) -> list[CheckpointTuple]:
@@ -28,7 +49,7 @@ def lineage(saver: StoreSaver, thread_id: str) -> list[CheckpointTuple]:
 
 def inherited_steps(store: RunStore, fork: Trajectory, line: Sequence[CheckpointTuple]) -> list[tuple[int, str]]:
     """The threads that a fork has behind it, the oldest first, each with the number of its last step on this line."""
-    numbers = {found.checkpoint["id"]: found.metadata.get("step", -1) for found in line}
+    numbers = {found.checkpoint["id"]: step_of(found) for found in line}
     found: list[tuple[int, str]] = []
     while fork.forked_from is not None:
         last = numbers.get(fork.forked_from.checkpoint_id)
@@ -38,3 +59,8 @@ def inherited_steps(store: RunStore, fork: Trajectory, line: Sequence[Checkpoint
         fork = origins[0]
         found.append((last, fork.thread_id))
     return found[::-1]
+
+
+def step_of(found: CheckpointTuple) -> int:
+    """LangGraph's number of the step that led to a checkpoint."""
+    return found.metadata.get("step", -1)

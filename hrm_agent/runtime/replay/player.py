@@ -7,8 +7,8 @@ again.)
 
 A thread is played along its lineage, from the first checkpoint to the newest, in segments: each begins at an input, an
 edit or a fork, which is copied from the store. An `interrupt()` is resumed with the recorded value, found by its task
-path. Not replayed are values that a node takes from a clock or a random generator, and calls that are not LangChain's;
-message ids that LangGraph draws at random are compared up to renaming.
+path. What nodes took from the clock, `uuid` and `random` is given back (`hrm_agent.draws`). Not replayed are calls that
+are not LangChain's; ids that LangGraph draws at random are compared up to renaming.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -27,15 +27,18 @@ from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.pregel import Pregel
 from langgraph.types import Command
 
+from hrm_agent.draws import record_draws
 from hrm_agent.errors import GraphError, HrmError
 from hrm_agent.langgraph_format import ERROR, INTERRUPT, NULL_TASK, RESUME
 from hrm_agent.models import using_policy
 from hrm_agent.models.external_models import record_external_models
-from hrm_agent.runtime.episode import CONTEXT, Episode, EpisodeRunner, run_context
+from hrm_agent.runtime.episode import CONFIGURABLE, CONTEXT, Episode, EpisodeRunner, run_context
 from hrm_agent.runtime.execution.loading import load_graph
-from hrm_agent.runtime.replay.checkpoint_diff import same_next_tasks, state_changes
+from hrm_agent.runtime.replay.checkpoint_diff import Change, same_next_tasks, state_changes
 from hrm_agent.runtime.replay.effects import EffectRefused, Effects, watching
-from hrm_agent.runtime.replay.lineage import inherited_steps, lineage
+from hrm_agent.runtime.replay.ignored_paths import Ignored, IgnoredPath
+from hrm_agent.runtime.replay.learned_ids import RecordedStates, learner
+from hrm_agent.runtime.replay.lineage import Segment, inherited_steps, lineage, step_of
 from hrm_agent.runtime.replay.recorded_answers import (
     AdoptingRecording,
     NotRecorded,
@@ -44,6 +47,10 @@ from hrm_agent.runtime.replay.recorded_answers import (
     UnrecordedRequest,
     recorded_answers,
 )
+from hrm_agent.runtime.replay.recorded_draws import RecordedDraws
+from hrm_agent.runtime.replay.renaming import Renaming
+from hrm_agent.runtime.replay.request_diff import template_texts
+from hrm_agent.runtime.replay.request_match import RequestMatch
 from hrm_agent.runtime.replay.result import Divergence, Replay, ReplayVerdict
 from hrm_agent.runtime.replay.task_path import TaskPath, TaskPathResolver
 from hrm_agent.runtime.time_travel.fork import fork
@@ -66,6 +73,7 @@ def replay(
     live_after: EpisodeRunner | None = None,
     thread: str | None = None,
     refuse_effects: bool = False,
+    ignore: Sequence[IgnoredPath] = (),
 ) -> Replay:
     """Play a stored run again.
 
@@ -73,11 +81,11 @@ def replay(
     recorded one. `live_after`: if the graph asks something that is not on record, continue from there with this runner
     on a new thread of this store, named `thread`; without it nothing is written to the store. What nodes themselves do
     outside of the record is done again, and listed in `Replay.effects`; with `refuse_effects` the replay ends where a
-    node is about to do it (`hrm_agent.runtime.replay.effects` says what is seen). Raises `RunError` for a thread
-    without checkpoints.
+    node is about to do it (`hrm_agent.runtime.replay.effects` says what is seen). `ignore`: paths whose differences do
+    not count (`hrm_agent.runtime.replay.ignored_paths`). Raises `RunError` for a thread without checkpoints.
     """
     options: dict[str, Any] = {"graph": graph, "context": context, "live_after": live_after, "thread": thread}
-    return asyncio.run(replay_async(store, trajectory_id, **options, refuse_effects=refuse_effects))
+    return asyncio.run(replay_async(store, trajectory_id, **options, refuse_effects=refuse_effects, ignore=ignore))
 
 
 async def replay_async(
@@ -89,13 +97,14 @@ async def replay_async(
     live_after: EpisodeRunner | None = None,
     thread: str | None = None,
     refuse_effects: bool = False,
+    ignore: Sequence[IgnoredPath] = (),
 ) -> Replay:
     """`replay`, inside an event loop."""
     trajectory = store.journal.trajectory(trajectory_id)
     name = graph if isinstance(graph, str) else trajectory.graph
-    compiled = graph if isinstance(graph, Pregel) else load_graph(name)
+    compiled = graph if isinstance(graph, Pregel) else load_graph(name, trajectory.task.metadata.get(CONFIGURABLE))
     effects = Effects(refuse_effects)
-    player = ReplayRun(store, trajectory, compiled, context, effects)
+    player = ReplayRun(store, trajectory, compiled, context, effects, Ignored(ignore))
     found = replace(await player.play(), graph=name, effects=tuple(effects.found))
     if found.divergence is None or live_after is None:
         return found
@@ -113,26 +122,6 @@ class _Silent(BaseChatModel):
         raise GraphError("A replay asks no model.")
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Part of a lineage: an input, edit or fork, and the checkpoints that followed it."""
-
-    checkpoints: Sequence[CheckpointTuple]
-    """In order: the input, edit or fork first, then those of the steps after it."""
-    last: bool
-    """The trajectory ends with it."""
-    finished: bool
-    """The run had nothing left to do at its end."""
-
-    @property
-    def start(self) -> CheckpointTuple:
-        return self.checkpoints[0]
-
-    @property
-    def end(self) -> CheckpointTuple:
-        return self.checkpoints[-1]
-
-
 class ReplayRun:
     """One trajectory on its way through the graph."""
 
@@ -143,14 +132,17 @@ class ReplayRun:
         graph: Graph,
         context: Mapping[str, Any] | None,
         effects: Effects,
+        ignored: Ignored,
     ) -> None:
-        self._effects = effects
+        self._effects, self._ignored, self._renaming = effects, ignored, Renaming()
         self._store, self._trajectory, self._graph = store, trajectory, graph
         self._saver: StoreSaver = store.checkpointer.allowing(graph)
         self._places = TaskPathResolver(self._saver, trajectory.thread_id, graph)
         self._line = lineage(self._saver, trajectory.thread_id)
+        self._states = RecordedStates(self._saver, self._line, self._places)
         self._given_context = context
         self._resumed = self._recorded_resumes()
+        self._draws = store.journal.draws_of(trajectory)
         self._inherited_steps = inherited_steps(store, trajectory, self._line)
         self._last_matching = self._line[0]
         """The newest recorded checkpoint that the replay reached with an equal state."""
@@ -159,6 +151,7 @@ class ReplayRun:
         """The result over all segments."""
         record_external_models()
         record_external_tools()
+        record_draws()
         with using_policy(_Silent()):
             try:
                 segments = await self._segments()
@@ -176,16 +169,17 @@ class ReplayRun:
         """Up to the first that does not end as it did."""
         total = Replay(self._trajectory, "", ReplayVerdict.EQUAL)
         for segment in segments:
+            self._renaming.restart()
             found = await self._play(segment)
             total = replace(
                 found,
                 checkpoints=total.checkpoints + found.checkpoints,
-                random_ids=total.random_ids + found.random_ids,
                 unused=total.unused + found.unused,
             )
             if not total.equal:
                 break
-        return total
+        ignored = {"ignored": self._ignored.differences, "unmatched": self._ignored.unmatched}
+        return replace(total, renamed_ids=self._renaming.count, **ignored)
 
     async def continue_live(self, runner: EpisodeRunner, graph: str, thread: str | None) -> Trajectory:
         """Continue on a new thread from the last equal checkpoint, reusing later recorded answers that still fit."""
@@ -199,9 +193,10 @@ class ReplayRun:
             policy=runner.policy,
         )
         steps = {found.checkpoint["id"] for found in self._line}
-        answers = self._answers(steps - self._before_last_matching())
+        since = steps - self._before_last_matching()
+        answers, draws = self._answers(since), RecordedDraws(self._draws, since, self._places)
         paths = TaskPathResolver(self._saver, episode.thread_id, self._graph)
-        own = replace(runner, record=partial(AdoptingRecording, answers=answers, paths=paths))
+        own = replace(runner, record=partial(AdoptingRecording, answers=answers, draws=draws, paths=paths))
         return await own.run(episode)
 
     def _before_last_matching(self) -> set[str]:
@@ -211,8 +206,8 @@ class ReplayRun:
     def _number(self, wanted: CheckpointTuple) -> int:
         return next(i for i, found in enumerate(self._line) if found is wanted)
 
-    def _answers(self, steps: set[str]) -> RecordedAnswers:
-        return recorded_answers(self._trajectory.calls, self._trajectory.tool_calls, steps, self._places)
+    def _answers(self, steps: set[str], loosely: RequestMatch | None = None) -> RecordedAnswers:
+        return recorded_answers(self._trajectory.calls, self._trajectory.tool_calls, steps, self._places, loosely)
 
     # what is on record
 
@@ -251,13 +246,16 @@ class ReplayRun:
 
     async def _play(self, segment: Segment) -> Replay:
         stop_at = self._stop_at(segment)
-        if stop_at == _step(segment.start):
+        if stop_at == step_of(segment.start):
             return Replay(self._trajectory, "", ReplayVerdict.EQUAL, checkpoints=1)
         scratch = ScratchSaver(self._saver, segment.start, stop_at)
         played = segment.checkpoints if stop_at is None else segment.checkpoints[:-1]
-        answers = self._answers({found.checkpoint["id"] for found in played})
+        steps = {found.checkpoint["id"] for found in played}
         paths = TaskPathResolver(scratch, self._trajectory.thread_id, self._graph)
-        error, asked = await self._run(segment, scratch, answers, paths)
+        learn = learner(self._states, scratch, paths, self._renaming)
+        match = RequestMatch(self._renaming, self._ignored, template_texts(self._store), learn)
+        answers, draws = self._answers(steps, match), RecordedDraws(self._draws, steps, self._places)
+        error, asked = await self._run(segment, scratch, answers, draws, paths)
         if asked is not None and self._record_ends_at(segment, scratch, asked, answers):
             asked, error = None, None
         return self._judge(segment, scratch, answers, error, asked)
@@ -272,10 +270,15 @@ class ReplayRun:
         tried = {channel for _, channel, _ in segment.end.pending_writes or ()} & {INTERRUPT, ERROR}
         reason = self._trajectory.stop_reason
         cut = reason not in (StopReason.RECURSION_LIMIT, StopReason.INTERRUPT)
-        return None if segment.last and (tried or cut) else _step(segment.end)
+        return None if segment.last and (tried or cut) else step_of(segment.end)
 
     async def _run(
-        self, segment: Segment, scratch: ScratchSaver, answers: RecordedAnswers, paths: TaskPathResolver
+        self,
+        segment: Segment,
+        scratch: ScratchSaver,
+        answers: RecordedAnswers,
+        draws: RecordedDraws,
+        paths: TaskPathResolver,
     ) -> tuple[Exception | None, UnrecordedRequest | None]:
         """Run the segment; returns what the graph raised, and the request that is not on record."""
         said = self._context(segment.end)
@@ -283,12 +286,12 @@ class ReplayRun:
         free = {"checkpointer": scratch, "interrupt_before_nodes": [], "interrupt_after_nodes": []}
         graph, context = self._graph.copy(update=free), run_context(self._graph, episode)
         config: RunnableConfig = {
-            "configurable": {"thread_id": self._trajectory.thread_id},
+            "configurable": episode.configurable,
             "recursion_limit": 2 * len(segment.checkpoints) + 50,
         }
         given: Command[Any] | None = None
         while True:
-            replaying = ReplayRecording(answers, paths, self._inherited_steps)
+            replaying = ReplayRecording(answers, draws, paths, self._inherited_steps)
             try:
                 with recording(replaying), watching(self._effects):
                     async for _ in graph.astream(given, config, context=context, durability="sync"):
@@ -316,7 +319,7 @@ class ReplayRun:
     def _write_commands(self, segment: Segment, scratch: ScratchSaver) -> bool:
         """Write what a recorded `Command` wrote at this checkpoint. True if there was one."""
         head = scratch.head
-        there = next((found for found in segment.checkpoints[:-1] if _step(found) == _step(head)), None)
+        there = next((found for found in segment.checkpoints[:-1] if step_of(found) == step_of(head)), None)
         writes = [] if there is None else [(c, v) for task, c, v in there.pending_writes or () if task == NULL_TASK]
         writes = [(channel, value) for channel, value in writes if channel != RESUME]
         known = [channel for task, channel, _ in head.pending_writes or () if task == NULL_TASK]
@@ -329,11 +332,11 @@ class ReplayRun:
         self, segment: Segment, scratch: ScratchSaver, asked: UnrecordedRequest, answers: RecordedAnswers
     ) -> bool:
         """True if the recorded run was killed before this was answered, and all its answers are used."""
-        step = _step(segment.end)
+        step = step_of(segment.end)
         if segment.finished or not segment.last or asked.place[0].step != step + 1:
             return False
         now = scratch.at(step)
-        alike = now is not None and same_next_tasks(self._saver.serde, segment.end, now, {})
+        alike = now is not None and same_next_tasks(self._saver.serde, segment.end, now, self._renaming.equal)
         return alike and not answers.left_at(asked.place)
 
     # judging
@@ -346,10 +349,9 @@ class ReplayRun:
         error: Exception | None,
         asked: UnrecordedRequest | None,
     ) -> Replay:
-        ids = dict[str, str]()
-        compared, step = self._compare_steps(segment, scratch, ids)
-        at_end = scratch.head if segment.finished else scratch.at(_step(segment.end)) or scratch.head
-        found = state_changes(self._saver.serde, segment.end, at_end, ids)
+        compared, step = self._compare_steps(segment, scratch)
+        at_end = scratch.head if segment.finished else scratch.at(step_of(segment.end)) or scratch.head
+        found = self._changes(segment.end, at_end)
         ended = "" if asked is not None else self._ended_otherwise(segment, error)
         verdict, divergence = ReplayVerdict.DIFFERS if found or ended else ReplayVerdict.EQUAL, None
         if asked is not None:
@@ -362,7 +364,6 @@ class ReplayRun:
             "",
             verdict,
             checkpoints=compared,
-            random_ids=len(ids),
             unused=len(answers.calls) + len(answers.tool_calls),
             divergence=divergence,
             step=step if verdict is ReplayVerdict.DIFFERS else None,
@@ -370,18 +371,21 @@ class ReplayRun:
             ended=ended,
         )
 
-    def _compare_steps(self, segment: Segment, scratch: ScratchSaver, ids: dict[str, str]) -> tuple[int, int | None]:
+    def _compare_steps(self, segment: Segment, scratch: ScratchSaver) -> tuple[int, int | None]:
         """How many checkpoints could be compared, and the first step whose state differs."""
         compared, first = 1, None
         for recorded in segment.checkpoints[1:]:
-            now = scratch.at(_step(recorded))
+            now = scratch.at(step_of(recorded))
             if now is None:
                 break
-            differs, compared = state_changes(self._saver.serde, recorded, now, ids), compared + 1
-            first = _step(recorded) if differs and first is None else first
-            if first is None and same_next_tasks(self._saver.serde, recorded, now, ids):
+            differs, compared = self._changes(recorded, now), compared + 1
+            first = step_of(recorded) if differs and first is None else first
+            if first is None and same_next_tasks(self._saver.serde, recorded, now, self._renaming.equal):
                 self._last_matching = recorded
         return compared, first
+
+    def _changes(self, recorded: CheckpointTuple, now: CheckpointTuple) -> tuple[Change, ...]:
+        return state_changes(self._saver.serde, recorded, now, self._renaming.equal, self._ignored)
 
     def _ended_otherwise(self, segment: Segment, error: Exception | None) -> str:
         """How the graph's end differs from the recorded one; empty if it does not."""
@@ -393,7 +397,3 @@ class ReplayRun:
         if raised == expected or (segment.last and error is not None and not segment.finished and not failed):
             return ""
         return f"it raised {raised}" if raised else f"it did not raise {expected}"
-
-
-def _step(found: CheckpointTuple) -> int:
-    return found.metadata.get("step", -1)

@@ -1,10 +1,11 @@
 """Matches the requests of a replayed graph with recorded answers.
 
-A recorded answer fits a request with the same messages and tools (of a model call) or the same name and arguments (of
-a tool call). Sampling parameters are not compared, since the limits of a run are not part of its graph. If several fit,
-the one from the same task path is given (`hrm_agent.runtime.replay.task_path`), then one from the same nodes in another
-step, then the oldest; each only once. So parallel branches with equal requests get their own answers, and a node added
-before them changes nothing.
+A recorded answer fits a request with the same messages and tools (of a model call) or the same name and arguments (of a
+tool call); where none does, one that differs by generated ids alone (`hrm_agent.runtime.replay.request_match`).
+Sampling parameters are not compared, since the limits of a run are not part of its graph. If several fit, the one from
+the same task path is given (`hrm_agent.runtime.replay.task_path`), then one from the same nodes in another step, then
+the oldest; each only once. So parallel branches with equal requests get their own answers, and a node added before them
+changes nothing.
 """
 
 from __future__ import annotations
@@ -21,13 +22,17 @@ from langgraph.errors import GraphBubbleUp
 
 from hrm_agent.langgraph_format import namespace_around
 from hrm_agent.models.call_recording import CALL_ID, THREAD_ID
+from hrm_agent.runtime.replay.recorded_draws import RecordedDraws
+from hrm_agent.runtime.replay.request_match import RequestMatch
 from hrm_agent.runtime.replay.task_path import TaskPath, TaskPathResolver, without_steps
 from hrm_agent.trajectory import (
     Call,
     GraphIdentity,
     Journal,
     MemoryJournal,
+    OpenDraws,
     Recording,
+    TaskDraws,
     ToolCall,
     call_id,
     content_hash,
@@ -75,10 +80,13 @@ class RecordedAnswers:
     """Unused model calls, each with the path of its task."""
     tool_calls: list[tuple[TaskPath, ToolCall]]
     """Unused tool calls, each with the path of its task."""
-    given: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
-    """Model calls given out, by id of the task that asked: a task that runs again after an interrupt asks again."""
+    given: dict[str, list[tuple[Call, Call]]] = field(default_factory=lambda: defaultdict(list))
+    """Model calls given out, as recorded and as given, by id of the task that asked: one that runs again after an
+    interrupt asks again."""
     given_tools: dict[str, ToolCall] = field(default_factory=dict[str, ToolCall])
     """Tool calls given out, by the id that their records would have now."""
+    loosely: RequestMatch | None = None
+    """Finds an answer to a request that is not on record word for word; None: there is none."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while an answer is looked up: parallel branches may ask from several threads."""
 
@@ -88,10 +96,27 @@ class RecordedAnswers:
         def fit(call: Call) -> tuple[bool, ...]:
             return call.request_hash == request_hash, call.identity.attempt == asked.identity.attempt
 
+        match = self.loosely
+        if match is not None:
+            match.learn()
         found = _best(self.calls, asked.place, lambda call: says_the_same(call, asked), fit)
-        if found is not None:
-            self.given[asked.identity.task_id].append(found)
-        return found
+        if found is None and match is not None:
+            found = _best(self.calls, asked.place, lambda call: self._like(call, asked), fit)
+            if found is not None:
+                match.note(found, asked.messages, asked.tools, same_tools=_same_tools(found, asked))
+        if found is None:
+            return None
+        answer = found if match is None else match.answer(found)
+        self.given[asked.identity.task_id].append((found, answer))
+        return answer
+
+    def fits(self, call: Call, asked: UnrecordedRequest) -> bool:
+        """True if a recorded call answers a request."""
+        return says_the_same(call, asked) or self._like(call, asked)
+
+    def _like(self, call: Call, asked: UnrecordedRequest) -> bool:
+        match, tools = self.loosely, _same_tools(call, asked)
+        return match is not None and match.same(call, asked.messages, asked.tools, same_tools=tools)
 
     def take_tool_call(self, asked: UnrecordedRequest, started: ToolCall) -> ToolCall | None:
         """The finished record of a tool call."""
@@ -99,15 +124,27 @@ class RecordedAnswers:
         def same(call: ToolCall) -> bool:
             return (call.name, call.arguments) == (started.name, started.arguments)
 
-        found = _best(self.tool_calls, asked.place, same, lambda call: (call.tool_call_id == started.tool_call_id,))
-        if found is not None:
-            self.given_tools[started.id] = found
-        return found
+        def fit(call: ToolCall) -> tuple[bool, ...]:
+            return (call.tool_call_id == started.tool_call_id,)
+
+        match = self.loosely
+        if match is not None:
+            match.learn()
+        found = _best(self.tool_calls, asked.place, same, fit)
+        if found is None and match is not None:
+            found = _best(self.tool_calls, asked.place, lambda call: match.same_tool_call(call, started), fit)
+            if found is not None:
+                match.note_tool_call(found, started)
+        if found is None:
+            return None
+        answer = found if match is None else match.tool_answer(found)
+        self.given_tools[started.id] = answer
+        return answer
 
     def nearest(self, asked: UnrecordedRequest) -> Call | ToolCall | None:
         """The record from the same place, to compare with: an unused one, else one that was given out."""
         tool = asked.tool_call is not None
-        dealt = [*self.given_tools.values()] if tool else [call for calls in self.given.values() for call in calls]
+        dealt = [*self.given_tools.values()] if tool else [call for calls in self.given.values() for call, _ in calls]
         left = [record for _, record in (self.tool_calls if tool else self.calls)]
         node = asked.identity.node
         for records in (left, dealt):
@@ -123,9 +160,12 @@ class RecordedAnswers:
 
 def says_the_same(call: Call, asked: UnrecordedRequest) -> bool:
     """Messages and tools are those that `call` answered. Its hash is over both the messages and the answer."""
-    if call.tools_hash not in (content_hash(asked.tools), content_hash(_common_form(asked.tools))):
-        return False
-    return call.context_hash == context_hash([*asked.messages, AIMessage.model_validate(call.response)])
+    messages = [*asked.messages, AIMessage.model_validate(call.response)]
+    return _same_tools(call, asked) and call.context_hash == context_hash(messages)
+
+
+def _same_tools(call: Call, asked: UnrecordedRequest) -> bool:
+    return call.tools_hash in (content_hash(asked.tools), content_hash(_common_form(asked.tools)))
 
 
 def _common_form(tools: Sequence[Any]) -> list[Any]:
@@ -163,10 +203,15 @@ class ReplayRecording(Recording):
     """Nothing may be asked or run, not even what failed."""
 
     def __init__(
-        self, answers: RecordedAnswers, paths: TaskPathResolver, inherited_steps: Sequence[tuple[int, str]] = ()
+        self,
+        answers: RecordedAnswers,
+        draws: RecordedDraws,
+        paths: TaskPathResolver,
+        inherited_steps: Sequence[tuple[int, str]] = (),
     ) -> None:
         """`inherited_steps`: the threads that a fork has behind it, the oldest first, each with its last step."""
         super().__init__(MemoryJournal())
+        self._recorded = draws
         self._inherited_steps = inherited_steps
         self.unanswered: UnrecordedRequest | None = None
         self._answers, self._places = answers, paths
@@ -179,10 +224,11 @@ class ReplayRecording(Recording):
         with self._answers.lock:
             self._refuse_more()
             before = self._again.get(identity.task_id, [])
-            again = next((call for call in before if says_the_same(call, asked)), None)
+            again = next((pair for pair in before if self._answers.fits(pair[0], asked)), None)
             if again is not None:
                 before.remove(again)
-            return again or self._answers.take(asked, request_hash) or self._stop(asked)
+                return again[1]
+            return self._answers.take(asked, request_hash) or self._stop(asked)
 
     def claim_tool_call(self, started: ToolCall) -> ToolCall | None:
         asked = UnrecordedRequest(started.identity, self._places.of(started.identity), tool_call=started)
@@ -190,6 +236,9 @@ class ReplayRecording(Recording):
             self._refuse_more()
             again = self._answers.given_tools.get(started.id)
             return again or self._answers.take_tool_call(asked, started) or self._stop(asked)
+
+    def _open_draws(self, identity: GraphIdentity) -> OpenDraws:
+        return OpenDraws(identity, self._recorded.of(identity, self._places.of(identity)))
 
     def thread_of_step(self, thread_id: str, step: int) -> str:
         return next((thread for last, thread in self._inherited_steps if step <= last), thread_id)
@@ -213,10 +262,11 @@ class AdoptingRecording(Recording):
         inherited: Collection[str],
         *,
         answers: RecordedAnswers,
+        draws: RecordedDraws,
         paths: TaskPathResolver,
     ) -> None:
         super().__init__(journal, seed, inherited)
-        self._answers, self._places = answers, paths
+        self._answers, self._places, self._others = answers, paths, draws
         self._own: dict[str, str] = {}
 
     def claim(
@@ -244,6 +294,15 @@ class AdoptingRecording(Recording):
         self.journal.write_tool_call(adopted)
         return adopted
 
+    def _draws_on_record(self, identity: GraphIdentity) -> TaskDraws | None:
+        own = super()._draws_on_record(identity)
+        found = None if own is not None else self._others.of(identity, self._places.of(identity))
+        if found is None:
+            return own
+        adopted = found.model_copy(update={"identity": identity})
+        self.journal.write_draws(identity.thread_id, adopted.key, lambda: adopted)
+        return adopted
+
     def _adopted(self, call: Call, identity: GraphIdentity, index: int, request_hash: str) -> Call:
         """The same tokens and the same answer, under this thread's ids: later calls extend it."""
         own = self._own[call.id] = call_id(identity.thread_id, identity.task_id, index)
@@ -261,7 +320,11 @@ class AdoptingRecording(Recording):
 
 
 def recorded_answers(
-    calls: Iterable[Call], tool_calls: Iterable[ToolCall], steps: set[str], paths: TaskPathResolver
+    calls: Iterable[Call],
+    tool_calls: Iterable[ToolCall],
+    steps: set[str],
+    paths: TaskPathResolver,
+    loosely: RequestMatch | None = None,
 ) -> RecordedAnswers:
     """The answers of the steps that began at the checkpoints `steps`. Old records do not tell of subgraphs."""
 
@@ -273,4 +336,5 @@ def recorded_answers(
     return RecordedAnswers(
         [(paths.of(call.identity), call) for call in calls if within(call.identity)],
         [(paths.of(call.identity), call) for call in tool_calls if within(call.identity) and call.status is not None],
+        loosely=loosely,
     )

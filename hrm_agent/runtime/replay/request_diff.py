@@ -1,7 +1,8 @@
 """What a graph asks now beside what it asked when it was recorded, as a diff that a person can read.
 
-Where the record holds the messages, they are compared as text. A policy's request is held as token ids, so both sides
-are compared in the words of its chat template: the policy's tokenizer is loaded for it, never its weights.
+Messages and tools are compared as text. A policy's request in a record of an earlier version is held as token ids
+alone, so both sides are compared in the words of its chat template: the policy's tokenizer is loaded for it, never its
+weights.
 """
 
 from __future__ import annotations
@@ -9,20 +10,22 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, cast
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.messages.utils import convert_to_messages
 
 from hrm_agent.errors import HrmError
-from hrm_agent.models.call_recording import plain
+from hrm_agent.models.call_recording import offered, plain
 from hrm_agent.models.engine import Codec
 from hrm_agent.models.policy_loader import load_codec
 from hrm_agent.runtime.replay.recorded_answers import UnrecordedRequest
+from hrm_agent.runtime.replay.request_match import TemplateTexts
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import Call, ToolCall
 
-__all__ = ["request_diff"]
+__all__ = ["request_diff", "template_texts"]
 
 
 def request_diff(store: RunStore, asked: UnrecordedRequest, nearest: Call | ToolCall | None) -> list[str]:
@@ -34,19 +37,33 @@ def request_diff(store: RunStore, asked: UnrecordedRequest, nearest: Call | Tool
         return _diff([], list(_message_lines(asked.messages)))
     if nearest.request is not None:
         sent = convert_to_messages([dict(message) for message in nearest.request])
-        return _diff(list(_message_lines(sent)), list(_message_lines(asked.messages)))
+        then = [*_offer_lines(nearest.tools or ()), *_message_lines(sent)]
+        now = list(_offer_lines(offered(asked.tools))) if nearest.tools is not None else []
+        return _diff(then, [*now, *_message_lines(asked.messages)])
     try:
-        return _diff(*_in_template(store, load_codec(nearest.model), asked, nearest))
+        then, now = _in_template(store, load_codec(nearest.model), nearest, asked.messages, asked.tools)
+        return _diff(then.splitlines(), now.splitlines())
     except HrmError as error:
         return [f"(The recorded request is held as tokens of {nearest.model}, which cannot be read: {error})"]
 
 
-def _in_template(store: RunStore, codec: Codec, asked: UnrecordedRequest, nearest: Call) -> tuple[list[str], list[str]]:
-    """Both requests as the policy reads them, without the recorded answer."""
-    path = store.journal.path_tokens(nearest.id)
-    then = path[: len(path) - nearest.sampled_tokens]
-    now = codec.encode(asked.messages, asked.tools)
-    return codec.decode(then).splitlines(), codec.decode(now).splitlines()
+def template_texts(store: RunStore) -> TemplateTexts:
+    """For `RequestMatch`: each tokenizer is loaded once."""
+    codecs = lru_cache(load_codec)
+
+    def texts(call: Call, messages: Sequence[BaseMessage], tools: Sequence[Any]) -> tuple[str, str]:
+        return _in_template(store, codecs(call.model), call, messages, tools)
+
+    return texts
+
+
+def _in_template(
+    store: RunStore, codec: Codec, call: Call, messages: Sequence[BaseMessage], tools: Sequence[Any]
+) -> tuple[str, str]:
+    """A recorded request and the one of now as the policy reads them, without the recorded answer."""
+    path = store.journal.path_tokens(call.id)
+    then = path[: len(path) - call.sampled_tokens]
+    return codec.decode(then), codec.decode(codec.encode(messages, tools))
 
 
 def _message_lines(messages: Sequence[BaseMessage]) -> Iterator[str]:
@@ -58,6 +75,10 @@ def _message_lines(messages: Sequence[BaseMessage]) -> Iterator[str]:
             yield json.dumps(plain(message.content), ensure_ascii=False)
         for call in message.tool_calls if isinstance(message, AIMessage) else ():
             yield f"> {call['name']}: {json.dumps(call['args'], ensure_ascii=False)}"
+
+
+def _offer_lines(tools: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    yield from (f"[offers] {json.dumps(tool, ensure_ascii=False)}" for tool in tools)
 
 
 def _tool_lines(call: ToolCall) -> Iterator[str]:

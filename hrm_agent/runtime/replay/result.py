@@ -54,8 +54,12 @@ class Replay:
     """Whether the graph still does what it did."""
     checkpoints: int = 0
     """Number of checkpoints compared."""
-    random_ids: int = 0
-    """Message ids that LangGraph drew at random, and that therefore differ."""
+    renamed_ids: int = 0
+    """Generated ids that are others than they were, one to one (`hrm_agent.runtime.replay.renaming`)."""
+    ignored: tuple[str, ...] = ()
+    """Differences at paths that were to be ignored, in words."""
+    unmatched: tuple[str, ...] = ()
+    """Paths that were to be ignored, and that led nowhere."""
     unused: int = 0
     """Recorded answers that were not asked for."""
     divergence: Divergence | None = None

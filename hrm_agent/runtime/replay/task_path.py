@@ -68,6 +68,12 @@ class TaskPathResolver:
         node, index = self._made_by(namespace, checkpoint_id, task_id, "")
         return (*self._around(namespace, checkpoint_id, ""), PathStep(step, node, index))
 
+    def of_checkpoint(self, found: CheckpointTuple) -> TaskPath:
+        """Of a graph's checkpoint: the tasks around the graph, and the step that led to it, of no node."""
+        configured = found.config.get("configurable", {})
+        around = self._around(configured["checkpoint_ns"], configured["checkpoint_id"], "")
+        return (*around, PathStep(found.metadata.get("step", -1), "", ""))
+
     def _around(self, namespace: str, checkpoint_id: str, root: str) -> Iterator[PathStep]:
         """The tasks around a graph."""
         found = self._checkpoint(namespace, checkpoint_id)

@@ -56,8 +56,7 @@ def finish_reason(trajectory: Trajectory) -> str:
 
 def usage(trajectory: Trajectory) -> dict[str, int]:
     """Tokens of all calls of the run, of whichever role: what the answer cost."""
-    counts = [call.response.get("usage_metadata") or {} for call in trajectory.own_calls]
-    asked, sampled = (sum(int(count.get(name, 0)) for count in counts) for name in ("input_tokens", "output_tokens"))
+    asked, sampled = trajectory.used.input_tokens or 0, trajectory.used.output_tokens or 0
     return {"prompt_tokens": asked, "completion_tokens": sampled, "total_tokens": asked + sampled}
 
 

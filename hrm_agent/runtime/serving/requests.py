@@ -23,7 +23,7 @@ from hrm_agent.runtime.episode import HISTORY
 from hrm_agent.trajectory import Sampling, TaskRef
 from hrm_agent.unicode import without_surrogates
 
-__all__ = ["ChatRequest", "RefusedError", "read_request"]
+__all__ = ["ChatRequest", "RefusedError", "read_request", "refusal"]
 
 MAX_MESSAGES = 1000
 MAX_STOPS = 4
@@ -146,7 +146,7 @@ def read_request(body: Any) -> ChatRequest:
     try:
         read = _Body.model_validate(_supported(body))
     except ValidationError as error:
-        raise _refusal(error) from None
+        raise refusal(error) from None
     for name in read.context:
         if name in _THE_SERVERS:
             raise RefusedError(400, "The server decides which models and sources are used.", param=f"context.{name}")
@@ -194,7 +194,7 @@ def _turns(messages: list[_Message]) -> tuple[str, tuple[dict[str, str], ...]]:
     return "\n\n".join([*filter(str.strip, said), messages[-1].text]), tuple(turns)
 
 
-def _refusal(error: ValidationError) -> RefusedError:
+def refusal(error: ValidationError) -> RefusedError:
     """The first thing that is wrong, without what was sent."""
     first = error.errors(include_url=False, include_input=False)[0]
     param = ".".join(str(part) for part in first["loc"] if part != "")

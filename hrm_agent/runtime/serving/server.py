@@ -2,6 +2,7 @@
 
     POST /v1/chat/completions   a conversation -> the answer of a run, whole or as server-sent events
     GET  /v1/models             the graphs that are served, as OpenAI lists models; /v1/models/NAME is one of them
+    POST /v1/feedback           what a person says of a run, by its thread, see `hrm_agent.runtime.serving.feedback`
     GET  /health                that this is such a server, and its version; the only one without a token
 
 Who holds the token may have the served graphs run, with the server's policy, and read back threads whose names are
@@ -33,6 +34,7 @@ from hrm_agent import __version__
 from hrm_agent.errors import ConfigError, HrmError, ModelError, StoreFullError
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.serving.answers import chunk, completion, error_body, model_card, usage_chunk
+from hrm_agent.runtime.serving.feedback import add_feedback
 from hrm_agent.runtime.serving.requests import ChatRequest, RefusedError, read_request
 from hrm_agent.runtime.serving.runs import AnswerStream, Chats
 from hrm_agent.strict_json import to_json
@@ -88,7 +90,7 @@ class ChatService:
     ) -> None:
         """`hosts`: what a request's Host header may say; anything if empty. `context`: see `Chats`."""
         self.chats = Chats(runner, graphs, concurrency, context)
-        self._started = time.time()
+        self._started, self._store = time.time(), runner.store
         self.app = application(
             one_token(token), hosts, request_bytes, lambda error, request: _error(_refusal(error, request))
         )
@@ -99,6 +101,7 @@ class ChatService:
                 web.get("/v1/models", self._models, allow_head=False),
                 web.get("/v1/models/{name:(?s:.*)}", self._model, allow_head=False),
                 web.post("/v1/chat/completions", self._complete),
+                web.post("/v1/feedback", self._feedback),
             ],
         )
 
@@ -126,6 +129,10 @@ class ChatService:
             answer = json_answer(completion(ended, stream_out.content(ended)))
             answer.headers[THREAD_HEADER] = episode.thread_id
             return answer
+
+    async def _feedback(self, request: web.Request) -> web.StreamResponse:
+        body = await body_of(request)
+        return json_answer(await asyncio.to_thread(add_feedback, self._store, body))
 
     async def _stream(
         self, request: web.Request, asked: ChatRequest, episode: Episode, stream_out: AnswerStream

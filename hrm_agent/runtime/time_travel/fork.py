@@ -17,10 +17,11 @@ Forks of one call are one group, as the rollouts of one task are in training: th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import count as numbers
 from typing import Any, NamedTuple
 
-from hrm_agent.errors import ConfigError, RunError
+from hrm_agent.errors import ConfigError, GraphError, RunError
 from hrm_agent.runtime.episode import Episode, EpisodeRunner, run_context
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.time_travel.history import Branch, History, Moment, PendingInterrupt, Selector, Step, Subgraph
@@ -72,6 +73,7 @@ def fork(
     joins: GroupMembership | None = None,
     seed: int | None = None,
     graph: str | None = None,
+    task: TaskRef | None = None,
     context: Mapping[str, Any] | None = None,
     verify: Callable[[str], float] | None = None,
     policy: str | None = None,
@@ -83,9 +85,9 @@ def fork(
     `edit`: an `Edit`, or new values by channel. `name`: of the group, and with `count` 1 of its thread; else its
     threads are `name/0`, `name/1` and so on. None: `THREAD/fork-1`, or the next free number. `joins`: makes a single
     fork a member of an existing group, instead of a group of its own. `seed`: base of the siblings' seeds; None draws
-    them from the system. `graph`, `context`, `verify`, `policy`: as for an episode; `graph` is required if the thread
-    was made without a runner and is to be edited or run. `keep`: called with each episode before it is recorded, to
-    save its options first. Raises `RunError` and `ConfigError`, before anything is written.
+    them from the system. `graph`, `task`, `context`, `verify`, `policy`: as for an episode; `graph` is required if the
+    thread was made without a runner and is to be edited or run. `keep`: called with each episode before it is recorded,
+    to save its options first. Raises `RunError` and `ConfigError`, before anything is written.
     """
     if count < 1:
         raise ConfigError(f"{count} forks were asked for.", "Ask for 1 or more.")
@@ -96,14 +98,14 @@ def fork(
         )
     graph_name = graph or _graph_of(store, thread)
     compiled = _compiled(store, graph_name) if wanted else None
-    found = history(store, thread, graph=compiled, branches=False)
+    found = history(store, thread, graph=compiled or _loadable(graph), branches=False)
     moment = _of_the_graph(found, at)
     values = edited_channels(wanted, moment, compiled) if compiled is not None else {}
     group = name or _free_name(store, found.thread_id)
     origin = found.trajectory or _unrecorded(found, moment)
     episodes = [
         Episode(
-            task=origin.task,
+            task=task or origin.task,
             thread_id=thread_id,
             graph=graph_name,
             run_id=joins.run_id if joins else "",
@@ -144,6 +146,13 @@ async def siblings(
 def _graph_of(store: RunStore, thread: str) -> str:
     known = store.journal.find_trajectory(thread)
     return known.graph if known is not None else ""
+
+
+def _loadable(name: str | None) -> Graph | None:
+    """A graph that was named: it declares the types of the states. One whose code is gone is not needed to fork."""
+    with suppress(GraphError):
+        return load_graph(name) if name else None
+    return None
 
 
 def _compiled(store: RunStore, name: str) -> Graph:

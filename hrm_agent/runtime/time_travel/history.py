@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 from hrm_agent.errors import RunError, nearest
 from hrm_agent.langgraph_format import namespace_parts
-from hrm_agent.trajectory import Call, ToolCall, Trajectory
+from hrm_agent.trajectory import Call, CallUsage, ToolCall, Trajectory
+from hrm_agent.trajectory.call_facts import total_usage
 
 __all__ = ["Branch", "History", "Moment", "PendingInterrupt", "Selector", "Step", "Subgraph", "role_of"]
 
@@ -57,16 +58,14 @@ class Step:
         return sum(call.sampled_tokens for call in self.calls)
 
     @property
-    def usage(self) -> tuple[int, int]:
-        """Tokens read and written as the models reported them; 0 where they did not."""
-        reports = [cast("dict[str, int]", call.response.get("usage_metadata") or {}) for call in self.calls]
-        return sum(r.get("input_tokens", 0) for r in reports), sum(r.get("output_tokens", 0) for r in reports)
+    def used(self) -> CallUsage:
+        """Tokens and cost of its calls together, as far as they are known."""
+        return total_usage(call.used for call in self.calls)
 
     @property
-    def cost(self) -> float | None:
-        """As the providers reported it, in their currency; None where none did."""
-        known = [cost for call in self.calls if (cost := _cost(call)) is not None]
-        return sum(known) if known else None
+    def models(self) -> tuple[str, ...]:
+        """The models that answered its calls, each once."""
+        return tuple(dict.fromkeys(call.answered_by or call.model for call in self.calls))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,11 +240,3 @@ def role_of(namespace: str) -> str:
 
 def _joined(place: str, name: str) -> str:
     return f"{place}/{name}" if place else name
-
-
-def _cost(call: Call) -> float | None:
-    """A provider's figure, where it gives one: some do so beside the tokens, some on top."""
-    facts = cast("dict[str, Any]", call.response.get("response_metadata") or {})
-    usage = cast("dict[str, Any]", facts.get("token_usage") or {})
-    cost = usage.get("cost", facts.get("cost"))
-    return float(cost) if isinstance(cost, (int, float)) else None

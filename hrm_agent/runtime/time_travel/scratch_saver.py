@@ -29,6 +29,8 @@ class ScratchSaver(InMemorySaver):
     def __init__(self, store: StoreSaver, start: CheckpointTuple, stop_at: int | None) -> None:
         super().__init__(serde=store.serde)
         self._store, self._stop_at = store, None
+        self.unread: list[RunnableConfig] = []
+        """Where checkpoints were put that nobody has looked at yet."""
         self._thread = {"thread_id": str(start.config["configurable"]["thread_id"]), "checkpoint_ns": ""}  # pyright: ignore[reportTypedDictNotRequiredAccess]
         self.put({"configurable": self._thread}, start.checkpoint, start.metadata, start.checkpoint["channel_versions"])
         self._stop_at = stop_at
@@ -41,6 +43,7 @@ class ScratchSaver(InMemorySaver):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         saved = super().put(config, checkpoint, metadata, new_versions)
+        self.unread.append(saved)
         outermost = not config.get("configurable", {}).get("checkpoint_ns")
         if outermost and self._stop_at is not None and metadata.get("step", -1) >= self._stop_at:
             raise StopStepReached

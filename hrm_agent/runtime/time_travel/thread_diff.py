@@ -13,9 +13,10 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from pydantic import BaseModel
 
 from hrm_agent.runtime.time_travel.history import History, Moment
-from hrm_agent.runtime.time_travel.read_history import history
+from hrm_agent.runtime.time_travel.read_history import Graph, history
 from hrm_agent.store import RunStore
-from hrm_agent.trajectory import Call, ToolCall, Trajectory
+from hrm_agent.trajectory import Call, CallUsage, ToolCall, Trajectory
+from hrm_agent.trajectory.call_facts import total_usage
 
 __all__ = ["Change", "DiffSide", "ThreadDiff", "thread_diff"]
 
@@ -50,8 +51,9 @@ class DiffSide:
     """Tool calls since the ways parted, each once."""
 
     @property
-    def sampled_tokens(self) -> int:
-        return sum(call.sampled_tokens for call in self.calls)
+    def used(self) -> CallUsage:
+        """Tokens and cost of its calls together, as far as they are known."""
+        return total_usage(call.used for call in self.calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +70,9 @@ class ThreadDiff:
     """Parts of the state that differ, from `a` to `b`."""
 
 
-def thread_diff(store: RunStore, a: str, b: str) -> ThreadDiff:
-    """Compare two moments, each `THREAD@MOMENT`, or `THREAD` for its newest."""
-    (found_a, moment_a), (found_b, moment_b) = _named(store, a), _named(store, b)
+def thread_diff(store: RunStore, a: str, b: str, *, graph: Graph | None = None) -> ThreadDiff:
+    """Compare two moments, each `THREAD@MOMENT`, or `THREAD` for its newest. `graph`: as for `history`."""
+    (found_a, moment_a), (found_b, moment_b) = _named(store, a, graph), _named(store, b, graph)
     line_a, line_b = found_a.lineage(moment_a), found_b.lineage(moment_b)
     shared = {moment.checkpoint_id for moment in line_b}
     common = next((moment for moment in reversed(line_a) if moment.checkpoint_id in shared), None)
@@ -81,13 +83,13 @@ def thread_diff(store: RunStore, a: str, b: str) -> ThreadDiff:
     return ThreadDiff(common, sides[0], sides[1], tuple(_changes(moment_a, moment_b)))
 
 
-def _named(store: RunStore, name: str) -> tuple[History, Moment]:
+def _named(store: RunStore, name: str, graph: Graph | None) -> tuple[History, Moment]:
     """A thread's id may itself hold an `@`."""
     thread, at, selector = name.rpartition("@")
     whole: Any = {"configurable": {"thread_id": name}}
     if not at or store.journal.find_trajectory(name) or store.checkpointer.get_tuple(whole):
         thread, selector = name, "last"
-    found = history(store, thread, branches=False)
+    found = history(store, thread, graph=graph, branches=False)
     return found, found.select(selector)
 
 

@@ -9,6 +9,7 @@ from langgraph.checkpoint.base import CheckpointTuple, empty_checkpoint
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from hrm_agent.runtime.replay.checkpoint_diff import state_changes
+from hrm_agent.runtime.replay.renaming import Renaming
 
 EARLIER = {"calls": 2, "tokens": 5, "cost": 0.0, "began": 100.0, "ended": 130.0}
 NOW = {"calls": 2, "tokens": 5, "cost": 0.0, "thread": "t", "spans": [[100.0, 101.0]], "seconds": 0.0}
@@ -30,5 +31,5 @@ def checkpoint(spent: dict[str, Any]) -> CheckpointTuple:
 def test_usage_that_an_earlier_version_recorded_is_compared_without_its_times(
     recorded: dict[str, Any], now: dict[str, Any], differs: bool
 ) -> None:
-    found = state_changes(JsonPlusSerializer(), checkpoint(recorded), checkpoint(now), {})
+    found = state_changes(JsonPlusSerializer(), checkpoint(recorded), checkpoint(now), Renaming().equal)
     assert [change.channel for change in found] == ["spent"] * differs

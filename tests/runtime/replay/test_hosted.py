@@ -19,7 +19,6 @@ from pydantic import SecretStr
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.models import policy
 from hrm_agent.models.scripted import ScriptedEngine
-from hrm_agent.runtime import episode as episodes
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.replay.player import replay_async
 from hrm_agent.store import RunStore
@@ -73,16 +72,15 @@ def agent(model: Any, *, streams: bool = False) -> Pregel[Any, Any, Any, Any]:
 @pytest.mark.parametrize("name", ["openai", pytest.param("anthropic", marks=pytest.mark.slow), "anthropic, thinking"])
 async def test_a_turn_replays_byte_for_byte(
     name: str, shown: bool, held: str, provider: ProviderServer, store: RunStore,
-    environment: LocalEnvironment, monkeypatch: pytest.MonkeyPatch,
+    environment: LocalEnvironment,
 ) -> None:  # fmt: skip
     model = hosted(name, provider.url)
     graph = agent(policy() if "policy" in held else model, streams="streams" in held)
-    monkeypatch.setattr(episodes, "load_graph", lambda _: graph)
     chunks: list[Any] = []
     on_chunk: Any = (lambda *given: chunks.append(given)) if shown else None
     with ScriptedEngine([]) as nobody:
         runner = EpisodeRunner(store, model if "policy" in held else nobody, "hosted", environment)
-        done = await runner.run(Episode(TASK, "t", graph="own"), on_chunk=on_chunk)
+        done = await runner.run(Episode(TASK, "t", graph=graph), on_chunk=on_chunk)
     assert done.status is RunStatus.COMPLETED, done.error
     assert bool(chunks) is shown
     asked = len(provider.asked)

@@ -49,7 +49,7 @@ async def check(store: RunStore, thread: str = "thread", **options: Any) -> Repl
 async def test_the_tool_loop_byte_for_byte(store: RunStore, environment: LocalEnvironment) -> None:
     await record(store, environment, multiplier)
     found = await check(store)
-    assert (found.verdict, found.random_ids, found.unused) == (ReplayVerdict.EQUAL, 0, 0)
+    assert (found.verdict, found.renamed_ids, found.unused) == (ReplayVerdict.EQUAL, 0, 0)
     assert found.checkpoints > 3
 
 
@@ -72,7 +72,7 @@ async def test_budgets_end_it_as_they_did(
 async def test_parallel_solvers(store: RunStore, environment: LocalEnvironment) -> None:
     await record(store, environment, Roles(), graph="reasoning")
     found = await check(store)
-    assert (found.verdict, found.random_ids, found.unused) == (ReplayVerdict.EQUAL, 0, 0)
+    assert (found.verdict, found.renamed_ids, found.unused) == (ReplayVerdict.EQUAL, 0, 0)
 
 
 class Twins(Roles):
@@ -111,7 +111,7 @@ async def test_a_graph_with_a_model_and_tools_of_its_own(
     await record(store, environment, [asks, "It is 42."], graph=own, stand_in=stand_in)
     found = await check(store)
     assert found.equal and found.unused == 0
-    assert found.random_ids == 1, "ToolNode gives its message no id"
+    assert found.renamed_ids == 1, "ToolNode gives its message no id"
 
 
 # graphs of users: several turns, questions to a person, edits, failures

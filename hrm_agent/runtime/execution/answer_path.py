@@ -1,0 +1,53 @@
+"""An answer by its place in the final state: `report`, `result.text`, `drafts.-1`, `$.sections[0].title`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from langchain_core.messages import BaseMessage
+from langgraph.pregel import Pregel
+
+from hrm_agent.errors import ConfigError, nearest
+from hrm_agent.langgraph_format import is_internal
+from hrm_agent.models.call_recording import plain
+
+__all__ = ["check_answer_path", "text_at"]
+
+
+def check_answer_path(graph: Pregel[Any, Any, Any, Any], path: str) -> None:
+    """Raises `ConfigError` where the graph's state has no such field to begin with."""
+    fields = [name for name in graph.channels if not is_internal(name)]
+    first = (_parts(path) or [""])[0]
+    if path and first not in fields and getattr(graph, "builder", None) is not None:
+        raise ConfigError(
+            f"The state of the graph has no field {first!r}. {nearest(first, fields)}".strip(),
+            f"Its fields: {', '.join(fields)}.",
+        )
+
+
+def text_at(state: Mapping[str, Any], path: str) -> str | None:
+    """The text at `path`; of a message its text, of all else its JSON. None where nothing is there."""
+    value: Any = state
+    for part in _parts(path):
+        value = _within(value, part)
+    if value is None or isinstance(value, str):
+        return value
+    return value.text if isinstance(value, BaseMessage) else json.dumps(plain(value), ensure_ascii=False)
+
+
+def _parts(path: str) -> list[str]:
+    """Names and numbers, whichever way they are written."""
+    dotted = path.removeprefix("$").replace("[", ".").replace("]", "")
+    return [part.strip("'\"") for part in dotted.split(".") if part]
+
+
+def _within(value: Any, part: str) -> Any:
+    if isinstance(value, Mapping):
+        return cast("Mapping[str, Any]", value).get(part)
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        items = cast("Sequence[Any]", value)
+        number = int(part) if part.lstrip("-").isdecimal() else len(items)
+        return items[number] if -len(items) <= number < len(items) else None
+    return None if part.startswith("_") else getattr(value, part, None)

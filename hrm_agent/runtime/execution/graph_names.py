@@ -1,0 +1,110 @@
+"""The name by which a graph object can be loaded again: where an imported module holds it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from langgraph.graph import StateGraph
+from langgraph.pregel import Pregel
+
+from hrm_agent.runtime.execution.loading import BUILTIN_GRAPHS, unnamed
+
+__all__ = ["graph_name"]
+
+_PROGRAM = "__main__"
+_known: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+
+
+def graph_name(graph: Any) -> str:
+    """`package.module:attribute`, or `./file.py:attribute` of a script.
+
+    A copy of a graph (`with_config`), and one that was compiled from a builder, is named by what it was made from. For
+    a graph that no module holds it is its own name in parentheses, which loads nothing.
+    """
+    if graph in _known:
+        return _known[graph]
+    best = min(_holders(graph), default=None)
+    place = _place_of(sys.modules[best[-2]]) if best is not None else None
+    if best is None or place is None:
+        _known[graph] = unnamed(graph.get_name() if isinstance(graph, Pregel) else _own_name(graph))
+        return _known[graph]
+    name = f"{place}:{best[-1]}"
+    _known[graph] = {target: short for short, target in BUILTIN_GRAPHS.items()}.get(name, name)
+    return _known[graph]
+
+
+def _holders(graph: Any) -> Iterator[tuple[int, bool, bool, bool, int, str, str]]:
+    """Modules and attributes that hold the graph; the smallest is the best. A program's own module comes last.
+
+    That of the nodes' functions goes before one that has imported the graph; else the one that was begun to be
+    imported last does, since what is imported comes after its importer.
+    """
+    homes = _homes(graph)
+    for number, (module_name, module) in enumerate(_modules()):
+        if not isinstance(module, ModuleType) or module_name == "__mp_main__":
+            continue
+        for attribute, value in list(vars(module).items()):
+            distance = _distance(value, graph)
+            if distance is not None:
+                private = attribute.startswith("_")
+                elsewhere = module_name not in homes
+                yield distance, module_name == _PROGRAM, private, elsewhere, -number, module_name, attribute
+
+
+def _modules() -> list[tuple[str, object]]:
+    """As they are at this moment; anything may have been put there."""
+    return list(sys.modules.items())
+
+
+def _homes(graph: Any) -> set[str]:
+    """The modules of the functions of a graph's nodes."""
+    if not isinstance(graph, (Pregel, StateGraph)):
+        return {str(getattr(graph, "__module__", ""))}
+    nodes: Any = getattr(getattr(graph, "builder", graph), "nodes", {}).values()
+    runnables = [getattr(node, "runnable", None) for node in nodes]
+    functions = [getattr(each, "func", None) or getattr(each, "afunc", None) for each in runnables]
+    return {str(getattr(function, "__module__", "")) for function in functions}
+
+
+def _own_name(graph: Any) -> str:
+    """Of a factory, or of a builder."""
+    return str(getattr(graph, "__qualname__", type(graph).__name__))
+
+
+def _distance(value: Any, graph: Any) -> int | None:
+    """0 for the graph itself, 1 for another graph of its builder, 2 for the builder; None for what is neither."""
+    if value is graph:
+        return 0
+    kind = type(value)  # `isinstance` would ask proxies what they stand for
+    builder = getattr(graph, "builder", None)
+    if issubclass(kind, Pregel):
+        return 1 if builder is not None and getattr(value, "builder", None) is builder else None
+    return 2 if issubclass(kind, StateGraph) and value is builder else None
+
+
+def _place_of(module: ModuleType) -> str | None:
+    """By what the module is imported: its name, or its file where no folder of the path has it under that name.
+
+    None for one that cannot be imported again, as a notebook's.
+    """
+    name, file = module.__spec__.name if module.__spec__ else module.__name__, getattr(module, "__file__", None)
+    if file is None:
+        return None if name == _PROGRAM else name
+    if name != _PROGRAM and _is_importable(name, Path(file)):
+        return name
+    path = Path(file).resolve()
+    return f"./{path.relative_to(Path.cwd())}" if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _is_importable(name: str, file: Path) -> bool:
+    """Whether `import name` finds the file. Finders of editable installs show nothing: a known package is believed."""
+    parts = name.split(".")
+    if len(parts) > 1 and parts[0] in sys.modules:
+        return True
+    places = (Path(folder or ".").joinpath(*parts) for folder in sys.path)
+    return any(file in (place.with_suffix(".py"), place / "__init__.py") for place in places)

@@ -1,0 +1,1 @@
+"""Recording programs that know nothing of records: `with record("runs/x.db"):` around whatever invokes graphs."""

@@ -1,0 +1,112 @@
+"""Recording of programs that nobody edits: `HRM_AGENT_STORE=runs/x.db python theirs.py`.
+
+Python reads the installed `hrm_agent_record.pth` when it starts, and calls `install` where the variable is set; so does
+`hrm-agent record -- COMMAND`, by a `sitecustomize` of its own, for installations without that file. Nothing else is
+imported then. When the program imports LangGraph, a finder that waits for it wraps the two ways into a graph, and is
+gone; the first invocation opens the store, and the end of the process closes it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.util
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+__all__ = ["VARIABLE", "install"]
+
+VARIABLE = "HRM_AGENT_STORE"
+"""Environment variable: the store that every program which is started with it is recorded into."""
+_MODULE = "langgraph.pregel.main"
+_STRICT = "LANGGRAPH_STRICT_MSGPACK"
+_WAYS_IN = ("stream", "astream")
+
+
+def install(strict: str | None) -> None:
+    """Have graphs recorded from the moment at which LangGraph is imported.
+
+    `strict`: what `LANGGRAPH_STRICT_MSGPACK` was before this package, which sets it, was imported: a program that is
+    only watched keeps its own checkpointers as they are.
+    """
+    if strict is None:
+        os.environ.pop(_STRICT, None)
+    where = os.environ[VARIABLE]
+    os.environ[VARIABLE] = where if "://" in where else os.path.abspath(where)  # noqa: PTH100  # pathlib takes time
+    if _MODULE in sys.modules:
+        _intercept(sys.modules[_MODULE])
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Waits for LangGraph."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != _MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        loader: Any = spec.loader if spec is not None else None
+        if loader is not None:
+            loader.exec_module = _then_intercept(loader.exec_module)
+        return spec
+
+
+def _then_intercept(execute: Any) -> Any:
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        _intercept(module)
+
+    return exec_module
+
+
+def _intercept(module: ModuleType) -> None:
+    """Wait for the first invocation: more of this project cannot be imported while LangGraph is."""
+    pregel: Any = module.Pregel
+    entries = {name: getattr(pregel, name) for name in _WAYS_IN}
+    lock = threading.Lock()
+
+    def first(name: str) -> Any:
+        @functools.wraps(entries[name])
+        def begin(self: Any, *given: Any, **options: Any) -> Any:
+            if _is_recorded():  # a run of this project's own
+                return entries[name](self, *given, **options)
+            with lock:
+                if pregel.stream is firsts["stream"]:
+                    for way, entry in entries.items():
+                        setattr(pregel, way, entry)
+                    _open()
+            return getattr(pregel, name)(self, *given, **options)
+
+        return begin
+
+    firsts = {name: first(name) for name in _WAYS_IN}
+    for name, wrapped in firsts.items():
+        setattr(pregel, name, wrapped)
+
+
+def _is_recorded() -> bool:
+    recordings: Any = sys.modules.get("hrm_agent.trajectory")
+    return recordings is not None and recordings.open_recording() is not None
+
+
+def _open() -> None:
+    """A store that cannot be opened is told once; the program runs without a record."""
+    from hrm_agent.runtime.recording.blocking import may_block
+
+    with may_block():
+        from hrm_agent.errors import HrmError
+        from hrm_agent.runtime.recording.record import record_process
+
+        try:
+            record_process(os.environ[VARIABLE])
+        except (HrmError, OSError) as error:
+            sys.stderr.write(f"hrm-agent: nothing is recorded: {error}\n")

@@ -1,0 +1,171 @@
+"""A recording that watches a program which is not ours: whatever goes wrong with the record, the program goes on.
+
+An `Episode` stops where its record has a hole. A program that somebody else wrote has its own purpose: there a full
+disk or a state that cannot be stored is logged once, what follows is not on record, and the program is not told.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, cast
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata, CheckpointTuple
+
+from hrm_agent.runtime.recording.blocking import may_block
+from hrm_agent.store.saver import StoreSaver
+from hrm_agent.trajectory import Call, Journal, MemoryJournal, Recording
+
+__all__ = ["Observation", "ObservedThread", "OnLoss"]
+
+OnLoss = Callable[[BaseException], None]
+"""Told of what could not be recorded."""
+
+
+class Observation(Recording):
+    """The calls of one invocation, all of them on one thread."""
+
+    def __init__(self, journal: Journal, thread_id: str, on_loss: OnLoss, on_model: Callable[[str], None]) -> None:
+        super().__init__(cast(Journal, _ForgivingJournal(journal, on_loss)))
+        self.thread_id = self.run_id = thread_id
+        self.models = Counter[str]()
+        """How many answers each model gave."""
+        self._on_model = on_model
+
+    def write_call(self, call: Call, sent: Sequence[Any] = ()) -> Call:
+        written = super().write_call(call, sent)
+        self.models[written.model] += 1
+        if self.models.total() == 1:
+            self._on_model(written.model)
+        return written
+
+
+class _ForgivingJournal:
+    """A journal; after its first failure, one in memory, so that nothing that asks it fails."""
+
+    def __init__(self, journal: Journal, on_loss: OnLoss) -> None:
+        self._journal, self._on_loss = journal, on_loss
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._journal, name)
+        if not callable(found):
+            return found
+
+        def call(*values: Any, **named: Any) -> Any:
+            with may_block():
+                try:
+                    return getattr(self._journal, name)(*values, **named)
+                except Exception as error:
+                    if isinstance(self._journal, MemoryJournal):
+                        raise
+                    self._journal = MemoryJournal()
+                    self._on_loss(error)
+                    return getattr(self._journal, name)(*values, **named)
+
+        return call
+
+
+class ObservedThread(StoreSaver):
+    """The store's checkpointer for one invocation of a graph that has none: all on one thread.
+
+    What the program names its thread stays as it is. Without a checkpointer LangGraph begins each invocation afresh, so
+    a thread that is invoked again is another one here.
+    """
+
+    @classmethod
+    def of(cls, saver: StoreSaver, thread_id: str, on_loss: OnLoss) -> ObservedThread:
+        clone: Any = copy.copy(saver)
+        clone.__class__ = cls
+        clone._thread_id, clone._on_loss, clone._lost = thread_id, on_loss, []
+        return clone
+
+    _thread_id: str
+    _on_loss: OnLoss
+    _lost: list[BaseException]
+    """Shared by the copies that LangGraph makes. Not empty: no further checkpoint is written."""
+
+    def _here(self, config: RunnableConfig) -> RunnableConfig:
+        return {**config, "configurable": {**config.get("configurable", {}), "thread_id": self._thread_id}}
+
+    def _lose(self, error: Exception) -> None:
+        if not self._lost:
+            self._lost.append(error)
+            self._on_loss(error)
+
+    def _put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> Future[RunnableConfig]:
+        with may_block():
+            return super()._put(self._here(config), checkpoint, metadata, new_versions)
+
+    def _put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
+    ) -> Future[None] | None:
+        with may_block():
+            return super()._put_writes(self._here(config), writes, task_id, task_path)
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        if not self._lost:
+            try:
+                return super().put(config, checkpoint, metadata, new_versions)
+            except Exception as error:
+                self._lose(error)
+        return _config_of(config, checkpoint)
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        if not self._lost:
+            try:
+                return await super().aput(config, checkpoint, metadata, new_versions)
+            except Exception as error:
+                self._lose(error)
+        return _config_of(config, checkpoint)
+
+    def put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        if not self._lost:
+            try:
+                super().put_writes(config, writes, task_id, task_path)
+            except Exception as error:
+                self._lose(error)
+
+    async def aput_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        if not self._lost:
+            try:
+                await super().aput_writes(config, writes, task_id, task_path)
+            except Exception as error:
+                self._lose(error)
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        try:
+            with may_block():
+                return None if self._lost else super().get_tuple(self._here(config))
+        except Exception as error:
+            return self._lose(error)
+
+
+def _config_of(config: RunnableConfig, checkpoint: Checkpoint) -> RunnableConfig:
+    place = config.get("configurable", {})
+    kept = {name: place.get(name, "") for name in ("thread_id", "checkpoint_ns")}
+    return {"configurable": {**kept, "checkpoint_id": checkpoint["id"]}}

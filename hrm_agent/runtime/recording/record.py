@@ -1,0 +1,127 @@
+"""`with record("runs/x.db"):` records every graph that the program inside invokes, as it is.
+
+    from hrm_agent import record
+
+    with record("runs/x.db"):
+        graph.invoke({"messages": [("user", "What is 6 times 7?")]})
+
+It holds in the context that it was opened in (the thread, the task and what they start), and besides in all threads and
+tasks of the process that have none of their own: a web server opens it once, where it starts. Blocks on one path share
+one store. `async with` does the same, and so does `@record("runs/x.db")` over a function.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import inspect
+import os
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar, Token
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar, cast
+
+from hrm_agent.draws import record_draws
+from hrm_agent.runtime.recording.interception import intercept
+from hrm_agent.runtime.recording.recorder import Recorder
+
+__all__ = ["RecordingBlock", "current_recorder", "record", "record_process"]
+
+DRAWS_VARIABLE = "HRM_AGENT_DRAWS"
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_own: ContextVar[Recorder | None] = ContextVar("hrm_agent_recorder", default=None)
+_lock = threading.RLock()
+_open: list[tuple[str, Recorder]] = []
+"""Of every block that is open its place and its recorder, in the order in which they were opened."""
+
+
+def current_recorder() -> Recorder | None:
+    """That of the block around this code, or the one that was opened last in the process."""
+    own = _own.get()
+    if own is not None and not own.closed:
+        return own
+    newest = _open[-1:]
+    return newest[0][1] if newest else None
+
+
+def record(
+    where: str | Path, *, key: str | bytes | None = None, allow: tuple[str, ...] = (), draws: bool = False
+) -> RecordingBlock:
+    """Record all graphs that are invoked inside the block into a store; `where`, `key`, `allow`: as `open_store`.
+
+    `draws`: also what nodes draw from the clock, `uuid4` and `random`, so that a replay can give it back. From then on
+    this process's nodes draw `random` from generators of their own, and every look at the clock takes a microsecond.
+    """
+    if draws:
+        record_draws()
+    return RecordingBlock(where, {"key": key, "allow": allow})
+
+
+def record_process(where: str) -> None:
+    """Record all that is invoked until the process exits. Raises `StoreError`.
+
+    With `HRM_AGENT_DRAWS` set to 1 also what nodes draw.
+    """
+    block = record(where, draws=os.environ.get(DRAWS_VARIABLE) == "1").__enter__()
+    atexit.register(block.__exit__, None, None, None)
+
+
+class RecordingBlock:
+    """A `with` or `async with` block that records; over a function, each call of it is one."""
+
+    def __init__(self, where: str | Path, options: dict[str, Any]) -> None:
+        self._where, self._options = where, options
+        self._entered: list[tuple[str, Recorder, Token[Recorder | None]]] = []
+
+    def __enter__(self) -> Self:
+        place = str(self._where) if "://" in str(self._where) else str(Path(self._where).resolve())
+        with _lock:
+            shared = next((recorder for opened, recorder in _open if opened == place), None)
+            recorder = shared or Recorder(place, **self._options)
+            _open.append((place, recorder))
+        intercept(current_recorder)
+        self._entered.append((place, recorder, _own.set(recorder)))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        place, recorder, token = self._entered.pop()
+        try:
+            _own.reset(token)
+        except ValueError:  # left in another context than it was entered in, as by a notebook's cells
+            _own.set(None)
+        with _lock:
+            _open.remove((place, recorder))
+            if all(opened is not recorder for _, opened in _open):
+                recorder.close()
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        where, options = self._where, self._options
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def recorded_async(*args: P.args, **named: P.kwargs) -> Any:
+                async with RecordingBlock(where, options):
+                    return await function(*args, **named)
+
+            return cast("Callable[P, R]", recorded_async)
+
+        @functools.wraps(function)
+        def recorded(*args: P.args, **named: P.kwargs) -> R:
+            with RecordingBlock(where, options):
+                return function(*args, **named)
+
+        return recorded

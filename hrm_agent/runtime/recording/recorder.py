@@ -1,0 +1,224 @@
+"""The store that a program is recorded into, and the invocations that are under way.
+
+A graph without a checkpointer is given the store's for the run: its checkpoints are on record, and it can be replayed
+and forked. Since LangGraph begins each of its invocations afresh, each is a trajectory of its own. A graph with a
+checkpointer keeps it: the store has the calls and the trajectory, the checkpoints are where the program has put them,
+and each further invocation of a thread is a turn of its trajectory. So a program does the same with a record as
+without.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import threading
+import time
+from contextlib import ExitStack, suppress
+from typing import Any
+from weakref import WeakSet
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.pregel import Pregel
+
+from hrm_agent.errors import RunError
+from hrm_agent.langgraph_format import CHECKPOINTER as SAVER
+from hrm_agent.langgraph_format import TASK, config_in_force
+from hrm_agent.models.external_models import record_external_models
+from hrm_agent.runtime.execution.conversation import (
+    ABORTED,
+    CHECKPOINTER,
+    RECORDED,
+    close_tool_calls,
+    reopened,
+    with_turn,
+)
+from hrm_agent.runtime.execution.graph_names import graph_name
+from hrm_agent.runtime.execution.input_prompt import Asked, asked_by, is_resumption
+from hrm_agent.runtime.recording.blocking import may_block
+from hrm_agent.runtime.recording.invocation import Invocation
+from hrm_agent.runtime.recording.observation import ObservedThread
+from hrm_agent.store import RunStore, open_store
+from hrm_agent.tools.external_tools import record_external_tools
+from hrm_agent.trajectory import (
+    TASK_INPUTS,
+    RunStatus,
+    StopReason,
+    TaskRef,
+    Trajectory,
+    TurnEnd,
+    content_hash,
+)
+
+__all__ = ["Recorder"]
+
+Graph = Pregel[Any, Any, Any, Any]
+_MOST_OF_AN_INPUT = 1 << 16
+"""Characters of JSON. The header of a trajectory is read for each list of runs; the checkpoint has it all."""
+_log = logging.getLogger("hrm_agent.record")
+
+
+class Recorder:
+    """One store that is open for recording."""
+
+    def __init__(self, where: str, **options: Any) -> None:
+        """`options`: of `open_store`. Raises `StoreError`."""
+        self.where, self._options = where, options
+        self.closed = False
+        self._lock = threading.Lock()
+        self._store: RunStore | None = open_store(where, **options)
+        self._of_parent: list[RunStore | None] = []
+        """A forked process must not close what its parent has open."""
+        self._under_way = set[Invocation]()
+        self._waiting: dict[str, str] = {}
+        """Thread as the program names it -> the thread on record that waits for an answer."""
+        self._told = set[str]()
+        record_external_models()
+        record_external_tools()
+        _recorders.add(self)
+
+    def forked(self) -> None:
+        """In the child: it opens the store for itself, when it needs it."""
+        self._of_parent.append(self._store)
+        self._store, self._lock, self._under_way = None, threading.Lock(), set()
+
+    @property
+    def store(self) -> RunStore:
+        with self._lock:
+            if self._store is None:
+                self._store = open_store(self.where, **self._options)
+            return self._store
+
+    def begin(self, graph: Graph, given: Any, config: RunnableConfig | None) -> Invocation | None:
+        """Record that `graph` is invoked; None for what is no root graph's run, or cannot be recorded."""
+        try:
+            merged = config_in_force(graph.config, config)
+            if TASK in merged.get("configurable", {}):
+                return None
+            with may_block():
+                invocation = self._begin(graph, given, config, merged)
+        except Exception as error:  # the program goes on, whatever the store says
+            self.lose(error)
+            return None
+        with self._lock:
+            self._under_way.add(invocation)
+        return invocation
+
+    def _begin(self, graph: Graph, given: Any, config: RunnableConfig | None, merged: RunnableConfig) -> Invocation:
+        named: dict[str, Any] = merged.get("configurable", {})
+        thread = str(named.get("thread_id") or "") or time.strftime("recorded-%Y%m%d-%H%M%S-") + secrets.token_hex(4)
+        saver = named.get(SAVER, graph.checkpointer)
+        with ExitStack() as stack:
+            record = self._record(graph, given, thread, saver, stack)
+            in_config: RunnableConfig = config or {}
+            if saver is None:
+                own = {SAVER: self._checkpointer(graph, record.thread_id), "thread_id": thread}
+                in_config = {**in_config, "configurable": {**named, **own}}
+            self.store.journal.write_trajectory(record)
+            return Invocation(graph, in_config, self.store, record, stack.pop_all(), self.lose, self._ended)
+
+    def _checkpointer(self, graph: Graph, thread: str) -> ObservedThread:
+        return ObservedThread.of(self.store.checkpointer.allowing(graph), thread, self.lose)
+
+    # the trajectory
+
+    def _record(self, graph: Graph, given: Any, thread: str, saver: Any, stack: ExitStack) -> Trajectory:
+        """The trajectory that the invocation belongs to, its thread held."""
+        resumes = is_resumption(given)
+        named = self._waiting.get(thread, thread) if resumes and saver is None else thread
+        known = self._known(named)
+        continues = known is not None and (bool(saver) or (resumes and known.stop_reason is StopReason.INTERRUPT))
+        if (known is None or continues) and self._is_held(named, stack):
+            return self._begun(graph, given, named, saver) if known is None else self._continued(known, given)
+        another = f"{thread}#{secrets.token_hex(4)}"  # a thread that is run twice at once, or begun afresh
+        stack.enter_context(self.store.lease(another))
+        return self._begun(graph, given, another, saver)
+
+    def _known(self, thread: str) -> Trajectory | None:
+        return next(iter(self.store.journal.headers("thread_id = ?", (thread,))), None)
+
+    def _is_held(self, thread: str, stack: ExitStack) -> bool:
+        with suppress(RunError):
+            stack.enter_context(self.store.lease(thread))
+            return True
+        return False
+
+    def _begun(self, graph: Graph, given: Any, thread: str, saver: Any) -> Trajectory:
+        asked = asked_by(given)
+        metadata = {} if len(json.dumps(asked.data)) > _MOST_OF_AN_INPUT else {TASK_INPUTS: asked.data}
+        if saver is not None:
+            metadata[CHECKPOINTER] = type(saver).__name__
+        return Trajectory(
+            id=content_hash("trajectory", thread)[:16],
+            thread_id=thread,
+            task=TaskRef(id=thread, family=RECORDED, prompt=asked.prompt, metadata=metadata),
+            graph=graph_name(graph),
+            policy="",
+            started_at=time.time(),
+        )
+
+    def _continued(self, known: Trajectory, given: Any) -> Trajectory:
+        if is_resumption(given):
+            return reopened(known)
+        before = ABORTED
+        if known.status is RunStatus.RUNNING:  # its process has ended, or its generator was left
+            close_tool_calls(self.store.journal, self.store.journal.trajectory(known.id))
+        else:
+            before = TurnEnd.model_validate(known.model_dump(include=set(TurnEnd.model_fields)))
+        return _with_id(with_turn(known, (asked := asked_by(given)).prompt, before), asked)
+
+    # the end
+
+    def _ended(self, invocation: Invocation) -> None:
+        record = invocation.record
+        name = str(invocation.config.get("configurable", {}).get("thread_id", ""))
+        with self._lock:
+            self._under_way.discard(invocation)
+            if record.stop_reason is StopReason.INTERRUPT:
+                self._waiting[name] = record.thread_id
+            else:
+                self._waiting.pop(name, None)
+
+    def lose(self, error: BaseException) -> None:
+        """Say once what is not on record."""
+        if self.closed:
+            return
+        said = f"{type(error).__name__}: {error}"
+        with self._lock:
+            if said in self._told or len(self._told) > 100:
+                return
+            self._told.add(said)
+        _log.warning("Not everything is recorded in %s; the program goes on. %s", self.where, said)
+
+    def close(self) -> None:
+        """End what is under way as aborted, and close the store."""
+        with self._lock:
+            left, store = [*self._under_way], self._store
+        for invocation in left:
+            invocation.end(ABORTED)
+        try:
+            if store is not None:
+                store.close()
+        except Exception as error:
+            self.lose(error)
+        self.closed = True
+
+
+_recorders = WeakSet[Recorder]()
+
+
+def _in_child() -> None:
+    for recorder in [*_recorders]:
+        recorder.forked()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+def _with_id(record: Trajectory, asked: Asked) -> Trajectory:
+    """The newest turn under the id that its message has in the graph's state."""
+    if asked.message_id is None:
+        return record
+    *before, turn = record.turns
+    return record.model_copy(update={"turns": (*before, turn.model_copy(update={"id": asked.message_id}))})

@@ -1,0 +1,118 @@
+"""Requests that are not the recorded ones word for word, and count as the same: other ids, or ignored parts.
+
+A request is compared in the form in which a model sees it: of each message type, text, name and tool calls; ids of tool
+calls are left out, which result belongs to which call is not. Of a policy's call the record holds tokens, not messages:
+both sides are compared in the words of its chat template then, as far as its tokenizer can be loaded, and only ids may
+differ.
+
+An answer quotes the ids of its request. It is given out with the ids of now, so that what follows fits together.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from langchain_core.messages import BaseMessage
+from langchain_core.messages.utils import convert_to_messages
+
+from hrm_agent.errors import HrmError
+from hrm_agent.models.call_recording import plain
+from hrm_agent.runtime.replay.ignored_paths import Ignored
+from hrm_agent.runtime.replay.renaming import Renaming, holds_ids
+from hrm_agent.tools.output_codec import edit_packed
+from hrm_agent.trajectory import Call, ToolCall
+from hrm_agent.trajectory.conversation_digest import context_of
+
+__all__ = ["RequestMatch", "TemplateTexts"]
+
+TemplateTexts = Callable[[Call, Any, Any], tuple[str, str]]
+"""A recorded request (of a call) and the one of now (messages, tools) in the words of the policy's chat template.
+
+Raises `ModelError` where its tokenizer is not to be had."""
+_FIELDS = ("type", "content", "name", "tool_calls", "answers")
+_KEPT = ("id", "identity", "tool_call_id")
+"""Fields of a tool call's record that say where it stands."""
+
+
+class RequestMatch:
+    """Compares requests, up to a renaming of ids and without what is to be ignored."""
+
+    def __init__(self, renaming: Renaming, ignored: Ignored, texts: TemplateTexts, learn: Callable[[], None]) -> None:
+        """`learn` is called before an answer is looked up: it notes the ids of states."""
+        self._renaming, self._ignored, self._texts = renaming, ignored, texts
+        self.learn = learn
+
+    def same(self, call: Call, messages: Any, tools: Any, *, same_tools: bool) -> bool:
+        """True if `call` can answer this request. `same_tools`: it was offered the tools of now."""
+        if not (same_tools or self._ignored.tools):
+            return False
+        forms = self._forms(call, messages, tools, note=False)
+        return forms is not None and self._renaming.would_equal(*forms)
+
+    def note(self, call: Call, messages: Any, tools: Any, *, same_tools: bool) -> None:
+        """`call` answers this request: its ids stand for those on record."""
+        forms = self._forms(call, messages, tools, note=True)
+        if forms is not None:
+            self._renaming.equal(*forms)
+        if not same_tools:
+            self._ignored.note_tools()
+
+    def answer(self, call: Call) -> Call:
+        """The record with the ids of now."""
+        if not self._renaming.changes_any:
+            return call
+        response = json.dumps(call.response).encode()  # in its own order: states are compared as bytes
+        return call.model_copy(update={"response": json.loads(self._renaming.as_now(response))})
+
+    def same_tool_call(self, call: ToolCall, started: ToolCall) -> bool:
+        """True if the record can answer this call."""
+        return call.name == started.name and self._renaming.would_equal(*self._tool_forms(call, started, note=False))
+
+    def note_tool_call(self, call: ToolCall, started: ToolCall) -> None:
+        """The record answers this call: the ids of its arguments stand for those on record."""
+        self._renaming.equal(*self._tool_forms(call, started, note=True))
+
+    def tool_answer(self, call: ToolCall) -> ToolCall:
+        """The record with the ids of now."""
+        if not self._renaming.changes_any:
+            return call
+        renamed = ToolCall.model_validate_json(self._renaming.as_now(call.model_dump_json().encode()))
+        changes = {name: getattr(call, name) for name in _KEPT}
+        if renamed.output is not None:
+            changes["output"] = edit_packed(renamed.output, self._renaming.as_now)
+        return renamed.model_copy(update=changes)
+
+    def _forms(self, call: Call, messages: Any, tools: Any, *, note: bool) -> tuple[bytes, bytes] | None:
+        if call.request is not None:
+            sent = convert_to_messages([dict(message) for message in call.request])
+            return self._blanked({"messages": _form(sent)}, {"messages": _form(messages)}, note=note)
+        if not holds_ids(_bytes(_form(messages))):
+            return None
+        try:
+            texts = self._texts(call, messages, tools)
+        except HrmError:
+            return None
+        return _bytes(texts[0]), _bytes(texts[1])
+
+    def _tool_forms(self, call: ToolCall, started: ToolCall, *, note: bool) -> tuple[bytes, bytes]:
+        return self._blanked({"arguments": call.arguments}, {"arguments": started.arguments}, note=note)
+
+    def _blanked(self, recorded: Any, now: Any, *, note: bool) -> tuple[bytes, bytes]:
+        old, new = self._ignored.blanked(recorded, now, request=True, note=note)
+        return _bytes(old), _bytes(new)
+
+
+def _form(messages: list[BaseMessage]) -> list[dict[str, Any]]:
+    """What a model sees of a conversation, by name."""
+    form: list[dict[str, Any]] = []
+    for seen in context_of(messages):
+        named: dict[str, Any] = dict(zip(_FIELDS, seen, strict=True))
+        named["tool_calls"] = [{"name": name, "args": args} for name, args in named["tool_calls"]]
+        form.append(named)
+    return form
+
+
+def _bytes(value: Any) -> bytes:
+    return json.dumps(plain(value), sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")
