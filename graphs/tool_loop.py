@@ -4,9 +4,10 @@
 
 The loop ends when the policy answers without a tool call, or when a budget is used up; `stop_reason` says which. Where
 a program reads the answer, as it does a solver's, one that it cannot read is sent back once (`remind`). The system turn
-is not part of the state: it belongs to the role, not to the conversation. No node reads a clock: how long models and
-tools took stands in their messages, so that a replay decides as the run did. In a conversation each turn has the whole
-budget.
+is not part of the state: it belongs to the role, not to the conversation. A model that cannot call tools writes its
+code in fenced blocks (`Budget.tool_format`), whose results come back as a human message. No node reads a clock: how
+long models and tools took stands in their messages, so that a replay decides as the run did. In a conversation each
+turn has the whole budget.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NotRequired
 
-from langchain_core.messages import AnyMessage, HumanMessage, SystemMessage
-from langchain_core.runnables import RunnableConfig
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage
+from langgraph.config import get_config
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.graph.state import CompiledStateGraph
@@ -24,16 +25,19 @@ from langgraph.runtime import Runtime
 from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
 
 from hrm_agent.graphs.parts.budget import Prices, refuse_limits, sampled_tokens
-from hrm_agent.graphs.parts.loop import calls_tools, last_answer, loop_stop
-from hrm_agent.graphs.parts.prompts import TOOL_LOOP_PROMPT
+from hrm_agent.graphs.parts.loop import ToolFormat, calls_tools, last_answer, loop_stop, refuse_tool_format
+from hrm_agent.graphs.parts.prompts import TOOL_LOOP_PROMPT, loop_system_turn
 from hrm_agent.models import policy
 from hrm_agent.tools import python, run_tool_calls
+from hrm_agent.tools.fenced import RESULTS, fenced_calls, run_fenced_blocks
 
 __all__ = ["Budget", "LoopState", "build_tool_loop", "graph"]
 
 
 _SENT_BACK = "-unread"
-"""Suffix of the ids of the human messages that the loop itself writes."""
+"""Suffix of the id of the human message that sends an answer back."""
+_OWN = (_SENT_BACK, RESULTS)
+"""Suffixes of the ids of the human messages that the loop itself writes."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +58,15 @@ class Budget:
     """Another model than the current policy, by its string."""
     temperature: float | None = None
     """None: the policy's own."""
+    tool_format: ToolFormat = "native"
+    """How the model calls the Python tool: `native`, or `fenced` for one that cannot call tools."""
+    session_variables: bool = False
+    """The session begins with the state's `variables`, and the system turn names them."""
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` for an invalid limit."""
+        """Raise `ConfigError` for an invalid limit or tool format."""
         refuse_limits(self, max_turns=1, max_tokens=1, max_seconds=0.0, max_cost=0.0)
+        refuse_tool_format(self.tool_format)
 
 
 class LoopState(TypedDict):
@@ -67,6 +76,8 @@ class LoopState(TypedDict):
     """The conversation: the task, the policy's replies, and the tool's results."""
     stop_reason: NotRequired[str | None]
     """A `StopReason` as plain text, which a checkpoint can hold; None while the loop goes on."""
+    variables: NotRequired[dict[str, Any]]
+    """JSON values by name that the session can begin with: `data`, where the task comes with some."""
 
 
 def build_tool_loop(
@@ -86,14 +97,20 @@ def build_tool_loop(
         budget = runtime.context or Budget()
         turn = _newest_turn(state["messages"])
         left = budget.max_tokens - sampled_tokens(turn)
-        model = policy(model=budget.model, temperature=budget.temperature, max_tokens=left).bind_tools([python])
-        answer = await model.ainvoke([SystemMessage(prompt), *state["messages"]])
+        model = policy(model=budget.model, temperature=budget.temperature, max_tokens=left)
+        fenced = budget.tool_format == "fenced"
+        system = SystemMessage(loop_system_turn(prompt, fenced=fenced, variables=_variables(state, budget)))
+        answer = await (model if fenced else model.bind_tools([python])).ainvoke([system, *state["messages"]])
         turn = [*turn, answer]
-        stop = loop_stop(turn, budget, final=not calls_tools(answer) and not unread(turn))
+        stop = loop_stop(turn, budget, final=not _asks(answer, budget) and not unread(turn))
         return {"messages": [answer], "stop_reason": stop and stop.value}
 
-    async def tools(state: LoopState, config: RunnableConfig) -> dict[str, Any]:
-        return {"messages": await run_tool_calls(last_answer(state["messages"]), [python], config)}
+    async def tools(state: LoopState, runtime: Runtime[Budget]) -> dict[str, Any]:
+        answer, budget = last_answer(state["messages"]), runtime.context or Budget()
+        tool = python.model_copy(update={"variables": _variables(state, budget)})
+        if budget.tool_format == "fenced":
+            return {"messages": [await run_fenced_blocks(answer, tool, get_config())]}
+        return {"messages": await run_tool_calls(answer, [tool], get_config())}
 
     def remind(state: LoopState) -> dict[str, Any]:
         turn = _newest_turn(state["messages"])
@@ -111,15 +128,25 @@ def build_tool_loop(
     return builder.compile()
 
 
-def _after_reason(state: LoopState) -> str:
+def _after_reason(state: LoopState, runtime: Runtime[Budget]) -> str:
     if state.get("stop_reason"):
         return END
-    return "tools" if calls_tools(last_answer(state["messages"])) else "remind"
+    return "tools" if _asks(last_answer(state["messages"]), runtime.context or Budget()) else "remind"
+
+
+def _variables(state: LoopState, budget: Budget) -> dict[str, Any]:
+    """What the session begins with."""
+    return state.get("variables", {}) if budget.session_variables else {}
+
+
+def _asks(answer: AIMessage, budget: Budget) -> bool:
+    """Whether an answer calls the tool, in the form that its model has for calls."""
+    return bool(fenced_calls(answer, python.name)) if budget.tool_format == "fenced" else calls_tools(answer)
 
 
 def _newest_turn(messages: Sequence[AnyMessage]) -> list[AnyMessage]:
     """From what the person said last."""
-    said = (i for i, m in enumerate(messages) if isinstance(m, HumanMessage) and not _sent_back(m))
+    said = (i for i, m in enumerate(messages) if isinstance(m, HumanMessage) and not str(m.id).endswith(_OWN))
     return list(messages[max(said, default=0) :])
 
 

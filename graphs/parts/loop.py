@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 from langchain_core.messages import AIMessage, AnyMessage
 
-from hrm_agent.errors import ContextLengthError
+from hrm_agent.errors import ConfigError, ContextLengthError
 from hrm_agent.graphs.parts.budget import Prices, sampled_tokens, seconds_worked, spent_on
 from hrm_agent.models import invalid_tool_calls, was_cut
 from hrm_agent.trajectory import StopReason
 
-__all__ = ["LoopLimits", "calls_tools", "last_answer", "loop_stop", "run_loop"]
+__all__ = ["LoopLimits", "ToolFormat", "calls_tools", "last_answer", "loop_stop", "refuse_tool_format", "run_loop"]
+
+ToolFormat = Literal["native", "fenced"]
+"""How a model calls the Python tool: as its chat template or provider has calls, or by a fenced block in its text."""
 
 
 class LoopLimits(Protocol):
@@ -28,6 +31,13 @@ class LoopLimits(Protocol):
     def max_cost(self) -> float | None: ...
     @property
     def prices(self) -> Prices: ...
+
+
+def refuse_tool_format(given: str) -> None:
+    """Raise `ConfigError` for one that does not exist."""
+    if given not in get_args(ToolFormat):
+        known = " or ".join(get_args(ToolFormat))
+        raise ConfigError(f"tool_format is {given!r}.", f"Give {known}.")
 
 
 def last_answer(messages: Sequence[AnyMessage]) -> AIMessage:
@@ -55,14 +65,14 @@ def loop_stop(messages: Sequence[AnyMessage], limits: LoopLimits, *, final: bool
     return None
 
 
-async def run_loop(loop: Any, messages: Sequence[AnyMessage], context: Any) -> tuple[dict[str, Any], str]:
-    """A loop's last state, and what was wrong where the model's context window was full.
+async def run_loop(loop: Any, messages: Sequence[AnyMessage], context: Any, **more: Any) -> tuple[dict[str, Any], str]:
+    """A loop's last state, and what was wrong where the model's context window was full. `more`: of its input.
 
     What it has read and spent counts, however it ends.
     """
     end: dict[str, Any] = {"messages": []}
     try:
-        async for values in loop.astream({"messages": [*messages]}, context=context, stream_mode="values"):
+        async for values in loop.astream({"messages": [*messages], **more}, context=context, stream_mode="values"):
             end = values
     except ContextLengthError as error:
         return {**end, "stop_reason": StopReason.MAX_TOKENS.value}, str(error)

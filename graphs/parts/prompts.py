@@ -6,10 +6,12 @@ as well. Policies were trained on these texts: a change here makes a new cold st
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = [
     "CRITIC_PROMPT",
+    "FENCED_NOTE",
+    "PLANNER_FORMAT_PROMPT",
     "PLANNER_PROMPT",
     "RESEARCH_PLANNER_PROMPT",
     "SEARCHER_PROMPT",
@@ -17,8 +19,10 @@ __all__ = [
     "SUPPORT_PROMPT",
     "SYNTHESIZER_PROMPT",
     "TOOL_LOOP_PROMPT",
+    "VARIABLE_NOTES",
     "WRITER_PROMPT",
     "critic_request",
+    "loop_system_turn",
     "planner_request",
     "research_request",
     "searcher_request",
@@ -39,6 +43,18 @@ PLANNER_PROMPT = (
     'Answer with JSON only: {"subgoals": [{"name": ..., "goal": ..., "needs": [names of earlier subgoals]}]}'
 )
 """System turn of the planner."""
+
+PLANNER_FORMAT_PROMPT = (
+    PLANNER_PROMPT + ' Beside "subgoals" give "answer_format": the line that the final answer is to be, '
+    "with what varies in angle brackets, such as Answer: <number>."
+)
+"""System turn of a planner that says the answer's format too."""
+
+FENCED_NOTE = (
+    "To call the python tool, write the code between a line ```python and a line ```, and end your message there; "
+    "the next message has its output."
+)
+"""Added to the system turn of a loop whose model cannot call tools."""
 
 SOLVER_PROMPT = (
     "You are the solver. Solve the one subgoal with the python tool, "
@@ -90,6 +106,24 @@ SUPPORT_PROMPT = (
     '"unclear", "reason": ...}]}'
 )
 """System turn of the check that quotes support their statements."""
+
+
+VARIABLE_NOTES = {
+    "task": "task (the problem's text)",
+    "data": "data (what the problem comes with)",
+    "results": "results (dict of the known values by name)",
+}
+"""By the name of a variable that a session begins with: what the system turn says of it."""
+
+
+def loop_system_turn(prompt: str, *, fenced: bool, variables: Iterable[str] = ()) -> str:
+    """System turn of a tool loop.
+
+    `fenced`: for a model that cannot call tools. `variables`: names of those that its session begins with.
+    """
+    named = ", ".join(VARIABLE_NOTES.get(name, name) for name in variables)
+    told = f"\nVariables of the python session: {named}." if named else ""
+    return prompt + (f"\n{FENCED_NOTE}" if fenced else "") + told
 
 
 def planner_request(problem: str, hint: str = "") -> str:

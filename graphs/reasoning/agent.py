@@ -38,6 +38,7 @@ from hrm_agent.graphs.parts.budget import Usage, reset_usage, spent_on
 from hrm_agent.graphs.parts.loop import run_loop
 from hrm_agent.graphs.parts.prompts import (
     CRITIC_PROMPT,
+    PLANNER_FORMAT_PROMPT,
     PLANNER_PROMPT,
     SOLVER_PROMPT,
     SYNTHESIZER_PROMPT,
@@ -72,6 +73,7 @@ NO_ANSWER = "No answer was found."
 MAX_TOLD = 2000
 """Characters of what a person says."""
 PLANNER = Role("planner", PLANNER_PROMPT, PlannerAnswer)
+FORMAT_PLANNER = Role("planner", PLANNER_FORMAT_PROMPT, PlannerAnswer)
 CRITIC = Role("critic", CRITIC_PROMPT, CriticAnswer)
 SYNTHESIZER: Role[str] = Role("synthesizer", SYNTHESIZER_PROMPT)
 SOLVER = "solver"
@@ -90,8 +92,11 @@ async def plan(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> dic
     """Planner: the problem -> named subgoals."""
     context, problem = _context(runtime), problem_of(state)
     new_problem = bool(state.get("stop_reason"))  # the thread's earlier problem has ended
+    earlier_format = state.get("answer_format", "")
     state = ReasoningState(messages=state["messages"]) if new_problem else state
-    said = await ask_role(PLANNER, planner_request(problem, state.get("hint", "")), _options(PLANNER, state, context))
+    role = FORMAT_PLANNER if context.planned_format else PLANNER
+    said = await ask_role(role, planner_request(problem, state.get("hint", "")), _options(role, state, context))
+    planned_format = said.value.answer_format if said.value is not None else ""
     if said.value is not None:
         subgoals, remarks = arranged(said.value.subgoals, context.max_subgoals)
     else:
@@ -107,6 +112,7 @@ async def plan(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> dic
         "stop_reason": "",
         "spent": reset_usage(spent) if new_problem else spent,
         "remarks": remarks,
+        **({"answer_format": planned_format} if planned_format or earlier_format else {}),
     }
 
 
@@ -123,16 +129,16 @@ def after_schedule(state: ReasoningState, runtime: Runtime[ReasoningContext]) ->
         return "synthesize"
     waiting = ready(state.get("plan", []), state.get("results", {}))
     waiting = waiting[: min(context.max_parallel, left.calls - 1, left.tokens)]
-    return [
-        Send("solve", solver_task(state, subgoal, left.share(len(waiting), calls=1))) for subgoal in waiting
-    ] or "critique"
+    share, variables = left.share(max(len(waiting), 1), calls=1), context.session_variables
+    return [Send("solve", solver_task(state, subgoal, share, variables=variables)) for subgoal in waiting] or "critique"
 
 
 async def solve(state: SolverTask, runtime: Runtime[ReasoningContext]) -> dict[str, Any]:
     """Solver: one subgoal -> its value, by the tool loop."""
     context, name = _context(runtime), state["subgoal"]["name"]
     request = solver_request(state["problem"], state["subgoal"]["goal"], state["known"], state["hint"])
-    end, full = await run_loop(solver, [HumanMessage(request)], _budget(state, context))
+    variables = {"variables": state["variables"]} if "variables" in state else {}
+    end, full = await run_loop(solver, [HumanMessage(request)], _budget(state, context), **variables)
     if full:
         spent = spent_on(end["messages"], context.prices)
         return {"results": {name: FAILED}, "spent": spent, "remarks": [f"{name}: {full}"]}
@@ -199,9 +205,10 @@ async def synthesize(state: ReasoningState, runtime: Runtime[ReasoningContext]) 
     """Synthesizer: the best results -> the final text, or as much of it as the budget allows."""
     context, problem = _context(runtime), problem_of(state)
     results, left = best_results(state), budget_left(state, context)
-    wanted, said = format_of(context.final_format, problem), RoleReply[str](None)
+    asked = context.final_format or ("" if format_of("", problem) else state.get("answer_format", ""))
+    wanted, said = format_of(asked, problem), RoleReply[str](None)
     if not left.used_up():
-        request = synthesizer_request(problem, shown(results), context.final_format)
+        request = synthesizer_request(problem, shown(results), asked)
         options = _options(SYNTHESIZER, state, context, kept_back=0)
         said = await ask_role(SYNTHESIZER, request, options, read=wanted.read if wanted else None)
     message = said.messages[-1] if said.value is not None else _without_synthesizer(said, wanted, results)
@@ -265,6 +272,8 @@ def _budget(task: SolverTask, context: ReasoningContext) -> Budget:
         prices=context.prices,
         model=context.models.get(SOLVER),
         temperature=context.temperatures.get(SOLVER),
+        tool_format=context.tool_format,
+        session_variables=context.session_variables,
     )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from hrm_agent.answers.subgoals import Subgoal
 from hrm_agent.answers.typed_reply import one_line
@@ -29,7 +30,7 @@ __all__ = [
 
 FAILED = "failed"
 """Value of a subgoal whose solver gave no answer."""
-MAX_NAME, MAX_GOAL = 40, 2000
+MAX_NAME, MAX_GOAL, MAX_FORMAT = 40, 2000, 200
 """Characters."""
 _LISTS = ("subgoals", "plan", "steps", "tasks", "goals")
 _GOALS = ("goal", "description", "task", "question", "subgoal")
@@ -71,16 +72,24 @@ class PlannerAnswer(BaseModel):
 
     subgoals: list[PlannedSubgoal] = Field(min_length=1)
     """Subgoals in the planner's order, at least one."""
+    answer_format: SkipJsonSchema[str] = ""
+    """How the final answer is to be written, in one line; empty where the planner does not say.
+
+    No part of the schema that constrains a plan: a request is known by its schema, and older runs are to be resumed.
+    """
 
     @model_validator(mode="before")
     @classmethod
     def _what_can_be_used(cls, given: Any) -> Any:
         """The list by whatever name, without the items that are no subgoals."""
+        wanted: Any = None
         if isinstance(given, Mapping):
             fields = cast("Mapping[str, Any]", given)
+            wanted = fields.get("answer_format")
             given = next((fields[name] for name in _LISTS if isinstance(fields.get(name), list)), None)
         items = cast("list[Any]", given) if isinstance(given, list) else []
-        return {"subgoals": [item for item in items if _is_subgoal(item)]}
+        told = one_line(wanted, MAX_FORMAT) if isinstance(wanted, str) else ""
+        return {"subgoals": [item for item in items if _is_subgoal(item)], "answer_format": told}
 
 
 def _is_subgoal(item: Any) -> bool:

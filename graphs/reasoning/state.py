@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, NotRequired
+from typing import Annotated, Any, NotRequired
 
 from langchain_core.messages import AnyMessage
 from langgraph.graph.message import add_messages
@@ -19,7 +19,9 @@ from hrm_agent.answers.subgoals import Subgoal
 from hrm_agent.answers.typed_reply import one_line
 from hrm_agent.errors import ConfigError, nearest
 from hrm_agent.graphs.parts.budget import Prices, Remaining, Usage, merge_usage, refuse_limits, remaining
+from hrm_agent.graphs.parts.loop import ToolFormat, refuse_tool_format
 from hrm_agent.graphs.reasoning.plan import FAILED
+from hrm_agent.tools.session_variables import as_value
 
 __all__ = [
     "ROLES",
@@ -38,6 +40,8 @@ __all__ = [
 ROLES = ("planner", "solver", "critic", "synthesizer")
 MAX_VALUE = 2000
 """Characters of a subgoal's value as other roles are shown it."""
+MAX_TASK = 2**14
+"""Characters of the problem as a variable."""
 
 
 @dataclass(frozen=True)
@@ -66,19 +70,26 @@ class ReasoningContext:
     """Of a million tokens, read and sampled, by the model's name or `*`; unless its provider says what it took."""
     final_format: str = ""
     """How the answer is to be written, where the problem does not say it itself."""
+    planned_format: bool = False
+    """The planner is asked for the answer's format; where the problem or `final_format` has one, that counts."""
     ask_person: bool = False
     """The critic may ask: the run then waits for an answer (LangGraph's `interrupt`)."""
     models: Mapping[str, str] = field(default_factory=dict[str, str])
     """Role -> its own model, as a string; the others are the current policy."""
     temperatures: Mapping[str, float] = field(default_factory=dict[str, float])
     """Role -> its own temperature."""
+    tool_format: ToolFormat = "native"
+    """How solvers call the Python tool: `native`, or `fenced` for a model that cannot call tools."""
+    session_variables: bool = False
+    """Each solver's session begins with `task`, `results` and, where the task comes with some, `data`."""
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` for an invalid limit, and for a role that does not exist."""
+        """Raise `ConfigError` for an invalid limit or tool format, and for a role that does not exist."""
         refuse_limits(
             self, max_rounds=1, max_subgoals=1, max_parallel=1, max_turns=1, max_answer_tokens=1, max_calls=0,
             max_tokens=0, max_seconds=0.0, max_cost=0.0,
         )  # fmt: skip
+        refuse_tool_format(self.tool_format)
         for name in (*self.models, *self.temperatures):
             if name not in ROLES:
                 raise ConfigError(f"There is no role {name!r}. {nearest(name, ROLES)}", f"Roles: {', '.join(ROLES)}.")
@@ -98,8 +109,12 @@ class ReasoningState(TypedDict):
 
     messages: Annotated[list[AnyMessage], add_messages]
     """The problem comes in as the last human message; the final answer is appended."""
+    variables: NotRequired[dict[str, Any]]
+    """JSON values by name that solvers' sessions can begin with: `data`, where the task comes with some."""
     plan: NotRequired[list[Subgoal]]
     """In an order in which it can be solved."""
+    answer_format: NotRequired[str]
+    """How the final answer is to be written, as the planner says it."""
     results: NotRequired[Annotated[dict[str, str], _merged]]
     """Value of each solved subgoal of this plan, by name."""
     hints: NotRequired[Annotated[dict[str, str], _merged]]
@@ -143,6 +158,8 @@ class SolverTask(TypedDict):
     """This solver's budget of time."""
     cost: float | None
     """This solver's budget of money, in the unit of the prices; None: no limit."""
+    variables: NotRequired[dict[str, Any]]
+    """JSON values by name that its session begins with, where the context wants them."""
 
 
 def problem_of(state: ReasoningState) -> str:
@@ -181,9 +198,10 @@ def budget_left(state: ReasoningState, context: ReasoningContext) -> Remaining:
     return remaining(context, state.get("spent", Usage()))
 
 
-def solver_task(state: ReasoningState, subgoal: Subgoal, share: Remaining) -> SolverTask:
+def solver_task(state: ReasoningState, subgoal: Subgoal, share: Remaining, *, variables: bool = False) -> SolverTask:
+    """What a solver of `subgoal` is sent. `variables`: for its session too, and not as text alone."""
     results = state.get("results", {})
-    return SolverTask(
+    task = SolverTask(
         problem=problem_of(state),
         subgoal=subgoal,
         known=shown({need: results[need] for need in subgoal["needs"]}),
@@ -193,3 +211,17 @@ def solver_task(state: ReasoningState, subgoal: Subgoal, share: Remaining) -> So
         seconds=share.seconds,
         cost=share.cost,
     )
+    if variables:
+        task["variables"] = _session_variables(state, subgoal)
+    return task
+
+
+def _session_variables(state: ReasoningState, subgoal: Subgoal) -> dict[str, Any]:
+    """JSON values, of which those that models have written are bounded: more than a session takes would end the run."""
+    results, needs = state.get("results", {}), subgoal["needs"]
+    longest = min(MAX_VALUE, MAX_TASK // max(len(needs), 1))
+    return {
+        "task": problem_of(state)[:MAX_TASK],
+        **state.get("variables", {}),
+        "results": {need: as_value(results[need][:longest]) for need in needs},
+    }

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["final_answer", "own_text", "stated_value"]
+__all__ = ["HIDDEN_TAGS", "final_answer", "own_text", "stated_value"]
 
 MAX_BOXED_CHARACTERS = 2**16
 """A box that is not closed within them is no answer."""
 
-_HIDDEN = ("reason", "think", "tool_call", "tool_response")
-_TAG = re.compile(rf"<(/?)({'|'.join(_HIDDEN)})>")
+HIDDEN_TAGS = ("reason", "think", "tool_call", "tool_response")
+"""Tags whose content is no part of what a model says."""
+_TAG = re.compile(rf"<(/?)({'|'.join(HIDDEN_TAGS)})>")
 _BOXED = re.compile(r"\\boxed\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 

@@ -27,9 +27,11 @@ from hrm_agent.trajectory import (
     LogprobKind,
     Recording,
     Sampling,
+    SentSampling,
     call_id,
     content_hash,
 )
+from hrm_agent.trajectory.call_facts import reported_usage
 from hrm_agent.trajectory.conversation_digest import HashedContext, context_hash
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "close_call",
     "close_text_call",
     "find_prefix",
+    "offered",
     "open_call",
     "plain",
     "recorded_call_id",
@@ -94,8 +97,8 @@ class PendingCall:
     """What the model sees of them, hashed."""
     tools: Sequence[dict[str, Any]]
     """The tools offered, in the provider's form: for the policy, OpenAI's."""
-    sampling: Sampling
-    """Sampling parameters, with the call's own seed."""
+    sampling: Sampling = field(default_factory=Sampling)
+    """Parameters that an engine is to sample with, the call's own seed included; of no meaning for other models."""
     started_at: float = field(default_factory=_now)
     """Unix time in seconds."""
     thread: str = field(default_factory=_named_thread)
@@ -133,7 +136,8 @@ def find_prefix(recording: Recording, engine: Engine, pending: PendingCall) -> P
     """Extend the newest recorded call of the conversation token by token; where that is impossible, say why."""
     journal = recording.journal
     answered = next((i for i in reversed(range(len(pending.messages))) if recorded_call_id(pending.messages[i])), None)
-    parent = journal.find_call(recorded_call_id(pending.messages[answered]) or "") if answered is not None else None
+    named = recorded_call_id(pending.messages[answered]) if answered is not None else None
+    parent = journal.find_call(named, request=False) if named else None
     if answered is None or parent is None or not _of_this_run(parent, pending, recording):
         return _root(engine.codec, pending, BranchReason.ROOT)
     reason = _mismatch(parent, engine, pending, answered)
@@ -175,7 +179,8 @@ def close_call(pending: PendingCall, prefix: Prefix, engine: Engine, completion:
     inserted, sampled = prefix.inserted, completion.token_ids
     message = _message(pending, engine, prefix, completion)
     call = Call(
-        **_common(pending, message, pending.sampling),
+        **_common(pending, message),
+        sampling=pending.sampling,
         model=engine.name,
         policy_version=completion.policy_version,
         parent=prefix.parent,
@@ -209,14 +214,21 @@ def _untrainable(engine: Engine, sampling: Sampling, completion: Completion) -> 
     return sampling.why_untrainable
 
 
-def close_text_call(pending: PendingCall, model: str, message: AIMessage) -> tuple[Call, AIMessage]:
-    """The record of a turn that a chat model without token ids answered. Its request is the journal's affair."""
+def close_text_call(pending: PendingCall, model: str, message: AIMessage, sent: SentSampling) -> tuple[Call, AIMessage]:
+    """The record of a turn that a chat model without token ids answered, and its message.
+
+    `sent`: the sampling parameters as its request named them.
+    """
     metadata = {**message.response_metadata, CALL_ID: pending.call_id, **_times(pending), **_thread(pending)}
     message = message.model_copy(update={"id": message.id or pending.call_id, "response_metadata": metadata})
     cut = was_cut(message)
     call = Call(
-        **_common(pending, message, pending.sampling.model_copy(update={"seed": None})),
+        **_common(pending, message),
+        sampling=None,
+        sampling_sent=sent,
         model=model,
+        answered_by=_who_answered(message),
+        usage=reported_usage(message.model_dump(include={"usage_metadata", "response_metadata"})),
         branch_reason=BranchReason.NO_TOKENS,
         finish_reason=FinishReason.LENGTH if cut else FinishReason.STOP,
         untrainable="the model reports no token ids",
@@ -224,7 +236,13 @@ def close_text_call(pending: PendingCall, model: str, message: AIMessage) -> tup
     return call, message
 
 
-def _common(pending: PendingCall, message: AIMessage, sampling: Sampling) -> dict[str, Any]:
+def _who_answered(message: AIMessage) -> str | None:
+    """The model that a provider names in its answer, which need not be the name that was asked for."""
+    said = (message.response_metadata.get(key) for key in ("model_name", "model", "model_id"))
+    return next((name for name in said if isinstance(name, str) and name), None)
+
+
+def _common(pending: PendingCall, message: AIMessage) -> dict[str, Any]:
     return {
         "id": pending.call_id,
         "identity": pending.identity,
@@ -232,7 +250,7 @@ def _common(pending: PendingCall, message: AIMessage, sampling: Sampling) -> dic
         "request_hash": pending.request_hash,
         "context_hash": pending.context.then(message).hash(),
         "tools_hash": content_hash(pending.tools),
-        "sampling": sampling,
+        "tools": offered(pending.tools),
         "response": message.model_dump(mode="json"),
         "started_at": message.response_metadata[STARTED_AT],
         "ended_at": message.response_metadata[ENDED_AT],
@@ -294,6 +312,21 @@ def recorded_call_id(message: BaseMessage) -> str | None:
     """Id of the call that produced a message; None for a message that no recorded call produced."""
     found: Mapping[str, Any] = message.response_metadata if isinstance(message, AIMessage) else {}
     return found.get(CALL_ID)
+
+
+_SECRET_OF_A_SERVER = ("headers", "authorization")
+"""Fields of a tool that names an MCP server: they hold the keys with which the provider asks it."""
+
+
+def offered(tools: Sequence[Any]) -> tuple[dict[str, Any], ...]:
+    """Tools as they go on record: JSON, without the keys of a server that a tool names."""
+    found = (plain(tool) if isinstance(tool, Mapping) else {"name": plain(tool)} for tool in tools)
+    return tuple(_without_keys(tool) for tool in found)
+
+
+def _without_keys(tool: dict[str, Any]) -> dict[str, Any]:
+    removed = _SECRET_OF_A_SERVER if tool.get("type") == "mcp" else ()
+    return {name: "removed" if name in removed else value for name, value in tool.items()}
 
 
 def plain(value: Any) -> Any:

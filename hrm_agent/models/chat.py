@@ -45,7 +45,7 @@ from hrm_agent.models.call_recording import (
 from hrm_agent.models.codec.stream_decoder import StreamDecoder
 from hrm_agent.models.current_policy import ActivePolicy, Backend, active_policy
 from hrm_agent.models.engine import Completion, Engine, GenerationRequest
-from hrm_agent.models.hosted import ask_in_thread, name_of_model
+from hrm_agent.models.hosted import ask_in_thread, name_of_model, policy_options, sent_sampling
 from hrm_agent.models.policy_loader import load_policy, loaded_policy
 from hrm_agent.trajectory import Call, GraphIdentity, Sampling, active_recording
 from hrm_agent.trajectory.identity import graph_identity
@@ -240,15 +240,15 @@ class _PolicyCall:
     def finish(self, answer: Completion | AIMessage) -> AIMessage:
         """Commit the record, then hand out the message."""
         if isinstance(answer, AIMessage):
+            assert isinstance(self.backend, BaseChatModel), "an engine answers with tokens"
             answer = answer.model_copy(update={"id": None})  # providers may give one id twice
-            call, _ = close_text_call(self.pending, name_of_model(self.backend), answer)
-            sent = self.pending.messages
+            sent = sent_sampling(self.backend, policy_options(self.pending.sampling))
+            call, _ = close_text_call(self.pending, name_of_model(self.backend), answer, sent)
         else:
             engine: Engine = self.backend  # pyright: ignore[reportAssignmentType]
             assert self._prefix is not None
             call, _ = close_call(self.pending, self._prefix, engine, answer)
-            sent = ()
-        self.recorded = AIMessage.model_validate(self.recording.write_call(call, sent).response)
+        self.recorded = AIMessage.model_validate(self.recording.write_call(call, self.pending.messages).response)
         return self.recorded
 
     @property

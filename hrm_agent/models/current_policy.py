@@ -52,14 +52,16 @@ def active_policy(model: str | None = None) -> ActivePolicy:
     Outside a run it is the one that HRM_AGENT_POLICY names, else the one that the package ships.
     """
     active = _active.get() or ActivePolicy(os.environ.get(POLICY_VARIABLE) or DEFAULT_POLICY)
-    if model is None or model == getattr(active.backend, "name", None):
+    if model is None or model == getattr(active.backend, "name", active.backend):
         return active
     return replace(active, backend=model)
 
 
 @contextmanager
-def using_policy(backend: Backend, sampling: Sampling | None = None, constrain: bool = True) -> Generator[ActivePolicy]:
-    """Make `backend` the policy of every graph that runs inside the block."""
+def using_policy(
+    backend: Backend | str, sampling: Sampling | None = None, constrain: bool = True
+) -> Generator[ActivePolicy]:
+    """Make `backend` the policy of every graph that runs inside the block; a string is loaded at the first call."""
     active = ActivePolicy(backend, sampling or Sampling(), constrain)
     token = _active.set(active)
     try:

@@ -15,24 +15,26 @@ What is not a LangChain chat model (a bare HTTP call in a node) cannot be seen h
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any, Self
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, Self, TypeVar
 from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, message_chunk_to_message
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables.config import ensure_config
-from pydantic import ValidationError
 
 from hrm_agent.models.call_recording import PendingCall, as_chunk, close_text_call, plain
 from hrm_agent.models.chat import PolicyModel
-from hrm_agent.trajectory import Call, Recording, Sampling, open_recording
+from hrm_agent.models.hosted import sent_sampling
+from hrm_agent.trajectory import Call, Recording, open_recording
 from hrm_agent.trajectory.conversation_digest import HashedContext
+from hrm_agent.trajectory.draws import while_answered
 from hrm_agent.trajectory.identity import graph_identity, in_graph
 
 __all__ = ["record_external_models"]
 
+T = TypeVar("T")
 _TRACED = ("ls_structured_output_format", "structured_output_format")
 """Options that are for tracing only; one of the two ways in drops them."""
 
@@ -66,16 +68,26 @@ class _ModelRequest:
         claimed = recording.claim(identity, request_hash, messages, tools)
         self.recorded = AIMessage.model_validate(claimed.response) if isinstance(claimed, Call) else None
         if isinstance(claimed, int):
-            sampling = _sampling(model, options)
-            self._pending = PendingCall(identity, claimed, request_hash, messages, context, tools, sampling)
+            self._pending = PendingCall(identity, claimed, request_hash, messages, context, tools)
+            self._sent = sent_sampling(model, options)
 
     def close(self, answer: BaseMessage) -> AIMessage:
         """Commit the record; the answer as it will be given back."""
         message = message_chunk_to_message(answer)
         assert isinstance(message, AIMessage), "chat models answer with AI messages"
-        call, _ = close_text_call(self._pending, self._model, message)
+        call, _ = close_text_call(self._pending, self._model, message, self._sent)
         self.recorded = AIMessage.model_validate(self._recording.write_call(call, self._pending.messages).response)
         return self.recorded
+
+    def next(self, chunks: Iterator[T]) -> T | None:
+        """The next chunk, None at the end; what is drawn meanwhile is not the node's."""
+        with while_answered(self._pending.identity.checkpoint_ns):
+            return next(chunks, None)
+
+    async def anext(self, chunks: AsyncIterator[T]) -> T | None:
+        """The next chunk, None at the end; what is drawn meanwhile is not the node's."""
+        with while_answered(self._pending.identity.checkpoint_ns):
+            return await anext(chunks, None)
 
     def __enter__(self) -> Self:
         return self
@@ -100,13 +112,15 @@ def _answering(entry: Any) -> Any:
     def answer(
         self: BaseChatModel, messages: Any, stop: Any = None, run_manager: Any = None, **options: Any
     ) -> ChatResult:
-        question = _question(self, messages, _metadata(run_manager), {**options, "stop": stop})
-        if question is None:
-            return entry(self, messages, stop=stop, run_manager=run_manager, **options)
-        with question:
-            if question.recorded is not None:
-                return _result(question.recorded)
-            return _recorded(question, entry(self, messages, stop=stop, run_manager=run_manager, **options))
+        metadata = _metadata(run_manager)
+        question = _question(self, messages, metadata, {**options, "stop": stop})
+        with while_answered(_namespace(metadata)):
+            if question is None:
+                return entry(self, messages, stop=stop, run_manager=run_manager, **options)
+            with question:
+                if question.recorded is not None:
+                    return _result(question.recorded)
+                return _recorded(question, entry(self, messages, stop=stop, run_manager=run_manager, **options))
 
     return answer
 
@@ -116,13 +130,15 @@ def _answering_async(entry: Any) -> Any:
     async def answer(
         self: BaseChatModel, messages: Any, stop: Any = None, run_manager: Any = None, **options: Any
     ) -> ChatResult:
-        question = _question(self, messages, _metadata(run_manager), {**options, "stop": stop})
-        if question is None:
-            return await entry(self, messages, stop=stop, run_manager=run_manager, **options)
-        with question:
-            if question.recorded is not None:
-                return _result(question.recorded)
-            return _recorded(question, await entry(self, messages, stop=stop, run_manager=run_manager, **options))
+        metadata = _metadata(run_manager)
+        question = _question(self, messages, metadata, {**options, "stop": stop})
+        with while_answered(_namespace(metadata)):
+            if question is None:
+                return await entry(self, messages, stop=stop, run_manager=run_manager, **options)
+            with question:
+                if question.recorded is not None:
+                    return _result(question.recorded)
+                return _recorded(question, await entry(self, messages, stop=stop, run_manager=run_manager, **options))
 
     return answer
 
@@ -146,8 +162,8 @@ def _streaming(entry: Any) -> Any:
             return
         with question:
             if question.recorded is None:
-                kept = _Kept(question)
-                for chunk in entry(self, input, config, stop=stop, **options):
+                kept, chunks = _Kept(question), iter(entry(self, input, config, stop=stop, **options))
+                while (chunk := question.next(chunks)) is not None:
                     yield from kept.swap(chunk)
                 yield kept.last()
             else:
@@ -176,8 +192,8 @@ def _streaming_async(entry: Any) -> Any:
             return
         with question:
             if question.recorded is None:
-                kept = _Kept(question)
-                async for chunk in entry(self, input, config, stop=stop, **options):
+                kept, chunks = _Kept(question), aiter(entry(self, input, config, stop=stop, **options))
+                while (chunk := await question.anext(chunks)) is not None:
                     for shown in kept.swap(chunk):
                         yield shown
                 yield kept.last()
@@ -225,16 +241,11 @@ def _metadata(run_manager: Any) -> dict[str, Any] | None:
     return ensure_config().get("metadata") if run_manager is None else run_manager.metadata
 
 
+def _namespace(metadata: Mapping[str, Any] | None) -> str:
+    """Of the task that asks; empty outside of a graph."""
+    return str((metadata or {}).get("langgraph_checkpoint_ns", ""))
+
+
 def _model_name(model: BaseChatModel, options: dict[str, Any]) -> str:
     said = model._get_ls_params(**options).get("ls_model_name")  # pyright: ignore[reportPrivateUsage]
     return str(said or type(model).__name__)
-
-
-def _sampling(model: BaseChatModel, options: dict[str, Any]) -> Sampling:
-    """As far as the model says how it samples; what has no place in our terms is left out."""
-    said = model._get_ls_params(**options)  # pyright: ignore[reportPrivateUsage]
-    given = {"temperature": said.get("ls_temperature"), "max_tokens": said.get("ls_max_tokens")}
-    try:
-        return Sampling.model_validate({name: value for name, value in given.items() if value is not None})
-    except ValidationError:
-        return Sampling()

@@ -1,18 +1,29 @@
-"""Asking another LangChain chat model in the place of a policy's engine."""
+"""Asking another LangChain chat model in the place of a policy's engine, and what a request to such a model says."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextvars import Context
-from typing import Any
+from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
 
 from hrm_agent.async_bridge import call_in_thread
 from hrm_agent.errors import ModelError
 from hrm_agent.models.call_recording import PendingCall
+from hrm_agent.trajectory import Sampling, SentSampling
 
-__all__ = ["ask_in_thread", "name_of_model"]
+__all__ = ["ask_in_thread", "name_of_model", "policy_options", "sent_sampling"]
+
+_LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "max_new_tokens", "num_predict")
+"""Names under which providers take the most completion tokens."""
+_OTHER = (
+    *("frequency_penalty", "min_p", "presence_penalty", "reasoning_effort", "repeat_penalty", "repetition_penalty"),
+    *("thinking_budget", "top_a", "top_k", "verbosity"),
+)
+"""Names of further parameters that change what is sampled, with plain values."""
 
 
 def ask_in_thread(model: BaseChatModel, pending: PendingCall, options: dict[str, Any]) -> Future[Any]:
@@ -21,16 +32,13 @@ def ask_in_thread(model: BaseChatModel, pending: PendingCall, options: dict[str,
     Temperature, top-p and the token limit are passed on under LangChain's usual names; a seed is not, since few
     providers take one. A provider that refuses a parameter says so itself.
     """
-    tools, choice, sampling = options.get("tools"), options.get("tool_choice"), pending.sampling
+    tools, choice = options.get("tools"), options.get("tool_choice")
     runnable: Any = model.bind_tools(tools, **({"tool_choice": choice} if choice else {})) if tools else model
-    passed: dict[str, Any] = {"temperature": sampling.temperature, "max_tokens": sampling.max_tokens}
-    if sampling.top_p < 1:
-        passed["top_p"] = sampling.top_p
+    passed = policy_options(pending.sampling)
 
     def ask() -> Any:
         try:
-            asked = runnable.bind(**passed)
-            return asked.invoke(list(pending.messages), {"callbacks": []}, stop=list(sampling.stop) or None)
+            return runnable.invoke(list(pending.messages), {"callbacks": []}, **passed)
         except Exception as error:
             raise _model_failure(model, error) from error
 
@@ -49,3 +57,55 @@ def name_of_model(backend: Any) -> str:
     """The name by which a chat model, or an engine, goes on record."""
     name = getattr(backend, "model_name", None) or getattr(backend, "model", None)
     return str(name or type(backend).__name__)
+
+
+def policy_options(sampling: Sampling) -> dict[str, Any]:
+    """The policy's sampling parameters under LangChain's usual names; a seed is not among them."""
+    options: dict[str, Any] = {"temperature": sampling.temperature, "max_tokens": sampling.max_tokens}
+    if sampling.top_p < 1:
+        options["top_p"] = sampling.top_p
+    return {**options, "stop": list(sampling.stop) or None}
+
+
+def sent_sampling(model: BaseChatModel, options: Mapping[str, Any]) -> SentSampling:
+    """The sampling parameters that a request to `model` names: its own, with those of the call in their place.
+
+    As LangChain tells its tracers, since each provider's class knows how it makes a request. What it does not name was
+    not sent, and a value of a form that we do not know is left out.
+    """
+    stop, named = options.get("stop"), {name: value for name, value in options.items() if name != "stop"}
+    told: dict[str, Any] = model._get_invocation_params(stop=stop, **named)  # pyright: ignore[reportPrivateUsage]
+    traced = cast("dict[str, Any]", model._get_ls_params(stop=stop, **named))  # pyright: ignore[reportPrivateUsage]
+    limits = (_amount(told.get(name)) for name in _LIMITS)
+    ends: Any = told.get("stop") or traced.get("ls_stop") or ()
+    found = {
+        "temperature": _first(_amount(told.get("temperature")), _amount(traced.get("ls_temperature"))),
+        "top_p": _amount(told.get("top_p")),
+        "max_tokens": _whole(_first(*limits, _amount(traced.get("ls_max_tokens")))),
+        "seed": _whole(_amount(told.get("seed"))),
+        "stop": tuple(_texts(ends)),
+        "other": {name: told[name] for name in _OTHER if _is_plain(told.get(name))},
+    }
+    return SentSampling.model_validate(found)
+
+
+def _amount(value: Any) -> float | int | None:
+    return value if _is_plain(value) and not isinstance(value, (bool, str)) else None
+
+
+def _is_plain(value: Any) -> bool:
+    """A text, or a number that JSON can hold."""
+    return isinstance(value, str) or (isinstance(value, (int, float)) and math.isfinite(value))
+
+
+def _texts(value: Any) -> list[str]:
+    listed: Any = value if isinstance(value, (list, tuple)) else [value]
+    return [text for text in listed if isinstance(text, str)]
+
+
+def _whole(value: float | None) -> int | None:
+    return int(value) if value is not None and value == int(value) else None
+
+
+def _first(*values: float | None) -> float | None:
+    return next((value for value in values if value is not None), None)

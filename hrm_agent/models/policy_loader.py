@@ -23,6 +23,7 @@ from hrm_agent.errors import ModelError, nearest
 from hrm_agent.models.current_policy import DEFAULT_POLICY, Backend
 from hrm_agent.models.engine import Codec
 from hrm_agent.models.model_string import LoadOptions, ModelString, is_folder, parse_model
+from hrm_agent.models.slow_start import told_if_slow
 
 __all__ = [
     "BUILTIN_POLICIES",
@@ -66,7 +67,7 @@ def _load(name: str) -> Backend:
         from hrm_agent.models.vllm.engine import open_vllm
 
         return open_vllm(name)
-    return _local(asked) if asked.local else _hosted(name)
+    return _local(asked) if asked.local else _hosted(asked)
 
 
 def load_codec(name: str) -> Codec:
@@ -150,9 +151,10 @@ def _local(asked: ModelString) -> Backend:
         raise ModelError(
             f"Policy {asked.text!r} needs torch and transformers.", "Run `pip install 'hrm-agent[train]'`."
         )
-    from hrm_agent.models.local.load_weights import load_engine
+    with told_if_slow(f"loading torch and {asked.text}; the first time this takes up to a minute"):
+        from hrm_agent.models.local.load_weights import load_engine
 
-    return load_engine(folder, name=asked.text, options=asked.options)
+        return load_engine(folder, name=asked.text, options=asked.options)
 
 
 def _scripted(path: Path, name: str) -> Backend:
@@ -165,16 +167,23 @@ def _scripted(path: Path, name: str) -> Backend:
     return ScriptedEngine([str(answer) for answer in answers], name=name)
 
 
-def _hosted(name: str) -> Backend:
+_EXTRAS = {"anthropic": "anthropic", "azure_openai": "openai", "google_genai": "google", "openai": "openai"}
+"""Provider -> the extra of this package that brings langchain and the provider's package."""
+
+
+def _hosted(asked: ModelString) -> Backend:
+    name, extra = asked.text, _EXTRAS.get(asked.scheme)
+    install = f"Run `pip install 'hrm-agent[{extra}]'`."
+    if extra is None:
+        install = "Run `pip install langchain` and the provider's package, for example langchain-ollama."
     if find_spec("langchain") is None:
-        raise ModelError(
-            f"Policy {name!r} names a hosted model, which needs langchain.",
-            "Run `pip install langchain` and the provider's package, for example langchain-openai.",
-        )
+        raise ModelError(f"Policy {name!r} names a hosted model, which needs langchain.", install)
     from langchain.chat_models import init_chat_model  # pyright: ignore[reportMissingImports]
 
     try:
         return init_chat_model(name)  # pyright: ignore[reportUnknownVariableType]
+    except ImportError as error:
+        raise ModelError(f"Policy {name!r} cannot be loaded: a package is missing ({error}).", install) from error
     except Exception as error:  # each provider has errors of its own, for a key that is missing, for example
         raise ModelError(
             f"Policy {name!r} cannot be loaded: {error}", "See LangChain's package for the provider."

@@ -2,7 +2,8 @@
 
 A model writes quotes, and it also makes them up. What is cited is `text[start:end]`, to the character: a quote stands
 in a text as it is, or but for white space, quotation marks and dashes, which a model writes for one another. All else
-is fabricated, however close it comes: nothing here is a matter of degree.
+is fabricated, however close it comes: nothing here is a matter of degree. A model's quote begins and ends at a word:
+`able` is not what `unable` says.
 
 `find_quote` answers for one text, `QuotableText` for one that is asked often, as a source of the research agent is.
 `resolve` holds a claim (these words, in this span of this document, in this revision) against an index, and says what
@@ -19,6 +20,8 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
+
+from hrm_agent.retrieval.word_boundaries import is_within_word
 
 if TYPE_CHECKING:
     from hrm_agent.retrieval.index.database import DocumentIndex
@@ -108,7 +111,7 @@ def _judged(text: str, quote: str, start: int, end: int) -> tuple[CitationVerdic
 
 def find_quote(text: str, quote: str, start: int = 0, end: int | None = None) -> tuple[int, int] | None:
     """The span in `text[start:end]` where a quote stands: to the character, or but for white space and typography."""
-    span = _quotable(text[start:end]).find(quote)
+    span = _quotable(text[start:end]).find(quote, whole_words=False)
     return (start + span[0], start + span[1]) if span else None
 
 
@@ -118,18 +121,23 @@ class QuotableText:
     def __init__(self, text: str) -> None:
         self._text = text
 
-    def find(self, quote: str) -> tuple[int, int] | None:
-        """What `find_quote` says of the whole text."""
+    def find(self, quote: str, *, whole_words: bool = True) -> tuple[int, int] | None:
+        """What `find_quote` says of the whole text; only where the quote begins and ends at a word, unless told."""
         if not quote.strip():
             return None
-        if (at := self._text.find(quote)) >= 0:
+        if (at := _find(self._text, quote, self._text, whole_words)) >= 0:
             return at, at + len(quote)
         wanted = _plain(quote)
-        if (at := self._plain.find(wanted)) < 0:
+        if (at := _find(self._plain, wanted, self._respaced, whole_words)) < 0:
             return None
         first = _place(self._text, self._plain, at)
         last_word = next(islice(_WORD.finditer(self._text, first), wanted.count(" "), None))
         return first, last_word.start() + len(wanted.rpartition(" ")[2])
+
+    @cached_property
+    def _respaced(self) -> str:
+        """As long as the plain form, with the characters of its own: not every dash joins words."""
+        return " ".join(self._text.split())
 
     @cached_property
     def _plain(self) -> str:
@@ -137,6 +145,14 @@ class QuotableText:
 
 
 _quotable = lru_cache(maxsize=16)(QuotableText)
+
+
+def _find(text: str, quote: str, own: str, whole_words: bool) -> int:
+    """Where a text has a quote; -1: nowhere. `own`: the text in its own characters."""
+    at = text.find(quote)
+    while at >= 0 and whole_words and (is_within_word(own, at) or is_within_word(own, at + len(quote))):
+        at = text.find(quote, at + 1)
+    return at
 
 
 def _plain(text: str) -> str:

@@ -1,10 +1,11 @@
 """Which elements of an HTML page a browser does not show, told by the page itself, without a browser.
 
 Text that nobody sees is where instructions to a model are hidden, and where pages keep what is shown another time.
-Looked at are the attribute `hidden`, a closed `<dialog>`, and `display`, `visibility`, `opacity`, `font-size` and
-`content-visibility`, in an element's `style` and in the page's `<style>`: rules with simple selectors (`tag`, `.class`,
-`#id` and their combinations), in the order of importance, specificity and place that CSS has. `aria-hidden` hides
-nothing from who looks at the page, so it hides nothing here.
+Looked at are the attribute `hidden`, a closed `<dialog>`, and `display`, `visibility`, `opacity`, `font-size`, `font`
+and `content-visibility` where their values are valid (`hrm_agent.retrieval.css_values`), in an element's `style` and in
+the page's `<style>`: rules with simple selectors (`tag`, `.class`, `#id` and their combinations), in the order of
+importance, specificity and place that CSS has. `aria-hidden` hides nothing from who looks at the page, so it hides
+nothing here.
 
 Not covered: selectors of descendants, siblings, attributes and states, style sheets outside of the page, rules and
 sheets for media other than screens as such, scripts, text in the colour of its background, outside of the window or
@@ -18,13 +19,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from hrm_agent.retrieval.css_values import declared, is_nothing, size_unit
+
 __all__ = ["SHOWN", "StyleRules", "StyleSheets", "Visibility"]
 
 _SELECTOR = re.compile(r"([a-zA-Z][\w-]*)?((?:[.#][\w-]+)*)")
 _PART = re.compile(r"([.#])([\w-]+)")
-_SIZE = re.compile(r"[+-]?(\d+(?:\.\d+)?|\.\d+)(e[+-]?\d+)?([a-z%]*)", re.IGNORECASE)
 _SCREEN = re.compile(r"@media\s+(?:only\s+)?(?:all|screen)\s*", re.IGNORECASE)
-_PROPERTIES = {"content-visibility", "display", "font-size", "opacity", "visibility"}
 _OF_PARENT = {"inherit", "unset", "larger", "smaller"}
 _RELATIVE = {"em", "ex", "ch", "%", "lh", "cap", "ic"}
 _COMMENT_MARK = re.compile("<!--|-->")
@@ -91,7 +92,7 @@ class StyleRules:
         rules = _COMMENT_MARK.sub(" ", _without(sheet, "/*", "*/"))
         for selectors, declarations in _blocks(rules):
             given = dict[str, tuple[bool, str]]()
-            for name, value, important in _declared(declarations):
+            for name, value, important in declared(declarations):
                 if important or not given.get(name, (False, ""))[0]:
                     given[name] = important, value
             for selector in set(map(str.strip, selectors.split(","))) if given else ():
@@ -119,7 +120,7 @@ class StyleRules:
         found = dict(self._of_sheets(tag, frozenset(names)))
         if "hidden" in attributes or (tag == "dialog" and "open" not in attributes):
             found.setdefault("display", ((False, (0, 0, 0), 0), "none"))
-        for number, (name, value, important) in enumerate(_declared(_without(attributes.get("style", ""), "/*", "*/"))):
+        for number, (name, value, important) in enumerate(declared(_without(attributes.get("style", ""), "/*", "*/"))):
             weight = important, _INLINE, number
             found[name] = max(found.get(name, (weight, "")), (weight, value))
         return _under(around, {name: value for name, (_, value) in found.items()})
@@ -179,7 +180,7 @@ def _under(around: Visibility, style: Mapping[str, str]) -> Visibility:
         return around
     gone = style.get("display") == "none" or style.get("content-visibility") == "hidden"
     return Visibility(
-        around.rendered and not gone and not _is_nothing(style.get("opacity", "")),
+        around.rendered and not gone and not is_nothing(style.get("opacity", "")),
         {"hidden": False, "collapse": False, "visible": True, "initial": True}.get(
             style.get("visibility", ""), around.visible
         ),
@@ -188,26 +189,10 @@ def _under(around: Visibility, style: Mapping[str, str]) -> Visibility:
 
 
 def _is_sized(value: str, around: Visibility) -> bool:
-    match = _SIZE.fullmatch(value)
     if not value or value in _OF_PARENT:
         return around.sized
-    if match is None:
-        return True
-    return not _is_nothing(value) and (around.sized or match[3].lower() not in _RELATIVE)
-
-
-def _is_nothing(value: str) -> bool:
-    match = _SIZE.fullmatch(value)
-    return match is not None and float(match[1]) == 0
-
-
-def _declared(text: str) -> Iterator[tuple[str, str, bool]]:
-    """Property, value and importance of the declarations that may hide something."""
-    for declaration in text.split(";"):
-        name, _, value = declaration.partition(":")
-        if (name := name.strip().lower()) in _PROPERTIES:
-            value, _, importance = value.strip().lower().partition("!")
-            yield name, value.strip(), importance.strip() == "important"
+    unit = size_unit(value)
+    return unit is None or (not is_nothing(value) and (around.sized or unit not in _RELATIVE))
 
 
 def _blocks(sheet: str) -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ that it has in Markdown, `#` to `######`, so that it can be told from other line
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Mapping
 from typing import Protocol, TypeVar
@@ -30,6 +31,11 @@ _CELLS = {"td", "th"}
 _UNSEEN = {"datalist", "iframe", "noembed", "noframes", "script", "style", "svg", "template"}
 _HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
 _SPACES = re.compile(r"[ \t\n\r\f]+")
+_END_BY_SLASH = re.compile(rb"(<(?:math|svg)(?=[\s/])[^<>]*)?/>", re.IGNORECASE)
+_END_BY_SLASH_IN_XML = re.compile(
+    rb"(<(?:iframe|math|noembed|noframes|noscript|script|style|svg|textarea|title|xmp)(?=[\s/])[^<>]*)?/>",
+    re.IGNORECASE,
+)
 _PIECE = 65_536
 """Bytes that the parser is given at a time."""
 _Result_co = TypeVar("_Result_co", covariant=True)
@@ -41,12 +47,24 @@ def html_to_text(source: str | bytes, *, hidden_text: bool = False, headings: bo
     Bytes are in the encoding that they name themselves. `hidden_text`: with the text that a browser would not show
     (`hrm_agent.retrieval.html_hidden`); scripts and templates are none. `headings`: with their marks.
     """
+    if isinstance(source, bytes) and source.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        source = source.decode("utf-16", "replace")
     data = source.encode("utf-8", "replace") if isinstance(source, str) else source
     if not data.strip():
         return ""
+    data = _without_slashes(data)
     encoding = "utf-8" if isinstance(source, str) else None
     rules = None if hidden_text else _parsed(data, encoding, StyleSheets())
     return _parsed(data, encoding, _Text(rules, _HEADINGS if headings else {}))
+
+
+def _without_slashes(data: bytes) -> bytes:
+    """`<div/>` opens an element in HTML, as `<div>` does: only `svg` and `math` end by a slash.
+
+    In what calls itself XML, elements whose contents are no HTML end by it too: they would take in all that follows.
+    """
+    ending = _END_BY_SLASH_IN_XML if data.removeprefix(codecs.BOM_UTF8).lstrip()[:5] == b"<?xml" else _END_BY_SLASH
+    return ending.sub(lambda found: found[0] if found[1] else b"/ >", data)
 
 
 class _Target(Protocol[_Result_co]):

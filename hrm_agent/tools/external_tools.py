@@ -41,6 +41,7 @@ from hrm_agent.tools.record_call import (
     new_tool_call,
 )
 from hrm_agent.trajectory import Recording, ToolCall, ToolStatus, content_hash, open_recording
+from hrm_agent.trajectory.draws import while_answered
 from hrm_agent.trajectory.identity import graph_identity, in_graph
 
 __all__ = ["record_external_tools", "recorded_by_caller"]
@@ -76,7 +77,7 @@ def _running(entry: Any) -> Any:
         with holding(recording, call):
             run = _ExternalRun(recording, call, options.get("tool_call_id"))
             if not run.answered:
-                with run, under_way(call):
+                with run, under_way(call), while_answered(call.identity.checkpoint_ns):
                     run.output = entry(self, tool_input, *args, **options)
             return run.output
 
@@ -94,7 +95,7 @@ def _running_async(entry: Any) -> Any:
         with holding(recording, call):
             run = _ExternalRun(recording, call, options.get("tool_call_id"))
             if not run.answered:
-                with run, under_way(call):
+                with run, under_way(call), while_answered(call.identity.checkpoint_ns):
                     run.output = await entry(self, tool_input, *args, **options)
             return run.output
 

@@ -16,7 +16,7 @@ import json
 import shlex
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from langchain_core.tools import BaseTool, StructuredTool, ToolException
 from langgraph.errors import GraphBubbleUp
@@ -29,7 +29,12 @@ from hrm_agent.trajectory import ToolStatus
 __all__ = ["mcp_tools"]
 
 MAX_DESCRIPTION = 1000
-"""Characters."""
+"""Characters, of a tool and of each of its arguments."""
+_WORDS = {"$comment", "description", "title"}
+_VALUES = {"const", "default", "enum", "examples"}
+_BY_NAME = {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}
+"""Of a JSON schema: what it says in words, what is a value that an argument may have, and schemas by names of their
+own, which may be any of these words."""
 
 
 def mcp_tools(
@@ -64,6 +69,11 @@ def mcp_tools(
 
 def _connection(server: str | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(server, Mapping):
+        given = server.get("args", [])
+        if not isinstance(given, (list, tuple)) or not all(isinstance(word, str) for word in cast("list[Any]", given)):
+            raise ConfigError(
+                f"args of the MCP server's connection is {given!r}.", 'Give a list of words: ["-m", "x"].'
+            )
         return dict(server)
     if server.startswith(("http://", "https://")):
         return {"transport": "streamable_http", "url": server}
@@ -109,9 +119,28 @@ def _tool(connection: Mapping[str, Any], described: dict[str, Any]) -> BaseTool:
     tool = load(None, Tool.model_validate(described), connection=dict(connection))
     assert isinstance(tool, StructuredTool)
     assert tool.coroutine is not None
-    tool.description = " ".join(tool.description.split())[:MAX_DESCRIPTION]
+    tool.description = _bounded(tool.description)
+    _bound_descriptions(tool.args_schema)
     tool.coroutine = _typed(tool.coroutine)
     return tool
+
+
+def _bounded(text: str) -> str:
+    return " ".join(text.split())[:MAX_DESCRIPTION]
+
+
+def _bound_descriptions(schema: Any) -> None:
+    """Bound, in place, what a JSON schema says in words at any depth; values that it holds stay as they are."""
+    within = [(schema, False)]
+    while within:
+        found, by_name = within.pop()
+        if isinstance(found, list):
+            within += [(one, False) for one in cast("list[Any]", found)]
+        elif isinstance(found, dict):
+            fields = cast("dict[str, Any]", found)
+            fields |= {key: _bounded(fields[key]) for key in _WORDS & fields.keys() if isinstance(fields[key], str)}
+            inner = fields.items() if by_name else [(key, fields[key]) for key in fields.keys() - _VALUES]
+            within += [(value, key in _BY_NAME and not by_name) for key, value in inner]
 
 
 def _typed(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
@@ -124,12 +153,20 @@ def _typed(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]
         except (ToolException, ToolFailure, GraphBubbleUp, HrmError):
             raise
         except Exception as error:
-            status = (
-                ToolStatus.ERROR if isinstance(error, (ValueError, NotImplementedError)) else ToolStatus.INFRASTRUCTURE
-            )
+            status = ToolStatus.ERROR if _is_of_the_call(error) else ToolStatus.INFRASTRUCTURE
             raise ToolFailure(f"The MCP server failed: {_reason(error)}", status) from error
 
     return run
+
+
+def _is_of_the_call(error: Exception) -> bool:
+    """Arguments that the server refuses, or an answer of a kind that no model is shown."""
+    from mcp import McpError
+    from mcp.types import INVALID_PARAMS
+
+    return isinstance(error, NotImplementedError) or (
+        isinstance(error, McpError) and error.error.code == INVALID_PARAMS
+    )
 
 
 def _reason(error: BaseException) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
@@ -17,7 +18,7 @@ from langchain_core.messages import ToolMessage
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.types import Command
 
-__all__ = ["is_answer", "pack", "pack_error", "raised", "unpack"]
+__all__ = ["edit_packed", "is_answer", "pack", "pack_error", "raised", "unpack"]
 
 _serializer = JsonPlusSerializer(allowed_msgpack_modules=None)
 
@@ -53,6 +54,14 @@ def unpack(output: dict[str, Any]) -> Any:
         return ToolMessage.model_validate(output["message"])
     kind, text = output["packed"]
     return _serializer.loads_typed((kind, base64.b64decode(text)))
+
+
+def edit_packed(output: dict[str, Any], edit: Callable[[bytes], bytes]) -> dict[str, Any]:
+    """The same output with its serialised bytes edited; one that is kept as JSON as it is."""
+    if "packed" not in output:
+        return output
+    kind, text = output["packed"]
+    return {"packed": [kind, base64.b64encode(edit(base64.b64decode(text))).decode("ascii")]}
 
 
 def raised(output: dict[str, Any]) -> Exception:

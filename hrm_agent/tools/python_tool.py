@@ -26,6 +26,7 @@ from hrm_agent.environment import ExecutionResult, Limits, ready_environment
 from hrm_agent.environment.base import Cell, Submission
 from hrm_agent.tools.call_order import calls_before
 from hrm_agent.tools.record_call import ToolOutcome, as_message, record_tool_call
+from hrm_agent.tools.session_variables import variables_cell, without_variables
 from hrm_agent.tools.sessions import scope_of, sessions_of
 from hrm_agent.trajectory import SessionState, ToolStatus, active_recording, tool_record_id
 from hrm_agent.trajectory.identity import graph_identity
@@ -77,6 +78,8 @@ class PythonTool(BaseTool):
     """Each call is given a fresh interpreter."""
     limits: Limits = Limits()
     """What each call may use; a session's memory limit is that of its first call."""
+    variables: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """JSON values by name, which each of its sessions begins with."""
 
     async def _arun(self, code: str, tool_call_id: str, config: RunnableConfig) -> tuple[ToolMessage, dict[str, Any]]:
         config = _with_thread(config)
@@ -118,12 +121,22 @@ class _Execution:
 
     async def in_session(self) -> ToolOutcome:
         place = await self._sessions.place(self._recording, self._identity, self._record_id)
-        return await self._run(place.name, place.history)
+        if not self._tool.variables:
+            return _outcome(await self._run(place.name, place.history))
+        begin = variables_cell(self._tool.variables)
+        if place.history is not None:
+            first, history = not place.history, (begin, *place.history)
+        else:  # the environment keeps the session's cells, this one among them
+            first, history = place.name not in self._sessions.begun, None
+            if first:
+                await self._submit(Submission(begin.code, session=place.name, run=self._recording.run_id))
+                self._sessions.begun.add(place.name)
+        return _outcome(without_variables(await self._run(place.name, history), first=first))
 
     async def by_itself(self) -> ToolOutcome:
-        return await self._run()
+        return _outcome(await self._run())
 
-    async def _run(self, session: str | None = None, history: tuple[Cell, ...] | None = None) -> ToolOutcome:
+    async def _run(self, session: str | None = None, history: tuple[Cell, ...] | None = None) -> ExecutionResult:
         """Its id lets a service that outlived this process give the first answer again: LangGraph's ids are unique."""
         asked = Submission(
             self._code,
@@ -133,7 +146,10 @@ class _Execution:
             id=self._record_id if self._identity.checkpoint_ns else None,
             run=self._recording.run_id,
         )
-        return _outcome(await (await ready_environment()).run(asked))
+        return await self._submit(asked)
+
+    async def _submit(self, asked: Submission) -> ExecutionResult:
+        return await (await ready_environment()).run(asked)
 
     @property
     def _record_id(self) -> str:

@@ -79,6 +79,8 @@ class RecordingSessions:
     def __init__(self) -> None:
         self.names: set[str] = set()
         """Those that were used."""
+        self.begun: set[str] = set()
+        """Those that have been given the variables that they begin with."""
         self.turns = OrderedAccess()
         self._ran: dict[str, _Ran | None] = {}
         """By id of its record; None for a call of no session. What has finished does not change."""
@@ -148,12 +150,14 @@ def sessions_of(recording: Recording) -> RecordingSessions:
 
 async def end_sessions(recording: Recording, environment: Environment) -> None:
     """Let an environment forget the sessions of a recording. One that is out of reach forgets them in its own time."""
-    names = sessions_of(recording).names
+    sessions = sessions_of(recording)
+    names = sessions.names
     with suppress(TimeoutError):
         async with asyncio.timeout(SECONDS_TO_END):
             ends = (environment.end_session(name, run=recording.run_id) for name in names)
             await asyncio.gather(*ends, return_exceptions=True)
     names.clear()
+    sessions.begun.clear()
 
 
 def scope_of(identity: GraphIdentity) -> str:

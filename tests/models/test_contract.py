@@ -20,7 +20,7 @@ from hrm_agent.errors import ModelError
 from hrm_agent.models import PolicyModel, invalid_tool_calls, policy, using_policy
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.store import RunStore
-from hrm_agent.trajectory import BranchReason, Call, FinishReason, Recording, Sampling, recording
+from hrm_agent.trajectory import BranchReason, Call, FinishReason, Recording, Sampling, SentSampling, recording
 
 CALL = '<reason>add</reason><tool_call>{"name": "python", "arguments": {"code": "40 + 2"}}</tool_call>'
 BROKEN = '<reason>add</reason><tool_call>{"name": "python", "arguments": {"code": "40 + 2</tool_call>'
@@ -281,7 +281,8 @@ async def test_another_chat_model_is_told_the_sampling_parameters_that_are_recor
         await policy().ainvoke("hi", {"metadata": {"thread_id": "t"}})
     (call,) = calls_of(store, "t")
     assert told == [{"temperature": 0.0, "top_p": 0.5, "max_tokens": 7}]
-    assert call.sampling == sampling and call.finish_reason is FinishReason.LENGTH
+    assert call.sampling is None and call.sampling_sent == SentSampling(temperature=0.0, top_p=0.5, max_tokens=7)
+    assert call.finish_reason is FinishReason.LENGTH
 
 
 async def test_a_provider_that_fails_stops_the_run(store: RunStore) -> None:

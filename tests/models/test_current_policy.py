@@ -53,12 +53,11 @@ async def test_it_is_recorded_under_its_name_and_never_loaded_in_a_replay(
     other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = two_models(other)
-    monkeypatch.setattr("hrm_agent.runtime.episode.load_graph", lambda name: graph)
     task = TaskRef(id="1", family="test", prompt="What is 6 * 7?")
     with open_store(tmp_path / "s.db") as store, ScriptedEngine(["42"]) as engine:
         async with opened_environment(None, isolation=Isolation.L0) as environment:
             runner = EpisodeRunner(store, engine, "scripted", environment)
-            trajectory = await runner.run(Episode(task, "thread", seed=1))
+            trajectory = await runner.run(Episode(task, "thread", graph=graph, seed=1))
         assert trajectory.answer == '{"good": true, "n": 0}'
         assert [call.model for call in trajectory.calls] == ["scripted", other]
         assert [call.model for call in trajectory.policy_calls] == ["scripted"]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from hrm_agent.errors import ModelError
+from hrm_agent.models import policy_loader
 from hrm_agent.models.model_string import LoadOptions, parse_model
 from hrm_agent.models.policy_loader import load_codec, load_policy, model_folder
 
@@ -100,3 +103,30 @@ def test_options_change_neither_tokens_nor_names_but_cannot_be_trained() -> None
     assert load_codec(text).end_of_turn == load_codec("builtin:trained").end_of_turn
     with pytest.raises(ModelError, match=r"cannot be trained.*Train builtin:trained\."):
         model_folder(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "installed"),
+    [
+        ("openai:gpt-5", "'hrm-agent[openai]'"),
+        ("anthropic:claude", "'hrm-agent[anthropic]'"),
+        ("google_genai:gemini", "'hrm-agent[google]'"),
+        ("ollama:llama", "langchain` and the provider's package"),
+    ],
+)
+def test_a_hosted_model_without_its_package_says_what_to_install(
+    name: str, installed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = ModuleType("langchain.chat_models")  # langchain without a provider: importing one's package fails
+
+    def init_chat_model(name: str) -> None:
+        raise ImportError("Initializing it requires a package")
+
+    monkeypatch.setattr(models, "init_chat_model", init_chat_model, raising=False)
+    for found in (None, "langchain"):
+        monkeypatch.setattr(policy_loader, "find_spec", lambda asked, found=found: found)
+        monkeypatch.setitem(sys.modules, "langchain", ModuleType("langchain"))
+        monkeypatch.setitem(sys.modules, "langchain.chat_models", models)
+        with pytest.raises(ModelError) as raised:
+            load_policy(name)
+        assert installed in raised.value.hint

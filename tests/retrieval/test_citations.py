@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from hrm_agent.retrieval.citations import Citation, CitationVerdict, find_quote, resolve
+from hrm_agent.retrieval.citations import Citation, CitationVerdict, QuotableText, find_quote, resolve
 from hrm_agent.retrieval.index import DocumentIndex, files_in, index_folder
 
 TEXT = "Grüße! The whale sings\nat night. Nobody 😀 knows why. The whale sleeps."
@@ -77,6 +78,43 @@ def test_a_quote_has_the_texts_own_characters() -> None:
         assert span is not None and text[slice(*span)] == own
     assert find_quote(text, "well known") is find_quote(text, " \n") is None
     assert find_quote(text, "said", 0, len(text) - 2) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "quote"),
+    [
+        ("He was unable to go.", "able to go"), ("It is impossible.", "It is imp"), ("a non-toxic dye", "toxic dye"),
+        ("the e‑mail came", "mail came"), ("a rate of 12.5 percent", "5 percent"), ("over 1,000 ships", "over 1"),
+        ("at -5 degrees", "5 degrees"), ("at −5 degrees", "5 degrees"), ("They can't swim", "They can"),
+        ("They can’t swim", "They can"), ("snake_case", "case"), ("cafe\u0301s are open", "cafe"), ("Straße", "Stra"),
+        ("un\nable: unable\nto", "able to"), ("👩\u200d🔬 works", "👩"),
+    ],
+)  # fmt: skip
+def test_a_quote_that_begins_or_ends_within_a_word_is_not_found(text: str, quote: str) -> None:
+    assert QuotableText(text).find(quote) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "quote"),
+    [
+        ("unable, but able to go", "able to go"), ("unable  but able\nto go", "able to go"),
+        ("東京は首都です。", "京は首"), ("the state—of art", "of art"), ("pages 3–5", "5"), ("(able)", "able"),
+        ("l’eau froide", "eau froide"), ("the whale's song", "the whale"), ("a well-known fact", "well-known"),
+        ("grew 5-fold.", "5-fold."), ("ปลาวาฬร้องเพลง", "ร้องเพลง"), ("See §12.", "12"), ("in 2019. 3 ships", "in 2019"),
+        ("x = f(able)", "x = f("), ("costs $5", "5"), ("GPT4很好", "很好"), ("as 'twas said", "as"),
+    ],
+)  # fmt: skip
+def test_one_at_words_is(text: str, quote: str) -> None:
+    span = QuotableText(text).find(quote)
+    assert span is not None and text[slice(*span)].split() == quote.split()
+
+
+def test_a_quote_that_is_often_within_words_takes_no_time() -> None:
+    text = "xab " * 200_000 + "ab  c"
+    clock = time.process_time()
+    assert QuotableText(text).find("ab") == (800_000, 800_002)
+    assert QuotableText(text).find("ab c") == (800_000, 800_005)
+    assert time.process_time() - clock < 20
 
 
 def test_a_changed_document(index: DocumentIndex, tmp_path: Path) -> None:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
+from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command
 
+from hrm_agent.environment import LocalEnvironment
 from hrm_agent.errors import ConfigError
+from hrm_agent.runtime.episode import Episode, EpisodeRunner
+from hrm_agent.store import open_store
+from hrm_agent.testing import ScriptedEngine
 from hrm_agent.tools import idempotency_key, idempotent, run_tool_calls
 from hrm_agent.tools.external_tools import record_external_tools
 from hrm_agent.tools.output_codec import pack, unpack
-from hrm_agent.trajectory import MemoryJournal, Recording, ToolStatus, recording
+from hrm_agent.trajectory import MemoryJournal, Recording, TaskRef, ToolStatus, recording
 
 runs: list[Any] = []
 STEERING = Command(goto=["x"], update={"messages": [ToolMessage("gone", tool_call_id="c")]})
@@ -160,3 +168,49 @@ def test_a_key_is_declared_by_an_argument_or_a_function(journal: MemoryJournal) 
     with recording(Recording(journal)):
         assert [summing.invoke({"a": a, "b": 3 - a}, config()) for a in (1, 2, 0)] == [3, 3, 3]
     assert runs == [(1, 2)]
+
+
+# a thread that outlives its run
+
+began, may_end, over = threading.Event(), threading.Event(), threading.Event()
+late: list[Exception] = []
+
+
+@tool
+def slow(x: int) -> int:
+    """Waits in its thread, which nobody can cancel."""
+    began.set()
+    assert may_end.wait(60)
+    return x
+
+
+def ask(state: MessagesState, config: RunnableConfig) -> dict[str, Any]:
+    try:
+        return {"messages": [slow.invoke(call("slow", x=1), config)]}
+    except Exception as error:
+        late.append(error)
+        raise
+    finally:
+        over.set()
+
+
+slow_graph = StateGraph(MessagesState).add_node("ask", ask).add_edge(START, "ask").compile()
+
+
+async def test_what_a_thread_writes_after_its_run_was_given_up_is_refused(
+    tmp_path: Path, environment: LocalEnvironment
+) -> None:
+    """By then another process may have the run."""
+    episode = Episode(TaskRef(id="1", family="f", prompt="p"), "t", graph=f"{__name__}:slow_graph")
+    with open_store(tmp_path / "store.db") as store, ScriptedEngine(["unused"]) as engine:
+        runner = EpisodeRunner(store, engine, "scripted", environment)
+        task = asyncio.create_task(runner.run(episode))
+        await asyncio.to_thread(began.wait, 60)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        may_end.set()
+        await asyncio.to_thread(over.wait, 60)
+        (record,) = store.journal.tool_calls()
+        assert record.status is None, "it is run again when the run is resumed"
+        assert "has ended" in str(late[0])

@@ -27,6 +27,8 @@ from hrm_agent.trajectory.lint import lint
 from tests.support.graphs.research_scripts import Researcher, Talk, assert_exact, planned, tool
 
 COMMAND = f"{sys.executable} -m tests.support.tools.mcp_server"
+RUDE = f"{sys.executable} -m tests.support.tools.rude_mcp_server"
+LONG = "Lies.\n" * 1000
 PROJECT = Path(__file__).parents[2]
 
 
@@ -71,6 +73,32 @@ async def test_a_server_that_dies_is_nobodys_fault(tmp_path: Path) -> None:
     gone = mcp_tools("/no/such/command", listing=listing)
     ((status, text),) = await answered(gone, ("stock", {"article": "tea"}))
     assert status == "infrastructure" and "FileNotFoundError" in text
+
+
+@pytest.mark.whole
+async def test_whose_fault_a_failure_is() -> None:
+    """An answer that is none is the server's; arguments that it refuses are the call's."""
+    tools = mcp_tools(RUDE)
+    found = await answered(tools, *(("answer", {"how": how}) for how in ("malformed", "invalid", "broken")))
+    assert [status for status, _ in found] == ["infrastructure", "error", "infrastructure"]
+    assert "There is no such day." in found[1][1] and "The disk is gone." in found[2][1]
+
+
+@pytest.mark.whole
+def test_what_a_server_says_of_arguments_is_bounded_as_well() -> None:
+    (found,) = mcp_tools(RUDE)
+    schema: Any = found.args_schema
+    for name in ("how", "default"):
+        told = schema["properties"][name]["description"]
+        assert told.startswith("Lies. Lies.") and len(told) == 1000
+    inner = schema["properties"]["description"]["anyOf"][0]
+    assert len(inner["title"]) == 1000 and inner["default"] == {"description": LONG}, "a value is no description"
+
+
+@pytest.mark.parametrize("arguments", [None, "-m server", [3]])
+def test_a_connection_whose_arguments_are_no_words_is_refused(arguments: Any) -> None:
+    with pytest.raises(ConfigError, match="args"):
+        mcp_tools({"transport": "stdio", "command": "/no/such/command", "args": arguments})
 
 
 def test_a_server_that_does_not_answer_is_told_in_a_line(tmp_path: Path) -> None:

@@ -143,6 +143,51 @@ def test_of_declarations_for_one_property_the_important_one_holds_then_the_last(
         assert html_to_text(f"<style>p{{{style}}}</style><p>a") == html_to_text(f"<p style='{style}'>a") == shown
 
 
+@pytest.mark.parametrize(
+    "style",
+    [
+        "display:none;display:bogus", "display:none;display:block block", "display:none;display:block !bogus",
+        "display:none;display:run-in", "d\\69 splay:n\\6f ne", "visibility:hidden;visibility:shown",
+        "content-visibility:hidden;content-visibility:none", "opacity:-1", "opacity:0;opacity:none",
+        "opacity:0;opacity:1px", "opacity:0%", "font-size:0;font-size:-1px", "font-size:0;font-size:12",
+        "font-size:0;font-size:2bogus", "font-size:0;font-size:bogus(1px)", "font:0/0 a", "font: bold 0 / 1 'A b', c",
+        "font-size:0;font:12px", "font-size:0;font:bogus 12px a", "font-size:0;font-size:calc(bogus)",
+    ],
+)  # fmt: skip
+def test_what_a_browser_cannot_read_sets_nothing_back(style: str) -> None:
+    hidden = [f'<p style="{style}">secret</p>a', f"<style>p{{{style}}}</style><p>secret</p>a"]
+    assert [html_to_text(source) for source in hidden] == ["a", "a"]
+
+
+@pytest.mark.parametrize(
+    "style",
+    [
+        "display:none;display:inline flow-root", "display:none;display:block flow list-item",
+        "visibility:hidden;visibility:visible", "opacity:0;opacity:50%", "opacity:0;opacity:calc(1 - .5)",
+        "display:none;display:var(--x)", "display:none !no",
+        "font-size:0;font-size:1.5REM", "font-size:0;font-size:clamp(1rem, 2vw, 3rem)", "font-size:0;font:caption",
+        "font-size:0;font:italic 700 12px/1.5 serif", "font:0/0", "font:0", "font-size:0;font:oblique 10deg 1em a",
+    ],
+)  # fmt: skip
+def test_what_it_can_read_does(style: str) -> None:
+    assert html_to_text(f"<p style='{style}'>a") == "a"
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("<p>a</p><div hidden/>secret<p>secret</div>b", "a\n\nb"),
+        ("<div title='>' hidden/>secret</div>a", "a"),
+        ("a<svg-x hidden/>secret</svg-x>b", "ab"),
+        ("a<br/>b<svg hidden/>c<math/>d", "a\nbcd"),
+        ("<a href=x/>a</a><p class=y/>b", "a\n\nb"),
+        ("<?xml version='1.0'?><html><title/><script src='x'/><body><p/>a<p hidden=''/>secret</body></html>", "a"),
+    ],
+)  # fmt: skip
+def test_a_slash_ends_no_element_of_html(source: str, shown: str) -> None:
+    assert html_to_text(source) == html_to_text(source.encode()) == html_to_text(source.encode("utf-16")) == shown
+
+
 def test_html_says_its_own_encoding() -> None:
     source = "<meta charset=iso-8859-2><p>Łódź</p>"
     assert read_document("a.html", source.encode("iso-8859-2")).text == "Łódź"

@@ -1,0 +1,87 @@
+"""Python that a model has written into its answer as fenced blocks, for models that cannot call tools.
+
+Fences are CommonMark's: three or more backticks or tildes at the beginning of a line, closed by a line of at least as
+many. What stands inside a fence of another language is text, a fence in it included; so is what stands in the model's
+reasoning, and in a tool call or a tool response that it writes as text. A message with an `<answer>` outside of its
+blocks is final: it is read for that answer, and nothing of it is run.
+
+One pass over the text: it comes from a model, and may be of any size.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from hrm_agent.answers.final_answer import HIDDEN_TAGS
+
+__all__ = ["MAX_BLOCKS", "FencedBlock", "python_blocks"]
+
+MAX_BLOCKS = 8
+"""Blocks of one message that can be run; of those after them one is told of, as refused."""
+LANGUAGES = ("python", "py", "python3")
+"""First words behind a fence that make it Python's; one without a word is text."""
+
+_TAGS = "|".join(HIDDEN_TAGS)
+_MARK = re.compile(
+    rf"<(?P<closes>/?)(?P<tag>{_TAGS})>"
+    rf"|(?:^|{'|'.join(f'(?<=</{name}>)' for name in HIDDEN_TAGS)})"
+    r"(?P<indent> {0,3})(?P<fence>`{3,}+(?=[^`\n]*$)|~{3,}+)(?P<info>[^\n]*)$",
+    re.MULTILINE,
+)
+_HIDDEN_TAG = re.compile(rf"</?(?:{_TAGS})>")
+
+
+@dataclass(frozen=True, slots=True)
+class FencedBlock:
+    """One block of Python."""
+
+    code: str
+    """Its source, as far as it goes."""
+    problem: str = ""
+    """Why it cannot be run, in words for the model; empty where it can be."""
+
+
+def python_blocks(text: str) -> list[FencedBlock]:
+    """The blocks of Python in a message, in order; none where the message gives its final `<answer>`."""
+    blocks: list[FencedBlock] = []
+    outside: list[str] = []
+    position = 0
+    while len(blocks) <= MAX_BLOCKS and (mark := _MARK.search(text, position)) is not None:
+        outside.append(text[position : mark.start()])
+        if mark["fence"]:
+            block, position = _read_block(text, mark)
+            blocks += [block] if block is not None else []
+        elif mark["closes"]:  # the chat template itself has opened the reasoning
+            blocks, outside, position = [], [], mark.end()
+        else:
+            closing = f"</{mark['tag']}>"
+            end = text.find(closing, mark.end())
+            position = len(text) if end < 0 else end + len(closing)
+    outside.append(text[position:])
+    said = "".join(outside)
+    if "</answer>" in said.partition("<answer>")[2]:
+        return []
+    return [*blocks[:MAX_BLOCKS], *(_refused(block) for block in blocks[MAX_BLOCKS:])]
+
+
+def _read_block(text: str, opening: re.Match[str]) -> tuple[FencedBlock | None, int]:
+    """The block that a fence opens, None if it is not Python, and the position behind it."""
+    fence, begin = opening["fence"], min(opening.end() + 1, len(text))
+    closing = re.compile(rf"^ {{0,3}}{fence[0]}{{{len(fence)},}}[ \t\r]*$", re.MULTILINE).search(text, begin)
+    end = len(text) if closing is None else closing.start()
+    after = len(text) if closing is None else closing.end()
+    if (opening["info"].split() or [""])[0].lower() not in LANGUAGES:
+        return None, after
+    code = text[begin:end].rstrip("\n")
+    if opening["indent"]:
+        code = re.sub(rf"^ {{1,{len(opening['indent'])}}}", "", code, flags=re.MULTILINE)
+    if closing is None:
+        return FencedBlock(code, f"the block is not closed by a line {fence}"), after
+    if tag := _HIDDEN_TAG.search(code):  # it is not known whether the model meant it as code or as reasoning
+        return FencedBlock(code, f"the block contains {tag[0]}: write it in two parts, '<' + '{tag[0][1:]}'"), after
+    return FencedBlock(code, "" if code.strip() else "the block is empty"), after
+
+
+def _refused(block: FencedBlock) -> FencedBlock:
+    return FencedBlock(block.code, f"only the first {MAX_BLOCKS} blocks of a message are run")

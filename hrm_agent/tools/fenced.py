@@ -1,0 +1,99 @@
+"""Calls of a tool by models that cannot call tools: the Python that they write in fenced blocks is the call.
+
+A block becomes a call of the same tool under an id that follows from the id of the model's call and the block's place,
+so that it has the same typed outcome and the same record, and is found by a resumed run and by a replay. What the
+message itself is on record stays as the model wrote it: text, whose tokens are trained like any other.
+
+The results go back as one plain message of the user, which every chat template has a place for. Each stands in a fence
+that is longer than any in it; tags that mean something in a model's answer are written `&lt;answer>` there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import BaseTool
+
+from hrm_agent.answers.fenced_code import MAX_BLOCKS, FencedBlock, python_blocks
+from hrm_agent.answers.final_answer import HIDDEN_TAGS
+from hrm_agent.models import invalid_tool_calls
+from hrm_agent.models.call_recording import ENDED_AT, STARTED_AT, recorded_call_id
+from hrm_agent.tools.run import run_tool_calls
+
+__all__ = ["RESULTS", "block_ids", "fenced_calls", "run_fenced_blocks"]
+
+RESULTS = "-results"
+"""Suffix of the id of a message with results; before it stands the id of the message that asked for them."""
+NO_CALLS = "tools cannot be called in this conversation; write the code in a block ```python"
+_TAG = re.compile(rf"<(?=/?(?:answer|{'|'.join(HIDDEN_TAGS)})\s*>)", re.IGNORECASE)
+_FENCES = re.compile(r"`{3,}")
+
+
+def fenced_calls(message: AIMessage, tool: str) -> list[AIMessage]:
+    """The calls of `tool` that a message makes by its blocks, in order, each as a message with this one call.
+
+    What cannot be run is a call that could not be decoded. So is a call in the form of a model that can call tools: a
+    chat template that knows no tools has no place for its result.
+    """
+    native = [
+        *({"id": call["id"], "name": call["name"], "args": json.dumps(call["args"])} for call in message.tool_calls),
+        *({"id": call["id"], "name": call["name"], "args": call["args"]} for call in invalid_tool_calls(message)),
+    ]
+    blocks = python_blocks(message.text)
+    ids = block_ids(recorded_call_id(message) or message.id or "")[: len(blocks)]
+    return [
+        *(_invalid(call["id"], call["name"], call["args"], NO_CALLS) for call in native),
+        *(_call(id_, tool, block) for id_, block in zip(ids, blocks, strict=True)),
+    ]
+
+
+def block_ids(call_id: str) -> list[str]:
+    """The ids of the calls that the blocks of a model's call make, as many as it can have."""
+    return [f"{call_id[:16]}-block{number}" for number in range(1, MAX_BLOCKS + 2)]
+
+
+async def run_fenced_blocks(message: AIMessage, tool: BaseTool, config: RunnableConfig) -> HumanMessage:
+    """Run the blocks of `message` in order, up to the first that fails: those after it were written for its success."""
+    calls, results = fenced_calls(message, tool.name), list[ToolMessage]()
+    for call in calls:
+        results += await run_tool_calls(call, [tool], config)
+        if results[-1].status == "error":
+            break
+    return HumanMessage(_told(results, len(calls)), id=f"{message.id}{RESULTS}", response_metadata=_when(results))
+
+
+def _call(id_: str, tool: str, block: FencedBlock) -> AIMessage:
+    if block.problem:
+        return _invalid(id_, tool, block.code, block.problem)
+    return AIMessage("", tool_calls=[{"type": "tool_call", "id": id_, "name": tool, "args": {"code": block.code}}])
+
+
+def _invalid(id_: str | None, name: str | None, text: str | None, problem: str) -> AIMessage:
+    call: Any = {"type": "invalid_tool_call", "id": id_, "name": name, "args": text, "error": problem}
+    return AIMessage("", invalid_tool_calls=[call])
+
+
+def _told(results: Sequence[ToolMessage], asked: int) -> str:
+    """What the model is shown; its length is bounded by the tool's own limit and the number of blocks."""
+    lines = [
+        f"Result {number} ({each.artifact['status']}):\n{_quoted(each.text)}"
+        for number, each in enumerate(results, start=1)
+    ]
+    return "\n".join([*lines, *(["What came after it was not run."] if len(results) < asked else [])])
+
+
+def _quoted(text: str) -> str:
+    longest = max((len(found[0]) for found in _FENCES.finditer(text)), default=2)
+    fence = "`" * (longest + 1)
+    return f"{fence}output\n{_TAG.sub('&lt;', text)}\n{fence}"
+
+
+def _when(results: Sequence[ToolMessage]) -> dict[str, Any]:
+    """When the tool was at work, as the metadata of its own messages say."""
+    told = [each.response_metadata for each in results if STARTED_AT in each.response_metadata]
+    return {**told[-1], STARTED_AT: told[0][STARTED_AT], ENDED_AT: told[-1][ENDED_AT]} if told else {}
