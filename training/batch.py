@@ -76,9 +76,9 @@ def no_gradient(call: Call, policy: str) -> NoGradient | None:
         return NoGradient.OTHER_MODEL
     if call.constrained:
         return NoGradient.CONSTRAINED
-    if call.token_ids and call.sampling.temperature == 0:
+    if call.token_ids and call.sampled_with.temperature == 0:
         return NoGradient.GREEDY
-    if call.token_ids and call.sampling.top_p < 1:
+    if call.token_ids and call.sampled_with.top_p < 1:
         return NoGradient.NUCLEUS
     return None if call.trainable else NoGradient.UNTRAINABLE
 
@@ -205,7 +205,7 @@ def _row(path: Sequence[Call], fresh: Mapping[str, float]) -> Row:
             loss_mask[span] = mask
             old_logprobs[span] = np.where(mask, call.logprobs, 0.0)
             advantages[span] = np.where(mask, fresh[call.id], 0.0)
-            temperatures[span] = np.where(mask, call.sampling.temperature, 1.0)
+            temperatures[span] = np.where(mask, call.sampled_with.temperature, 1.0)
             if call.logprob_kind is LogprobKind.TEMPERED:
                 old_temperatures[span] = temperatures[span]
     if loss_mask[:1].any():

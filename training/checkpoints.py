@@ -24,8 +24,9 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -40,6 +41,8 @@ _EARLIER = ("checkpoint", "checkpoint.old")
 _NAME = re.compile(r"step-(\d+)")
 _OURS = re.compile(r"step-\d+(\.part|\.gone)*")
 _CHUNK = 1 << 20
+_EDITABLE = {".jinja", ".json", ".md", ".txt"}
+"""Suffixes of the files of a model that a person may write to: its card, its settings, its chat template."""
 
 State = TypeVar("State")
 
@@ -158,19 +161,40 @@ def write_whole(path: Path, step: int, write: Callable[[Path], None]) -> Path:
 
 
 def keep_model(run: Path, step: int, write: Callable[[Path], None]) -> Path:
-    """`RUN/model`, what a run comes to after `step` steps; not written again where it is that already."""
+    """`RUN/model`, what a run comes to after `step` steps; not written again where it is that already.
+
+    What is there otherwise and was not left as it was written, somebody may want: it goes under another name.
+    """
     path = run / "model"
-    return path if has_model(run, step) else write_whole(path, step, write)
+    if has_model(run, step):
+        return path
+    if _is_changed(path):
+        aside = next(name for n in count(1) if not (name := path.with_name(f"{path.name}.before-{n}")).exists())
+        path.rename(aside)
+        sys.stderr.write(f"hrm-agent: {path} was changed since it was written; it is {aside} now.\n")
+    return write_whole(path, step, write)
 
 
 def has_model(run: Path, step: int) -> bool:
-    """Whether the run's model is whole, and of so many steps."""
+    """Whether the run's model is of so many steps, and its weights are as they were written."""
     path = run / "model"
-    return damage(path) is None and (_read_manifest(path) or {}).get("step") == step
+    return damage(path, _EDITABLE) is None and (_read_manifest(path) or {}).get("step") == step
 
 
-def damage(path: Path) -> str | None:
-    """What is wrong with a folder that `write_whole` wrote; None if nothing is."""
+def _is_changed(path: Path) -> bool:
+    if not path.exists() and not path.is_symlink():
+        return False
+    if path.is_symlink() or damage(path) is not None:
+        return True
+    files = {file.relative_to(path).as_posix() for file in path.rglob("*") if not file.is_dir()}
+    return not files <= {MANIFEST, *(_read_manifest(path) or {})["files"]}
+
+
+def damage(path: Path, editable: Collection[str] = ()) -> str | None:
+    """What is wrong with a folder that `write_whole` wrote; None if nothing is.
+
+    `editable`: suffixes of files that may have other contents.
+    """
     try:
         manifest = _read_manifest(path)
         if manifest is None:
@@ -179,6 +203,8 @@ def damage(path: Path) -> str | None:
             file = path / name
             if not file.is_file():
                 return f"{name} is missing"
+            if file.suffix in editable:
+                continue
             if (size := file.stat().st_size) != entry["bytes"]:
                 return f"{name} has {size} bytes in place of {entry['bytes']}"
             if _hash(file) != entry["sha256"]:

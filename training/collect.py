@@ -10,10 +10,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hrm_agent.models import Backend
+from hrm_agent.runtime.episode import policy_for
 from hrm_agent.runtime.selection.strategies import Mode
 from hrm_agent.training.configs import CollectConfig
-from hrm_agent.training.rollout import group_episodes, open_run, rollout, run_id_of
+from hrm_agent.training.rollout import group_episodes, open_run, refuse_other_tasks, rollout, run_id_of
+from hrm_agent.training.scoring import scoring_by
 from hrm_agent.training.tasks import Task, load_tasks
+from hrm_agent.training.tasks.sources import keep_sources, tasks_folder
 from hrm_agent.trajectory import Trajectory
 
 __all__ = ["collect"]
@@ -33,16 +36,25 @@ async def collect(
     `backend` and `tasks` stand for `config.policy` and `config.tasks` where they are loaded already.
     """
     if tasks is None:
-        tasks = load_tasks(config.tasks, split=config.split, seed=config.seed, count=config.count)
+        where = tasks_folder(folder)
+        tasks = load_tasks(config.tasks, split=config.split, seed=config.seed, count=config.count, folder=where)
     episodes = group_episodes(
         tasks,
         config.samples,
-        run_id=run_id_of(folder),
+        run_id=(run_id := run_id_of(folder)),
         stage=stage,
         seed=config.seed,
         graph=config.graph,
         context=config.context,
+        verified=config.rewards is None,
+        options=config.task_options(),
     )
-    async with open_run(folder, config.policy, config, store=config.store, backend=backend) as runner:
+    held = backend or policy_for(config.policy, config.graph, stand_in=config.stand_in)
+    async with open_run(folder, config.policy, config, store=config.store, backend=held) as runner:
+        keep_sources(config.tasks, config.split, folder)
+        on_record = runner.store.journal.headers("run_id = ?", (run_id,))
+        refuse_other_tasks({header.thread_id: header.task for header in on_record}, episodes, folder)
         mode = Mode(config.mode, config.n, config.width)
-        return await rollout(runner, episodes, mode=mode, concurrency=config.concurrency, on_done=on_rollout)
+        found = await rollout(runner, episodes, mode=mode, concurrency=config.concurrency, on_done=on_rollout)
+        async with scoring_by(config, runner.store) as score:
+            return [last for (last,) in await score([(trajectory,) for trajectory in found])]

@@ -57,7 +57,11 @@ class TaskSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     tasks: str = "word_problems"
-    """Family of tasks: word_problems, reasoning_gym:NAME, arc_agi, aime:FILE, jsonl:FILE, or mix:..."""
+    """Family of tasks: word_problems, reasoning_gym:NAME, arc_agi, aime:FILE, a file (.jsonl, .csv, .parquet), hf:NAME,
+    your own as package.module:attribute or ./file.py:attribute, or mix:..."""
+    rewards: str | None = None
+    """Rubric that rollouts are scored by, in place of their task's own verifier: package.module:attribute,
+    ./file.py:attribute, or answer:READER[,COMPARISON] such as answer:last_number. none: the verifier."""
     concurrency: int = Field(default=256, ge=1)
     """Rollouts open at a time."""
     store: StoreUrl | None = None
@@ -128,6 +132,22 @@ class FineTuneConfig(SftConfig):
     """Where to start: a built-in policy, a model folder, or hf:NAME."""
     data: str = ""
     """JSONL file of conversations, as the first argument; a line: {"messages": [{"role": ..., "content": ...}, ...]}"""
+    source: StoreUrl = ""
+    """Store, run folder or exported file whose completed runs are learned from in place of data; also --from."""
+    reward: float | None = None
+    """With source: only runs with at least this reward; none: all, verified or not."""
+    by: str = ""
+    """With source: scores that stand for each run's own rewards, by the name of `hrm-agent rescore`, or feedback."""
+    roles: tuple[str, ...] = ()
+    """With source: only answers of these roles, the nodes that asked, such as solve; also --role. Empty: all."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.source and self.data:
+            raise ConfigError("Both a file and --from were named.", "Learn from the one or from the other.")
+        if not self.source and (self.roles or self.by or self.reward is not None):
+            raise ConfigError("reward, by and roles choose among runs on record.", "Name the record: --from STORE.")
+        return self
 
 
 class GrpoConfig(CheckpointSettings, TaskSettings, RolloutSettings, GraphSettings):

@@ -74,12 +74,10 @@ async def demo(
 
     model = await train(training, folder, on_step=on_step)
     rows = read_metrics(folder / "metrics.jsonl")
-    plot_curves(
-        rows,
-        folder / "curves.png",
-        f"{training.algorithm}, {training.graph}, seed {training.seed}",
-    )
     after = await _evaluate(str(model), "after", config, folder, tell)
+    title = f"{training.algorithm}, {training.graph}, seed {training.seed}"
+    held_out = {0: before.pass_at_1, training.steps: after.pass_at_1}
+    plot_curves(rows, folder / "curves.png", title, held_out)
     solved = await _solve(str(model), config, folder, on_update)
     tell("solve", 1, 1, {})
     report = _report(before, after, rows, solved, model)
@@ -105,7 +103,9 @@ async def _evaluate(
         done.append(trajectory)
         tell(stage, len(done), config.eval_problems, {})
 
-    shared = GraphSettings.model_fields.keys() | RolloutSettings.model_fields.keys() | {"tasks", "store", "seed"}
+    shared = (
+        GraphSettings.model_fields.keys() | RolloutSettings.model_fields.keys() | {"tasks", "rewards", "store", "seed"}
+    )
     asked = CollectConfig(policy=policy, count=config.eval_problems, **config.train.model_dump(include=shared))
     return evaluate(await collect(asked, folder, stage=f"eval-{stage}", on_rollout=on_rollout))
 
@@ -120,14 +120,14 @@ async def _solve(policy: str, config: DemoConfig, folder: Path, on_update: OnUpd
 def _report(
     before: Evaluation, after: Evaluation, rows: list[dict[str, Any]], solved: Trajectory, model: Path
 ) -> DemoReport:
-    phases = ("rollout", "select", "update")
+    phases = ("rollout", "reward", "select", "update")
     planners = {call.identity.task_id for call in solved.calls if call.identity.node == "plan"}
     return DemoReport(
         before=asdict(before),
         after=asdict(after),
         steps=len(rows),
         groups_rejected=sum(row["select/groups_rejected"] or 0.0 for row in rows) / max(1, len(rows)),
-        cpu_seconds={phase: sum(row[f"{phase}_cpu_seconds"] for row in rows) for phase in phases},
+        cpu_seconds={phase: sum(row.get(f"{phase}_cpu_seconds") or 0.0 for row in rows) for phase in phases},
         solved=solved.id,
         answer=solved.answer or "",
         rounds=len(planners),

@@ -10,8 +10,10 @@ import math
 
 from hrm_agent.trajectory import DropReason, RunStatus, ToolCall, ToolStatus, Trajectory
 
-__all__ = ["Why", "fault_of", "lost_tool_calls", "needed_of", "needs_second_attempt", "too_small"]
+__all__ = ["SECOND_ATTEMPT", "Why", "fault_of", "lost_tool_calls", "needed_of", "needs_second_attempt", "too_small"]
 
+SECOND_ATTEMPT = "/attempt-2"
+"""What the thread of a rollout's second attempt has behind the name of its first."""
 Why = tuple[DropReason, str]
 """Why a rollout was left out, as a type and in words."""
 
@@ -28,6 +30,8 @@ def fault_of(trajectory: Trajectory) -> Why | None:
     if trajectory.status is RunStatus.FAILED:
         why = trajectory.error or "no error was recorded"
         return DropReason.RUN_FAILED, f"the run failed by no fault of the policy: {why}"
+    if "correct" not in trajectory.rewards:
+        return DropReason.NOT_SCORED, "it has no reward: `hrm-agent show` says what its rubric failed by"
     return None
 
 

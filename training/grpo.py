@@ -14,14 +14,12 @@ run has taken continues it, to the weights of a run that was begun with so many,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from accelerate import Accelerator
 
-from hrm_agent.errors import RunError
-from hrm_agent.runtime.episode import Episode
 from hrm_agent.training.advantages import group_advantages
 from hrm_agent.training.batch import build_batches, left_out
 from hrm_agent.training.checkpoints import keep_model
@@ -31,14 +29,16 @@ from hrm_agent.training.metrics import MetricsLog, Phases, Row
 from hrm_agent.training.policy import TrainablePolicy
 from hrm_agent.training.processes import require_one_process
 from hrm_agent.training.rollout import (
-    Attempts,
     group_episodes,
     open_run,
+    refuse_other_tasks,
     rollout_attempts,
     run_id_of,
     steps_with_rollouts,
 )
-from hrm_agent.training.tasks import Task
+from hrm_agent.training.scoring import scoring_by
+from hrm_agent.training.tasks import Task, refuse_unscored
+from hrm_agent.training.tasks.sources import keep_sources, tasks_folder
 from hrm_agent.training.tasks.training_order import training_tasks
 from hrm_agent.training.verdicts import explained, judge, selection_metrics
 from hrm_agent.trajectory import Trajectory
@@ -57,11 +57,15 @@ async def train(
     require_one_process()
     accelerator = Accelerator()
     policy = TrainablePolicy(config, accelerator)
-    async with open_run(folder, policy.name, config, store=config.store, backend=policy.engine) as runner:
+    async with (
+        open_run(folder, policy.name, config, store=config.store, backend=policy.engine) as runner,
+        scoring_by(config, runner.store) as score,
+    ):
         run_id = run_id_of(folder, runner.store)
         config = policy.restore(folder, partial(steps_with_rollouts, runner.store, run_id))
         log = MetricsLog(folder / "metrics.jsonl", before_step=policy.version)
-        tasks = _tasks(config)
+        tasks = _tasks(config, folder)
+        keep_sources(config.tasks, "train", folder)
         for step in range(policy.version, config.steps):
             phases = Phases()
             episodes = group_episodes(
@@ -72,10 +76,14 @@ async def train(
                 seed=config.seed,
                 graph=config.graph,
                 context=config.context,
+                verified=config.rewards is None,
+                options=config.task_options(),
             )
             with phases("rollout"):
                 attempts = await rollout_attempts(runner, episodes, concurrency=config.concurrency, on_done=on_rollout)
-            _refuse_other_tasks(attempts, episodes, folder)
+            refuse_other_tasks({first.thread_id: first.task for first, *_ in attempts}, episodes, folder)
+            with phases("reward"):
+                attempts = await score(attempts)
             with phases("select"):
                 overlays = group_advantages(judge(attempts, step, run_id, config), config.advantage_eps)
                 runner.store.journal.write_overlays(overlays)
@@ -96,19 +104,11 @@ async def train(
     return model
 
 
-def _tasks(config: GrpoConfig) -> list[Task]:
+def _tasks(config: GrpoConfig, folder: Path) -> list[Task]:
     """Those of all steps, in their order."""
     count = config.steps * config.prompts_per_step
-    return training_tasks(config.tasks, seed=config.seed, count=count, block=config.shuffle_block)
-
-
-def _refuse_other_tasks(rollouts: Sequence[Attempts], episodes: Sequence[Episode], folder: Path) -> None:
-    """A rollout on record is read back by its thread: it has to be one of the task that the step asks for."""
-    for (found, *_), episode in zip(rollouts, episodes, strict=True):
-        if (found.task.id, found.task.prompt) != (episode.task.id, episode.task.prompt):
-            raise RunError(
-                f"Thread {found.thread_id} in {folder} is of task {found.task.id!r}; "
-                f"the step would draw {episode.task.id!r}.",
-                "The tasks have changed since the run began, or an earlier version began it: "
-                "start a new run in another folder.",
-            )
+    where = tasks_folder(folder)
+    tasks = training_tasks(config.tasks, seed=config.seed, count=count, block=config.shuffle_block, folder=where)
+    if config.rewards is None:
+        refuse_unscored(tasks, config.tasks)
+    return tasks

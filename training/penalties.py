@@ -15,12 +15,14 @@ went well count where they are *effective*:
 A call that failed counts once, however often it was repeated; one whose arguments could not be decoded is a call like
 any other. Calls of other tools than ours for Python are effective if they are distinct. Faults of the infrastructure,
 and calls that were never finished, count on neither side. A turn counts unless all that it did were calls that do not
-count, or that failed in other words before. Where no call is padding both penalties are those of the paper.
+count, or that failed in other words before. What other models than the policy said and called does not count. Where no
+call is padding both penalties are those of the paper.
 
 What this cannot see: a value that is computed and shown for no purpose, be it of literals (`1 + 19` may be all that a
 rollout needs its tool for), or one that was shown before (two tests may both say `True`); a used value that is computed
 again (`x = x + 0`), or a used object that is changed to no purpose (`xs.extend([])`). A variable that is taken by way
-of `eval`, `globals()`, or a function of another module counts as not taken. Calls too long to be read count as one.
+of `eval`, `globals()`, a function of another module, or by another model's call counts as not taken. Calls too long to
+be read count as one.
 """
 
 from __future__ import annotations
@@ -32,13 +34,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hrm_agent.tools.fenced import block_ids
 from hrm_agent.tools.python_tool import NO_OUTPUT, python, python_stateless
 from hrm_agent.tools.sessions import scope_of
 from hrm_agent.training.code_facts import CodeFacts, code_facts
-from hrm_agent.trajectory import Call, ToolCall, ToolStatus
+from hrm_agent.trajectory import Call, ToolCall, ToolStatus, Trajectory
 from hrm_agent.trajectory.forest import conversations
 
-__all__ = ["CountedCalls", "count_calls", "penalty_error", "penalty_format"]
+__all__ = ["CountedCalls", "count_calls", "penalty_error", "penalty_format", "policy_tool_calls"]
 
 _BLANK = re.compile(r"#[^\n]*|\s+")
 
@@ -53,6 +56,8 @@ class CountedCalls:
     """Calls that went well and were of use."""
     padding: frozenset[str]
     """`tool_call_id` of each call that counts in neither."""
+    counted: frozenset[str] = frozenset()
+    """`tool_call_id` of each call that counts in one of them."""
 
     @property
     def error(self) -> float:
@@ -70,9 +75,9 @@ def count_calls(tool_calls: Sequence[ToolCall]) -> CountedCalls:
     known = {_form(call): call for call in reversed(failed.values())}
     effective = _effective([call for call in ended if not _failed(call)])
     good = [call for call in effective if _asked(call) not in failed and _form(call) not in known]
-    counted = {call.tool_call_id for call in (*known.values(), *good)}
+    counted = frozenset(call.tool_call_id for call in (*known.values(), *good))
     padding = frozenset(call.tool_call_id for call in ended) - counted
-    return CountedCalls(len(failed), len(good), padding)
+    return CountedCalls(len(failed), len(good), padding, counted)
 
 
 def penalty_error(tool_calls: Sequence[ToolCall]) -> float:
@@ -80,15 +85,27 @@ def penalty_error(tool_calls: Sequence[ToolCall]) -> float:
     return count_calls(tool_calls).error
 
 
-def penalty_format(calls: Sequence[Call], padding: frozenset[str] = frozenset()) -> float:
+def policy_tool_calls(trajectory: Trajectory) -> list[ToolCall]:
+    """Those of a rollout's own tool calls that its policy asked for, or that no model did."""
+    asked: dict[bool, set[str]] = {True: set(), False: set()}
+    for call in trajectory.own_calls:
+        made = [*(call.response.get("tool_calls") or ()), *(call.response.get("invalid_tool_calls") or ())]
+        asked[call.model == trajectory.policy].update([*(str(each.get("id")) for each in made), *block_ids(call.id)])
+    others = asked[False] - asked[True]
+    return [call for call in trajectory.own_tool_calls if call.tool_call_id not in others]
+
+
+def penalty_format(calls: Sequence[Call], tools: CountedCalls | None = None, policy: str | None = None) -> float:
     """1 without an answer tag, else the surplus of answer tags per turn, at most 1.
 
-    `padding`: `tool_call_id` of calls that do not count.
+    `tools`: which tool calls count; None: all. `policy`: the model whose turns count; None: all.
     """
-    tags = [sum(_answer_tags(call) for call in conversation) for conversation in conversations(calls)]
+    own = {call.id for call in calls if policy is None or call.model == policy}
+    talks = [[call for call in talk if call.id in own] for talk in conversations(calls)]
+    tags = [sum(map(_answer_tags, talk)) for talk in talks]
     if not any(tags):
         return 1.0
-    turns = sum(not _only_pads(call, padding) for call in calls)
+    turns = sum(tools is None or not _only_pads(call, tools) for talk in talks for call in talk)
     return min(1.0, sum(max(0, count - 1) for count in tags) / max(1, turns))
 
 
@@ -189,10 +206,12 @@ def _showed(call: ToolCall, *, may_show: bool) -> bool:
     return not call.content.endswith(NO_OUTPUT)
 
 
-def _only_pads(call: Call, padding: frozenset[str]) -> bool:
-    """Whether a turn did nothing but make calls that do not count."""
-    asked: list[Any] = call.response.get("tool_calls") or []
-    return bool(asked) and not _answer_tags(call) and all(each.get("id") in padding for each in asked)
+def _only_pads(call: Call, tools: CountedCalls) -> bool:
+    """Whether a turn did nothing but make calls that do not count, as calls or by fenced blocks."""
+    listed: list[Any] = call.response.get("tool_calls") or []
+    asked = [each.get("id") for each in listed]
+    asked += [id_ for id_ in block_ids(call.id) if id_ in tools.padding or id_ in tools.counted]
+    return bool(asked) and not _answer_tags(call) and tools.padding.issuperset(asked)
 
 
 def _answer_tags(call: Call) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,33 @@ __all__ = ["plot_curves"]
 
 _CURVES = (
     ("rollout/correct", "accuracy of all rollouts", (0.0, 1.02)),
+    ("loss", "loss", (None, None)),
     ("rollout/correct_with_tool_error", "tool errors among correct rollouts", (0.0, None)),
     ("rollout/sampled_tokens", "completion tokens per rollout", (0.0, None)),
     ("select/groups_rejected", "groups without a signal", (0.0, 1.02)),
+    ("reward/reward", "reward, weighted sum", (None, None)),
 )
+"""Metric, title and limits. What no step has is left out."""
 
 
-def plot_curves(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
-    """Four curves over the steps of `rows` (`metrics.jsonl`), as one picture of 10 x 6 inches."""
-    figure = new_figure(10, 6, title)
-    steps = [row["step"] for row in rows]
-    for axes, (name, label, limits) in zip(figure.subplots(2, 2).flat, _CURVES, strict=True):
-        axes.plot(steps, [math.nan if row[name] is None else row[name] for row in rows], marker=".", linewidth=1.5)
+def plot_curves(
+    rows: Sequence[Mapping[str, Any]], path: Path, title: str, held_out: Mapping[int, float] | None = None
+) -> None:
+    """Curves over the steps of `rows` (`metrics.jsonl`), counted from 1, as one picture.
+
+    `held_out`: accuracy on held-out tasks, by the number of steps that the policy had taken.
+    """
+    curves = [curve for curve in _CURVES if any(row.get(curve[0]) is not None for row in rows)]
+    lines = math.ceil(len(curves) / 2)
+    figure = new_figure(10, 3 * max(lines, 1), title)
+    steps = [int(row["step"]) + 1 for row in rows]
+    for place, (name, label, limits) in enumerate(curves, 1):
+        axes = figure.add_subplot(lines, 2, place)
+        values = [math.nan if row.get(name) is None else row[name] for row in rows]
+        axes.plot(steps, values, marker=".", linewidth=1.5, label="rollouts")
+        if name == "rollout/correct" and held_out:
+            axes.plot(list(held_out), list(held_out.values()), marker="s", linestyle="--", label="held-out tasks")
+            axes.legend()
         axes.set(title=label, xlabel="step", ylim=limits)
         axes.grid(alpha=0.3)
     save_figure(figure, path)

@@ -15,7 +15,7 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_model
 
-from hrm_agent.files import replacing
+from hrm_agent.files import read_whole, replacing
 from hrm_agent.models.local.engine import TransformersEngine
 from hrm_agent.models.local.load_weights import load_pretrained
 from hrm_agent.models.policy_loader import model_folder
@@ -137,5 +137,5 @@ class TrainablePolicy:
 
 def _steps_before(run: Path) -> int | None:
     """`steps` of the run when it was last resumed; None for a new run, or one of an earlier version."""
-    path = run / _SCHEDULE
-    return int(json.loads(path.read_text(encoding="utf-8"))["steps"]) if path.exists() else None
+    text = read_whole(run / _SCHEDULE)
+    return int(json.loads(text)["steps"]) if text is not None else None

@@ -23,11 +23,14 @@ Three deviations from the paper and the code released with it, each because of a
 * Surplus answer tags are counted within each conversation. With one conversation this is the paper's answer_tags - 1; a
   graph in which several solvers answer once each has no surplus. Only the policy's own messages are counted.
 
+What is right is the outcome (`correct`); what is maximised is the reward, a rubric's weighted sum where the run has
+one. The quotas go by the outcome, the advantages by the reward.
+
 Nothing vanishes: each rollout gets an `Overlay` that says why it was kept or dropped. Truncated rollouts stay, with
-reward 0 (filtering them made truncation worse). Rollouts that failed, were aborted, never ended, or lost a tool call to
-the infrastructure (by no fault of the policy: what a policy does wrong is data, not a failure) are dropped *before* the
-quotas, so that a fault of a machine neither counts as a negative nor changes the mean. A group that shrinks below G by
-this is kept whole; one of which less than the share `min_group` is left is rejected, since the mean and deviation of
+outcome 0 (filtering them made truncation worse). Rollouts that failed, were aborted, never ended, or lost a tool call
+to the infrastructure (by no fault of the policy: what a policy does wrong is data, not a failure) are dropped *before*
+the quotas, so that a fault of a machine neither counts as a negative nor changes the mean. A group that shrinks below G
+by this is kept whole; one of which less than the share `min_group` is left is rejected, since the mean and deviation of
 two that happened to survive say nothing of the prompt. (So a graph should answer what its policy writes, however odd,
 and not raise on it: a run that raised is no lesson.)
 
@@ -45,7 +48,7 @@ from typing import Literal
 
 from hrm_agent.errors import ConfigError, nearest
 from hrm_agent.training.eligibility import Why, fault_of, too_small
-from hrm_agent.training.penalties import count_calls, penalty_error, penalty_format
+from hrm_agent.training.penalties import count_calls, penalty_error, penalty_format, policy_tool_calls
 from hrm_agent.trajectory import DropReason, Overlay, RunStatus, Trajectory, Verdict, derive_seed
 
 __all__ = [
@@ -53,10 +56,11 @@ __all__ = [
     "RocOptions",
     "SelectableRollout",
     "is_positive",
-    "outcome_reward",
+    "outcome_of",
     "penalty_error",
     "penalty_format",
     "quotas",
+    "reward_of",
     "select",
 ]
 
@@ -86,7 +90,9 @@ class SelectableRollout:
     trajectory: Trajectory
     """The rollout itself."""
     reward: float
-    """Outcome in [0, 1]; 0 for a truncated run."""
+    """What is maximised: the outcome, or a rubric's weighted sum."""
+    outcome: float
+    """Whether the answer is right, in [0, 1]; 0 for a truncated run."""
     penalty_error: float
     """p_err, in [0, 1]."""
     penalty_format: float
@@ -98,7 +104,7 @@ class SelectableRollout:
 
     @property
     def positive(self) -> bool:
-        return is_positive(self.reward)
+        return is_positive(self.outcome)
 
 
 Reasons = dict[str, str]
@@ -150,9 +156,14 @@ def is_positive(reward: float) -> bool:
     return reward > 0.5
 
 
-def outcome_reward(trajectory: Trajectory) -> float:
-    """The reward that the trainer uses: the outcome, and 0 for a truncated rollout."""
-    return 0.0 if trajectory.status is RunStatus.TRUNCATED else trajectory.reward
+def outcome_of(trajectory: Trajectory) -> float:
+    """Whether the answer is right, in [0, 1]; a truncated rollout's is not."""
+    return 0.0 if trajectory.status is RunStatus.TRUNCATED else trajectory.outcome
+
+
+def reward_of(trajectory: Trajectory) -> float:
+    """What the trainer maximises: a rubric's weighted sum, else the outcome."""
+    return trajectory.rewards.get("reward", outcome_of(trajectory))
 
 
 # --- the algorithms ---------------------------------------------------------------------------------------------------
@@ -256,9 +267,9 @@ _SELECTIONS: Mapping[str, Draw] = {"inverse": _inverse, "lowest": _lowest}
 
 
 def _candidate(trajectory: Trajectory) -> SelectableRollout:
-    counted = count_calls(trajectory.own_tool_calls)
-    form = penalty_format(trajectory.own_calls, counted.padding)
-    return SelectableRollout(trajectory, outcome_reward(trajectory), counted.error, form)
+    counted = count_calls(policy_tool_calls(trajectory))
+    form = penalty_format(trajectory.own_calls, counted, trajectory.policy)
+    return SelectableRollout(trajectory, reward_of(trajectory), outcome_of(trajectory), counted.error, form)
 
 
 # --- verdicts ---------------------------------------------------------------------------------------------------------
@@ -302,5 +313,5 @@ def _verdict(trajectory: Trajectory, kept: Reasons, rejection: Why | None) -> tu
         return Verdict.GROUP_REJECTED, *rejection
     if trajectory.id in kept:
         return Verdict.KEPT, None, kept[trajectory.id]
-    side = "positive" if is_positive(outcome_reward(trajectory)) else "negative"
+    side = "positive" if is_positive(outcome_of(trajectory)) else "negative"
     return Verdict.DROPPED, DropReason.NOT_DRAWN, f"a {side} that was not among the {len(kept)} drawn"

@@ -24,21 +24,22 @@ from pathlib import Path
 from typing import Any
 
 from hrm_agent.errors import RunError
-from hrm_agent.files import alone_in
+from hrm_agent.files import alone_in, read_whole, replacing
 from hrm_agent.models import Backend, load_policy
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.run_group import run_group
 from hrm_agent.runtime.selection.strategies import ONE_RUN, Mode, solve
 from hrm_agent.runtime.settings import RolloutSettings
 from hrm_agent.store import STORE_POINTER, RunStore, open_store
-from hrm_agent.training.eligibility import needs_second_attempt
+from hrm_agent.training.eligibility import SECOND_ATTEMPT, needs_second_attempt
 from hrm_agent.training.tasks.base import Task
-from hrm_agent.trajectory import Trajectory, derive_seed
+from hrm_agent.trajectory import TaskRef, Trajectory, derive_seed
 
 __all__ = [
     "Attempts",
     "group_episodes",
     "open_run",
+    "refuse_other_tasks",
     "rollout",
     "rollout_attempts",
     "run_id_of",
@@ -58,13 +59,14 @@ async def open_run(
     settings: RolloutSettings,
     *,
     store: str | None = None,
-    backend: Backend | None = None,
+    backend: Backend | str | None = None,
 ) -> AsyncGenerator[EpisodeRunner]:
     """The runner of the run in `folder`, which nobody else has open, over its store."""
     backend = backend or load_policy(policy)  # before there is a folder: a wrong name leaves nothing behind
     with alone_in(folder), open_store(store or folder / "store.db") as opened:
         if store is not None:
-            (folder / STORE_POINTER).write_text(opened.url, encoding="utf-8")
+            with replacing(folder / STORE_POINTER) as part:
+                part.write_text(opened.url, encoding="utf-8")
         async with EpisodeRunner.open(opened, policy, settings, backend=backend) as runner:
             yield runner
 
@@ -73,19 +75,32 @@ def run_id_of(folder: Path, store: RunStore | None = None) -> str:
     """The id of the run in `folder`: its name when it began, kept in it, so that it can be moved and resumed.
 
     `store`: where it is about to begin. Raises `RunError` if that holds another run of this name, whose rollouts would
-    be read back as this one's own.
+    be read back as this one's own; or where the file that keeps it was lost, and what is on record does not tell it.
     """
     kept = folder / "run_id"
-    if not kept.exists():
-        name = folder.resolve().name
-        if store is not None and any(True for _ in store.threads(run_id=name)):
-            raise RunError(
-                f"The store {store.url} holds another run called {name!r}, whose folder is not {folder}.",
-                "Name this one otherwise with --out, or give it a store of its own.",
-            )
-        folder.mkdir(parents=True, exist_ok=True)
-        kept.write_text(name, encoding="utf-8")
-    return kept.read_text(encoding="utf-8")
+    if (known := read_whole(kept)) is not None:
+        return known
+    name = folder.resolve().name
+    if kept.exists():
+        _refuse_unknown_name(kept, name, store)
+    elif store is not None and any(True for _ in store.threads(run_id=name)):
+        raise RunError(
+            f"The store {store.url} holds another run called {name!r}, whose folder is not {folder}.",
+            "Name this one otherwise with --out, or give it a store of its own.",
+        )
+    with replacing(kept) as part:
+        part.write_text(name, encoding="utf-8")
+    return name
+
+
+def _refuse_unknown_name(kept: Path, name: str, store: RunStore | None) -> None:
+    """A folder may have been moved since its run began: only a run that is on record under its name is known by it."""
+    runs = {thread.run_id for thread in store.threads()} if store is not None else {""}
+    if runs and name not in runs:
+        raise RunError(
+            f"The file {kept} is empty: a power cut, or a full disk, has taken the name of the run.",
+            f"Write it there: `echo {name} > {kept}`, or the folder's name before it was moved.",
+        )
 
 
 def steps_with_rollouts(store: RunStore, run_id: str) -> int:
@@ -103,11 +118,17 @@ def group_episodes(
     seed: int,
     graph: str,
     context: Mapping[str, Any] | None = None,
+    verified: bool = True,
+    options: Mapping[str, Any] | None = None,
 ) -> list[Episode]:
-    """`samples` episodes for each task, group by group. `stage` names the step (`step-7`) or the purpose (`eval`)."""
+    """`samples` episodes for each task, group by group. `stage` names the step (`step-7`) or the purpose (`eval`).
+
+    `verified`: each is scored by its task's verifier as it ends; else the run scores it by a rubric. `options`: of the
+    graph's runs, kept in each task's metadata (`GraphSettings.task_options`).
+    """
     return [
         Episode(
-            task=task.ref(),
+            task=_with(task.ref(), options or {}),
             thread_id=f"{run_id}/{stage}/{place}/{sample}",
             graph=graph,
             run_id=run_id,
@@ -115,11 +136,31 @@ def group_episodes(
             sample_index=sample,
             seed=derive_seed(seed, stage, task.family, task.id, place, sample),
             context=context or {},
-            verify=task.verify,
+            verify=task.verify if verified else None,
         )
         for place, task in enumerate(tasks)
         for sample in range(samples)
     ]
+
+
+def refuse_other_tasks(on_record: Mapping[str, TaskRef], episodes: Iterable[Episode], folder: Path) -> None:
+    """Raise `RunError` where the thread of an episode is on record with another task: it would be read back as its own.
+
+    `on_record`: task by thread.
+    """
+    for episode in episodes:
+        found = on_record.get(episode.thread_id)
+        if found is not None and (found.id, found.prompt) != (episode.task.id, episode.task.prompt):
+            raise RunError(
+                f"Thread {episode.thread_id} in {folder} is of task {found.id!r}; "
+                f"the step would draw {episode.task.id!r}.",
+                "The tasks have changed since the run began, or an earlier version began it: "
+                "start a new run in another folder.",
+            )
+
+
+def _with(task: TaskRef, options: Mapping[str, Any]) -> TaskRef:
+    return task.model_copy(update={"metadata": {**task.metadata, **options}}) if options else task
 
 
 async def rollout(
@@ -159,7 +200,7 @@ async def rollout_attempts(
 
 def second_attempt(episode: Episode) -> Episode:
     """The same on a thread of its own; the seed is the same, since the tokens were not at fault."""
-    return replace(episode, thread_id=f"{episode.thread_id}/attempt-2")
+    return replace(episode, thread_id=f"{episode.thread_id}{SECOND_ATTEMPT}")
 
 
 def _solver(

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
 from safetensors.torch import load_model
 from torch.nn.functional import cross_entropy
@@ -44,7 +44,16 @@ from hrm_agent.training.optimizers import RunningMean, make_optimizers
 from hrm_agent.training.schedule import Schedule, dropout_seed, refuse_other_course
 from hrm_agent.trajectory import derive_seed
 
-__all__ = ["Conversation", "Example", "answer_text", "read_chats", "save_policy", "tokenize", "train_sft"]
+__all__ = [
+    "Conversation",
+    "Example",
+    "answer_text",
+    "read_chats",
+    "save_policy",
+    "tokenize",
+    "train_sft",
+    "wait_for_all",
+]
 
 IGNORED = -100
 """Target of a token that is not trained."""
@@ -72,6 +81,11 @@ class Example:
     """The prompt and the turns after it, in the model's vocabulary."""
     mask: tuple[bool, ...]
     """True where the policy is to write the token."""
+
+
+def wait_for_all() -> None:
+    """Go on when every process of this training has come here."""
+    PartialState(cpu=not torch.cuda.is_available()).wait_for_everyone()
 
 
 def train_sft(

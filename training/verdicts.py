@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from hrm_agent.training.batch import NoGradient, no_gradient
@@ -20,7 +21,14 @@ from hrm_agent.training.roc import RocOptions, select
 from hrm_agent.training.rollout import Attempts
 from hrm_agent.trajectory import DropReason, Overlay, Trajectory, Verdict
 
-__all__ = ["explained", "judge", "selection_metrics", "why_nothing_is_kept", "why_nothing_was_learnt"]
+__all__ = [
+    "explained",
+    "judge",
+    "selection_metrics",
+    "when_learning_stopped",
+    "why_nothing_is_kept",
+    "why_nothing_was_learnt",
+]
 
 _GROUPS = {
     DropReason.EQUAL_REWARDS: "groups_equal_rewards",
@@ -35,6 +43,9 @@ _WORDS = {
 }
 _FEW = 0.05
 """Share of right answers below which tasks are too hard, and of wrong ones below which they are too easy."""
+_MOST_GROUPS = 0.8
+"""Share of groups without a signal from which a step teaches next to nothing."""
+_LAST_STEPS = 5
 _LOST = (DropReason.INFRASTRUCTURE, DropReason.RUN_FAILED)
 
 
@@ -162,6 +173,26 @@ def why_nothing_was_learnt(rows: Sequence[Row]) -> str | None:
     if not total.keys() & {f"select/{name}" for name in _GROUPS.values()}:
         return f"Nothing was learnt in {steps}. An earlier version took them, which did not record why."
     return f"Nothing was learnt in {steps}: {why_nothing_is_kept(total)}. {_advice(total, len(rows))}"
+
+
+def when_learning_stopped(rows: Sequence[Row]) -> str | None:
+    """From which step on almost no group taught anything, and what may help; None if that did not happen.
+
+    The last steps count, if there are `_LAST_STEPS` or more of them: a single one may be bad luck.
+    """
+    rejected = [row.get("select/groups_rejected") for row in rows]
+    idle = list(takewhile(lambda share: share is not None and share >= _MOST_GROUPS, reversed(rejected)))
+    if len(idle) < _LAST_STEPS or len(idle) == len(rows):
+        return None
+    last = rows[-len(idle) :]
+    shares = [share for share in idle if share is not None]
+    names = [name for name in last[-1] if name.startswith(("select/", "rollout/"))]
+    total = {name: sum(row.get(name) or 0.0 for row in last) for name in names}
+    span = f"{min(shares):.0%} to {max(shares):.0%}"
+    return (
+        f"From step {int(last[0]['step']) + 1} on, {span} of the groups taught nothing: "
+        f"{why_nothing_is_kept(total)}. {_advice(total, len(last))}"
+    )
 
 
 def _advice(total: Mapping[str, float], steps: int) -> str:

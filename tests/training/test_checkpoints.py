@@ -113,6 +113,25 @@ def test_a_model_is_written_once(tmp_path: Path) -> None:
     assert not has_model(tmp_path, 6)
 
 
+def test_what_a_person_put_beside_a_model_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A finished run that is started again leaves it; one that goes on sets it aside."""
+    model = keep_model(tmp_path, 4, writer("four"))
+    (model / "sub" / "state.json").write_text('"edited"')
+    (model / "notes.md").write_text("mine")
+    keep_model(tmp_path, 4, lambda _: pytest.fail("it is there"))
+    for step, name in ((6, "model.before-1"), (8, "model.before-2")):
+        keep_model(tmp_path, step, writer(str(step)))
+        assert (tmp_path / name / "notes.md").read_text() == "mine" and name in capsys.readouterr().err
+        assert read(model) == str(step) and not (model / "notes.md").exists()
+        (model / "notes.md").write_text("mine")
+    assert read(tmp_path / "model.before-1") == "edited"
+    (model / "weights").write_text("of another training")
+    keep_model(tmp_path, 8, writer("again"))
+    assert (tmp_path / "model.before-3" / "weights").read_text() == "of another training"
+    keep_model(tmp_path, 10, writer("ten"))
+    assert not (tmp_path / "model.before-4").exists(), "it was as it had been written"
+
+
 # --- of a policy ------------------------------------------------------------------------------------------------------
 
 

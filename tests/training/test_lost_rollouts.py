@@ -21,9 +21,11 @@ from hrm_agent.store import open_store
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.grpo import train
 from hrm_agent.training.metrics import read_metrics
+from hrm_agent.training.rollout import run_id_of
 from hrm_agent.training.verdicts import why_nothing_was_learnt
 from hrm_agent.trajectory import DropReason, Overlay, StopReason, ToolStatus, Trajectory, Verdict
 from tests.support.lent import Lent
+from tests.support.trajectory.samples import make_trajectory
 
 pytestmark = pytest.mark.whole
 
@@ -104,6 +106,33 @@ def test_a_run_of_the_name_of_another_in_the_same_store_is_refused(losing: Losin
     with pytest.raises(RunError, match="holds another run called 'run'"):
         asyncio.run(train(config, tmp_path / "b" / "run"))
     asyncio.run(train(config, tmp_path / "a" / "run"))
+
+
+def test_files_that_a_power_cut_left_empty_are_made_again(losing: Losing, tmp_path: Path) -> None:
+    losing(lambda _: False)
+    folder = tmp_path / "run"
+    config = CONFIG.model_copy(update={"cooldown": 0.0})
+    asyncio.run(train(config, folder))
+    for name in ("run_id", "schedule.json"):
+        assert (folder / name).stat().st_size
+        (folder / name).write_bytes(b"\0\0")  # as some file systems leave what was not on the disk yet
+    asyncio.run(train(config.model_copy(update={"steps": 2}), folder))
+    assert [row["step"] for row in read_metrics(folder / "metrics.jsonl")] == [0, 1]
+    assert (folder / "run_id").read_text() == "run"
+
+
+def test_the_name_of_a_run_is_not_guessed_where_it_was_moved(tmp_path: Path) -> None:
+    folder = tmp_path / "moved"
+    folder.mkdir()
+    (folder / "run_id").touch()
+    with pytest.raises(RunError, match="run_id is empty"):
+        run_id_of(folder)
+    with open_store(folder / "store.db") as store:
+        assert run_id_of(folder, store) == "moved", "nothing was recorded before"
+        (folder / "run_id").write_text("")
+        store.journal.write_trajectory(make_trajectory(run_id="before"))
+        with pytest.raises(RunError, match=r"run_id is empty.*moved"):
+            run_id_of(folder, store)
 
 
 def test_a_run_that_is_ended_on_the_way_makes_no_third_attempt(losing: Losing, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hrm_agent.tools.fenced import block_ids
 from hrm_agent.tools.python_tool import DIFFERS, LOST, NO_OUTPUT
 from hrm_agent.training.code_facts import MAX_CHARACTERS, code_facts
 from hrm_agent.training.penalties import count_calls, penalty_error, penalty_format
@@ -256,13 +257,25 @@ def test_turns_that_only_pad_do_not_thin_out_surplus_answers() -> None:
 
     tools = [ran("print(3 + 4)", name="real"), ran("pass", name="pad"), ran("1/0", ERROR, name="bad")]
     tools.append(ran("1/0 # again", ERROR, name="worse"))
-    padding = count_calls(tools).padding
-    assert padding == {"pad", "worse"}
+    counted = count_calls(tools)
+    assert (counted.padding, counted.counted) == ({"pad", "worse"}, {"real", "bad"})
     turns = [turn("0", ["real"]), turn("1", [], "<answer>1</answer><answer>2</answer>")]
-    assert penalty_format(turns, padding) == 1 / 2
+    assert penalty_format(turns, counted) == 1 / 2
     padded = [*turns, turn("2", ["pad"]), turn("3", ["pad", "worse"])]
-    assert penalty_format(padded, padding) == 1 / 2 > penalty_format(padded)
-    assert penalty_format([*padded, turn("4", ["bad"]), turn("5", ["pad"], "<answer>")], padding) == 2 / 4
+    assert penalty_format(padded, counted) == 1 / 2 > penalty_format(padded)
+    assert penalty_format([*padded, turn("4", ["bad"]), turn("5", ["pad"], "<answer>")], counted) == 2 / 4
+
+
+def test_fenced_blocks_are_calls_of_their_turn() -> None:
+    """A message that holds its calls as text has none in its record: they are known by their ids."""
+    turns = [call("first", text="```python ..."), call("second", parent="first", text="<answer>1</answer>" * 2)]
+    first = block_ids("first")
+    good, failed = ran("print(3 + 4)", name=first[0]), ran("1 / 0", ERROR, name=first[1])
+    counted = count_calls([good, failed])
+    assert (counted.error, penalty_format(turns, counted)) == (1 / 2, 1 / 2)
+    assert penalty_format(turns, count_calls([ran("pass", name=first[0])])) == 1.0, "a turn that only pads"
+    invalid = tool_call(first[0], ToolStatus.INVALID_CALL).model_copy(update={"arguments": "x = "})
+    assert count_calls([invalid]).error == 1.0
 
 
 # --- no padding of the kinds above lowers a penalty -------------------------------------------------------------------

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from hrm_agent.errors import ConfigError
 from hrm_agent.training.advantages import group_advantages
 from hrm_agent.training.roc import ALGORITHMS, RocOptions, penalty_error, penalty_format, quotas, select
-from hrm_agent.trajectory import BranchReason, Overlay, RunStatus, ToolStatus, Trajectory, Verdict
+from hrm_agent.trajectory import BranchReason, Call, Overlay, RunStatus, ToolStatus, Trajectory, Verdict
 from tests.support.training.builders import call, group, rollout, tool_call, trajectory
 
 TABLE = {
@@ -262,6 +263,25 @@ def test_format_penalty_reads_the_policys_own_text_only():
     assert penalty_format([call("a").model_copy(update={"response": {"content": blocks}})]) == 0.0
     with_tool_text = trajectory(tool_calls=(tool_call("a").model_copy(update={"content": "<answer><answer>"}),))
     assert select([with_tool_text], 2, "grpo", seed=0)[0].penalty_format == 0.0
+
+
+def test_what_another_model_did_is_not_held_against_the_policy():
+    """Its turns and tags, and the calls that it asked for; not those that share an id with one of the policy's."""
+
+    def asking(name: str, *ids: str, **changes: Any) -> Call:
+        asked = {"content": "<answer>1</answer>", "tool_calls": [{"id": id_, "name": "python"} for id_ in ids]}
+        return call(name, **changes).model_copy(update={"response": asked})
+
+    tools = [tool_call("a"), tool_call("b", ToolStatus.ERROR), tool_call("c", ToolStatus.ERROR), tool_call("d")]
+    own, others = asking("1", "a", "b"), asking("2", "b", "c", parent="1", model="critic")
+    last = call("3", parent="2", text="done")
+    made = trajectory(calls=(own, others, last), tool_calls=tools)
+    (judged,) = select([made], 2, "grpo", seed=0)
+    assert judged.penalty_error == 1 / 3, "c is the critic's; b is asked for by both, d by the graph itself"
+    assert judged.penalty_format == 0.0
+    again = last.model_copy(update={"response": own.response})
+    assert penalty_format([own, others, again], policy="m") == 1 / 2, "one conversation, of two turns"
+    assert penalty_format([others], policy="m") == 1.0
 
 
 @settings(max_examples=20)

@@ -18,7 +18,7 @@ from hrm_agent.training.evaluation.samples import Problem, Sample
 from hrm_agent.training.evaluation.statistics import sign_flip_p
 from hrm_agent.trajectory import RunStatus
 
-__all__ = ["ComparedRun", "Comparison", "compare"]
+__all__ = ["ComparedRun", "Comparison", "compare", "with_width"]
 
 _LEVEL = 0.05
 
@@ -95,7 +95,7 @@ def compare(
         a=_side(names[0], [ours[p] for p in both], of_a, means[0]),
         b=_side(names[1], [theirs[p] for p in both], of_b, means[1]),
         problems=len(both),
-        difference=_with_width(difference, len(both)),
+        difference=with_width(difference, len(both)),
         p_value=sign_flip_p(differences),
         test="McNemar, exact" if single else "paired permutation (sign flips), exact",
         sampled_tokens=tokens,
@@ -125,7 +125,7 @@ def _ended(samples: Iterable[Sample], name: str) -> dict[Problem, list[Sample]]:
     return found
 
 
-def _with_width(difference: Estimate, problems: int) -> Estimate:
+def with_width(difference: Estimate, problems: int) -> Estimate:
     """Pairs that all differ alike (not at all, mostly) leave a bootstrap no width: as much as Wilson gives a 0."""
     if difference.low < difference.high:
         return difference

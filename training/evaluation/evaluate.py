@@ -22,7 +22,7 @@ from hrm_agent.intervals import Estimate, bootstrapped, wilson_interval
 from hrm_agent.training.evaluation.prices import Prices
 from hrm_agent.training.evaluation.samples import Effort, Problem, Sample, samples_of
 from hrm_agent.training.evaluation.statistics import AnswerTally, majority_curve, pass_curve
-from hrm_agent.training.roc import is_positive, outcome_reward
+from hrm_agent.training.roc import is_positive, outcome_of
 from hrm_agent.trajectory import Overlay, RunStatus, Trajectory, Verdict
 
 __all__ = ["Evaluation", "FamilyScore", "Seconds", "evaluate", "evaluate_samples", "group_metrics"]
@@ -74,8 +74,13 @@ class Evaluation:
     """majority@k by k from 1 to `samples`."""
     families: dict[str, FamilyScore]
     """Scores of each family of a mixture, by its name."""
+    rewards: dict[str, Estimate]
+    """Mean over problems of each reward of a rubric, `reward` being the weighted sum; empty where only `correct` is
+    known. A trajectory without the reward is left out of its mean."""
     statuses: dict[str, int]
     """Number of trajectories by run status, those under way among them."""
+    run_again: int
+    """Ended ones whose first attempt a machine failed; the second one counts, and the first for nothing."""
     stop_reasons: dict[str, int]
     """Number of ended trajectories by stop reason."""
     truncated_correct: int
@@ -131,7 +136,9 @@ def evaluate_samples(
         pass_at=passed,
         majority_at=agreed,
         families=_families(ended, seed, resamples),
+        rewards=_rewards(by_problem, seed, resamples),
         statuses=_counted(s.status.value for s in samples),
+        run_again=sum(s.second for s in ended),
         stop_reasons=_counted(s.stop_reason for s in ended),
         truncated_correct=sum(s.verified and not s.correct for s in ended),
         without_call=sum(s.effort.calls == 0 for s in ended),
@@ -164,6 +171,7 @@ def group_metrics(rollouts: Sequence[Trajectory], overlays: Iterable[Overlay]) -
     return {
         **{name: _mean([float(holds(t)) for t in rollouts]) for name, holds in shares.items()},
         "rollout/count": float(len(rollouts)),
+        **{f"reward/{name}": value for name, value in _mean_rewards(rollouts).items()},
         "rollout/correct_with_tool_error": _tool_error_share(rollouts),
         "rollout/sampled_tokens": _mean([t.sampled_tokens for t in rollouts]),
         "rollout/tool_calls": _mean([len(t.own_tool_calls) for t in rollouts]),
@@ -219,6 +227,18 @@ def _families(ended: Sequence[Sample], seed: int, resamples: int) -> dict[str, F
     return scores
 
 
+def _rewards(by_problem: dict[Problem, list[Sample]], seed: int, resamples: int) -> dict[str, Estimate]:
+    groups = list(by_problem.values())
+    names = sorted({name for group in groups for s in group for name in s.rewards if name != "correct"})
+    found: dict[str, Estimate] = {}
+    for name in names:
+        given = [[s.rewards[name] for s in group if name in s.rewards] for group in groups]
+        (found[name],) = bootstrapped(
+            [[fmean(values) for values in given if values]], seed=seed, resamples=resamples, shares=False
+        )
+    return found
+
+
 def _seconds(ended: Sequence[Sample]) -> Seconds:
     over = [(s.began, s.ended) for s in ended if s.ended is not None]
     return Seconds(
@@ -247,8 +267,17 @@ def _counted(names: Iterable[str]) -> dict[str, int]:
     return dict(sorted(Counter(names).items()))
 
 
+def _mean_rewards(rollouts: Iterable[Trajectory]) -> dict[str, float]:
+    """Of a rubric's parts and their sum; `correct` stands among the metrics by another name."""
+    given: defaultdict[str, list[float]] = defaultdict(list)
+    for trajectory in rollouts:
+        for name, value in trajectory.rewards.items():
+            given[name].append(value)
+    return {name: fmean(values) for name, values in sorted(given.items()) if name != "correct"}
+
+
 def _correct(trajectory: Trajectory) -> bool:
-    return is_positive(outcome_reward(trajectory))
+    return is_positive(outcome_of(trajectory))
 
 
 def _has_tool_error(trajectory: Trajectory) -> bool:

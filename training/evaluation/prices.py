@@ -6,10 +6,9 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
 
 from hrm_agent.errors import ConfigError
-from hrm_agent.trajectory import Call
+from hrm_agent.trajectory import Call, CallUsage
 
 __all__ = ["Price", "Prices", "read_prices", "reported_cost", "usage"]
 
@@ -58,12 +57,11 @@ def _price(text: str) -> tuple[str, Price]:
 
 def usage(call: Call) -> tuple[int, int]:
     """Tokens that the model read, as it reported them (0 where it did not), and those that it sampled."""
-    report = cast("dict[str, int]", call.response.get("usage_metadata") or {})
-    return report.get("input_tokens", 0), call.sampled_tokens or report.get("output_tokens", 0)
+    used = call.used or CallUsage()
+    return used.input_tokens or 0, used.output_tokens or 0
 
 
 def reported_cost(call: Call) -> float:
     """The provider's own figure; nan where it gives none."""
-    facts = cast("dict[str, Any]", call.response.get("response_metadata") or {})
-    cost = cast("dict[str, Any]", facts.get("token_usage") or {}).get("cost", facts.get("cost"))
-    return float(cost) if isinstance(cost, (int, float)) else math.nan
+    cost = call.used.cost if call.used is not None else None
+    return math.nan if cost is None else cost

@@ -73,6 +73,7 @@ def summary(found: Evaluation) -> list[tuple[str, object]]:
     rows: list[tuple[str, object]] = [("problems", found.problems), ("trajectories", found.trajectories)]
     rows += [(f"pass@{k}", _interval(found.pass_at[k])) for k in shown_ks(found.samples)] or [("pass@1", math.nan)]
     rows += [(f"majority@{k}", _interval(found.majority_at[k])) for k in shown_ks(found.samples) if k > 1]
+    rows += [(f"reward {name}", _interval(estimate)) for name, estimate in found.rewards.items()]
     rows += [
         ("tool error among the correct", found.correct_with_tool_error),
         ("tool errors, share of tool calls", found.tool_error_share),
@@ -82,6 +83,7 @@ def summary(found: Evaluation) -> list[tuple[str, object]]:
         ("wall time, seconds", found.seconds.wall),
         ("a trajectory: from start to end, models, tools", _times(found)),
         ("statuses", _counts(found.statuses)),
+        ("run once more, failed by a machine", found.run_again),
         ("stop reasons", _counts(found.stop_reasons)),
         ("right, but truncated", found.truncated_correct),
         ("ended before any model call", found.without_call),

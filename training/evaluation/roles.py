@@ -43,22 +43,22 @@ def role_counts(trajectory: Trajectory) -> Roles:
     roles: Roles = {}
     last: dict[str, Call] = {}
     for call in trajectory.own_calls:
-        roles.setdefault(_role(call.identity), Counter()).update(_counted(call))
+        roles.setdefault(call.identity.role, Counter()).update(_counted(call))
         last[_run(call.identity)] = call
     asked_by = _askers(trajectory)
     for tool in trajectory.own_tool_calls:
-        role = asked_by.get(tool.tool_call_id) or _role(tool.identity)
+        role = asked_by.get(tool.tool_call_id) or tool.identity.role
         roles.setdefault(role, Counter()).update(_counted_tool(tool))
     for call in last.values():
         failed = trajectory.graph == "reasoning" and _failed(call)
-        roles[_role(call.identity)].update({"runs": 1, "failed": int(failed)})
+        roles[call.identity.role].update({"runs": 1, "failed": int(failed)})
     return roles
 
 
 def _askers(trajectory: Trajectory) -> dict[str, str]:
     """By the id of a tool call, the role that asked for it: a node of its own may have carried it out."""
     return {
-        str(asked.get("id")): _role(call.identity)
+        str(asked.get("id")): call.identity.role
         for call in trajectory.own_calls
         for kind in ("tool_calls", "invalid_tool_calls")
         for asked in call.response.get(kind) or ()
@@ -67,10 +67,6 @@ def _askers(trajectory: Trajectory) -> dict[str, str]:
 
 def _run(identity: GraphIdentity) -> str:
     return next((part.task_id for part in namespace_parts(identity.checkpoint_ns)), identity.task_id)
-
-
-def _role(identity: GraphIdentity) -> str:
-    return next((part.node for part in namespace_parts(identity.checkpoint_ns)), identity.node) or "none"
 
 
 def _counted(call: Call) -> dict[str, int]:
@@ -91,7 +87,7 @@ def _counted_tool(tool: ToolCall) -> dict[str, int]:
 
 
 def _failed(last: Call) -> bool:
-    demanded = _DEMANDED.get(_role(last.identity))
+    demanded = _DEMANDED.get(last.identity.role)
     return demanded is not None and demanded(_text(last)) is None
 
 

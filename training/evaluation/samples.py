@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from hrm_agent.answers.equivalence import normalize_answer
+from hrm_agent.training.eligibility import SECOND_ATTEMPT
 from hrm_agent.training.evaluation.prices import reported_cost, usage
 from hrm_agent.training.evaluation.roles import Roles, role_counts
-from hrm_agent.training.roc import is_positive, outcome_reward
+from hrm_agent.training.roc import is_positive, outcome_of
 from hrm_agent.trajectory import RunStatus, Trajectory, content_hash
 
 __all__ = ["Effort", "Problem", "Sample", "samples_of"]
@@ -90,6 +91,8 @@ class Sample:
     """A truncated run is wrong, whatever it has to show."""
     verified: bool
     """Its answer is right, in whatever way the run ended."""
+    rewards: Mapping[str, float]
+    """As the run was scored."""
     answer_key: str
     """Equal for equal answers; empty where there is none, or the run was truncated."""
     began: float
@@ -98,17 +101,27 @@ class Sample:
     """End of the run: Unix time in seconds; None while under way."""
     effort: Effort
     """What the run took; for a choice, its candidates' effort included."""
+    second: bool = False
+    """It was run once more, since a machine failed it: what the first attempt came to counts for nothing."""
 
 
 def samples_of(trajectories: Iterable[Trajectory]) -> list[Sample]:
-    """The samples among `trajectories`, each with the effort of its candidates; forks that a person made are none."""
+    """The samples among `trajectories`, each with the effort of its candidates.
+
+    Forks that a person made are none, nor is the first attempt of a rollout that was run once more.
+    """
     everything = [_sample(trajectory) for trajectory in trajectories]
     threads = {sample.thread for sample in everything}
     efforts: dict[str, Effort] = {}
     for candidate in everything:
         if candidate.group in threads:
             efforts[candidate.group] = efforts.get(candidate.group, Effort()) + candidate.effort
-    own = (sample for sample in everything if sample.group not in threads and not sample.forked)
+    again = {thread + SECOND_ATTEMPT for thread in threads}
+    own = [
+        replace(sample, second=sample.thread in again)
+        for sample in everything
+        if sample.group not in threads and not sample.forked and sample.thread + SECOND_ATTEMPT not in threads
+    ]
     return [replace(s, effort=s.effort + efforts[s.thread]) if s.thread in efforts else s for s in own]
 
 
@@ -122,8 +135,9 @@ def _sample(trajectory: Trajectory) -> Sample:
         forked=trajectory.forked_from is not None,
         status=trajectory.status,
         stop_reason=trajectory.stop_reason.value if trajectory.stop_reason else "",
-        correct=is_positive(outcome_reward(trajectory)),
-        verified=is_positive(trajectory.reward),
+        correct=is_positive(outcome_of(trajectory)),
+        verified=is_positive(trajectory.outcome),
+        rewards=trajectory.rewards,
         answer_key=normalize_answer(trajectory.answer or "") if completed else "",
         began=trajectory.started_at,
         ended=trajectory.ended_at,

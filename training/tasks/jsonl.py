@@ -1,9 +1,7 @@
 """Tasks from a file of JSON lines: `jsonl:FILE?question=question&answer=answer`, and `aime:FILE` in the same way.
 
 The query names the keys of a row that hold the problem and the reference answer, `question` and `answer` unless said
-otherwise; `id` names the key of an identifier (without it, the line number). GSM8K's answers, a worked solution that
-ends with `#### 18`, are understood: what follows the last `####` is the reference. Statistics pair problems by their
-ids, so an id that comes twice is an error.
+otherwise; `id` names the key of an identifier (without it, the line number). `answer=` says that there is no reference.
 
 The answers of an `aime:` file are integers from 0 to 999, and nothing but such an integer is right (`042` is 42; `84/2`
 and `42.0`, which `jsonl:` takes for 42, are not).
@@ -16,77 +14,64 @@ comes twice.
 from __future__ import annotations
 
 import json
-import random
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, unquote
 
-from hrm_agent.errors import TaskError, nearest
-from hrm_agent.training.tasks.base import Task, Verifier
-from hrm_agent.training.tasks.verify import contest_integer, contest_verifier, exact_verifier
-from hrm_agent.trajectory import derive_seed
-from hrm_agent.unicode import find_surrogate
+from hrm_agent.errors import TaskError
+from hrm_agent.training.tasks.base import Task
+from hrm_agent.training.tasks.rows import TableRow, tasks_of_rows
+from hrm_agent.training.tasks.spec import file_of, read_columns
+from hrm_agent.training.tasks.verify import contest_integer, contest_verifier
 
-__all__ = ["load_aime", "load_jsonl"]
-
-_KEYS = {"question": "question", "answer": "answer", "id": ""}
+__all__ = ["load_aime", "load_jsonl", "read_text"]
 
 
-def load_jsonl(spec: str, *, split: str, seed: int, count: int | None = None) -> list[Task]:
+def load_jsonl(spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None) -> list[Task]:
     """At most `count` tasks of `FILE?query`, all of them for None. Raises `TaskError` naming file, line and fault."""
-    return _load("jsonl", spec, split, seed, exact_verifier)[:count]
+    path, query = file_of(spec, split, folder)
+    columns = read_columns("jsonl", query)
+    return tasks_of_rows(f"jsonl:{spec}", _rows(path), columns, split=split, seed=seed)[:count]
 
 
-def load_aime(spec: str, *, split: str, seed: int, count: int | None = None) -> list[Task]:
-    """Likewise, of a file whose answers are integers from 0 to 999."""
-    tasks = _load("aime", spec, split, seed, contest_verifier)
+def load_aime(spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None) -> list[Task]:
+    """The same of a file whose answers are integers from 0 to 999."""
+    path, query = file_of(spec, split, folder)
+    columns = read_columns("aime", query)
+    tasks = tasks_of_rows(f"aime:{spec}", _rows(path), columns, split=split, seed=seed, verifier=contest_verifier)
     for task in tasks:
         if contest_integer(task.answer or "") is None:
-            path, line = task.metadata["file"], task.metadata["line"]
-            message = f"{path}, line {line}: the answer {task.answer!r} is not an integer from 0 to 999."
+            message = (
+                f"{path}, line {task.metadata['line']}: the answer {task.answer!r} is not an integer from 0 to 999."
+            )
             raise TaskError(message, "Correct it, or take jsonl: for answers of other kinds.")
     return tasks[:count]
 
 
-def _load(family: str, spec: str, split: str, seed: int, verifier: Callable[[str], Verifier]) -> list[Task]:
-    location, _, query = spec.partition("?")
-    path = Path(unquote(location).replace("{split}", split)).expanduser()
-    keys = _keys(query)
-    tasks = [_task(f"{family}:{spec}", path, line, row, keys, verifier) for line, row in _rows(path)]
-    _no_id_twice(path, tasks)
-    random.Random(derive_seed(seed, "jsonl", split)).shuffle(tasks)
-    return tasks
-
-
-def _no_id_twice(path: Path, tasks: Sequence[Task]) -> None:
-    (name, times), *_ = Counter(task.id for task in tasks).most_common(1)
-    if times > 1:
-        lines = ", ".join(str(task.metadata["line"]) for task in tasks if task.id == name)
-        raise TaskError(f"{path}, lines {lines}: the id {name!r} stands on each.", "Make it unique, or leave ?id= out.")
-
-
-def _keys(query: str) -> Mapping[str, str]:
-    given = dict(parse_qsl(query, keep_blank_values=True))
-    for name in given:
-        if name not in _KEYS:
-            known = ", ".join(_KEYS)
-            raise TaskError(f"jsonl: has no parameter {name!r}.", f"{nearest(name, _KEYS)} Known: {known}.".strip())
-    return {**_KEYS, **given}
-
-
-def _rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise TaskError(f"Cannot read {path}: {error.strerror}.", "Give the path of a file of JSON lines.") from error
-    except UnicodeDecodeError as error:
-        raise TaskError(f"{path} is not UTF-8 (byte {error.start}).", "Convert it to UTF-8.") from error
-    rows = [(number, _row(path, number, text)) for number, text in enumerate(lines, 1) if text.strip()]
+def _rows(path: Path) -> list[TableRow]:
+    lines = read_text(path, "a file of JSON lines").split("\n")
+    rows = [
+        TableRow(f"{path}, line {number}", f"{path.name}:{number}", _row(path, number, text), _origin(path, number))
+        for number, text in enumerate(lines, 1)
+        if text.strip()
+    ]
     if not rows:
         raise TaskError(f"{path} has no rows.", "Each line must be one JSON object.")
     return rows
+
+
+def _origin(path: Path, line: int) -> dict[str, Any]:
+    return {"file": path.name, "line": line}
+
+
+def read_text(path: Path, what: str, *, encoding: str = "utf-8", newline: str | None = None) -> str:
+    """The text of a file. Raises `TaskError`; `what`: what the file has to be, in words."""
+    try:
+        with path.open(encoding=encoding, newline=newline) as file:
+            return file.read()
+    except OSError as error:
+        raise TaskError(f"Cannot read {path}: {error.strerror}.", f"Give the path of {what}.") from error
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{path} is not UTF-8 (byte {error.start}).", "Convert it to UTF-8.") from error
 
 
 def _row(path: Path, line: int, text: str) -> dict[str, Any]:
@@ -98,47 +83,3 @@ def _row(path: Path, line: int, text: str) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise TaskError(f"{path}, line {line}: a JSON {type(row).__name__}.", "Each line must be one JSON object.")
     return row
-
-
-def _task(
-    family: str,
-    path: Path,
-    line: int,
-    row: dict[str, Any],
-    keys: Mapping[str, str],
-    verifier: Callable[[str], Verifier],
-) -> Task:
-    answer = _reference(_value(path, line, row, "answer", keys["answer"]))
-    if not answer:  # an empty box would be right
-        raise TaskError(
-            f"{path}, line {line}: the answer {keys['answer']!r} is empty.", "Give it, or leave the row out."
-        )
-    return Task(
-        id=_value(path, line, row, "id", keys["id"]) if keys["id"] else f"{path.name}:{line}",
-        family=family,
-        prompt=_value(path, line, row, "question", keys["question"]),
-        verify=verifier(answer),
-        answer=answer,
-        metadata={"file": path.name, "line": line},
-    )
-
-
-def _value(path: Path, line: int, row: dict[str, Any], role: str, key: str) -> str:
-    if key not in row:
-        hint = f"{nearest(key, row)} Name the key with ?{role}=KEY; the row has {', '.join(row) or 'none'}.".strip()
-        raise TaskError(f"{path}, line {line}: no key {key!r}.", hint)
-    value = row[key]
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        kind = type(value).__name__
-        raise TaskError(f"{path}, line {line}: {key!r} is a {kind}.", "It must be a text or a number.")
-    text = str(value)
-    if find_surrogate(text) is not None:
-        raise TaskError(
-            f"{path}, line {line}: {key!r} holds half a character.", "Both halves of a \\uD83D\\uDE00 are needed."
-        )
-    return text
-
-
-def _reference(answer: str) -> str:
-    """What follows the last `####`; the whole text where there is none."""
-    return answer.rpartition("####")[2].strip()

@@ -1,9 +1,9 @@
 """A mixture of task families: `mix:2*word_problems,1*reasoning_gym:gcd`.
 
 A part is a spec with its weight before it (1 without one); a comma begins a new part where a weight or the name of a
-family follows it, so that the parameters of a part may hold commas. `count` tasks are shared out by weight, the largest
-remainders first. A part that has fewer gives what it has: the others do not fill its place, which would change the
-mixture without a word. The tasks keep the family of their part.
+family follows it, so that the parameters of a part may hold commas; a module of one's own needs its weight. `count`
+tasks are shared out by weight, the largest remainders first. A part that has fewer gives what it has: the others do not
+fill its place, which would change the mixture without a word. The tasks keep the family of their part.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def read_mixture(text: str, families: Iterable[str]) -> list[MixturePart]:
 
 
 def _part(text: str) -> MixturePart:
-    match = re.fullmatch(r"(?:([0-9]*\.?[0-9]+)\*)?(\w.*)", text)
+    match = re.fullmatch(r"(?:([0-9]*\.?[0-9]+)\*)?([\w./~].*)", text)
     weight = float(match[1] or 1) if match else 0.0
     if match is None or not 0 < weight <= MAX_WEIGHT:
         raise TaskError(f"mix: {text!r} is not a part of a mixture.", "Write mix:2*word_problems,1*reasoning_gym:gcd")

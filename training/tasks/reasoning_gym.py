@@ -20,17 +20,18 @@ Splits are different seeds of the same generator: a family with few distinct pro
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 from urllib.parse import parse_qsl
 
 from hrm_agent.answers.final_answer import final_answer, own_text
 from hrm_agent.errors import HrmError, TaskError, nearest
 from hrm_agent.training.tasks.base import Task, Verifier
 from hrm_agent.training.tasks.grader import graded
+from hrm_agent.training.tasks.spec import literal
 from hrm_agent.training.tasks.verify import grid_verifier
 from hrm_agent.trajectory import derive_seed
 
@@ -95,7 +96,13 @@ def answer_form_is_safe(family: str, answer: str) -> bool:
 
 
 def load_reasoning_gym(
-    spec: str, *, split: str, seed: int, count: int | None = None, places: Sequence[int] | None = None
+    spec: str,
+    *,
+    split: str,
+    seed: int,
+    count: int | None = None,
+    folder: Path | None = None,
+    places: Sequence[int] | None = None,
 ) -> list[Task]:
     """`count` tasks of `NAME?parameter=value`; for the same split and seed, the same ones.
 
@@ -109,7 +116,9 @@ def load_reasoning_gym(
     return [_task(f"reasoning_gym:{spec}", name, split, seed, *entry) for entry in entries]
 
 
-def load_arc_agi(spec: str, *, split: str, seed: int, count: int | None = None) -> list[Task]:
+def load_arc_agi(
+    spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None
+) -> list[Task]:
     """At most `count` problems of ARC-AGI-1's training or evaluation tasks, all of them for None."""
     if spec:
         raise TaskError(f"arc_agi takes no parameters, {spec!r} was given.", "Write: arc_agi")
@@ -134,8 +143,18 @@ def _grids(riddle: dict[str, Any]) -> list[Task]:
     for index, pair in enumerate(riddle["test"]):
         asked, answer = (board.format_board(pair[side], options) for side in ("input", "output"))
         prompt = board.ARC_PROMPT_TEMPLATE.format(examples=examples, input_grid=asked)
-        metadata = {"task": riddle["id"], "test": index}
-        tasks.append(Task(f"{riddle['id']}:{index}", "arc_agi", prompt, grid_verifier(answer), answer, metadata))
+        data = {"train": riddle["train"], "test": pair["input"]}
+        metadata = {"task": riddle["id"], "test": index, "data": data}
+        tasks.append(
+            Task(
+                id=f"{riddle['id']}:{index}",
+                family="arc_agi",
+                prompt=prompt,
+                verify=grid_verifier(answer),
+                answer=answer,
+                metadata=metadata,
+            )
+        )
     return tasks
 
 
@@ -178,12 +197,9 @@ def _parameters(name: str, query: str, config_type: Any) -> dict[str, Any]:
 
 
 def _literal(text: str) -> Any:
-    """A JSON value; text that is none stands for itself."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    return tuple(value) if isinstance(value, list) else value
+    """A JSON value, its lists as the library's configurations hold them."""
+    value = literal(text)
+    return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
 
 
 def _task(spec: str, name: str, split: str, seed: int, index: int, dataset: Any, entry: dict[str, Any]) -> Task:

@@ -5,33 +5,53 @@
 | `word_problems` | word problems of ten templates, without end |
 | `jsonl:FILE?question=KEY&answer=KEY&id=KEY` | the rows of a file; GSM8K's are understood |
 | `aime:FILE?...` | likewise, with answers from 0 to 999 |
+| `csv:FILE?...`, `parquet:FILE?...` | the rows of a table |
+| `FILE.jsonl?...`, `FILE.csv?...`, `FILE.parquet?...` | the same, by the file's ending |
+| `hf:NAME_OR_FOLDER?config=NAME&split=NAME&...` | the rows of a data set of Hugging Face |
 | `arc_agi` | ARC-AGI-1: its training tasks, or its evaluation tasks, each test grid once, as published |
 | `reasoning_gym:NAME?parameter=value` | a generator of reasoning-gym |
+| `verifiers:NAME?argument=value` | the data set of an environment of the library verifiers, with its rubric |
+| `store:RUN?rubric=NAME` | what the runs of a store were asked (`hrm_agent.training.tasks.stored`) |
 | `mix:WEIGHT*SPEC,WEIGHT*SPEC` | some of each |
+| `package.module:attribute?...`, `./file.py:attribute?...` | those of a user's own code |
+| `NAME?...` | those that an installed package has registered as NAME |
 
 A family is a function of (rest of the spec, split, seed, count), and of nothing else: a resumed run and another
-rank see the same tasks.
+rank see the same tasks. What stands before the colon is the name of a family where there is one of that name, and a
+module otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Literal
 
 from hrm_agent.errors import HrmError, TaskError, nearest
 from hrm_agent.training.tasks.base import Task, Verifier
+from hrm_agent.training.tasks.items import DRAWN
 from hrm_agent.training.tasks.jsonl import load_aime, load_jsonl
 from hrm_agent.training.tasks.mixture import MixturePart, mixed, read_mixture
+from hrm_agent.training.tasks.own import load_own
+from hrm_agent.training.tasks.packages import find_registered, load_registered, registered_names
 from hrm_agent.training.tasks.reasoning_gym import load_arc_agi, load_reasoning_gym
+from hrm_agent.training.tasks.sources import read_sources, tasks_folder
+from hrm_agent.training.tasks.spec import FAMILY_NAMES, MODULE, Loader, kind_of
+from hrm_agent.training.tasks.stored import load_stored, original_of
+from hrm_agent.training.tasks.tables import load_csv, load_hf, load_parquet
+from hrm_agent.training.tasks.verifiers_environments import load_verifiers
 from hrm_agent.training.tasks.verify import contest_verifier, exact_verifier, grid_verifier
 from hrm_agent.trajectory import TaskRef
 
-__all__ = ["FAMILIES", "load_tasks", "verifier_of"]
+__all__ = ["FAMILIES", "load_tasks", "refuse_unscored", "verifier_of"]
 
 _WORD_PROBLEM_SPLITS: dict[str, Literal["train", "eval"]] = {"train": "train", "eval": "eval"}
 
 
-def _word_problems(spec: str, *, split: str, seed: int, count: int | None = None) -> list[Task]:
+def _word_problems(
+    spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None
+) -> list[Task]:
     from hrm_agent.training.tasks.word_problems import word_problems
 
     if spec:
@@ -43,19 +63,24 @@ def _word_problems(spec: str, *, split: str, seed: int, count: int | None = None
     return word_problems(_WORD_PROBLEM_SPLITS[split], seed, count)
 
 
-def _mix(spec: str, *, split: str, seed: int, count: int | None = None) -> list[Task]:
+def _mix(spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None) -> list[Task]:
     def load(part: MixturePart, wanted: int) -> list[Task]:
-        return load_tasks(part.spec, split=split, seed=seed, count=wanted)
+        return load_tasks(part.spec, split=split, seed=seed, count=wanted, folder=folder)
 
     return mixed(read_mixture(spec, FAMILIES), load, seed=seed, split=split, count=count)
 
 
-FAMILIES: dict[str, Callable[..., list[Task]]] = {
+FAMILIES: dict[str, Loader] = {
     "aime": load_aime,
     "arc_agi": load_arc_agi,
+    "csv": load_csv,
+    "hf": load_hf,
     "jsonl": load_jsonl,
     "mix": _mix,
+    "parquet": load_parquet,
     "reasoning_gym": load_reasoning_gym,
+    "store": lambda spec, **options: load_stored(spec, verifier_of, **options),
+    "verifiers": load_verifiers,
     "word_problems": _word_problems,
 }
 """By the part of the spec before the colon."""
@@ -63,33 +88,83 @@ FAMILIES: dict[str, Callable[..., list[Task]]] = {
 _BY_ANSWER: dict[str, Callable[[str], Verifier]] = {
     "aime": contest_verifier,
     "arc_agi": grid_verifier,
+    "csv": exact_verifier,
+    "hf": exact_verifier,
     "jsonl": exact_verifier,
+    "parquet": exact_verifier,
     "word_problems": exact_verifier,
 }
 """Families whose verifier is a function of the reference answer."""
 
 
-def load_tasks(spec: str, *, split: str, seed: int, count: int | None = None) -> list[Task]:
+def load_tasks(spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None) -> list[Task]:
     """`count` tasks of `spec`. A finite family gives no more than it has, and all of them for None.
+
+    `folder`: where relative names of files and modules are looked for; None: where the command was typed.
 
     Raises `TaskError` for an unknown family or a malformed file.
     """
-    name, _, rest = spec.partition(":")
-    family = FAMILIES.get(name)
-    if family is None:
-        hint = f"{nearest(name, FAMILIES)} Families: {', '.join(sorted(FAMILIES))}.".strip()
-        raise TaskError(f"There is no task family {name!r}.", hint)
     if count is not None and count < 0:
         raise TaskError(f"{count} tasks were asked for.", "Ask for 0 or more.")
-    return family(rest, split=split, seed=seed, count=count)
+    kind, rest = kind_of(spec)
+    load = FAMILIES[kind] if kind in FAMILIES else _of_user(kind, spec)
+    return load(rest, split=split, seed=seed, count=count, folder=folder)
 
 
-def verifier_of(task: TaskRef) -> Verifier | None:
-    """The verifier of a task on record; None where its family has none, or can no longer be asked for it."""
-    name = task.family.partition(":")[0]
+def _of_user(kind: str, spec: str) -> Loader:
+    if kind == MODULE:
+        return partial(load_own, known=FAMILY_NAMES)
+    name = spec.partition("?")[0]
+    if find_registered(name) is not None:
+        return load_registered
+    registered = registered_names()
+    told = [f"Families: {', '.join(FAMILY_NAMES)}."]
+    told += [f"Of installed packages: {', '.join(registered)}."] if registered else []
+    hint = "Name your own as package.module:attribute, or a file that ends in .jsonl, .csv or .parquet."
+    near = nearest(name.partition(":")[0], [*FAMILY_NAMES, *registered])
+    raise TaskError(f"There is no task family {name.partition(':')[0]!r}.", " ".join([near, *told, hint]).strip())
+
+
+def refuse_unscored(tasks: Sequence[Task], spec: str) -> None:
+    """Raise `TaskError` where nothing says of some tasks what a right answer is, so that they cannot be scored."""
+    without = [task for task in tasks if task.verify is None]
+    if without:
+        raise TaskError(
+            f"{len(without)} of {len(tasks)} tasks of {spec!r} have neither a reference answer nor a verifier "
+            f"(the first: {without[0].id!r}): there is no reward to evaluate or train by.",
+            "Give them an answer or a verifier, or name rewards: --rewards module:attribute.",
+        )
+
+
+def verifier_of(task: TaskRef, run: Path | None = None) -> Verifier | None:
+    """The verifier of a task on record; None where its family has none, or can no longer be asked for it.
+
+    `run`: the folder of its run. What a task of a user's own is verified by stands in the code that it is from, and
+    that is run again only where the run was begun with it: a record from elsewhere may name anything.
+    """
+    name, _ = kind_of(task.family)
+    if name == "store" and (original := original_of(task)) is not task:
+        return verifier_of(original)
     if name == "reasoning_gym":
         return _from_its_generator(task)
+    if DRAWN in task.metadata:
+        return _drawn_again(task, run)
     return _BY_ANSWER[name](task.answer) if name in _BY_ANSWER and task.answer is not None else None
+
+
+def _drawn_again(task: TaskRef, run: Path | None) -> Verifier | None:
+    drawn = task.metadata[DRAWN]
+    try:
+        kept = None if run is None else read_sources(run)
+        if run is None or kept is None or task.family not in kept.specs:
+            return None
+        place = int(drawn["place"])
+        split, seed, count = str(drawn.get("split", "train")), int(drawn.get("seed", 0)), drawn.get("count", place + 1)
+        tasks = load_tasks(task.family, split=split, seed=seed, count=count, folder=tasks_folder(run))
+    except (HrmError, AttributeError, KeyError, TypeError, ValueError):  # of a record that somebody has made
+        return None
+    same = place < len(tasks) and (tasks[place].id, tasks[place].prompt) == (task.id, task.prompt)
+    return tasks[place].verify if same else None
 
 
 def _from_its_generator(task: TaskRef) -> Verifier | None:

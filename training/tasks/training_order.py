@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from math import ceil
+from pathlib import Path
 
 from hrm_agent.errors import TaskError
 from hrm_agent.training.tasks.base import Task
@@ -22,7 +23,7 @@ from hrm_agent.trajectory import derive_seed
 __all__ = ["interleaved", "training_tasks"]
 
 
-def training_tasks(spec: str, *, seed: int, count: int, block: int) -> list[Task]:
+def training_tasks(spec: str, *, seed: int, count: int, block: int, folder: Path | None = None) -> list[Task]:
     """The first `count` tasks of the training split of `spec`; a longer list begins with the shorter one.
 
     Except where a family makes other tasks for another size of its data set (Reasoning Gym's `acre`) and the list grows
@@ -32,12 +33,12 @@ def training_tasks(spec: str, *, seed: int, count: int, block: int) -> list[Task
     """
     name, _, rest = spec.partition(":")
     if name == "mix":
-        return _mixed(rest, seed, count, block)
+        return _mixed(rest, seed, count, block, folder)
     size = ceil(count / block) * block
     if name == "reasoning_gym":
         places = _pass(size, 0, seed, block)[:count]
         return load_reasoning_gym(rest, split="train", seed=seed, count=size, places=places)
-    pool = load_tasks(spec, split="train", seed=seed, count=size)
+    pool = load_tasks(spec, split="train", seed=seed, count=size, folder=folder)
     if count and not pool:
         raise TaskError(f"{spec!r} has no task to train on.", "Name a family, or a file, that has some.")
     order: list[int] = []
@@ -62,11 +63,11 @@ def _shuffled(size: int, seed: int) -> list[int]:
     return random.Random(seed).sample(range(size), size)
 
 
-def _mixed(text: str, seed: int, count: int, block: int) -> list[Task]:
+def _mixed(text: str, seed: int, count: int, block: int, folder: Path | None) -> list[Task]:
     parts = read_mixture(text, FAMILIES)
     order = interleaved([part.weight for part in parts], count)
     lists = [
-        iter(training_tasks(part.spec, seed=seed, count=order.count(index), block=block))
+        iter(training_tasks(part.spec, seed=seed, count=order.count(index), block=block, folder=folder))
         for index, part in enumerate(parts)
     ]
     return [next(lists[index]) for index in order]

@@ -1,26 +1,14 @@
-r"""When two answers are equal, and the verifier made of that.
+"""Verifiers made of when two answers are equal (`hrm_agent.answers.exact`).
 
 *Which* text counts is `hrm_agent.answers.final_answer.final_answer`'s to say: the agents and the trainer read
 answers alike.
-
-Numbers are compared **exactly, as rationals**. A relative tolerance of 1e-4, usual in this field, accepts 100005 for
-100000. Equal are `0.5`, `1/2`, `\frac12`, `.50` and `5e-1`; `1,000` and `1000`; `1\frac{1}{2}` (a mixed number) and
-`1.5`. Not equal are 0.333 and 1/3.
-
-Units: one trailing `%`, degree sign, `\text{...}` or `\mathrm{...}` (with a power) and a leading currency sign are
-units. A unit is ignored where only one side names one (`18` for `\$18`, `50\%` for `50`) and must agree where both
-do. So `%` never divides by 100. Words that scale (`\text{ million}`) are no units: such a text is not read as a number.
-
-What is no number is compared as text without surrounding white space. So is anything beyond the bounds below: a policy
-may send a million digits or `1e999999999`, and neither may cost the trainer more than looking at it.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from fractions import Fraction
 
+from hrm_agent.answers.exact import exact_equal
 from hrm_agent.answers.final_answer import final_answer, own_text
 from hrm_agent.training.tasks.base import Verifier
 
@@ -28,26 +16,10 @@ __all__ = [
     "answer_line",
     "contest_integer",
     "contest_verifier",
-    "exact_equal",
     "exact_verifier",
     "grid_verifier",
-    "number",
     "text_answer",
 ]
-
-MAX_NUMBER_CHARACTERS = 256
-"""Longer texts are not read as numbers."""
-MAX_EXPONENT = 256
-"""Larger exponents, of either sign, are not read as numbers."""
-
-_SCALES = ("hundred", "thousand", "million", "billion", "trillion", "dozen")
-_INTEGER = r"(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)"
-_DECIMAL = re.compile(rf"(?P<whole>{_INTEGER})?(?:\.(?P<fraction>[0-9]*))?(?:[eE](?P<exponent>[+-]?[0-9]{{1,9}}))?")
-_LATEX_FRACTION = re.compile(r"(?P<whole>[0-9]*)\\[dt]?frac(?P<top>\{[^{}]*\}|[0-9])(?P<bottom>\{[^{}]*\}|[0-9])")
-_UNIT = re.compile(
-    r"(?P<value>.*?)\s*(?P<unit>\\?%|°|\^\{?\\circ\}?|\\(?:text|mathrm)\s*\{[^{}]*\}(?:\^\{?[0-9]\}?)?)\.?", re.DOTALL
-)
-_CURRENCY = re.compile(r"(?P<sign>[+-]?)\s*(?P<unit>\\?\$|€|£)\s*(?P<value>[^$]*)", re.DOTALL)
 
 
 def answer_line(text: str, prefix: str = "Answer:") -> str | None:
@@ -103,89 +75,3 @@ def _whole_answer(text: str) -> str:
     """The box of an `<answer>`; without that tag, all of the model's own text."""
     visible = own_text(text)
     return final_answer(text) or "" if "<answer>" in visible else visible.strip()
-
-
-def exact_equal(a: str, b: str) -> bool:
-    """True if both texts are the same number, or, where one is no number, the same text."""
-    left, right = _quantity(a), _quantity(b)
-    if left is None or right is None:
-        return a.strip() == b.strip()
-    units_agree = not left.unit or not right.unit or left.unit == right.unit
-    return left.value == right.value and units_agree
-
-
-def number(text: str) -> Fraction | None:
-    """The number that `text` writes, its unit left out; None if it writes none or exceeds the bounds."""
-    quantity = _quantity(text)
-    return quantity.value if quantity else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Quantity:
-    value: Fraction
-    unit: str
-    """Without white space; empty if there is none."""
-
-
-def _quantity(text: str) -> _Quantity | None:
-    if len(text) > MAX_NUMBER_CHARACTERS:
-        return None
-    text, unit = _split_unit(_plain(text))
-    if any(scale in unit.lower() for scale in _SCALES):
-        return None
-    value = _signed(text)
-    return None if value is None else _Quantity(value, unit)
-
-
-def _plain(text: str) -> str:
-    r"""`text` without maths delimiters and LaTeX's spacing, with one kind of minus and of thousands separator."""
-    text = text.strip()
-    if len(text) > 2 and text[0] == text[-1] == "$":
-        text = text[1:-1]
-    text = text.replace("−", "-").replace("{,}", ",").replace("\u00a0", " ")
-    return re.sub(r"\\[!,;: ]", "", text).strip()
-
-
-def _split_unit(text: str) -> tuple[str, str]:
-    if match := _CURRENCY.fullmatch(text):
-        return match["sign"] + match["value"].strip(), match["unit"].lstrip("\\")
-    if match := _UNIT.fullmatch(text):
-        unit = re.sub(r"\\(?:text|mathrm)|[\\{}\s]", "", match["unit"])
-        return match["value"], "°" if unit == "^circ" else unit
-    return text, ""
-
-
-def _signed(text: str) -> Fraction | None:
-    sign = -1 if text.startswith("-") else 1
-    value = _unsigned(text[1:].strip() if text[:1] in ("+", "-") else text)
-    return None if value is None else sign * value
-
-
-def _unsigned(text: str) -> Fraction | None:
-    if match := _LATEX_FRACTION.fullmatch(re.sub(r"\s", "", text) if "frac" in text else text):
-        part = _ratio(match["top"].strip("{}"), match["bottom"].strip("{}"))
-        return None if part is None else int(match["whole"] or 0) + part
-    top, slash, bottom = text.partition("/")
-    return _ratio(top.strip(), bottom.strip()) if slash else _decimal(text)
-
-
-def _ratio(top: str, bottom: str) -> Fraction | None:
-    numerator, denominator = _signed_decimal(top), _signed_decimal(bottom)
-    return None if numerator is None or not denominator else numerator / denominator
-
-
-def _signed_decimal(text: str) -> Fraction | None:
-    value = _decimal(text[1:] if text[:1] in ("+", "-") else text)
-    return -value if value is not None and text.startswith("-") else value
-
-
-def _decimal(text: str) -> Fraction | None:
-    match = _DECIMAL.fullmatch(text)
-    if match is None or not (match["whole"] or match["fraction"]):
-        return None
-    exponent = int(match["exponent"] or 0)
-    if abs(exponent) > MAX_EXPONENT:
-        return None
-    fraction = match["fraction"] or ""
-    digits = int((match["whole"] or "").replace(",", "") + fraction)
-    return digits * Fraction(10) ** (exponent - len(fraction))

@@ -8,6 +8,7 @@ import pytest
 from hrm_agent.intervals import wilson_interval
 from hrm_agent.training.advantages import group_advantages
 from hrm_agent.training.evaluation.evaluate import evaluate, group_metrics
+from hrm_agent.training.evaluation.reports import summary
 from hrm_agent.training.roc import select
 from hrm_agent.trajectory import RunStatus, TaskRef, Trajectory
 from tests.support.training.builders import group, rollout, trajectory
@@ -61,6 +62,15 @@ def test_tool_errors_are_counted_among_the_correct_ones():
     assert result.correct_with_tool_error == pytest.approx(1 / 3)
     assert result.mean_tool_calls == 1.5
     assert result.mean_sampled_tokens == 2
+
+
+def test_of_a_rollout_that_was_run_once_more_the_second_attempt_counts():
+    first = sample(0, 0, 0.0, status=RunStatus.FAILED, thread_id="r/step-0/0/0")
+    second = sample(0, 0, 1.0, id="second", thread_id="r/step-0/0/0/attempt-2")
+    found = evaluate([first, second, sample(1, 0, 1.0)])
+    assert (found.trajectories, found.pass_at_1, found.run_again, found.statuses) == (2, 1.0, 1, {"completed": 2})
+    assert dict(summary(found))["run once more, failed by a machine"] == 1
+    assert evaluate([first]).statuses == {"failed": 1}
 
 
 def test_nothing_is_nan_and_not_an_error():

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from langchain_core.messages import HumanMessage
 from transformers import AutoTokenizer
 
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
@@ -104,3 +105,14 @@ def test_the_tool_is_shown_by_name_and_parameter_types_alone(tokenizer):
         '<|im_start|>system\n\n<tools>{"name": "python", "parameters": {"code": "string"}}</tools><|im_end|>\n'
         "<|im_start|>user\nQ<|im_end|>\n"
     )
+
+
+@pytest.mark.parametrize("name", ["builtin:cold-start", "builtin:trained"])
+def test_a_tool_of_an_agent_that_is_not_ours_is_offered(name):
+    """A parameter of two types, as `int | None` is, has no single `type`; a tool may have no parameters at all."""
+    either = {"type": "object", "properties": {"limit": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}}
+    tools = [{"name": "ls", "parameters": either}, {"name": "stop"}]
+    codec = load_codec(name)
+    text = codec.decode(codec.encode([HumanMessage("List.")], [{"type": "function", "function": t} for t in tools]))
+    assert '{"name": "ls", "parameters": {"limit": "any"}}' in text
+    assert '{"name": "stop", "parameters": {}}' in text

@@ -87,7 +87,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
 def test_an_id_that_comes_twice_is_named_with_its_lines(tmp_path):
     rows = [{"question": f"q{i}", "answer": i, "n": i % 2} for i in range(3)]
     file = write(tmp_path / "a.jsonl", *rows)
-    with pytest.raises(TaskError, match=r"a\.jsonl, lines 1, 3: the id '0' stands on each"):
+    with pytest.raises(TaskError, match=r"The id '0' stands twice: .*a\.jsonl, line 1, .*a\.jsonl, line 3"):
         load_tasks(f"jsonl:{file}?id=n", split="train", seed=0)
 
 
@@ -239,7 +239,13 @@ def test_shares_sum_up_and_are_off_by_less_than_one(weights, count):
     ("spec", "split", "count", "message"),
     [
         ("word_problem", "train", 1, "Did you mean 'word_problems'"),
-        ("", "train", 1, "Families: aime, arc_agi, jsonl, mix, reasoning_gym, word_problems"),
+        (
+            "",
+            "train",
+            1,
+            "Families: aime, arc_agi, csv, hf, jsonl, mix, parquet, reasoning_gym, store, verif",
+        ),
+        ("jsnl:rows.jsonl", "train", 1, "no task family 'jsnl'. Did you mean 'jsonl'"),
         ("word_problems:hard", "train", 1, "takes no parameters"),
         ("word_problems", "dev", 1, "no split 'dev'"),
         ("word_problems", "train", None, "is endless"),

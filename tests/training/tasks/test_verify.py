@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hrm_agent.answers.exact import exact_equal, number
 from hrm_agent.answers.final_answer import final_answer, own_text
-from hrm_agent.training.tasks.verify import answer_line, exact_equal, exact_verifier, number, text_answer
+from hrm_agent.training.tasks.verify import answer_line, exact_verifier, text_answer
 
 EQUAL = [
     ("0.5", "1/2"), ("0.5", r"\frac12"), (r"\frac{1}{2}", r"\dfrac12"), (".50", "5e-1"), ("1,000", "1000"),

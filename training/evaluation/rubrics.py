@@ -1,0 +1,254 @@
+"""Scorings by rubrics as statistics: the means of one, and two on the same runs.
+
+Two rubrics are compared on the trajectories that both have scored. The problem is the unit, as everywhere
+(`hrm_agent.training.evaluation.statistics`): its samples are not independent.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from statistics import fmean
+
+from hrm_agent.errors import RunError
+from hrm_agent.intervals import Estimate, bootstrapped
+from hrm_agent.training.evaluation.compare import with_width
+from hrm_agent.training.evaluation.samples import Problem
+from hrm_agent.training.evaluation.statistics import sign_flip_p
+from hrm_agent.training.roc import is_positive, outcome_of
+from hrm_agent.trajectory import RunStatus, Scoring, Trajectory, content_hash
+
+__all__ = [
+    "RECORDED",
+    "Difference",
+    "FaultCount",
+    "RubricComparison",
+    "compare_rubrics",
+    "fault_counts",
+    "recorded_scorings",
+    "reward_means",
+    "scored_by",
+]
+
+RECORDED = "recorded"
+"""Names the rewards that runs were recorded with, beside the names of rubrics."""
+_RESAMPLES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class FaultCount:
+    """One way in which a reward gave no value."""
+
+    reward: str
+    """Name of the reward."""
+    fault: str
+    """A `RewardFault`, or `no opinion`."""
+    count: int
+    """Trajectories."""
+    trajectory: str
+    """One of them."""
+    reason: str
+    """What was said of that one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A trajectory on which two rubrics differ."""
+
+    trajectory: str
+    """Its id."""
+    task: str
+    """Id of its task."""
+    a: float
+    """Outcome by the first rubric."""
+    b: float
+    """Outcome by the second rubric."""
+    a_reason: str
+    """Words of the first one's outcome."""
+    b_reason: str
+    """Words of the second one's outcome."""
+
+
+@dataclass(frozen=True, slots=True)
+class RubricComparison:
+    """Two rubrics, A and B, on one set of runs; differences are B less A."""
+
+    a: str
+    """Name of the rubric that differences are taken from."""
+    b: str
+    """Name of the rubric that is compared with it."""
+    trajectories: int
+    """Those with an outcome by both."""
+    problems: int
+    """Their problems."""
+    right: dict[str, int]
+    """Trajectories right by `both`, by only `a`, by only `b`, by `neither`."""
+    a_outcome: Estimate
+    """Mean outcome by A over problems."""
+    b_outcome: Estimate
+    """Mean outcome by B over problems."""
+    outcome: Estimate
+    """Difference of the outcome, resampled over problems."""
+    a_reward: Estimate
+    """Mean reward by A over problems."""
+    b_reward: Estimate
+    """Mean reward by B over problems."""
+    reward: Estimate
+    """Difference of the reward, resampled over problems."""
+    p_value: float
+    """Two-sided, of the share of right ones being the same: sign flips over problems, exact."""
+    only_a: int
+    """Trajectories that B gave no reward."""
+    only_b: int
+    """Trajectories that A gave no reward."""
+    differing: tuple[Difference, ...]
+    """Trajectories whose outcomes differ, the largest differences first."""
+
+
+def recorded_scorings(trajectories: Iterable[Trajectory]) -> dict[str, Scoring]:
+    """The rewards that runs were recorded with, as scorings. A truncated run is not right."""
+    return {
+        t.id: Scoring(
+            trajectory_id=t.id,
+            rubric=RECORDED,
+            outcome=outcome_of(t),
+            total=t.rewards.get("reward", outcome_of(t)),
+            scored_at=t.ended_at or t.started_at,
+        )
+        for t in trajectories
+        if t.rewards and t.status is not RunStatus.RUNNING
+    }
+
+
+def scored_by(trajectory: Trajectory, scorings: Mapping[str, Scoring]) -> Trajectory | None:
+    """The trajectory with a rubric's rewards in place of its own; None where the rubric has none to give.
+
+    A run that failed or was stopped is none of a rubric's: it stays, and is a wrong answer as in any evaluation.
+    """
+    scoring = scorings.get(trajectory.id)
+    if scoring is not None and scoring.rewards:
+        return trajectory.model_copy(update={"rewards": scoring.rewards})
+    if trajectory.status in (RunStatus.COMPLETED, RunStatus.TRUNCATED):
+        return None
+    return trajectory.model_copy(update={"rewards": {}})
+
+
+def reward_means(
+    trajectories: Sequence[Trajectory], scorings: Mapping[str, Scoring], *, seed: int = 0
+) -> dict[str, Estimate]:
+    """Mean over problems of each reward, `correct` being the outcome and `reward` the weighted sum."""
+    by_name: defaultdict[str, defaultdict[Problem, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for trajectory in trajectories:
+        for name, value in scorings[trajectory.id].rewards.items() if trajectory.id in scorings else ():
+            by_name[name][_problem(trajectory)].append(value)
+    found: dict[str, Estimate] = {}
+    for name, problems in by_name.items():
+        means = [fmean(problems[problem]) for problem in sorted(problems)]
+        shares = all(0 <= value <= 1 for value in means)
+        (found[name],) = bootstrapped([means], seed=seed, resamples=_RESAMPLES, shares=shares)
+    return found
+
+
+def fault_counts(trajectories: Iterable[Trajectory], scorings: Mapping[str, Scoring]) -> list[FaultCount]:
+    """Every way in which a reward gave no value, the most frequent first."""
+    counts: Counter[tuple[str, str]] = Counter()
+    examples: dict[tuple[str, str], tuple[str, str]] = {}
+    for trajectory in trajectories:
+        for score in scorings[trajectory.id].scores if trajectory.id in scorings else ():
+            if score.value is None:
+                kind = (score.name, score.fault.value if score.fault else "no opinion")
+                counts[kind] += 1
+                examples.setdefault(kind, (trajectory.id, score.reason))
+    return [FaultCount(*kind, count, *examples[kind]) for kind, count in counts.most_common()]
+
+
+def compare_rubrics(
+    trajectories: Iterable[Trajectory], a: tuple[str, Mapping[str, Scoring]], b: tuple[str, Mapping[str, Scoring]]
+) -> RubricComparison:
+    """Each side: a name and scorings by trajectory id. Raises `RunError` where no trajectory has rewards by both."""
+    (a_name, by_a), (b_name, by_b) = a, b
+    everything = list(trajectories)
+    rewarded = [{t.id for t in everything if t.id in by and by[t.id].rewards} for by in (by_a, by_b)]
+    both = [t for t in everything if t.id in rewarded[0] & rewarded[1]]
+    if not both:
+        raise RunError(
+            f"No trajectory has rewards both by {a_name} ({len(rewarded[0])}) and by {b_name} ({len(rewarded[1])}).",
+            "`hrm-agent show TRAJECTORY` lists the scores of one; `hrm-agent rescore` makes more.",
+        )
+    outcomes, totals, right = _by_problem(both, by_a, by_b)
+    columns = [*_columns(outcomes), *_columns(totals)]
+    means = bootstrapped([columns[0], columns[1]], seed=0, resamples=_RESAMPLES)
+    of = bootstrapped(columns[2:], seed=0, resamples=_RESAMPLES, shares=False)
+    words = {(True, True): "both", (True, False): "a", (False, True): "b", (False, False): "neither"}
+    counted = Counter(words[pair] for pairs in right.values() for pair in pairs)
+    return RubricComparison(
+        a=a_name,
+        b=b_name,
+        trajectories=len(both),
+        problems=len(outcomes),
+        right={word: counted[word] for word in words.values()},
+        a_outcome=means[0],
+        b_outcome=means[1],
+        outcome=with_width(of[0], len(outcomes)),
+        a_reward=of[1],
+        b_reward=of[2],
+        reward=of[3],
+        p_value=sign_flip_p([_share_difference(pairs) for _, pairs in sorted(right.items())]),
+        only_a=len(rewarded[0] - rewarded[1]),
+        only_b=len(rewarded[1] - rewarded[0]),
+        differing=_differing(both, by_a, by_b),
+    )
+
+
+_Pairs = dict[Problem, list[tuple[float, float]]]
+
+
+def _by_problem(
+    both: Iterable[Trajectory], by_a: Mapping[str, Scoring], by_b: Mapping[str, Scoring]
+) -> tuple[_Pairs, _Pairs, dict[Problem, list[tuple[bool, bool]]]]:
+    """Outcomes, totals, and whether each is right, by A and by B."""
+    outcomes, totals = _Pairs(), _Pairs()
+    right: dict[Problem, list[tuple[bool, bool]]] = {}
+    for trajectory in both:
+        problem = _problem(trajectory)
+        one, other = by_a[trajectory.id].rewards, by_b[trajectory.id].rewards
+        outcomes.setdefault(problem, []).append((one["correct"], other["correct"]))
+        totals.setdefault(problem, []).append((one["reward"], other["reward"]))
+        right.setdefault(problem, []).append((is_positive(one["correct"]), is_positive(other["correct"])))
+    return outcomes, totals, right
+
+
+def _columns(pairs: _Pairs) -> list[list[float]]:
+    """By problem, in their order: the mean of A, that of B, and of the difference."""
+    a, b = ([fmean(pair[side] for pair in pairs[problem]) for problem in sorted(pairs)] for side in (0, 1))
+    return [a, b, [y - x for x, y in zip(a, b, strict=True)]]
+
+
+def _share_difference(pairs: Sequence[tuple[bool, bool]]) -> Fraction:
+    return Fraction(sum(b - a for a, b in pairs), len(pairs))
+
+
+def _differing(
+    both: Iterable[Trajectory], by_a: Mapping[str, Scoring], by_b: Mapping[str, Scoring]
+) -> tuple[Difference, ...]:
+    found: list[Difference] = []
+    for trajectory in both:
+        a, b = by_a[trajectory.id], by_b[trajectory.id]
+        if a.rewards["correct"] != b.rewards["correct"]:
+            values = a.rewards["correct"], b.rewards["correct"]
+            found.append(Difference(trajectory.id, trajectory.task.id, *values, _said(a), _said(b)))
+    return tuple(sorted(found, key=lambda one: -abs(one.b - one.a)))
+
+
+def _said(scoring: Scoring) -> str:
+    """What the rewards of a scoring say, each with its value where there are several."""
+    several = len(scoring.scores) > 1
+    said = (f"{score.name} {score.value:g}: {score.reason}" if several and score.value is not None else score.reason
+            for score in scoring.scores if score.reason)  # fmt: skip
+    return "; ".join(said)
+
+
+def _problem(trajectory: Trajectory) -> Problem:
+    return Problem(trajectory.task.id, content_hash(trajectory.task.prompt))

@@ -1,0 +1,105 @@
+"""Tasks from the rows of a table: which column holds what, and what a row has to be.
+
+GSM8K's answers, a worked solution that ends with `#### 18`, are understood: what follows the last `####` is the
+reference. Statistics pair problems by their ids, so an id that comes twice is an error.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hrm_agent.errors import TaskError, nearest
+from hrm_agent.training.tasks.base import Task, Verifier
+from hrm_agent.training.tasks.spec import Columns
+from hrm_agent.training.tasks.verify import exact_verifier
+from hrm_agent.trajectory import derive_seed
+from hrm_agent.unicode import find_surrogate
+
+__all__ = ["TableRow", "plain_text", "reference_answer", "tasks_of_rows"]
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """One row of a table."""
+
+    where: str
+    """Where it stands, in words: `rows.jsonl, line 3`."""
+    id: str
+    """Its id where no column holds one."""
+    values: Mapping[str, Any]
+    """Column -> value."""
+    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What is stored with the task, as JSON."""
+
+
+def tasks_of_rows(
+    family: str,
+    rows: Iterable[TableRow],
+    columns: Columns,
+    *,
+    split: str,
+    seed: int,
+    verifier: Callable[[str], Verifier] = exact_verifier,
+) -> list[Task]:
+    """The rows as tasks, in an order drawn from the seed. `family`: as it stands in `--tasks`."""
+    listed = list(rows)
+    tasks = [_task(family, row, columns, verifier) for row in listed]
+    _no_id_twice(listed, tasks)
+    random.Random(derive_seed(seed, "jsonl", split)).shuffle(tasks)  # so named since the first of these families
+    return tasks
+
+
+def _no_id_twice(rows: Sequence[TableRow], tasks: Sequence[Task]) -> None:
+    for name, times in Counter(task.id for task in tasks).most_common(1):
+        if times > 1:
+            places = ", ".join(row.where for row, task in zip(rows, tasks, strict=True) if task.id == name)
+            raise TaskError(f"The id {name!r} stands twice: {places}.", "Make it unique, or leave ?id= out.")
+
+
+def _task(family: str, row: TableRow, columns: Columns, verifier: Callable[[str], Verifier]) -> Task:
+    answer = _answer(row, columns["answer"]) if columns["answer"] else None
+    return Task(
+        id=_value(row, "id", columns["id"]) if columns["id"] else row.id,
+        family=family,
+        prompt=_value(row, "question", columns["question"]),
+        verify=None if answer is None else verifier(answer),
+        answer=answer,
+        metadata=row.metadata,
+    )
+
+
+def _answer(row: TableRow, column: str) -> str:
+    answer = reference_answer(_value(row, "answer", column))
+    if not answer:  # an empty box would be right
+        raise TaskError(f"{row.where}: the answer {column!r} is empty.", "Give it, or leave the row out.")
+    return answer
+
+
+def _value(row: TableRow, role: str, column: str) -> str:
+    if column not in row.values:
+        known = row.values
+        hint = f"{nearest(column, known)} Name the key with ?{role}=KEY; the row has {', '.join(known) or 'none'}."
+        raise TaskError(f"{row.where}: no key {column!r}.", hint.strip())
+    return plain_text(row.values[column], f"{row.where}: {column!r}")
+
+
+def plain_text(value: Any, what: str) -> str:
+    """A text, or a number as one. Raises `TaskError` for anything else; `what`: what it is, in words."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise TaskError(f"{what} is a {type(value).__name__}.", "It must be a text or a number.")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise TaskError(f"{what} is {value}.", "It must be a text or a number.")
+    text = str(value)
+    if find_surrogate(text) is not None:
+        raise TaskError(f"{what} holds half a character.", "Both halves of a \\uD83D\\uDE00 are needed.")
+    return text
+
+
+def reference_answer(answer: str) -> str:
+    """What follows the last `####`; the whole text where there is none."""
+    return answer.rpartition("####")[2].strip()

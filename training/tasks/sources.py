@@ -1,0 +1,156 @@
+"""What the tasks of a run were read from: kept beside the run as `tasks.json`, and compared when it is resumed.
+
+The folder that relative names of files and modules were looked for in is kept, so that a run is resumed from any other.
+The source of a module, and the content of a file, are kept as SHA-256: where they differ, a resumed run says so and
+goes on, for its tasks may be the same ones. (Modules that the module imports are not looked at.) An installed package
+is kept with its version, and another version is refused, since nobody has looked at what it changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from hrm_agent.errors import RunError
+from hrm_agent.files import replacing
+from hrm_agent.import_by_name import search_in
+from hrm_agent.training.tasks.mixture import read_mixture
+from hrm_agent.training.tasks.packages import find_registered, origin_of
+from hrm_agent.training.tasks.spec import FAMILY_NAMES, MODULE, PACKAGE, file_of, kind_of, module_name
+
+__all__ = ["SOURCES_FILE", "TaskSources", "changed_sources", "keep_sources", "read_sources", "tasks_folder"]
+
+SOURCES_FILE = "tasks.json"
+_FILES = ("aime", "csv", "jsonl", "parquet")
+
+
+class TaskSources(BaseModel):
+    """Where the tasks of a run came from when it began."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    folder: str
+    """Absolute path that relative names are relative to."""
+    specs: tuple[str, ...] = ()
+    """Families as given to `--tasks`; of a mixture each part."""
+    digests: dict[str, str] = {}
+    """Module or file, by the name that `--tasks` gives it -> SHA-256 of its source or content."""
+    versions: dict[str, str] = {}
+    """Installed package -> its version."""
+
+
+def tasks_folder(run: Path) -> Path:
+    """Where the relative names of a run's tasks are looked for: where it was begun, or here if that is gone."""
+    kept = read_sources(run)
+    began = Path.cwd() if kept is None else Path(kept.folder)
+    return began if began.is_dir() and began != Path.cwd() else Path()
+
+
+def read_sources(run: Path) -> TaskSources | None:
+    """What is kept in the folder of a run; None where nothing is. Raises `RunError` where it cannot be read."""
+    path = run / SOURCES_FILE
+    try:
+        return TaskSources.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        lines = str(error).splitlines()
+        raise RunError(f"{path} cannot be read: {lines[0]}.", "Delete it to take the tasks as they are now.") from error
+
+
+def keep_sources(spec: str, split: str, run: Path) -> None:
+    """Write what the tasks of a new run come from; what is kept of a run that began earlier stays."""
+    if not (run / SOURCES_FILE).exists():
+        with replacing(run / SOURCES_FILE) as part:
+            part.write_text(_sources_of(spec, split, Path.cwd()).model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+def changed_sources(spec: str, split: str, run: Path) -> list[str]:
+    """Modules and files whose source or content is not what it was when the run began.
+
+    Raises `RunError` where a package has another version.
+    """
+    kept = read_sources(run)
+    if kept is None:
+        return []
+    now = _sources_of(spec, split, tasks_folder(run))
+    for name, version in kept.versions.items():
+        if (installed := now.versions.get(name)) != version:
+            found = f"version {installed} is installed" if installed else "it is not installed"
+            raise RunError(
+                f"The tasks of {run} are of {name} {version}, and {found}.",
+                f"Run `pip install {name}=={version}`, or begin a new run in another folder.",
+            )
+    return [name for name, digest in kept.digests.items() if now.digests.get(name) != digest]
+
+
+def _sources_of(spec: str, split: str, folder: Path) -> TaskSources:
+    kind, rest = kind_of(spec)
+    specs = [part.spec for part in read_mixture(rest, FAMILY_NAMES)] if kind == "mix" else [spec]
+    digests: dict[str, str] = {}
+    versions: dict[str, str] = {}
+    for each in specs:
+        digests |= {name: _digest(path) for name, path in _files_of(each, split, folder)}
+        versions |= dict(_packages_of(each))
+    return TaskSources(folder=str(folder.resolve()), specs=tuple(specs), digests=digests, versions=versions)
+
+
+def _files_of(spec: str, split: str, folder: Path) -> Iterator[tuple[str, Path]]:
+    """The files that a spec is read from, by the names that a person knows them by."""
+    kind, rest = kind_of(spec)
+    if kind in _FILES:
+        yield rest.partition("?")[0], file_of(rest, split, folder)[0]
+    elif kind == "hf":
+        place, _ = file_of(rest, split, folder)
+        paths = (path for path in sorted(place.rglob("*")) if path.is_file())
+        yield from ((f"{place.name}/{path.relative_to(place)}", path) for path in paths)
+    elif kind == MODULE:
+        yield from _source_of(module_name(spec)[0], folder)
+    elif kind == "verifiers":
+        yield from _source_of(_environment_module(rest), folder)
+    elif kind == PACKAGE and (registered := find_registered(spec.partition("?")[0])) is not None:
+        yield from _source_of(registered.module, folder)
+
+
+def _source_of(module: str, folder: Path) -> Iterator[tuple[str, Path]]:
+    if module.endswith(".py"):
+        yield module, Path(folder, Path(module).expanduser())
+        return
+    search_in(str(folder.resolve()))
+    try:
+        found = sys.modules[module].__spec__ if module in sys.modules else importlib.util.find_spec(module)
+    except (ImportError, ValueError):  # of a package around it
+        return
+    if found is not None and found.has_location and found.origin:
+        yield module, Path(found.origin)
+
+
+def _environment_module(spec: str) -> str:
+    """As the library verifiers finds it: `owner/my-env` is the module `my_env`."""
+    return spec.partition("?")[0].rpartition("/")[2].replace("-", "_")
+
+
+def _packages_of(spec: str) -> Iterator[tuple[str, str]]:
+    kind, rest = kind_of(spec)
+    if kind == "verifiers":
+        owners = metadata.packages_distributions().get(_environment_module(rest), [])
+        with suppress(metadata.PackageNotFoundError):
+            yield from ((name, metadata.version(name)) for name in ("verifiers", *owners))
+    elif kind == PACKAGE and (registered := find_registered(spec.partition("?")[0])) is not None:
+        yield origin_of(registered)
+
+
+def _digest(path: Path) -> str:
+    """Empty for what is no file that can be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""

@@ -1,0 +1,118 @@
+"""Tasks of runs on record: `store:RUN`, `store:RUN?rubric=feedback`.
+
+RUN is a run folder or a store, by its path or URL. Each prompt that its runs were given is a task once, with its
+reference answer where it has one, however often it was run. `rubric` takes only the tasks of runs that have scores of
+that name: what people gave feedback on (`feedback`), or what `hrm-agent rescore` scored. `run` takes those of one run.
+
+A task is verified as it was where it is from. One without a verifier, as a prompt from a chat is, needs rewards of
+one's own: `--rewards`. The order is a permutation drawn from the seed. A store is one split: `split` changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import parse_qsl
+
+from hrm_agent.errors import HrmError, TaskError, nearest
+from hrm_agent.runtime.episode import HISTORY
+from hrm_agent.store import STORE_POINTER, RunStore, open_store
+from hrm_agent.training.tasks.base import Task, Verifier
+from hrm_agent.trajectory import TaskRef, Trajectory, content_hash, derive_seed
+
+__all__ = ["load_stored", "original_of"]
+
+_ORIGIN = "stored"
+"""Key in a task's metadata: family and id of the task that it was."""
+_PARAMETERS = ("rubric", "run")
+
+
+def load_stored(
+    spec: str,
+    verifier_of: Callable[[TaskRef], Verifier | None],
+    *,
+    split: str,
+    seed: int,
+    count: int | None = None,
+    folder: Path | None = None,
+) -> list[Task]:
+    """At most `count` tasks of `RUN?query`, all of them for None. Raises `TaskError`.
+
+    `verifier_of`: the verifier of a task as it was recorded. `folder`: of a relative path; None: the working directory.
+    """
+    del split
+    where, _, query = spec.partition("?")
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    for name in given:
+        if name not in _PARAMETERS:
+            hint = f"{nearest(name, _PARAMETERS)} Known: {', '.join(_PARAMETERS)}.".strip()
+            raise TaskError(f"store: has no parameter {name!r}.", hint)
+    place = where if "://" in where else str(Path(folder or "", where).expanduser())
+    try:
+        with open_store(place, create=False) as store:
+            found = _scored(store, _headers(store, place, given.get("run")), given.get("rubric"), where)
+    except TaskError:
+        raise
+    except HrmError as error:
+        raise TaskError(f"store:{spec}: {error.message}", error.hint) from error
+    refs = {_id_of(ref): ref for ref in (original_of(header.task) for header in reversed(found))}  # the first run's
+    names = sorted(refs)  # whatever was run first
+    random.Random(derive_seed(seed, "store")).shuffle(names)
+    return [_task(f"store:{spec}", name, refs[name], verifier_of(refs[name])) for name in names[:count]]
+
+
+def original_of(task: TaskRef) -> TaskRef:
+    """The task as it was where it is from; the same for one that comes from no store."""
+    origin: Any = task.metadata.get(_ORIGIN)
+    try:
+        family, id_ = str(origin["family"]), str(origin["id"])
+    except (KeyError, TypeError):
+        return task
+    metadata = {key: value for key, value in task.metadata.items() if key != _ORIGIN}
+    return task.model_copy(update={"family": family, "id": id_, "metadata": metadata})
+
+
+def _headers(store: RunStore, where: str, run_id: str | None) -> list[Trajectory]:
+    """Of a folder that shares its store with others, its own run's."""
+    if run_id is None and (Path(where) / STORE_POINTER).is_file():
+        try:
+            run_id = (Path(where) / "run_id").read_text(encoding="utf-8")
+        except OSError as error:
+            raise TaskError(
+                f"Cannot read {where}/run_id: {error.strerror}.", "Name the run: store:RUN?run=NAME"
+            ) from error
+    found = store.journal.headers() if run_id is None else store.journal.headers("run_id = ?", (run_id,))
+    if not found:
+        raise TaskError(f"store:{where} has no runs" + (f" of {run_id!r}." if run_id else "."), "Record some first.")
+    return found
+
+
+def _scored(store: RunStore, headers: list[Trajectory], rubric: str | None, where: str) -> list[Trajectory]:
+    if rubric is None:
+        return headers
+    scorings = store.scorings.by_rubric(rubric)
+    found = [header for header in headers if header.id in scorings]
+    if not found:
+        known = ", ".join(store.scorings.rubrics()) or "none"
+        raise TaskError(f"store:{where} has no run with scores by {rubric!r}.", f"Scores that it has: {known}.")
+    return found
+
+
+def _id_of(ref: TaskRef) -> str:
+    """The same for one prompt with one answer, and after the same turns of a conversation."""
+    said = json.dumps(ref.metadata.get(HISTORY), sort_keys=True, default=str)
+    return content_hash(ref.family, ref.prompt, ref.answer or "", said)[:16]
+
+
+def _task(family: str, name: str, original: TaskRef, verify: Verifier | None) -> Task:
+    return Task(
+        id=name,
+        family=family,
+        prompt=original.prompt,
+        answer=original.answer,
+        metadata={**original.metadata, _ORIGIN: {"family": original.family, "id": original.id}},
+        verify=cast("Any", verify),  # None where rewards of one's own are needed
+    )

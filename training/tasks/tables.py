@@ -1,0 +1,144 @@
+"""Tasks from tables: `csv:FILE?question=COLUMN&answer=COLUMN`, `parquet:FILE?...`, and data sets of Hugging Face as
+`hf:NAME_OR_FOLDER?config=NAME&split=NAME&question=COLUMN&answer=COLUMN`.
+
+Columns are named as the keys of JSON lines are (`hrm_agent.training.tasks.jsonl`), and the order is drawn in the same
+way. A file is one split, `{split}` in its name is replaced.
+
+A data set has splits of its own. Without `split=` training takes its `train`, and evaluation the first of its `eval`,
+`test` and `validation` that there is; `split=` names one for both, or a part of one (`train[:90%]`). It is read by the
+library `datasets`, which runs no code of a data set from version 4 on.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from hrm_agent.errors import HrmError, TaskError, nearest
+from hrm_agent.training.tasks.base import Task
+from hrm_agent.training.tasks.jsonl import read_text
+from hrm_agent.training.tasks.rows import TableRow, tasks_of_rows
+from hrm_agent.training.tasks.spec import Columns, file_of, one_line, read_columns
+
+__all__ = ["load_csv", "load_hf", "load_parquet"]
+
+_OF_DATA_SET = ("config", "split")
+_HELD_OUT = ("eval", "test", "validation")
+
+
+def load_csv(spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None) -> list[Task]:
+    """At most `count` tasks of `FILE?query`, all of them for None. The first line names the columns."""
+    return _load_file("csv", _csv_rows, spec, split, seed, folder)[:count]
+
+
+def load_parquet(
+    spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None
+) -> list[Task]:
+    """The same of a Parquet file."""
+    return _load_file("parquet", _parquet_rows, spec, split, seed, folder)[:count]
+
+
+def load_hf(spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None) -> list[Task]:
+    """The same of a data set of Hugging Face, by its name there or as a folder here."""
+    location, _, query = spec.partition("?")
+    columns = read_columns("hf", query, _OF_DATA_SET)
+    place = Path(folder or "", Path(unquote(location)).expanduser())
+    rows = _data_set_rows(str(place) if place.is_dir() else location, split, columns)
+    return tasks_of_rows(f"hf:{spec}", rows, columns, split=split, seed=seed)[:count]
+
+
+def _load_file(
+    family: str,
+    read: Callable[[Path, Columns], Iterable[TableRow]],
+    spec: str,
+    split: str,
+    seed: int,
+    folder: Path | None,
+) -> list[Task]:
+    path, query = file_of(spec, split, folder)
+    columns = read_columns(family, query)
+    rows = list(read(path, columns))
+    if not rows:
+        raise TaskError(f"{path} has no rows.", "Name a file that has some.")
+    return tasks_of_rows(f"{family}:{spec}", rows, columns, split=split, seed=seed)
+
+
+def _used(columns: Columns, known: Sequence[str], what: str) -> list[str]:
+    """The columns that are read. Raises `TaskError`, naming those that there are, where one is lacking."""
+    used = {role: columns[role] for role in ("question", "answer", "id") if columns[role]}
+    for role, column in used.items():
+        if column not in known:
+            hint = f"{nearest(column, known)} Name it with ?{role}=COLUMN; there are: {', '.join(known) or 'none'}."
+            raise TaskError(f"{what} has no column {column!r}.", hint.strip())
+    return list(dict.fromkeys(used.values()))
+
+
+def _csv_rows(path: Path, columns: Columns) -> Iterator[TableRow]:
+    text = read_text(path, "a CSV file", encoding="utf-8-sig", newline="")
+    reader = csv.reader(StringIO(text, newline=""), strict=True)
+    try:
+        names = next(reader, [])
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise TaskError(f"{path} has two columns {twice!r}.", "Rename one of them.")
+        _used(columns, names, str(path))
+        for values in filter(None, reader):
+            where = f"{path}, line {reader.line_num}"
+            if len(values) != len(names):
+                message = f"{where}: {len(values)} values for {len(names)} columns."
+                raise TaskError(message, "Put values with a comma or a line break in them into double quotes.")
+            origin = {"file": path.name, "line": reader.line_num}
+            row = dict(zip(names, values, strict=True))
+            yield TableRow(where, f"{path.name}:{reader.line_num}", row, origin)
+    except csv.Error as error:
+        raise TaskError(f"{path}, line {reader.line_num}: not CSV ({error}).", "Correct the line.") from error
+
+
+def _parquet_rows(path: Path, columns: Columns) -> Iterator[TableRow]:
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError as error:
+        raise HrmError("Reading Parquet needs pyarrow.", "Run: pip install 'hrm-agent[tasks]'") from error
+    try:
+        used = _used(columns, parquet.read_schema(path).names, str(path))
+        rows: list[dict[str, Any]] = parquet.read_table(path, columns=used).to_pylist()
+    except OSError as error:
+        raise TaskError(f"Cannot read {path}: {error}.", "Give the path of a Parquet file.") from error
+    except pa.ArrowException as error:
+        raise TaskError(f"{path} is not Parquet: {error}.", "Give the path of a Parquet file.") from error
+    for number, row in enumerate(rows, 1):
+        yield TableRow(f"{path}, row {number}", f"{path.name}:{number}", row, {"file": path.name, "row": number})
+
+
+def _data_set_rows(name: str, split: str, columns: Mapping[str, str]) -> Iterator[TableRow]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise HrmError("The library datasets is not installed.", "Run: pip install 'hrm-agent[datasets]'") from error
+    config, named = columns.get("config"), columns.get("split")
+    try:
+        chosen = named or _own_split(name, datasets.get_dataset_split_names(name, config), split)
+        table: Any = datasets.load_dataset(name, config, split=chosen)
+    except HrmError:
+        raise
+    except Exception as error:  # of the library, of the file formats below it, of the network: there is no common one
+        raise TaskError(f"The data set {name!r} cannot be loaded: {one_line(error)[:400]}.") from error
+    what = f"The split {chosen!r} of {name!r}"
+    used = _used(columns, table.column_names, what)
+    for number, row in enumerate(table.select_columns(used)):
+        origin = {"data_set": Path(name).name, "split": chosen, "row": number}
+        yield TableRow(f"{what}, row {number}", f"{chosen}:{number}", row, origin)
+
+
+def _own_split(name: str, known: Sequence[str], split: str) -> str:
+    """Which of a data set's splits is meant by `train`, or by `eval`."""
+    wanted = _HELD_OUT if split == "eval" else (split,)
+    found = next((each for each in wanted if each in known), None)
+    if found is None:
+        hint = f"Name one with ?split=NAME: {', '.join(known) or 'it has none'}."
+        raise TaskError(f"The data set {name!r} has no split {' or '.join(wanted)}.", hint)
+    return found

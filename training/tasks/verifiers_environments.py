@@ -1,0 +1,233 @@
+"""Environments of the library `verifiers`: `verifiers:NAME?argument=value`, as `verifiers.load_environment` takes them.
+
+The rows of its data set become tasks, and its rubric their rewards. What the environment itself would do during a run
+is the graph's part here. So taken are environments of one turn, and those with tools that a graph can be given
+(`environment_tools`); what has turns, a state or a group of its own is refused with the reason.
+
+This is the library's v0 interface, which it has up to version 0.3. Where its rubric scores 0 for a function that
+raises, here the error is raised: a fault of a judge is no wrong answer.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from hrm_agent.async_bridge import run_sync
+from hrm_agent.errors import HrmError, TaskError
+from hrm_agent.import_by_name import search_in
+from hrm_agent.training.tasks.base import Task
+from hrm_agent.training.tasks.items import tasks_of_items
+from hrm_agent.training.tasks.spec import one_line, read_parameters
+from hrm_agent.trajectory import derive_seed
+
+if TYPE_CHECKING:
+    from langchain_core.tools import BaseTool
+
+__all__ = ["EnvironmentRubric", "environment_tools", "load_verifiers"]
+
+Message = Mapping[str, Any]
+"""A chat message as OpenAI's interface has it: role, content, tool_calls."""
+
+_OWN_RUN = ("rollout", "setup_state", "env_response", "call_tool")
+"""Methods by which an environment takes part in a run."""
+
+
+_STEP = {"response": None, "tokens": None, "reward": None, "advantage": None, "is_truncated": False, "extras": {}}
+"""What the library's record of a model call has beside its messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentRubric:
+    """The rewards of an environment, for one row of its data set."""
+
+    rubric: Any
+    """The library's `Rubric`, or `RubricGroup`."""
+    row: Mapping[str, Any]
+    """The row of the data set: prompt, answer, info, example_id."""
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Weight of each function by its name; 0 for what is only watched."""
+        return {name: weight for name, weight, _, _ in _functions(self.rubric)}
+
+    async def score(self, completion: Sequence[Message], state: Mapping[str, Any] | None = None) -> dict[str, float]:
+        """What each function gives for the messages that answer the prompt, by its name.
+
+        `state`: what else the functions find in the library's `State`. Raises what a function raises, and `ValueError`
+        for a value that is no finite number.
+        """
+        full = _state_of(self.row, completion, state or {})
+        return {name: await _value(part, function, full) for name, _, part, function in _functions(self.rubric)}
+
+    def verify(self, text: str) -> float:
+        """The share of full marks for a final text alone, in [0, 1]: the sum over that of the positive weights."""
+        values = run_sync(self.score([{"role": "assistant", "content": text}]))
+        weights = self.weights
+        full = math.fsum(weight for weight in weights.values() if weight > 0)
+        return max(0.0, math.fsum(weights[name] * value for name, value in values.items()) / full)
+
+
+def load_verifiers(
+    spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None
+) -> list[Task]:
+    """At most `count` rows of the environment `NAME?argument=value` as tasks, all of them for None.
+
+    Training takes the data set, evaluation that for evaluation, which is the same one where there is no other.
+    """
+    environment = _environment(spec, str(Path(folder or "").resolve()))
+    try:
+        rows: Any = environment.get_eval_dataset() if split == "eval" else environment.get_dataset()
+        order = random.Random(derive_seed(seed, "verifiers", split)).sample(range(len(rows)), len(rows))[:count]
+        tasks = [_task(rows[index], environment.rubric) for index in order]
+    except Exception as error:  # of code that is not ours
+        message = f"The data set of verifiers:{spec} cannot be read: {one_line(error)}."
+        raise TaskError(message, "--debug shows the traceback.") from error
+    return tasks_of_items(f"verifiers:{spec}", tasks, {"split": split, "seed": seed})
+
+
+def environment_tools(spec: str) -> list[BaseTool]:
+    """The tools of the environment `NAME?argument=value`, for a graph that is to run its tasks."""
+    from langchain_core.tools import StructuredTool
+
+    return [
+        StructuredTool.from_function(coroutine=tool)
+        if inspect.iscoroutinefunction(tool)
+        else StructuredTool.from_function(tool)
+        for tool in getattr(_environment(spec, str(Path.cwd())), "tools", ())
+    ]
+
+
+@lru_cache(maxsize=8)
+def _environment(spec: str, folder: str) -> Any:
+    """The environment, loaded once. Raises `TaskError` for one whose tasks are nothing without it."""
+    name, _, query = spec.partition("?")
+    library = _library()
+    search_in(folder)
+    try:
+        environment = library.load_environment(name, **read_parameters(query))
+    except (Exception, SystemExit) as error:
+        message = f"The environment verifiers:{spec} cannot be loaded: {one_line(error)}."
+        raise TaskError(message, f"Try `python -c 'import {name.split('/')[-1].replace('-', '_')}'`.") from error
+    if reason := _why_not(environment):
+        raise TaskError(f"The environment verifiers:{spec} is not taken: {reason}.", "See docs/tasks.md.")
+    return environment
+
+
+def _library() -> Any:
+    try:
+        import verifiers  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise HrmError("The library verifiers is not installed.", "Run: pip install 'verifiers<0.4'") from error
+    if not hasattr(verifiers, "load_environment") or not hasattr(verifiers, "ToolEnv"):
+        version = getattr(verifiers, "__version__", "of this version")
+        message = f"verifiers {version} has no load_environment of its v0 interface."
+        raise HrmError(message, "Run: pip install 'verifiers<0.4'")
+    return verifiers
+
+
+def _why_not(environment: Any) -> str:
+    """Why a graph cannot run the tasks of an environment; empty if it can."""
+    kinds = {kind.__name__: kind for kind in type(environment).__mro__}
+    base = kinds.get("SingleTurnEnv") or kinds.get("ToolEnv")
+    if "EnvGroup" in kinds:
+        return "it is a group of environments; name them one by one, in a mix:"
+    if "StatefulToolEnv" in kinds:
+        return "its tools have a state that only it can set up"
+    if base is None:
+        return "it answers the model in turns of its own"
+    if own := [name for name in _OWN_RUN if getattr(type(environment), name, None) is not getattr(base, name, None)]:
+        return f"it takes part in a run by its own {', '.join(own)}"
+    if not all(hasattr(part, "score_objects") for part in _parts(environment.rubric)):
+        return "its rubric is of a version of the library before 0.3"
+    if environment.rubric.has_group_rewards:
+        return "its rubric compares the answers of a group"
+    if not any(weight > 0 for _, weight, _, _ in _functions(environment.rubric)):
+        return "its rubric has no function with a positive weight"
+    return ""
+
+
+def _task(row: Mapping[str, Any], rubric: Any) -> Task:
+    info = row.get("info")
+    row = {**row, "info": json.loads(info) if isinstance(info, str) and info else info or {}}
+    scored = EnvironmentRubric(rubric, row)
+    prompt, inputs = _asked(row["prompt"])
+    return Task(
+        prompt=prompt,
+        id=str(row["example_id"]),
+        verify=scored.verify,
+        answer=str(row["answer"]) if row.get("answer") not in (None, "") else None,
+        metadata={"info": row["info"]} if row["info"] else {},
+        inputs=inputs,
+        rubric=scored,
+    )
+
+
+def _asked(prompt: Any) -> tuple[str, dict[str, Any] | None]:
+    """The prompt as text, and as messages where it is more than one message of a user."""
+    if isinstance(prompt, str):
+        return prompt, None
+    messages = [{name: value for name, value in dict(said).items() if value is not None} for said in prompt]
+    asked = next(said["content"] for said in reversed(messages) if said["role"] == "user")
+    if not isinstance(asked, str):  # parts: texts beside images
+        asked = " ".join(str(part.get("text", "")) for part in cast("list[dict[str, Any]]", asked)).strip()
+    alone = len(messages) == 1 and messages[0]["content"] == asked
+    return asked, None if alone else {"messages": messages}
+
+
+def _functions(rubric: Any) -> Iterator[tuple[str, float, Any, Any]]:
+    """Name, weight, rubric and function of each reward; a name that comes again is numbered."""
+    seen: dict[str, int] = {}
+    for part in _parts(rubric):
+        for function, weight in zip(part.funcs, part.weights, strict=True):
+            name = getattr(function, "__name__", type(function).__name__)
+            seen[name] = seen.get(name, 0) + 1
+            yield (name if seen[name] == 1 else f"{name}-{seen[name]}"), float(weight), part, function
+
+
+def _parts(rubric: Any) -> Iterator[Any]:
+    """A rubric, or those of a group, at any depth."""
+    if hasattr(rubric, "rubrics"):
+        for part in rubric.rubrics:
+            yield from _parts(part)
+    else:
+        yield rubric
+
+
+def _state_of(row: Mapping[str, Any], completion: Sequence[Message], more: Mapping[str, Any]) -> Any:
+    """The library's `State` at the end of a run, as its functions expect it."""
+    state: Any = _library().State(input=dict(row))
+    state["task"] = dict(row)
+    state["prompt"], state["completion"] = prompt, said = _messages(row["prompt"]), _messages(list(completion))
+    state["trajectory"] = [
+        {**_STEP, "prompt": [*prompt, *said[:place]], "completion": [message]}
+        for place, message in enumerate(said)
+        if message["role"] == "assistant"
+    ]
+    state.update({"reward": None, "metrics": None, **more})
+    return state
+
+
+def _messages(messages: Any) -> Any:
+    """In the library's own classes: its functions ask for `message.role` as well as for `message["role"]`."""
+    return import_module("verifiers.utils.message_utils").normalize_messages(messages)
+
+
+async def _value(rubric: Any, function: Any, state: Any) -> float:
+    objects = rubric.score_objects(state)
+    named = inspect.signature(function).parameters
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in named.values())
+    given = objects if takes_all else {name: value for name, value in objects.items() if name in named}
+    found = function(**given)
+    value = float(await found if inspect.isawaitable(found) else found)
+    if not math.isfinite(value):
+        raise ValueError(f"{getattr(function, '__name__', function)} gave {value}")
+    return value
