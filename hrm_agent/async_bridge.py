@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
-__all__ = ["BackgroundLoop", "call_in_thread", "run_sync"]
+__all__ = ["BackgroundLoop", "ReusedThreads", "call_in_thread", "run_sync"]
 
 _Result = TypeVar("_Result")
 
@@ -43,6 +44,40 @@ def call_in_thread(function: Callable[[], _Result], context: Context | None = No
 
     threading.Thread(target=target, daemon=True).start()
     return future
+
+
+class ReusedThreads:
+    """Daemon threads that are used again: one that hangs is lost, and a further one is made where none is idle."""
+
+    def __init__(self) -> None:
+        self._idle: list[queue.SimpleQueue[tuple[Callable[[], Any], Context, Future[Any]]]] = []
+
+    def call(self, function: Callable[[], _Result]) -> Future[_Result]:
+        """Call `function` in one of them, with the caller's context variables. Its future cannot be cancelled."""
+        future: Future[_Result] = Future()
+        future.set_running_or_notify_cancel()
+        try:
+            asked = self._idle.pop()
+        except IndexError:
+            asked = queue.SimpleQueue[tuple[Callable[[], Any], Context, Future[Any]]]()
+            threading.Thread(target=self._serve, args=(asked,), daemon=True).start()
+        asked.put((function, copy_context(), future))
+        return future
+
+    def _serve(self, asked: queue.SimpleQueue[tuple[Callable[[], Any], Context, Future[Any]]]) -> None:
+        while True:
+            function, context, future = asked.get()
+            result, error = None, None
+            try:
+                result = context.run(function)
+            except BaseException as raised:
+                error = raised
+            self._idle.append(asked)  # before who waits is told, who may ask for the next at once
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+            del function, context, future, result, error  # what they hold is not kept while nothing is asked
 
 
 class BackgroundLoop:

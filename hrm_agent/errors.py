@@ -11,6 +11,7 @@
     ├── RunError               a run directory is missing, incomplete or belongs to another configuration
     └── StoreError             the run store cannot be opened, read or written
         ├── StoreVersionError  the store was written by a newer schema version
+        ├── StoreDamagedError  pages of the store's file cannot be read
         ├── StoreFullError     the disk is full; what was committed before is intact
         ├── LeaseLostError     another process took over the thread; what this one did since is not recorded
         └── UnstorableError    a value of a graph's state has no stored form: the run fails
@@ -34,6 +35,7 @@ __all__ = [
     "QueueFullError",
     "RetrievalError",
     "RunError",
+    "StoreDamagedError",
     "StoreError",
     "StoreFullError",
     "StoreVersionError",
@@ -93,6 +95,10 @@ class StoreError(HrmError):
 
 class StoreVersionError(StoreError):
     """The store was written by a newer schema version than this program knows."""
+
+
+class StoreDamagedError(StoreError):
+    """Pages of the store's file cannot be read: a fault of a disk, or something else has written into it."""
 
 
 class StoreFullError(StoreError):

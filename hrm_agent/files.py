@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import math
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,7 +18,7 @@ from typing import Any, cast
 
 from hrm_agent.errors import RunError
 
-__all__ = ["alone_in", "json_line", "replacing"]
+__all__ = ["alone_in", "json_line", "read_whole", "replacing"]
 
 
 _held: ContextVar[frozenset[Path]] = ContextVar("_held", default=frozenset())
@@ -31,9 +32,19 @@ def replacing(path: Path) -> Generator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield part
+        with part.open("rb") as written:
+            os.fsync(written.fileno())  # before its name is: a power cut would leave an empty file of this name
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def read_whole(path: Path) -> str | None:
+    """A short text; None where there is none, or a power cut has left none of it."""
+    try:
+        return path.read_text(encoding="utf-8").strip("\0 \r\n\t") or None
+    except FileNotFoundError:
+        return None
 
 
 def json_line(value: Any) -> str:

@@ -10,7 +10,9 @@ from types import ModuleType
 
 from hrm_agent.trajectory import content_hash
 
-__all__ = ["import_by_name", "search_in"]
+__all__ = ["import_by_name", "imported_files", "search_in"]
+
+_PREFIX = "user_graph_"
 
 
 def search_in(folder: str) -> None:
@@ -33,7 +35,7 @@ def _import_file(path: Path) -> ModuleType:
 
     It is run once, as any module: two graphs of one file share its classes, by which their states are read back.
     """
-    module_name = f"user_graph_{path.stem}_{content_hash(str(path.resolve()))[:8]}"
+    module_name = f"{_PREFIX}{path.stem}_{content_hash(str(path.resolve()))[:8]}"
     if module_name in sys.modules:
         return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, path)
@@ -47,3 +49,9 @@ def _import_file(path: Path) -> ModuleType:
         del sys.modules[module_name]
         raise
     return module
+
+
+def imported_files() -> list[str]:
+    """Files that were imported so: who is handed objects of their classes in another process has to import them too."""
+    found = [module.__file__ for name, module in list(sys.modules.items()) if name.startswith(_PREFIX)]
+    return [file for file in found if file]

@@ -8,11 +8,15 @@ of them the installed one has changed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
+if TYPE_CHECKING:
+    from langchain_core.runnables import RunnableConfig
+
 __all__ = [
+    "CHECKPOINTER",
     "END",
     "ERROR",
     "ERROR_SOURCE",
@@ -27,9 +31,11 @@ __all__ = [
     "RUNTIME",
     "SENDS",
     "START",
+    "TASK",
     "NamespacePart",
     "checkpoint_of_root",
     "collect_declared_types",
+    "config_in_force",
     "is_internal",
     "is_reserved",
     "namespace_around",
@@ -80,6 +86,10 @@ RUNTIME = "__pregel_runtime"
 """The `Runtime`, which knows the running task."""
 READ = "__pregel_read"
 """A function that gives a node the value of a channel."""
+TASK = "__pregel_task_id"
+"""The task that a graph is run for; an outermost graph has none."""
+CHECKPOINTER = "__pregel_checkpointer"
+"""A checkpointer that goes before the graph's own."""
 _CHECKPOINT_MAP = "checkpoint_map"
 
 # namespaces of checkpoints
@@ -152,6 +162,13 @@ def task_id_of(checkpoint_id: str, namespace: str, step: int, node: str, *made_b
     parts = "".join((own, str(step), node, *made_by))
     digest = xxhash.xxh3_128_hexdigest(bytes.fromhex(checkpoint_id.replace("-", "")) + parts.encode())
     return f"{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:]}"
+
+
+def config_in_force(*configs: RunnableConfig | None) -> RunnableConfig:
+    """What a graph makes of its own config, the one it is given, and the one of the task around it."""
+    from langgraph._internal._config import ensure_config  # pyright: ignore[reportPrivateUsage]
+
+    return ensure_config(*configs)
 
 
 def collect_declared_types() -> None:

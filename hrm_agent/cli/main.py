@@ -27,6 +27,7 @@ __all__ = ["COMMANDS", "COMMAND_GROUPS", "main", "module_of"]
 COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
     "runs": {
         "run": "run one task through a graph, node by node",
+        "record": "run any program, and record the graphs that it invokes: `record -- python theirs.py`",
         "chat": "talk with a graph, turn by turn; go back to any moment",
         "resume": "continue an interrupted run, an earlier checkpoint, or a question with its answer",
         "fork": "branch off from a checkpoint of a thread, once or as a group",
@@ -38,6 +39,7 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
         "collect": "run tasks through a graph and keep the trajectories",
         "train": "train a policy: `train rl` by reinforcement, `train sft` on conversations",
         "eval": "evaluate a policy on tasks, evaluate a recorded run, or compare two runs",
+        "rescore": "score stored runs by a rubric, beside the scores that they have; compare two rubrics",
     },
     "records": {
         "history": "list the runs of a store, or the checkpoints of one thread as a tree",
@@ -55,6 +57,7 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
         "eval-retrieval": "measure retrieval on questions: chunking strategies, sizes and rankings",
     },
     "services": {
+        "init": "start a project of your own: agent, tasks, rewards, test, training",
         "serve": "serve graphs to chat clients at OpenAI's /v1/chat/completions",
         "environment": "run model-written code for others: serve, status, token",
         "models": "what a model can do, and what it lacks: `models check STRING`",
@@ -75,13 +78,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         _find_modules_here()
     if not sys.stderr.isatty():
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read when transformers is imported
+        for library in ("HUB", "DATASETS"):  # read when they are imported
+            os.environ.setdefault(f"HF_{library}_DISABLE_PROGRESS_BARS", "1")
     if "--debug" in words:
         return _dispatch(words)
     try:
         return _dispatch(words)
-    except KeyboardInterrupt:
-        return _fail("Interrupted.", "What was recorded is kept.", 130, as_json="--json" in words)
+    except KeyboardInterrupt as interrupt:
+        how = f"What was recorded is kept. Resume it: `{interrupt.args[0]}`." if interrupt.args else ""
+        return _fail("Interrupted.", how or "What was recorded is kept.", 130, as_json="--json" in words)
     except BrokenPipeError:  # the reader of our output has gone, as in `hrm-agent history | head`
         sys.stderr.close()
         return 0
@@ -101,7 +106,7 @@ def _dispatch(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(_help())
         return 0
-    if words[0] == "--version":
+    if words[0] in ("--version", "version"):
         print(_versions())
         return 0
     if words[0] not in COMMANDS:

@@ -65,7 +65,14 @@ class Parser(argparse.ArgumentParser):
 
 def add_config(parser: Parser, model: type[BaseModel]) -> None:
     """One flag for each key of `model`, `--config FILE` and `--dry-run`."""
-    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file; flags override it")
+    pairs = "configurable" in model.model_fields
+    parser.add_argument(
+        "--config",
+        action=_FileOrPair if pairs else "store",
+        type=str if pairs else Path,
+        metavar="FILE",
+        help="TOML file; flags override it" + ("; KEY=VALUE is --configurable KEY=VALUE" if pairs else ""),
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration as TOML and stop")
     _add_fields(parser, model, "")
 
@@ -130,10 +137,27 @@ class _Pairs(argparse.Action):
         setattr(namespace, self.dest, table)
 
 
+class _FileOrPair(argparse.Action):
+    """`--config FILE`, or `--config KEY=VALUE` any number of times for LangGraph's `config["configurable"]`."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        key, equals, value = str(values).partition("=")
+        if not equals or Path(values).exists():
+            namespace.config = Path(values)
+            return
+        dest = f"{_DEST}configurable"
+        setattr(namespace, dest, {**(getattr(namespace, dest, None) or {}), key: _toml_value(value)})
+
+
 def _toml_value(text: str) -> Any:
+    """A value as TOML writes it, or as JSON does; else the text itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
+        pass
+    try:
+        return json.loads(text)
+    except ValueError:
         return text
 
 

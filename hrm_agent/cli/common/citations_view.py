@@ -7,10 +7,9 @@ Any graph can have it: a state whose `sources` are texts by id, `{"title", "url"
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, cast
 
-from hrm_agent.errors import GraphError, RunError
+from hrm_agent.errors import RunError
 from hrm_agent.retrieval.citations import CITATION_LIST
 from hrm_agent.store import RunStore
 
@@ -27,13 +26,9 @@ StyledLine = tuple[str, str]
 
 def values_of(store: RunStore, thread: str, graph: str) -> Mapping[str, Any]:
     """The newest state of a thread, read without the graph's types where its code is gone."""
-    from hrm_agent.runtime.execution.loading import load_graph  # LangGraph, which other views do not need
+    from hrm_agent.runtime.newest_state import newest_state  # LangGraph, which other views do not need
 
-    saver = store.checkpointer
-    with suppress(GraphError):
-        saver = saver.allowing(load_graph(graph))
-    found: Any = saver.get_tuple({"configurable": {"thread_id": thread, "checkpoint_ns": ""}})
-    return found.checkpoint["channel_values"] if found is not None else {}
+    return newest_state(store, thread, graph) or {}
 
 
 def source_data(values: Mapping[str, Any]) -> dict[str, Any]:

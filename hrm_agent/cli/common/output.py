@@ -6,9 +6,10 @@ Progress is a bar on a terminal and a plain line now and then elsewhere, so that
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -30,17 +31,32 @@ class Advance(Protocol):
         ...
 
 
+class _Console(Console):
+    """Rich's own ends the process when its reader has gone."""
+
+    def on_broken_pipe(self) -> None:
+        _to_nowhere()
+
+
+def _to_nowhere() -> None:
+    """The reader of our output has gone, as in `hrm-agent run ... | head`: what is under way goes on to its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class Output:
     """Results of a command, in one of two forms."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
-        self.console = Console(soft_wrap=True, highlight=False, emoji=False)
+        self.console = _Console(soft_wrap=True, highlight=False, emoji=False)
 
     def result(self, record: Any) -> None:
         """The JSON form of the whole result, one line; nothing in the form for people."""
         if self.as_json:
-            print(json_line(record), flush=True)
+            try:
+                print(json_line(record), flush=True)
+            except BrokenPipeError:
+                _to_nowhere()
 
     def say(self, text: str = "", style: str = "") -> None:
         """A line for people; `text` is taken literally."""
@@ -57,7 +73,7 @@ class Output:
         for row in rows:
             table.add_row(*(_text(value) for value in row))
         width = None if sys.stdout.isatty() else 200
-        Console(highlight=False, markup=False, emoji=False, width=width).print(table)
+        _Console(highlight=False, markup=False, emoji=False, width=width).print(table)
 
 
 def _text(value: object) -> str:
@@ -78,23 +94,43 @@ def progress(label: str, total: int) -> Generator[Advance]:
 
 @contextmanager
 def _bar(label: str, total: int) -> Generator[Advance]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.console import RenderableType
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+    from rich.text import Text
+
+    class TwoLines(Progress):
+        """How things stand has a line of its own: beside the bar it would push step and time off a narrow terminal."""
+
+        state = ""
+
+        def get_renderables(self) -> Iterator[RenderableType]:
+            yield self.make_tasks_table(self.tasks)
+            yield Text(self.state, style="dim", overflow="ellipsis", no_wrap=True)
 
     columns = (
         TextColumn(label),
-        BarColumn(),
+        BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[state]}", markup=False),
+        TextColumn("left"),
+        TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True, emoji=False)) as bar:
-        task = bar.add_task(label, total=total, state="")
+    with TwoLines(*columns, console=Console(stderr=True, emoji=False)) as bar:
+        task = bar.add_task(label, total=total)
 
         def advance(state: str, done: int | None = None) -> None:
+            bar.state = state
             if done is None:
-                bar.update(task, advance=1, state=state)
+                bar.update(task, advance=1)
             else:
-                bar.update(task, completed=done, state=state)
+                bar.update(task, completed=done)
 
         yield advance
 
@@ -102,10 +138,29 @@ def _bar(label: str, total: int) -> Generator[Advance]:
 class _Lines:
     def __init__(self, label: str, total: int) -> None:
         self._label, self._total, self._done = label, total, 0
-        self._next = time.monotonic()
+        self._began = self._next = time.monotonic()
+        self._first = 0
+        """Pieces that were finished before this began, as the first call tells."""
 
     def __call__(self, state: str, done: int | None = None) -> None:
+        if self._done == 0 and done is not None:
+            self._first = done - 1
         self._done = self._done + 1 if done is None else done
-        if self._done == self._total or time.monotonic() >= self._next:
-            self._next = time.monotonic() + _SECONDS_BETWEEN_LINES
-            print(f"{self._label} {self._done}/{self._total} {state}".rstrip(), file=sys.stderr, flush=True)
+        now = time.monotonic()
+        if self._done == self._total or now >= self._next:
+            self._next = now + _SECONDS_BETWEEN_LINES
+            line = f"{self._label} {self._done}/{self._total} {self._left(now - self._began)} {state}"
+            print(line.rstrip(), file=sys.stderr, flush=True)
+
+    def _left(self, seconds: float) -> str:
+        """The time that it took, and that the rest takes at this pace."""
+        finished, left = self._done - self._first, self._total - self._done
+        if finished <= 0 or left <= 0:
+            return f"[{_clock(seconds)}]"
+        return f"[{_clock(seconds)}, about {_clock(seconds * left / finished)} left]"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from hrm_agent.errors import RunError
+from hrm_agent.files import read_whole
 from hrm_agent.store import STORE_POINTER, RunStore, open_store
 from hrm_agent.store.damage import OnDamage
 from hrm_agent.trajectory import Trajectory
 
-__all__ = ["DEFAULT_STORE", "existing_store", "is_file", "run_folder", "stored_trajectories"]
+__all__ = ["DEFAULT_STORE", "existing_store", "is_file", "own_run", "run_folder", "stored_trajectories"]
 
 DEFAULT_STORE = "runs/store.db"
 """Where `hrm-agent run` records, and where `show` and `history` look."""
@@ -20,10 +22,26 @@ _FILES = (".jsonl", ".parquet")
 
 
 @contextmanager
-def existing_store(where: str) -> Generator[RunStore]:
-    """The store at `where`, a path, a folder or a URL. Raises `StoreError` if there is none."""
-    with open_store(where, create=False) as store:
+def existing_store(where: str, allow: Sequence[str] = ()) -> Generator[RunStore]:
+    """The store at `where`, a path, a folder or a URL. Raises `StoreError` if there is none.
+
+    `allow`: types (`package.module:Type`) that its checkpoints may hold beside those that graphs declare.
+    """
+    with open_store(where, create=False, allow=allow) as store:
         yield store
+
+
+def own_run(where: str) -> str | None:
+    """Id of the run that a folder is, where others record in its store too; None: all that is in the store."""
+    if not (Path(where) / STORE_POINTER).is_file():
+        return None
+    name = read_whole(Path(where) / "run_id")
+    if name is None:
+        raise RunError(
+            f"{Path(where) / 'run_id'} is missing or empty: which of the runs of its store is meant is not known.",
+            f"Name it there: `echo {Path(where).resolve().name} > {Path(where) / 'run_id'}`, or name the store itself.",
+        )
+    return name
 
 
 def stored_trajectories(
@@ -36,10 +54,8 @@ def stored_trajectories(
     if is_file(where):
         yield from (t for t in _read_file(Path(where)) if run_id is None or t.run_id == run_id)
         return
-    shared = Path(where) / STORE_POINTER  # of a store that others record in too, a folder means its own run
-    own = (Path(where) / "run_id").read_text(encoding="utf-8") if shared.is_file() else None
     with existing_store(where) as store:
-        yield from store.journal.trajectories(run_id=run_id or own, on_damage=on_damage)
+        yield from store.journal.trajectories(run_id=run_id or own_run(where), on_damage=on_damage)
 
 
 def _read_file(path: Path) -> Iterator[Trajectory]:

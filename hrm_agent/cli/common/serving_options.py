@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,12 +128,16 @@ def _checked(text: str, origin: str) -> str:
     return found
 
 
-async def until_signal() -> None:
-    """Until SIGTERM or SIGINT; a second one ends the process at once."""
+async def until_signal(ready: Callable[[], object]) -> None:
+    """Until SIGTERM or SIGINT; a second one ends the process at once.
+
+    `ready` is called when signals are waited for: who reads that a server is ready may stop it at once.
+    """
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
     signals = (signal.SIGTERM, signal.SIGINT)
     for number in signals:
         loop.add_signal_handler(number, stopped.set)
+    ready()
     await stopped.wait()
     for number in signals:
         loop.remove_signal_handler(number)

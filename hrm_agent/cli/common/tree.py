@@ -113,10 +113,10 @@ def facts_of(step: Step) -> str:
     calls, tools = len(step.calls), len(step.tool_calls)
     facts = [f"{calls} call{'s' * (calls != 1)}"] if calls else []
     facts += [f"{tools} tool call{'s' * (tools != 1)}"] if tools else []
-    written = step.sampled_tokens or step.usage[1]
-    facts += [f"{written} tokens"] if written else []
+    used = step.used
+    facts += [f"{used.output_tokens} tokens"] if used.output_tokens else []
     facts += [f"{step.seconds:.2f} s"] if step.seconds is not None and facts else []
-    facts += [f"cost {step.cost:g}"] if step.cost is not None else []
+    facts += [f"cost {used.cost:g}"] if used.cost is not None else []
     return ", ".join(facts)
 
 
@@ -190,17 +190,18 @@ def moment_data(moment: Moment) -> dict[str, Any]:
 
 
 def _step_data(step: Step) -> dict[str, Any]:
-    read, written = step.usage
+    used = step.used
     return {
         "nodes": step.nodes,
         "roles": step.roles,
         "model_calls": len(step.calls),
         "tool_calls": len(step.tool_calls),
         "sampled_tokens": step.sampled_tokens,
-        "input_tokens": read,
-        "output_tokens": written,
+        "models": step.models,
+        "input_tokens": used.input_tokens,
+        "output_tokens": used.output_tokens,
         "seconds": step.seconds,
-        "cost": step.cost,
+        "cost": used.cost,
         "inside": [
             {"node": run.node, "task": run.task_id, "moments": [moment_data(moment) for moment in run.moments]}
             for run in step.inside

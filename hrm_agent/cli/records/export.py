@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Output
-from hrm_agent.cli.common.run_folder import existing_store, is_file, stored_trajectories
+from hrm_agent.cli.common.run_folder import stored_trajectories
 from hrm_agent.errors import ConfigError
 from hrm_agent.trajectory import Trajectory
 from hrm_agent.trajectory.formats import FORMATS, Report, RequestHints, export_to, format_of
@@ -18,11 +18,16 @@ from hrm_agent.trajectory.formats.messages import NO_MESSAGES, NO_TOOLS
 
 __all__ = ["run"]
 
-_MESSAGES = ("chat", "verifiers", "verifiers-rollouts")
+_TRACES = ("verifiers", "verifiers-rollouts")
+"""Formats whose rows may do without the messages of a call."""
+_MESSAGES = ("atif", "chat", "verl", *_TRACES)
 """Formats that hold messages."""
+_WHOLE = ("jsonl", "parquet")
+"""Formats that hold all of a trajectory."""
 
 
 def run(words: list[str]) -> int:
+    """1 if nothing could be written."""
     arguments = _parser().read(words)
     if arguments.schema:
         from hrm_agent.trajectory.json_schema import trajectory_schema
@@ -32,21 +37,28 @@ def run(words: list[str]) -> int:
     if arguments.store is None or arguments.out is None:
         raise ConfigError("export needs a store and a file.", "Write `hrm-agent export STORE --out FILE.jsonl`.")
     name = format_of(arguments.out, arguments.format)
-    if arguments.reward is not None and name != "chat":
-        raise ConfigError(f"--reward works with --format chat only; {name} exports every run.", "Add --format chat.")
+    for flag in ("reward", "role"):
+        if getattr(arguments, flag) is not None and name != "chat":
+            raise ConfigError(
+                f"--{flag} works with --format chat only; {name} exports every run.", "Add --format chat."
+            )
     with _source(arguments, name) as (trajectories, known):
-        report = export_to(arguments.out, trajectories, name, known, arguments.reward)
+        report = export_to(arguments.out, trajectories, name, known, arguments.reward, arguments.role or ())
     _say(Output(as_json=arguments.json), arguments.out, name, report)
-    return 0
+    return 0 if report.rows else 1
 
 
 def _parser() -> Parser:
-    parser = Parser("export", "Write trajectories to a file; docs/trajectory-format.md explains the formats.")
+    parser = Parser("export", "Write trajectories to a file; docs/formats.md says what each format keeps.")
     parser.add_argument("store", nargs="?", help="a store, a run's folder, or a file exported before")
     parser.add_argument("--out", type=Path, metavar="FILE", help="the file to write; its suffix may name the format")
-    parser.add_argument("--format", metavar="NAME", help=f"one of {', '.join(FORMATS)}")
+    written = [name for name, one in FORMATS.items() if one.rows or one.write]
+    parser.add_argument("--format", metavar="NAME", help=f"one of {', '.join(written)}")
     parser.add_argument("--run", metavar="RUN", help="only the trajectories of this run")
     parser.add_argument("--reward", type=float, metavar="LEAST", help="chat: only runs with at least this reward")
+    parser.add_argument(
+        "--role", action="append", metavar="ROLE", help="chat: only calls of this node, such as solve; repeatable"
+    )
     parser.add_argument(
         "--system", type=Path, metavar="FILE", help="text of the system message that the graph puts before its state"
     )
@@ -63,23 +75,25 @@ def _source(arguments: Namespace, name: str) -> Generator[tuple[Iterator[Traject
     if name not in _MESSAGES:
         yield stored_trajectories(arguments.store, arguments.run), RequestHints()
         return
-    from hrm_agent.cli.records.request_hints import known_from, states_of
+    from hrm_agent.cli.records.request_hints import described_runs
 
-    with ExitStack() as stack:
-        state = None
-        if not is_file(arguments.store):
-            state = states_of(stack.enter_context(existing_store(arguments.store)).checkpointer)
-        yield stored_trajectories(arguments.store, arguments.run), known_from(arguments.system, arguments.tools, state)
+    files = {"system": arguments.system, "tools": arguments.tools}
+    with described_runs(arguments.store, arguments.run, **files) as found:
+        yield found
 
 
 def _say(output: Output, path: Path, name: str, report: Report) -> None:
-    rows = {} if name in ("jsonl", "parquet") else {"rows": report.rows, "left_out": dict(report.left_out)}
+    lacks = {"lacking": dict(report.lacking)} if name in _TRACES else {}
+    rows = {"rows": report.rows, "left_out": dict(report.left_out), **lacks} if name not in _WHOLE else {}
     output.result({"file": str(path), "format": name, "trajectories": report.trajectories, **rows})
     if not rows:
         output.say(f"{report.trajectories} trajectories in {path}")
         return
-    output.say(f"{report.rows} rows of {report.trajectories} trajectories in {path}")
+    where = f"in {path}" if report.rows else f"were found, and {path} was not written"
+    output.say(f"{report.rows} rows of {report.trajectories} trajectories {where}")
     for reason, count in report.left_out.most_common():
         output.say(f"{count} left out: {reason}")
-    if any(reason in (NO_TOOLS, NO_MESSAGES) for reason in report.left_out):
+    for reason, count in report.lacking.most_common():
+        output.say(f"{count} calls in these rows stand without theirs: {reason}")
+    if any(reason in (NO_TOOLS, NO_MESSAGES) for reason in (*report.left_out, *report.lacking)):
         output.say("Name the graph's tools and its system message with --tools and --system.")

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.formatting import SUMMARY_COLUMNS, summary_row
 from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.common.own_types import add_own_types, allowed_names, named_graph
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
 from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore
 
 if TYPE_CHECKING:  # a thread's checkpoints need LangGraph, a list of runs does not
     from hrm_agent.runtime.time_travel.fork import Moment
+    from hrm_agent.runtime.time_travel.read_history import Graph
 
 __all__ = ["run"]
 
@@ -30,15 +32,16 @@ def run(words: list[str]) -> int:
     parser.add_argument("--run", metavar="RUN", help="only the trajectories of this run")
     parser.add_argument("--limit", type=int, default=50, help="most rows of a list [50]")
     parser.add_argument("--flat", action="store_true", help="moments as a list, newest first, with those of subgraphs")
+    add_own_types(parser, graph=True)
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
-    with existing_store(arguments.store) as store:
+    with existing_store(arguments.store, allowed_names(arguments)) as store:
         if arguments.thread is None:
             return _list_runs(output, store, arguments.run, arguments.limit)
         if arguments.flat:
-            _list_moments(output, store, arguments.thread, arguments.limit)
+            _list_moments(output, store, arguments.thread, arguments.limit, named_graph(arguments))
         else:
-            _draw(output, store, arguments.thread)
+            _draw(output, store, arguments.thread, named_graph(arguments))
     return 0
 
 
@@ -48,7 +51,7 @@ def _list_runs(output: Output, store: RunStore, run_id: str | None, limit: int) 
     def on_damage(id_: str, error: StoreError) -> None:
         damaged[id_] = error.message
 
-    found = store.journal.trajectories(run_id=run_id, on_damage=on_damage)
+    found = store.journal.trajectories(run_id=run_id, on_damage=on_damage, requests=False)
     rows = [summary_row(trajectory) for trajectory in islice(found, limit)]
     told = [{"trajectory": id_, "error": reason} for id_, reason in damaged.items()]
     output.result([*(dict(zip(SUMMARY_COLUMNS, row, strict=True)) for row in rows), *told])
@@ -56,26 +59,28 @@ def _list_runs(output: Output, store: RunStore, run_id: str | None, limit: int) 
     for id_, reason in damaged.items():
         output.say(f"trajectory {id_}: {reason}", style="red")
     output.say(f"{len(rows)} trajectories in {store.url}" + (f" (the first {limit})" if len(rows) == limit else ""))
+    if not rows and run_id is None:
+        output.say('Nothing is recorded yet: `hrm-agent run "What is 6 times 7?"`, or `hrm-agent record -- PROGRAM`.')
     bare = [thread.thread_id for thread in store.threads() if thread.trajectory_id is None]
     if bare and run_id is None:
         output.say(f"{len(bare)} threads with checkpoints only: {', '.join(bare[:8])}{' ...' * (len(bare) > 8)}")
     return 1 if damaged else 0
 
 
-def _draw(output: Output, store: RunStore, thread: str) -> None:
+def _draw(output: Output, store: RunStore, thread: str, graph: Graph | None) -> None:
     from hrm_agent.cli.common.tree import tree_data, tree_lines
     from hrm_agent.runtime.time_travel.fork import history
 
-    found = history(store, thread)
+    found = history(store, thread, graph=graph)
     output.result(tree_data(found))
     for text, style in tree_lines(found):
         output.say(text, style=style)
 
 
-def _list_moments(output: Output, store: RunStore, thread: str, limit: int) -> None:
+def _list_moments(output: Output, store: RunStore, thread: str, limit: int, graph: Graph | None) -> None:
     from hrm_agent.runtime.time_travel.fork import history
 
-    found = history(store, thread, branches=False)
+    found = history(store, thread, graph=graph, branches=False)
     newest_first = sorted(found.walk(), key=lambda moment: moment.checkpoint_id, reverse=True)
     rows = [_row(moment) for moment in newest_first[:limit]]
     output.result([dict(zip(_FLAT_COLUMNS, row, strict=True)) for row in rows])

@@ -40,11 +40,11 @@ def run(words: list[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser("import", "Read trajectories into a store; docs/trajectory-format.md says what can be read back.")
-    parser.add_argument("file", type=Path, help="a file that `hrm-agent export`, TRL or verifiers wrote")
+    parser = Parser("import", "Read trajectories into a store; docs/formats.md says what each format keeps.")
+    parser.add_argument("file", type=Path, help="a file of `hrm-agent export`, TRL, verifiers, inspect, or in ATIF")
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"store or run folder [{DEFAULT_STORE}]")
     back = [name for name, one in FORMATS.items() if one.read is not None]
-    parser.add_argument("--format", metavar="NAME", help=f"one of {', '.join(back)} [guessed from the first row]")
+    parser.add_argument("--format", metavar="NAME", help=f"one of {', '.join(back)} [seen from the file]")
     parser.add_argument("--policy", metavar="NAME", help="the model, where the file does not name it [imported]")
     parser.add_argument(
         "--raw-logprobs",

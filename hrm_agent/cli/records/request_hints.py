@@ -8,7 +8,9 @@ record proves.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,25 +19,46 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
+from hrm_agent.cli.common.run_folder import existing_store, is_file, stored_trajectories
 from hrm_agent.errors import ConfigError
 from hrm_agent.graphs.parts import prompts
 from hrm_agent.langgraph_format import namespace_around
 from hrm_agent.runtime.selection.choice import JUDGE_PROMPT
 from hrm_agent.tools import python, python_stateless
-from hrm_agent.trajectory import Call
+from hrm_agent.trajectory import Call, Trajectory
 from hrm_agent.trajectory.formats import RequestHints
 
-__all__ = ["known_from", "states_of"]
+__all__ = ["described_runs", "known_from", "states_of"]
 
 State = Callable[[Call], Sequence[BaseMessage]]
+
+
+@contextmanager
+def described_runs(
+    where: str, run_id: str | None = None, *, system: Path | None = None, tools: Path | None = None
+) -> Generator[tuple[Iterator[Trajectory], RequestHints]]:
+    """The trajectories of a store or a file, and what is known of their requests where a record does not hold them."""
+    with ExitStack() as stack:
+        state = None
+        if not is_file(where):
+            state = states_of(stack.enter_context(existing_store(where)).checkpointer)
+        yield stored_trajectories(where, run_id), known_from(system, tools, state)
 
 
 def known_from(system: Path | None, tools: Path | None, state: State | None = None) -> RequestHints:
     """Our own system turns and tools, with those of two files: the text of one system turn, and a list of tools."""
     ours = [JUDGE_PROMPT, *(str(value) for name, value in vars(prompts).items() if name.endswith("_PROMPT"))]
-    systems = [*([_text(system)] if system else []), *ours]
+    systems = [*([_text(system)] if system else []), *ours, *_loops()]
     offers = [*([_tools(tools)] if tools else []), *((convert_to_openai_tool(tool),) for tool in _ours())]
     return RequestHints(tuple(systems), tuple(offers), state)
+
+
+def _loops() -> Iterator[str]:
+    """System turns of our tool loops in each of their forms."""
+    solvers = (("task", "results"), ("task", "data", "results"))
+    for prompt, begins in ((prompts.TOOL_LOOP_PROMPT, ((), ("data",))), (prompts.SOLVER_PROMPT, ((), *solvers))):
+        for variables, fenced in product(begins, (False, True)):
+            yield prompts.loop_system_turn(prompt, fenced=fenced, variables=variables)
 
 
 def _ours() -> list[BaseTool]:

@@ -7,10 +7,11 @@ from typing import Any
 
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.citations_view import cited_lines, source_data, source_lines, values_of
-from hrm_agent.cli.common.formatting import call_lines, tool_call_lines
+from hrm_agent.cli.common.formatting import call_lines, models_of, tool_call_lines, usage_text
 from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.common.own_types import add_own_types, allowed_names
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
-from hrm_agent.trajectory import Call, Overlay, ToolCall, Trajectory, Turn
+from hrm_agent.trajectory import Call, Overlay, Scoring, ToolCall, Trajectory, Turn
 
 __all__ = ["run"]
 
@@ -22,18 +23,27 @@ def run(words: list[str]) -> int:
     parser.add_argument(
         "--sources", nargs="?", const="", metavar="N", help="the sources of its answer; with a number, the cited span"
     )
+    add_own_types(parser)
     arguments = parser.read(words)
-    with existing_store(arguments.store) as store:
-        trajectory = store.journal.trajectory(arguments.trajectory)
+    with existing_store(arguments.store, allowed_names(arguments)) as store:
+        trajectory = store.journal.trajectory(arguments.trajectory, requests=arguments.json)
         if arguments.sources is not None:
             values = values_of(store, trajectory.thread_id, trajectory.graph)
             return _show_sources(Output(as_json=arguments.json), values, arguments.sources)
+        scorings = store.scorings.of(trajectory.id)
         verdicts = [o for o in store.journal.overlays(trajectory.run_id) if o.trajectory_id == trajectory.id]
     output = Output(as_json=arguments.json)
     output.result(
-        {**trajectory.model_dump(mode="json"), "overlays": [overlay.model_dump(mode="json") for overlay in verdicts]}
+        {
+            **trajectory.model_dump(mode="json"),
+            "overlays": [overlay.model_dump(mode="json") for overlay in verdicts],
+            "scorings": [scoring.model_dump(mode="json") for scoring in scorings],
+        }
     )
     _print(output, trajectory, verdicts)
+    for scoring in scorings:
+        for line in _scored(scoring):
+            output.say(line)
     return 0
 
 
@@ -63,6 +73,17 @@ def _print(output: Output, trajectory: Trajectory, verdicts: list[Overlay]) -> N
         output.say(f"step {verdict.step} of {verdict.run_id}: {verdict.verdict.value}{credit}: {verdict.reason}")
 
 
+def _scored(scoring: Scoring) -> Iterator[str]:
+    """What a rubric gave, each part with its reason."""
+    total = "no reward" if scoring.total is None or scoring.outcome is None else f"reward {scoring.total:g}"
+    yield f"scored by {scoring.rubric}: {total}"
+    for score in scoring.scores:
+        value = "no opinion" if score.value is None else f"{score.value:g}"
+        said = value if score.fault is None else f"fault ({score.fault.value})"
+        weight = "" if score.weight == 1 else f", weight {score.weight:g}"
+        yield f"  {score.name} {said}{weight}" + (f": {score.reason}" if score.reason else "")
+
+
 def _moment(record: Call | ToolCall | Turn) -> float:
     return record.ended_at if isinstance(record, Call) else record.started_at
 
@@ -75,7 +96,11 @@ def _header(trajectory: Trajectory) -> Iterator[tuple[str, object]]:
     if trajectory.turns:
         yield "turns", f"{len(trajectory.prompts)}, of which the newest: {trajectory.prompts[-1]}"
     yield "graph", trajectory.graph
-    yield "policy", f"{trajectory.policy}, version {trajectory.policy_version}"
+    asked = {call.model for call in trajectory.own_calls}
+    if not asked or trajectory.policy in asked:
+        yield "policy", f"{trajectory.policy or 'no model has answered'}, version {trajectory.policy_version}"
+    if asked - {trajectory.policy}:
+        yield "answered by", models_of(trajectory)
     yield "status", trajectory.status.value + reason
     if trajectory.error:
         yield "error", trajectory.error
@@ -84,6 +109,6 @@ def _header(trajectory: Trajectory) -> Iterator[tuple[str, object]]:
     inherited = len(trajectory.calls) - len(trajectory.own_calls)
     before = f", after {inherited} model of the run it was forked from" if inherited else ""
     yield "calls", f"{len(trajectory.own_calls)} model, {len(trajectory.own_tool_calls)} tool{before}"
-    yield "completion tokens", trajectory.sampled_tokens
+    yield "used", usage_text(trajectory.used)
     if trajectory.forked_from:
         yield "forked from", f"{trajectory.forked_from.trajectory_id} at {trajectory.forked_from.checkpoint_id}"

@@ -13,7 +13,7 @@ from hrm_agent.cli.common.arguments import Arguments, Parser
 from hrm_agent.cli.common.formatting import sentence
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
-from hrm_agent.errors import ConfigError, GraphError, nearest
+from hrm_agent.errors import ConfigError, GraphError, StoreDamagedError, nearest
 from hrm_agent.store import RunStore
 from hrm_agent.store.copying import copy_store
 from hrm_agent.store.leases import forget_unused_leases
@@ -79,9 +79,12 @@ def _verify(words: list[str]) -> int:
     parser.add_argument("--allow", nargs="+", default=[], metavar="MODULE:CLASS", help="your own types in the states")
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
-    with existing_store(arguments.store) as store:
-        types = {*allowed_types(arguments.allow), *_types_of_graphs(store)}
-        found = list(islice(verify(store, types), _SHOWN_FINDINGS))
+    try:
+        with existing_store(arguments.store) as store:
+            types = {*allowed_types(arguments.allow), *_types_of_graphs(store)}
+            found = list(islice(verify(store, types), _SHOWN_FINDINGS))
+    except StoreDamagedError as error:  # so much that it cannot even be opened
+        found = [error.message]
     output.result({"sound": not found, "findings": found})
     for finding in found:
         output.say(finding)
@@ -94,7 +97,9 @@ def _types_of_graphs(store: RunStore) -> set[tuple[str, ...]]:
     """Types that the recorded graphs declare in their states, as far as the graphs can be imported here."""
     from hrm_agent.runtime.execution.loading import load_graph
 
-    names = {header.graph for header in store.journal.headers(on_damage=lambda *_: None)}
+    names: set[str] = set()
+    with suppress(StoreDamagedError):
+        names = {header.graph for header in store.journal.headers(on_damage=lambda *_: None)}
     found: set[tuple[str, ...]] = set()
     for name in names:
         with suppress(GraphError):

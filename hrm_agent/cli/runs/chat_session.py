@@ -22,8 +22,7 @@ from hrm_agent.cli.runs.fork import fork_thread
 from hrm_agent.cli.runs.run import RunConfig, keep_options, known_config, refuse_other_options
 from hrm_agent.config import build_config
 from hrm_agent.errors import ConfigError, RunError
-from hrm_agent.models import load_policy
-from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, run_context
+from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, policy_for, run_context
 from hrm_agent.runtime.execution.conversation import reopened, takes_turns
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.replay.player import Replay, replay_async
@@ -158,7 +157,7 @@ class ChatSession:
         self._refuse_lost()
         known = self.known
         if known is None:
-            task = TaskRef(id=self.thread, family="chat", prompt=text)
+            task = TaskRef(id=self.thread, family="chat", prompt=text, metadata=self.config.task_options())
             return self._turn(task)
         return self._turn(known.task, say=text)
 
@@ -199,7 +198,7 @@ class ChatSession:
     def _opened(self) -> EpisodeRunner:
         """The runner, with a policy and an environment, once something is said."""
         if self._runner is None:
-            backend = load_policy(self.config.policy)
+            backend = policy_for(self.config.policy, self.config.graph, stand_in=self.config.stand_in)
             entered = self._open.enter_async_context(
                 EpisodeRunner.open(self.store, self.config.policy, self.config, backend=backend)
             )
@@ -210,7 +209,7 @@ class ChatSession:
         """Raise what is wrong with the options before anything is said; `before`: those of the thread on record."""
         if self.config.mode != "single":
             raise ConfigError(f"A chat is a single run: --mode {self.config.mode} does not apply.", "Leave out --mode.")
-        graph = load_graph(self.config.graph)
+        graph = load_graph(self.config.graph, self.config.configurable)
         if not takes_turns(graph):
             raise ConfigError(
                 f"Graph {self.config.graph!r} takes one task a thread: its input has no messages.",

@@ -6,6 +6,7 @@ from typing import Any
 
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.common.own_types import add_own_types, allowed_names, named_graph
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
 from hrm_agent.runtime.time_travel.fork import DiffSide, ThreadDiff, thread_diff
 
@@ -22,10 +23,11 @@ def run(words: list[str]) -> int:
     parser.add_argument("a", help="THREAD, or THREAD@MOMENT (see `history`)")
     parser.add_argument("b", help="THREAD, or THREAD@MOMENT, to compare with")
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"store of both [{DEFAULT_STORE}]")
+    add_own_types(parser, graph=True)
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
-    with existing_store(arguments.store) as store:
-        found = thread_diff(store, arguments.a, arguments.b)
+    with existing_store(arguments.store, allowed_names(arguments)) as store:
+        found = thread_diff(store, arguments.a, arguments.b, graph=named_graph(arguments))
     show_difference(output, found)
     return 0
 
@@ -62,7 +64,7 @@ def _side(side: DiffSide) -> dict[str, Any]:
         len(side.steps),
         len(side.calls),
         len(side.tool_calls),
-        side.sampled_tokens,
+        side.used.output_tokens,
         trajectory.status.value if trajectory else None,
         trajectory.rewards.get("correct") if trajectory else None,
         trajectory.answer if trajectory else None,

@@ -13,18 +13,19 @@ from typing import Any
 
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
 from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.common.own_types import add_own_types, allowed_names
 from hrm_agent.cli.common.printer import Printer
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
 from hrm_agent.cli.runs.run import RunConfig, keep_options, known_config
 from hrm_agent.errors import ConfigError, RunError
-from hrm_agent.models import load_policy
-from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner
+from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, policy_for
+from hrm_agent.runtime.execution.conversation import ANSWER_PATH, CONFIGURABLE
 from hrm_agent.runtime.selection.choice import is_choice
 from hrm_agent.runtime.time_travel.fork import Edit, fork, history
 from hrm_agent.store import RunStore
 from hrm_agent.store.leases import COMMAND
 from hrm_agent.training.tasks import verifier_of
-from hrm_agent.trajectory import RunStatus, Trajectory
+from hrm_agent.trajectory import RunStatus, TaskRef, Trajectory
 
 __all__ = ["fork_thread", "run", "run_forks"]
 
@@ -52,6 +53,7 @@ def run(words: list[str]) -> int:
     parser.add_argument("--name", help="name of the group [THREAD/fork-1 and so on]")
     parser.add_argument("--run", action="store_true", help="run them now")
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"store of the thread [{DEFAULT_STORE}]")
+    add_own_types(parser)
     add_config(parser, RunConfig)
     arguments = parser.read(words)
     edit = Edit(
@@ -61,7 +63,7 @@ def run(words: list[str]) -> int:
         as_node=arguments.as_node,
     )
     output = Output(as_json=arguments.json)
-    with existing_store(arguments.store) as store:
+    with existing_store(arguments.store, allowed_names(arguments)) as store:
         known = store.journal.find_trajectory(arguments.thread)
         config = config_from(arguments, RunConfig, "run", known_config(store, known))
         if arguments.dry_run:
@@ -97,12 +99,18 @@ def fork_thread(store: RunStore, thread: str, at: str, config: RunConfig, **opti
         at,
         seed=config.seed,
         graph=config.graph,
+        task=_with_options(known.task, config) if known is not None else None,
         context=config.context,
-        verify=verifier_of(known.task) if known is not None else None,
+        verify=verifier_of(known.task, store.folder) if known is not None else None,
         policy=config.policy,
         keep=keep,
         **options,
     )
+
+
+def _with_options(task: TaskRef, config: RunConfig) -> TaskRef:
+    kept = {name: value for name, value in task.metadata.items() if name not in (CONFIGURABLE, ANSWER_PATH)}
+    return task.model_copy(update={"metadata": {**kept, **config.task_options()}})
 
 
 def _refuse_choice(known: Trajectory | None, config: RunConfig) -> None:
@@ -121,7 +129,7 @@ def run_forks(
     store: RunStore, config: RunConfig, episodes: list[Episode], output: Output, answer: Any = NO_ANSWER
 ) -> list[Trajectory]:
     """Run the forks side by side; one alone is shown node by node."""
-    backend = load_policy(config.policy)
+    backend = policy_for(config.policy, config.graph, stand_in=config.stand_in)
 
     async def go() -> list[Trajectory]:
         async with EpisodeRunner.open(store, config.policy, config, backend=backend) as runner:
@@ -177,7 +185,7 @@ def _summary(trajectory: Trajectory) -> dict[str, Any]:
         f"{trajectory.status.value} ({reason})",
         trajectory.rewards.get("correct"),
         len(trajectory.own_calls),
-        trajectory.sampled_tokens,
+        trajectory.used.output_tokens,
         trajectory.error or trajectory.answer,
     )
     return dict(zip(_COLUMNS, values, strict=True))

@@ -14,18 +14,24 @@ from typing import Any
 
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.common.own_types import add_own_types, allowed_names
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, parse_isolation
 from hrm_agent.environment.open import opened_environment
 from hrm_agent.errors import ConfigError, HrmError, RunError
-from hrm_agent.runtime.episode import EpisodeRunner
+from hrm_agent.runtime.episode import EpisodeRunner, policy_for
+from hrm_agent.runtime.execution.lazy_policy import policy_of_record
 from hrm_agent.runtime.replay.effects import Effect
+from hrm_agent.runtime.replay.ignored_paths import IgnoredPath
 from hrm_agent.runtime.replay.player import Replay, ReplayVerdict, replay, replay_async
 from hrm_agent.runtime.replay.request_diff import request_diff
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus, Sampling, Trajectory
 
 __all__ = ["in_words", "run"]
+
+_MOST_SHOWN = 20
+"""So many ignored differences are listed."""
 
 
 def run(words: list[str]) -> int:
@@ -48,12 +54,22 @@ def run(words: list[str]) -> int:
         action="store_true",
         help="end a replay where a node itself would write a file, connect, or start a process",
     )
+    parser.add_argument(
+        "--ignore",
+        action="append",
+        default=[],
+        type=IgnoredPath.parse,
+        metavar="PATH",
+        help="differences at this path are told and do not count: messages[*].additional_kwargs.x, "
+        "request.messages[0].content; may be given several times",
+    )
     parser.add_argument("--policy", help="with --live-after: the policy that answers [the recorded policy]")
     parser.add_argument("--thread", help="with --live-after: name of the new thread")
     parser.add_argument(
         "--isolation", type=parse_isolation, help="with --live-after: the lowest isolation that is accepted [L2]"
     )
     parser.add_argument("--environment", help="with --live-after: where model-written code runs [this machine]")
+    add_own_types(parser)
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
     if (arguments.trajectory is None) is (arguments.check is None):
@@ -61,10 +77,11 @@ def run(words: list[str]) -> int:
     _refuse_idle(arguments)
     if arguments.check is not None:
         return _check(arguments, output)
-    with existing_store(arguments.store) as store:
+    with existing_store(arguments.store, allowed_names(arguments)) as store:
         if arguments.live_after:
             return _live(store, arguments, output)
-        found = replay(store, arguments.trajectory, graph=arguments.graph, refuse_effects=arguments.no_effects)
+        options = {"refuse_effects": arguments.no_effects, "ignore": arguments.ignore}
+        found = replay(store, arguments.trajectory, graph=arguments.graph, **options)
         _show(store, found, output)
     return 0 if found.equal else 1
 
@@ -91,6 +108,7 @@ def _live(store: RunStore, arguments: Any, output: Output) -> int:
     async def go() -> Replay:
         async with _runner(store, trajectory, arguments) as runner:
             options = {"graph": arguments.graph, "thread": arguments.thread, "refuse_effects": arguments.no_effects}
+            options["ignore"] = arguments.ignore
             return await replay_async(store, trajectory.id, live_after=runner, **options)
 
     found = asyncio.run(go())
@@ -103,17 +121,22 @@ def _live(store: RunStore, arguments: Any, output: Output) -> int:
 @asynccontextmanager
 async def _runner(store: RunStore, trajectory: Trajectory, arguments: Any) -> AsyncGenerator[EpisodeRunner]:
     """What a run continues with: the recorded policy and sampling, where nothing else is asked for."""
-    from hrm_agent.models import load_policy
-
-    name = arguments.policy or trajectory.policy
-    used = [call.sampling for call in trajectory.calls]
-    sampling = Sampling()
-    if used:
-        most = max(one.max_tokens for one in used)
-        sampling = Sampling(temperature=used[-1].temperature, top_p=used[-1].top_p, max_tokens=most)
+    graph = arguments.graph or trajectory.graph
+    name = arguments.policy or policy_of_record(trajectory)
+    sampling = _recorded_sampling(trajectory)
     least = arguments.isolation or DEFAULT_ISOLATION
     async with opened_environment(arguments.environment, isolation=least) as environment:
-        yield EpisodeRunner(store, load_policy(name), name, environment, sampling)
+        yield EpisodeRunner(store, policy_for(name, graph), name, environment, sampling)
+
+
+def _recorded_sampling(trajectory: Trajectory) -> Sampling:
+    """The newest call's temperature and top-p, and the highest limit; our defaults for what no request named."""
+    used = [held for call in trajectory.calls if (held := call.sampling or call.sampling_sent) is not None]
+    if not used:
+        return Sampling()
+    limits = [one.max_tokens for one in used if one.max_tokens is not None]
+    said = {"temperature": used[-1].temperature, "top_p": used[-1].top_p, "max_tokens": max(limits, default=None)}
+    return Sampling.model_validate({name: value for name, value in said.items() if value is not None})
 
 
 def _show(store: RunStore, found: Replay, output: Output) -> None:
@@ -130,6 +153,7 @@ def _show(store: RunStore, found: Replay, output: Output) -> None:
     )
     for line in lines:
         output.say(f"  {line}", style={"+": "green", "-": "red"}.get(line[:1], ""))
+    _say_ignored(found.ignored, found.unmatched, output)
     _say_effects(found.effects, output, refused=found.verdict is ReplayVerdict.REFUSED)
     if found.unused and not found.equal:
         output.say(f"{found.unused} recorded answers were not used.")
@@ -137,6 +161,15 @@ def _show(store: RunStore, found: Replay, output: Output) -> None:
         said = found.live.error or found.live.answer or "no answer"
         output.say(f"\nContinued as thread {found.live.thread_id}: {found.live.status.value}. {said}")
         output.say(f"  hrm-agent show {found.live.id} --store {store.url}")
+
+
+def _say_ignored(ignored: Sequence[str], unmatched: Sequence[str], output: Output) -> None:
+    for difference in ignored[:_MOST_SHOWN]:
+        output.say(f"Ignored: {difference}")
+    if len(ignored) > _MOST_SHOWN:
+        output.say(f"Ignored: {len(ignored) - _MOST_SHOWN} more differences.")
+    for path in unmatched:
+        output.say(f"--ignore {path} matched nothing.", style="yellow")
 
 
 def _say_effects(effects: Sequence[Effect], output: Output, *, refused: bool) -> None:
@@ -161,8 +194,9 @@ def in_words(found: Replay) -> str:
         new = "differently than recorded" if found.divergence.nearest is not None else "where the record has nothing"
         return f"step {found.divergence.step}, node {found.divergence.node}: it {what} {new}"
     if found.equal:
-        drawn = f", apart from {found.random_ids} message ids that LangGraph draws at random"
-        return "equal" + (drawn if found.random_ids else ", byte for byte")
+        counts = ((found.renamed_ids, "generated id"), (len(found.ignored), "ignored difference"))
+        apart = [f"{count} {what}{'s' if count > 1 else ''}" for count, what in counts if count]
+        return "equal" + (f", apart from {' and '.join(apart)}" if apart else ", byte for byte")
     since = f" from step {found.step} on" if found.step is not None else ""
     channels = ", ".join(change.channel for change in found.changes)
     return "; ".join(
@@ -180,7 +214,9 @@ def _row(found: Replay) -> dict[str, Any]:
         "node": found.divergence.node if found.divergence else None,
         "step": found.divergence.step if found.divergence else found.step,
         "checkpoints": found.checkpoints,
-        "random_ids": found.random_ids,
+        "renamed_ids": found.renamed_ids,
+        "ignored": list(found.ignored),
+        "unmatched": list(found.unmatched),
         "unused": found.unused,
         "effects": [asdict(effect) for effect in found.effects],
     }
@@ -192,13 +228,19 @@ def _row(found: Replay) -> dict[str, Any]:
 def _check(arguments: Any, output: Output) -> int:
     checked, rows, run_id = 0, list[dict[str, Any]](), arguments.run
     again: dict[Effect, None] = {}
-    with existing_store(arguments.check) as store:
+    ignored: dict[str, None] = {}
+    unmatched, renamed = {path.text for path in arguments.ignore}, 0
+    options = {"graph": arguments.graph, "refuse_effects": arguments.no_effects, "ignore": arguments.ignore}
+    with existing_store(arguments.check, allowed_names(arguments)) as store:
         for header in store.journal.headers():
             if header.status is RunStatus.RUNNING or run_id not in (None, header.run_id):
                 continue
             checked += 1
-            row = _row_of(store, header, arguments.graph, refuse_effects=arguments.no_effects)
+            row = _row_of(store, header, options)
             again |= {Effect(**effect): None for effect in row.get("effects", ())}
+            ignored |= dict.fromkeys(row.get("ignored", ()))
+            unmatched &= set(row.get("unmatched", unmatched))
+            renamed += row.get("renamed_ids", 0)
             if row["verdict"] != ReplayVerdict.EQUAL:
                 rows.append(row)
                 output.say(f"{header.id}  {header.thread_id}  {row['words']}")
@@ -207,15 +249,18 @@ def _check(arguments: Any, output: Output) -> int:
             raise RunError(
                 f"{store.url} has no trajectory{of_run} that has ended.", f"`hrm-agent history --store {store.url}`"
             )
-    output.result({"replayed": checked, "equal": checked - len(rows), "differ": rows})
+    told = {"renamed_ids": renamed, "ignored": [*ignored], "unmatched": sorted(unmatched)}
+    output.result({"replayed": checked, "equal": checked - len(rows), "differ": rows, **told})
+    _say_ignored([*ignored], sorted(unmatched), output)
     _say_effects([*again], output, refused=arguments.no_effects)
-    output.say(f"{checked} runs replayed, {checked - len(rows)} equal, {len(rows)} not")
+    apart = f", apart from {renamed} generated ids" if renamed else ""
+    output.say(f"{checked} runs replayed, {checked - len(rows)} equal{apart}, {len(rows)} not")
     return 1 if rows else 0
 
 
-def _row_of(store: RunStore, header: Trajectory, graph: str | None, *, refuse_effects: bool) -> dict[str, Any]:
+def _row_of(store: RunStore, header: Trajectory, options: dict[str, Any]) -> dict[str, Any]:
     """A run that cannot be replayed is no reason to leave out the others."""
     try:
-        return _row(replay(store, header.id, graph=graph, refuse_effects=refuse_effects))
+        return _row(replay(store, header.id, **options))
     except HrmError as error:
         return {"trajectory": header.id, "thread": header.thread_id, "verdict": "error", "words": str(error)}

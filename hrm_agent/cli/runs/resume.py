@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,13 +16,13 @@ from pydantic import BaseModel
 
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.common.own_types import add_own_types, allowed_names
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store, run_folder
 from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, build_config, read_config_file
 from hrm_agent.errors import RunError, nearest
 from hrm_agent.runtime.episode import NO_ANSWER
-from hrm_agent.runtime.execution.conversation import reopened
-from hrm_agent.store import RunStore
-from hrm_agent.trajectory import RunStatus
+from hrm_agent.runtime.execution.conversation import CHECKPOINTER, RECORDED
+from hrm_agent.trajectory import Trajectory
 
 __all__ = ["run", "value_of"]
 
@@ -42,14 +43,16 @@ def run(words: list[str]) -> int:
         metavar="VALUE",
         help="answer to a pending question, as JSON or text; without a value: continue past a breakpoint",
     )
+    add_own_types(parser)
+    parser.add_argument("--graph", help="of a thread: the graph to continue with, as package.module:attribute")
     arguments = parser.read(words)
     output, folder = Output(as_json=arguments.json), run_folder(Path(arguments.run), "")
-    answer = value_of(arguments.answer)
+    answer, allow = value_of(arguments.answer), allowed_names(arguments)
     if arguments.at is not None:
-        return _from_moment(arguments.run, arguments.at, arguments.store, output, answer)
-    if folder.is_dir() and answer is NO_ANSWER:
+        return _from_moment(arguments, output, answer, allow)
+    if folder.is_dir() and answer is NO_ANSWER and arguments.graph is None:
         return _COMMANDS[_command(folder)](folder, output)
-    return _thread(arguments.run, arguments.store, output, answer)
+    return _thread(arguments, output, answer, allow)
 
 
 def value_of(text: Any) -> Any:
@@ -126,44 +129,57 @@ _COMMANDS: dict[str, Resume] = {
 }
 
 
-def _thread(thread: str, where: str, output: Output, answer: Any) -> int:
+def _thread(arguments: Namespace, output: Output, answer: Any, allow: list[str]) -> int:
+    thread, where = str(arguments.run), str(arguments.store)
     from hrm_agent.cli.runs.run import RunConfig, kept_options, known_config, run_task
 
-    with existing_store(where) as store:
+    with existing_store(where, allow) as store:
         trajectory = store.journal.trajectory(thread)
         kept = kept_options(store, trajectory.thread_id) is not None
         values = known_config(store, trajectory)
-        _take_up_again(store, trajectory.thread_id)
-    if not kept and not trajectory.run_id:
+        recorded = _is_recorded(trajectory)
+    if not kept and not trajectory.run_id and not recorded:
         raise RunError(
             f"The options of thread {thread!r} are not recorded: hrm-agent did not make it.",
             f"Fork it with the options you want: `hrm-agent fork {thread} --run`, with --graph, --policy and so on.",
         )
-    if not kept and answer is NO_ANSWER:
+    if not kept and answer is NO_ANSWER and not recorded:
         raise RunError(
             f"Thread {thread!r} belongs to the run {trajectory.run_id!r}, which `hrm-agent run` did not start.",
             f"Resume the whole run: `hrm-agent resume {Path(where).parent if Path(where).is_file() else where}`.",
         )
-    config = build_config(RunConfig, values, f"of thread {thread!r}")
-    return run_task(config, trajectory.task.prompt, trajectory.thread_id, where, output, answer=answer)
+    config = _with_graph(build_config(RunConfig, values, f"of thread {thread!r}"), arguments)
+    return run_task(
+        config, trajectory.task, trajectory.thread_id, where, output, answer=answer, allow=allow, again=True
+    )
 
 
-def _take_up_again(store: RunStore, thread: str) -> None:
-    """A run that was stopped by hand is wanted after all."""
-    with store.lease(thread):
-        (now,) = store.journal.headers("thread_id = ?", (thread,))
-        if now.status is RunStatus.ABORTED:
-            store.journal.write_trajectory(reopened(now))
+def _with_graph(config: Config, arguments: Namespace) -> Config:
+    return config.model_copy(update={"graph": arguments.graph}) if arguments.graph is not None else config
 
 
-def _from_moment(thread: str, at: str, where: str, output: Output, answer: Any) -> int:
+def _is_recorded(trajectory: Trajectory) -> bool:
+    """Whether a program made the thread, with the store's checkpoints. Raises `RunError` where it has its own."""
+    if trajectory.task.family != RECORDED:
+        return False
+    if (own := trajectory.task.metadata.get(CHECKPOINTER)) is not None:
+        raise RunError(
+            f"Thread {trajectory.thread_id!r} was recorded from a program that keeps its checkpoints itself, in "
+            f"{own}: the record has its calls, and nothing to go on from.",
+            "Let the program go on with it.",
+        )
+    return True
+
+
+def _from_moment(arguments: Namespace, output: Output, answer: Any, allow: list[str]) -> int:
+    thread, at, where = str(arguments.run), str(arguments.at), str(arguments.store)
     from hrm_agent.cli.runs.fork import fork_thread, run_forks
     from hrm_agent.cli.runs.run import RunConfig, conclude, known_config
     from hrm_agent.runtime.time_travel.fork import Edit
 
-    with existing_store(where) as store:
+    with existing_store(where, allow) as store:
         known = store.journal.trajectory(thread)
-        config = build_config(RunConfig, known_config(store, known), f"of thread {thread!r}")
+        config = _with_graph(build_config(RunConfig, known_config(store, known), f"of thread {thread!r}"), arguments)
         episodes = fork_thread(store, thread, at, config, edit=Edit())
         (trajectory,) = run_forks(store, config, episodes, output, answer)
     return conclude(output, trajectory, where)

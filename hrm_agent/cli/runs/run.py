@@ -7,20 +7,28 @@ folder and machine, with the options it was started with, since a recorded answe
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 import time
 import tomllib
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
+from hrm_agent.cli.common.formatting import models_of, usage_text
 from hrm_agent.cli.common.index_check import refuse_missing_index
+from hrm_agent.cli.common.interrupts import resumed_by
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.printer import Printer, indented
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE
 from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, changed_keys, read_config_file, read_config_text, to_toml
 from hrm_agent.errors import ConfigError, RunError
-from hrm_agent.models import DEFAULT_POLICY, load_policy
-from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, run_context
+from hrm_agent.models import DEFAULT_POLICY
+from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, policy_for, run_context
+from hrm_agent.runtime.execution.conversation import RECORDED, first_input, reopened
+from hrm_agent.runtime.execution.input_prompt import asked_by
+from hrm_agent.runtime.execution.lazy_policy import policy_of_record
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.selection.choice import is_choice
 from hrm_agent.runtime.selection.strategies import Mode, Outcome, solve
@@ -29,7 +37,8 @@ from hrm_agent.store import RunStore, open_store
 from hrm_agent.store.leases import COMMAND
 from hrm_agent.training.configs import FREE_ON_RESUME
 from hrm_agent.training.tasks import verifier_of
-from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, Trajectory
+from hrm_agent.trajectory import TASK_INPUTS, RunStatus, StopReason, TaskRef, Trajectory
+from hrm_agent.trajectory.call_facts import total_usage
 from hrm_agent.unicode import find_surrogate
 
 __all__ = [
@@ -58,7 +67,8 @@ class RunConfig(SelectionSettings, RunSettings, GraphSettings):
 def run(words: list[str]) -> int:
     """0 if the run ended by itself or at a limit, 1 if it failed."""
     parser = Parser("run", "Run one task through a graph and record it.")
-    parser.add_argument("task", help="the task, as text")
+    parser.add_argument("task", nargs="?", help="the task, as text")
+    parser.add_argument("--input", metavar="JSON", help="the graph's whole input as JSON, or @FILE that holds it")
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"where to record [{DEFAULT_STORE}]")
     parser.add_argument("--thread", help="name of the thread; a thread on record is resumed [a new one]")
     add_config(parser, RunConfig)
@@ -67,9 +77,35 @@ def run(words: list[str]) -> int:
     if arguments.dry_run:
         print_config(config, "run", as_json=arguments.json)
         return 0
-    refuse_broken(arguments.task)
+    task = _task(arguments.task, arguments.input)
+    refuse_broken(task.prompt)
     thread = arguments.thread or time.strftime("run-%Y%m%d-%H%M%S-") + secrets.token_hex(2)
-    return run_task(config, arguments.task, thread, arguments.store, Output(as_json=arguments.json))
+    return run_task(config, task, thread, arguments.store, Output(as_json=arguments.json))
+
+
+def _task(text: str | None, given: str | None) -> TaskRef:
+    """The task that a person types: a text, or an input of whatever shape the graph's state has."""
+    if given is None:
+        if text is None:
+            raise ConfigError("Which task?", "Give it as text, or the graph's input by --input JSON or --input @FILE.")
+        return TaskRef(id="", family="command", prompt=text)
+    data = _json_of(given)
+    return TaskRef(id="", family="command", prompt=text or asked_by(data).prompt, metadata={TASK_INPUTS: data})
+
+
+def _json_of(given: str) -> Any:
+    where = "--input"
+    try:
+        if given.startswith("@"):
+            where = given[1:]
+            given = Path(where).read_text(encoding="utf-8")
+        return json.loads(given)
+    except OSError as error:
+        raise ConfigError(
+            f"{where} cannot be read: {error.strerror}.", "Name a file of JSON: --input @FILE."
+        ) from error
+    except ValueError as error:
+        raise ConfigError(f"{where} is not JSON: {error}.", 'Write --input \'{"field": "text"}\'.') from error
 
 
 def refuse_broken(text: str, what: str = "The task") -> None:
@@ -99,33 +135,58 @@ def refuse_other_options(store: RunStore, thread: str, config: RunConfig) -> Non
         )
 
 
-def run_task(config: RunConfig, text: str, thread: str, where: str, output: Output, *, answer: Any = NO_ANSWER) -> int:
-    """Start or resume `thread`; `answer` is for the question that it waits with."""
-    graph = load_graph(config.graph)  # before the store is made: an unknown graph must not create one
-    with open_store(where) as store, store.lease(thread, COMMAND):
+def run_task(
+    config: RunConfig,
+    asked: TaskRef,
+    thread: str,
+    where: str,
+    output: Output,
+    *,
+    answer: Any = NO_ANSWER,
+    allow: Sequence[str] = (),
+    again: bool = False,
+) -> int:
+    """Start or resume `thread`; `answer` is for the question that it waits with, `allow` names types in its state.
+
+    `again`: also one that was stopped.
+    """
+    graph = load_graph(config.graph, config.configurable)  # before the store: an unknown graph must not create one
+    with open_store(where, allow=allow) as store, store.lease(thread, COMMAND):
         known = store.journal.find_trajectory(thread)
-        task = known.task if known else TaskRef(id=thread, family="command", prompt=text)
-        _refuse_another_task(thread, task, text)
-        verify = verifier_of(task)
+        own = {**asked.metadata, **config.task_options()}
+        task = known.task if known else asked.model_copy(update={"id": thread, "metadata": own})
+        _refuse_another_task(thread, task, asked.prompt)
+        verify = verifier_of(task, store.folder)
         episode = Episode(task, thread, graph=config.graph, seed=config.seed, context=config.context, verify=verify)
         if known is not None:  # else nothing was run with the options that a mistake may have left there
             refuse_other_options(store, thread, config)
         else:
             refuse_missing_index(run_context(graph, episode), config.context)
-        backend = load_policy(config.policy)
-
+            first_input(graph, task, thread)
+        backend = policy_for(config.policy, config.graph, stand_in=config.stand_in)
         _refuse_answer(config, thread, answer)
 
         async def go() -> Outcome:
             async with EpisodeRunner.open(store, config.policy, config, backend=backend) as runner:
                 keep_options(store, thread, config)
+                if again:
+                    _take_up_again(store, thread)
                 if config.mode != "single":
                     return await _by_mode(config, runner, episode, output)
                 trajectory = await runner.run(episode, Printer(output).update, answer=answer)
                 return Outcome(trajectory, (trajectory,), thread)
 
-        outcome = asyncio.run(go())
+        with resumed_by(f"hrm-agent resume {thread} --store {where}"):
+            outcome = asyncio.run(go())
     return conclude(output, outcome.trajectory, where, outcome if config.mode != "single" else None)
+
+
+def _take_up_again(store: RunStore, thread: str) -> None:
+    """A run that was stopped by hand is wanted after all."""
+    with store.lease(thread):
+        (now,) = store.journal.headers("thread_id = ?", (thread,))
+        if now.status is RunStatus.ABORTED:
+            store.journal.write_trajectory(reopened(now))
 
 
 async def _by_mode(config: RunConfig, runner: EpisodeRunner, episode: Episode, output: Output) -> Outcome:
@@ -160,7 +221,9 @@ def known_config(store: RunStore, trajectory: Trajectory | None) -> dict[str, An
     own = kept_options(store, trajectory.thread_id)
     if own is not None:
         return own
-    said = {"graph": trajectory.graph, "policy": trajectory.policy}
+    said = {"graph": trajectory.graph, "policy": policy_of_record(trajectory)}
+    if trajectory.task.family == RECORDED:
+        return said
     of_run = store.folder / CONFIG_FILE
     if trajectory.run_id and of_run.exists():
         command = str(tomllib.loads(of_run.read_text(encoding="utf-8")).get(COMMAND_KEY))
@@ -181,15 +244,20 @@ def _refuse_another_task(thread: str, known: TaskRef, text: str) -> None:
 
 def conclude(output: Output, trajectory: Trajectory, where: str, outcome: Outcome | None = None) -> int:
     """Say how a run ended, and what it was chosen from if it was; the exit code."""
-    output.result({"event": "end", **header(trajectory), **(_chosen(outcome) if outcome else {})})
+    runs = [trajectory, *(outcome.candidates if outcome else ())]
+    used = total_usage(run.used for run in runs)
+    told = {"models": trajectory.models, "used": used.model_dump(mode="json")}
+    output.result({"event": "end", **header(trajectory), **told, **(_chosen(outcome) if outcome else {})})
     reason = trajectory.stop_reason.value if trajectory.stop_reason else ""
     output.say(f"\n{trajectory.status.value} ({reason})", style="bold")
     output.say(trajectory.error or trajectory.answer or "no answer")
-    runs = [trajectory, *(outcome.candidates if outcome else ())]
     if outcome is not None:
         what = f"chosen: {outcome.chosen}, {outcome.reason}" if outcome.chosen else "none is chosen"
         output.say(f"\n{len(outcome.candidates)} runs, {what}")
-    output.say(f"\nthread {trajectory.thread_id}, {sum(run.sampled_tokens for run in runs)} completion tokens. Next:")
+    cost = (
+        f"{models_of(trajectory)}, {usage_text(used)}" if any(run.own_calls for run in runs) else "no model was asked"
+    )
+    output.say(f"\nthread {trajectory.thread_id}, {cost}. Next:")
     for waiting in (run for run in runs if run.stop_reason is StopReason.INTERRUPT):
         output.say(f"  hrm-agent resume {waiting.thread_id} --answer VALUE --store {where}")
     if trajectory.status is RunStatus.RUNNING:

@@ -156,8 +156,8 @@ async def _until_stopped(
         ):
             level, slots = environment.isolation, environment.slots
             what = f"isolation {level}, {slots} slots"
-            announce(Output(as_json=arguments.json), token, url, what, isolation=level, slots=slots)
-            await until_signal()
+            output, facts = Output(as_json=arguments.json), {"isolation": level, "slots": slots}
+            await until_signal(lambda: announce(output, token, url, what, **facts))
             if arguments.socket:
                 _remove(arguments.socket)
     finally:

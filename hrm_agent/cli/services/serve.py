@@ -24,8 +24,8 @@ from hrm_agent.cli.common.serving_options import (
 )
 from hrm_agent.environment.remote.address import kept_token_file
 from hrm_agent.environment.remote.sockets import listen_tcp
-from hrm_agent.models import DEFAULT_POLICY, load_policy
-from hrm_agent.runtime.episode import EpisodeRunner
+from hrm_agent.models import DEFAULT_POLICY
+from hrm_agent.runtime.episode import EpisodeRunner, policy_for
 from hrm_agent.runtime.execution.loading import BUILTIN_GRAPHS, load_graph
 from hrm_agent.runtime.settings import RunSettings
 from hrm_agent.store import RunStore, open_store
@@ -83,7 +83,7 @@ async def _until_stopped(
 ) -> None:
     from hrm_agent.runtime.serving.server import ChatService, serving
 
-    backend = await asyncio.to_thread(load_policy, config.policy)
+    backend = await asyncio.to_thread(policy_for, config.policy, *config.graphs)
     async with EpisodeRunner.open(store, config.policy, config, backend=backend) as runner:
         hosts = hosts_of(arguments)
         service = ChatService(
@@ -92,5 +92,5 @@ async def _until_stopped(
         async with serving(service, listener, drain_seconds=arguments.drain_seconds):
             output, url = Output(as_json=arguments.json), f"{url_of(arguments.host, listener)}/v1"
             what = f"{', '.join(config.graphs)}, with {config.policy}"
-            announce(output, token, url, what, models=config.graphs, policy=config.policy)
-            await until_signal()
+            facts = {"models": config.graphs, "policy": config.policy}
+            await until_signal(lambda: announce(output, token, url, what, **facts))

@@ -9,16 +9,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
+from hrm_agent.cli.common.interrupts import resumed_by
 from hrm_agent.cli.common.output import Output, progress
 from hrm_agent.cli.common.run_folder import run_folder
 from hrm_agent.config import compare_on_resume, save_config
 from hrm_agent.files import alone_in
+from hrm_agent.rewards import load_rubric
 from hrm_agent.training.collect import collect
 from hrm_agent.training.configs import FREE_ON_RESUME, CollectConfig
-from hrm_agent.training.tasks import load_tasks
+from hrm_agent.training.tasks import load_tasks, refuse_unscored
+from hrm_agent.training.tasks.sources import changed_sources, tasks_folder
 from hrm_agent.trajectory import RunStatus, Trajectory
 
-__all__ = ["collect_run", "collected", "exit_code", "run"]
+__all__ = ["collect_run", "collected", "exit_code", "run", "tell_changed_sources"]
 
 
 def run(words: list[str]) -> int:
@@ -54,15 +57,29 @@ def exit_code(trajectories: Sequence[Trajectory]) -> int:
 
 def collected(config: CollectConfig, command: str, folder: Path) -> list[Trajectory]:
     """The trajectories of the run in `folder`, those on record read back and the others run."""
-    tasks = load_tasks(config.tasks, split=config.split, seed=config.seed, count=config.count)
+    tell_changed_sources(config.tasks, config.split, folder)
+    where = tasks_folder(folder)
+    tasks = load_tasks(config.tasks, split=config.split, seed=config.seed, count=config.count, folder=where)
+    if config.rewards is not None:
+        load_rubric(config.rewards)  # before anything is run: one that does not import scores nothing
+    elif command == "eval":
+        refuse_unscored(tasks, config.tasks)
     correct = 0
     with alone_in(folder), progress(command, len(tasks) * config.samples) as advance:
 
         def done(trajectory: Trajectory) -> None:
             nonlocal correct
-            correct += trajectory.reward > 0
-            advance(f"{correct} correct")
+            correct += trajectory.outcome > 0
+            advance(f"{correct} correct" if config.rewards is None else "")
 
         compare_on_resume(config, command, folder, free=FREE_ON_RESUME)
         save_config(config, command, folder)
-        return asyncio.run(collect(config, folder, tasks=tasks, on_rollout=done))
+        with resumed_by(f"hrm-agent resume {folder}"):
+            return asyncio.run(collect(config, folder, tasks=tasks, on_rollout=done))
+
+
+def tell_changed_sources(tasks: str, split: str, folder: Path) -> None:
+    """A line on stderr where the code or the files that the tasks of a run are from have changed since it began."""
+    if changed := changed_sources(tasks, split, folder):
+        said = f"changed since the run in {folder} began; tasks that are on record are not run again."
+        print(f"hrm-agent: {', '.join(changed)} {'has' if len(changed) == 1 else 'have'} {said}", file=sys.stderr)

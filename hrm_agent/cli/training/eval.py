@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
 from hrm_agent.cli.common.output import Output
-from hrm_agent.cli.common.run_folder import run_folder, stored_trajectories
+from hrm_agent.cli.common.run_folder import existing_store, is_file, run_folder, stored_trajectories
+from hrm_agent.cli.common.scorings import scorings_named
 from hrm_agent.cli.training.collect import collected, exit_code
 from hrm_agent.errors import ConfigError
 from hrm_agent.training.configs import CollectConfig
@@ -24,7 +25,9 @@ from hrm_agent.training.evaluation.reports import (
     write_comparison,
     write_results,
 )
+from hrm_agent.training.evaluation.rubrics import scored_by
 from hrm_agent.training.evaluation.samples import samples_of
+from hrm_agent.trajectory import Trajectory
 
 __all__ = ["eval_run", "run"]
 
@@ -37,10 +40,13 @@ def run(words: list[str]) -> int:
     if arguments.compare:
         if arguments.record is not None:
             raise ConfigError("--compare takes two records, but a third is given.", "Name the two after --compare.")
-        return _compare(arguments.compare, arguments.out, output)
+        return _compare(arguments.compare, arguments.by, arguments.out, output)
     if arguments.record is not None:
-        found = evaluate(stored_trajectories(arguments.record), prices=prices)
-        return _report(output, found, arguments.record, arguments.out)
+        trajectories, left_out = _trajectories(arguments.record, arguments.by)
+        found = evaluate(trajectories, prices=prices)
+        return _report(output, found, arguments.record, arguments.out, by=arguments.by, left_out=left_out)
+    if arguments.by is not None:
+        raise ConfigError("--by evaluates what is on record, but no record is named.", "Write: eval RUN --by NAME")
     config = config_from(arguments, CollectConfig, "eval")
     if arguments.dry_run:
         print_config(config, "eval", as_json=arguments.json)
@@ -53,6 +59,8 @@ def _parser() -> Parser:
     parser.add_argument("record", nargs="?", help="a store, run folder or export to evaluate, without running anything")
     help_text = "two records: their problems are paired, and the difference tested"
     parser.add_argument("--compare", nargs=2, metavar=("A", "B"), help=help_text)
+    help_text = "evaluate a record by the scores under this name (`hrm-agent rescore`), in place of its own"
+    parser.add_argument("--by", metavar="NAME", help=help_text)
     help_text = "run folder; one on record is resumed [a new one]. With a record: where its results are written"
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=help_text)
     help_text = "price of a million prompt tokens and completion tokens, for all models or for one; may be repeated"
@@ -70,12 +78,35 @@ def eval_run(config: CollectConfig, folder: Path, output: Output, prices: Prices
     return exit_code(trajectories)
 
 
+def _trajectories(where: str, by: str | None) -> tuple[Iterable[Trajectory], int]:
+    """With the rewards of the scores called `by`, and how many were left out since those gave them none."""
+    if by is None:
+        return stored_trajectories(where), 0
+    if is_file(where):
+        raise ConfigError(f"{where} is a file: it holds no scores beside its own.", "Name the run's folder or store.")
+    everything = list(stored_trajectories(where))
+    with existing_store(where) as store:
+        scorings = scorings_named(store, by, everything)
+    found = [one for each in everything if (one := scored_by(each, scorings)) is not None]
+    return found, len(everything) - len(found)
+
+
 def _report(
-    output: Output, found: Evaluation, where: str, folder: Path | None, config: Mapping[str, Any] | None = None
+    output: Output,
+    found: Evaluation,
+    where: str,
+    folder: Path | None,
+    config: Mapping[str, Any] | None = None,
+    *,
+    by: str | None = None,
+    left_out: int = 0,
 ) -> int:
-    written = write_results(found, folder, where, config) if folder is not None else []
-    output.result({"record": where, **asdict(found)})
-    output.table(("metric", where), summary(found))
+    title = where if by is None else f"{where} by {by}"
+    written = write_results(found, folder, title, config) if folder is not None else []
+    output.result({"record": where, **({"by": by, "without_score": left_out} if by else {}), **asdict(found)})
+    output.table(("metric", title), summary(found))
+    if left_out:
+        output.say(f"{left_out} trajectories were left out: {by} gave them no reward.")
     if len(found.families) > 1:
         rows = [
             (n, s.problems, s.pass_at_1.value, s.pass_at_1.low, s.pass_at_1.high) for n, s in found.families.items()
@@ -87,8 +118,8 @@ def _report(
     return 0
 
 
-def _compare(records: list[str], folder: Path | None, output: Output) -> int:
-    a, b = (samples_of(stored_trajectories(record)) for record in records)
+def _compare(records: list[str], by: str | None, folder: Path | None, output: Output) -> int:
+    a, b = (samples_of(_trajectories(record, by)[0]) for record in records)
     found = compare(a, b, (records[0], records[1]))
     written = write_comparison(found, folder) if folder is not None else []
     output.result(_data(found))

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
+from hrm_agent.cli.common.interrupts import resumed_by
 from hrm_agent.cli.common.output import Output, progress
 from hrm_agent.cli.common.run_folder import run_folder
 from hrm_agent.config import CONFIG_FILE, build_config, compare_on_resume, read_config_file, save_config
 from hrm_agent.errors import ConfigError, RunError, TaskError, nearest
 from hrm_agent.files import alone_in
+from hrm_agent.rewards import load_rubric
 
 if TYPE_CHECKING:
     from hrm_agent.training.configs import FineTuneConfig, GrpoConfig
@@ -65,39 +68,70 @@ def _rl(words: list[str]) -> int:
 
 def reinforce(config: GrpoConfig, folder: Path, output: Output) -> None:
     """Train, or go on, in `folder`."""
+    from hrm_agent.cli.training.collect import tell_changed_sources
     from hrm_agent.models.policy_loader import model_folder
-    from hrm_agent.training.grpo import train
+    from hrm_agent.models.slow_start import told_if_slow
+
+    with told_if_slow("loading torch; the first time this takes up to a minute"):
+        from hrm_agent.training.grpo import train
     from hrm_agent.training.metrics import read_metrics
     from hrm_agent.training.processes import is_first_process, require_one_process
-    from hrm_agent.training.verdicts import why_nothing_was_learnt
+    from hrm_agent.training.verdicts import when_learning_stopped, why_nothing_was_learnt
 
     if not is_first_process():
         return  # the first one says why they cannot run together
     require_one_process()
     model_folder(config.policy)  # before there is a folder: what cannot be trained leaves nothing behind
-    with alone_in(folder):  # what is refused because another process is at work leaves its configuration
+    if config.rewards is not None:
+        load_rubric(config.rewards)
+    tell_changed_sources(config.tasks, "train", folder)
+    with resumed_by(f"hrm-agent resume {folder}"), alone_in(folder):  # whoever is refused leaves its configuration
+        is_new = not (folder / CONFIG_FILE).exists()
         if _is_taken_up(config, "train rl", folder):
-            with progress(config.algorithm, config.steps) as advance:
+            with progress(config.algorithm, config.steps) as advance, _withdrawn(folder, is_new=is_new):
                 asyncio.run(train(config, folder, on_step=lambda row: advance(watched(row), int(row["step"]) + 1)))
         else:
             output.say(_nothing_left(folder, config.steps))
     model, metrics = folder / "model", folder / "metrics.jsonl"
     rows = read_metrics(metrics)
     taken = sum(bool(row["stepped"]) for row in rows) if rows else None  # without metrics it is not known
-    lack = why_nothing_was_learnt(rows)
+    lack, stopped = why_nothing_was_learnt(rows), when_learning_stopped(rows)
     found = {
         "folder": str(folder),
         "model": str(model),
         "optimizer_steps": taken,
         "nothing_learnt": lack,
+        "learning_stopped": stopped,
     }
     output.result({**found, "last": rows[-1] if rows else None})
-    if lack is not None:
-        print(f"hrm-agent: {lack}", file=sys.stderr)
+    for remark in filter(None, (lack, stopped)):
+        print(f"hrm-agent: {remark}", file=sys.stderr)
     steps = f"{len(rows)} step{'s' * (len(rows) != 1)}" + (f", {taken} with an update" if taken != len(rows) else "")
-    told = f"Trained {steps}; the metrics are {metrics}" if rows else f"{metrics} has no rows"
+    curves = _curves(rows, config, folder) if rows else ""
+    told = f"The run has {steps}; the metrics are {metrics}{curves}" if rows else f"{metrics} has no rows"
     output.say(f"{told}; the policy is {model}.")
     output.say(f"Next: hrm-agent eval --policy {model}, hrm-agent history --store {folder}")
+
+
+def _curves(rows: Sequence[Mapping[str, Any]], config: GrpoConfig, folder: Path) -> str:
+    """Draws them, where there is something to draw with; what to say of it."""
+    if find_spec("matplotlib") is None:
+        return ""
+    from hrm_agent.training.plots import plot_curves
+
+    plot_curves(rows, folder / "curves.png", f"{config.algorithm}, {config.graph}, seed {config.seed}")
+    return f", drawn in {folder / 'curves.png'}"
+
+
+@contextmanager
+def _withdrawn(folder: Path, *, is_new: bool) -> Generator[None]:
+    """The configuration of a new run whose tasks are refused is not kept: right ones can be named next."""
+    try:
+        yield
+    except TaskError:
+        if is_new:
+            (folder / CONFIG_FILE).unlink()
+        raise
 
 
 def _is_taken_up(config: GrpoConfig | FineTuneConfig, command: str, folder: Path, *, writes: bool = True) -> bool:
@@ -156,12 +190,17 @@ def _sft(words: list[str]) -> int:
     parser.add_argument(
         "data", nargs="?", help='JSONL file, a line: {"messages": [{"role": ..., "content": ...}, ...]}'
     )
+    parser.add_argument(
+        "--from", dest="source", metavar="STORE", help="learn from the completed runs of a store, run folder or export"
+    )
+    parser.add_argument("--role", action="append", metavar="ROLE", help="with --from: only answers of it; repeatable")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="run folder; one on record is resumed [a new one]")
     add_config(parser, FineTuneConfig)
     arguments = parser.read(words)
+    for name, given in (("data", arguments.data), ("source", arguments.source), ("roles", arguments.role)):
+        if given is not None:  # they are keys of the configuration by a shorter name
+            setattr(arguments, f"config:{name}", given)
     config = config_from(arguments, FineTuneConfig, "train sft")
-    if arguments.data is not None:
-        config = config.model_copy(update={"data": arguments.data})
     if arguments.dry_run:
         print_config(config, "train sft", as_json=arguments.json)
         return 0
@@ -171,36 +210,54 @@ def _sft(words: list[str]) -> int:
 
 def fine_tune(config: FineTuneConfig, folder: Path, output: Output) -> None:
     """Train, or go on, in `folder`."""
+    from hrm_agent.cli.training.from_records import CONVERSATIONS, select
     from hrm_agent.training.processes import is_first_process
 
     if (folder / "model").exists() and not (folder / "checkpoints").exists():
         raise RunError(f"{folder} holds a trained model already.", "Name another folder with --out.")
-    if not Path(config.data).is_file():
-        named = f"There is no file {config.data}." if config.data else "No file of conversations was named."
-        raise TaskError(named, 'Name a JSONL file; a line: {"messages": [...]}.')
-    config = config.model_copy(update={"data": str(Path(config.data).resolve())})
+    config = _with_whole_paths(config)
     main = is_first_process()  # of those that share the batches, the one that writes
+    chosen = select(config) if main and config.source and not (folder / CONVERSATIONS).is_file() else None
     with alone_in(folder) if main else nullcontext():
         if _is_taken_up(config, "train sft", folder, writes=main):
+            if chosen is not None:
+                chosen.write(folder)
+                for line in chosen.lines():
+                    output.say(line)
             _fine_tune(config, folder, writes=main)
         else:
             output.say(_nothing_left(folder, config.steps))
     model = folder / "model"
-    output.result({"folder": str(folder), "model": str(model)})
+    output.result({"folder": str(folder), "model": str(model), **({"taken": chosen.data()} if chosen else {})})
     output.say(f"The policy is {model}, the metrics are {folder / 'metrics.jsonl'}.")
     output.say(f"Next: hrm-agent eval --policy {model}, hrm-agent train rl --policy {model}")
 
 
+def _with_whole_paths(config: FineTuneConfig) -> FineTuneConfig:
+    """A run is resumed from any folder. Raises `TaskError` where there is nothing to learn from."""
+    if config.source:
+        is_url = "://" in config.source
+        return config if is_url else config.model_copy(update={"source": str(Path(config.source).resolve())})
+    if not Path(config.data).is_file():
+        named = f"There is no file {config.data}." if config.data else "No file of conversations was named."
+        raise TaskError(named, 'Name a JSONL file; a line: {"messages": [...]}; or runs on record: --from STORE.')
+    return config.model_copy(update={"data": str(Path(config.data).resolve())})
+
+
 def _fine_tune(config: FineTuneConfig, folder: Path, *, writes: bool) -> None:
+    from hrm_agent.cli.training.from_records import CONVERSATIONS
     from hrm_agent.models.codec.chat_template import ChatTemplateCodec
     from hrm_agent.models.local.load_weights import load_pretrained
     from hrm_agent.models.policy_loader import model_folder
     from hrm_agent.training.checkpoints import Checkpoints, keep_model
-    from hrm_agent.training.sft import read_chats, save_policy, train_sft
+    from hrm_agent.training.sft import read_chats, save_policy, train_sft, wait_for_all
 
-    conversations = read_chats(Path(config.data))
+    data = folder / CONVERSATIONS if config.source else Path(config.data)
+    if config.source:
+        wait_for_all()  # the first process writes them
+    conversations = read_chats(data)
     if not conversations:
-        raise TaskError(f"{config.data} holds no conversation.", 'A line: {"messages": [...]}.')
+        raise TaskError(f"{data} holds no conversation.", 'A line: {"messages": [...]}.')
     # In half precision an update at a small learning rate is lost in the rounding.
     model, tokenizer = load_pretrained(model_folder(config.policy), dtype="float32")
     with progress("sft", config.steps) as advance:
@@ -213,7 +270,7 @@ def _fine_tune(config: FineTuneConfig, folder: Path, *, writes: bool) -> None:
             checkpoints=Checkpoints(folder, keep=config.checkpoints, every=config.checkpoint_every),
             progress=lambda row: advance(f"loss {row['loss']:.3f}, accuracy {row['accuracy']:.3f}", int(row["step"])),
         )
-    card = f"# {folder.name}\n\n{config.policy}, fine-tuned by {config.steps} steps on {Path(config.data).name} "
+    card = f"# {folder.name}\n\n{config.policy}, fine-tuned by {config.steps} steps on {data.name} "
     card += "(`hrm-agent train sft`).\n"
     if writes:
         keep_model(folder, config.steps, lambda part: save_policy(model, tokenizer, part, card))

@@ -59,19 +59,31 @@ def test_an_answer_of_no_weight_is_not_learned(ran: Path, hrm: Command, tmp_path
 
 
 def test_a_graph_of_ones_own(scripted: str, hrm: Command, tmp_path: Path) -> None:
-    """Its model reports no tokens, and its tools are nowhere but in the graph."""
+    """Its model reports no tokens; what it was sent, its tools among it, is on record."""
     hrm("run", TASK, "--policy", scripted, "--graph", "tests.support.graphs.own_agent:graph")
-    done = hrm("export", "runs", "--out", "x.chat")
-    assert "0 rows of 1 trajectories" in done.out
+    assert "1 rows of 1 trajectories" in hrm("export", "runs", "--out", "x.chat").out
+    row = json.loads((tmp_path / "x.chat").read_text())
+    assert row["tools"][0]["function"]["name"] == "multiply"
+    assert row["messages"][-1] == {"role": "assistant", "content": "It is 42."}
+
+
+def test_a_record_of_an_earlier_version_has_no_tools(scripted: str, hrm: Command, tmp_path: Path) -> None:
+    hrm("run", TASK, "--policy", scripted, "--graph", "tests.support.graphs.own_agent:graph")
+    (now,) = stored("runs")
+    then = now.model_copy(update={"calls": tuple(call.model_copy(update={"tools": None}) for call in now.calls)})
+    write_jsonl([then], tmp_path / "old.jsonl")
+    done = hrm("export", "old.jsonl", "--out", "x.chat")
+    assert done.code == 1 and not (tmp_path / "x.chat").exists()
+    assert "0 rows of 1 trajectories were found, and x.chat was not written" in done.out
     assert "2 left out: the tools that were offered are not known" in done.out
     assert "--tools" in done.out
     assert multiply.args_schema is not None
     offered = [{"name": "multiply", "input_schema": multiply.args_schema.model_json_schema()}]
     (tmp_path / "tools.json").write_text(json.dumps(offered))
-    assert "1 rows" in hrm("export", "runs", "--out", "x.chat", "--tools", "tools.json").out
-    row = json.loads((tmp_path / "x.chat").read_text())
-    assert row["tools"][0]["function"]["name"] == "multiply"
-    assert row["messages"][-1] == {"role": "assistant", "content": "It is 42."}
+    assert "1 rows" in hrm("export", "old.jsonl", "--out", "x.chat", "--tools", "tools.json").out
+    assert json.loads((tmp_path / "x.chat").read_text())["tools"][0]["function"]["name"] == "multiply"
+    traced = hrm("export", "old.jsonl", "--out", "x.verifiers")
+    assert traced.code == 0 and "2 calls in these rows stand without theirs: the tools" in traced.out
 
 
 def test_results_of_tools_of_ones_own_are_proved_without_the_store(hrm: Command, tmp_path: Path) -> None:

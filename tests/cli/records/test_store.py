@@ -75,6 +75,31 @@ def test_verify(kept: str, hrm: Command) -> None:
     assert found.code == 1 and not found.json["sound"] and len(found.json["findings"]) >= 3
 
 
+TABLES = ("blobs", "calls", "trajectories", "checkpoints", "threads", "writes", "tool_calls", "meta", "overlays")
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_page_that_is_damaged_is_a_finding_and_no_failure(table: str, kept: str, hrm: Command) -> None:
+    """Whatever the file cannot give any more; and a copy says which of two files it is that is damaged."""
+    spoil(kept, table)
+    done = hrm("store", "verify", kept, "--json")
+    assert (done.code, done.json["sound"]) == (1, False), done.err
+    assert any("malformed" in finding for finding in done.json["findings"]), done.out
+    done = hrm("store", "copy", kept, "new.db")
+    assert done.code == 2 and "sample.db" in done.err and "malformed" in done.err and "new.db" not in done.err
+
+
+def spoil(file: str, table: str) -> None:
+    """Overwrite the first page of a table."""
+    with closing(sqlite3.connect(file)) as connection:
+        (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with Path(file).open("r+b") as opened:
+        opened.seek((root - 1) * size)
+        opened.write(b"\xfe" * size)
+
+
 def test_prune(kept: str, hrm: Command) -> None:
     would = hrm("store", "prune", kept, "--status", "failed", "--dry-run")
     assert would.code == 0 and "1 runs would be deleted" in would.out

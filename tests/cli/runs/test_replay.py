@@ -38,7 +38,7 @@ def test_a_run_comes_to_the_same(hrm: Command, scripted: str) -> None:
     done = hrm("replay", "t")
     assert done.code == 0 and "equal, byte for byte" in done.out
     row = hrm("replay", "t", "--json").json
-    assert (row["verdict"], row["random_ids"], row["unused"], row["difference"]) == ("equal", 0, 0, [])
+    assert (row["verdict"], row["renamed_ids"], row["unused"], row["difference"]) == ("equal", 0, 0, [])
 
 
 def test_a_store_is_checked_run_by_run(hrm: Command, tmp_path: Path) -> None:
@@ -59,12 +59,37 @@ def test_what_it_asks_now_is_shown_and_gone_on_with(hrm: Command, scripted: str,
     done = hrm("replay", "t", "--graph", graph)
     assert done.code == 1
     assert "node reason: it asks the model differently than recorded" in done.out
-    assert "+<|im_start|>system" in done.out and "+Check it.<|im_end|>" in done.out
+    assert "+[system]" in done.out and "+Check it." in done.out
     policy = script(tmp_path / "other", SCRIPT[1])
     live = hrm("replay", "t", "--graph", graph, "--live-after", "--policy", policy, "--thread", "u", "--json")
     assert live.code == 0 and live.json["live"]
     assert hrm("replay", "u").code == 0
     assert hrm("lint", "runs/store.db").code == 0
+
+
+def test_what_is_ignored_is_told(hrm: Command, scripted: str) -> None:
+    graph = "tests.support.graphs.renamed_agents:measures"
+    assert hrm("run", "Go.", "--graph", graph, "--policy", scripted, "--thread", "t").code == 0
+    assert hrm("replay", "--check", "runs").code == 1
+    some = ["--ignore", "waited", "--ignore", "rows[*].took", "--ignore", "left"]
+    paths = [*some, "--ignore", "messages[*].additional_kwargs.took"]
+    done = hrm("replay", "--check", "runs", *paths)
+    assert done.code == 0 and "1 runs replayed, 1 equal, 0 not" in done.out
+    assert "Ignored: waited: " in done.out and "--ignore left matched nothing." in done.out
+    found = hrm("replay", "--check", "runs", *paths, "--json").json
+    assert len(found["ignored"]) == 4 and found["unmatched"] == ["left"] and found["renamed_ids"] == 0
+    one = hrm("replay", "t", *paths)
+    assert one.code == 0 and "equal, apart from 4 ignored differences" in one.out
+    broken = hrm("replay", "t", "--ignore", "rows[")
+    assert broken.code == 2 and "'rows[' is no path" in broken.err
+
+
+def test_generated_ids_are_counted(hrm: Command, scripted: str) -> None:
+    graph = "tests.support.graphs.renamed_agents:tickets"
+    assert hrm("run", "Go.", "--graph", graph, "--policy", scripted, "--thread", "t").code == 0
+    done = hrm("replay", "--check", "runs")
+    assert done.code == 0 and "1 equal, apart from 3 generated ids, 0 not" in done.out
+    assert "equal, apart from 3 generated ids" in hrm("replay", "t").out
 
 
 def test_which_run(hrm: Command) -> None:

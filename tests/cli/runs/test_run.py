@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,8 +20,11 @@ from hrm_agent.environment.isolation import Isolation
 from hrm_agent.environment.local import environment as local
 from hrm_agent.environment.remote.address import TOKEN_VARIABLE
 from hrm_agent.errors import HrmError
+from hrm_agent.store import open_store
+from hrm_agent.trajectory import RunStatus, StopReason
 from tests.cli.conftest import SCRIPT, Command
 from tests.support.environment.served import TOKEN, served
+from tests.support.store.bodies import execute
 
 TASK = "What is 6 * 7?"
 OK_CALLS = 'hrm_environment_calls_total{status="ok"}'
@@ -231,7 +236,7 @@ def test_collect_then_everything_else(tasks: str, parrot: str, hrm: Command, tmp
     words = ("--tasks", tasks, "--count", "none", "--policy", parrot, "--out", "runs/c")
     done = hrm("collect", *words, "--json")
     assert done.json == {"folder": "runs/c", "trajectories": 2, "statuses": {"completed": 2}}
-    assert "collect 2/2 1 correct" in done.err
+    assert re.search(r"collect 2/2 \[.*\] 1 correct", done.err)
     assert (tmp_path / "runs/c/config.toml").read_text().startswith('command = "collect"')
     found = hrm("eval", "runs/c", "--json").json
     assert (found["problems"], found["pass_at_1"]) == (2, 0.5)
@@ -274,6 +279,29 @@ def test_eval_of_a_policy(tasks: str, parrot: str, hrm: Command) -> None:
     found = hrm("eval", "--tasks", tasks, "--count", "2", "--policy", parrot, "--out", "runs/e", "--json").json
     assert (found["trajectories"], found["statuses"]) == (2, {"completed": 2})
     assert hrm("resume", "runs/e", "--json").json == found
+
+
+def test_a_run_that_was_stopped_stays_so_where_it_cannot_be_resumed(hrm: Command, scripted: str) -> None:
+    assert hrm("run", "What is 6 * 7?", "--policy", scripted, "--thread", "t").code == 0
+    store = "sqlite:///runs/store.db"
+    stopped: dict[str, Any] = {"status": RunStatus.ABORTED, "stop_reason": StopReason.ABORTED, "answer": None}
+
+    def status(**changes: Any) -> RunStatus:
+        execute(store, "UPDATE trajectories SET status = 'running'")  # what has ended would stand
+        with open_store(store) as opened:
+            known = opened.journal.trajectory("t").model_copy(update=changes)
+            opened.journal.write_trajectory(known)
+            return known.status
+
+    status(**stopped)
+    (kept,) = execute(store, "SELECT thread_id, record FROM options")
+    execute(store, "DELETE FROM options")
+    done = hrm("resume", "t")
+    assert done.code == 2 and "are not recorded" in done.err
+    assert status() is RunStatus.ABORTED
+    execute(store, "INSERT INTO options (thread_id, record) VALUES (?, ?)", kept)
+    assert hrm("resume", "t").code == 0
+    assert status() is RunStatus.COMPLETED
 
 
 def test_what_cannot_be_resumed(hrm: Command, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ short for most of ARC-AGI."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def test_from_tasks_to_results_and_a_comparison(tasks: str, hrm: Command, tmp_pa
     right = policy(tmp_path, "right.jsonl", *["42"] * 12)
     done = hrm("eval", *words, "--policy", right, "--out", "runs/a", "--json")
     found, folder = done.json, tmp_path / "runs/a"
-    assert "eval 12/12 3 correct" in done.err
+    assert re.search(r"eval 12/12 \[.*\] 3 correct", done.err)
     assert (found["pass_at"]["3"]["value"], found["majority_at"]["3"]["value"], found["samples"]) == (0.25, 0.25, 3)
     assert len(found["families"]) == 2 and found["families"]["word_problems"]["pass_at_1"]["value"] == 0
     assert found["cost"] == pytest.approx((found["read_tokens"] + 2 * found["sampled_tokens"]) / 1e6)

@@ -100,7 +100,7 @@ def test_a_run_whose_answers_are_all_wrong_says_that_it_learnt_nothing(hrm: Comm
     assert done.code == 0 and "nan" not in done.out + done.err
     assert "skipped: nothing to train: 1 of 1 groups have equal rewards" in done.err
     assert "Nothing was learnt in 2 steps: 2 of 2 groups have equal rewards. Almost no answer was right" in done.err
-    assert "Trained 2 steps, 0 with an update" in done.out
+    assert "The run has 2 steps, 0 with an update" in done.out
     again = hrm("train", "rl", "--tasks", "jsonl:wrong.jsonl", *SMALL, "--json")
     assert again.json["optimizer_steps"] == 0 and "Nothing was learnt" in again.json["nothing_learnt"]
     rows = read_metrics(Path("run/metrics.jsonl"))

@@ -1,0 +1,65 @@
+"""Types of the user's own in the states of threads: which ones a command may make objects of, and by whose word.
+
+A stored value names its type, and to read it means to import a module. So a type is read only if the user names it
+(`--allow`), or names a graph whose state declares it (`--graph`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hrm_agent.errors import ConfigError
+from hrm_agent.import_by_name import import_by_name
+
+if TYPE_CHECKING:
+    from langgraph.pregel import Pregel
+
+    from hrm_agent.cli.common.arguments import Arguments, Parser
+
+__all__ = ["add_own_types", "allowed_names", "named_graph"]
+
+
+def add_own_types(parser: Parser, *, graph: bool = False) -> None:
+    """`--allow`; with `graph` `--graph`, too."""
+    parser.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="MODULE:TYPE",
+        help="a type of your own that the state may hold; repeatable",
+    )
+    if graph:
+        parser.add_argument(
+            "--graph",
+            metavar="MODULE:GRAPH",
+            help="a graph whose state declares the types, and that knows what is next",
+        )
+
+
+def allowed_names(arguments: Arguments) -> list[str]:
+    """The names given with `--allow`. Raises `ConfigError` for one that is no type here: its values would be lost."""
+    names: list[str] = arguments.allow
+    for name in names:
+        module, _, attribute = name.partition(":")
+        if not module or not attribute:
+            raise ConfigError(f"--allow {name!r} names no type.", "Write --allow package.module:Type.")
+        try:
+            found = getattr(import_by_name(module, str(Path.cwd())), attribute, None)
+        except Exception as error:  # whatever the user's module raises
+            raise ConfigError(
+                f"--allow {name!r} does not import: {type(error).__name__}: {error}.",
+                "Name it as its module is imported.",
+            ) from error
+        if not isinstance(found, type):
+            raise ConfigError(f"--allow {name!r}: there is no type {attribute!r} in {module}.")
+    return names
+
+
+def named_graph(arguments: Arguments) -> Pregel[Any, Any, Any, Any] | None:
+    """The graph given with `--graph`, loaded. Raises `GraphError`."""
+    if arguments.graph is None:
+        return None
+    from hrm_agent.runtime.execution.loading import load_graph  # LangGraph, which a list of runs does not need
+
+    return load_graph(arguments.graph)

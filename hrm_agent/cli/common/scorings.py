@@ -1,0 +1,84 @@
+"""Scores of runs by their name, and as rows and lines for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from hrm_agent.errors import ConfigError, nearest
+from hrm_agent.intervals import Estimate
+from hrm_agent.store import RunStore
+from hrm_agent.training.evaluation.rubrics import RECORDED, FaultCount, RubricComparison, recorded_scorings
+from hrm_agent.trajectory import FEEDBACK, Scoring, Trajectory
+
+__all__ = ["differing_lines", "fault_rows", "mean_rows", "rubric_comparison_rows", "scorings_named"]
+
+_SHOWN = 20
+"""Trajectories of a comparison that are listed; all of them stand in the JSON."""
+_REASON_CHARACTERS = 200
+
+
+def scorings_named(store: RunStore, name: str, headers: Iterable[Trajectory]) -> Mapping[str, Scoring]:
+    """The scores that stand under a name, by trajectory id. Raises `ConfigError` if there are none of that name."""
+    if name == RECORDED:
+        return recorded_scorings(headers)
+    known = store.scorings.rubrics()
+    if name not in known:
+        if name == FEEDBACK:
+            raise ConfigError(
+                f"Nobody has said anything of a run in {store.url}.", "`hrm-agent serve` takes POST /v1/feedback."
+            )
+        there = f"There is {', '.join([*known, RECORDED])}."
+        hint = f"{nearest(name, [*known, RECORDED])} {there} A rubric is named as module:attribute.".strip()
+        raise ConfigError(f"There are no scores {name!r} in {store.url}.", hint)
+    return store.scorings.by_rubric(name)
+
+
+def mean_rows(means: Mapping[str, Estimate]) -> list[Sequence[object]]:
+    """Each reward with its mean and its 95 % interval."""
+    return [(name, found.value, found.low, found.high) for name, found in means.items()]
+
+
+def fault_rows(faults: Iterable[FaultCount]) -> list[Sequence[object]]:
+    """Each kind of fault with an example."""
+    return [(one.reward, one.fault, one.count, one.trajectory, _short(one.reason)) for one in faults]
+
+
+def rubric_comparison_rows(found: RubricComparison) -> list[Sequence[object]]:
+    """Both sides and their difference."""
+    right_a, right_b = found.right["both"] + found.right["a"], found.right["both"] + found.right["b"]
+    return [
+        ("right", right_a, right_b, f"{right_b - right_a:+d}"),
+        ("outcome", *(_interval(one) for one in (found.a_outcome, found.b_outcome)), _interval(found.outcome, "+")),
+        ("reward", *(_interval(one) for one in (found.a_reward, found.b_reward)), _interval(found.reward, "+")),
+    ]
+
+
+def differing_lines(found: RubricComparison) -> Iterator[str]:
+    """What follows from the table, and the runs on which they differ."""
+    right = found.right
+    yield (
+        f"{found.trajectories} trajectories of {found.problems} problems have rewards by both: {right['both']} are "
+        f"right by both, {right['a']} by A only, {right['b']} by B only, {right['neither']} by neither "
+        f"(p = {found.p_value:.2g}, sign flips over problems)."
+    )
+    for name, count in (("A", found.only_a), ("B", found.only_b)):
+        if count:
+            yield f"{count} have a reward by {name} only, and were left out."
+    for one in found.differing[:_SHOWN]:
+        yield f"{one.trajectory} ({one.task}): A {one.a:g}{_because(one.a_reason)}; B {one.b:g}{_because(one.b_reason)}"
+    if len(found.differing) > _SHOWN:
+        yield f"and {len(found.differing) - _SHOWN} more; --json lists all."
+
+
+def _because(reason: str) -> str:
+    return f" ({_short(reason)})" if reason else ""
+
+
+def _short(reason: str) -> str:
+    line = " ".join(reason.split())
+    return line if len(line) <= _REASON_CHARACTERS else f"{line[:_REASON_CHARACTERS]} ..."
+
+
+def _interval(found: Estimate, sign: str = "") -> str:
+    form = f"{sign}.3f"
+    return f"{found.value:{form}}  ({found.low:{form}} to {found.high:{form}})"

@@ -1,0 +1,63 @@
+"""`hrm-agent record`: runs any program, and records every LangGraph graph that it invokes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from hrm_agent.cli.common.arguments import Parser
+from hrm_agent.cli.common.run_folder import DEFAULT_STORE
+from hrm_agent.errors import ConfigError
+from hrm_agent.runtime.recording import hook
+from hrm_agent.store import open_store
+
+__all__ = ["run"]
+
+_STARTUP = Path(hook.__file__).with_name("startup")
+"""Holds the `sitecustomize` that Python runs first."""
+
+
+def run(words: list[str]) -> int:
+    """The program's own exit code."""
+    at = words.index("--") if "--" in words else len(words)
+    parser = Parser("record", "Run a program, and record every LangGraph graph that it and its children invoke.")
+    parser.usage = "hrm-agent record [--store STORE] -- COMMAND [ARGUMENT ...]"
+    parser.add_argument("--store", default=DEFAULT_STORE, help=f"where to record [{DEFAULT_STORE}]")
+    arguments, command = parser.read(words[:at]), words[at + 1 :]
+    if not command:
+        raise ConfigError("Which program?", "Put it after two hyphens: `hrm-agent record -- python theirs.py`.")
+    open_store(arguments.store).close()  # what is wrong with it is told here, and not in the midst of the program
+    return _run(command, _environment(arguments.store))
+
+
+def _environment(store: str) -> dict[str, str]:
+    where = store if "://" in store else str(Path(store).resolve())
+    path = os.pathsep.join(filter(None, (str(_STARTUP), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, hook.VARIABLE: where, "PYTHONPATH": path}
+
+
+def _run(command: Sequence[str], environment: dict[str, str]) -> int:
+    """Signals reach the program, and it decides what they mean."""
+    try:
+        process = subprocess.Popen(command, env=environment)
+    except OSError as error:
+        raise ConfigError(
+            f"{command[0]!r} cannot be started: {error.strerror}.", "Check its name and the path."
+        ) from error
+
+    def hand_on(number: int, _: Any) -> None:
+        if number != signal.SIGINT:  # a terminal sends that one to both
+            process.send_signal(number)
+
+    with ExitStack() as stack:
+        with suppress(ValueError):  # signals are set in the main thread only
+            for number in (signal.SIGINT, signal.SIGTERM):
+                before = signal.signal(number, hand_on)
+                stack.callback(signal.signal, number, before)
+        code = process.wait()
+    return 128 - code if code < 0 else code

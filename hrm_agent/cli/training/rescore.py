@@ -1,0 +1,197 @@
+"""`hrm-agent rescore`: stored runs scored by a rubric, and two rubrics compared on them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from hrm_agent.cli.common.arguments import Parser
+from hrm_agent.cli.common.output import Output, progress
+from hrm_agent.cli.common.run_folder import existing_store, own_run
+from hrm_agent.cli.common.scorings import differing_lines, fault_rows, mean_rows, rubric_comparison_rows, scorings_named
+from hrm_agent.errors import ConfigError, RunError, StoreError, nearest
+from hrm_agent.rewards import Scorer, opened_scorer
+from hrm_agent.store import RunStore
+from hrm_agent.training.evaluation.rubrics import RECORDED, compare_rubrics, fault_counts, reward_means
+from hrm_agent.training.rescoring import Rescored, rescore
+from hrm_agent.training.tasks.own_verifier import VERIFIER, VERIFIER_SPEC
+from hrm_agent.trajectory import FEEDBACK, Scoring, Trajectory
+
+__all__ = ["run"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_RESERVED = (FEEDBACK, RECORDED, VERIFIER)
+
+
+def run(words: list[str]) -> int:
+    """1 if no trajectory has a reward."""
+    arguments = _parser().read(words)
+    output = Output(as_json=arguments.json)
+    _check_name(arguments)
+    with existing_store(arguments.store, arguments.allow) as store:
+        damaged: dict[str, str] = {}
+        headers = _headers(store, arguments, damaged)
+        wanted = _wanted(headers, arguments)
+        found = asyncio.run(_sides(store, headers, wanted, arguments))
+    chosen = [header for header in headers if wanted is None or header.id in wanted]
+    return _report(output, chosen, found, damaged)
+
+
+def _parser() -> Parser:
+    parser = Parser("rescore", "Score stored runs by a rubric, beside the scores that they have; compare two rubrics.")
+    add = parser.add_argument
+    add("store", help="a run folder, or a store")
+    help_text = "module:attribute, ./file.py:attribute, answer:READER, verifier (the tasks' own), or scores on record"
+    add("--rewards", required=True, metavar="RUBRIC", help=help_text)
+    add("--compare", metavar="RUBRIC", help="a second one: what differs on the same runs; also feedback, recorded")
+    add("--name", help="under which the new scores are stored [the rubric's own]")
+    add("--run", help="only the trajectories of this run")
+    add("--thread", nargs="+", default=[], help="only these threads or trajectories, with what they are compared to")
+    help_text = "score again what the same code has scored: all, or faults only"
+    add("--again", nargs="?", const="all", default="", choices=("all", "faults"), help=help_text)
+    add("--allow", nargs="+", default=[], metavar="MODULE:CLASS", help="your own types in the states")
+    add("--workers", type=int, default=2, help="processes that score [2]")
+    return parser
+
+
+def _check_name(arguments: argparse.Namespace) -> None:
+    if arguments.name is not None and (not _NAME.fullmatch(arguments.name) or arguments.name in _RESERVED):
+        raise ConfigError(
+            f"Scores cannot be called {arguments.name!r}.",
+            f"A name has letters, digits and `._-`, and is none of {', '.join(_RESERVED)}.",
+        )
+    if arguments.workers < 1:
+        raise ConfigError(f"--workers {arguments.workers}: there has to be one process.", "Write --workers 2.")
+
+
+def _headers(store: RunStore, arguments: argparse.Namespace, damaged: dict[str, str]) -> list[Trajectory]:
+    def on_damage(id_: str, error: StoreError) -> None:
+        damaged[id_] = error.message
+
+    run_id = arguments.run or own_run(arguments.store)
+    where: tuple[str, tuple[str, ...]] = ("1 = 1", ()) if run_id is None else ("run_id = ?", (run_id,))
+    found = store.journal.headers(*where, on_damage)
+    if not found:
+        of_run = f" of run {run_id!r}" if run_id else ""
+        hint = f"`hrm-agent history --store {arguments.store}` lists what there is."
+        raise RunError(f"There is no trajectory{of_run} to score in {store.url}.", hint)
+    return found
+
+
+def _wanted(headers: Sequence[Trajectory], arguments: argparse.Namespace) -> set[str] | None:
+    threads: list[str] = arguments.thread
+    if not threads:
+        return None
+    by_name = {name: header.id for header in headers for name in (header.id, header.thread_id)}
+    for name in threads:
+        if name not in by_name:
+            hint = f"`hrm-agent history --store {arguments.store}` lists what there is."
+            raise RunError(f"There is no thread {name!r} to score. {nearest(name, by_name)}".strip(), hint)
+    return {by_name[name] for name in threads}
+
+
+Side = tuple[str, Mapping[str, Scoring], Rescored | None]
+"""A rubric's name, its scorings, and what this call made of them; None for those that were on record."""
+
+
+async def _sides(
+    store: RunStore, headers: Sequence[Trajectory], wanted: Collection[str] | None, arguments: argparse.Namespace
+) -> list[Side]:
+    specs = [(arguments.rewards, arguments.name or "")]
+    specs += [(arguments.compare, "")] if arguments.compare else []
+    return [await _side(store, headers, wanted, arguments, *spec) for spec in specs]
+
+
+async def _side(
+    store: RunStore,
+    headers: Sequence[Trajectory],
+    wanted: Collection[str] | None,
+    arguments: argparse.Namespace,
+    spec: str,
+    name: str,
+) -> Side:
+    if ":" not in spec and spec != VERIFIER:
+        if name:
+            raise ConfigError(f"{spec!r} are scores on record, which have their name.", "Leave out --name.")
+        return spec, scorings_named(store, spec, headers), None
+    loaded = VERIFIER_SPEC if spec == VERIFIER else spec
+    async with opened_scorer(loaded, name=name, workers=arguments.workers) as scorer:
+        _check_rubric(scorer, spec)
+        total = len(headers) if wanted is None else len(wanted)
+        with progress(f"rescore {scorer.rubric.name}", total) as advance:
+            count = 0
+
+            def on_scored(more: int) -> None:
+                nonlocal count
+                count += more
+                advance("", count)
+
+            found = await rescore(store, scorer, headers, wanted=wanted, again=arguments.again, on_scored=on_scored)
+    return found.rubric, found.scorings, found
+
+
+def _check_rubric(scorer: Scorer, spec: str) -> None:
+    if scorer.rubric.name in _RESERVED and spec != VERIFIER:
+        raise ConfigError(
+            f"The rubric {spec!r} calls itself {scorer.rubric.name!r}, which is kept for other scores.",
+            "Give its scores another name: --name NAME.",
+        )
+
+
+def _report(output: Output, headers: Sequence[Trajectory], sides: Sequence[Side], damaged: Mapping[str, str]) -> int:
+    data: list[dict[str, Any]] = []
+    rewarded = 0
+    for name, scorings, made in sides:
+        scored = [header for header in headers if header.id in scorings]
+        means, faults = reward_means(scored, scorings), fault_counts(scored, scorings)
+        rewarded += sum(bool(scorings[header.id].rewards) for header in scored)
+        data.append({"rubric": name, "means": {key: asdict(one) for key, one in means.items()}} | _made_data(made))
+        data[-1]["faults"] = [asdict(fault) for fault in faults]
+        for line in _made_lines(name, made, len(scored)):
+            output.say(line)
+        output.table(("reward", "mean", "from", "to"), mean_rows(means))
+        if faults:
+            output.table(("reward", "no value", "trajectories", "for example", "reason"), fault_rows(faults))
+    result: dict[str, Any] = {"scored": data} | ({"damaged": dict(damaged)} if damaged else {})
+    if len(sides) == 2 and rewarded:
+        (a, by_a, _), (b, by_b, _) = sides
+        compared = compare_rubrics(headers, (a, by_a), (b, by_b))
+        result["comparison"] = asdict(compared)
+        output.table(("", f"A: {a}", f"B: {b}", "B less A"), rubric_comparison_rows(compared))
+        for line in differing_lines(compared):
+            output.say(line)
+    output.result(result)
+    for id_, reason in damaged.items():
+        output.say(f"trajectory {id_}: {reason}", style="red")
+    if not rewarded:
+        print("hrm-agent: No trajectory has a reward by this.", file=sys.stderr)
+    return 0 if rewarded else 1
+
+
+def _made_data(made: Rescored | None) -> dict[str, Any]:
+    if made is None:
+        return {}
+    return {
+        "code": made.code,
+        "scored": made.scored,
+        "skipped": made.skipped,
+        "replaced": dict(made.replaced),
+        "left_out": dict(made.left_out),
+    }
+
+
+def _made_lines(name: str, made: Rescored | None, on_record: int) -> list[str]:
+    if made is None:
+        return [f"{name}: {on_record} trajectories on record."]
+    code = f" (code {made.code})" if made.code else ""
+    skipped = f", {made.skipped} had been scored by the same code and were skipped" if made.skipped else ""
+    lines = [f"{name}{code}: {made.scored} trajectories scored{skipped}."]
+    for digest, count in made.replaced.items():
+        other = f"other code ({digest})" if digest else "code without a digest"
+        lines.append(f"{count} of them had been scored by {other}; those scores were replaced. --name keeps both.")
+    return lines + [f"{count} not scored: {reason}." for reason, count in made.left_out.items()]

@@ -1,0 +1,77 @@
+"""A reader that goes away, an interrupt, a slow start: what becomes of the run, and what a person is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from hrm_agent.models.slow_start import told_if_slow
+from hrm_agent.store import open_store
+from hrm_agent.trajectory import RunStatus
+
+PROJECT = Path(__file__).parents[3]
+SLOW = """
+import os
+from tests.support.graphs.own_agent import builder
+from langgraph.graph import END, MessagesState
+
+def gate(state):
+    open("waiting", "w").close()
+    with open("go") as pipe:  # a named pipe: until the test has opened it, too
+        pipe.read()
+    return {}
+
+builder.add_node("gate", gate)
+builder.add_edge("tools", "gate")  # once
+graph = builder.compile()
+"""
+
+
+def begin(folder: Path, *words: str) -> subprocess.Popen[str]:
+    (folder / "slow.py").write_text(SLOW)
+    os.mkfifo(folder / "go")
+    command = [sys.executable, "-m", "hrm_agent", "run", "6 * 7?", "--graph", "slow:graph", "--thread", "t", *words]
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+@pytest.mark.parametrize("words", [["--json"], []], ids=["json", "text"])
+def test_a_run_whose_reader_goes_away_is_finished(words: list[str], tmp_path: Path) -> None:
+    process = begin(tmp_path, *words)
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline()
+    process.stdout.close()
+    (tmp_path / "go").write_text("on")
+    said = process.stderr.read()
+    assert process.wait(60) == 0, said
+    with open_store(tmp_path / "runs" / "store.db") as store:
+        assert store.journal.trajectory("t").status is RunStatus.COMPLETED
+
+
+def test_an_interrupt_names_the_command_that_resumes(tmp_path: Path) -> None:
+    process = begin(tmp_path)
+    assert process.stdout is not None and process.stderr is not None
+    with (tmp_path / "go").open("w"):  # opened once the node waits
+        process.send_signal(signal.SIGINT)
+    said = process.stderr.read()
+    process.stdout.close()
+    assert process.wait(60) == 130, said
+    assert "Resume it: `hrm-agent resume t --store runs/store.db`" in said
+    with open_store(tmp_path / "runs" / "store.db") as store:
+        assert store.journal.trajectory("t").status is RunStatus.RUNNING
+
+
+def test_a_slow_start_is_told_and_a_quick_one_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    with told_if_slow("never told", seconds=60):
+        pass
+    with told_if_slow("loading", seconds=0.001):
+        for thread in [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]:
+            thread.join(10)
+    assert capsys.readouterr().err == "hrm-agent: loading\n"

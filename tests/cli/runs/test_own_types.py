@@ -1,0 +1,116 @@
+"""Threads whose states hold types of the user's own: opened by who names the types, or a graph that declares them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hrm_agent.store import open_store
+from tests.cli.conftest import Command
+
+PROGRAM = """
+from typing import Any, TypedDict
+
+from langgraph.graph import START, StateGraph
+from pydantic import BaseModel
+
+
+class Lamp(BaseModel):
+    watts: int
+
+
+class Other(BaseModel):
+    watts: int
+
+
+class Open(TypedDict):
+    task: str
+    thing: Any
+    output: str
+
+
+class Declared(TypedDict):
+    task: str
+    thing: Lamp
+    output: str
+
+
+def light(state: Open) -> dict[str, Any]:
+    return {"thing": Lamp(watts=60), "output": "lit"}
+
+
+def dim(state: Open) -> dict[str, Any]:
+    return {"thing": Lamp(watts=state["thing"].watts - 20)}
+
+
+def made(state: type) -> Any:
+    return StateGraph(state).add_sequence([light, dim]).add_edge(START, "light").compile()
+
+
+graph, declared = made(Open), made(Declared)
+"""
+LAMP = "lamps_of_mine:Lamp"
+
+
+@pytest.fixture
+def thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A thread that a program of the user made with the store's checkpointer."""
+    (tmp_path / "lamps_of_mine.py").write_text(PROGRAM)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    lamps: Any = import_module("lamps_of_mine")
+    (tmp_path / "runs").mkdir()
+    with open_store(tmp_path / "runs" / "store.db", allow=[LAMP]) as store:
+        kept = lamps.graph.copy(update={"checkpointer": store.checkpointer})
+        kept.invoke({"task": "light it"}, {"configurable": {"thread_id": "mine"}})
+    yield "mine"
+    del sys.modules["lamps_of_mine"]
+
+
+@pytest.mark.parametrize("words", [("history", "mine"), ("diff", "mine", "mine@2")])
+def test_it_is_opened_by_who_names_the_type_or_the_graph(words: tuple[str, ...], thread: str, hrm: Command) -> None:
+    refused = hrm(*words)
+    assert refused.code == 2 and "lamps_of_mine.Lamp, which is not allowed" in refused.err
+    assert "--allow package.module:Type" in refused.err
+    assert hrm(*words, "--allow", "lamps_of_mine:Other").code == 2, "no other type is read for it"
+    assert hrm(*words, "--graph", "lamps_of_mine:graph").code == 2, "its state does not say what it holds"
+    for named in (("--allow", LAMP), ("--graph", "lamps_of_mine:declared")):
+        done = hrm(*words, *named)
+        assert done.code == 0, done.err
+    assert "watts" in hrm("diff", "mine", "mine@2", "--allow", LAMP).out
+
+
+@pytest.mark.parametrize("named", [("--allow", LAMP), ("--graph", "lamps_of_mine:declared")])
+def test_it_is_forked_and_resumed(named: tuple[str, ...], thread: str, scripted: str, hrm: Command) -> None:
+    graph = () if named[0] == "--graph" else ("--graph", "lamps_of_mine:graph")
+    policy = ("--policy", scripted)
+    refused = hrm("fork", thread, "--at", "before:dim", "--graph", "lamps_of_mine:graph", *policy)
+    assert refused.code == 2 and "which is not allowed" in refused.err
+    done = hrm("fork", thread, "--at", "before:dim", *named, *graph, *policy)
+    assert done.code == 0, done.err
+    allow = named if named[0] == "--allow" else ()
+    resumed = hrm("resume", "mine/fork-1", *allow, "--json")
+    assert resumed.code == 0, resumed.err
+    assert resumed.lines[-1]["answer"] == "lit"
+    assert hrm("show", "mine/fork-1", *allow).code == 0
+    assert hrm("replay", "mine/fork-1", *allow).code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Lamp", "names no type"),
+        (":Lamp", "names no type"),
+        ("nowhere_to_be_found:Lamp", "does not import: ModuleNotFoundError"),
+        ("lamps_of_mine:Lmap", "there is no type 'Lmap'"),
+        ("lamps_of_mine:light", "there is no type 'light'"),
+    ],
+)
+def test_a_type_that_is_not_there_is_told(name: str, said: str, thread: str, hrm: Command) -> None:
+    done = hrm("history", thread, "--allow", name)
+    assert done.code == 2 and said in " ".join(done.err.split())
