@@ -82,7 +82,7 @@ async def floor(folder: Path) -> None:
     turns: dict[bool, list[GenerationRequest]] = {True: [], False: []}
     for call in calls:
         prompt = paths[call.id][: -call.sampled_tokens]
-        turns[call.parent is None].append(GenerationRequest(prompt, call.sampling))
+        turns[call.parent is None].append(GenerationRequest(prompt, call.sampled_with))
     for requests in turns.values():
         await asyncio.gather(*(asyncio.wrap_future(engine.submit(request)) for request in requests))
 

@@ -8,7 +8,7 @@ in the sandbox, criticises and writes the answer; `check` compares the grid. The
 same record as the rest.
 
 The script holds the answers of a model that can do it, for the puzzle `invert`. The policies that come with the package
-know word problems and no grids: they end with a wrong answer.
+know word problems and no grids: they end with a wrong answer. `benchmarks/arc_policy.py` trains one for such grids.
 """
 
 from __future__ import annotations

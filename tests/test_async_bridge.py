@@ -9,7 +9,7 @@ from contextvars import Context, ContextVar
 
 import pytest
 
-from hrm_agent.async_bridge import BackgroundLoop, call_in_thread, run_sync
+from hrm_agent.async_bridge import BackgroundLoop, ReusedThreads, call_in_thread, run_sync
 
 word = ContextVar("word", default="nothing")
 
@@ -86,3 +86,18 @@ async def test_who_is_cancelled_here_is_cancelled_there(background: BackgroundLo
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert await asyncio.to_thread(ended.wait, 60)
+
+
+def test_a_thread_is_used_again_unless_it_hangs() -> None:
+    threads, go = ReusedThreads(), threading.Event()
+    first = threads.call(threading.get_ident).result()
+    assert threads.call(threading.get_ident).result() == first
+    hanging = threads.call(go.wait)
+    assert threads.call(threading.get_ident).result() != first
+    go.set()
+    assert hanging.result() is True
+    word.set("mine")
+    assert threads.call(word.get).result() == "mine"
+    with pytest.raises(SystemExit):
+        threads.call(lambda: exec("raise SystemExit")).result()
+    assert threads.call(lambda: 1).result() == 1, "it lives on"

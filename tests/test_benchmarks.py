@@ -17,6 +17,8 @@ BENCHMARKS = sorted(
     [path.stem for path in FOLDER.glob("*.py")] + [path.parent.name for path in FOLDER.glob("*/__main__.py")]
 )
 QUICK = {
+    "anyones_agents": "--quick",
+    "arc_policy": "--lessons 2 --steps 1 --count 2",
     "chunking": "--quick --megabytes 0.1 --fuzz 100",
     "demo": "--problems 8 --repeats 1",
     "engine": "--requests 16",
@@ -24,6 +26,7 @@ QUICK = {
     "environment.load": "--quick",
     "environment.queue": "--quick",
     "orchestration": "--conversations 2 --repeats 1",
+    "rescoring": "--quick",
     "retrieval_index": "--chunks 500 --questions 20",
     "retrieval_shown": "--quick",
     "store": "--quick --repeats 1",

@@ -32,6 +32,8 @@ from hrm_agent import langgraph_format as ours
         ("NULL_TASK", "NULL_TASK_ID"),
         ("RUNTIME", "CONFIG_KEY_RUNTIME"),
         ("READ", "CONFIG_KEY_READ"),
+        ("TASK", "CONFIG_KEY_TASK_ID"),
+        ("CHECKPOINTER", "CONFIG_KEY_CHECKPOINTER"),
         ("_CHECKPOINT_MAP", "CONFIG_KEY_CHECKPOINT_MAP"),
         ("_BETWEEN_PARTS", "NS_SEP"),
         ("_BEFORE_TASK", "NS_END"),

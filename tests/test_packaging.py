@@ -32,6 +32,8 @@ builder.add_node("answer", answer)
 builder.add_edge(START, "answer")
 graph = builder.compile()
 """
+STARTUP = "hrm_agent_record.pth"
+"""Read by Python at its start; no name that could be imported."""
 OWN_EMBEDDINGS = """
 from langchain_core.embeddings import DeterministicFakeEmbedding
 embeddings = DeterministicFakeEmbedding(size=8)
@@ -83,11 +85,13 @@ def names_in(wheel: Path) -> set[str]:
 
 def test_a_wheel_has_one_name_at_the_top_and_everything_below_it(built: Built) -> None:
     names = names_in(built.from_checkout)
-    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"hrm_agent"}
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"hrm_agent", STARTUP}
     for folder in ("hrm_agent", "graphs", "training"):
         inside = "" if folder == "hrm_agent" else "hrm_agent/"
         sources = {inside + str(path.relative_to(PROJECT)) for path in (PROJECT / folder).rglob("*.py")}
         assert sources <= names
+    templates = [path for path in (PROJECT / "hrm_agent/cli/services/project").iterdir() if path.is_file()]
+    assert {str(path.relative_to(PROJECT)) for path in templates} <= names and len(templates) > 8
 
 
 def test_the_sdist_makes_the_same_wheel(built: Built) -> None:
@@ -146,6 +150,16 @@ def test_packages_of_a_user_that_are_called_as_ours(form: str, built: Built, mac
     assert "folder" in machine.hrm_agent("history")
     names = run(machine.python, "-c", "import hrm_agent.graphs.tool_loop as t; print(t.__name__)", cwd=tmp_path)
     assert names == "hrm_agent.graphs.tool_loop\n"
+
+
+def test_a_variable_records_a_program_of_an_installation(built: Built, machine: Machine) -> None:
+    machine.pip("install", "--no-deps", "--no-index", built.from_checkout)
+    (machine.project / "theirs.py").write_text(f"{OWN_GRAPH}\ngraph.invoke({{'messages': []}})\n")
+    for words in (["theirs.py"], ["-m", "theirs"]):
+        run(machine.python, *words, cwd=machine.project, HRM_AGENT_STORE="runs/x.db")
+    assert machine.hrm_agent("history", "--store", "runs/x.db").count("answer") == 2
+    check = "import sys; print([name for name in sys.modules if name.startswith('hrm_agent')])"
+    assert run(machine.python, "-c", check, cwd=machine.project) == "[]\n"
 
 
 def test_a_checkout_runs_a_graph_of_a_package_that_is_called_as_ours(machine: Machine) -> None:

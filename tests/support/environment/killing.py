@@ -24,6 +24,8 @@ __all__ = ["SLOT", "ChosenKills", "at_depth"]
 
 SLOT, FORK_SERVER = 3, 2
 """Steps below this process: 1 and 2 are a fork server, 3 its slots, 4 what they run."""
+_NOTICED_WITHIN_SECONDS = 2.0
+"""A slot whose death is not noticed by then was not there yet when it was to be killed."""
 _T = TypeVar("_T")
 
 
@@ -92,9 +94,12 @@ class ChosenKills:
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                 block_until(lambda: not any(map(is_running, dying)))
-            time.sleep(0.05)
+            # Whoever struck again before the death is noticed would strike calls in their second attempt.
+            end = time.monotonic() + _NOTICED_WITHIN_SECONDS
+            while self._is_with_a_slot(work) and time.monotonic() < end:
+                time.sleep(0.01)
         self.killed["fork server" if fork_server else "slot"] += 1
 
     def _is_with_a_slot(self, work: Work, *, begun: bool = False) -> bool:
         slots = list(self._workers._by_line.values())  # pyright: ignore[reportPrivateUsage]
-        return any(slot.work is work and (slot.files.started or not begun) for slot in slots)
+        return any(slot.work is work and (not begun or slot.files.started) for slot in slots)

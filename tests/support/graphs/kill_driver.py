@@ -164,7 +164,7 @@ PROMPTS = {"tool_loop": "What is {} * 7?", "reasoning": "Sort {}: fruit", TEAM: 
 def tasks(graph: str, number: int) -> list[Task]:
     prompts = [PROMPTS[graph].format(i + 11) for i in range(number)]
     return [
-        Task(str(i), "test", prompt, lambda text: float("Answer" in text or "boxed" in text))
+        Task(id=str(i), family="test", prompt=prompt, verify=lambda text: float("Answer" in text or "boxed" in text))
         for i, prompt in enumerate(prompts)
     ]
 

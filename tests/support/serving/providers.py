@@ -7,7 +7,7 @@ message that goes into a graph's state.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any, Self
@@ -19,10 +19,14 @@ ARGUMENTS = {"a": 6, "b": 7.5, "note": 'sixty "and" ✓'}
 
 
 class ProviderServer:
-    """Listens on a port of its own; `asked` lists the bodies of all requests."""
+    """Listens on a port of its own; `asked` lists the bodies of all requests.
 
-    def __init__(self) -> None:
+    `cost`: stated beside the tokens, as routers such as OpenRouter do. `text`: what it answers.
+    """
+
+    def __init__(self, cost: float | None = None, text: str | Callable[[dict[str, Any]], str] = "") -> None:
         self.asked: list[dict[str, Any]] = []
+        self.cost, self.text = cost, text
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -30,8 +34,11 @@ class ProviderServer:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 server.asked.append(body)
                 number = len(server.asked)
-                events = _anthropic if self.path.endswith("/messages") else _openai
-                whole, stream = events(body, number)
+                if self.path.endswith("/messages"):
+                    whole, stream = _anthropic(body, number)
+                else:
+                    text = server.text(body) if callable(server.text) else server.text or TEXT
+                    whole, stream = _openai(body, number, text, server.cost)
                 self.send_response(200)
                 self.send_header("Content-Type", "text/event-stream" if body.get("stream") else "application/json")
                 self.end_headers()
@@ -67,13 +74,14 @@ def _cut(text: str) -> Iterator[str]:
     yield from (text[start : start + 7] for start in range(0, len(text), 7))
 
 
-def _openai(body: dict[str, Any], number: int) -> tuple[dict[str, Any], Iterator[str]]:
+def _openai(body: dict[str, Any], number: int, text: str, cost: float | None) -> tuple[dict[str, Any], Iterator[str]]:
     arguments = json.dumps(ARGUMENTS, separators=(",", ":"))
     calls = [{"id": f"call_{number}", "type": "function", "function": {"name": "multiply", "arguments": arguments}}]
-    message: dict[str, Any] = {"role": "assistant", "content": TEXT, "refusal": None, "annotations": []}
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
     if _calls_tool(body):
         message |= {"content": None, "tool_calls": calls}
-    usage = {
+    usage: dict[str, Any] = {
+        **({} if cost is None else {"cost": cost}),
         "prompt_tokens": 5,
         "completion_tokens": 3,
         "total_tokens": 8,
@@ -92,7 +100,7 @@ def _openai(body: dict[str, Any], number: int) -> tuple[dict[str, Any], Iterator
             deltas += [{"tool_calls": [{"index": 0, "id": f"call_{number}", "type": "function", "function": started}]}]
             deltas += [{"tool_calls": [{"index": 0, "function": {"arguments": part}}]} for part in _cut(arguments)]
         else:
-            deltas += [{"content": part} for part in _cut(TEXT)]
+            deltas += [{"content": part} for part in _cut(text)]
         chunks: list[dict[str, Any]] = [
             {"choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}]} for delta in deltas
         ]

@@ -1,0 +1,54 @@
+"""An agent that says "Final answer: 226", scored and trained by rewards of one's own.
+
+    hrm-agent eval --graph examples.own_rewards:graph --rewards examples.own_rewards:rubric --count 64
+    hrm-agent train rl --graph examples.own_rewards:graph --rewards examples.own_rewards:rubric --steps 20
+
+The agent writes its answer in words of its own, so the tasks' verifier, which reads a box, would find every one of them
+wrong. The rubric reads the last number instead, takes a little away for each call of the interpreter that failed, and
+gives a little for using it at all. What is right decides which rollouts count as correct; the weighted sum is what the
+training maximises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from langchain_core.messages import AIMessage
+from langgraph.graph import END, START, StateGraph
+
+from hrm_agent.answers.final_answer import final_answer
+from hrm_agent.graphs import tool_loop
+from hrm_agent.graphs.tool_loop import Budget, LoopState
+from hrm_agent.rewards import Reward, Rubric, answer_is
+from hrm_agent.trajectory import ToolCall
+
+__all__ = ["graph", "rubric"]
+
+
+def say(state: LoopState) -> LoopState:
+    """The answer as this agent's users read it."""
+    found = final_answer(state["messages"][-1].text)
+    return {"messages": [AIMessage(f"Final answer: {found}" if found else "I found no answer.")]}
+
+
+def few_failures(tool_calls: Sequence[ToolCall]) -> float:
+    """0 for a run without a failed call, less for each."""
+    return -float(sum(call.status is not None and call.status.is_policy_failure for call in tool_calls))
+
+
+def uses_python(tool_calls: Sequence[ToolCall]) -> bool:
+    """Whether anything was computed at all."""
+    return bool(tool_calls)
+
+
+builder = StateGraph(LoopState, context_schema=Budget)
+builder.add_node("solve", tool_loop.graph)
+builder.add_node("say", say)
+builder.add_edge(START, "solve")
+builder.add_edge("solve", "say")
+builder.add_edge("say", END)
+graph = builder.compile()
+
+rubric = Rubric(
+    [answer_is("last_number"), Reward(few_failures, weight=0.1), Reward(uses_python, weight=0.1)], outcome="correct"
+)
