@@ -1,4 +1,4 @@
-"""LangChain runnables that are no graphs, workflows that declare no input, subgraphs without checkpoints."""
+"""Runnables, workflows that declare no input, subgraphs without checkpoints, graphs that want a store."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda
 from langgraph.func import entrypoint
 from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.runtime import Runtime
 from pydantic import BaseModel
 
 from hrm_agent.cli.common.output import Output
@@ -104,6 +105,24 @@ async def test_a_subgraph_without_checkpoints_runs_inside_a_node(
     done = await run(store, environment, outer)
     assert (done.status, done.answer) == (RunStatus.COMPLETED, "It is 42."), done.error
     assert (await replay_async(store, "t", graph=outer)).equal
+
+
+async def test_a_graph_that_asks_for_a_store_has_one_of_its_own_in_each_run(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
+    async def remember(state: MessagesState, runtime: Runtime[Any]) -> dict[str, Any]:
+        assert runtime.store is not None
+        known = await runtime.store.asearch(("memories",))
+        await runtime.store.aput(("memories",), "it", {"text": state["messages"][-1].text})
+        return {"messages": [AIMessage(f"{len(known)} before")]}
+
+    graph = StateGraph(MessagesState).add_node(remember).add_edge(START, "remember").compile()
+    with ScriptedEngine([]) as nobody:
+        runner = EpisodeRunner(store, nobody, "hosted", environment)
+        for thread in ("t", "u"):
+            done = await runner.run(Episode(TASK, thread, graph=graph))
+            assert done.answer == "0 before", done.error
+            assert (await replay_async(store, thread, graph=graph)).equal
 
 
 def test_what_a_reducer_takes_besides_messages_does_not_end_a_run(capsys: pytest.CaptureFixture[str]) -> None:
