@@ -222,7 +222,7 @@ def _read_by(found: CheckpointTuple) -> str | None:
 
 @lru_cache
 def _input_fields(graph: Graph) -> tuple[str, ...]:
-    """Names in the graph's input schema; `__root__` of a state that is one value; of what is no state graph its channels."""
+    """Names in the graph's input schema; the root of a state that is one value; else its channels."""
     if ROOT in graph.channels:
         return (ROOT,)
     schema = getattr(getattr(graph, "builder", None), "input_schema", None)

@@ -144,6 +144,7 @@ def test_training_is_told_what_has_changed(policy: str, hrm: Command, tmp_path: 
     sums = "tasks = [{'id': 'a', 'prompt': 'What is 6 * 7?', 'answer': %d}]\n"
     (tmp_path / "sums.py").write_text(sums % 41)
     train = ("train", "rl", "--tasks", "./sums.py:tasks", *words)
-    assert hrm(*train, "--steps", "1").code == 0
+    trained = hrm(*train, "--steps", "1")
+    assert trained.code == 0 and "eval --policy runs/t/model --tasks ./sums.py:tasks, " in trained.out
     (tmp_path / "sums.py").write_text(sums % 42)
     assert "./sums.py has changed since the run in runs/t began" in hrm(*train, "--steps", "2").err
