@@ -77,8 +77,8 @@ def test_tasks_without_a_verifier_are_recorded_and_not_scored(policy: str, hrm: 
     train = ("train", "rl", "--tasks", "./final.py:unscored", "--steps", "1", "--out", "runs/t")
     for command in (("eval", *words, "--out", "runs/e"), train):
         refused = hrm(*command)
-        assert refused.code == 2 and "neither a reference answer nor a verifier" in refused.err
-        assert "--rewards" in refused.err and refused.err.count("\n") == 1
+        (said,) = [line for line in refused.err.splitlines() if "loading torch" not in line]  # said where that is slow
+        assert refused.code == 2 and "neither a reference answer nor a verifier" in said and "--rewards" in said
         assert not Path(command[-1], "config.toml").exists(), "others can be named next"
 
 
