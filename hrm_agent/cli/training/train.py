@@ -117,10 +117,10 @@ def reinforce(config: GrpoConfig, folder: Path, output: Output) -> None:
 def _same(config: GrpoConfig) -> str:
     """The flags with which an evaluation is of what was trained: without them it is of the built-in agent and tasks."""
     usual = type(config)()
-    names = [
-        name for name in ("graph", "answer_path", "tasks", "rewards") if getattr(config, name) != getattr(usual, name)
-    ]
-    return "".join(f" --{name.replace('_', '-')} {shlex.quote(getattr(config, name))}" for name in names)
+    names = ("graph", "answer_path", "tasks", "rewards")
+    other = {name: getattr(config, name) for name in names if getattr(config, name) != getattr(usual, name)}
+    flags = [f" --{name.replace('_', '-')} {shlex.quote(value)}" for name, value in other.items()]
+    return "".join([*flags, " --stand-in"] if "graph" in other else flags)  # as it was in training
 
 
 def _curves(rows: Sequence[Mapping[str, Any]], config: GrpoConfig, folder: Path) -> str:
