@@ -45,7 +45,7 @@ def build(source: Path) -> str:
     if not any(Path(folder, "Python.h").exists() for folder in headers):
         return f"no Python.h in {next(iter(headers))} (install the interpreter's development package)"
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
-    made = target.with_suffix(f".{os.getpid()}")
+    made = target.with_name(f".{os.getpid()}{target.name}")  # as it is ignored by git, no wheel takes it
     flags = ["-shared", "-fPIC", "-O2", "-std=gnu11", "-Wall", f'-DSOURCE="{digest(source)}"']
     command = [*compiler, *flags, *(f"-I{folder}" for folder in headers), str(source), "-o", str(made)]
     try:

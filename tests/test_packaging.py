@@ -95,7 +95,11 @@ def test_a_wheel_has_one_name_at_the_top_and_everything_below_it(built: Built) -
 
 
 def test_the_sdist_makes_the_same_wheel(built: Built) -> None:
-    assert names_in(built.from_sdist) == names_in(built.from_checkout)
+    """To the byte, so that what holds for one installed holds for the other."""
+    with zipfile.ZipFile(built.from_sdist) as one, zipfile.ZipFile(built.from_checkout) as other:
+        assert set(one.namelist()) == set(other.namelist())
+        differing = [name for name in one.namelist() if one.read(name) != other.read(name)]
+    assert all(name.endswith((".so", "/RECORD")) for name in differing), differing
     with tarfile.open(built.sdist) as opened:
         assert not [member.name for member in opened if member.issym() or member.islnk()]
 
@@ -131,9 +135,9 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(python, project)
 
 
-@pytest.mark.parametrize("form", ["wheel", "wheel of the sdist", "editable"])
+@pytest.mark.parametrize("form", ["wheel", "editable"])
 def test_packages_of_a_user_that_are_called_as_ours(form: str, built: Built, machine: Machine, tmp_path: Path) -> None:
-    forms = {"wheel": [built.from_checkout], "wheel of the sdist": [built.from_sdist], "editable": ["-e", PROJECT]}
+    forms = {"wheel": [built.from_checkout], "editable": ["-e", PROJECT]}
     machine.pip("install", "--no-deps", "--no-index", "--no-build-isolation", *forms[form])
     task = ("run", "What is mine?", "--graph", "graphs.mine:graph", "--policy", "scripted:none.jsonl", "--thread")
     (machine.project / "none.jsonl").write_text("")

@@ -41,6 +41,7 @@ __all__ = [
     "close_call",
     "close_text_call",
     "find_prefix",
+    "in_one_order",
     "offered",
     "open_call",
     "plain",
@@ -90,7 +91,7 @@ class PendingCall:
     call_index: int
     """Index of the call within its LangGraph task, from 0."""
     request_hash: str
-    """Hash of messages, tools and sampling."""
+    """Hash of messages, tools in one order, and sampling."""
     messages: Sequence[BaseMessage]
     """The messages sent."""
     context: HashedContext
@@ -123,12 +124,13 @@ def open_call(
     records stay valid.
     """
     context = HashedContext.of(messages)
-    request_hash = context.hash(tools, sampling.model_dump(), *([special] if special else []))
-    claimed = recording.claim(identity, request_hash, messages, tools)
+    rest = (sampling.model_dump(), *([special] if special else []))
+    request_hash, offered_hash = (context.hash(listed, *rest) for listed in (in_one_order(tools), tools))
+    claimed = recording.claim(identity, request_hash, messages, tools, former_hash=offered_hash)
     if isinstance(claimed, Call):
         return claimed
     if sampling.seed is None:
-        sampling = sampling.model_copy(update={"seed": recording.draw_seed(identity, request_hash)})
+        sampling = sampling.model_copy(update={"seed": recording.draw_seed(identity, offered_hash)})
     return PendingCall(identity, claimed, request_hash, messages, context, tools, sampling)
 
 
@@ -322,6 +324,15 @@ def offered(tools: Sequence[Any]) -> tuple[dict[str, Any], ...]:
     """Tools as they go on record: JSON, without the keys of a server that a tool names."""
     found = (plain(tool) if isinstance(tool, Mapping) else {"name": plain(tool)} for tool in tools)
     return tuple(_without_keys(tool) for tool in found)
+
+
+def in_one_order(tools: Sequence[Any]) -> list[Any]:
+    """Tools sorted by what they are. Agents that take theirs from a set offer them in another order in each process:
+    a model may answer otherwise, and yet it was asked the same.
+    """
+    if len(tools) < 2:
+        return list(tools)
+    return sorted(tools, key=lambda tool: json.dumps(plain(tool), sort_keys=True))
 
 
 def _without_keys(tool: dict[str, Any]) -> dict[str, Any]:

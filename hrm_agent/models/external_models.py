@@ -24,7 +24,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, mess
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables.config import ensure_config
 
-from hrm_agent.models.call_recording import PendingCall, as_chunk, close_text_call, plain
+from hrm_agent.models.call_recording import PendingCall, as_chunk, close_text_call, in_one_order, plain
 from hrm_agent.models.chat import PolicyModel
 from hrm_agent.models.hosted import sent_sampling
 from hrm_agent.trajectory import Call, Recording, open_recording
@@ -63,9 +63,10 @@ class _ModelRequest:
         identity = graph_identity(metadata, str(uuid4()))
         asked = plain({name: value for name, value in options.items() if name not in _TRACED and value is not None})
         context = HashedContext.of(messages)
-        request_hash = context.hash(asked, self._model)
         tools: Sequence[Any] = asked.get("tools") or ()
-        claimed = recording.claim(identity, request_hash, messages, tools)
+        ordered = {**asked, "tools": in_one_order(tools)} if isinstance(tools, list) else asked
+        request_hash, offered_hash = (context.hash(options, self._model) for options in (ordered, asked))
+        claimed = recording.claim(identity, request_hash, messages, tools, former_hash=offered_hash)
         self.recorded = AIMessage.model_validate(claimed.response) if isinstance(claimed, Call) else None
         if isinstance(claimed, int):
             self._pending = PendingCall(identity, claimed, request_hash, messages, context, tools)

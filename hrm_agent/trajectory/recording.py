@@ -83,20 +83,26 @@ class Recording:
         self._asked: Counter[tuple[str, str, int, str]] = Counter()
 
     def claim(
-        self, identity: GraphIdentity, request_hash: str, messages: Sequence[Any] = (), tools: Sequence[Any] = ()
+        self,
+        identity: GraphIdentity,
+        request_hash: str,
+        messages: Sequence[Any] = (),
+        tools: Sequence[Any] = (),
+        *,
+        former_hash: str = "",
     ) -> Call | int:
         """The recorded answer to this request, or the index under which a new call is to be written.
 
         An answer on record belongs to the attempt that it was given in: a node that a retry policy runs again asks
         anew, and on resume gets each attempt's own answer. `messages` and `tools` are the request itself, for a
-        recording that has to say what it does not know.
+        recording that has to say what it does not know. `former_hash`: what older records have in its place.
         """
         with self._lock:
             if self.broken is not None:
                 raise self.broken
             task = self._task(identity)
             for call in task.recorded:
-                asked = (call.request_hash, call.identity.attempt) == (request_hash, identity.attempt)
+                asked = call.request_hash in (request_hash, former_hash) and call.identity.attempt == identity.attempt
                 if asked and call.call_index not in task.claimed:
                     task.claimed.add(call.call_index)
                     return call

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from itertools import takewhile
-from typing import Any, cast, get_type_hints
+from typing import Any, cast, get_origin, get_type_hints
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage, convert_to_messages
 from langchain_core.runnables import RunnableConfig
@@ -84,12 +84,21 @@ Graph = Pregel[Any, Any, Any, Any]
 
 def first_input(graph: Graph, task: TaskRef, thread_id: str) -> Any:
     """The task in the form that the graph's input has a place for. Raises `ConfigError` where it has none."""
-    places = _input_fields(graph)
+    places, asked = _input_fields(graph), HumanMessage(task.prompt, id=_task_id(thread_id))
     if TASK_INPUTS in task.metadata:
         return _given_input(task.metadata[TASK_INPUTS], places, thread_id)
+    if START in places:  # a functional workflow, whose input is the one value of its function
+        taken = getattr(graph.channels[START], "ValueType", Any)
+        if taken is str:
+            return task.prompt
+        if get_origin(taken) is list or taken is list:
+            return [asked]
+        places = fields_of(taken) if isinstance(taken, type) else ()
+        if not places:  # a bare `dict`, or nothing that is declared: under both names that are usual
+            return {"messages": [asked], "input": task.prompt}
     if "messages" in places:
         before = [_SAID[turn["role"]](turn["content"]) for turn in task.metadata.get(HISTORY, ())]
-        given = {"messages": [*before, HumanMessage(task.prompt, id=_task_id(thread_id))]}
+        given: dict[str, Any] = {"messages": [*before, asked]}
         return given | (_variables(task) if "variables" in places else {})
     name = next((name for name in TEXT_INPUTS if name in places), None)
     if name is None:

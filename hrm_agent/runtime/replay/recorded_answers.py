@@ -21,7 +21,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.errors import GraphBubbleUp
 
 from hrm_agent.langgraph_format import namespace_around
-from hrm_agent.models.call_recording import CALL_ID, THREAD_ID
+from hrm_agent.models.call_recording import CALL_ID, THREAD_ID, in_one_order, offered
 from hrm_agent.runtime.replay.recorded_draws import RecordedDraws
 from hrm_agent.runtime.replay.request_match import RequestMatch
 from hrm_agent.runtime.replay.task_path import TaskPath, TaskPathResolver, without_steps
@@ -165,7 +165,11 @@ def says_the_same(call: Call, asked: UnrecordedRequest) -> bool:
 
 
 def _same_tools(call: Call, asked: UnrecordedRequest) -> bool:
-    return call.tools_hash in (content_hash(asked.tools), content_hash(_common_form(asked.tools)))
+    """In whatever order: some agents take theirs from a set."""
+    forms = (asked.tools, _common_form(asked.tools))
+    if call.tools_hash in map(content_hash, forms):
+        return True
+    return bool(call.tools) and in_one_order(call.tools) in [in_one_order(offered(form)) for form in forms]
 
 
 def _common_form(tools: Sequence[Any]) -> list[Any]:
@@ -218,7 +222,13 @@ class ReplayRecording(Recording):
         self._again = {task: list(calls) for task, calls in answers.given.items()}
 
     def claim(
-        self, identity: GraphIdentity, request_hash: str, messages: Sequence[Any] = (), tools: Sequence[Any] = ()
+        self,
+        identity: GraphIdentity,
+        request_hash: str,
+        messages: Sequence[Any] = (),
+        tools: Sequence[Any] = (),
+        *,
+        former_hash: str = "",
     ) -> Call | int:
         asked = UnrecordedRequest(identity, self._places.of(identity), messages, tools)
         with self._answers.lock:
@@ -270,9 +280,15 @@ class AdoptingRecording(Recording):
         self._own: dict[str, str] = {}
 
     def claim(
-        self, identity: GraphIdentity, request_hash: str, messages: Sequence[Any] = (), tools: Sequence[Any] = ()
+        self,
+        identity: GraphIdentity,
+        request_hash: str,
+        messages: Sequence[Any] = (),
+        tools: Sequence[Any] = (),
+        *,
+        former_hash: str = "",
     ) -> Call | int:
-        claimed = super().claim(identity, request_hash, messages, tools)
+        claimed = super().claim(identity, request_hash, messages, tools, former_hash=former_hash)
         if isinstance(claimed, Call):
             return claimed
         asked = UnrecordedRequest(identity, self._places.of(identity), messages, tools)

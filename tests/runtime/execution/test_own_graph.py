@@ -107,20 +107,6 @@ def test_a_graph_that_is_no_graph_says_what_it_is(tmp_path: Path, monkeypatch: p
         assert message in str(caught.value)
 
 
-def test_a_chain_around_a_graph_says_where_the_graph_is(tmp_path: Path, monkeypatch: Any) -> None:
-    (tmp_path / "chain.py").write_text(
-        "from langchain_core.runnables import RunnableLambda\n"
-        "from tests.support.graphs.own_agent import graph as agent\n"
-        "graph = RunnableLambda(dict) | agent | RunnableLambda(dict)\n"
-        "inner = graph.steps[1]\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(GraphError) as caught:
-        load_graph("./chain.py:graph")
-    assert "`inner = graph.steps[1]`" in str(caught.value) + str(caught.value.hint)
-    assert load_graph("./chain.py:inner") is load_graph(OWN)
-
-
 def test_a_builder_is_compiled_and_a_file_is_imported(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     assert load_graph("tests.support.graphs.own_agent:builder").channels.keys() >= {"messages"}
     (tmp_path / "graphs.py").write_text(

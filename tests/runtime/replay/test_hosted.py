@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from langchain_anthropic import ChatAnthropic
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
@@ -45,6 +44,8 @@ def hosted(name: str, url: str) -> BaseChatModel:
         facts: Any = {"model": "gpt-test", "base_url": f"{url}/v1", "stream_usage": True}
         return ChatOpenAI(**facts, api_key=SecretStr("none"))
     thinking: Any = {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2048}
+    from langchain_anthropic import ChatAnthropic  # two seconds, which not every process of the tests has to spend
+
     facts = {"model_name": "claude-test", "base_url": url} | (thinking if "thinking" in name else {})
     return ChatAnthropic(**facts, api_key=SecretStr("none"))
 
