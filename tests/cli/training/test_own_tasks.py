@@ -74,6 +74,8 @@ def test_tasks_without_a_verifier_are_recorded_and_not_scored(policy: str, hrm: 
     with open_store("runs/u/store.db") as store:
         found = store.journal.headers()
     assert [each.rewards for each in found] == [{}, {}] and found[1].task.metadata["mood"] == "glad"
+    unscored = hrm("eval", "runs/u")
+    assert unscored.code == 2 and "No run in runs/u has a reward. `hrm-agent rescore runs/u" in unscored.err
     train = ("train", "rl", "--tasks", "./final.py:unscored", "--steps", "1", "--out", "runs/t")
     for command in (("eval", *words, "--out", "runs/e"), train):
         refused = hrm(*command)
