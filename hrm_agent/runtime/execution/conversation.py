@@ -24,7 +24,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.pregel import Pregel
 
 from hrm_agent.errors import ConfigError, nearest
-from hrm_agent.langgraph_format import START
+from hrm_agent.langgraph_format import ROOT, START
 from hrm_agent.models import invalid_tool_calls
 from hrm_agent.tools.session_variables import MAX_DATA_BYTES, refuse_large
 from hrm_agent.trajectory import (
@@ -121,8 +121,13 @@ def _variables(task: TaskRef) -> dict[str, Any]:
 
 def _given_input(given: Any, places: Sequence[str], thread_id: str) -> Any:
     """An input as it was given. LangGraph says nothing of a field that it does not know; that is a mistake here."""
-    if not isinstance(given, Mapping) or START in places:  # of a functional workflow any value
+    if START in places or ROOT in places:  # of a functional workflow, or a state that is one value, anything
         return given
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"The graph's input is an object with fields, and no {type(given).__name__}.",
+            f"Write --input '{{\"FIELD\": ...}}'. Its fields: {', '.join(places) or 'none'}.",
+        )
     fields = dict(cast("Mapping[str, Any]", given))
     for name in fields:
         if name not in places:
@@ -226,7 +231,9 @@ def _read_by(found: CheckpointTuple) -> str | None:
 
 @lru_cache
 def _input_fields(graph: Graph) -> tuple[str, ...]:
-    """Names in the graph's input schema; of a graph that is no state graph, its channels."""
+    """Names in the graph's input schema; the root of a state that is one value; else its channels."""
+    if ROOT in graph.channels:
+        return (ROOT,)
     schema = getattr(getattr(graph, "builder", None), "input_schema", None)
     return fields_of(schema) if schema is not None else tuple(graph.channels)
 

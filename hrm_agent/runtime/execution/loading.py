@@ -167,7 +167,8 @@ def _load(name: str, folder: str) -> Any:
     if not colon or not module_name or not attribute:
         raise GraphError(
             f"There is no graph {name!r}. {nearest(name, BUILTIN_GRAPHS)}".strip(),
-            f"Built in: {', '.join(BUILTIN_GRAPHS)}. Name your own as package.module:attribute.",
+            f"Built in: {', '.join(BUILTIN_GRAPHS)}. Name your own as package.module:attribute, or "
+            "./file.py:attribute.",
         )
     module = _import(module_name, name, folder)
     found: Any = getattr(module, attribute, None)
@@ -186,7 +187,7 @@ def _import(module_name: str, name: str, folder: str) -> ModuleType:
         if module_name in _FORMER_MODULES and not _is_there(module_name):
             module_name = _FORMER_MODULES[module_name]
         return import_by_name(module_name, folder)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         trial = f"python {module_name}" if module_name.endswith(".py") else f"python -c 'import {module_name}'"
         raise GraphError(
             f"Graph {name!r} does not import: {type(error).__name__}: {error}.",

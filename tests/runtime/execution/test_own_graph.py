@@ -91,10 +91,13 @@ def test_a_graph_of_the_user_goes_before_one_of_an_older_record(tmp_path: Path) 
     assert done.stdout == "[True, False]\n"
 
 
-def test_a_graph_that_is_no_graph_says_what_it_is() -> None:
+def test_a_graph_that_is_no_graph_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ended.py").write_text("raise SystemExit(3)\n")
+    monkeypatch.chdir(tmp_path)
     cases: list[tuple[str, str]] = [
         ("tool_lop", "Did you mean 'tool_loop'?"),
         ("no.such.module:graph", "does not import: ModuleNotFoundError"),
+        ("./ended.py:graph", "does not import: SystemExit: 3"),
         ("tests.support.graphs.own_agent:grap", "Graphs found there: builder, graph."),
         ("tests.support.graphs.own_agent:multiply", "is StructuredTool, not a LangGraph graph"),
     ]
