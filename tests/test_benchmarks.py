@@ -21,6 +21,7 @@ QUICK = {
     "arc_policy": "--lessons 2 --steps 1 --count 2",
     "chunking": "--quick --megabytes 0.1 --fuzz 100",
     "demo": "--problems 8 --repeats 1",
+    "distillation": "--runs 2 --problems 2 --student-steps 2 --steps 1",
     "engine": "--requests 16",
     "environment": "--quick --clients 1 8",
     "environment.load": "--quick",
