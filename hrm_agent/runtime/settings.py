@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, TypedDict, cast
+from typing import Annotated, Any, Literal, TypedDict, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from hrm_agent.config import ONE_BY_ONE
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION
 from hrm_agent.environment.open import LeastIsolation, Where
 from hrm_agent.errors import ConfigError
+from hrm_agent.import_by_name import types_by_name
 from hrm_agent.trajectory import Sampling
 
 __all__ = ["GraphSettings", "ModeName", "RolloutSettings", "RunSettings", "RunnerOptions", "SelectionSettings"]
@@ -75,10 +77,24 @@ class GraphSettings(BaseModel):
     answer_path: str = ""
     """Where in the final state the answer is, as in report or drafts[-1].text; empty: the last message."""
 
+    allow: Annotated[list[str], ONE_BY_ONE] = Field(default_factory=list[str])
+    """A type of your own that states may hold and the graph does not declare, as package.module:Type; repeatable."""
+
+    @property
+    def allowed_types(self) -> list[str]:
+        """`allow`, by the names under which values are stored: what a store is opened with."""
+        return types_by_name(self.allow)
+
     def task_options(self) -> dict[str, Any]:
         """What goes on record with each task, in its metadata, so that every later run of it is given the same."""
         options = {"configurable": self.configurable, "answer_path": self.answer_path}
         return {name: value for name, value in options.items() if value}
+
+    @field_validator("allow")
+    @classmethod
+    def _are_types(cls, allow: list[str]) -> list[str]:
+        types_by_name(allow)
+        return allow
 
     @field_validator("configurable")
     @classmethod
