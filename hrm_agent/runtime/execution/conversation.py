@@ -26,6 +26,7 @@ from langgraph.pregel import Pregel
 from hrm_agent.errors import ConfigError, nearest
 from hrm_agent.langgraph_format import START
 from hrm_agent.models import invalid_tool_calls
+from hrm_agent.runtime.execution.typed_input import typed_input
 from hrm_agent.tools.session_variables import MAX_DATA_BYTES, refuse_large
 from hrm_agent.trajectory import (
     TASK_INPUTS,
@@ -86,7 +87,8 @@ def first_input(graph: Graph, task: TaskRef, thread_id: str) -> Any:
     """The task in the form that the graph's input has a place for. Raises `ConfigError` where it has none."""
     places = _input_fields(graph)
     if TASK_INPUTS in task.metadata:
-        return _given_input(task.metadata[TASK_INPUTS], places, thread_id)
+        given = _given_input(task.metadata[TASK_INPUTS], places, thread_id)
+        return typed_input(_input_schema(graph), given) if isinstance(given, Mapping) else given
     if "messages" in places:
         before = [_SAID[turn["role"]](turn["content"]) for turn in task.metadata.get(HISTORY, ())]
         given = {"messages": [*before, HumanMessage(task.prompt, id=_task_id(thread_id))]}
@@ -218,8 +220,12 @@ def _read_by(found: CheckpointTuple) -> str | None:
 @lru_cache
 def _input_fields(graph: Graph) -> tuple[str, ...]:
     """Names in the graph's input schema; of a graph that is no state graph, its channels."""
-    schema = getattr(getattr(graph, "builder", None), "input_schema", None)
+    schema = _input_schema(graph)
     return fields_of(schema) if schema is not None else tuple(graph.channels)
+
+
+def _input_schema(graph: Graph) -> Any:
+    return getattr(getattr(graph, "builder", None), "input_schema", None)
 
 
 @lru_cache
