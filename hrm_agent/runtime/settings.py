@@ -15,7 +15,15 @@ from hrm_agent.errors import ConfigError
 from hrm_agent.import_by_name import types_by_name
 from hrm_agent.trajectory import Sampling
 
-__all__ = ["GraphSettings", "ModeName", "RolloutSettings", "RunSettings", "RunnerOptions", "SelectionSettings"]
+__all__ = [
+    "GraphOptions",
+    "GraphSettings",
+    "ModeName",
+    "RolloutSettings",
+    "RunSettings",
+    "RunnerOptions",
+    "SelectionSettings",
+]
 
 ModeName = Literal["single", "best-of-n", "majority", "search"]
 """How often a task is tried, and how an answer is chosen (`hrm_agent.runtime.selection.strategies`)."""
@@ -63,19 +71,15 @@ def _holds_none(value: Any) -> bool:
     return any(map(_holds_none, cast("list[Any]", value))) if isinstance(value, (list, tuple)) else value is None
 
 
-class GraphSettings(BaseModel):
-    """Which graph runs."""
+class GraphOptions(BaseModel):
+    """What graphs are given beside their task."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    graph: str = "tool_loop"
-    """Graph to run: tool_loop, reasoning, research, or your own as package.module:attribute or ./file.py:attribute."""
     context: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Options of the graph, such as max_turns=6."""
     configurable: dict[str, Any] = Field(default_factory=dict[str, Any])
     """What the graph, or its factory, reads from config["configurable"]; --config KEY=VALUE is the same."""
-    answer_path: str = ""
-    """Where in the final state the answer is, as in report or drafts[-1].text; empty: the last message."""
 
     allow: Annotated[list[str], ONE_BY_ONE] = Field(default_factory=list[str])
     """A type of your own that states may hold and the graph does not declare, as package.module:Type; repeatable."""
@@ -84,11 +88,6 @@ class GraphSettings(BaseModel):
     def allowed_types(self) -> list[str]:
         """`allow`, by the names under which values are stored: what a store is opened with."""
         return types_by_name(self.allow)
-
-    def task_options(self) -> dict[str, Any]:
-        """What goes on record with each task, in its metadata, so that every later run of it is given the same."""
-        options = {"configurable": self.configurable, "answer_path": self.answer_path}
-        return {name: value for name, value in options.items() if value}
 
     @field_validator("allow")
     @classmethod
@@ -116,6 +115,20 @@ class GraphSettings(BaseModel):
                 "Let the graph read it from an environment variable.",
             )
         return context
+
+
+class GraphSettings(GraphOptions):
+    """Which graph runs."""
+
+    graph: str = "tool_loop"
+    """Graph to run: tool_loop, reasoning, research, or your own as package.module:attribute or ./file.py:attribute."""
+    answer_path: str = ""
+    """Where in the final state the answer is, as in report or drafts[-1].text; empty: the last message."""
+
+    def task_options(self) -> dict[str, Any]:
+        """What goes on record with each task, in its metadata, so that every later run of it is given the same."""
+        options = {"configurable": self.configurable, "answer_path": self.answer_path}
+        return {name: value for name, value in options.items() if value}
 
 
 class RolloutSettings(BaseModel):
