@@ -1,11 +1,13 @@
-"""An ARC-like puzzle: the hierarchical agent as one node of a graph of one's own.
+r"""An ARC-like puzzle: the hierarchical agent as one node of a graph of one's own.
 
     hrm-agent run invert --graph examples.arc_toy:graph --policy scripted:examples/arc_toy.jsonl
-    hrm-agent run mirror --graph examples.arc_toy:graph --policy openai:gpt-5
+    hrm-agent eval --graph examples.arc_toy:graph --policy scripted:examples/arc_toy.jsonl --count 1 \
+        --tasks examples.arc_toy:tasks --rewards examples.arc_toy:rubric --out runs/arc_toy
 
 The task is the name of a puzzle. `pose` puts it into words; `reason` is the built-in graph, which plans, solves by code
-in the sandbox, criticises and writes the answer; `check` compares the grid. The subgraph's steps and calls are on the
-same record as the rest.
+in the sandbox, criticises and writes the answer. The subgraph's steps and calls are on the same record as the rest. The
+puzzles are tasks with their grids as answers, and the rubric compares the grid. Each command takes some
+5 seconds.
 
 The script holds the answers of a model that can do it, for the puzzle `invert`. The policies that come with the package
 know word problems and no grids: they end with a wrong answer. `benchmarks/arc_policy.py` trains one for such grids.
@@ -18,10 +20,11 @@ import re
 from typing import Any
 
 from langchain_core.messages import HumanMessage
-from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.graph import START, MessagesState, StateGraph
 
 from hrm_agent.graphs.reasoning.agent import ReasoningContext
 from hrm_agent.graphs.reasoning.agent import graph as reason
+from hrm_agent.rewards import Rubric
 
 Grid = list[list[int]]
 
@@ -36,10 +39,6 @@ PUZZLES: dict[str, tuple[list[tuple[Grid, Grid]], Grid, Grid]] = {
 """Pairs of grids that show a rule, the grid that it is to be applied to, and what it makes of it."""
 
 
-class State(MessagesState):
-    solved: bool
-
-
 def pose(state: MessagesState) -> dict[str, Any]:
     pairs, given, _ = PUZZLES[state["messages"][-1].text.strip()]
     shown = "\n".join(f"{json.dumps(before)} -> {json.dumps(after)}" for before, after in pairs)
@@ -47,18 +46,17 @@ def pose(state: MessagesState) -> dict[str, Any]:
     return {"messages": [HumanMessage(f"{text} Return exactly: 'Answer: <grid>', a list of lists of integers.")]}
 
 
-def check(state: MessagesState) -> dict[str, Any]:
-    *_, expected = PUZZLES[state["messages"][0].text.strip()]
-    found = re.search(r"Answer: *(\[\[[\d, \[\]]*\]\])", state["messages"][-1].text)
-    return {"solved": found is not None and found[1].replace(" ", "") == json.dumps(expected).replace(" ", "")}
+def correct(text: str, reference: str) -> bool:
+    found = re.search(r"Answer: *(\[\[[\d, \[\]]*\]\])", text)
+    return found is not None and found[1].replace(" ", "") == reference.replace(" ", "")
 
 
-builder = StateGraph(State, context_schema=ReasoningContext)
+tasks = [{"id": name, "question": name, "answer": json.dumps(made)} for name, (_, _, made) in PUZZLES.items()]
+rubric = Rubric([correct])
+
+builder = StateGraph(MessagesState, context_schema=ReasoningContext)
 builder.add_node("pose", pose)
 builder.add_node("reason", reason)
-builder.add_node("check", check)
 builder.add_edge(START, "pose")
 builder.add_edge("pose", "reason")
-builder.add_edge("reason", "check")
-builder.add_edge("check", END)
 graph = builder.compile()

@@ -6,7 +6,7 @@ r"""Nothing runs before a person has seen it: an interrupt between the policy's 
 
 The run stops with the code as its question, and the process may end: the thread waits in the store. `yes` runs the
 code; any other answer is shown to the policy in place of a result. From Python: `graph.invoke(Command(resume="yes"),
-config)`. The policy's own calls are not sampled anew on resume.
+config)`. The policy's own calls are not sampled anew on resume. Each command takes some 10 seconds.
 
 The small policy writes the code and goes on after `yes`. It has never been refused anything: told no, it makes of the
 refusal what it can.

@@ -8,7 +8,8 @@ first asked. Only calls of the policy in force are trained on. The built-in hier
 its roles: `--graph reasoning --context 'models={planner = "openai:gpt-5"}'`.
 
 By default both models are small policies that come with the package, before and after reinforcement learning. They know
-word problems; neither has learned to judge, but their answers to such a problem mostly agree.
+word problems; neither has learned to judge, but their answers to such a problem mostly agree. So the first command
+takes some 10 seconds and no key.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 The agent writes its answer in words of its own, so the tasks' verifier, which reads a box, would find every one of them
 wrong. The rubric reads the last number instead, takes a little away for each call of the interpreter that failed, and
 gives a little for using it at all. What is right decides which rollouts count as correct; the weighted sum is what the
-training maximises.
+training maximises. On two cores the evaluation takes some 15 seconds, the training some minutes.
 """
 
 from __future__ import annotations

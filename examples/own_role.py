@@ -9,6 +9,7 @@ an answer that nobody could check is let through.
 
 The script holds the answers of a model that errs first and is put right. The policies that come with the package have
 never seen this role: they solve word problems of their own kind, and what they say as a checker cannot be read.
+It takes some 3 seconds.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ of reach, and says so. The same by commands:
     hrm-agent replay whales --store runs/research_time_travel.db
     hrm-agent show whales --sources --store runs/research_time_travel.db
 
-The model is a script, so that this runs anywhere. `hrm-agent chat --graph research --policy openai:gpt-5` with
-`--context wiki=en user_agent='NAME/1.0 (you@example.org)'` is the same with a model and Wikipedia, at a prompt.
+The model is a script, so that this runs anywhere, in some 10 seconds. `hrm-agent chat --graph research` with `--policy
+openai:gpt-5 --context wiki=en user_agent='NAME/1.0 (you@example.org)'` is the same with a model and Wikipedia.
 """
 
 from __future__ import annotations

@@ -131,7 +131,8 @@ def read_config_file(path: Path, command: str) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise ConfigError(
-            f"There is no file {path}.", "`--dry-run` prints a configuration that can be saved as one."
+            f"There is no file {path}.",
+            "`--dry-run` prints a configuration that can be saved as one. A value for the graph is KEY=VALUE.",
         ) from error
     except (OSError, ValueError) as error:
         raise _no_toml(str(path), error) from error

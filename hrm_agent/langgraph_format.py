@@ -7,7 +7,8 @@ of them the installed one has changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
@@ -33,6 +34,7 @@ __all__ = [
     "START",
     "TASK",
     "NamespacePart",
+    "await_missing_checkpoints",
     "checkpoint_of_root",
     "collect_declared_types",
     "config_in_force",
@@ -44,6 +46,7 @@ __all__ = [
     "task_of_namespace",
     "triggered_nodes",
     "types_of_channels",
+    "types_of_schemas",
 ]
 
 # writes of a task that are no values of channels
@@ -182,8 +185,39 @@ def collect_declared_types() -> None:
     _serde.STRICT_MSGPACK_ENABLED = True
 
 
-def types_of_channels(channels: Mapping[str, Any]) -> Iterable[tuple[str, ...]]:
+@cache
+def await_missing_checkpoints() -> None:
+    """Let a subgraph without checkpoints run inside a graph with durability `sync`, once per process.
+
+    LangGraph waits after each step for the checkpoint that was written last, and raises an `AttributeError` where a
+    graph that was compiled with `checkpointer=False` has written none.
+    """
+    from langgraph.pregel import _loop  # pyright: ignore[reportPrivateUsage]
+
+    for loop in (_loop.AsyncPregelLoop, _loop.SyncPregelLoop):
+        if not hasattr(loop, "_put_checkpoint_fut"):
+            setattr(loop, "_put_checkpoint_fut", _Nothing())  # noqa: B010  # a name that the class does not declare
+
+
+class _Nothing:
+    """Is over, as a future of either kind."""
+
+    def __await__(self) -> Iterator[None]:
+        yield from ()
+
+    def result(self) -> None:
+        return None
+
+
+def types_of_channels(channels: Mapping[str, Any]) -> set[tuple[str, ...]]:
     """(module, name) of the types that the channels of a graph hold."""
     from langgraph._internal import _serde  # pyright: ignore[reportPrivateUsage]
 
     return _serde.build_serde_allowlist(channels=dict(channels))
+
+
+def types_of_schemas(schemas: Iterable[Any]) -> set[tuple[str, ...]]:
+    """(module, name) of the types in the fields of classes."""
+    from langgraph._internal import _serde  # pyright: ignore[reportPrivateUsage]
+
+    return _serde.collect_allowlist_from_schemas(schemas=[schema for schema in schemas if schema is not None])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["AGENTS", "PACKAGES", "Agent"]
+__all__ = ["AGENTS", "PACKAGES", "REPOSITORIES", "Agent", "Repository"]
 
 PACKAGES = (
     "langchain==1.4.5",
@@ -25,6 +25,21 @@ PACKAGES = (
     "jsonpointer==3.12",
     "wcmatch==12.0.1",
     "bracex==3.2.2",
+    "langchain-experimental==0.4.2",
+    "langchain-community==0.4.2",
+    "langchain-mcp-adapters==0.3.2",
+    "langchain-text-splitters==1.1.3",
+    "langchain-tavily==0.2.18",
+    "python-dotenv==1.2.4",
+    "sqlalchemy==2.1.9",
+    "greenlet==3.5.6",
+    "tabulate==0.10.0",
+    "pydantic-settings==2.16.3",
+    "httpx-sse==0.4.3",
+    "dataclasses-json==0.6.7",
+    "marshmallow==4.4.0",
+    "typing-inspect==0.9.0",
+    "mypy-extensions==1.2.0",
 )
 """Installed without what they ask for, which is in the environment: those that fit its version of langchain-core."""
 
@@ -57,6 +72,8 @@ class Agent(NamedTuple):
     made_by: str
     body: str
     tail: str = _TAIL
+    is_graph: bool = True
+    """False for a runnable that is no graph: `hrm-agent run` runs it as one."""
 
     @property
     def program(self) -> str:
@@ -217,6 +234,7 @@ class Person(BaseModel):
 
 graph = create_extractor(model, tools=[Person], tool_choice="Person")
 """,
+        is_graph=False,
     ),
     "langmem": Agent(
         "langmem",
@@ -238,6 +256,7 @@ from langmem import create_memory_manager
 
 graph = create_memory_manager(model)
 """,
+        is_graph=False,
     ),
     "functional": Agent(
         "langgraph",
@@ -268,9 +287,141 @@ from langchain_classic.agents import AgentExecutor, create_tool_calling_agent
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.tools import tool
 
-prompt = ChatPromptTemplate([("human", "{messages}"), ("placeholder", "{agent_scratchpad}")])
+prompt = ChatPromptTemplate([("human", "{input}"), ("placeholder", "{agent_scratchpad}")])
 tools = [tool(multiply), tool(add)]
 graph = AgentExecutor(agent=create_tool_calling_agent(model, tools, prompt), tools=tools)
 """,
+        is_graph=False,
+    ),
+    "plan": Agent(
+        "langchain-experimental",
+        "langchain_experimental.plan_and_execute.PlanAndExecute",
+        """
+from langchain_core.tools import tool
+from langchain_experimental.plan_and_execute import PlanAndExecute, load_agent_executor, load_chat_planner
+
+executor = load_agent_executor(model, [tool(multiply)])
+graph = PlanAndExecute(planner=load_chat_planner(model), executor=executor)
+""",
+        is_graph=False,
+    ),
+    "pandas": Agent(
+        "langchain-experimental",
+        "langchain_experimental.agents.create_pandas_dataframe_agent",
+        """
+import pandas
+from langchain_experimental.agents import create_pandas_dataframe_agent
+
+table = pandas.DataFrame({"a": [6], "b": [7]})
+graph = create_pandas_dataframe_agent(model, table, agent_type="tool-calling", allow_dangerous_code=True)
+""",
+        is_graph=False,
+    ),
+    "sql": Agent(
+        "langchain-community",
+        "langchain_community.agent_toolkits.create_sql_agent",
+        """
+from langchain_community.agent_toolkits import create_sql_agent
+from langchain_community.utilities import SQLDatabase
+from sqlalchemy import create_engine, text
+
+engine = create_engine("sqlite:///sums.db")
+with engine.begin() as begun:
+    begun.execute(text("CREATE TABLE IF NOT EXISTS sums (a INTEGER, b INTEGER)"))
+graph = create_sql_agent(model, db=SQLDatabase(engine), agent_type="tool-calling")
+""",
+        is_graph=False,
+    ),
+    "mcp": Agent(
+        "langchain-mcp-adapters",
+        "create_agent with the tools of an MCP server",
+        '''
+import asyncio
+import sys
+
+from langchain.agents import create_agent
+from langchain_mcp_adapters.client import MultiServerMCPClient
+
+SERVER = """
+from mcp.server.fastmcp import FastMCP
+
+server = FastMCP("sums", log_level="ERROR")
+
+
+@server.tool()
+def multiply(a: int, b: int) -> int:
+    return a * b
+
+
+server.run()
+"""
+client = MultiServerMCPClient({"sums": {"transport": "stdio", "command": sys.executable, "args": ["-c", SERVER]}})
+
+
+async def graph():
+    return create_agent(model, await client.get_tools())
+
+
+async def main():
+    print(await (await graph()).ainvoke({"messages": [{"role": "user", "content": "What is 6 times 7?"}]}))
+''',
+        tail="""
+if __name__ == "__main__":
+    asyncio.run(main())
+""",
+    ),
+    "todo": Agent(
+        "langchain",
+        "create_agent with a list of things to do, and retries",
+        """
+from langchain.agents import create_agent
+from langchain.agents.middleware import PIIMiddleware, TodoListMiddleware, ToolRetryMiddleware
+
+middleware = [TodoListMiddleware(), PIIMiddleware("email"), ToolRetryMiddleware()]
+graph = create_agent(model, [multiply], middleware=middleware)
+""",
     ),
 }
+
+
+class Repository(NamedTuple):
+    """A public repository with an agent, which is run as it is in its checkout."""
+
+    owner: str
+    name: str
+    commit: str
+    source: str
+    """Folder of its packages."""
+    graph: str
+    options: str
+    """Of `run` and `train rl`: by which the agent asks an OpenAI model."""
+    asked: str = "'What is 6 times 7?'"
+    """What `run` is asked."""
+
+
+REPOSITORIES = (
+    Repository(
+        "langchain-ai",
+        "react-agent",
+        "d89d249c2a768e8b166c7c4e3bfeff2c73acb00f",
+        "src",
+        "./src/react_agent/graph.py:graph",
+        "--context model=openai/scripted",
+    ),
+    Repository(
+        "langchain-ai",
+        "memory-agent",
+        "09bf577731b4d5a35157cf4e18aa5af3c7a5095d",
+        "src",
+        "./src/memory_agent/graph.py:graph",
+        "--context model=openai/scripted",
+    ),
+    Repository(
+        "langchain-ai",
+        "langgraph-example",
+        "ecf328da62e3efc3270c16fb83e1f6725dd107d1",
+        ".",
+        "./my_agent/agent.py:graph",
+        "--config model_name=openai",
+    ),
+)

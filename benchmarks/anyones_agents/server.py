@@ -78,6 +78,8 @@ def _answer(body: Json, number: int) -> Json:
     text = "The answer is 42."
     if "python code" in str(messages[0]["content"]).lower() and not any(m["role"] == "assistant" for m in messages):
         text = "```python\nprint(multiply(6, 7))\n```"
+    if "let's first understand the problem and devise a plan" in str(messages[0]["content"]).lower():
+        text = "Plan:\n1. Multiply 6 by 7.\n<END_OF_PLAN>"
     return {"role": "assistant", "content": text}
 
 

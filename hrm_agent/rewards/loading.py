@@ -41,11 +41,10 @@ def load_rubric(spec: str, folder: str | None = None) -> tuple[Rubric, str]:
     if not colon or not module_name or not attribute:
         raise ConfigError(f"{spec!r} names no rubric.", _WRITE)
     module = _import(module_name, spec, folder or str(Path.cwd()))
-    found = getattr(module, attribute, None)
-    if found is None:
+    if not hasattr(module, attribute):
         public = ", ".join(name for name in vars(module) if not name.startswith("_")) or "nothing"
         raise ConfigError(f"{module_name} has no {attribute!r}.", f"It has {public}.")
-    return as_rubric(found, spec), _digest(module)
+    return as_rubric(getattr(module, attribute), spec), _digest(module)
 
 
 def _import(module_name: str, spec: str, folder: str) -> ModuleType:
@@ -53,7 +52,7 @@ def _import(module_name: str, spec: str, folder: str) -> ModuleType:
         return import_by_name(module_name, folder)
     except HrmError:
         raise
-    except Exception as error:  # a user's module may raise anything
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
         trial = f"python {module_name}" if module_name.endswith(".py") else f"python -c 'import {module_name}'"
         raise ConfigError(
             f"The rubric {spec!r} does not import: {type(error).__name__}: {error}.", f"Try `{trial}` in {folder}."

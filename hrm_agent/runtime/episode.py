@@ -252,7 +252,7 @@ class EpisodeRunner:
                 graph_run = replace(graph_run, record=record)
             active = self.record(self.store.journal, episode.seed, _inherited(record))
             active.run_id = episode.run_id or episode.thread_id
-            if episode.graph not in BUILTIN_GRAPHS:  # whose nodes draw nothing
+            if episode.graph_name not in BUILTIN_GRAPHS:  # whose nodes draw nothing
                 record_draws()
             await stack.enter_async_context(self._in_force(active, lease))
             if answer is not NO_ANSWER:

@@ -19,7 +19,7 @@ from langgraph.checkpoint.serde.event_hooks import SerdeEvent, register_serde_ev
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.pregel import Pregel
 
-from hrm_agent.langgraph_format import types_of_channels
+from hrm_agent.langgraph_format import types_of_channels, types_of_schemas
 
 __all__ = [
     "PLAIN",
@@ -130,9 +130,16 @@ def allowed_types(names: Sequence[str]) -> list[tuple[str, ...]]:
 
 @lru_cache(maxsize=32)
 def declared_types(graph: Pregel[Any, Any, Any, Any]) -> frozenset[tuple[str, ...]]:
-    """(module, name) of the types in the state of a graph and of its subgraphs."""
+    """(module, name) of the types in the state of a graph and of its subgraphs, and of what nodes send each other."""
     subgraphs = [subgraph for _, subgraph in graph.get_subgraphs(recurse=True) if isinstance(subgraph, Pregel)]
-    return frozenset().union(*(types_of_channels(each.channels) for each in (graph, *subgraphs)))
+    found = (types_of_channels(each.channels) | _types_sent(each) for each in (graph, *subgraphs))
+    return frozenset().union(*found)
+
+
+def _types_sent(graph: Pregel[Any, Any, Any, Any]) -> frozenset[tuple[str, ...]]:
+    """Of the inputs that nodes declare for themselves: `Send` gives them such a one."""
+    nodes: dict[str, Any] = getattr(getattr(graph, "builder", None), "nodes", {})
+    return frozenset(types_of_schemas(getattr(node, "input_schema", None) for node in nodes.values()))
 
 
 def _note(event: SerdeEvent) -> None:

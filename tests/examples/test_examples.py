@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage
 
 from hrm_agent.cli.main import main
 from hrm_agent.environment import LocalEnvironment
@@ -81,20 +80,24 @@ def test_a_graph_of_ones_own(run: Runs) -> None:
     assert [call.content for call in trajectory.tool_calls] == ["226"]
 
 
-def test_the_grid_puzzle(run: Runs, capsys: pytest.CaptureFixture[str]) -> None:
-    trajectory = run(commands("arc_toy")[0])
+def test_the_grid_puzzle(run: Runs, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, scored = commands("arc_toy")
+    trajectory = run(one)
     assert trajectory.answer == "Answer: [[1, 1], [1, 0]]"
-    assert "solved: true" in capsys.readouterr().out
+    (folder / "again.jsonl").write_text((EXAMPLES / "arc_toy.jsonl").read_text())  # a script that is read out stays so
+    words = [word.replace("examples/arc_toy.jsonl", "again.jsonl") for word in scored[1:]]
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["pass_at_1"] == 1.0
     assert [call.content for call in trajectory.tool_calls[:2]] == ["['invert']", "[[1, 1], [1, 0]]"]
     assert "assert len(grid)" in str(trajectory.tool_calls[2].arguments), "the critic's check"
     assert len({call.identity.checkpoint_ns.split(":")[0] for call in trajectory.calls}) == 1, "all inside one node"
 
 
 def test_a_grid_that_is_none_is_not_the_solution() -> None:
-    from examples.arc_toy import check
+    from examples.arc_toy import correct
 
     for said, solved in (("Answer: [[1,1], [1, 0]]", True), ("Answer: [[1,,1]]", False), ("[[1, 1], [1, 0]]", False)):
-        assert check({"messages": [HumanMessage("invert"), AIMessage(said)]}) == {"solved": solved}
+        assert correct(said, "[[1, 1], [1, 0]]") == solved
 
 
 def test_the_word_problems(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

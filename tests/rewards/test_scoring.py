@@ -170,15 +170,18 @@ def test_a_rubric_that_cannot_be_is_refused(rubric: Any, said: str) -> None:
         ("nonsense", "names no rubric"),
         ("no.such.module:rubric", "does not import: ModuleNotFoundError"),
         ("./broken.py:rubric", "does not import: ZeroDivisionError"),
+        ("./ended.py:rubric", "does not import: SystemExit: 3"),
         ("./sound.py:rubrik", "has no 'rubrik'. It has .*rubric"),
         ("./sound.py:number", "is a int, which is no rubric"),
+        ("./sound.py:none", "is a NoneType, which is no rubric"),
         ("answer:last_numbr", "no answer reader 'last_numbr'. Did you mean"),
         ("answer:last_number,near", "no comparison 'near'"),
     ],
 )
 async def test_a_name_that_names_no_rubric_is_refused(spec: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("1 / 0\n")
-    (tmp_path / "sound.py").write_text("number = 3\ndef rubric(text): return 1\n")
+    (tmp_path / "ended.py").write_text("raise SystemExit(3)\n")
+    (tmp_path / "sound.py").write_text("number = 3\nnone = None\ndef rubric(text): return 1\n")
     with pytest.raises(ConfigError, match=said):
         async with opened_scorer(spec, folder=tmp_path):
             pass

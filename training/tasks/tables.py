@@ -126,7 +126,8 @@ def _data_set_rows(name: str, split: str, columns: Mapping[str, str]) -> Iterato
     except HrmError:
         raise
     except Exception as error:  # of the library, of the file formats below it, of the network: there is no common one
-        raise TaskError(f"The data set {name!r} cannot be loaded: {one_line(error)[:400]}.") from error
+        message = f"The data set {name!r} cannot be loaded: {one_line(error)[:400]}."
+        raise TaskError(message, "Name a folder that holds one, or one of the hub that can be reached.") from error
     what = f"The split {chosen!r} of {name!r}"
     used = _used(columns, table.column_names, what)
     for number, row in enumerate(table.select_columns(used)):

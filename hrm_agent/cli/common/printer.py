@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, cast
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, convert_to_messages
@@ -52,8 +53,14 @@ class Printer:
                 self._output.say(f"asks: {_shown(question.value)}  (id {question.id})", style="yellow")
 
     def _new(self, messages: Any) -> list[BaseMessage]:
-        """In whichever form a node returned them: messages, pairs, texts, one or several."""
-        listed = convert_to_messages(list(messages) if isinstance(messages, list) else [messages] if messages else [])
+        """In whichever form a node returned them: messages, pairs, texts, one or several.
+
+        A reducer of the graph's own may take other things besides, which are shown nowhere.
+        """
+        listed: list[BaseMessage] = []
+        for given in cast("list[Any]", messages) if isinstance(messages, list) else [messages] if messages else []:
+            with suppress(ValueError, TypeError, NotImplementedError):
+                listed += convert_to_messages([given])
         new = [message for message in listed if message.id is None or message.id not in self._seen]
         self._seen |= {message.id for message in new if message.id}
         return new

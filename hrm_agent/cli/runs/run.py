@@ -98,13 +98,17 @@ def _json_of(given: str) -> Any:
         if given.startswith("@"):
             where = given[1:]
             given = Path(where).read_text(encoding="utf-8")
-        return json.loads(given)
+        return json.loads(given, parse_constant=_refuse_constant)
     except OSError as error:
         raise ConfigError(
             f"{where} cannot be read: {error.strerror}.", "Name a file of JSON: --input @FILE."
         ) from error
     except ValueError as error:
         raise ConfigError(f"{where} is not JSON: {error}.", 'Write --input \'{"field": "text"}\'.') from error
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def refuse_broken(text: str, what: str = "The task") -> None:

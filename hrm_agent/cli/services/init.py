@@ -47,7 +47,6 @@ def run(words: list[str]) -> int:
     output = Output(as_json=arguments.json)
     output.result({"folder": str(folder.resolve()), "files": sorted(_FILES.values())})
     output.say(f"{folder}: {', '.join(_FILES.values())}\n\nNext:\n  cd {folder}\n  pytest")
-    output.say("  hrm-agent eval --tasks ./tasks.py:tasks --graph ./agent.py:graph --rewards ./rewards.py:rubric")
     output.say("  hrm-agent train rl --config train.toml --out runs/rl\n\nREADME.md has the other commands.")
     return 0
 

@@ -14,6 +14,7 @@ from hrm_agent.cli.common.output import Output, progress
 from hrm_agent.cli.common.run_folder import run_folder
 from hrm_agent.config import compare_on_resume, save_config
 from hrm_agent.files import alone_in
+from hrm_agent.models import DEFAULT_POLICY
 from hrm_agent.rewards import load_rubric
 from hrm_agent.training.collect import collect
 from hrm_agent.training.configs import FREE_ON_RESUME, CollectConfig
@@ -75,7 +76,19 @@ def collected(config: CollectConfig, command: str, folder: Path) -> list[Traject
         compare_on_resume(config, command, folder, free=FREE_ON_RESUME)
         save_config(config, command, folder)
         with resumed_by(f"hrm-agent resume {folder}"):
-            return asyncio.run(collect(config, folder, tasks=tasks, on_rollout=done))
+            trajectories = asyncio.run(collect(config, folder, tasks=tasks, on_rollout=done))
+    _tell_unasked(config.policy, trajectories)
+    return trajectories
+
+
+def _tell_unasked(policy: str, trajectories: Sequence[Trajectory]) -> None:
+    """A line on stderr where a policy was named, and models that the graph itself names answered all calls."""
+    answered = Counter(call.model for trajectory in trajectories for call in trajectory.own_calls)
+    if policy == DEFAULT_POLICY or policy in answered or not answered:
+        return
+    (most, _), *_ = answered.most_common(1)
+    said = f"The policy {policy} was asked for nothing: {most}, a model that the graph names, answered."
+    print(f"hrm-agent: {said} --stand-in puts the policy in the place of a graph's own chat model.", file=sys.stderr)
 
 
 def tell_changed_sources(tasks: str, split: str, folder: Path) -> None:

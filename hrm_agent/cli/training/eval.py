@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from hrm_agent.training.evaluation.reports import (
 )
 from hrm_agent.training.evaluation.rubrics import scored_by
 from hrm_agent.training.evaluation.samples import samples_of
-from hrm_agent.trajectory import Trajectory
+from hrm_agent.trajectory import RunStatus, Trajectory
 
 __all__ = ["eval_run", "run"]
 
@@ -81,7 +81,7 @@ def eval_run(config: CollectConfig, folder: Path, output: Output, prices: Prices
 def _trajectories(where: str, by: str | None) -> tuple[Iterable[Trajectory], int]:
     """With the rewards of the scores called `by`, and how many were left out since those gave them none."""
     if by is None:
-        return stored_trajectories(where), 0
+        return _with_rewards(stored_trajectories(where), where), 0
     if is_file(where):
         raise ConfigError(f"{where} is a file: it holds no scores beside its own.", "Name the run's folder or store.")
     everything = list(stored_trajectories(where))
@@ -89,6 +89,20 @@ def _trajectories(where: str, by: str | None) -> tuple[Iterable[Trajectory], int
         scorings = scorings_named(store, by, everything)
     found = [one for each in everything if (one := scored_by(each, scorings)) is not None]
     return found, len(everything) - len(found)
+
+
+def _with_rewards(trajectories: Iterable[Trajectory], where: str) -> Iterator[Trajectory]:
+    """All of them. Raises `ConfigError` at the end where runs have answered and nothing says of any what is right."""
+    answered = scored = False
+    for each in trajectories:
+        answered |= each.status is RunStatus.COMPLETED
+        scored |= bool(each.rewards)
+        yield each
+    if answered and not scored:
+        raise ConfigError(
+            f"No run in {where} has a reward.",
+            f"`hrm-agent rescore {where} --rewards module:attribute` scores them; `--by NAME` evaluates by that.",
+        )
 
 
 def _report(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -110,7 +111,16 @@ def reinforce(config: GrpoConfig, folder: Path, output: Output) -> None:
     curves = _curves(rows, config, folder) if rows else ""
     told = f"The run has {steps}; the metrics are {metrics}{curves}" if rows else f"{metrics} has no rows"
     output.say(f"{told}; the policy is {model}.")
-    output.say(f"Next: hrm-agent eval --policy {model}, hrm-agent history --store {folder}")
+    output.say(f"Next: hrm-agent eval --policy {model}{_same(config)}, hrm-agent history --store {folder}")
+
+
+def _same(config: GrpoConfig) -> str:
+    """The flags with which an evaluation is of what was trained: without them it is of the built-in agent and tasks."""
+    usual = type(config)()
+    names = ("graph", "answer_path", "tasks", "rewards")
+    other = {name: getattr(config, name) for name in names if getattr(config, name) != getattr(usual, name)}
+    flags = [f" --{name.replace('_', '-')} {shlex.quote(value)}" for name, value in other.items()]
+    return "".join([*flags, " --stand-in"] if "graph" in other else flags)  # as it was in training
 
 
 def _curves(rows: Sequence[Mapping[str, Any]], config: GrpoConfig, folder: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -15,9 +16,13 @@ from hrm_agent.models.call_recording import plain
 
 __all__ = ["check_answer_path", "text_at"]
 
+_FORM = re.compile(r"\$?(\.?[^.\[\]]+|\[[^\[\]]+\])+")
+
 
 def check_answer_path(graph: Pregel[Any, Any, Any, Any], path: str) -> None:
-    """Raises `ConfigError` where the graph's state has no such field to begin with."""
+    """Raises `ConfigError` for what is no path, and where the graph's state has no such field to begin with."""
+    if path and _FORM.fullmatch(path) is None:
+        raise ConfigError(f"{path!r} is no place in a state.", "Write it as report, result.text or sections[0].title.")
     fields = [name for name in graph.channels if not is_internal(name)]
     first = (_parts(path) or [""])[0]
     if path and first not in fields and getattr(graph, "builder", None) is not None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from itertools import takewhile
-from typing import Any, cast, get_type_hints
+from typing import Any, cast, get_origin, get_type_hints
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage, convert_to_messages
 from langchain_core.runnables import RunnableConfig
@@ -24,7 +24,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.pregel import Pregel
 
 from hrm_agent.errors import ConfigError, nearest
-from hrm_agent.langgraph_format import START
+from hrm_agent.langgraph_format import ROOT, START
 from hrm_agent.models import invalid_tool_calls
 from hrm_agent.runtime.execution.typed_input import typed_input
 from hrm_agent.tools.session_variables import MAX_DATA_BYTES, refuse_large
@@ -85,13 +85,23 @@ Graph = Pregel[Any, Any, Any, Any]
 
 def first_input(graph: Graph, task: TaskRef, thread_id: str) -> Any:
     """The task in the form that the graph's input has a place for. Raises `ConfigError` where it has none."""
-    places = _input_fields(graph)
+    places, asked = _input_fields(graph), HumanMessage(task.prompt, id=_task_id(thread_id))
     if TASK_INPUTS in task.metadata:
-        given = _given_input(task.metadata[TASK_INPUTS], places, thread_id)
-        return typed_input(_input_schema(graph), given) if isinstance(given, Mapping) else given
+        whole = _given_input(task.metadata[TASK_INPUTS], places, thread_id)
+        fields = isinstance(whole, Mapping) and not {ROOT, START} & {*places}
+        return typed_input(_input_schema(graph), cast("Mapping[str, Any]", whole)) if fields else whole
+    if START in places:  # a functional workflow, whose input is the one value of its function
+        taken = getattr(graph.channels[START], "ValueType", Any)
+        if taken is str:
+            return task.prompt
+        if get_origin(taken) is list or taken is list:
+            return [asked]
+        places = fields_of(taken) if isinstance(taken, type) else ()
+        if not places:  # a bare `dict`, or nothing that is declared: under both names that are usual
+            return {"messages": [asked], "input": task.prompt}
     if "messages" in places:
         before = [_SAID[turn["role"]](turn["content"]) for turn in task.metadata.get(HISTORY, ())]
-        given = {"messages": [*before, HumanMessage(task.prompt, id=_task_id(thread_id))]}
+        given: dict[str, Any] = {"messages": [*before, asked]}
         return given | (_variables(task) if "variables" in places else {})
     name = next((name for name in TEXT_INPUTS if name in places), None)
     if name is None:
@@ -114,8 +124,13 @@ def _variables(task: TaskRef) -> dict[str, Any]:
 
 def _given_input(given: Any, places: Sequence[str], thread_id: str) -> Any:
     """An input as it was given. LangGraph says nothing of a field that it does not know; that is a mistake here."""
-    if not isinstance(given, Mapping) or START in places:  # of a functional workflow any value
+    if START in places or ROOT in places:  # of a functional workflow, or a state that is one value, anything
         return given
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"The graph's input is an object with fields, and no {type(given).__name__}.",
+            f"Write --input '{{\"FIELD\": ...}}'. Its fields: {', '.join(places) or 'none'}.",
+        )
     fields = dict(cast("Mapping[str, Any]", given))
     for name in fields:
         if name not in places:
@@ -219,7 +234,9 @@ def _read_by(found: CheckpointTuple) -> str | None:
 
 @lru_cache
 def _input_fields(graph: Graph) -> tuple[str, ...]:
-    """Names in the graph's input schema; of a graph that is no state graph, its channels."""
+    """Names in the graph's input schema; the root of a state that is one value; else its channels."""
+    if ROOT in graph.channels:
+        return (ROOT,)
     schema = _input_schema(graph)
     return fields_of(schema) if schema is not None else tuple(graph.channels)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from langchain_core.runnables import Runnable
 from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 
@@ -26,16 +27,21 @@ def graph_name(graph: Any) -> str:
     A copy of a graph (`with_config`), and one that was compiled from a builder, is named by what it was made from. For
     a graph that no module holds it is its own name in parentheses, which loads nothing.
     """
-    if graph in _known:
+    if isinstance(graph, Hashable) and graph in _known:
         return _known[graph]
+    name = _found_name(graph)
+    if isinstance(graph, Hashable):
+        _known[graph] = name
+    return name
+
+
+def _found_name(graph: Any) -> str:
     best = min(_holders(graph), default=None)
     place = _place_of(sys.modules[best[-2]]) if best is not None else None
     if best is None or place is None:
-        _known[graph] = unnamed(graph.get_name() if isinstance(graph, Pregel) else _own_name(graph))
-        return _known[graph]
+        return unnamed(graph.get_name() if isinstance(graph, Runnable) else _own_name(graph))
     name = f"{place}:{best[-1]}"
-    _known[graph] = {target: short for short, target in BUILTIN_GRAPHS.items()}.get(name, name)
-    return _known[graph]
+    return {target: short for short, target in BUILTIN_GRAPHS.items()}.get(name, name)
 
 
 def _holders(graph: Any) -> Iterator[tuple[int, bool, bool, bool, int, str, str]]:

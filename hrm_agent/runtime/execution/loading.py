@@ -1,8 +1,8 @@
 """Graphs by name: the built-in ones, and a user's own as `package.module:attribute` or `./file.py:attribute`.
 
 An attribute may be, as langgraph.json allows: a compiled graph, a `StateGraph`, or a factory: a function of the config
-or of nothing, async or not, that returns a graph or a context manager around one. In Python each of these does in the
-place of a name.
+or of nothing, async or not, that returns a graph or a context manager around one. Any other LangChain runnable is run
+as a graph of one node. In Python each of these does in the place of a name.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from langchain_core.runnables import Runnable
 from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 
 from hrm_agent.async_bridge import run_sync
 from hrm_agent.errors import GraphError, HrmError, nearest
 from hrm_agent.import_by_name import import_by_name, search_in
+from hrm_agent.langgraph_format import await_missing_checkpoints
+from hrm_agent.runtime.execution.runnables import graph_around, is_runnable
 
 __all__ = ["BUILTIN_GRAPHS", "Graph", "load_graph", "opened_graph", "unnamed"]
 
@@ -75,23 +76,33 @@ async def opened_graph(graph: Any, configurable: Mapping[str, Any] | None = None
 
 def _found(graph: Any) -> Any:
     """A compiled graph or a factory."""
-    return _load(graph, str(Path.cwd())) if isinstance(graph, str) else _compiled(graph)
+    await_missing_checkpoints()
+    if isinstance(graph, str):
+        return _load(graph, str(Path.cwd()))
+    return _compiled(graph)
 
 
 def _label(graph: Any) -> str:
     return graph if isinstance(graph, str) else str(getattr(graph, "__qualname__", type(graph).__name__))
 
 
-@lru_cache(maxsize=32)
 def _compiled(found: Any) -> Any:
-    """A builder is compiled once, whoever asks; what is no graph is refused."""
+    """What is no graph is refused."""
     if isinstance(found, StateGraph):
-        return found.compile()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        return _compiled_builder(found)
+    if is_runnable(found):
+        return graph_around(found)
     if isinstance(found, Pregel) or _is_factory(found):
         return found  # pyright: ignore[reportUnknownVariableType]
     raise GraphError(
         f"{type(found).__name__} is not a LangGraph graph.", "Give a graph, a factory of one, or its module:attribute."
     )
+
+
+@lru_cache(maxsize=32)
+def _compiled_builder(found: StateGraph[Any, Any, Any, Any]) -> Graph:
+    """A builder is compiled once, whoever asks."""
+    return found.compile()  # pyright: ignore[reportUnknownMemberType]
 
 
 def _is_factory(found: Any) -> bool:
@@ -123,7 +134,7 @@ async def _made_by(factory: Any, configurable: dict[str, Any], label: str, stack
             f"The graph factory {label} raised {type(error).__name__}: {error}.",
             "What it reads from config['configurable'] is given by --config KEY=VALUE.",
         ) from error
-    graph = _compiled(made) if isinstance(made, StateGraph) else made
+    graph = _compiled(made) if isinstance(made, StateGraph) or is_runnable(made) else made
     if not isinstance(graph, Pregel):
         raise GraphError(f"The graph factory {label} returns {type(made).__name__}, not a LangGraph graph.")
     return graph
@@ -156,27 +167,18 @@ def _load(name: str, folder: str) -> Any:
     if not colon or not module_name or not attribute:
         raise GraphError(
             f"There is no graph {name!r}. {nearest(name, BUILTIN_GRAPHS)}".strip(),
-            f"Built in: {', '.join(BUILTIN_GRAPHS)}. Name your own as package.module:attribute.",
+            f"Built in: {', '.join(BUILTIN_GRAPHS)}. Name your own as package.module:attribute, or "
+            "./file.py:attribute.",
         )
     module = _import(module_name, name, folder)
     found: Any = getattr(module, attribute, None)
-    if not isinstance(found, (Pregel, StateGraph)) and not _is_factory(found):
+    if not (isinstance(found, (Pregel, StateGraph)) or _is_factory(found) or is_runnable(found)):
         known = [key for key, value in vars(module).items() if isinstance(value, (Pregel, StateGraph))]
         what = f"is {type(found).__name__}, not a LangGraph graph" if found is not None else "does not exist"
         raise GraphError(
-            f"{attribute!r} in {module_name} {what}.",
-            _graph_within(found, attribute) or f"Graphs found there: {', '.join(known) or 'none'}.",
+            f"{attribute!r} in {module_name} {what}.", f"Graphs found there: {', '.join(known) or 'none'}."
         )
     return _compiled(found)
-
-
-def _graph_within(found: Any, attribute: str) -> str:
-    """What to do with a chain that has a graph among its steps, as libraries of extraction return; empty: no such."""
-    steps: list[Any] = getattr(found, "steps", None) or [] if isinstance(found, Runnable) else []
-    places = [number for number, step in enumerate(steps) if isinstance(step, Pregel)]
-    if not places:
-        return ""
-    return f"A graph is among its steps: add `inner = {attribute}.steps[{places[0]}]` to the file, and name `inner`."
 
 
 def _import(module_name: str, name: str, folder: str) -> ModuleType:
@@ -185,7 +187,7 @@ def _import(module_name: str, name: str, folder: str) -> ModuleType:
         if module_name in _FORMER_MODULES and not _is_there(module_name):
             module_name = _FORMER_MODULES[module_name]
         return import_by_name(module_name, folder)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         trial = f"python {module_name}" if module_name.endswith(".py") else f"python -c 'import {module_name}'"
         raise GraphError(
             f"Graph {name!r} does not import: {type(error).__name__}: {error}.",

@@ -33,6 +33,7 @@ from hrm_agent.langgraph_format import ERROR, INTERRUPT, NULL_TASK, RESUME
 from hrm_agent.models import using_policy
 from hrm_agent.models.external_models import record_external_models
 from hrm_agent.runtime.episode import CONFIGURABLE, CONTEXT, Episode, EpisodeRunner, run_context
+from hrm_agent.runtime.execution.graph_run import memories_of
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.replay.checkpoint_diff import Change, same_next_tasks, state_changes
 from hrm_agent.runtime.replay.effects import EffectRefused, Effects, watching
@@ -283,12 +284,11 @@ class ReplayRun:
         """Run the segment; returns what the graph raised, and the request that is not on record."""
         said = self._context(segment.end)
         episode = Episode(self._trajectory.task, self._trajectory.thread_id, context=said)
-        free = {"checkpointer": scratch, "interrupt_before_nodes": [], "interrupt_after_nodes": []}
+        free = {"checkpointer": scratch, "store": memories_of(self._graph)}
+        free |= {"interrupt_before_nodes": [], "interrupt_after_nodes": []}
         graph, context = self._graph.copy(update=free), run_context(self._graph, episode)
-        config: RunnableConfig = {
-            "configurable": episode.configurable,
-            "recursion_limit": 2 * len(segment.checkpoints) + 50,
-        }
+        limit = 2 * len(segment.checkpoints) + 50
+        config: RunnableConfig = {"configurable": episode.configurable, "recursion_limit": limit}
         given: Command[Any] | None = None
         while True:
             replaying = ReplayRecording(answers, draws, paths, self._inherited_steps)

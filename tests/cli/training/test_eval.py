@@ -91,3 +91,13 @@ def test_the_harness_on_tasks_far_beyond_the_policy(
     assert done.json["statuses"]["truncated"] > 5, "a prompt that does not fit is a limit, not a failure"
     checked = hrm("lint", "runs/far", "--json").json
     assert (checked["trajectories"], checked["findings"]) == (40, [])
+
+
+def test_a_policy_that_the_graph_did_not_ask_is_told(tasks: str, hrm: Command, tmp_path: Path) -> None:
+    words = ("--graph", "tests.support.graphs.own_agent:graph", "--tasks", tasks, "--count", "1")
+    named = ("--policy", policy(tmp_path, "named.jsonl", *["42"] * 3))
+    unasked = "was asked for nothing: HostedModel, a model that the graph names, answered. --stand-in puts the policy"
+    assert unasked in hrm("eval", *words, *named, "--out", "runs/a").err
+    for others in ((*named, "--stand-in"), ()):
+        done = hrm("eval", *words, *others, "--out", f"runs/{len(others)}")
+        assert done.code == 0 and "was asked for nothing" not in done.err

@@ -74,11 +74,13 @@ def test_tasks_without_a_verifier_are_recorded_and_not_scored(policy: str, hrm: 
     with open_store("runs/u/store.db") as store:
         found = store.journal.headers()
     assert [each.rewards for each in found] == [{}, {}] and found[1].task.metadata["mood"] == "glad"
+    unscored = hrm("eval", "runs/u")
+    assert unscored.code == 2 and "No run in runs/u has a reward. `hrm-agent rescore runs/u" in unscored.err
     train = ("train", "rl", "--tasks", "./final.py:unscored", "--steps", "1", "--out", "runs/t")
     for command in (("eval", *words, "--out", "runs/e"), train):
         refused = hrm(*command)
-        assert refused.code == 2 and "neither a reference answer nor a verifier" in refused.err
-        assert "--rewards" in refused.err and refused.err.count("\n") == 1
+        (said,) = [line for line in refused.err.splitlines() if "loading torch" not in line]  # said where that is slow
+        assert refused.code == 2 and "neither a reference answer nor a verifier" in said and "--rewards" in said
         assert not Path(command[-1], "config.toml").exists(), "others can be named next"
 
 
@@ -144,6 +146,7 @@ def test_training_is_told_what_has_changed(policy: str, hrm: Command, tmp_path: 
     sums = "tasks = [{'id': 'a', 'prompt': 'What is 6 * 7?', 'answer': %d}]\n"
     (tmp_path / "sums.py").write_text(sums % 41)
     train = ("train", "rl", "--tasks", "./sums.py:tasks", *words)
-    assert hrm(*train, "--steps", "1").code == 0
+    trained = hrm(*train, "--steps", "1")
+    assert trained.code == 0 and "eval --policy runs/t/model --tasks ./sums.py:tasks, " in trained.out
     (tmp_path / "sums.py").write_text(sums % 42)
     assert "./sums.py has changed since the run in runs/t began" in hrm(*train, "--steps", "2").err

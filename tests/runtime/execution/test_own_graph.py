@@ -91,10 +91,13 @@ def test_a_graph_of_the_user_goes_before_one_of_an_older_record(tmp_path: Path) 
     assert done.stdout == "[True, False]\n"
 
 
-def test_a_graph_that_is_no_graph_says_what_it_is() -> None:
+def test_a_graph_that_is_no_graph_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ended.py").write_text("raise SystemExit(3)\n")
+    monkeypatch.chdir(tmp_path)
     cases: list[tuple[str, str]] = [
         ("tool_lop", "Did you mean 'tool_loop'?"),
         ("no.such.module:graph", "does not import: ModuleNotFoundError"),
+        ("./ended.py:graph", "does not import: SystemExit: 3"),
         ("tests.support.graphs.own_agent:grap", "Graphs found there: builder, graph."),
         ("tests.support.graphs.own_agent:multiply", "is StructuredTool, not a LangGraph graph"),
     ]
@@ -102,20 +105,6 @@ def test_a_graph_that_is_no_graph_says_what_it_is() -> None:
         with pytest.raises(GraphError) as caught:
             load_graph(name)
         assert message in str(caught.value)
-
-
-def test_a_chain_around_a_graph_says_where_the_graph_is(tmp_path: Path, monkeypatch: Any) -> None:
-    (tmp_path / "chain.py").write_text(
-        "from langchain_core.runnables import RunnableLambda\n"
-        "from tests.support.graphs.own_agent import graph as agent\n"
-        "graph = RunnableLambda(dict) | agent | RunnableLambda(dict)\n"
-        "inner = graph.steps[1]\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(GraphError) as caught:
-        load_graph("./chain.py:graph")
-    assert "`inner = graph.steps[1]`" in str(caught.value) + str(caught.value.hint)
-    assert load_graph("./chain.py:inner") is load_graph(OWN)
 
 
 def test_a_builder_is_compiled_and_a_file_is_imported(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:

@@ -1,0 +1,90 @@
+"""LangChain runnables that are no graphs, run as graphs of one node: chains around a graph, executors, managers.
+
+Inside the node the runnable is what it was. The model and tool calls that it makes are those of the node, so that they
+go on record, are resumed and replayed; a graph among its steps is a subgraph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, cast
+
+from langchain_core.language_models import BaseLanguageModel
+from langchain_core.messages import BaseMessage
+from langchain_core.runnables import Runnable
+from langchain_core.tools import BaseTool
+from langgraph.channels.ephemeral_value import EphemeralValue
+from langgraph.channels.last_value import LastValue
+from langgraph.pregel import NodeBuilder, Pregel
+from langgraph.pregel.protocol import PregelProtocol
+
+from hrm_agent.langgraph_format import END, START
+from hrm_agent.models.call_recording import plain
+
+__all__ = ["graph_around", "is_runnable"]
+
+
+def is_runnable(found: Any) -> bool:
+    """False for graphs, for those of another process, and for a model or a tool by itself."""
+    return isinstance(found, Runnable) and not isinstance(found, (PregelProtocol, BaseLanguageModel, BaseTool))
+
+
+def graph_around(runnable: Runnable[Any, Any]) -> Pregel[Any, Any, Any, Any]:
+    """A graph whose one node is the runnable, of its name. It takes what the runnable does.
+
+    What comes out is its state, so that messages stay as they are, and objects of other classes stand in it as JSON: no
+    schema says which classes a record of it may be trusted with. The same object gives the same graph.
+    """
+    return _around(_Itself(runnable))
+
+
+class _Itself:
+    """A key by identity: many runnables cannot be hashed."""
+
+    def __init__(self, it: Runnable[Any, Any]) -> None:
+        self.it = it
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self.it is other.it
+
+    def __hash__(self) -> int:
+        return id(self.it)
+
+
+@lru_cache(maxsize=32)
+def _around(key: _Itself) -> Pregel[Any, Any, Any, Any]:
+    runnable, name = key.it, key.it.get_name()
+    node = NodeBuilder().subscribe_only(START).do(runnable).write_to(**{END: _stored})
+    return Pregel(
+        nodes={name: node},
+        channels={START: EphemeralValue(_input_type(runnable)), END: LastValue(Any, END)},
+        input_channels=START,
+        output_channels=END,
+        stream_channels=END,
+        stream_mode="updates",
+        name=name,
+    )
+
+
+def _stored(value: Any) -> Any:
+    if isinstance(value, BaseMessage):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _stored(item) for key, item in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, (list, tuple)):
+        return [_stored(item) for item in cast("Sequence[Any]", value)]
+    return plain(value)
+
+
+def _input_type(runnable: Runnable[Any, Any]) -> Any:
+    """A class with the fields of the input, where the runnable declares one; else Any."""
+    try:
+        schema = runnable.get_input_schema()
+    except Exception:  # of a library
+        return Any
+    fields: dict[str, Any] = getattr(schema, "model_fields", {})
+    if "root" not in fields:
+        return schema if fields else Any
+    declared = fields["root"].annotation
+    return declared if isinstance(declared, type) else Any
