@@ -24,6 +24,7 @@ from hrm_agent.files import replacing
 __all__ = [
     "COMMAND_KEY",
     "CONFIG_FILE",
+    "ONE_BY_ONE",
     "ON_RECORD",
     "build_config",
     "changed_keys",
@@ -42,6 +43,9 @@ COMMAND_KEY = "command"
 
 ON_RECORD = "on record"
 """Context in which a config class is built from the values of a run on record."""
+
+ONE_BY_ONE = "one by one"
+"""Marks a list of which each item has a flag of its own: what follows the flag may be something else."""
 
 Config = TypeVar("Config", bound=BaseModel)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
+from hrm_agent.errors import ConfigError
 from hrm_agent.trajectory import content_hash
 
-__all__ = ["import_by_name", "imported_files", "search_in"]
+__all__ = ["import_by_name", "imported_files", "search_in", "types_by_name"]
 
 _PREFIX = "user_graph_"
 
@@ -49,6 +51,29 @@ def _import_file(path: Path) -> ModuleType:
         del sys.modules[module_name]
         raise
     return module
+
+
+def types_by_name(names: Iterable[str]) -> list[str]:
+    """Names of `--allow` (`package.module:Type`, `./file.py:Type`), and those by which their values are stored.
+
+    Raises `ConfigError` for one that is no type here: its values would be lost.
+    """
+    known = list[str]()
+    for name in names:
+        module, _, attribute = name.rpartition(":")
+        if not module or not attribute:
+            raise ConfigError(f"--allow {name!r} names no type.", "Write --allow package.module:Type.")
+        try:
+            found = getattr(import_by_name(module, str(Path.cwd())), attribute, None)
+        except Exception as error:  # whatever the user's module raises
+            raise ConfigError(
+                f"--allow {name!r} does not import: {type(error).__name__}: {error}.",
+                "Name it as its module is imported.",
+            ) from error
+        if not isinstance(found, type):
+            raise ConfigError(f"--allow {name!r}: there is no type {attribute!r} in {module}.")
+        known += [name, f"{found.__module__}:{found.__qualname__}"]
+    return [*dict.fromkeys(known)]
 
 
 def imported_files() -> list[str]:

@@ -53,7 +53,7 @@ ALLOWED: dict[str, set[str]] = {
         "hrm_agent.langgraph_format",
     },
     "hrm_agent.draws": {"hrm_agent.errors", "hrm_agent.langgraph_format", "hrm_agent.trajectory"},
-    "hrm_agent.import_by_name": {"hrm_agent.trajectory"},
+    "hrm_agent.import_by_name": {"hrm_agent.errors", "hrm_agent.trajectory"},
     "hrm_agent.retrieval": {
         "hrm_agent.answers",
         "hrm_agent.errors",

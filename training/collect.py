@@ -50,7 +50,9 @@ async def collect(
         options=config.task_options(),
     )
     held = backend or policy_for(config.policy, config.graph, stand_in=config.stand_in)
-    async with open_run(folder, config.policy, config, store=config.store, backend=held) as runner:
+    async with open_run(
+        folder, config.policy, config, store=config.store, backend=held, allow=config.allowed_types
+    ) as runner:
         keep_sources(config.tasks, config.split, folder)
         on_record = runner.store.journal.headers("run_id = ?", (run_id,))
         refuse_other_tasks({header.thread_id: header.task for header in on_record}, episodes, folder)

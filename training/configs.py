@@ -25,7 +25,7 @@ __all__ = [
     "SftConfig",
 ]
 
-FREE_ON_RESUME = frozenset({"checkpoint_every", "checkpoints", "concurrency", "environment", "isolation"})
+FREE_ON_RESUME = frozenset({"allow", "checkpoint_every", "checkpoints", "concurrency", "environment", "isolation"})
 """Keys that decide how a run is carried out and not its result: they may change when it is resumed."""
 FREE_IN_TRAINING = FREE_ON_RESUME | {"data", "steps"}
 """Keys that may change when a training is resumed. It looks at data and steps itself: a run may be prolonged."""

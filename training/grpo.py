@@ -58,7 +58,9 @@ async def train(
     accelerator = Accelerator()
     policy = TrainablePolicy(config, accelerator)
     async with (
-        open_run(folder, policy.name, config, store=config.store, backend=policy.engine) as runner,
+        open_run(
+            folder, policy.name, config, store=config.store, backend=policy.engine, allow=config.allowed_types
+        ) as runner,
         scoring_by(config, runner.store) as score,
     ):
         run_id = run_id_of(folder, runner.store)

@@ -60,10 +60,11 @@ async def open_run(
     *,
     store: str | None = None,
     backend: Backend | str | None = None,
+    allow: Sequence[str] = (),
 ) -> AsyncGenerator[EpisodeRunner]:
-    """The runner of the run in `folder`, which nobody else has open, over its store."""
+    """The runner of the run in `folder`, which nobody else has open, over its store; `allow`: as `open_store`."""
     backend = backend or load_policy(policy)  # before there is a folder: a wrong name leaves nothing behind
-    with alone_in(folder), open_store(store or folder / "store.db") as opened:
+    with alone_in(folder), open_store(store or folder / "store.db", allow=allow) as opened:
         if store is not None:
             with replacing(folder / STORE_POINTER) as part:
                 part.write_text(opened.url, encoding="utf-8")

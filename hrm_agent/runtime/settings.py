@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, TypedDict, cast
+from typing import Annotated, Any, Literal, TypedDict, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from hrm_agent.config import ONE_BY_ONE
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION
 from hrm_agent.environment.open import LeastIsolation, Where
 from hrm_agent.errors import ConfigError
+from hrm_agent.import_by_name import types_by_name
 from hrm_agent.trajectory import Sampling
 
-__all__ = ["GraphSettings", "ModeName", "RolloutSettings", "RunSettings", "RunnerOptions", "SelectionSettings"]
+__all__ = [
+    "GraphOptions",
+    "GraphSettings",
+    "ModeName",
+    "RolloutSettings",
+    "RunSettings",
+    "RunnerOptions",
+    "SelectionSettings",
+]
 
 ModeName = Literal["single", "best-of-n", "majority", "search"]
 """How often a task is tried, and how an answer is chosen (`hrm_agent.runtime.selection.strategies`)."""
@@ -61,24 +71,29 @@ def _holds_none(value: Any) -> bool:
     return any(map(_holds_none, cast("list[Any]", value))) if isinstance(value, (list, tuple)) else value is None
 
 
-class GraphSettings(BaseModel):
-    """Which graph runs."""
+class GraphOptions(BaseModel):
+    """What graphs are given beside their task."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    graph: str = "tool_loop"
-    """Graph to run: tool_loop, reasoning, research, or your own as package.module:attribute or ./file.py:attribute."""
     context: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Options of the graph, such as max_turns=6."""
     configurable: dict[str, Any] = Field(default_factory=dict[str, Any])
     """What the graph, or its factory, reads from config["configurable"]; --config KEY=VALUE is the same."""
-    answer_path: str = ""
-    """Where in the final state the answer is, as in report or drafts[-1].text; empty: the last message."""
 
-    def task_options(self) -> dict[str, Any]:
-        """What goes on record with each task, in its metadata, so that every later run of it is given the same."""
-        options = {"configurable": self.configurable, "answer_path": self.answer_path}
-        return {name: value for name, value in options.items() if value}
+    allow: Annotated[list[str], ONE_BY_ONE] = Field(default_factory=list[str])
+    """A type of your own that states may hold and the graph does not declare, as package.module:Type; repeatable."""
+
+    @property
+    def allowed_types(self) -> list[str]:
+        """`allow`, by the names under which values are stored: what a store is opened with."""
+        return types_by_name(self.allow)
+
+    @field_validator("allow")
+    @classmethod
+    def _are_types(cls, allow: list[str]) -> list[str]:
+        types_by_name(allow)
+        return allow
 
     @field_validator("configurable")
     @classmethod
@@ -100,6 +115,20 @@ class GraphSettings(BaseModel):
                 "Let the graph read it from an environment variable.",
             )
         return context
+
+
+class GraphSettings(GraphOptions):
+    """Which graph runs."""
+
+    graph: str = "tool_loop"
+    """Graph to run: tool_loop, reasoning, research, or your own as package.module:attribute or ./file.py:attribute."""
+    answer_path: str = ""
+    """Where in the final state the answer is, as in report or drafts[-1].text; empty: the last message."""
+
+    def task_options(self) -> dict[str, Any]:
+        """What goes on record with each task, in its metadata, so that every later run of it is given the same."""
+        options = {"configurable": self.configurable, "answer_path": self.answer_path}
+        return {name: value for name, value in options.items() if value}
 
 
 class RolloutSettings(BaseModel):

@@ -83,7 +83,8 @@ def public_metadata(config: RunnableConfig, metadata: Mapping[str, Any]) -> dict
 
 
 _HINT = (
-    "Declare the type in the graph's state, or name it: open_store(..., allow=['package.module:Class']). "
+    "Declare the type in the graph's state, or name it: --allow package.module:Type, "
+    "in a program open_store(..., allow=['package.module:Type']). "
     "A graph that was compiled before its store was opened takes store.checkpointer.allowing(graph)."
 )
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from hrm_agent.config import build_config, merge_values, nested_model, read_config_file, to_toml
+from hrm_agent.config import ONE_BY_ONE, build_config, merge_values, nested_model, read_config_file, to_toml
 from hrm_agent.errors import ConfigError, nearest
 
 __all__ = ["Parser", "add_config", "config_from", "print_config"]
@@ -95,6 +95,8 @@ def _kind(field: FieldInfo) -> dict[str, Any]:
         return {"action": argparse.BooleanOptionalAction}
     if get_origin(annotation) in (dict, Mapping):
         return {"action": _Pairs, "nargs": "*", "metavar": "KEY=VALUE"}
+    if ONE_BY_ONE in field.metadata:
+        return {"action": "append", "metavar": "VALUE"}
     if get_origin(annotation) in (list, tuple):
         return {"nargs": "+", "metavar": "VALUE"}
     return {"metavar": _metavar(annotation)}

@@ -6,11 +6,9 @@ A stored value names its type, and to read it means to import a module. So a typ
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hrm_agent.errors import ConfigError
-from hrm_agent.import_by_name import import_by_name
+from hrm_agent.import_by_name import types_by_name
 
 if TYPE_CHECKING:
     from langgraph.pregel import Pregel
@@ -39,21 +37,7 @@ def add_own_types(parser: Parser, *, graph: bool = False) -> None:
 
 def allowed_names(arguments: Arguments) -> list[str]:
     """The names given with `--allow`. Raises `ConfigError` for one that is no type here: its values would be lost."""
-    names: list[str] = arguments.allow
-    for name in names:
-        module, _, attribute = name.partition(":")
-        if not module or not attribute:
-            raise ConfigError(f"--allow {name!r} names no type.", "Write --allow package.module:Type.")
-        try:
-            found = getattr(import_by_name(module, str(Path.cwd())), attribute, None)
-        except Exception as error:  # whatever the user's module raises
-            raise ConfigError(
-                f"--allow {name!r} does not import: {type(error).__name__}: {error}.",
-                "Name it as its module is imported.",
-            ) from error
-        if not isinstance(found, type):
-            raise ConfigError(f"--allow {name!r}: there is no type {attribute!r} in {module}.")
-    return names
+    return types_by_name(arguments.allow)
 
 
 def named_graph(arguments: Arguments) -> Pregel[Any, Any, Any, Any] | None:

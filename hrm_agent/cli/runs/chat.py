@@ -50,6 +50,7 @@ def run(words: list[str]) -> int:
         if arguments.dry_run:
             print_config(config, "run", as_json=arguments.json)
             return 0
+    with open_store(arguments.store, allow=config.allowed_types) as store:
         screen = Screen(Output(as_json=arguments.json), list(COMMANDS))
         with ChatSession(store, config, screen) as session:
             session.check(before)

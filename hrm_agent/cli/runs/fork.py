@@ -13,7 +13,6 @@ from typing import Any
 
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
 from hrm_agent.cli.common.output import Output
-from hrm_agent.cli.common.own_types import add_own_types, allowed_names
 from hrm_agent.cli.common.printer import Printer
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
 from hrm_agent.cli.runs.run import RunConfig, keep_options, known_config
@@ -53,7 +52,6 @@ def run(words: list[str]) -> int:
     parser.add_argument("--name", help="name of the group [THREAD/fork-1 and so on]")
     parser.add_argument("--run", action="store_true", help="run them now")
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"store of the thread [{DEFAULT_STORE}]")
-    add_own_types(parser)
     add_config(parser, RunConfig)
     arguments = parser.read(words)
     edit = Edit(
@@ -63,7 +61,7 @@ def run(words: list[str]) -> int:
         as_node=arguments.as_node,
     )
     output = Output(as_json=arguments.json)
-    with existing_store(arguments.store, allowed_names(arguments)) as store:
+    with existing_store(arguments.store) as store:
         known = store.journal.find_trajectory(arguments.thread)
         config = config_from(arguments, RunConfig, "run", known_config(store, known))
         if arguments.dry_run:
@@ -71,6 +69,7 @@ def run(words: list[str]) -> int:
             return 0
         if known is None and not (vars(arguments)["config:graph"] or arguments.config):
             config = config.model_copy(update={"graph": ""})
+    with existing_store(arguments.store, config.allowed_types) as store:
         if not config.graph:  # nobody could resume it: `resume` takes the options of the fork
             history(store, arguments.thread, branches=False)  # a thread that is not there is told first
             raise RunError("The graph of this thread is not recorded.", "Name it: --graph package.module:attribute.")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hrm_agent.cli.common.arguments import Parser
+from hrm_agent.cli.common.own_types import add_own_types, allowed_names
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE
 from hrm_agent.errors import ConfigError
 from hrm_agent.runtime.recording import hook
@@ -26,19 +27,21 @@ def run(words: list[str]) -> int:
     """The program's own exit code."""
     at = words.index("--") if "--" in words else len(words)
     parser = Parser("record", "Run a program, and record every LangGraph graph that it and its children invoke.")
-    parser.usage = "hrm-agent record [--store STORE] -- COMMAND [ARGUMENT ...]"
+    parser.usage = "hrm-agent record [--store STORE] [--allow MODULE:TYPE] -- COMMAND [ARGUMENT ...]"
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"where to record [{DEFAULT_STORE}]")
+    add_own_types(parser)
     arguments, command = parser.read(words[:at]), words[at + 1 :]
     if not command:
         raise ConfigError("Which program?", "Put it after two hyphens: `hrm-agent record -- python theirs.py`.")
     open_store(arguments.store).close()  # what is wrong with it is told here, and not in the midst of the program
-    return _run(command, _environment(arguments.store))
+    return _run(command, _environment(arguments.store, allowed_names(arguments)))
 
 
-def _environment(store: str) -> dict[str, str]:
+def _environment(store: str, allow: Sequence[str]) -> dict[str, str]:
     where = store if "://" in store else str(Path(store).resolve())
     path = os.pathsep.join(filter(None, (str(_STARTUP), os.environ.get("PYTHONPATH"))))
-    return {**os.environ, hook.VARIABLE: where, "PYTHONPATH": path}
+    named = {hook.ALLOW_VARIABLE: ",".join(allow)} if allow else {}
+    return {**os.environ, hook.VARIABLE: where, "PYTHONPATH": path, **named}
 
 
 def _run(command: Sequence[str], environment: dict[str, str]) -> int:

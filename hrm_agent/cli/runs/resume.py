@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Output
-from hrm_agent.cli.common.own_types import add_own_types, allowed_names
+from hrm_agent.cli.common.own_types import add_own_types
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store, run_folder
 from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, build_config, read_config_file
 from hrm_agent.errors import RunError, nearest
@@ -26,7 +26,7 @@ from hrm_agent.trajectory import Trajectory
 
 __all__ = ["run", "value_of"]
 
-Resume = Callable[[Path, Output], int]
+Resume = Callable[[Path, Output, list[str]], int]
 Config = TypeVar("Config", bound=BaseModel)
 
 
@@ -47,11 +47,11 @@ def run(words: list[str]) -> int:
     parser.add_argument("--graph", help="of a thread: the graph to continue with, as package.module:attribute")
     arguments = parser.read(words)
     output, folder = Output(as_json=arguments.json), run_folder(Path(arguments.run), "")
-    answer, allow = value_of(arguments.answer), allowed_names(arguments)
+    answer, allow = value_of(arguments.answer), list[str](arguments.allow)
     if arguments.at is not None:
         return _from_moment(arguments, output, answer, allow)
     if folder.is_dir() and answer is NO_ANSWER and arguments.graph is None:
-        return _COMMANDS[_command(folder)](folder, output)
+        return _COMMANDS[_command(folder)](folder, output, allow)
     return _thread(arguments, output, answer, allow)
 
 
@@ -78,45 +78,51 @@ def _command(folder: Path) -> str:
     return command
 
 
-def _config(model: type[Config], folder: Path, command: str) -> Config:
-    return build_config(model, read_config_file(folder / CONFIG_FILE, command), CONFIG_FILE, on_record=True)
+def _config(model: type[Config], folder: Path, command: str, allow: list[str]) -> Config:
+    values = _allowing(read_config_file(folder / CONFIG_FILE, command), allow)
+    return build_config(model, values, CONFIG_FILE, on_record=True)
 
 
-def _collect(folder: Path, output: Output) -> int:
+def _allowing(values: dict[str, Any], allow: list[str]) -> dict[str, Any]:
+    """Options on record, with further types that the states may hold."""
+    return {**values, "allow": [*dict.fromkeys([*values.get("allow", ()), *allow])]} if allow else values
+
+
+def _collect(folder: Path, output: Output, allow: list[str]) -> int:
     from hrm_agent.cli.training.collect import collect_run
     from hrm_agent.training.configs import CollectConfig
 
-    return collect_run(_config(CollectConfig, folder, "collect"), folder, output)
+    return collect_run(_config(CollectConfig, folder, "collect", allow), folder, output)
 
 
-def _eval(folder: Path, output: Output) -> int:
+def _eval(folder: Path, output: Output, allow: list[str]) -> int:
     from hrm_agent.cli.training.eval import eval_run
     from hrm_agent.training.configs import CollectConfig
 
-    return eval_run(_config(CollectConfig, folder, "eval"), folder, output)
+    return eval_run(_config(CollectConfig, folder, "eval", allow), folder, output)
 
 
-def _train_rl(folder: Path, output: Output) -> int:
+def _train_rl(folder: Path, output: Output, allow: list[str]) -> int:
     from hrm_agent.cli.training.train import reinforce
     from hrm_agent.training.configs import GrpoConfig
 
-    reinforce(_config(GrpoConfig, folder, "train rl"), folder, output)
+    reinforce(_config(GrpoConfig, folder, "train rl", allow), folder, output)
     return 0
 
 
-def _train_sft(folder: Path, output: Output) -> int:
+def _train_sft(folder: Path, output: Output, allow: list[str]) -> int:
     from hrm_agent.cli.training.train import fine_tune
     from hrm_agent.training.configs import FineTuneConfig
 
-    fine_tune(_config(FineTuneConfig, folder, "train sft"), folder, output)
+    fine_tune(_config(FineTuneConfig, folder, "train sft", allow), folder, output)
     return 0
 
 
-def _demo(folder: Path, output: Output) -> int:
+def _demo(folder: Path, output: Output, allow: list[str]) -> int:
     from hrm_agent.cli.training.demo import demo_run
     from hrm_agent.training.configs import DemoConfig
 
-    demo_run(_config(DemoConfig, folder, "demo"), folder, output)
+    demo_run(_config(DemoConfig, folder, "demo", allow), folder, output)
     return 0
 
 
@@ -133,7 +139,7 @@ def _thread(arguments: Namespace, output: Output, answer: Any, allow: list[str])
     thread, where = str(arguments.run), str(arguments.store)
     from hrm_agent.cli.runs.run import RunConfig, kept_options, known_config, run_task
 
-    with existing_store(where, allow) as store:
+    with existing_store(where) as store:
         trajectory = store.journal.trajectory(thread)
         kept = kept_options(store, trajectory.thread_id) is not None
         values = known_config(store, trajectory)
@@ -148,10 +154,8 @@ def _thread(arguments: Namespace, output: Output, answer: Any, allow: list[str])
             f"Thread {thread!r} belongs to the run {trajectory.run_id!r}, which `hrm-agent run` did not start.",
             f"Resume the whole run: `hrm-agent resume {Path(where).parent if Path(where).is_file() else where}`.",
         )
-    config = _with_graph(build_config(RunConfig, values, f"of thread {thread!r}"), arguments)
-    return run_task(
-        config, trajectory.task, trajectory.thread_id, where, output, answer=answer, allow=allow, again=True
-    )
+    config = _with_graph(build_config(RunConfig, _allowing(values, allow), f"of thread {thread!r}"), arguments)
+    return run_task(config, trajectory.task, trajectory.thread_id, where, output, answer=answer, again=True)
 
 
 def _with_graph(config: Config, arguments: Namespace) -> Config:
@@ -177,9 +181,10 @@ def _from_moment(arguments: Namespace, output: Output, answer: Any, allow: list[
     from hrm_agent.cli.runs.run import RunConfig, conclude, known_config
     from hrm_agent.runtime.time_travel.fork import Edit
 
-    with existing_store(where, allow) as store:
-        known = store.journal.trajectory(thread)
-        config = _with_graph(build_config(RunConfig, known_config(store, known), f"of thread {thread!r}"), arguments)
+    with existing_store(where) as store:
+        values = _allowing(known_config(store, store.journal.trajectory(thread)), allow)
+    config = _with_graph(build_config(RunConfig, values, f"of thread {thread!r}"), arguments)
+    with existing_store(where, config.allowed_types) as store:
         episodes = fork_thread(store, thread, at, config, edit=Edit())
         (trajectory,) = run_forks(store, config, episodes, output, answer)
     return conclude(output, trajectory, where)

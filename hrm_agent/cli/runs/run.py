@@ -11,7 +11,6 @@ import json
 import secrets
 import time
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,15 +146,11 @@ def run_task(
     output: Output,
     *,
     answer: Any = NO_ANSWER,
-    allow: Sequence[str] = (),
     again: bool = False,
 ) -> int:
-    """Start or resume `thread`; `answer` is for the question that it waits with, `allow` names types in its state.
-
-    `again`: also one that was stopped.
-    """
+    """Start or resume `thread`; `answer` is for the question that it waits with. `again`: also one that was stopped."""
     graph = load_graph(config.graph, config.configurable)  # before the store: an unknown graph must not create one
-    with open_store(where, allow=allow) as store, store.lease(thread, COMMAND):
+    with open_store(where, allow=config.allowed_types) as store, store.lease(thread, COMMAND):
         known = store.journal.find_trajectory(thread)
         own = {**asked.metadata, **config.task_options()}
         task = known.task if known else asked.model_copy(update={"id": thread, "metadata": own})

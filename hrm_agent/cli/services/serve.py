@@ -27,7 +27,7 @@ from hrm_agent.environment.remote.sockets import listen_tcp
 from hrm_agent.models import DEFAULT_POLICY
 from hrm_agent.runtime.episode import EpisodeRunner, policy_for
 from hrm_agent.runtime.execution.loading import BUILTIN_GRAPHS, load_graph
-from hrm_agent.runtime.settings import RunSettings
+from hrm_agent.runtime.settings import GraphOptions, RunSettings
 from hrm_agent.store import RunStore, open_store
 
 __all__ = ["TOKEN_VARIABLE", "ServeConfig", "run"]
@@ -36,7 +36,7 @@ TOKEN_VARIABLE = "HRM_AGENT_SERVE_TOKEN"
 _PORT = 8743
 
 
-class ServeConfig(RunSettings):
+class ServeConfig(RunSettings, GraphOptions):
     """What is served, and how a request is run that does not say it."""
 
     graphs: list[str] = Field(default_factory=lambda: list(BUILTIN_GRAPHS), min_length=1)
@@ -65,10 +65,10 @@ def run(words: list[str]) -> int:
         return 0
     check_place(arguments)
     for name in config.graphs:
-        load_graph(name)
+        load_graph(name, config.configurable)
     token = kept_token(arguments.token_file, TOKEN_VARIABLE, _kept_token_file())
     listener = listen_tcp(arguments.host, arguments.port, allow_remote=arguments.allow_remote)
-    with listener, open_store(arguments.store) as store:
+    with listener, open_store(arguments.store, allow=config.allowed_types) as store:
         asyncio.run(_until_stopped(arguments, config, store, token, listener))
     return 0
 
@@ -87,7 +87,13 @@ async def _until_stopped(
     async with EpisodeRunner.open(store, config.policy, config, backend=backend) as runner:
         hosts = hosts_of(arguments)
         service = ChatService(
-            runner, config.graphs, token.text, hosts=hosts, concurrency=config.concurrency, context=config.context
+            runner,
+            config.graphs,
+            token.text,
+            hosts=hosts,
+            concurrency=config.concurrency,
+            context=config.context,
+            configurable=config.configurable,
         )
         async with serving(service, listener, drain_seconds=arguments.drain_seconds):
             output, url = Output(as_json=arguments.json), f"{url_of(arguments.host, listener)}/v1"

@@ -26,6 +26,7 @@ from langgraph.pregel import Pregel
 from hrm_agent.errors import ConfigError, nearest
 from hrm_agent.langgraph_format import ROOT, START
 from hrm_agent.models import invalid_tool_calls
+from hrm_agent.runtime.execution.typed_input import typed_input
 from hrm_agent.tools.session_variables import MAX_DATA_BYTES, refuse_large
 from hrm_agent.trajectory import (
     TASK_INPUTS,
@@ -86,7 +87,9 @@ def first_input(graph: Graph, task: TaskRef, thread_id: str) -> Any:
     """The task in the form that the graph's input has a place for. Raises `ConfigError` where it has none."""
     places, asked = _input_fields(graph), HumanMessage(task.prompt, id=_task_id(thread_id))
     if TASK_INPUTS in task.metadata:
-        return _given_input(task.metadata[TASK_INPUTS], places, thread_id)
+        whole = _given_input(task.metadata[TASK_INPUTS], places, thread_id)
+        fields = isinstance(whole, Mapping) and not {ROOT, START} & {*places}
+        return typed_input(_input_schema(graph), cast("Mapping[str, Any]", whole)) if fields else whole
     if START in places:  # a functional workflow, whose input is the one value of its function
         taken = getattr(graph.channels[START], "ValueType", Any)
         if taken is str:
@@ -234,8 +237,12 @@ def _input_fields(graph: Graph) -> tuple[str, ...]:
     """Names in the graph's input schema; the root of a state that is one value; else its channels."""
     if ROOT in graph.channels:
         return (ROOT,)
-    schema = getattr(getattr(graph, "builder", None), "input_schema", None)
+    schema = _input_schema(graph)
     return fields_of(schema) if schema is not None else tuple(graph.channels)
+
+
+def _input_schema(graph: Graph) -> Any:
+    return getattr(getattr(graph, "builder", None), "input_schema", None)
 
 
 @lru_cache

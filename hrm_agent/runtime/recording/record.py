@@ -61,12 +61,12 @@ def record(
     return RecordingBlock(where, {"key": key, "allow": allow})
 
 
-def record_process(where: str) -> None:
+def record_process(where: str, allow: tuple[str, ...] = ()) -> None:
     """Record all that is invoked until the process exits. Raises `StoreError`.
 
     With `HRM_AGENT_DRAWS` set to 1 also what nodes draw.
     """
-    block = record(where, draws=os.environ.get(DRAWS_VARIABLE) == "1").__enter__()
+    block = record(where, allow=allow, draws=os.environ.get(DRAWS_VARIABLE) == "1").__enter__()
     atexit.register(block.__exit__, None, None, None)
 
 

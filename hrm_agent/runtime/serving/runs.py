@@ -22,8 +22,8 @@ from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.files import json_line
 from hrm_agent.langgraph_format import END, INTERRUPT
 from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, run_context
-from hrm_agent.runtime.execution.conversation import fields_of
-from hrm_agent.runtime.execution.loading import load_graph
+from hrm_agent.runtime.execution.conversation import CONFIGURABLE, fields_of
+from hrm_agent.runtime.execution.loading import Graph, load_graph
 from hrm_agent.runtime.serving.answers import visible
 from hrm_agent.runtime.serving.requests import ChatRequest, RefusedError
 from hrm_agent.trajectory import RunStatus, StopReason, Trajectory
@@ -35,16 +35,23 @@ class Chats:
     """The runs of a server, at most `concurrency` at once."""
 
     def __init__(
-        self, runner: EpisodeRunner, graphs: Sequence[str], concurrency: int, context: Mapping[str, Any] | None = None
+        self,
+        runner: EpisodeRunner,
+        graphs: Sequence[str],
+        concurrency: int,
+        context: Mapping[str, Any] | None = None,
+        configurable: Mapping[str, Any] | None = None,
     ) -> None:
         """Loads the graphs: a request names one of them and never code. Raises GraphError.
 
         `context`: options of the graphs that a request is run with unless it names its own. Raises ConfigError for one
-        that no graph knows.
+        that no graph knows. `configurable`: what every graph, and its factory, is given as `config["configurable"]`; a
+        request names none of it, since the names of models, keys and addresses stand there.
         """
-        self.graphs = {name: _last_nodes(name) for name in graphs}
+        self._configurable = dict(configurable or {})
+        self.graphs = {name: self._last_nodes(name) for name in graphs}
         """Name of a graph -> the nodes after which it may end."""
-        self._context = {name: _options(name, context or {}) for name in graphs}
+        self._context = {name: self._options(name, context or {}) for name in graphs}
         for option in context or {}:
             if not any(option in options for options in self._context.values()):
                 raise ConfigError(f"None of the graphs has an option {option!r}.", f"Served: {', '.join(graphs)}.")
@@ -53,6 +60,18 @@ class Chats:
         self._idle = asyncio.Event()
         self._idle.set()
         self.draining = False
+
+    def _loaded(self, name: str) -> Graph:
+        return load_graph(name, self._configurable)
+
+    def _options(self, name: str, context: Mapping[str, Any]) -> dict[str, Any]:
+        """Of these options those that a graph has."""
+        schema = self._loaded(name).context_schema
+        known = fields_of(schema) if schema is not None else ()
+        return {option: context[option] for option in known if option in context}
+
+    def _last_nodes(self, name: str) -> frozenset[str]:
+        return frozenset(edge.source for edge in self._loaded(name).get_graph().edges if edge.target == END)
 
     @contextmanager
     def admitted(self, asked: ChatRequest, thread: str | None) -> Generator[Episode]:
@@ -68,8 +87,11 @@ class Chats:
         if name in self._threads:
             raise RefusedError(409, "The thread is being run.", code="thread_busy")
         context = {**self._context[asked.model], **asked.context}
-        episode = Episode(asked.task(name), name, graph=asked.model, seed=asked.seed, context=context)
-        run_context(load_graph(asked.model), episode)  # an option that the graph does not know is told at once
+        task = asked.task(name)
+        if self._configurable:
+            task = task.model_copy(update={"metadata": {**task.metadata, CONFIGURABLE: self._configurable}})
+        episode = Episode(task, name, graph=asked.model, seed=asked.seed, context=context)
+        run_context(self._loaded(asked.model), episode)  # an option that the graph does not know is told at once
         self._threads.add(name)
         self._idle.clear()
         try:
@@ -169,15 +191,3 @@ class AnswerStream:
         if content.startswith(self.sent):
             return content[len(self.sent) :]
         return f"\n\n{content}"
-
-
-def _options(name: str, context: Mapping[str, Any]) -> dict[str, Any]:
-    """Of these options those that a graph has."""
-    schema = load_graph(name).context_schema
-    return {
-        option: context[option] for option in (fields_of(schema) if schema is not None else ()) if option in context
-    }
-
-
-def _last_nodes(name: str) -> frozenset[str]:
-    return frozenset(edge.source for edge in load_graph(name).get_graph().edges if edge.target == END)

@@ -87,9 +87,10 @@ class ChatService:
         concurrency: int = CONCURRENCY,
         request_bytes: int = MAX_REQUEST_BYTES,
         context: Mapping[str, Any] | None = None,
+        configurable: Mapping[str, Any] | None = None,
     ) -> None:
-        """`hosts`: what a request's Host header may say; anything if empty. `context`: see `Chats`."""
-        self.chats = Chats(runner, graphs, concurrency, context)
+        """`hosts`: what a request's Host header may say; anything if empty. `context`, `configurable`: see `Chats`."""
+        self.chats = Chats(runner, graphs, concurrency, context, configurable)
         self._started, self._store = time.time(), runner.store
         self.app = application(
             one_token(token), hosts, request_bytes, lambda error, request: _error(_refusal(error, request))

@@ -379,3 +379,18 @@ def test_a_conversation_that_another_process_took_over(
     assert "was taken over by another process" in first and "`/threads t` goes on" in second
     with open_store(url) as store:
         assert store.journal.trajectory("t").prompts == ("Hi.", "Here.")
+
+
+def test_a_chat_gives_its_graph_what_is_configured(hrm: Command, scripted: str) -> None:
+    words = (
+        "chat",
+        "--graph",
+        "tests.support.graphs.forms:configured",
+        "--policy",
+        scripted,
+        "--thread",
+        "t",
+        "--json",
+    )
+    assert hrm(*words, "--config", "greeting=hello", "--say", "you").lines[-1]["answer"] == "hello to you"
+    assert hrm("chat", "--thread", "t", "--say", "me", "--json").lines[-1]["answer"] == "hello to me", "it is kept"

@@ -114,3 +114,53 @@ def test_it_is_forked_and_resumed(named: tuple[str, ...], thread: str, scripted:
 def test_a_type_that_is_not_there_is_told(name: str, said: str, thread: str, hrm: Command) -> None:
     done = hrm("history", thread, "--allow", name)
     assert done.code == 2 and said in " ".join(done.err.split())
+
+
+def test_a_new_run_holds_what_is_named_and_is_resumed_with_it(thread: str, scripted: str, hrm: Command) -> None:
+    words = ("run", "light it", "--graph", "lamps_of_mine:graph", "--policy", scripted, "--json")
+    refused = hrm(*words, "--thread", "refused")
+    assert refused.code == 2 and "lamps_of_mine.Lamp" in refused.err and "--allow package.module:Type" in refused.err
+    assert hrm("run", "--allow", LAMP, *words[1:], "--thread", "new").lines[-1]["answer"] == "lit"
+    again = hrm("resume", "new", "--at", "before:dim", "--json")
+    assert again.code == 0 and again.lines[-1]["answer"] == "lit", "it is kept with the thread's options"
+    assert hrm("fork", "new", "--at", "before:dim").code == 0
+    other = hrm(*words, "--thread", "other", "--allow", "lamps_of_mine:Lmap")
+    assert other.code == 2 and "there is no type 'Lmap'" in other.err
+
+
+@pytest.mark.parametrize("command", ["collect", "eval"])
+def test_a_run_of_many_tasks_holds_it_and_a_resumed_one_is_told(
+    command: str, thread: str, scripted: str, hrm: Command
+) -> None:
+    Path("tasks.jsonl").write_text('{"question": "light it", "answer": "lit"}\n')
+    words = (command, "--tasks", "jsonl:tasks.jsonl", "--graph", "lamps_of_mine:graph", "--policy", scripted)
+    asked = ("--count", "1", "--samples", "1", "--rewards", "answer:last_line", "--json")
+    assert hrm(*words, *asked, "--out", "without").code == 2
+    done = hrm(*words, *asked, "--out", "with", "--allow", LAMP)
+    assert done.code == 0, done.err
+    assert hrm("resume", "with", "--allow", "lamps_of_mine:Other").code == 0
+    assert [run["status"] for run in hrm("history", "--store", "with", "--json").json] == ["answer"]
+
+
+def test_a_program_that_is_recorded_holds_it(thread: str, hrm: Command) -> None:
+    Path("program.py").write_text("import lamps_of_mine\n\nlamps_of_mine.graph.invoke({'task': 'light it'})\n")
+    command = ("--", sys.executable, "program.py")
+    assert hrm("record", "--store", "recorded.db", "--allow", LAMP, *command).code == 0
+    assert hrm("replay", "--check", "recorded.db", "--allow", LAMP).code == 0
+    assert hrm("record", "--store", "recorded.db", "--allow", "lamps_of_mine:Lmap", *command).code == 2
+
+
+def test_training_holds_it(thread: str, hrm: Command) -> None:
+    Path("asking.py").write_text(
+        PROGRAM + "\nfrom hrm_agent.models import policy\n\n\n"
+        "def ask(state: Open) -> dict[str, Any]:\n"
+        "    return {'thing': Lamp(watts=1), 'output': policy(max_tokens=2).invoke(state['task']).text}\n\n\n"
+        "graph = StateGraph(Open).add_sequence([ask, dim]).add_edge(START, 'ask').compile()\n"
+    )
+    Path("tasks.jsonl").write_text('{"question": "6 * 7?", "answer": "42"}\n')
+    words = ("train", "rl", "--graph", "./asking.py:graph", "--tasks", "jsonl:tasks.jsonl", "--out", "rl")
+    small = ("--algorithm", "grpo", "--steps", "1", "--prompts-per-step", "1", "--group-size", "2")
+    done = hrm(*words, *small, "--allow", "./asking.py:Lamp")
+    assert done.code == 0, done.err
+    runs = hrm("history", "--store", "rl", "--json").json
+    assert [run["status"] for run in runs] == ["answer", "answer"]

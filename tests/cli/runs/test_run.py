@@ -331,3 +331,12 @@ def test_a_full_disk_then_room_again(tasks: str, tmp_path: Path) -> None:
     assert [line for line in done.stdout.splitlines() if line.startswith("exit")] == ["exit 2", "exit 0"], done.stderr
     assert "is full. What was committed is intact" in done.stderr and "Traceback" not in done.stderr
     assert " 0 findings" in done.stdout
+
+
+def test_a_value_of_the_input_that_is_not_of_its_fields_class_is_told(scripted: str, hrm: Command) -> None:
+    words = ("run", "--graph", "tests.runtime.execution.test_typed_input:keeper", "--policy", scripted)
+    failed = hrm(*words, "--input", json.dumps({"zoo": {"animals": [{}]}}), "--store", "new.db")
+    assert failed.code == 2 and "'zoo.animals.0.name'" in failed.err and "Traceback" not in failed.err
+    assert hrm("history", "--store", "new.db", "--json").json == [], "nothing was begun"
+    done = hrm(*words, "--input", json.dumps({"zoo": {"animals": [{"name": "whale", "length": 30}]}}), "--json")
+    assert done.lines[-1]["answer"] == "30.0"

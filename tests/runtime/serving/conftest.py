@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,13 +76,19 @@ def environment() -> Iterator[LocalEnvironment]:
 def serve(tmp_path: Path, environment: LocalEnvironment) -> Serve:
     @asynccontextmanager
     async def served(
-        script: Any = multiplier, *, delay: Any = 0, codec: Any = None, drain: float = 0.2, **options: Any
+        script: Any = multiplier,
+        *,
+        delay: Any = 0,
+        codec: Any = None,
+        drain: float = 0.2,
+        graphs: Sequence[str] = GRAPHS,
+        **options: Any,
     ) -> AsyncIterator[Served]:
         listener = listen_tcp("127.0.0.1", 0)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with PatientTongue(script, delay=delay, codec=codec) as engine, open_store(tmp_path / "store.db") as store:
             runner = EpisodeRunner(store, engine, "scripted", environment)
-            service = ChatService(runner, GRAPHS, TOKEN, hosts=("127.0.0.1",), **options)
+            service = ChatService(runner, graphs, TOKEN, hosts=("127.0.0.1",), **options)
             async with serving(service, listener, drain_seconds=drain):
                 yield Served(url, engine, store, service)
 

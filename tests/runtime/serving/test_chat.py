@@ -321,3 +321,15 @@ async def test_a_connection_that_says_nothing_or_half_is_ended(serve: Serve, mon
                 heard = b""
             assert heard == answer
             writer.close()
+
+
+async def test_graphs_and_their_factories_are_given_what_the_server_was_started_with(serve: Serve) -> None:
+    graph = "tests.support.graphs.forms:configured"
+    asked: Any = {"model": graph, "messages": [{"role": "user", "content": "you"}]}
+    async with serve(graphs=[graph], configurable={"greeting": "hello"}) as served, served.client() as client:
+        answer = await client.chat.completions.create(**asked)
+        assert answer.choices[0].message.content == "hello to you"
+        assert served.only().task.metadata["configurable"] == {"greeting": "hello"}
+        for other in ({"configurable": {"greeting": "hey"}}, {"config": {"configurable": {"greeting": "hey"}}}):
+            with pytest.raises(openai.BadRequestError, match="There is no parameter"):
+                await client.chat.completions.create(**asked, extra_body=other)
