@@ -62,6 +62,8 @@ class Evaluation:
     """Problems with an ended trajectory."""
     trajectories: int
     """Ended ones, of any status. Where a choice is made among candidates, the choice is one, and they are none."""
+    without_score: int
+    """Completed ones that nothing has scored: they are neither right nor wrong, and are left out of all else."""
     samples: int
     """Trajectories of the problem that has fewest: the largest k of `pass_at` and `majority_at`."""
     pass_at_1: float
@@ -121,7 +123,7 @@ def evaluate(
 def evaluate_samples(
     samples: Sequence[Sample], *, seed: int = 0, resamples: int = 2000, prices: Prices | None = None
 ) -> Evaluation:
-    ended = [s for s in samples if s.status is not RunStatus.RUNNING]
+    ended = [s for s in samples if s.status is not RunStatus.RUNNING and not s.unscored]
     by_problem = _by_problem(ended)
     passed, agreed = _curves(by_problem, seed, resamples)
     first = passed.get(1, Estimate(math.nan, 0.0, 1.0))
@@ -130,6 +132,7 @@ def evaluate_samples(
     return Evaluation(
         problems=len(by_problem),
         trajectories=len(ended),
+        without_score=sum(s.unscored for s in samples),
         samples=len(passed),
         pass_at_1=first.value,
         interval=(first.low, first.high),

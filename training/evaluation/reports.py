@@ -71,6 +71,7 @@ def _write(path: Path, text: str) -> Path:
 def summary(found: Evaluation) -> list[tuple[str, object]]:
     """The measures of an evaluation with their values, as people read them."""
     rows: list[tuple[str, object]] = [("problems", found.problems), ("trajectories", found.trajectories)]
+    rows += [("left out: completed, without a score", found.without_score)] if found.without_score else []
     rows += [(f"pass@{k}", _interval(found.pass_at[k])) for k in shown_ks(found.samples)] or [("pass@1", math.nan)]
     rows += [(f"majority@{k}", _interval(found.majority_at[k])) for k in shown_ks(found.samples) if k > 1]
     rows += [(f"reward {name}", _interval(estimate)) for name, estimate in found.rewards.items()]

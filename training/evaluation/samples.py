@@ -104,6 +104,11 @@ class Sample:
     second: bool = False
     """It was run once more, since a machine failed it: what the first attempt came to counts for nothing."""
 
+    @property
+    def unscored(self) -> bool:
+        """It ended well, and nothing has said whether it is right."""
+        return self.status is RunStatus.COMPLETED and not self.rewards
+
 
 def samples_of(trajectories: Iterable[Trajectory]) -> list[Sample]:
     """The samples among `trajectories`, each with the effort of its candidates.

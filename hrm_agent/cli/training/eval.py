@@ -117,7 +117,7 @@ def _report(
 ) -> int:
     title = where if by is None else f"{where} by {by}"
     written = write_results(found, folder, title, config) if folder is not None else []
-    output.result({"record": where, **({"by": by, "without_score": left_out} if by else {}), **asdict(found)})
+    output.result({"record": where, **asdict(found), **({"by": by, "without_score": left_out} if by else {})})
     output.table(("metric", title), summary(found))
     if left_out:
         output.say(f"{left_out} trajectories were left out: {by} gave them no reward.")

@@ -56,6 +56,15 @@ def test_every_ended_run_counts_and_truncation_is_wrong():
     assert result.statuses == {"completed": 1, "failed": 1, "running": 1, "truncated": 1}
 
 
+def test_what_nothing_has_scored_is_neither_right_nor_wrong():
+    unscored = sample(0, 1, 0.0).model_copy(update={"rewards": {}})
+    failed = sample(1, 0, 0.0).model_copy(update={"rewards": {}, "status": RunStatus.FAILED})
+    found = evaluate([sample(0, 0, 1.0), unscored, failed])
+    assert (found.pass_at_1, found.trajectories, found.without_score) == (0.5, 2, 1), "who failed has no answer"
+    assert ("left out: completed, without a score", 1) in summary(found)
+    assert math.isnan(evaluate([unscored]).pass_at_1)
+
+
 def test_tool_errors_are_counted_among_the_correct_ones():
     runs = [rollout(0, 1.0, 1, 2), rollout(1, 1.0, 0, 2), rollout(2, 0.0, 2, 2), rollout(3, 1.0, 0, 0)]
     result = evaluate(runs)
