@@ -1,6 +1,6 @@
 """Distillation: a weak small policy before and after it has learnt from what a hosted model did, role by role.
 
-    python -m benchmarks.distillation [--runs 200] [--problems 256] [--student-steps 250] [--steps 150] [--json FILE]
+    python -m benchmarks.distillation [--runs 200] [--problems 256] [--student-steps 400] [--steps 150] [--json FILE]
 
 The teacher is a server in OpenAI's form on loopback: it gives texts and tool calls, and no token ids, as a hosted model
 does. Behind it stands the trained policy of the package. It does `--runs` problems with the graph of four roles;
@@ -55,8 +55,12 @@ def serving() -> Generator[str]:
                 asked = asked.bind(tools=body["tools"])
             answer: AIMessage = asked.invoke(convert_to_messages(body["messages"]))
             message: Any = convert_to_openai_messages(answer)
-            usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-            choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if answer.tool_calls else "stop"}
+            spent = answer.usage_metadata
+            assert spent is not None  # the policy counts its tokens
+            usage = {"prompt_tokens": spent["input_tokens"], "completion_tokens": spent["output_tokens"]}
+            usage["total_tokens"] = spent["total_tokens"]
+            ended = "tool_calls" if answer.tool_calls else answer.response_metadata["finish_reason"]
+            choice = {"index": 0, "message": message, "finish_reason": ended}
             whole = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "teacher-1"}
             content = json.dumps({**whole, "choices": [choice], "usage": usage}).encode()
             self.send_response(200)
@@ -92,22 +96,28 @@ def measured(folder: Path, options: argparse.Namespace) -> Row:
     row["student"] = build_cold_start(folder / "student", options.seed, None, recipe)
     began = time.perf_counter()
     with serving() as address:
-        hosted = ChatOpenAI(
-            model="teacher", base_url=address, api_key=SecretStr("none"), temperature=options.temperature
-        )
+        hosted = ChatOpenAI(model="teacher", base_url=address, api_key=SecretStr("none"))
         config = CollectConfig(
-            policy="teacher", count=options.runs, graph="reasoning", split="train", seed=options.seed
+            policy="teacher",
+            count=options.runs,
+            graph="reasoning",
+            split="train",
+            seed=options.seed,
+            temperature=options.temperature,
         )
         asyncio.run(collect(config, folder / "teacher", backend=hosted))
     row["collect_seconds"] = round(time.perf_counter() - began, 1)
     row["teacher"] = command(folder, "eval teacher --json")["pass_at_1"]
     with open_store(folder / "teacher") as store:
         calls = [call for trajectory in store.journal.trajectories() for call in trajectory.calls]
-    row["calls_on_record"] = len(calls)
+    row["calls_on_record"] = dict(Counter(call.identity.role for call in calls))
+    row["temperatures_sent"] = list({call.sampling_sent.temperature for call in calls if call.sampling_sent})
     row["calls_with_token_ids"] = sum(bool(call.token_ids) for call in calls)
     command(folder, "export teacher --format chat --out teacher.jsonl")
     rows = [json.loads(line) for line in (folder / "teacher.jsonl").read_text().splitlines()]
-    row["exported"] = dict(Counter(each["role"] for each in rows))
+    row["conversations"] = dict(Counter(each["role"] for each in rows))
+    turns = (each["role"] for each in rows for message in each["messages"] if message["role"] == "assistant")
+    row["answers_exported"] = dict(Counter(turns))
     held_out = f"--graph reasoning --temperature 0 --count {options.problems} --seed {options.seed + 1}"
     command(folder, f"eval --policy student {held_out} --out before --json")
     began = time.perf_counter()
@@ -124,10 +134,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=200, help="runs of the teacher")
     parser.add_argument("--problems", type=int, default=256, help="held-out problems")
-    parser.add_argument("--student-steps", type=int, default=250, help="steps of the cold start that the student is")
+    parser.add_argument("--student-steps", type=int, default=400, help="steps of the cold start that the student is")
     parser.add_argument("--steps", type=int, default=150, help="steps of fine-tuning")
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="of fine-tuning")
-    parser.add_argument("--temperature", type=float, default=0.3, help="of the teacher")
+    parser.add_argument("--temperature", type=float, default=1.0, help="of the teacher")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="where the runs are kept; otherwise they are deleted")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
