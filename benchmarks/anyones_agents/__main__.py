@@ -246,7 +246,7 @@ def main() -> None:
         for repository in REPOSITORIES if arguments.repositories else ():
             inside = Checkout(arguments.repositories.absolute() / repository.name, repository, place)
             rows.append(measured_repository(repository, inside, train=train))
-    known = versions(packages)
+        known = versions(packages)
     show(rows, known)
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ A graph that asks `policy()` for its model is served by whatever policy is in fo
 with a hosted model in it, can be trained too: inside `standing_in`, every LangChain chat model that is called in this
 context passes the call on to the policy, tools and all. The calls are then recorded token by token like any others.
 
-This wraps the four entry points of LangChain's `BaseChatModel`, once per process; outside a `standing_in` block the
+This wraps the entry points of LangChain's `BaseChatModel`, once per process; outside a `standing_in` block the
 wrappers do nothing. What cannot be passed on is a provider's own form of structured output (`response_format`): such
 graphs use `with_structured_output(..., method="function_calling")`.
 """
@@ -25,7 +25,7 @@ from hrm_agent.models.chat import PolicyModel
 __all__ = ["standing_in"]
 
 _standing_in: ContextVar[bool] = ContextVar("hrm_agent_standing_in", default=False)
-_ENTRIES = ("invoke", "ainvoke", "stream", "astream")
+_ENTRIES = ("invoke", "ainvoke", "stream", "astream", "generate", "agenerate", "generate_prompt", "agenerate_prompt")
 
 
 @contextmanager
