@@ -28,7 +28,6 @@ from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, InvalidToolCall
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
-from langchain_core.runnables.config import ensure_config
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, ConfigDict, Field
@@ -48,7 +47,7 @@ from hrm_agent.models.engine import Completion, Engine, GenerationRequest
 from hrm_agent.models.hosted import ask_in_thread, name_of_model, policy_options, sent_sampling
 from hrm_agent.models.policy_loader import load_policy, loaded_policy
 from hrm_agent.trajectory import Call, GraphIdentity, Sampling, active_recording
-from hrm_agent.trajectory.identity import graph_identity
+from hrm_agent.trajectory.identity import graph_identity, metadata_of
 
 __all__ = ["PolicyModel", "invalid_tool_calls", "policy"]
 
@@ -293,10 +292,8 @@ def _as_recorded(result: ChatResult, jobs: Sequence[_PolicyCall]) -> ChatResult:
 
 
 def _identity(run_manager: Any) -> GraphIdentity:
-    """LangGraph's identity; LangChain passes no run manager when a model is streamed, but the config is in context."""
-    if run_manager is None:
-        return graph_identity(ensure_config().get("metadata"), str(uuid4()))
-    return graph_identity(run_manager.metadata, str(run_manager.run_id))
+    run_id = uuid4() if run_manager is None else run_manager.run_id
+    return graph_identity(metadata_of(run_manager), str(run_id))
 
 
 class _TextStream:

@@ -30,7 +30,7 @@ from hrm_agent.models.hosted import sent_sampling
 from hrm_agent.trajectory import Call, Recording, open_recording
 from hrm_agent.trajectory.conversation_digest import HashedContext
 from hrm_agent.trajectory.draws import while_answered
-from hrm_agent.trajectory.identity import graph_identity, in_graph
+from hrm_agent.trajectory.identity import graph_identity, in_graph, metadata_of
 
 __all__ = ["record_external_models"]
 
@@ -113,7 +113,7 @@ def _answering(entry: Any) -> Any:
     def answer(
         self: BaseChatModel, messages: Any, stop: Any = None, run_manager: Any = None, **options: Any
     ) -> ChatResult:
-        metadata = _metadata(run_manager)
+        metadata = metadata_of(run_manager)
         question = _question(self, messages, metadata, {**options, "stop": stop})
         with while_answered(_namespace(metadata)):
             if question is None:
@@ -131,7 +131,7 @@ def _answering_async(entry: Any) -> Any:
     async def answer(
         self: BaseChatModel, messages: Any, stop: Any = None, run_manager: Any = None, **options: Any
     ) -> ChatResult:
-        metadata = _metadata(run_manager)
+        metadata = metadata_of(run_manager)
         question = _question(self, messages, metadata, {**options, "stop": stop})
         with while_answered(_namespace(metadata)):
             if question is None:
@@ -236,10 +236,6 @@ def _recorded(question: _ModelRequest, result: ChatResult) -> ChatResult:
 
 def _result(message: AIMessage) -> ChatResult:
     return ChatResult(generations=[ChatGeneration(message=message)])
-
-
-def _metadata(run_manager: Any) -> dict[str, Any] | None:
-    return ensure_config().get("metadata") if run_manager is None else run_manager.metadata
 
 
 def _namespace(metadata: Mapping[str, Any] | None) -> str:

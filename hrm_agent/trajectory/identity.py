@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from langchain_core.runnables.config import ensure_config
 from langgraph.config import get_config
 
 from hrm_agent.langgraph_format import RUNTIME, checkpoint_of_root, namespace_parts, task_of_namespace
 from hrm_agent.trajectory.recording import open_recording
 from hrm_agent.trajectory.schema import GraphIdentity
 
-__all__ = ["graph_identity", "in_graph"]
+__all__ = ["graph_identity", "in_graph", "metadata_of"]
 
 
 def graph_identity(metadata: Mapping[str, Any] | None, run_id: str) -> GraphIdentity:
@@ -36,6 +37,16 @@ def graph_identity(metadata: Mapping[str, Any] | None, run_id: str) -> GraphIden
         path=_stable_path(metadata, namespace),
         attempt=attempt,
     )
+
+
+def metadata_of(run_manager: Any) -> dict[str, Any]:
+    """What names the running task, for a chat model that is asked inside it.
+
+    LangChain passes no run manager when a model is streamed, and `generate` called without callbacks gets one that
+    knows of nothing around it; the config in context does.
+    """
+    given: dict[str, Any] = (run_manager.metadata if run_manager is not None else None) or {}
+    return given if in_graph(given) else {**(ensure_config().get("metadata") or {}), **given}
 
 
 def in_graph(metadata: Mapping[str, Any] | None) -> bool:

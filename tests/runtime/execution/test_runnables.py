@@ -6,6 +6,7 @@ from typing import Any, TypedDict
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.prompt_values import ChatPromptValue
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda
 from langgraph.func import entrypoint
@@ -130,3 +131,20 @@ def test_what_a_reducer_takes_besides_messages_does_not_end_a_run(capsys: pytest
     Printer(Output(as_json=False)).update((), {"node": {"messages": said}})
     told = capsys.readouterr().out
     assert "Yes." in told and "And?" in told and "delete" not in told
+
+
+@pytest.mark.parametrize("way", ["generate", "agenerate", "generate_prompt", "agenerate_prompt"])
+@pytest.mark.parametrize("stand_in", [True, False])
+async def test_a_model_that_is_asked_as_older_chains_do_is_recorded_and_the_policy_stands_in_for_it(
+    way: str, stand_in: bool, store: RunStore, environment: LocalEnvironment
+) -> None:
+    async def ask(question: str) -> str:
+        messages = [HumanMessage(question)]
+        asked: Any = [ChatPromptValue(messages=messages)] if way.endswith("prompt") else [messages]
+        found: Any = getattr(model, way)(asked)
+        return (await found if way.startswith("a") else found).generations[0][0].text
+
+    with ScriptedEngine(["forty-two"]) as engine:
+        runner = EpisodeRunner(store, engine, "policy", environment, stand_in=stand_in)
+        done = await runner.run(Episode(TASK, "t", graph=RunnableLambda(ask).with_types(input_type=str)))
+    assert (done.answer == "forty-two", done.trainable, len(done.calls)) == (stand_in, stand_in, 1), done.error
