@@ -138,6 +138,7 @@ def group_episodes(
             seed=derive_seed(seed, stage, task.family, task.id, place, sample),
             context=context or {},
             verify=task.verify if verified else None,
+            verify_run=task.verify_run if verified else None,
         )
         for place, task in enumerate(tasks)
         for sample in range(samples)

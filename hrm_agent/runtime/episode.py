@@ -108,6 +108,8 @@ class Episode:
     """LangGraph's run context: the graph's budgets and options."""
     verify: Callable[[str], float] | None = None
     """Scores the final text, in this process; the reward is stored as `correct`."""
+    verify_run: Callable[[Trajectory], float] | None = None
+    """Scores the whole run in place of its final text."""
 
     @property
     def graph_name(self) -> str:
@@ -343,9 +345,9 @@ class EpisodeRunner:
 
     def _end(self, begun: Trajectory, episode: Episode, ended: TurnEnd) -> Trajectory:
         rewards: dict[str, float] = {}
-        if episode.verify is not None and not begun.turns:  # a later turn asks something else
+        if (episode.verify or episode.verify_run) and not begun.turns:  # a later turn asks something else
             try:
-                rewards = {"correct": _checked(episode.verify(ended.answer or ""))}
+                rewards = {"correct": _checked(self._verified(begun, episode, ended))}
             except Exception as error:
                 ended = _failed(f"the verifier failed: {type(error).__name__}: {error}", ended.answer)
         changes: dict[str, Any] = {"rewards": rewards, "ended_at": max(time.time(), begun.started_at)}
@@ -354,6 +356,13 @@ class EpisodeRunner:
             changes["policy"] = model_that_answered(calls, self.policy)
         self.store.journal.write_trajectory(begun.model_copy(update=ended.model_dump() | changes))
         return self.store.journal.trajectory(begun.id)
+
+    def _verified(self, begun: Trajectory, episode: Episode, ended: TurnEnd) -> float:
+        if episode.verify_run is not None:
+            whole = self.store.journal.trajectory(begun.id)
+            return episode.verify_run(whole.model_copy(update=ended.model_dump()))
+        assert episode.verify is not None
+        return episode.verify(ended.answer or "")
 
 
 def _is_over(record: Trajectory | None) -> TypeGuard[Trajectory]:

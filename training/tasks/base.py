@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hrm_agent.trajectory import TASK_INPUTS, TaskRef
+from hrm_agent.trajectory import TASK_INPUTS, TaskRef, Trajectory
 
 __all__ = ["Task", "Verifier"]
 
@@ -35,8 +35,8 @@ class Task:
     """What else the family says of the task; stored as JSON."""
     inputs: Mapping[str, Any] | None = field(default=None, compare=False)
     """What the graph's input is, as JSON, in place of a human message with the prompt; None: that message."""
-    rubric: Any = field(default=None, compare=False, repr=False)
-    """Rewards that the task's source computes from a whole trajectory; None: it has none."""
+    verify_run: Callable[[Trajectory], float] | None = field(default=None, compare=False, repr=False)
+    """Scores a whole run, in place of `verify`; None: the final text says all."""
 
     def ref(self) -> TaskRef:
         """The part that is stored with a trajectory."""

@@ -21,18 +21,21 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from langchain_core.messages import convert_to_openai_messages
+
 from hrm_agent.async_bridge import run_sync
 from hrm_agent.errors import HrmError, TaskError
 from hrm_agent.import_by_name import search_in
 from hrm_agent.training.tasks.base import Task
 from hrm_agent.training.tasks.items import tasks_of_items
 from hrm_agent.training.tasks.spec import one_line, read_parameters
-from hrm_agent.trajectory import derive_seed
+from hrm_agent.trajectory import Trajectory, derive_seed
+from hrm_agent.trajectory.formats.messages import RequestHints, messages_of
 
 if TYPE_CHECKING:
     from langchain_core.tools import BaseTool
 
-__all__ = ["EnvironmentRubric", "environment_tools", "load_verifiers"]
+__all__ = ["EnvironmentRubric", "completion_of", "environment_tools", "load_verifiers"]
 
 Message = Mapping[str, Any]
 """A chat message as OpenAI's interface has it: role, content, tool_calls."""
@@ -70,10 +73,32 @@ class EnvironmentRubric:
 
     def verify(self, text: str) -> float:
         """The share of full marks for a final text alone, in [0, 1]: the sum over that of the positive weights."""
-        values = run_sync(self.score([{"role": "assistant", "content": text}]))
+        return self._share([{"role": "assistant", "content": text}])
+
+    def verify_run(self, trajectory: Trajectory) -> float:
+        """The same for a whole run: its answers with their tool calls, and what the tools gave."""
+        return self._share(completion_of(trajectory))
+
+    def _share(self, completion: Sequence[Message]) -> float:
+        values = run_sync(self.score(completion))
         weights = self.weights
         full = math.fsum(weight for weight in weights.values() if weight > 0)
         return max(0.0, math.fsum(weights[name] * value for name, value in values.items()) / full)
+
+
+def completion_of(trajectory: Trajectory) -> list[Message]:
+    """What a run has added to its prompt, as OpenAI's interface has messages.
+
+    It is the final text alone where the last model call does not go on from the first one's messages: in a graph of
+    several roles, or with messages that were rewritten.
+    """
+    calls = trajectory.own_calls
+    seen = [messages_of(call, trajectory, RequestHints()) for call in (*calls[:1], *calls[-1:])]
+    first, last = (convert_to_openai_messages(list(messages or ())) for messages in seen) if calls else ([], [])
+    begun = len(first) - 1  # the last one is the answer
+    if begun < 0 or last[:begun] != first[:begun]:
+        return [{"role": "assistant", "content": trajectory.answer or ""}]
+    return cast("list[Message]", last[begun:])
 
 
 def load_verifiers(
@@ -167,7 +192,7 @@ def _task(row: Mapping[str, Any], rubric: Any) -> Task:
         answer=str(row["answer"]) if row.get("answer") not in (None, "") else None,
         metadata={"info": row["info"]} if row["info"] else {},
         inputs=inputs,
-        rubric=scored,
+        verify_run=scored.verify_run,
     )
 
 

@@ -30,6 +30,13 @@ def turns(state: Any) -> float:
     return float(len(state["completion"]))
 
 
+def used(completion: list[Any]) -> float:
+    """1 where a tool was asked for the sum and gave it."""
+    asked = [call for said in completion for call in said.get("tool_calls") or ()]
+    given = [said["content"] for said in completion if said["role"] == "tool"]
+    return float(len(asked) == 1 and given == ["100"])
+
+
 def torn(completion: list[Any]) -> float:
     raise ConnectionError("the judge is away")
 
@@ -62,10 +69,11 @@ def load_environment(kind: str = "single", size: int = 3, system: str | None = N
         "torn": vf.Rubric(funcs=[torn]),
         "group": vf.Rubric(funcs=[compared]),
         "watched": vf.Rubric(funcs=[turns], weights=[0.0]),
+        "used": vf.Rubric(funcs=[exact, used], weights=[0.5, 1.5]),
     }
     rubric = rubrics.get(kind, vf.Rubric(funcs=[exact, short, turns], weights=[1.0, 0.25, 0.0]))
     shared = {"dataset": Dataset.from_list(rows), "eval_dataset": held_out, "rubric": rubric, "system_prompt": system}
-    if kind == "tool":
+    if kind in ("tool", "used"):
         return vf.ToolEnv(tools=[add], **shared)
     kinds = {"talking": Talking, "prepared": Prepared, "stateful": Stateful}
     return kinds.get(kind, vf.SingleTurnEnv)(**shared)

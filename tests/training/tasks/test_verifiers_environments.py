@@ -10,11 +10,21 @@ import importlib.util
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode, tools_condition
 
+from hrm_agent.environment import LocalEnvironment
 from hrm_agent.errors import HrmError, TaskError
+from hrm_agent.models import policy
+from hrm_agent.models.scripted import ScriptedEngine
+from hrm_agent.runtime.episode import EpisodeRunner
+from hrm_agent.store import RunStore
+from hrm_agent.training.rollout import group_episodes
 from hrm_agent.training.tasks import Task, load_tasks
 from hrm_agent.training.tasks.sources import changed_sources, keep_sources, read_sources
 from hrm_agent.training.tasks.verifiers_environments import EnvironmentRubric, _environment, environment_tools
@@ -42,8 +52,9 @@ def load(query: str = "", split: str = "train", count: int | None = None) -> lis
 
 
 def rubric_of(task: Task) -> EnvironmentRubric:
-    assert isinstance(task.rubric, EnvironmentRubric)
-    return task.rubric
+    rubric = getattr(task.verify, "__self__", None)
+    assert isinstance(rubric, EnvironmentRubric)
+    return rubric
 
 
 def test_rows_become_tasks() -> None:
@@ -91,6 +102,29 @@ def test_tools_are_given_to_a_graph_and_watched() -> None:
     found = asyncio.run(rubric_of(task).score(said))
     assert (found["exact"], found["total_tool_calls"]) == (1.0, 1.0)
     assert rubric_of(task).weights["total_tool_calls"] == 0.0
+
+
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 50, "b": 50}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("answers", "reward"), [((CALL, "It is 100"), 1.0), (("It is 100",), 0.25), ((CALL, "It is 99"), 0.75)]
+)
+async def test_its_rewards_see_the_tool_calls_of_a_run(
+    answers: tuple[str, ...], reward: float, store: RunStore, environment: LocalEnvironment
+) -> None:
+    tools = environment_tools("sums-env?kind=used")
+
+    async def ask(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [await policy().bind_tools(tools).ainvoke([("system", "Add."), *state["messages"]])]}
+
+    builder = StateGraph(MessagesState).add_node("ask", ask).add_node("tools", ToolNode(tools))
+    builder.add_edge(START, "ask").add_conditional_edges("ask", tools_condition).add_edge("tools", "ask")
+    (episode,) = group_episodes(load("?kind=used", split="eval"), 1, run_id="r", stage="eval", seed=0, graph="own")
+    with ScriptedEngine(list(answers)) as engine:
+        runner = EpisodeRunner(store, engine, "scripted", environment)
+        done = await runner.run(replace(episode, graph=builder.compile()))
+    assert done.rewards == {"correct": reward}, done.error
 
 
 @pytest.mark.parametrize(
