@@ -136,23 +136,26 @@ def refuse_unscored(tasks: Sequence[Task], spec: str) -> None:
         )
 
 
-def verifier_of(task: TaskRef, run: Path | None = None) -> Verifier | None:
+def verifier_of(
+    task: TaskRef, run: Path | None = None, *, load: Callable[..., list[Task]] = load_tasks
+) -> Verifier | None:
     """The verifier of a task on record; None where its family has none, or can no longer be asked for it.
 
     `run`: the folder of its run. What a task of a user's own is verified by stands in the code that it is from, and
-    that is run again only where the run was begun with it: a record from elsewhere may name anything.
+    that is run again only where the run was begun with it: a record from elsewhere may name anything. None also for
+    one that looks at a whole run, and not at its final text alone. `load`: `load_tasks`, or one that remembers.
     """
     name, _ = kind_of(task.family)
     if name == "store" and (original := original_of(task)) is not task:
-        return verifier_of(original)
+        return verifier_of(original, load=load)
     if name == "reasoning_gym":
         return _from_its_generator(task)
     if DRAWN in task.metadata:
-        return _drawn_again(task, run)
+        return _drawn_again(task, run, load)
     return _BY_ANSWER[name](task.answer) if name in _BY_ANSWER and task.answer is not None else None
 
 
-def _drawn_again(task: TaskRef, run: Path | None) -> Verifier | None:
+def _drawn_again(task: TaskRef, run: Path | None, load: Callable[..., list[Task]]) -> Verifier | None:
     drawn = task.metadata[DRAWN]
     try:
         kept = None if run is None else read_sources(run)
@@ -160,11 +163,11 @@ def _drawn_again(task: TaskRef, run: Path | None) -> Verifier | None:
             return None
         place = int(drawn["place"])
         split, seed, count = str(drawn.get("split", "train")), int(drawn.get("seed", 0)), drawn.get("count", place + 1)
-        tasks = load_tasks(task.family, split=split, seed=seed, count=count, folder=tasks_folder(run))
+        tasks = load(task.family, split=split, seed=seed, count=count, folder=tasks_folder(run).absolute())
     except (HrmError, AttributeError, KeyError, TypeError, ValueError):  # of a record that somebody has made
         return None
     same = place < len(tasks) and (tasks[place].id, tasks[place].prompt) == (task.id, task.prompt)
-    return tasks[place].verify if same else None
+    return tasks[place].verify if same and tasks[place].verify_run is None else None
 
 
 def _from_its_generator(task: TaskRef) -> Verifier | None:

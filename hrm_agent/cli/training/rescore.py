@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from hrm_agent.cli.common.arguments import Parser
@@ -19,7 +20,7 @@ from hrm_agent.rewards import Scorer, opened_scorer
 from hrm_agent.store import RunStore
 from hrm_agent.training.evaluation.rubrics import RECORDED, compare_rubrics, fault_counts, reward_means
 from hrm_agent.training.rescoring import Rescored, rescore
-from hrm_agent.training.tasks.own_verifier import VERIFIER, VERIFIER_SPEC
+from hrm_agent.training.tasks.own_verifier import RUN_VARIABLE, VERIFIER, VERIFIER_SPEC
 from hrm_agent.trajectory import FEEDBACK, Scoring, Trajectory
 
 __all__ = ["run"]
@@ -120,7 +121,8 @@ async def _side(
             raise ConfigError(f"{spec!r} are scores on record, which have their name.", "Leave out --name.")
         return spec, scorings_named(store, spec, headers), None
     loaded = VERIFIER_SPEC if spec == VERIFIER else spec
-    async with opened_scorer(loaded, name=name, workers=arguments.workers) as scorer:
+    variables = _where_tasks_are_from(arguments.store)
+    async with opened_scorer(loaded, name=name, workers=arguments.workers, environment=variables) as scorer:
         _check_rubric(scorer, spec)
         total = len(headers) if wanted is None else len(wanted)
         with progress(f"rescore {scorer.rubric.name}", total) as advance:
@@ -133,6 +135,12 @@ async def _side(
 
             found = await rescore(store, scorer, headers, wanted=wanted, again=arguments.again, on_scored=on_scored)
     return found.rubric, found.scorings, found
+
+
+def _where_tasks_are_from(store: str) -> dict[str, str]:
+    """What a task of a user's own is verified by stands in its code, which the folder of a run names."""
+    folder = Path(store)
+    return {RUN_VARIABLE: str(folder.resolve())} if folder.is_dir() else {}
 
 
 def _check_rubric(scorer: Scorer, spec: str) -> None:

@@ -296,6 +296,23 @@ def test_there_has_to_be_a_store(hrm: Command) -> None:
     assert done.code == 2 and "no store" in done.err and not Path("nowhere").exists()
 
 
+def test_tasks_of_a_users_own_module_are_verified_by_its_code(hrm: Command, tmp_path: Path) -> None:
+    (tmp_path / "own_tasks.py").write_text(
+        "from hrm_agent.training.tasks import Task\n"
+        "def verify(text, least): return float(len(text) > least)\n"
+        "tasks = [Task(prompt=f'{i}?', id=str(i), verify=lambda text, i=i: verify(text, i)) for i in (0, 10_000)]\n"
+    )
+    (tmp_path / "two.jsonl").write_text('"It is 1."\n"It is 2."\n')
+    collected = hrm("collect", "--tasks", "./own_tasks.py:tasks", "--policy", "scripted:two.jsonl", "--out", "run")
+    assert collected.code == 0, collected.err
+    done = hrm("rescore", "run", "--rewards", "verifier", "--compare", "recorded", "--json")
+    assert done.code == 0, done.err
+    found = done.json["comparison"]
+    assert (found["trajectories"], found["differing"], found["right"]["both"]) == (2, [], 1)
+    alone = hrm("rescore", "run/store.db", "--rewards", "verifier", "--again")
+    assert alone.code != 0, "a store alone does not say what may be run"
+
+
 def test_the_tasks_own_verifier_gives_what_a_run_was_recorded_with(hrm: Command) -> None:
     """On rollouts of the policy that is shipped: right ones, wrong ones, truncated ones."""
     words = ("--tasks", "mix:3*word_problems,1*reasoning_gym:gcd", "--count", "4", "--samples", "2")
