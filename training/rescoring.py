@@ -21,6 +21,7 @@ from hrm_agent.rewards import Rollout, Scorer
 from hrm_agent.rewards.rubric import RECORD, STATE
 from hrm_agent.runtime.newest_state import newest_state
 from hrm_agent.store import RunStore
+from hrm_agent.training.eligibility import SECOND_ATTEMPT
 from hrm_agent.training.tasks.own_verifier import VERIFIER
 from hrm_agent.trajectory import RunStatus, Scoring, Trajectory
 
@@ -96,6 +97,7 @@ class _Rescoring:
     ) -> None:
         self._store, self._scorer, self._headers = store, scorer, headers
         self._again, self._on_scored = again, on_scored
+        self._threads = {header.thread_id for header in headers}
         self._wants = scorer.rubric.wants
         self._standing = store.scorings.by_rubric(scorer.rubric.name)
         self._found = Rescored(scorer.rubric.name, scorer.code)
@@ -128,11 +130,13 @@ class _Rescoring:
         if comparing and len(group) > 1 and any(t.status is RunStatus.RUNNING for t in group):
             self._found.left_out["of a group that is still under way"] += len(group)
             return []
-        reasons = [self._left_out(trajectory) for trajectory in group]
+        reasons = [self._left_out(trajectory, comparing) for trajectory in group]
         self._found.left_out.update(filter(None, reasons))
         return [trajectory for trajectory, reason in zip(group, reasons, strict=True) if not reason]
 
-    def _left_out(self, trajectory: Trajectory) -> str:
+    def _left_out(self, trajectory: Trajectory, comparing: bool) -> str:
+        if comparing and trajectory.thread_id + SECOND_ATTEMPT in self._threads:
+            return "run once more: the second attempt is compared"
         if self._scorer.rubric.name == VERIFIER and trajectory.turns:
             return "a later turn asks for something else than the task"
         return can_be_scored(trajectory)

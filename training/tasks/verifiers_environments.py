@@ -112,7 +112,8 @@ def load_verifiers(
     try:
         rows: Any = environment.get_eval_dataset() if split == "eval" else environment.get_dataset()
         order = random.Random(derive_seed(seed, "verifiers", split)).sample(range(len(rows)), len(rows))[:count]
-        tasks = [_task(rows[index], environment.rubric) for index in order]
+        tools = bool(getattr(environment, "tools", ()))
+        tasks = [_task(rows[index], environment.rubric, tools=tools) for index in order]
     except Exception as error:  # of code that is not ours
         message = f"The data set of verifiers:{spec} cannot be read: {one_line(error)}."
         raise TaskError(message, "--debug shows the traceback.") from error
@@ -180,7 +181,8 @@ def _why_not(environment: Any) -> str:
     return ""
 
 
-def _task(row: Mapping[str, Any], rubric: Any) -> Task:
+def _task(row: Mapping[str, Any], rubric: Any, *, tools: bool) -> Task:
+    """`tools`: they are part of what is asked, so that the whole run is scored."""
     info = row.get("info")
     row = {**row, "info": json.loads(info) if isinstance(info, str) and info else info or {}}
     scored = EnvironmentRubric(rubric, row)
@@ -192,7 +194,7 @@ def _task(row: Mapping[str, Any], rubric: Any) -> Task:
         answer=str(row["answer"]) if row.get("answer") not in (None, "") else None,
         metadata={"info": row["info"]} if row["info"] else {},
         inputs=inputs,
-        verify_run=scored.verify_run,
+        verify_run=scored.verify_run if tools else None,
     )
 
 

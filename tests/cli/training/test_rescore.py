@@ -160,6 +160,18 @@ def test_a_comparing_reward_is_given_the_whole_group(hrm: Command, rubrics: Path
     assert [scores[f"t{i}"].outcome for i in range(6)] == [0, 1, 0, 1, 1, 0]
 
 
+def test_of_a_rollout_that_was_run_once_more_the_second_attempt_is_compared(hrm: Command, rubrics: Path) -> None:
+    with open_store("runs.db") as store:
+        fill(store, 2)
+        first = store.journal.trajectory("t1")
+        again = {"id": "again", "thread_id": f"{first.thread_id}/attempt-2", "answer": "a much longer answer than both"}
+        store.journal.write_trajectory(first.model_copy(update=again))
+    found = hrm("rescore", "runs.db", "--rewards", "./mine.py:best", "--json").json["scored"][0]
+    assert (found["scored"], found["left_out"]) == (2, {"run once more: the second attempt is compared": 1})
+    with open_store("runs.db") as store:
+        assert store.scorings.by_rubric("./mine.py:best").keys() == {"t0", "again"}
+
+
 def test_calls_are_read_where_a_reward_wants_them(hrm: Command, store: str, rubrics: Path) -> None:
     hrm("rescore", store, "--rewards", "./mine.py:few_calls")
     with open_store(store) as opened:
