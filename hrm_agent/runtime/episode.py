@@ -16,17 +16,16 @@ import json
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphRecursionError
-from langgraph.pregel import Pregel
 
 from hrm_agent.draws import record_draws
 from hrm_agent.environment import Environment, using_environment
 from hrm_agent.environment.open import opened_environment
-from hrm_agent.errors import ConfigError, ContextLengthError, HrmError, RunError, UnstorableError, nearest
+from hrm_agent.errors import ConfigError, ContextLengthError, HrmError, RunError, UnstorableError
 from hrm_agent.models import Backend, load_policy, using_policy
 from hrm_agent.models.external_models import record_external_models
 from hrm_agent.models.substitute import standing_in
@@ -36,7 +35,6 @@ from hrm_agent.runtime.execution.conversation import (
     CONFIGURABLE,
     HISTORY,
     close_tool_calls,
-    fields_of,
     first_input,
     reopened,
     takes_turns,
@@ -46,6 +44,7 @@ from hrm_agent.runtime.execution.graph_names import graph_name
 from hrm_agent.runtime.execution.graph_run import GraphRun, OnChunk, OnEvent, OnUpdate, StreamCallbacks
 from hrm_agent.runtime.execution.lazy_policy import model_that_answered, policy_for
 from hrm_agent.runtime.execution.loading import BUILTIN_GRAPHS, Graph, opened_graph
+from hrm_agent.runtime.execution.run_context import CONTEXT, run_context
 from hrm_agent.runtime.execution.run_group import run_group
 from hrm_agent.runtime.settings import RolloutSettings, RunSettings
 from hrm_agent.store import Lease, RunStore
@@ -67,7 +66,6 @@ from hrm_agent.trajectory import (
 
 __all__ = [
     "CONFIGURABLE",
-    "CONTEXT",
     "HISTORY",
     "NO_ANSWER",
     "Episode",
@@ -76,11 +74,8 @@ __all__ = [
     "OnEvent",
     "OnUpdate",
     "policy_for",
-    "run_context",
 ]
 
-CONTEXT = "hrm_agent_context"
-"""Key in the metadata of checkpoints: the run context as JSON, since LangGraph stores none and a replay needs it."""
 NO_ANSWER: Any = object()
 """Default of `answer`, since None may be one."""
 
@@ -237,7 +232,8 @@ class EpisodeRunner:
     ) -> Trajectory:
         path = str(episode.task.metadata.get(ANSWER_PATH, ""))
         check_answer_path(graph, path)
-        context, graph_input = run_context(graph, episode), first_input(graph, episode.task, episode.thread_id)
+        context = run_context(graph, episode.context, episode.graph_name)
+        graph_input = first_input(graph, episode.task, episode.thread_id)
         asks_nothing = answer is NO_ANSWER and say is None
         record = self.store.journal.find_trajectory(episode.trajectory_id)
         if asks_nothing and _is_over(record):
@@ -382,23 +378,3 @@ def _checked(reward: float) -> float:
     if not 0.0 <= reward <= 1.0:
         raise ValueError(f"a reward lies in [0, 1], not {reward}")
     return float(reward)
-
-
-def run_context(graph: Pregel[Any, Any, Any, Any], episode: Episode) -> Any:
-    """The run context as the graph declares it; an option that it does not know is an error."""
-    schema = graph.context_schema
-    options = fields_of(schema) if schema is not None else ()
-    for name in episode.context:
-        if name not in options:
-            raise ConfigError(
-                f"Graph {episode.graph_name!r} has no option {name!r}. {nearest(name, options)}".strip(),
-                f"Its options: {', '.join(options) or 'none'}.",
-            )
-    if schema is None:
-        return None
-    try:
-        return schema(**episode.context) if is_dataclass(schema) else dict(episode.context)
-    except (TypeError, ValueError, AttributeError) as error:  # a list where a mapping is wanted, say
-        raise ConfigError(
-            f"An option of graph {episode.graph_name!r} has a value of the wrong kind: {error}."
-        ) from error

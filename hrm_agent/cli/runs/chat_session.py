@@ -22,9 +22,10 @@ from hrm_agent.cli.runs.fork import fork_thread
 from hrm_agent.cli.runs.run import RunConfig, keep_options, known_config, refuse_other_options
 from hrm_agent.config import build_config
 from hrm_agent.errors import ConfigError, RunError
-from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, policy_for, run_context
+from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, policy_for
 from hrm_agent.runtime.execution.conversation import reopened, takes_turns
 from hrm_agent.runtime.execution.loading import load_graph
+from hrm_agent.runtime.execution.run_context import run_context
 from hrm_agent.runtime.replay.player import Replay, replay_async
 from hrm_agent.runtime.time_travel.fork import Edit, History, Moment, PendingInterrupt, history
 from hrm_agent.store import Lease, RunStore
@@ -215,8 +216,7 @@ class ChatSession:
                 f"Graph {self.config.graph!r} takes one task a thread: its input has no messages.",
                 f"Give it the task: `hrm-agent run TEXT --graph {self.config.graph}`.",
             )
-        task = TaskRef(id="", family="chat", prompt="")
-        context = run_context(graph, Episode(task, "", graph=self.config.graph, context=self.config.context))
+        context = run_context(graph, self.config.context, self.config.graph)
         if self.config.context != before.get("context"):  # else the record can be read without what it was made from
             refuse_missing_index(context, self.config.context)
 

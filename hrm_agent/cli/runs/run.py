@@ -24,11 +24,12 @@ from hrm_agent.cli.common.run_folder import DEFAULT_STORE
 from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, changed_keys, read_config_file, read_config_text, to_toml
 from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.models import DEFAULT_POLICY
-from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, policy_for, run_context
+from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, policy_for
 from hrm_agent.runtime.execution.conversation import RECORDED, first_input, reopened
 from hrm_agent.runtime.execution.input_prompt import asked_by
 from hrm_agent.runtime.execution.lazy_policy import policy_of_record
 from hrm_agent.runtime.execution.loading import load_graph
+from hrm_agent.runtime.execution.run_context import run_context
 from hrm_agent.runtime.selection.choice import is_choice
 from hrm_agent.runtime.selection.strategies import Mode, Outcome, solve
 from hrm_agent.runtime.settings import GraphSettings, RunSettings, SelectionSettings
@@ -160,7 +161,7 @@ def run_task(
         if known is not None:  # else nothing was run with the options that a mistake may have left there
             refuse_other_options(store, thread, config)
         else:
-            refuse_missing_index(run_context(graph, episode), config.context)
+            refuse_missing_index(run_context(graph, config.context, config.graph), config.context)
             first_input(graph, task, thread)
         backend = policy_for(config.policy, config.graph, stand_in=config.stand_in)
         _refuse_answer(config, thread, answer)

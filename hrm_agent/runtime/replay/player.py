@@ -32,9 +32,10 @@ from hrm_agent.errors import GraphError, HrmError
 from hrm_agent.langgraph_format import ERROR, INTERRUPT, NULL_TASK, RESUME
 from hrm_agent.models import using_policy
 from hrm_agent.models.external_models import record_external_models
-from hrm_agent.runtime.episode import CONFIGURABLE, CONTEXT, Episode, EpisodeRunner, run_context
+from hrm_agent.runtime.episode import CONFIGURABLE, Episode, EpisodeRunner
 from hrm_agent.runtime.execution.graph_run import memories_of
-from hrm_agent.runtime.execution.loading import load_graph
+from hrm_agent.runtime.execution.loading import Graph, load_graph
+from hrm_agent.runtime.execution.run_context import CONTEXT, run_context
 from hrm_agent.runtime.replay.checkpoint_diff import Change, same_next_tasks, state_changes
 from hrm_agent.runtime.replay.effects import EffectRefused, Effects, watching
 from hrm_agent.runtime.replay.ignored_paths import Ignored, IgnoredPath
@@ -61,8 +62,6 @@ from hrm_agent.tools.external_tools import record_external_tools
 from hrm_agent.trajectory import RunStatus, StopReason, Trajectory, recording
 
 __all__ = ["Divergence", "Replay", "ReplayVerdict", "replay", "replay_async"]
-
-Graph = Pregel[Any, Any, Any, Any]
 
 
 def replay(
@@ -286,7 +285,7 @@ class ReplayRun:
         episode = Episode(self._trajectory.task, self._trajectory.thread_id, context=said)
         free = {"checkpointer": scratch, "store": memories_of(self._graph)}
         free |= {"interrupt_before_nodes": [], "interrupt_after_nodes": []}
-        graph, context = self._graph.copy(update=free), run_context(self._graph, episode)
+        graph, context = self._graph.copy(update=free), run_context(self._graph, said, self._trajectory.graph)
         limit = 2 * len(segment.checkpoints) + 50
         config: RunnableConfig = {"configurable": episode.configurable, "recursion_limit": limit}
         given: Command[Any] | None = None

@@ -21,9 +21,10 @@ from langchain_core.messages import AIMessageChunk
 from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.files import json_line
 from hrm_agent.langgraph_format import END, INTERRUPT
-from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, run_context
+from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner
 from hrm_agent.runtime.execution.conversation import CONFIGURABLE, fields_of
 from hrm_agent.runtime.execution.loading import Graph, load_graph
+from hrm_agent.runtime.execution.run_context import run_context
 from hrm_agent.runtime.serving.answers import visible
 from hrm_agent.runtime.serving.requests import ChatRequest, RefusedError
 from hrm_agent.trajectory import RunStatus, StopReason, Trajectory
@@ -91,7 +92,7 @@ class Chats:
         if self._configurable:
             task = task.model_copy(update={"metadata": {**task.metadata, CONFIGURABLE: self._configurable}})
         episode = Episode(task, name, graph=asked.model, seed=asked.seed, context=context)
-        run_context(self._loaded(asked.model), episode)  # an option that the graph does not know is told at once
+        run_context(self._loaded(asked.model), context, asked.model)  # an unknown option is told at once
         self._threads.add(name)
         self._idle.clear()
         try:

@@ -22,8 +22,9 @@ from itertools import count as numbers
 from typing import Any, NamedTuple
 
 from hrm_agent.errors import ConfigError, GraphError, RunError
-from hrm_agent.runtime.episode import Episode, EpisodeRunner, run_context
+from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.loading import load_graph
+from hrm_agent.runtime.execution.run_context import run_context
 from hrm_agent.runtime.time_travel.history import Branch, History, Moment, PendingInterrupt, Selector, Step, Subgraph
 from hrm_agent.runtime.time_travel.read_history import Graph, history, trajectory_id_of
 from hrm_agent.runtime.time_travel.state_edits import Edit, edited_channels, write_edit
@@ -118,7 +119,7 @@ def fork(
         for index, thread_id in enumerate([group] if count == 1 else [f"{group}/{i}" for i in range(count)])
     ]
     _refuse_known(store, episodes)
-    at_work = run_context(compiled, episodes[0]) if compiled is not None else None
+    at_work = run_context(compiled, context or {}, graph_name) if compiled is not None else None
     changes = {"policy": policy or origin.policy}
     changes |= {"policy_version": origin.policy_version if policy_version is None else policy_version}
     changes |= {"turns": _turns_until(found, moment)}

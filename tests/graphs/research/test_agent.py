@@ -19,10 +19,10 @@ from hrm_agent.graphs.research.agent import build_research, graph
 from hrm_agent.graphs.research.state import ResearchContext
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.retrieval.index import DocumentIndex, index_folder
-from hrm_agent.runtime.episode import Episode, run_context
+from hrm_agent.runtime.execution.run_context import run_context
 from hrm_agent.runtime.replay.player import replay_async
 from hrm_agent.store import RunStore
-from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, ToolStatus
+from hrm_agent.trajectory import RunStatus, StopReason, ToolStatus
 from hrm_agent.trajectory.lint import lint
 from tests.support.graphs.research_scripts import (
     AGENT,
@@ -487,5 +487,5 @@ async def test_a_context_window_that_is_full_is_a_limit(talk_to: Any) -> None:
 )
 def test_a_context_that_is_none_is_refused(context: Any, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        run_context(graph, Episode(TaskRef(id="1", family="t", prompt="?"), "t", graph="research", context=context))
+        run_context(graph, context, "research")
     assert message in str(caught.value)

@@ -18,11 +18,11 @@ from hrm_agent.graphs.research.agent import build_research, graph
 from hrm_agent.graphs.research.state import ResearchContext
 from hrm_agent.models import using_policy
 from hrm_agent.models.scripted import ScriptedEngine
-from hrm_agent.runtime.episode import Episode, run_context
+from hrm_agent.runtime.execution.run_context import run_context
 from hrm_agent.runtime.replay.player import replay_async
 from hrm_agent.store import RunStore
 from hrm_agent.tools import python_stateless
-from hrm_agent.trajectory import TaskRef, ToolStatus
+from hrm_agent.trajectory import ToolStatus
 from hrm_agent.trajectory.lint import lint
 from tests.support.graphs import own_tools
 from tests.support.graphs.research_scripts import AGENT, Researcher, Talk, assert_exact, planned, tool
@@ -200,7 +200,7 @@ calculating = build_research(tools=[python_stateless])
 )
 def test_a_tool_that_is_none_is_told_in_a_line(tools: Any, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        run_context(graph, Episode(TaskRef(id="1", family="t", prompt="?"), "t", context={"tools": tools}))
+        run_context(graph, {"tools": tools}, "t")
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
