@@ -24,7 +24,7 @@ module otherwise.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Literal
 
@@ -79,7 +79,7 @@ FAMILIES: dict[str, Loader] = {
     "mix": _mix,
     "parquet": load_parquet,
     "reasoning_gym": load_reasoning_gym,
-    "store": lambda spec, **options: load_stored(spec, verifier_of, **options),
+    "store": lambda spec, **options: load_stored(spec, _recorded_verifiers(), **options),
     "verifiers": load_verifiers,
     "word_problems": _word_problems,
 }
@@ -123,6 +123,11 @@ def _of_user(kind: str, spec: str) -> Loader:
     hint = "Name your own as package.module:attribute, or a file that ends in .jsonl, .csv or .parquet."
     near = nearest(name.partition(":")[0], [*FAMILY_NAMES, *registered])
     raise TaskError(f"There is no task family {name.partition(':')[0]!r}.", " ".join([near, *told, hint]).strip())
+
+
+def _recorded_verifiers() -> Callable[[TaskRef, Path], Verifier | None]:
+    """`verifier_of` for the tasks of one list: what they are drawn from is drawn once for all of them."""
+    return partial(verifier_of, load=lru_cache(maxsize=8)(load_tasks))
 
 
 def refuse_unscored(tasks: Sequence[Task], spec: str) -> None:

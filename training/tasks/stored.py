@@ -32,7 +32,7 @@ _PARAMETERS = ("rubric", "run")
 
 def load_stored(
     spec: str,
-    verifier_of: Callable[[TaskRef], Verifier | None],
+    verifier_of: Callable[[TaskRef, Path], Verifier | None],
     *,
     split: str,
     seed: int,
@@ -41,7 +41,8 @@ def load_stored(
 ) -> list[Task]:
     """At most `count` tasks of `RUN?query`, all of them for None. Raises `TaskError`.
 
-    `verifier_of`: the verifier of a task as it was recorded. `folder`: of a relative path; None: the working directory.
+    `verifier_of`: the verifier of a task as it was recorded, and of the folder of its run. `folder`: of a relative
+    path; None: the working directory.
     """
     del split
     where, _, query = spec.partition("?")
@@ -54,6 +55,7 @@ def load_stored(
     try:
         with open_store(place, create=False) as store:
             found = _scored(store, _headers(store, place, given.get("run")), given.get("rubric"), where)
+            run = Path(place) if Path(place).is_dir() else store.folder
     except TaskError:
         raise
     except HrmError as error:
@@ -61,7 +63,7 @@ def load_stored(
     refs = {_id_of(ref): ref for ref in (original_of(header.task) for header in reversed(found))}  # the first run's
     names = sorted(refs)  # whatever was run first
     random.Random(derive_seed(seed, "store")).shuffle(names)
-    return [_task(f"store:{spec}", name, refs[name], verifier_of(refs[name])) for name in names[:count]]
+    return [_task(f"store:{spec}", name, refs[name], verifier_of(refs[name], run)) for name in names[:count]]
 
 
 def original_of(task: TaskRef) -> TaskRef:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -11,6 +11,7 @@ from hrm_agent.errors import TaskError
 from hrm_agent.runtime.serving.feedback import add_feedback
 from hrm_agent.store import open_store
 from hrm_agent.training.tasks import load_tasks, verifier_of
+from hrm_agent.training.tasks.sources import keep_sources
 from hrm_agent.trajectory import TaskRef, Trajectory
 from tests.support.trajectory.samples import make_trajectory
 
@@ -53,6 +54,28 @@ def test_a_task_is_verified_as_it_was_where_it_is_from(run: Path) -> None:
     found = verifier_of(sum_task.ref())
     assert found is not None and found(r"<answer>\boxed{41}</answer>") == 0
     assert verifier_of(tasks["Hello?"].ref()) is None
+
+
+def test_tasks_of_a_module_are_verified_by_what_their_run_was_read_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("evens.py").write_text(
+        "from hrm_agent.training.tasks import Task\n"
+        "def tasks():\n"
+        "    even = lambda text: float(int(text) % 2 == 0)\n"
+        "    return [Task(prompt=f'An even number over {n}?', verify=even) for n in range(5)]\n"
+    )
+    spec, run = "./evens.py:tasks", tmp_path / "run"
+    run.mkdir()
+    keep_sources(spec, "train", run)
+    with open_store(run / "store.db") as store:
+        for number, task in enumerate(load_tasks(spec, split="train", seed=1)):
+            store.journal.write_trajectory(of(number, **task.ref().model_dump()))
+    tasks = load_tasks(f"store:{run}", split="train", seed=1)
+    assert [[task.verify("12"), task.verify("13")] for task in tasks] == [[1.0, 0.0]] * 5
+    (run / "tasks.json").unlink()  # a record from elsewhere names code that is not run
+    assert all(cast("Any", task.verify) is None for task in load_tasks(f"store:{run}", split="train", seed=1))
 
 
 def test_a_rubric_takes_what_it_scored(run: Path) -> None:
