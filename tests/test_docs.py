@@ -4,8 +4,8 @@ Each page has a folder of its own, in which its blocks run from top to bottom: `
 line; a block that names a file (`python own.py`) is saved as that file. Of the lines of bash, `hrm-agent` is run (in
 the background until the page's end, if it ends in `&`), `sh` and what it is piped to are run by bash, `python -m
 pytest` runs a file of the page, a `make` target has to exist, and a few commands that would change the machine are only
-recognised; anything else is a mistake. Blocks under a comment `<!-- slow -->` are left to a
-slow test.
+recognised; anything else is a mistake. Blocks under a comment `<!-- slow -->` are left to
+slow tests, which run the whole of such a page.
 """
 
 from __future__ import annotations
@@ -50,6 +50,10 @@ class Block(NamedTuple):
 def blocks(page: Path) -> list[Block]:
     found = _FENCE.finditer(page.read_text(encoding="utf-8"))
     return [Block(m["language"], m["file"], m["code"], m["slow"] is not None) for m in found]
+
+
+def has_slow_blocks(page: Path) -> bool:
+    return any(block.slow for block in blocks(page))
 
 
 def run_page(page: Path, *, slow: bool) -> None:
@@ -106,22 +110,24 @@ def running(words: list[str]) -> Generator[subprocess.Popen[str]]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 @pytest.mark.timeout(600)
 def test_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(PROJECT))
-    monkeypatch.syspath_prepend(tmp_path)  # of the Python that a reader runs in this folder
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")  # as `activate` does
+    as_a_reader_in(tmp_path, monkeypatch)
     run_page(page, slow=False)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if has_slow_blocks(page)], ids=lambda page: page.name)
 @pytest.mark.timeout(3000)
-def test_the_slow_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for page in PAGES:
-        if any(block.slow for block in blocks(page)):
-            (tmp_path / page.stem).mkdir()
-            monkeypatch.chdir(tmp_path / page.stem)
-            run_page(page, slow=True)
+def test_the_slow_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_a_reader_in(tmp_path, monkeypatch)
+    run_page(page, slow=True)
+
+
+def as_a_reader_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT))
+    monkeypatch.syspath_prepend(folder)  # of the Python that a reader runs in this folder
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")  # as `activate` does
 
 
 def test_blocks_are_found() -> None:

@@ -138,6 +138,7 @@ def test_nothing_runs_before_a_person_has_agreed(run: Runs, capsys: pytest.Captu
     assert trajectory.calls[0] == waiting.calls[0] and len(trajectory.tool_calls) == 1
 
 
+@pytest.mark.slow
 def test_a_journey_when_the_wiki_is_gone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Both parts, each in a process of its own, then the commands on the record."""
     talk, travel, *on_record = commands("research_time_travel")

@@ -17,14 +17,14 @@ from hrm_agent.trajectory import RunStatus
 
 PROJECT = Path(__file__).parents[3]
 SLOW = """
-import os
+import asyncio, os
 from tests.support.graphs.own_agent import builder
 from langgraph.graph import END, MessagesState
 
-def gate(state):
-    open("waiting", "w").close()
-    with open("go") as pipe:  # a named pipe: until the test has opened it, too
-        pipe.read()
+async def gate(state):
+    open("waiting", "w").close()  # a named pipe: until the test has opened it, too
+    while not os.path.exists("go"):
+        await asyncio.sleep(0.01)
     return {}
 
 builder.add_node("gate", gate)
@@ -35,7 +35,7 @@ graph = builder.compile()
 
 def begin(folder: Path, *words: str) -> subprocess.Popen[str]:
     (folder / "slow.py").write_text(SLOW)
-    os.mkfifo(folder / "go")
+    os.mkfifo(folder / "waiting")
     command = [sys.executable, "-m", "hrm_agent", "run", "6 * 7?", "--graph", "slow:graph", "--thread", "t", *words]
     environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
     pipe = subprocess.PIPE
@@ -48,7 +48,8 @@ def test_a_run_whose_reader_goes_away_is_finished(words: list[str], tmp_path: Pa
     assert process.stdout is not None and process.stderr is not None
     assert process.stdout.readline()
     process.stdout.close()
-    (tmp_path / "go").write_text("on")
+    (tmp_path / "waiting").read_bytes()
+    (tmp_path / "go").touch()
     said = process.stderr.read()
     assert process.wait(60) == 0, said
     with open_store(tmp_path / "runs" / "store.db") as store:
@@ -58,8 +59,8 @@ def test_a_run_whose_reader_goes_away_is_finished(words: list[str], tmp_path: Pa
 def test_an_interrupt_names_the_command_that_resumes(tmp_path: Path) -> None:
     process = begin(tmp_path)
     assert process.stdout is not None and process.stderr is not None
-    with (tmp_path / "go").open("w"):  # opened once the node waits
-        process.send_signal(signal.SIGINT)
+    (tmp_path / "waiting").read_bytes()  # once the node waits
+    process.send_signal(signal.SIGINT)
     said = process.stderr.read()
     process.stdout.close()
     assert process.wait(60) == 130, said
@@ -71,7 +72,8 @@ def test_an_interrupt_names_the_command_that_resumes(tmp_path: Path) -> None:
 def test_a_slow_start_is_told_and_a_quick_one_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     with told_if_slow("never told", seconds=60):
         pass
+    others = threading.enumerate()
     with told_if_slow("loading", seconds=0.001):
-        for thread in [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]:
-            thread.join(10)
+        for thread in set(threading.enumerate()) - set(others):
+            thread.join()
     assert capsys.readouterr().err == "hrm-agent: loading\n"

@@ -189,6 +189,7 @@ def test_threads_with_loops_of_their_own(environment: RayEnvironment) -> None:
     assert found == {i: [str(i)] * 5 for i in range(4)}
 
 
+@pytest.mark.slow
 async def test_a_dead_node_s_calls_are_run_elsewhere_and_a_new_node_is_used(
     cluster: Any, environment: RayEnvironment
 ) -> None:
@@ -219,6 +220,7 @@ async def test_a_dead_node_s_calls_are_run_elsewhere_and_a_new_node_is_used(
     assert min(by_node(environment, "works_total").values()) > 0
 
 
+@pytest.mark.slow
 async def test_a_node_whose_actor_died_gets_another(environment: RayEnvironment) -> None:
     await all_nodes_in_use(environment, NODES)
     import ray
@@ -233,6 +235,7 @@ async def test_a_node_whose_actor_died_gets_another(environment: RayEnvironment)
 
 
 @pytest.mark.usefixtures("environment")
+@pytest.mark.slow
 async def test_calls_share_ray_calls_and_closing_leaves_ray_and_no_call_open(cluster: Any) -> None:
     import ray
 
@@ -271,6 +274,7 @@ async def test_thousands_of_calls_share_few_ray_calls() -> None:
 
 
 @pytest.mark.usefixtures("environment")
+@pytest.mark.slow
 async def test_the_level_is_the_weakest_node_s_and_one_below_the_least_is_left_out(
     cluster: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
