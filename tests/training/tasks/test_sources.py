@@ -73,6 +73,7 @@ def test_code_that_has_changed_is_named(home: Path) -> None:
     run(home / "run", "./mine.py:tasks")
     (home / "mine.py").write_text(OWN + "# more\n")
     assert changed_sources("./mine.py:tasks", "eval", home / "run") == ["./mine.py"]
+    assert changed_sources("rows.csv", "eval", home / "run") == [], "they are other tasks, and not changed ones"
     (home / "mine.py").unlink()
     assert changed_sources("./mine.py:tasks", "eval", home / "run") == ["./mine.py"]
     (home / "run" / "tasks.json").write_text("{}")
