@@ -208,8 +208,8 @@ def _call_index_gapless(trajectory: Trajectory) -> Iterator[Problem]:
     for call in (call for call in trajectory.calls if call.ended_at >= since):
         by_task[call.identity.thread_id, call.identity.task_id].add(call.call_index)
     for (_, task_id), indices in by_task.items():
-        missing = sorted(set(range(max(indices) + 1)) - indices)
-        if missing or min(indices) < 0:
+        missing = next((index for index in range(len(indices)) if index not in indices), None)
+        if missing is not None:
             yield trajectory.id, f"task {task_id!r} has calls {sorted(indices)}, without {missing}"
 
 
@@ -282,16 +282,18 @@ def _root_named(trajectory: Trajectory) -> Iterator[Problem]:
 def _on_cycle(trajectory: Trajectory) -> set[str]:
     """Ids of the calls from which following the parents comes back to the call itself."""
     parents = {call.id: call.parent for call in trajectory.calls}
-    return {id_ for id_ in parents if _returns(id_, parents)}
-
-
-def _returns(start: str, parents: dict[str, str | None]) -> bool:
-    at = parents[start]
-    for _ in parents:
-        if at is None or at == start:
-            break
-        at = parents.get(at)
-    return at == start
+    walks: dict[str, int] = {}
+    """Call -> the walk that came by it first. Each call is walked from once: a file may hold a long chain."""
+    found: set[str] = set()
+    for walk, start in enumerate(parents):
+        at: str | None = start
+        while at in parents and at not in walks:
+            walks[at] = walk
+            at = parents[at]
+        while at in parents and walks[at] == walk and at not in found:
+            found.add(at)
+            at = parents[at]
+    return found
 
 
 # what a trainer relies on

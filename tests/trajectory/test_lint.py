@@ -148,6 +148,15 @@ def test_every_invariant_has_its_corruption_and_states_itself() -> None:
     assert all(check.__doc__ for check in INVARIANTS.values())
 
 
+def test_a_way_into_a_cycle_is_not_on_it() -> None:
+    calls = cycle().calls
+    leading = make_call("c", parent=calls[0].id)
+    found = lint(with_calls(leading, *calls))
+    assert [one.name for one in found] == ["parent-acyclic", "parent-earlier"]
+    assert [one.where for one in found] == [min(call.id for call in calls), leading.id]
+    assert "2 calls are their own ancestors" in found[0].message
+
+
 def test_nothing_is_found_in_a_sound_trajectory() -> None:
     assert lint(make_trajectory()) == []
     assert lint(make_trajectory(calls=(), tool_calls=())) == []

@@ -24,6 +24,8 @@ _MESSAGES = ("atif", "chat", "verl", *_TRACES)
 """Formats that hold messages."""
 _WHOLE = ("jsonl", "parquet")
 """Formats that hold all of a trajectory."""
+_SQLITE = b"SQLite format 3\0"
+"""What each database file begins with."""
 
 
 def run(words: list[str]) -> int:
@@ -37,6 +39,7 @@ def run(words: list[str]) -> int:
     if arguments.store is None or arguments.out is None:
         raise ConfigError("export needs a store and a file.", "Write `hrm-agent export STORE --out FILE.jsonl`.")
     name = format_of(arguments.out, arguments.format)
+    _refuse_source(arguments.out, arguments.store)
     for flag in ("reward", "role"):
         if getattr(arguments, flag) is not None and name != "chat":
             raise ConfigError(
@@ -46,6 +49,17 @@ def run(words: list[str]) -> int:
         report = export_to(arguments.out, trajectories, name, known, arguments.reward, arguments.role or ())
     _say(Output(as_json=arguments.json), arguments.out, name, report)
     return 0 if report.rows else 1
+
+
+def _refuse_source(out: Path, source: str) -> None:
+    """A store has no other copy of what it holds: no export is written over one, whichever it is."""
+    if not out.is_file():
+        return
+    if Path(source).exists() and out.samefile(source):
+        raise ConfigError(f"{out} is what is exported, and would be lost.", "Name another file with --out.")
+    with out.open("rb") as file:
+        if file.read(len(_SQLITE)) == _SQLITE:
+            raise ConfigError(f"{out} is a store, and would be lost.", "Name another file with --out.")
 
 
 def _parser() -> Parser:

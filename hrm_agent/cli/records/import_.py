@@ -1,9 +1,9 @@
 """`hrm-agent import`: trajectories of a file into a store.
 
-The file is read twice. First every trajectory is checked against what is on record, and nothing is written if a line
-cannot be read or if a trajectory is there already and differs. Then they are written one by one, each with its calls
-first and its own fields last: whoever is interrupted has some of them whole, and none by half, and the same command
-goes on. A trajectory that is on record as it stands in the file is passed over.
+The file is read twice. First every trajectory is checked, by the linter and against what is on record, and nothing is
+written if a line cannot be read, if a trajectory is not valid or if it is there already and differs. Then they are
+written one by one, each with its calls first and its own fields last: whoever is interrupted has some of them whole,
+and none by half, and the same command goes on. A trajectory that is on record as it stands in the file is passed over.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE
 from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.trajectory import Call, Trajectory
+from hrm_agent.trajectory import Call, ToolCall, Trajectory
 from hrm_agent.trajectory.formats import FORMATS, Origin, import_from
+from hrm_agent.trajectory.formats.json_documents import printable
+from hrm_agent.trajectory.lint import lint
 
 __all__ = ["run"]
 
@@ -29,12 +31,14 @@ def run(words: list[str]) -> int:
     next(import_from(arguments.file, arguments.format, origin), None)  # a file that is none makes no store
     with open_store(arguments.store) as store:
         for trajectory in import_from(arguments.file, arguments.format, origin):
-            _is_on_record(store, trajectory)
+            if not _is_on_record(store, trajectory):
+                _refuse_unsound(trajectory)
+                _refuse_foreign(store, trajectory)
         counts: Counter[str] = Counter()
         for trajectory in import_from(arguments.file, arguments.format, origin):
             counts[_take(store, trajectory)] += 1
             counts["untrainable"] += not trajectory.trainable
-            counts["without_lineage"] += len(store.journal.trajectory(trajectory.id).calls) < len(trajectory.calls)
+            counts["without_lineage"] += _held(store, trajectory) < len(trajectory.calls)
     _say(Output(as_json=arguments.json), arguments.store, counts)
     return 0
 
@@ -58,13 +62,18 @@ def _take(store: RunStore, trajectory: Trajectory) -> str:
     """Write a trajectory, if it is not there; returns what was done."""
     if _is_on_record(store, trajectory):
         return "present"
-    for call in trajectory.calls:
+    for call in trajectory.own_calls:
         if _stored(store.journal.write_call(call)) != _stored(call):
             raise _differs(store, trajectory, f"call {call.id}")
-    for tool_call in trajectory.tool_calls:
+    for tool_call in trajectory.own_tool_calls:
         store.journal.write_tool_call(tool_call)
     store.journal.write_trajectory(trajectory)
     return "imported"
+
+
+def _held(store: RunStore, trajectory: Trajectory) -> int:
+    """Calls that a reader of the store gets with a trajectory."""
+    return len(store.journal.trajectory(trajectory.id, requests=False).calls)
 
 
 def _is_on_record(store: RunStore, trajectory: Trajectory) -> bool:
@@ -84,11 +93,47 @@ def _first_difference(found: Trajectory, given: Trajectory) -> str | None:
             return name
     if [_stored(call) for call in found.own_calls] != [_stored(call) for call in given.own_calls]:
         return "calls"
-    ours = [
-        [tool_call for tool_call in one.tool_calls if tool_call.identity.thread_id == one.thread_id]
-        for one in (found, given)
-    ]
-    return "tool_calls" if ours[0] != ours[1] else None
+    return "tool_calls" if found.own_tool_calls != given.own_tool_calls else None
+
+
+def _refuse_unsound(trajectory: Trajectory) -> None:
+    """Raise `StoreError` for what the linter finds, and for what no command could name."""
+    id_ = printable(trajectory.id[:80])
+    if not (trajectory.id.strip() and trajectory.thread_id.strip()):
+        raise StoreError(f"Trajectory {id_!r} has no id or no thread_id.", "Export the run again.")
+    if found := next(iter(lint(trajectory)), None):
+        raise StoreError(
+            f"Trajectory {id_} is not valid: {found.name}: {printable(found.message[:500])}.",
+            "docs/trajectory-format.md lists what has to hold; `hrm-agent lint` checks a file of ours.",
+        )
+
+
+def _refuse_foreign(store: RunStore, trajectory: Trajectory) -> None:
+    """Raise `StoreError` for a call that a fork would have inherited from a run on record, which has none like it.
+
+    Such calls are never written: a file would add to a run that is on record. What a fork left may be no run of this
+    store; then there is nothing to compare with. Of what is no fork the linter finds calls of another thread.
+    """
+    held: dict[str, dict[str, Call | ToolCall] | None] = {}
+    """Thread -> what its run has on record, by id; None where the store has no such run."""
+    for call in (*trajectory.calls, *trajectory.tool_calls):
+        thread = call.identity.thread_id
+        if thread == trajectory.thread_id:
+            continue
+        if thread not in held:
+            origin = store.journal.find_trajectory(thread)
+            held[thread] = None if origin is None else _own(origin)
+        known = held[thread]
+        if known is not None and known.get(call.id) != (_stored(call) if isinstance(call, Call) else call):
+            raise StoreError(
+                f"Fork {trajectory.id} holds call {call.id} of thread {thread}, which {store.url} has not.",
+                "Name another store with --store.",
+            )
+
+
+def _own(trajectory: Trajectory) -> dict[str, Call | ToolCall]:
+    calls = {call.id: _stored(call) for call in trajectory.own_calls}
+    return {**calls, **{tool_call.id: tool_call for tool_call in trajectory.own_tool_calls}}
 
 
 def _stored(call: Call) -> Call:

@@ -7,7 +7,7 @@ not trainable, and says why.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from hrm_agent.trajectory.call_facts import reported_usage
 from hrm_agent.trajectory.conversation_digest import HashedContext
 from hrm_agent.trajectory.formats.importing import Assembly, Origin
+from hrm_agent.trajectory.formats.json_documents import refused
 from hrm_agent.trajectory.ids import call_id, content_hash, tool_record_id
 from hrm_agent.trajectory.schema import (
     BranchReason,
@@ -29,12 +30,16 @@ from hrm_agent.trajectory.schema import (
     Trajectory,
 )
 
-__all__ = ["NO_PROMPT_TOKENS", "NO_TOKENS", "ForeignRun", "Tokens", "in_range"]
+__all__ = ["MOST_SENT", "NO_PROMPT_TOKENS", "NO_TOKENS", "ForeignRun", "Tokens", "in_range"]
 
 NO_TOKENS = "the file gives no token ids"
 NO_PROMPT_TOKENS = "the file gives no token ids of the prompt"
 _COMPARED = 64
 """Most earlier calls whose tokens a prompt is compared with, newest first."""
+MOST_SENT = 2**20
+"""Most messages that the calls of one run were sent, counted again for each call: as many as a run of 1,000 steps with
+an answer and a result each. A short file can name the same messages again and again.
+"""
 
 
 def in_range(value: Any) -> bool:
@@ -67,20 +72,24 @@ class ForeignRun:
     _dumps: dict[int, tuple[BaseMessage, dict[str, Any]]] = field(
         default_factory=dict[int, tuple[BaseMessage, dict[str, Any]]]
     )
+    _sent: int = 0
+    """Messages of all requests so far."""
     _seen: list[tuple[list[int], str]] = field(default_factory=list[tuple[list[int], str]])
 
     @staticmethod
     def of(id_: str, origin: Origin, place: str, model: str | None, started_at: float, ended_at: float) -> ForeignRun:
         return ForeignRun(Assembly(id_, origin, place, model, started_at, max(started_at, ended_at)))
 
-    def begin(self, messages: Sequence[BaseMessage] = ()) -> None:
+    def begin(self, messages: Iterable[BaseMessage] = ()) -> None:
         """Another conversation of the run, which begins with `messages`."""
         self._messages, self._context = [], HashedContext.of(())
         for message in messages:
             self.say(message)
 
     def say(self, message: BaseMessage) -> None:
-        """A message that the next call sees."""
+        """A message that the next call sees. Raises `StoreError` for more of them than any run has."""
+        if self._sent + len(self._messages) > MOST_SENT:
+            refused(self.assembly.place, "", f"its model calls were sent more than {MOST_SENT:,} messages in all")
         held = self._dumps.get(id(message))
         if held is None:
             held = self._dumps[id(message)] = message, message.model_dump(mode="json")
@@ -99,6 +108,7 @@ class ForeignRun:
     ) -> Call:
         """A model call that gave `message`, which the next one sees. `facts` are other fields of the call."""
         request = tuple(self._messages)
+        self._sent += len(request)
         self.say(message)
         told: dict[str, Any] = {"response": self._messages[-1], **facts}
         call = self._with_tokens(tokens, told) if tokens else self._without(untrainable or NO_TOKENS, told)

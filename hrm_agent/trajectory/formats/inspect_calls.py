@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain, islice
 from typing import Any, cast
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
@@ -77,7 +78,7 @@ def _add_call(
         return
     if len(run.assembly.calls) >= _MOST_CALLS:
         refused(*where, f"a sample has more than {_MOST_CALLS} model calls")
-    run.begin([*_named(event.input_refs, pool, where), *map(_message, event.input)])
+    run.begin(chain(_named(event.input_refs, pool, where), map(_message, event.input)))
     choice = event.output.choices[0]
     cut = choice.stop_reason in ("max_tokens", "model_length")
     began = event.timestamp if event.timestamp is not None else run.assembly.started_at
@@ -100,7 +101,7 @@ def _named(refs: list[list[int]] | None, pool: list[BaseMessage], where: tuple[s
     for ref in refs or ():
         if len(ref) != 2 or not 0 <= ref[0] <= ref[1] <= len(pool):
             refused(where[0], f"{where[1]}.input_refs", f"{ref} is no range of the {len(pool)} messages of events_data")
-        yield from pool[ref[0] : ref[1]]
+        yield from islice(pool, *ref)
 
 
 def _add_tool_call(run: ForeignRun, event: InspectToolEvent, node: str, index: int) -> None:

@@ -12,9 +12,9 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from hrm_agent.models.codec.bytes import ByteCodec
 from hrm_agent.store import open_store
 from hrm_agent.training.sft import read_chats, tokenize
-from hrm_agent.trajectory import Trajectory
+from hrm_agent.trajectory import ForkRef, Trajectory, call_id
 from hrm_agent.trajectory.forest import path_mask, path_tokens, paths
-from hrm_agent.trajectory.formats import import_from, write_jsonl
+from hrm_agent.trajectory.formats import import_from, read_jsonl, write_jsonl
 from tests.cli.conftest import SCRIPT, Command
 from tests.support.graphs.own_agent import multiply
 from tests.support.trajectory.forests import learned
@@ -216,6 +216,53 @@ def test_a_call_on_record_that_differs_is_refused(hrm: Command, tmp_path: Path) 
     assert stored("half.db") == []
 
 
+@pytest.mark.parametrize(
+    ("changed", "where"),
+    [
+        ({"token_ids": (5, 6, -1, 2)}, "token-range"),
+        ({"token_ids": (5, 6, 2**40, 2)}, "token-range"),
+        ({"mask": (False, True)}, "alignment"),
+        ({"parent": make_call("task-a").id, "branch_reason": None}, "parent-acyclic"),
+        ({"call_index": 10**15, "id": call_id("thread-1", "task-a", 10**15)}, "call-index-gapless"),
+    ],
+)
+def test_what_the_linter_finds_is_not_imported(changed: dict, where: str, hrm: Command, tmp_path: Path) -> None:
+    write_jsonl([make_trajectory(calls=(make_call("task-a").model_copy(update=changed),))], tmp_path / "x.jsonl")
+    done = hrm("import", "x.jsonl", "--store", "new.db")
+    assert done.code == 2 and where in done.err
+    assert stored("new.db") == []
+
+
+def test_a_run_without_a_name_is_not_imported(hrm: Command, tmp_path: Path) -> None:
+    for name in ("id", "thread_id"):
+        write_jsonl([make_trajectory(calls=(), tool_calls=(), **{name: " "})], tmp_path / "x.jsonl")
+        assert "has no id or no thread_id" in hrm("import", "x.jsonl", "--store", "new.db").err
+
+
+def test_no_import_adds_to_another_run(store: str, hrm: Command, tmp_path: Path) -> None:
+    (known,) = stored(store)
+    forged = make_call("task-x"), make_tool_call("tc-x")
+    new = make_trajectory(id="new", thread_id="new", calls=(forged[0],), tool_calls=())
+    fork = new.model_copy(update={"forked_from": ForkRef(trajectory_id=known.id, checkpoint_id="c")})
+    tools = fork.model_copy(update={"calls": (), "tool_calls": (forged[1],)})
+    for one, reason in ((new, "forest-thread"), (fork, ", which "), (tools, ", which ")):
+        write_jsonl([one], tmp_path / "x.jsonl")
+        done = hrm("import", "x.jsonl", "--store", store)
+        assert done.code == 2 and reason in done.err
+        assert stored(store) == [known]
+
+
+def test_what_a_fork_inherited_is_not_written(store: str, hrm: Command, tmp_path: Path) -> None:
+    (known,) = stored(store)
+    left = ForkRef(trajectory_id=known.id, checkpoint_id="c")
+    write_jsonl([known.model_copy(update={"id": "new", "thread_id": "new", "forked_from": left})], tmp_path / "x.jsonl")
+    for where in (store, "new.db"):
+        done = hrm("import", "x.jsonl", "--store", where, "--json")
+        assert (done.json["imported"], done.json["without_lineage"]) == (1, 1)
+        with open_store(where) as opened:
+            assert len(opened.journal.tool_calls()) == (len(known.tool_calls) if where == store else 0)
+
+
 def test_what_import_says_of_mistakes(ran: Path, hrm: Command, tmp_path: Path) -> None:
     assert "parquet" in hrm("import", "x", "--format", "parquets").err
     assert "cannot be read" in hrm("import", "absent.jsonl", "--store", "new.db").err
@@ -232,6 +279,16 @@ def test_what_export_says_of_mistakes(ran: Path, hrm: Command, tmp_path: Path) -
     (tmp_path / "tools.json").write_text("{}")
     assert "is not a list of tools" in hrm("export", ran, "--out", "x.chat", "--tools", "tools.json").err
     assert "cannot be read" in hrm("export", ran, "--out", "x.chat", "--system", "absent").err
+
+
+@pytest.mark.parametrize("name", ["sample.db", "./linked.db", "x.jsonl"])
+def test_no_export_is_written_over_a_store_or_its_source(name: str, store: str, hrm: Command, tmp_path: Path) -> None:
+    (tmp_path / "linked.db").symlink_to(store)
+    write_jsonl([make_trajectory()], tmp_path / "x.jsonl")
+    done = hrm("export", "x.jsonl", "--format", "atif", "--out", name)
+    assert done.code == 2
+    assert "would be lost" in done.err
+    assert stored(store) == list(read_jsonl(tmp_path / "x.jsonl")) == [make_trajectory()]
 
 
 def test_parquet_without_pyarrow(ran: Path, hrm: Command, monkeypatch: pytest.MonkeyPatch) -> None:

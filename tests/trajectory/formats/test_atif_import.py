@@ -12,7 +12,7 @@ import pytest
 
 from hrm_agent.errors import StoreError, StoreVersionError
 from hrm_agent.trajectory import LogprobKind, RunStatus, StopReason, ToolStatus, Trajectory
-from hrm_agent.trajectory.formats import Origin, RequestHints, export_to, import_from
+from hrm_agent.trajectory.formats import Origin, RequestHints, export_to, foreign_run, import_from
 from hrm_agent.trajectory.formats.messages import ConversationOfCall, conversation_of
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}
@@ -196,6 +196,17 @@ def test_numbers_that_are_none(number: str, tmp_path: Path) -> None:
     (tmp_path / "x").write_text(json.dumps(RUN).replace('"odd": 7', f'"odd": {number}'))
     with pytest.raises(StoreError, match="is not JSON"):
         list(import_from(tmp_path / "x", "atif"))
+
+
+def test_a_conversation_sent_again_with_each_step_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = [RUN["steps"][0]] + [{"step_id": n, "source": "agent", "message": "x"} for n in range(2, 22)]
+    long = changed("steps", to=steps)
+    (found,) = read(tmp_path, long)
+    sent = sum(len(call.request or ()) for call in found.calls)
+    assert sent == sum(range(1, 21))
+    monkeypatch.setattr(foreign_run, "MOST_SENT", sent - 1)
+    with pytest.raises(StoreError, match=r"x\.json:1: its model calls were sent more than 209 messages"):
+        read(tmp_path, long)
 
 
 def test_subagents_without_an_end(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import zstandard
 
 from hrm_agent.errors import StoreError, StoreVersionError
 from hrm_agent.trajectory import FinishReason, RunStatus, StopReason, ToolStatus, Trajectory
-from hrm_agent.trajectory.formats import RequestHints, archives, export_to, import_from, json_documents
+from hrm_agent.trajectory.formats import RequestHints, archives, export_to, foreign_run, import_from, json_documents
 from hrm_agent.trajectory.formats.archives import open_archive
 from hrm_agent.trajectory.formats.messages import ConversationOfCall, conversation_of
 
@@ -100,6 +100,16 @@ def test_what_a_scorer_asked_is_not_the_runs(tmp_path: Path) -> None:
         {"event": "step", "action": "end", "type": "scorer", "name": "old"},
     ]
     assert len(read(tmp_path, events=events).calls) == 2
+
+
+def test_messages_named_again_and_again_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events, pool = copy.deepcopy(SAMPLE["events"]), [{"role": "user", "content": "x"}] * 100
+    event = next(event for event in events if event["event"] == "model") | {"input": [], "input_refs": [[0, 100]] * 20}
+    told = {"events": [event], "events_data": {"messages": pool}}
+    assert len(read(tmp_path, **told).calls[0].request or ()) == 2000
+    monkeypatch.setattr(foreign_run, "MOST_SENT", 1999)
+    with pytest.raises(StoreError, match="were sent more than 1,999 messages"):
+        read(tmp_path, **told)
 
 
 def test_calls_that_came_to_nothing_are_none(tmp_path: Path) -> None:
