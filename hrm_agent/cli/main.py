@@ -21,6 +21,7 @@ from keyword import iskeyword
 
 from hrm_agent import __version__
 from hrm_agent.errors import ConfigError, HrmError, StoreFullError, nearest
+from hrm_agent.unicode import for_terminal
 
 __all__ = ["COMMANDS", "COMMAND_GROUPS", "main", "module_of"]
 
@@ -188,7 +189,7 @@ def _is_full(error: Exception) -> bool:
 
 def _fail(message: str, hint: str, code: int, *, as_json: bool) -> int:
     text = json.dumps({"error": message, "hint": hint}) if as_json else f"hrm-agent: {message} {hint}".strip()
-    print(text, file=sys.stderr)
+    print(for_terminal(text), file=sys.stderr)
     return code
 
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hrm_agent.files import json_line
+from hrm_agent.unicode import for_terminal
 
 __all__ = ["Advance", "Output", "progress"]
 
@@ -44,7 +45,10 @@ def _to_nowhere() -> None:
 
 
 class Output:
-    """Results of a command, in one of two forms."""
+    """Results of a command, in one of two forms.
+
+    What people are shown was often written by a model or a page: a terminal obeys none of it.
+    """
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
@@ -61,15 +65,16 @@ class Output:
     def say(self, text: str = "", style: str = "") -> None:
         """A line for people; `text` is taken literally."""
         if not self.as_json:
-            self.console.print(text, style=style or None, markup=False)
+            self.console.print(for_terminal(text), style=style or None, markup=False)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
         """A table for people, columns as wide as their contents."""
         if self.as_json:
             return
-        table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+        shown = for_terminal(title) or None
+        table = Table(title=shown, title_justify="left", box=None, pad_edge=False, header_style="bold")
         for column in columns:
-            table.add_column(column, overflow="fold")
+            table.add_column(for_terminal(column), overflow="fold")
         for row in rows:
             table.add_row(*(_text(value) for value in row))
         width = None if sys.stdout.isatty() else 200
@@ -79,7 +84,7 @@ class Output:
 def _text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3f}" if math.isfinite(value) else "none"
-    return "" if value is None else str(value)
+    return "" if value is None else for_terminal(str(value))
 
 
 @contextmanager
@@ -126,7 +131,7 @@ def _bar(label: str, total: int) -> Generator[Advance]:
         task = bar.add_task(label, total=total)
 
         def advance(state: str, done: int | None = None) -> None:
-            bar.state = state
+            bar.state = for_terminal(state)
             if done is None:
                 bar.update(task, advance=1)
             else:
@@ -150,7 +155,7 @@ class _Lines:
         if self._done == self._total or now >= self._next:
             self._next = now + _SECONDS_BETWEEN_LINES
             line = f"{self._label} {self._done}/{self._total} {self._left(now - self._began)} {state}"
-            print(line.rstrip(), file=sys.stderr, flush=True)
+            print(for_terminal(line.rstrip()), file=sys.stderr, flush=True)
 
     def _left(self, seconds: float) -> str:
         """The time that it took, and that the rest takes at this pace."""

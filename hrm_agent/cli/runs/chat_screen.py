@@ -26,6 +26,7 @@ from hrm_agent.answers.final_answer import own_text
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.runs.run import refuse_broken
 from hrm_agent.langgraph_format import is_reserved
+from hrm_agent.unicode import for_terminal
 
 __all__ = ["Screen"]
 
@@ -108,8 +109,8 @@ class Screen:
 
     def _shown(self, console: Console) -> Group:
         with self._lock:
-            text = _own(next(reversed(self._texts.values()), ""))
-            status = self._status
+            text = for_terminal(_own(next(reversed(self._texts.values()), "")))
+            status = for_terminal(self._status)
         lines = Text(text).wrap(console, max(console.width - 1, 10))[-max(console.height - _LINES_LEFT, 1) :]
         return Group(*lines, Text(status, style="dim", no_wrap=True, overflow="ellipsis"))
 

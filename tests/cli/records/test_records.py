@@ -27,6 +27,22 @@ def test_lint_of_a_sound_store(store: str, hrm: Command) -> None:
     assert hrm("lint", store, "--json").json["findings"] == []
 
 
+def test_a_terminal_obeys_nothing_of_what_it_is_shown(hrm: Command, tmp_path: Path) -> None:
+    hostile = "a\x1b[2J\x1b]52;c;eA==\x07b\x9b1m\u202ec\r\nd\te"
+    sample = make_trajectory(graph=hostile, answer=hostile, error=hostile, calls=(), tool_calls=())
+    call = make_call("task-a", response={"type": "ai", "content": hostile})
+    with open_store(tmp_path / "s.db") as opened:
+        opened.journal.write_trajectory(sample)
+        opened.journal.write_call(call)
+    where = ("--store", "s.db")
+    shown = hrm("show", sample.id, *where), hrm("history", *where), hrm("history", "--store", "\x1b[2J")
+    for done in shown:
+        assert "\ufffd[2J" in done.out + done.err
+        assert not set(done.out + done.err) & set("\x1b\x07\x9b\u202e\r")
+    assert "c\n    d " in shown[0].out
+    assert hrm("show", sample.id, "--store", "s.db", "--json").json["answer"] == hostile
+
+
 def corrupt(store: str) -> str:
     """Adds a call whose log-probs are positive."""
     bad = make_call("task-bad", logprobs=(0.0, 0.0, 1.5, -0.25))
