@@ -24,6 +24,7 @@ from hrm_agent.cli.common.serving_options import (
 )
 from hrm_agent.environment.remote.address import kept_token_file
 from hrm_agent.environment.remote.sockets import listen_tcp
+from hrm_agent.frozen_heap import frozen_heap
 from hrm_agent.models import DEFAULT_POLICY
 from hrm_agent.runtime.episode import EpisodeRunner, policy_for
 from hrm_agent.runtime.execution.loading import BUILTIN_GRAPHS, load_graph
@@ -44,7 +45,8 @@ class ServeConfig(RunSettings, GraphOptions):
     policy: str = DEFAULT_POLICY
     """Model that answers: a built-in policy, a model folder, hf:NAME, scripted:FILE, or a provider's chat model."""
     context: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Options of the graphs, such as max_turns=6; a request may name its own, but no sources, models or files."""
+    """Options of the graphs, such as max_turns=6; a request may name its own, but lower limits only, and no
+    sources, models, prices or files."""
     concurrency: int = Field(default=16, ge=1)
     """Runs at once; a request more is answered with 429."""
     temperature: float = Field(default=1.0, ge=0)
@@ -68,7 +70,7 @@ def run(words: list[str]) -> int:
         load_graph(name, config.configurable)
     token = kept_token(arguments.token_file, TOKEN_VARIABLE, _kept_token_file())
     listener = listen_tcp(arguments.host, arguments.port, allow_remote=arguments.allow_remote)
-    with listener, open_store(arguments.store, allow=config.allowed_types) as store:
+    with listener, open_store(arguments.store, allow=config.allowed_types) as store, frozen_heap():
         asyncio.run(_until_stopped(arguments, config, store, token, listener))
     return 0
 

@@ -50,8 +50,11 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
 }
 """Parameter -> values that ask for nothing."""
-_THE_SERVERS = ("model", "models", "wiki", "user_agent", "cache", "index", "tools")
-"""Options of a graph that a client may not set: they reach files, addresses, keys and code of the server."""
+_THE_SERVERS = ("model", "models", "wiki", "user_agent", "cache", "index", "tools", "prices")
+"""Options of a graph that a client may not set: they reach files, addresses, keys and code of the server, or say what
+counts towards a limit on cost."""
+_LIMIT = "max_"
+"""How the names of options begin that limit a run."""
 
 
 class RefusedError(Exception):
@@ -97,6 +100,15 @@ class ChatRequest:
         """The server's parameters with the client's in their place; of token limits the lower holds."""
         limit = min(base.max_tokens, self.max_tokens or base.max_tokens)
         return base.model_copy(update={**self.sampling, "max_tokens": limit})
+
+    def context_over(self, base: Mapping[str, Any]) -> dict[str, Any]:
+        """The server's options with the client's in their place; of limits the lower holds. Raises `RefusedError`."""
+        lower = {
+            name: _lower(limit, self.context[name], name)
+            for name, limit in base.items()
+            if name.startswith(_LIMIT) and name in self.context and isinstance(limit, (int, float))
+        }
+        return {**base, **self.context, **lower}
 
 
 class _Strict(BaseModel):
@@ -149,7 +161,8 @@ def read_request(body: Any) -> ChatRequest:
         raise refusal(error) from None
     for name in read.context:
         if name in _THE_SERVERS:
-            raise RefusedError(400, "The server decides which models and sources are used.", param=f"context.{name}")
+            what = "The server decides which models, sources and prices are used."
+            raise RefusedError(400, what, param=f"context.{name}")
     limits = [limit for limit in (read.max_tokens, read.max_completion_tokens) if limit is not None]
     stops = [read.stop] if isinstance(read.stop, str) else read.stop or []
     given = {"temperature": read.temperature, "top_p": read.top_p}
@@ -192,6 +205,15 @@ def _turns(messages: list[_Message]) -> tuple[str, tuple[dict[str, str], ...]]:
     said = [message.text for message in messages if message.role in ("system", "developer")]
     turns = [{"role": m.role, "content": m.text} for m in messages[:-1] if m.role in ("user", "assistant")]
     return "\n\n".join([*filter(str.strip, said), messages[-1].text]), tuple(turns)
+
+
+def _lower(limit: float, asked: Any, name: str) -> float:
+    """Of two limits; None asks for none."""
+    if asked is None:
+        return limit
+    if isinstance(asked, bool) or not isinstance(asked, (int, float)):
+        raise RefusedError(400, "A limit has to be a number.", param=f"context.{name}")
+    return min(limit, asked)
 
 
 def refusal(error: ValidationError) -> RefusedError:

@@ -45,9 +45,9 @@ class Chats:
     ) -> None:
         """Loads the graphs: a request names one of them and never code. Raises GraphError.
 
-        `context`: options of the graphs that a request is run with unless it names its own. Raises ConfigError for one
-        that no graph knows. `configurable`: what every graph, and its factory, is given as `config["configurable"]`; a
-        request names none of it, since the names of models, keys and addresses stand there.
+        `context`: options of the graphs that a request is run with unless it names its own; limits it can only lower.
+        Raises ConfigError for one that no graph knows. `configurable`: what every graph, and its factory, is given as
+        `config["configurable"]`; a request names none of it, since the names of models, keys and addresses stand there.
         """
         self._configurable = dict(configurable or {})
         self.graphs = {name: self._last_nodes(name) for name in graphs}
@@ -87,7 +87,7 @@ class Chats:
         name = thread or f"chat-{uuid4().hex}"
         if name in self._threads:
             raise RefusedError(409, "The thread is being run.", code="thread_busy")
-        context = {**self._context[asked.model], **asked.context}
+        context = asked.context_over(self._context[asked.model])
         task = asked.task(name)
         if self._configurable:
             task = task.model_copy(update={"metadata": {**task.metadata, CONFIGURABLE: self._configurable}})

@@ -13,6 +13,7 @@ import pytest
 
 from hrm_agent.models.policy_loader import load_codec
 from hrm_agent.runtime.serving.answers import visible
+from hrm_agent.runtime.serving.requests import RefusedError, read_request
 from hrm_agent.testing import wait_until
 from hrm_agent.trajectory import RunStatus, StopReason
 from hrm_agent.trajectory.lint import lint
@@ -248,7 +249,8 @@ BAD: list[tuple[int, str, dict[str, Any]]] = [
     (400, "The server decides", {"context": {"wiki": "http://169.254.169.254/api.php"}}),
     (400, "The server decides", {"context": {"index": "/etc/passwd"}}),
     (400, "The server decides", {"context": {"tools": "antigravity:geohash"}}),
-    (400, "wrong kind", {"model": "reasoning", "context": {"prices": 3}}),
+    (400, "The server decides", {"context": {"prices": {"scripted": [0, 0]}}}),
+    (400, "wrong kind", {"model": "reasoning", "context": {"temperatures": 3}}),
     (404, "tool_loop", {"model": "os:system"}),
     (404, "tool_loop", {"model": "../../etc/passwd"}),
 ]
@@ -283,6 +285,17 @@ async def test_what_is_wrong_is_said_in_openais_form(serve: Serve) -> None:
         async with served.client() as client:
             neutral: dict[str, Any] = {"n": 1, "user": "me", "presence_penalty": 0, "tools": [], "metadata": {"a": "b"}}
             await client.chat.completions.create(model="tool_loop", messages=ASK, extra_body=neutral)
+
+
+def test_a_client_only_lowers_the_servers_limits() -> None:
+    asked = read_request({"model": "m", "messages": ASK, "context": {"max_turns": 9, "max_cost": None, "max_calls": 3}})
+    servers = {"max_turns": 1, "max_cost": 0.5, "max_seconds": 60.0}
+    assert asked.context_over(servers) == {**servers, "max_calls": 3}
+    assert asked.context_over({"max_turns": 12, "max_cost": None}) == asked.context
+    for wrong in ("9", True, [1]):
+        asked = read_request({"model": "m", "messages": ASK, "context": {"max_turns": wrong}})
+        with pytest.raises(RefusedError, match="has to be a number"):
+            asked.context_over(servers)
 
 
 HOSTILE = [
