@@ -211,6 +211,8 @@ class _Kept:
         self._question = question
         self._before: AIMessageChunk | None = None
         self._newest: AIMessageChunk | None = None
+        self._said: dict[str, Any] = {}
+        """What the provider says of the answer, the newest of each: LangChain's sum joins texts that each chunk has."""
 
     def swap(self, chunk: AIMessageChunk) -> Iterator[AIMessageChunk]:
         """Keep `chunk`; give out the one that was kept."""
@@ -218,12 +220,13 @@ class _Kept:
             yield self._newest
             self._before = self._newest if self._before is None else self._before + self._newest
         self._newest = chunk
+        self._said |= chunk.response_metadata
 
     def last(self) -> AIMessageChunk:
         """The last chunk, when the whole answer is on record."""
         assert self._newest is not None, "LangChain raises where a stream has no chunk"
         whole = self._newest if self._before is None else self._before + self._newest
-        recorded = self._question.close(whole)
+        recorded = self._question.close(whole.model_copy(update={"response_metadata": self._said}))
         added = {k: v for k, v in recorded.response_metadata.items() if k not in whole.response_metadata}
         return self._newest.model_copy(update={"response_metadata": {**self._newest.response_metadata, **added}})
 

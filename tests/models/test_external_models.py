@@ -94,6 +94,24 @@ async def test_the_record_is_there_before_the_last_chunk_is_seen(journal: Memory
     assert seen[0] == 0 and seen[-1] == 1
 
 
+class Repeating(Hosted):
+    """Says with each chunk which model it is."""
+
+    def _stream(self, messages: Any, *args: Any, **options: Any) -> Iterator[ChatGenerationChunk]:
+        for part, reason in (("a", ""), ("b", "stop")):
+            told = {"model_name": "hosted-1", "finish_reason": reason}
+            yield ChatGenerationChunk(message=AIMessageChunk(content=part, response_metadata=told))
+
+
+@pytest.mark.parametrize("how", ["stream", "astream"])
+async def test_what_every_chunk_says_is_on_record_once(how: str, journal: MemoryJournal) -> None:
+    with recording(Recording(journal)):
+        await ask(Repeating(asked=[]), how)
+    (call,) = journal.calls_of_task("t", "1")
+    assert call.answered_by == "hosted-1"
+    assert call.response["response_metadata"]["finish_reason"] == "stop"
+
+
 async def test_a_stream_that_is_left_is_on_no_record(journal: MemoryJournal) -> None:
     active = Recording(journal)
     with recording(active):
