@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, MutableMapping, ValuesView
+from contextlib import suppress
 from typing import TypeVar
 
-__all__ = ["BoundedMap"]
+__all__ = ["BoundedMap", "remember"]
+
+_REMEMBERED = 1024
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -52,3 +55,11 @@ class BoundedMap(MutableMapping[_Key, _Value]):
     def values(self) -> ValuesView[_Value]:
         """Straight from the dict: the inherited one looks up each key."""
         return self._entries.values()
+
+
+def remember(kept: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+    """Set an entry of a dict that several threads change, and forget the oldest beyond some thousand."""
+    kept[key] = value
+    while len(kept) > _REMEMBERED:
+        with suppress(RuntimeError):  # another thread has changed it in between
+            kept.pop(next(iter(kept)), None)

@@ -230,6 +230,6 @@ def _first(error: Exception) -> Exception:
 
 
 def _is_of_unknown_type(error: StoreError) -> bool:
-    from hrm_agent.store.serializer import UnknownType
+    from hrm_agent.store.refusals import UnknownType
 
     return isinstance(error.__cause__, UnknownType)

@@ -125,7 +125,9 @@ def open_call(
     """
     context = HashedContext.of(messages)
     rest = (sampling.model_dump(), *([special] if special else []))
-    request_hash, offered_hash = (context.hash(listed, *rest) for listed in (in_one_order(tools), tools))
+    request_hash = offered_hash = context.hash(in_one_order(tools), *rest)
+    if len(tools) > 1:
+        offered_hash = context.hash(tools, *rest)
     claimed = recording.claim(identity, request_hash, messages, tools, former_hash=offered_hash)
     if isinstance(claimed, Call):
         return claimed
@@ -139,7 +141,8 @@ def find_prefix(recording: Recording, engine: Engine, pending: PendingCall) -> P
     journal = recording.journal
     answered = next((i for i in reversed(range(len(pending.messages))) if recorded_call_id(pending.messages[i])), None)
     named = recorded_call_id(pending.messages[answered]) if answered is not None else None
-    parent = journal.find_call(named, request=False) if named else None
+    known = recording.opened(named) if named else None
+    parent = known[0] if known else journal.find_call(named, request=False) if named else None
     if answered is None or parent is None or not _of_this_run(parent, pending, recording):
         return _root(engine.codec, pending, BranchReason.ROOT)
     reason = _mismatch(parent, engine, pending, answered)
@@ -148,7 +151,7 @@ def find_prefix(recording: Recording, engine: Engine, pending: PendingCall) -> P
     ended = parent.token_ids[-1:] == (engine.codec.end_of_turn,)
     try:
         inserted = engine.codec.extend(pending.messages, answered, ended=ended, tools=pending.tools)
-        path = journal.path_tokens(parent.id)
+        path = known[1] if known else journal.path_tokens(parent.id)
     except TemplateMismatch:
         return _root(engine.codec, pending, BranchReason.TEMPLATE, parent.id)
     except KeyError:  # a journal in memory has forgotten the beginning

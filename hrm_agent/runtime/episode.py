@@ -25,7 +25,7 @@ from langgraph.errors import GraphRecursionError
 from hrm_agent.draws import record_draws
 from hrm_agent.environment import Environment, using_environment
 from hrm_agent.environment.open import opened_environment
-from hrm_agent.errors import ConfigError, ContextLengthError, HrmError, RunError, UnstorableError
+from hrm_agent.errors import ConfigError, ContextLengthError, HrmError, LeaseLostError, RunError, UnstorableError
 from hrm_agent.models import Backend, load_policy, using_policy
 from hrm_agent.models.external_models import record_external_models
 from hrm_agent.models.substitute import standing_in
@@ -46,7 +46,7 @@ from hrm_agent.runtime.execution.lazy_policy import model_that_answered, policy_
 from hrm_agent.runtime.execution.loading import BUILTIN_GRAPHS, Graph, opened_graph
 from hrm_agent.runtime.execution.run_context import CONTEXT, run_context
 from hrm_agent.runtime.execution.run_group import run_group
-from hrm_agent.runtime.settings import RolloutSettings, RunSettings
+from hrm_agent.runtime.settings import Durability, RolloutSettings, RunSettings
 from hrm_agent.store import Lease, RunStore
 from hrm_agent.tools.external_tools import record_external_tools
 from hrm_agent.tools.sessions import end_sessions
@@ -159,6 +159,9 @@ class EpisodeRunner:
     """The policy answers for chat models that the graph holds itself (`hrm_agent.models.substitute`)."""
     constrain: bool = True
     """Answers are held to the schemas that the graph asks for; a trainer's rollouts are not."""
+    durability: Durability = "steps"
+    """What is committed when: `steps`, each of the graph's steps as it ends; `calls`, each model call, and the steps
+    with what is committed next, or some milliseconds later."""
     record: Callable[[Journal, int | None, Collection[str]], Recording] = Recording
     """Opens the recording of an episode: journal, base of its seeds, ids of calls shared with a fork's origin."""
 
@@ -235,13 +238,12 @@ class EpisodeRunner:
         context = run_context(graph, episode.context, episode.graph_name)
         graph_input = first_input(graph, episode.task, episode.thread_id)
         asks_nothing = answer is NO_ANSWER and say is None
-        record = self.store.journal.find_trajectory(episode.trajectory_id)
-        if asks_nothing and _is_over(record):
-            return record
+        if asks_nothing and self.store.journal.is_over(episode.trajectory_id):
+            return self.store.journal.trajectory(episode.trajectory_id)
         async with AsyncExitStack() as stack:
-            lease = stack.enter_context(self.store.lease(episode.thread_id))
+            lease = stack.enter_context(self.store.lease(episode.thread_id, joins=self.durability == "calls"))
             await stack.enter_async_context(lease.stops_when_lost())
-            record = self.store.journal.find_trajectory(episode.trajectory_id)
+            record = None if lease.new else self.store.journal.find_trajectory(episode.trajectory_id)
             if asks_nothing and _is_over(record):  # another process has run it before the lease was ours
                 return record
             graph_run = GraphRun(graph, self._config(episode), context, graph_input, record, answer_path=path)
@@ -294,7 +296,7 @@ class EpisodeRunner:
                 yield
             finally:
                 active.close()
-                if lease.error is None:
+                if not isinstance(lease.error, LeaseLostError):
                     await end_sessions(active, self.environment)
 
     def _config(self, episode: Episode) -> RunnableConfig:
@@ -351,11 +353,11 @@ class EpisodeRunner:
             calls = self.store.journal.trajectory(begun.id).own_calls
             changes["policy"] = model_that_answered(calls, self.policy)
         self.store.journal.write_trajectory(begun.model_copy(update=ended.model_dump() | changes))
-        return self.store.journal.trajectory(begun.id)
+        return self.store.journal.trajectory(begun.thread_id)
 
     def _verified(self, begun: Trajectory, episode: Episode, ended: TurnEnd) -> float:
         if episode.verify_run is not None:
-            whole = self.store.journal.trajectory(begun.id)
+            whole = self.store.journal.trajectory(begun.thread_id)
             return episode.verify_run(whole.model_copy(update=ended.model_dump()))
         assert episode.verify is not None
         return episode.verify(ended.answer or "")

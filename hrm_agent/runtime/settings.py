@@ -16,6 +16,7 @@ from hrm_agent.import_by_name import types_by_name
 from hrm_agent.trajectory import Sampling
 
 __all__ = [
+    "Durability",
     "GraphOptions",
     "GraphSettings",
     "ModeName",
@@ -25,6 +26,8 @@ __all__ = [
     "SelectionSettings",
 ]
 
+Durability = Literal["steps", "calls"]
+"""What a run commits as it goes (`hrm_agent.runtime.episode.EpisodeRunner`)."""
 ModeName = Literal["single", "best-of-n", "majority", "search"]
 """How often a task is tried, and how an answer is chosen (`hrm_agent.runtime.selection.strategies`)."""
 
@@ -40,6 +43,8 @@ class RunnerOptions(TypedDict, total=False):
     """The policy answers for chat models that the graph holds itself."""
     constrain: bool
     """Replies are held to the schemas that the graph asks for, where the engine can."""
+    durability: Durability
+    """What is committed when."""
 
 
 _SECRET = re.compile(

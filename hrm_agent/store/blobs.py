@@ -7,22 +7,20 @@ forgets what it knew and encodes once more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from hrm_agent.store.cipher import Cipher
-from hrm_agent.store.content_addressed import Blob, KnownBlobs, ValueReader, ValueWriter
-from hrm_agent.store.database import Cursor, Database, Work, WriteCursor, placeholders
+from hrm_agent.store.content_addressed import Blob, KnownBlobs, ValueWriter
+from hrm_agent.store.database import Cursor, Database, Work, WriteCursor
 from hrm_agent.store.serializer import StrictSerializer
+from hrm_agent.store.value_reader import ValueReader, read_values
 
 __all__ = ["Blobs"]
 
 E = TypeVar("E")
 T = TypeVar("T")
-
-_AT_ONCE = 500
-"""Hashes in one query."""
 
 
 class Blobs:
@@ -31,7 +29,7 @@ class Blobs:
     def __init__(self, database: Database, cipher: Cipher) -> None:
         self._database = database
         self.cipher = cipher
-        self._known = KnownBlobs()
+        self._known = KnownBlobs(epoch=database.epoch)
         self._transaction = -1
         self._inserted: set[bytes] = set()
 
@@ -59,9 +57,22 @@ class Blobs:
         encode: Callable[[ValueWriter], E],
         insert: Callable[[WriteCursor, E], Any],
         thread_id: str | None = None,
+        on_done: Callable[[Exception | None], object] | None = None,
+        seconds: float | None = None,
     ) -> None:
-        """The same with the next commit. Whoever refers to these blobs before then hands them in once more."""
-        self._database.defer(self._work(serializer, encode, insert)[0], thread_id)
+        """The same with the next commit. Whoever refers to these blobs before then hands them in once more.
+
+        `on_done`: as for `DeferredWork`; `seconds`: as for `Database.defer`.
+        """
+        work, stored = self._work(serializer, encode, insert)
+
+        def done(error: Exception | None) -> None:
+            if error is None:
+                self._known.add(*stored[-1])
+            if on_done is not None:
+                on_done(error)
+
+        self._database.defer(work, thread_id, done if on_done is not None else None, seconds)
 
     def _work(
         self,
@@ -101,12 +112,4 @@ class Blobs:
 
     def reader(self, cursor: Cursor, serializer: StrictSerializer, *, shared: bool) -> ValueReader:
         """Reads values as they are at the moment of `cursor`."""
-
-        def fetch(hashes: Sequence[bytes]) -> Iterable[tuple[bytes, int, bytes]]:
-            for start in range(0, len(hashes), _AT_ONCE):
-                some = hashes[start : start + _AT_ONCE]
-                query = f"SELECT hash, kind, data FROM blobs WHERE hash IN ({placeholders(len(some))})"
-                for hash_, kind, data in cursor.execute(query, list(some)).fetchall():
-                    yield bytes(hash_), int(kind), self.cipher.open(data, "blob", bytes(hash_))
-
-        return ValueReader(serializer, fetch, key=self.cipher.hash_key, shared=shared)
+        return read_values(cursor, self.cipher, serializer, shared=shared)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import ormsgpack
 from langchain_core.runnables import RunnableConfig
@@ -17,44 +16,22 @@ from langgraph.checkpoint.base import EXCLUDED_METADATA_KEYS, WRITES_IDX_MAP, Ch
 
 from hrm_agent.errors import StoreError, UnstorableError
 from hrm_agent.langgraph_format import ERROR, ERROR_SOURCE
-from hrm_agent.store.content_addressed import CHANNEL_BYTES, Reference, ValueReader, ValueWriter
-from hrm_agent.store.serializer import RefusedValue, Unstorable
+from hrm_agent.store.content_addressed import CHANNEL_BYTES, ValueWriter
+from hrm_agent.store.manifests import Channels, CheckpointKey
+from hrm_agent.store.refusals import RefusedValue, Unstorable
 
 __all__ = [
-    "Channels",
-    "CheckpointKey",
     "manifest_of",
     "merged_writes",
     "place_of",
     "public_metadata",
-    "read_checkpoint",
-    "read_manifest",
     "refusing",
     "slots_of",
 ]
 
-Channels = dict[str, tuple[Any, Reference]]
-"""Channel -> version and reference; None as reference where it has no value."""
-
+_EXCLUDED = frozenset(EXCLUDED_METADATA_KEYS)
 REGULAR = 0
 """Slot of a task's ordinary writes. Special ones (an error, an interrupt, its answer) have a slot each, below 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointKey:
-    """What a config names."""
-
-    thread_id: str
-    """LangGraph's thread."""
-    ns: str
-    """Namespace of the subgraph; empty for the outermost graph."""
-    checkpoint_id: str | None
-    """LangGraph's id of the checkpoint; None: the newest one."""
-
-    def config(self, checkpoint_id: str) -> RunnableConfig:
-        """The config of another checkpoint at this place."""
-        named = {"thread_id": self.thread_id, "checkpoint_ns": self.ns, "checkpoint_id": checkpoint_id}
-        return {"configurable": named}
 
 
 def place_of(config: RunnableConfig) -> CheckpointKey:
@@ -72,14 +49,18 @@ def public_metadata(config: RunnableConfig, metadata: Mapping[str, Any]) -> dict
     LangChain copies whatever scalars stand in `configurable` into that metadata. They are where callers keep keys and
     user names, so none of them is stored.
     """
-    private = {*EXCLUDED_METADATA_KEYS, *config.get("configurable", {})}
-    facts: Mapping[str, Any] = config.get("metadata") or {}
-    kept = {
+    configurable: Mapping[str, Any] = config.get("configurable", {})
+    kept: dict[str, Any] = {
         name: value
-        for name, value in facts.items()
-        if name not in private and not name.startswith("__") and isinstance(value, (str, int, float, bool))
+        for name, value in (config.get("metadata") or {}).items()
+        if isinstance(value, (str, int, float, bool))
+        and name not in configurable
+        and name not in _EXCLUDED
+        and not name.startswith("__")
     }
-    return {**kept, **{name: value for name, value in metadata.items() if name != "writes"}}
+    kept.update(metadata)
+    kept.pop("writes", None)
+    return kept
 
 
 _HINT = (
@@ -119,22 +100,6 @@ def manifest_of(
     rest = {name: value for name, value in checkpoint.items() if name not in ("channel_values", "channel_versions")}
     packed = ormsgpack.packb([rest, [[name, *entry] for name, entry in channels.items()]])
     return packed, channels
-
-
-def read_manifest(data: bytes) -> tuple[dict[str, Any], Channels]:
-    """What a checkpoint says of itself, and its channels."""
-    rest, channels = ormsgpack.unpackb(data)
-    return rest, {name: (version, reference) for name, version, reference in channels}
-
-
-def read_checkpoint(rest: dict[str, Any], channels: Channels, reader: ValueReader) -> Checkpoint:
-    """A checkpoint whose references are loaded. A channel without a version was stored with a value only."""
-    checkpoint: dict[str, Any] = {
-        **rest,
-        "channel_values": {name: reader.value(ref) for name, (_, ref) in channels.items() if ref is not None},
-        "channel_versions": {name: version for name, (version, _) in channels.items() if version is not None},
-    }
-    return cast(Checkpoint, checkpoint)
 
 
 def slots_of(writes: Sequence[tuple[str, Any]], writer: ValueWriter) -> dict[int, list[list[Any]]]:

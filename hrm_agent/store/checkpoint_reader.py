@@ -7,19 +7,22 @@ allowed, bytes that are not what their name says) is refused with the thread and
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import ormsgpack
-from langgraph.checkpoint.base import Checkpoint, CheckpointMetadata, CheckpointTuple, PendingWrite
 
 from hrm_agent.errors import StoreError
-from hrm_agent.store.checkpoint_codec import Channels, CheckpointKey, read_checkpoint, read_manifest
 from hrm_agent.store.cipher import Cipher
-from hrm_agent.store.content_addressed import ValueReader
 from hrm_agent.store.database import Cursor
-from hrm_agent.store.serializer import RefusedValue
+from hrm_agent.store.manifests import Channels, CheckpointKey, read_checkpoint, read_manifest
+from hrm_agent.store.refusals import RefusedValue
+from hrm_agent.store.value_reader import ValueReader
 
-__all__ = ["ROW", "CheckpointRow", "StoreSnapshot"]
+if TYPE_CHECKING:
+    from langchain_core.runnables import RunnableConfig
+    from langgraph.checkpoint.base import Checkpoint, CheckpointMetadata, CheckpointTuple, PendingWrite
+
+__all__ = ["ROW", "CheckpointOutline", "CheckpointRow", "StoreSnapshot", "conditions", "matches"]
 
 ROW = "seq, thread_id, ns, id, parent_id, manifest, metadata"
 
@@ -47,6 +50,21 @@ class CheckpointRow(NamedTuple):
         return CheckpointKey(self.thread_id, self.ns, self.id)
 
 
+class CheckpointOutline(NamedTuple):
+    """What LangGraph's `CheckpointTuple` has, without LangGraph. Its values are what the reader's loader makes."""
+
+    config: RunnableConfig
+    """Names it."""
+    checkpoint: Checkpoint
+    """Channel values, channel versions, id and timestamp."""
+    metadata: CheckpointMetadata
+    """How it came about."""
+    parent_config: RunnableConfig | None
+    """Names the one before; None for the first."""
+    pending_writes: list[PendingWrite]
+    """Task, channel and value of what was written after it."""
+
+
 class StoreSnapshot:
     """One read of the store, of one moment."""
 
@@ -61,27 +79,30 @@ class StoreSnapshot:
 
     def tuples(self, rows: Sequence[CheckpointRow]) -> list[CheckpointTuple]:
         """LangGraph's view of `rows`. Raises `StoreError`, naming thread and checkpoint, for what must not be read."""
+        from langgraph.checkpoint.base import CheckpointTuple  # most of a second, which who looks at outlines is spared
+
+        return [CheckpointTuple(*found) for found in self.outlines(rows)]
+
+    def outlines(self, rows: Sequence[CheckpointRow]) -> list[CheckpointOutline]:
+        """The same without LangGraph."""
         place = rows[0].place if rows else None
         try:
             manifests = [read_manifest(self._cipher.open(row.manifest, *row[1:4])) for row in rows]
             writes = self._writes(rows)
             references = [ref for _, channels in manifests for _, ref in channels.values() if ref is not None]
             self._reader.load(references + [write[-1] for held in writes.values() for write in held])
-            found: list[CheckpointTuple] = []
+            found: list[CheckpointOutline] = []
             for row, (rest, channels) in zip(rows, manifests, strict=True):
                 place = row.place
                 self._remember((row.thread_id, row.ns, row.id), channels)
                 checkpoint = read_checkpoint(rest, channels, self._reader)
                 pending = [(task, channel, self._reader.value(ref)) for task, channel, ref in writes.get(row[1:4], ())]
-                found.append(self._tuple(row, checkpoint, pending))
+                parent = place.config(row.parent_id) if row.parent_id else None
+                metadata = cast("CheckpointMetadata", self.metadata(row))
+                found.append(CheckpointOutline(place.config(row.id), checkpoint, metadata, parent, pending))
             return found
         except (RefusedValue, ValueError, TypeError, LookupError, RecursionError) as error:
             raise _forged(place, error) from error
-
-    def _tuple(self, row: CheckpointRow, checkpoint: Checkpoint, pending: list[PendingWrite]) -> CheckpointTuple:
-        parent = row.place.config(row.parent_id) if row.parent_id else None
-        metadata = cast(CheckpointMetadata, self.metadata(row))
-        return CheckpointTuple(row.place.config(row.id), checkpoint, metadata, parent, pending)
 
     def metadata(self, row: CheckpointRow) -> dict[str, Any]:
         return ormsgpack.unpackb(self._cipher.open(row.metadata, *row[1:4], "metadata"))
@@ -121,3 +142,21 @@ def _forged(place: CheckpointKey | None, error: Exception) -> StoreError:
         "a program open_store(..., allow=['package.module:Type']). "
         "Otherwise the file was damaged or changed: `hrm-agent store verify`.",
     )
+
+
+def conditions(config: RunnableConfig | None, before: RunnableConfig | None) -> tuple[str, list[Any]]:
+    """The WHERE clause of a listing, and its values."""
+    named: dict[str, Any] = dict((config or {}).get("configurable", {}))
+    columns = {"thread_id": "thread_id", "checkpoint_ns": "ns", "checkpoint_id": "id"}
+    given = {column: str(named[name]) for name, column in columns.items() if named.get(name) is not None}
+    clauses, values = [f"{column} = ?" for column in given], list(given.values())
+    earlier = (before or {}).get("configurable", {}).get("checkpoint_id")  # LangGraph's replay names nothing else
+    if earlier:
+        clauses.append("id < ?")
+        values.append(earlier)
+    return " AND ".join(clauses) or "1 = 1", values
+
+
+def matches(metadata: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    """Whether a checkpoint's metadata says all that is wanted."""
+    return all(name in metadata and metadata[name] == value for name, value in wanted.items())

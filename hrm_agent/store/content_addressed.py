@@ -8,23 +8,29 @@ LangGraph's own serialised form.
 
 Serialising is what a step costs, and most of a conversation has been serialised before. A message that was seen is
 recognised by identity *and* by its fields in packed form, which costs a tenth of that and tells 1 from True. So one
-changed in place is not mistaken for what it was; one that holds an object of a class is serialised every time.
+changed in place is not mistaken for what it was; one that holds an object of a class is serialised every time. Of a
+list, the messages of a chunk are looked at together: those that were seen together before cost that comparison only.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter, is_
+from types import NoneType
 from typing import Any, cast
 
 import ormsgpack
 from langchain_core.messages import BaseMessage
 
-from hrm_agent.store.hashing import BYTEARRAY, BYTES, DICT, LIST, MSGPACK, NULL, TREE, hash_of
-from hrm_agent.store.serializer import PLAIN, RefusedValue, StrictSerializer, Unstorable
+from hrm_agent.store.hashing import DICT, LIST, TREE, hash_of
+from hrm_agent.store.refusals import Unstorable
+from hrm_agent.store.serializer import PLAIN, StrictSerializer
+from hrm_agent.store.value_reader import KINDS, Reference, ValueReader
 
-__all__ = ["CHANNEL_BYTES", "FANOUT", "Blob", "KnownBlobs", "ValueReader", "ValueWriter", "references"]
+__all__ = ["CHANNEL_BYTES", "FANOUT", "Blob", "KnownBlobs", "ValueReader", "ValueWriter"]
 
 FANOUT = 32
 CHANNEL_BYTES = 256
@@ -36,14 +42,11 @@ _DEEPEST = 128
 """Levels of lists and dicts that are stored one by one. More could be written, and not be read back where the reader
 stands deeper in Python's stack than the writer did."""
 
-_KINDS = {"null": NULL, "bytes": BYTES, "bytearray": BYTEARRAY, "msgpack": MSGPACK}
-_NAMES = {kind: name for name, kind in _KINDS.items()}
-
+_SCALARS = frozenset({str, int, float, bool, NoneType})
+_NUMBERS = _SCALARS - {str}
+_packed = partial(ormsgpack.packb, option=PLAIN)
+_fields_of = attrgetter("__dict__", "__pydantic_extra__")
 _TOO_DEEP = f"a value nested more than {_DEEPEST} levels deep, which could not be read back"
-
-Reference = Any
-"""The hash as bytes, or `[kind, data]` in place."""
-Fetch = Callable[[Sequence[bytes]], Iterable[tuple[bytes, int, bytes]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,23 @@ class Blob:
     """The stored form, before encryption."""
 
 
+@dataclass(frozen=True, slots=True)
+class _SeenChunk:
+    """Messages that stood side by side in a list, all of plain values."""
+
+    messages: list[BaseMessage]
+    """The messages themselves, so that their ids stay taken."""
+    fields: list[bytes]
+    """Of each its fields in packed form."""
+    blobs: list[Blob]
+    """Their stored forms."""
+    hashes: list[bytes]
+    """The references of their stored forms."""
+
+
+_NOTHING = _SeenChunk([], [], [], [])
+
+
 @dataclass(slots=True)
 class KnownBlobs:
     """What this process knows of the blobs in the store: which are there, and the hashes of messages it has seen."""
@@ -70,6 +90,8 @@ class KnownBlobs:
         default_factory=dict[int, tuple[BaseMessage, bytes, Blob]]
     )
     """id -> the message itself (so that its id stays taken), its fields in packed form, and its stored form."""
+    chunks: dict[int, _SeenChunk] = field(default_factory=dict[int, "_SeenChunk"])
+    """id of the first message -> what is known of the messages of one chunk of a list, as far as it had grown."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while these change: several threads write checkpoints."""
 
@@ -103,11 +125,17 @@ class ValueWriter:
         """
         if level > _DEEPEST:
             raise Unstorable(_TOO_DEEP)
+        type_ = type(value)
+        if type_ in _SCALARS:
+            kind, data = self._dump(value)
+            return [kind, data] if len(data) <= inline else self._node(kind, data)
         if isinstance(value, BaseMessage):
             return self._message(value, _packed_fields(value))
-        if type(value) is list:
+        if type_ is list:
             items = cast("list[Any]", value)
-            if not all(item is None or type(item) in (int, float, bool) for item in items):
+            if items and isinstance(items[0], BaseMessage):
+                return self._list(self.messages(items) or [self.reference(item, level=level + 1) for item in items])
+            if not _NUMBERS.issuperset(map(type, items)):
                 return self._list([self.reference(item, level=level + 1) for item in items])
         kind, data = self._dump(value)
         if type(value) is dict and len(data) > _SPLIT_DICT_BYTES:
@@ -116,6 +144,41 @@ class ValueWriter:
                 packed = [[name, self.reference(item, level=level + 1)] for name, item in entries.items()]
                 return self._node(DICT, ormsgpack.packb(packed))
         return [kind, data] if len(data) <= inline else self._node(kind, data)
+
+    def messages(self, items: Sequence[Any]) -> list[Reference] | None:
+        """The references of messages that hold plain values only; None where there is something else among them."""
+        found: list[Reference] = []
+        for start in range(0, len(items), FANOUT):
+            chunk = self._chunk(items[start : start + FANOUT])
+            if chunk is None:
+                return None
+            found += chunk
+        return found
+
+    def _chunk(self, items: Sequence[Any]) -> list[bytes] | None:
+        seen = self._known.chunks.get(id(items[0])) or _NOTHING
+        size = len(seen.messages)
+        if size > len(items) or not all(map(is_, seen.messages, items)):
+            seen, size = _NOTHING, 0
+        if not all(isinstance(item, BaseMessage) for item in items[size:]):
+            return None
+        try:
+            fields = list(map(_packed, map(_fields_of, items)))
+        except TypeError:
+            return None
+        if fields[:size] != seen.fields:  # one was changed in place
+            seen, size = _NOTHING, 0
+        if size < len(items):
+            blobs = [*seen.blobs, *map(self._blob_of, items[size:], fields[size:])]
+            seen = _SeenChunk(list(items), fields, blobs, [blob.hash for blob in blobs])
+            with self._known.lock:
+                if len(self._known.chunks) * FANOUT >= _REMEMBERED:
+                    _forget_half(self._known.chunks)
+                self._known.chunks[id(items[0])] = seen
+        if not self._known.stored.issuperset(seen.hashes):
+            for blob in seen.blobs:
+                self._keep(blob)
+        return seen.hashes
 
     def plain_message(self, message: BaseMessage) -> Reference | None:
         """The reference of a message that holds plain values only; None for another."""
@@ -131,7 +194,7 @@ class ValueWriter:
 
     def _dump(self, value: Any) -> tuple[int, bytes]:
         name, data = self._serializer.dumps_typed(value)
-        return _KINDS[name], data
+        return KINDS[name], data
 
     def _list(self, references: list[Reference]) -> Reference:
         """A tree over `references`, whose shape depends on their number alone: equal lists have equal hashes."""
@@ -158,113 +221,31 @@ class ValueWriter:
         return blob.hash
 
     def _message(self, message: BaseMessage, fields: bytes | None) -> Reference:
+        return self._keep(self._blob_of(message, fields))
+
+    def _blob_of(self, message: BaseMessage, fields: bytes | None) -> Blob:
         seen = self._known.messages.get(id(message))
         if seen is not None and seen[0] is message and seen[1] == fields:
-            return self._keep(seen[2])
+            return seen[2]
         name, data = (self._serializer.dumps_typed if fields is None else self._serializer.dumps_allowed)(message)
-        kind = _KINDS[name]
+        kind = KINDS[name]
         blob = Blob(hash_of(kind, data, self._key), kind, data)
-        if fields is None:
-            return self._keep(blob)
-        with self._known.lock:
-            if len(self._known.messages) >= _REMEMBERED:
-                for oldest in list(self._known.messages)[: _REMEMBERED // 2]:
-                    del self._known.messages[oldest]
-            self._known.messages[id(message)] = (message, fields, blob)
-        return self._keep(blob)
+        if fields is not None:
+            with self._known.lock:
+                if len(self._known.messages) >= _REMEMBERED:
+                    _forget_half(self._known.messages)
+                self._known.messages[id(message)] = (message, fields, blob)
+        return blob
+
+
+def _forget_half(remembered: dict[int, Any]) -> None:
+    for oldest in list(remembered)[: len(remembered) // 2]:
+        del remembered[oldest]
 
 
 def _packed_fields(message: BaseMessage) -> bytes | None:
     """All that is serialised of a message; None where it holds more than plain values."""
-    fields: dict[str, Any] = vars(message)
     try:
-        return ormsgpack.packb([fields, message.__pydantic_extra__], option=PLAIN)
+        return _packed(_fields_of(message))
     except TypeError:
         return None
-
-
-class ValueReader:
-    """Turns references back into values. All blobs that they need are fetched level by level, each once.
-
-    With `shared`, equal leaves become one object: a history of a thousand checkpoints is a thousand lists over the same
-    messages. Without, every value is an object of its own, which its reader may change.
-    """
-
-    def __init__(self, serializer: StrictSerializer, fetch: Fetch, *, key: bytes = b"", shared: bool = False) -> None:
-        self._serializer, self._fetch, self._key, self._shared = serializer, fetch, key, shared
-        self._blobs: dict[bytes, tuple[int, Any]] = {}
-        """Hash -> kind and bytes; of nodes, what they hold."""
-        self._leaves: dict[bytes, Any] = {}
-        self._items: dict[bytes, list[Any]] = {}
-
-    def load(self, references_: Iterable[Reference]) -> None:
-        """Fetch what `references_` need, before `value` is asked for each."""
-        wanted = _hashes(references_)
-        while missing := [hash_ for hash_ in dict.fromkeys(wanted) if hash_ not in self._blobs]:
-            wanted = []
-            for hash_, kind, data in self._fetch(missing):
-                if hash_of(kind, data, self._key) != hash_:
-                    raise RefusedValue(f"a value whose bytes do not have its hash {hash_.hex()}")
-                content = data if kind < LIST else _unpack(data)
-                self._blobs[hash_] = (kind, content)
-                wanted.extend(references(kind, content))
-            if lost := [hash_ for hash_ in missing if hash_ not in self._blobs]:
-                raise RefusedValue(f"a value that is not in the store: {lost[0].hex()}")
-
-    def value(self, reference: Reference) -> Any:
-        """The value of a reference that was loaded."""
-        if isinstance(reference, bytes):
-            kind, content = self._blobs[reference]
-        else:
-            kind, content = int(reference[0]), reference[1]
-            content = content if kind < LIST else _unpack(content)
-        if kind in (LIST, TREE):
-            return self._list(reference, kind, content)
-        if kind == DICT:
-            return {name: self.value(item) for name, item in content}
-        if not (self._shared and isinstance(reference, bytes)):
-            return self._leaf(kind, content)
-        if reference not in self._leaves:
-            self._leaves[reference] = self._leaf(kind, content)
-        return self._leaves[reference]
-
-    def _list(self, reference: Reference, kind: int, content: list[Any]) -> list[Any]:
-        if self._shared and isinstance(reference, bytes) and reference in self._items:
-            return list(self._items[reference])
-        parts = [self.value(item) for item in content]
-        items = parts if kind == LIST else [item for part in parts for item in part]
-        if self._shared and isinstance(reference, bytes):
-            self._items[reference] = items
-            return list(items)
-        return items
-
-    def _leaf(self, kind: int, data: bytes) -> Any:
-        if kind not in _NAMES:
-            raise RefusedValue(f"a value of the unknown kind {kind}")
-        return self._serializer.loads_typed((_NAMES[kind], data))
-
-
-def references(kind: int, content: Any) -> list[bytes]:
-    """The hashes that a stored value names; `content` is its bytes, or what they hold."""
-    if kind < LIST:
-        return []
-    held: Any = _unpack(content) if isinstance(content, bytes) else content
-    return _hashes(item for _, item in held) if kind == DICT else _hashes(held)
-
-
-def _hashes(found: Iterable[Reference]) -> list[bytes]:
-    """Hashes among references, those of nodes kept in place included."""
-    hashes: list[bytes] = []
-    for reference in found:
-        if isinstance(reference, bytes):
-            hashes.append(reference)
-        elif reference is not None and reference[0] >= LIST:
-            hashes.extend(references(int(reference[0]), reference[1]))
-    return hashes
-
-
-def _unpack(data: bytes) -> Any:
-    try:
-        return ormsgpack.unpackb(data)
-    except ormsgpack.MsgpackDecodeError as error:
-        raise RefusedValue(f"a node that cannot be read: {error}") from error

@@ -13,15 +13,15 @@ from typing import Any
 import ormsgpack
 
 from hrm_agent.errors import StoreError
-from hrm_agent.store.checkpoint_codec import read_manifest
 from hrm_agent.store.cipher import Cipher
-from hrm_agent.store.content_addressed import references
 from hrm_agent.store.damage import DAMAGED
 from hrm_agent.store.database import Cursor
 from hrm_agent.store.hashing import DICT, LIST, hash_of
-from hrm_agent.store.requests import read_request
+from hrm_agent.store.manifests import read_manifest
+from hrm_agent.store.refusals import RefusedValue
 from hrm_agent.store.run_store import RunStore
-from hrm_agent.store.serializer import RefusedValue
+from hrm_agent.store.sent_requests import read_request
+from hrm_agent.store.value_reader import references
 from hrm_agent.trajectory import ToolCall
 
 __all__ = ["copy_store"]

@@ -14,11 +14,11 @@ Where a commit has to wait for a disk, one thread commits for all: what arrives 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import secrets
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
@@ -27,15 +27,18 @@ from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
 from hrm_agent.errors import LeaseLostError, StoreError
-from hrm_agent.store.fencing import Fence, leases_of
+from hrm_agent.store.deferred import DeferredFailed, DeferredWork, is_of_driver
+from hrm_agent.store.fencing import Fence
+from hrm_agent.store.futures import FinishedFuture, committed
+from hrm_agent.store.held_threads import HeldThreads
 
-__all__ = ["Cursor", "Database", "Work", "WriteCursor", "committed", "epoch_of", "placeholders"]
+__all__ = ["JOINED_SECONDS", "Cursor", "Database", "Work", "WriteCursor", "committed", "epoch_of", "placeholders"]
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_LATER_SECONDS = 0.005
+_LATER_SECONDS, JOINED_SECONDS = 0.005, 0.05
+"""After how long what is to go with the next commit gets one of its own: by itself, and in a run whose steps join."""
 _JOIN_SECONDS = 5.0
-_DRIVERS = ("sqlite3", "psycopg")
 
 
 class Cursor(Protocol):
@@ -74,8 +77,12 @@ class Database(ABC):
     """Number of the transaction under way."""
 
     def __init__(self) -> None:
-        self._later: list[Work[Any]] = []
+        self._later: list[DeferredWork] = []
         self._later_lock = threading.Lock()
+        self._due = 0.0
+        """When the oldest of them is to be committed at the latest, by the monotonic clock."""
+        self._sleeps = True
+        """The thread that sees to that waits to be told of the next."""
         self._committing = threading.RLock()
         self._whole = False
         """All that is written belongs to one transaction."""
@@ -85,6 +92,8 @@ class Database(ABC):
         self._process = os.getpid()
         self.fence = Fence()
         """The leases under which this process writes."""
+        self.held = HeldThreads(self.fence)
+        """What is known of the threads that this process holds."""
         self.heads: dict[str, str] = {}
         """Newest checkpoint of threads, as of the transaction under way: forgotten when others may have written."""
 
@@ -146,6 +155,7 @@ class Database(ABC):
                     self.flush()
             finally:
                 self._whole = False
+                self.held.forget()
 
     @contextmanager
     def _dropping_on_failure(self) -> Generator[None]:
@@ -163,12 +173,10 @@ class Database(ABC):
 
     def _at_once(self, work: Work[T]) -> Future[T]:
         """Do `work` in the thread that asks."""
-        future: Future[T] = Future()
         try:
-            future.set_result(self._commit([work])[0])
+            return FinishedFuture(self._commit([work])[0])
         except BaseException as error:
-            future.set_exception(error)
-        return future
+            return FinishedFuture(None, error)
 
     def submit(self, work: Work[T], thread_id: str | None = None) -> Future[T]:
         """Do `work` in a transaction; the future is done when it is committed. Raises `StoreError` through it.
@@ -179,12 +187,19 @@ class Database(ABC):
         done = work if thread_id is None else self.fence.work_on(thread_id, work)
         future = self._at_once(done) if self._whole else self._submit(done)
         if thread_id is not None:
-            future.add_done_callback(lambda done: self._note_lost(done.exception()))
+            future.add_done_callback(self._look_whether_lost)
         return future
+
+    def _look_whether_lost(self, done: Future[Any]) -> None:
+        self._note_lost(done.exception())
 
     def _note_lost(self, error: BaseException | None) -> None:
         if isinstance(error, LeaseLostError):
             self.fence.lose(error)
+
+    def add(self, work: Work[T], thread_id: str | None = None) -> T:
+        """Do `work` in a transaction and wait for it. It deletes nothing. `thread_id`: as for `submit`."""
+        return self.submit(work, thread_id).result()
 
     def write(self, work: Work[T], thread_id: str | None = None) -> T:
         """Do `work` in a transaction and wait for it. It may delete what it likes. `thread_id`: as for `submit`."""
@@ -193,7 +208,10 @@ class Database(ABC):
             self.heads = {}
             return work(cursor)
 
-        return self.submit(forgetting, thread_id).result()
+        try:
+            return self.submit(forgetting, thread_id).result()
+        finally:
+            self.held.forget()
 
     def write_once(self, work: Work[None]) -> None:
         """The same for work that cannot be done twice: its mark tells when the answer to its commit was lost."""
@@ -213,6 +231,11 @@ class Database(ABC):
         self.flush()
         return self._read()
 
+    def peek(self) -> AbstractContextManager[Cursor]:
+        """A cursor that sees what was committed; what is to be committed later may be missing."""
+        self._refuse_unusable()
+        return self._read()
+
     def read_once(self, reading: Callable[[Cursor], T]) -> T:
         """What `reading` finds in one moment. It is done again where the server was lost in the middle."""
         with self.read() as cursor:
@@ -223,22 +246,35 @@ class Database(ABC):
         try:
             return cursor.execute(query, values).fetchall()
         except Exception as error:
-            raise (self.store_error(error) if _is_of_driver(error) else error) from error
+            raise (self.store_error(error) if is_of_driver(error) else error) from error
 
-    def defer(self, work: Work[Any], thread_id: str | None = None) -> None:
-        """Do `work` with the next commit, at the latest some milliseconds from now. `thread_id`: as for `submit`."""
+    def defer(
+        self,
+        work: Work[Any],
+        thread_id: str | None = None,
+        on_done: Callable[[Exception | None], object] | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        """Do `work` with the next commit, at the latest `seconds` (5 ms) from now. `thread_id`: as for `submit`.
+
+        `on_done`: as for `DeferredWork`; without it a failure is told to whoever commits, or the log.
+        """
         self._refuse_unusable()
+        deferred = DeferredWork(work if thread_id is None else self.fence.work_on(thread_id, work), on_done)
         with self._later_lock:
-            self._later.append(work if thread_id is None else self.fence.work_on(thread_id, work))
+            due = time.monotonic() + (_LATER_SECONDS if seconds is None else seconds)
+            self._due = min(self._due, due) if self._later else due
+            self._later.append(deferred)
             if self._flusher is None:
                 self._flusher = threading.Thread(target=self._flush_on_time, name="store-flush", daemon=True)
                 self._flusher.start()
-        self._given.set()
+            if self._sleeps:
+                self._given.set()
 
     def flush(self) -> None:
         """Commit what was to be done later."""
         if self._later:
-            self.write(lambda _: None)
+            self.add(lambda _: None)
 
     def _commit(self, works: Sequence[Work[Any]]) -> list[Any]:
         """What was to be done later, and `works`. If the commit fails, what was to be done later still is.
@@ -255,28 +291,65 @@ class Database(ABC):
                 with self._later_lock:
                     before = list(self._later)
                 try:
-                    results = self._transact([*map(_GuardedWork, before), *works])[len(before) :]
-                except _LaterFailed as error:
-                    with self._later_lock:
-                        self._later.remove(error.work)
-                    if isinstance(error.reason, LeaseLostError):
-                        self._note_lost(error.reason)
-                    elif len(works) == 1 and works[0] is not _for_nobody:
-                        raise error.reason from error
-                    else:  # nobody waits for it, or several do, none of whom it concerns more than another
-                        _log.error("The store %s gave up a write: %s", self.url, error.reason, exc_info=error.reason)
+                    results = self._transact([*before, *works])[len(before) :]
+                except DeferredFailed as error:
+                    self._give_up(error, works)
                     continue
-                with self._later_lock:
-                    del self._later[: len(before)]
+                except BaseException:
+                    self.held.forget()
+                    raise
+                if before:
+                    with self._later_lock:
+                        del self._later[: len(before)]
+                        self._due = time.monotonic() + _LATER_SECONDS  # of those that came meanwhile
+                    for work in before:
+                        work.done()
                 return results
 
+    def _give_up(self, error: DeferredFailed, works: Sequence[Work[Any]]) -> None:
+        """Leave out of the commit of `works` what was to go with it and cannot, and say so."""
+        self.held.forget()
+        with self._later_lock:
+            self._later.remove(error.work)
+        error.work.done(error.reason)
+        self._note_lost(error.reason)
+        if isinstance(error.reason, LeaseLostError) or error.work.tells or self.fence.has_stopped(error.work.leases):
+            return
+        if len(works) == 1 and works[0] is not _for_nobody:
+            raise error.reason from error
+        # Nobody waits for it, or several do, none of whom it concerns more than another.
+        _log.error("The store %s gave up a write: %s", self.url, error.reason, exc_info=error.reason)
+
     def _flush_on_time(self) -> None:
+        """What a commit has taken along before it was due is not waited for: under load nothing is left to be done."""
         while not self._closed.is_set():
             self._given.wait()
-            self._given.clear()
-            if not self._closed.wait(_LATER_SECONDS):
-                with suppress(StoreError):  # a database that is away tells whoever writes next itself
+            while self._has_more() and not self._closed.wait(min(self._seconds_left(), _LATER_SECONDS)):
+                if self._seconds_left() > 0:  # not yet, or others have come in the place of those waited for
+                    continue
+                try:
                     self.submit(_for_nobody).result()
+                except Exception as error:
+                    if not isinstance(error, StoreError):  # which whoever writes next is told
+                        _log.exception("The store %s could not commit on time.", self.url)
+                    self._rest()
+                    break
+
+    def _seconds_left(self) -> float:
+        return max(self._due - time.monotonic(), 0.0)
+
+    def _rest(self) -> None:
+        with self._later_lock:
+            self._sleeps = True
+            self._given.clear()
+
+    def _has_more(self) -> bool:
+        """If not, the next that is put off says so."""
+        with self._later_lock:
+            self._sleeps = not self._later
+            if self._sleeps:
+                self._given.clear()
+            return not self._sleeps
 
     def close(self) -> None:
         """Commit what is left. In a forked process nothing: the connections are its parent's."""
@@ -305,39 +378,6 @@ class Database(ABC):
 
 def _for_nobody(_: WriteCursor) -> None:
     """Commits what was to be done later, on time."""
-
-
-class _LaterFailed(Exception):
-    """Work that was to be done later, and cannot be."""
-
-    def __init__(self, work: Work[Any], reason: Exception) -> None:
-        super().__init__(str(reason))
-        self.work, self.reason = work, reason
-
-
-class _GuardedWork:
-    """The same work, whose own failure can be told from the database's."""
-
-    def __init__(self, work: Work[Any]) -> None:
-        self._work = work
-        self.leases = leases_of([work])
-
-    def __call__(self, cursor: WriteCursor) -> Any:
-        try:
-            return self._work(cursor)
-        except Exception as error:
-            if _is_of_driver(error):
-                raise
-            raise _LaterFailed(self._work, error) from error
-
-
-def _is_of_driver(error: Exception) -> bool:
-    return type(error).__module__.partition(".")[0] in _DRIVERS
-
-
-async def committed(future: Future[T]) -> T:
-    """The result of `future`, without a round through the event loop where it is done already."""
-    return future.result() if future.done() else await asyncio.wrap_future(future)
 
 
 def placeholders(count: int) -> str:

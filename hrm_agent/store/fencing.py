@@ -11,12 +11,14 @@ Who holds no lease on a thread (a graph that was given the bare checkpointer, an
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+from hrm_agent.bounded import remember
 from hrm_agent.errors import LeaseLostError
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Fence", "HeldLease", "ThreadWork", "leases_of", "lost_error", "read_leases", "readable"]
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 class HeldLease(NamedTuple):
@@ -34,6 +37,9 @@ class HeldLease(NamedTuple):
     """Its row."""
     epoch: int
     """How often the lease had changed hands when it was taken."""
+
+
+_NONE = frozenset[HeldLease]()
 
 
 class ThreadWork(Generic[T]):
@@ -50,7 +56,11 @@ class ThreadWork(Generic[T]):
 
 def leases_of(works: Iterable[Any]) -> frozenset[HeldLease]:
     """All leases that a transaction has to ask for."""
-    return frozenset[HeldLease]().union(*(getattr(work, "leases", ()) for work in works))
+    needed = _NONE
+    for work in works:
+        if (leases := getattr(work, "leases", _NONE)) and leases is not needed:
+            needed |= leases
+    return needed
 
 
 def read_leases(cursor: Cursor, owner: str, leases: Iterable[HeldLease]) -> set[HeldLease]:
@@ -70,7 +80,11 @@ class Fence:
         """Names this opened store in the rows of its leases."""
         self.valid: set[HeldLease] = set()
         """Those that the transaction under way has found to be ours."""
-        self._held: dict[str, dict[HeldLease, Callable[[LeaseLostError], object]]] = {}
+        self._held: dict[str, dict[HeldLease, Callable[[BaseException], object]]] = {}
+        self._runs: dict[str, HeldLease] = {}
+        """Of these the ones under which graphs run, by thread."""
+        self._stopped: dict[HeldLease, BaseException] = {}
+        """Why nothing more is written under a lease."""
         self._lost: dict[str, dict[str, LeaseLostError]] = {}
         """By thread and row of the lease: until the thread is taken again, nothing is written to it; nor then while
         one of these is still held."""
@@ -82,10 +96,16 @@ class Fence:
         with self._lock:
             return {lease: thread for thread, leases in self._held.items() for lease in leases}
 
-    def add(self, thread_id: str, lease: HeldLease, on_lost: Callable[[LeaseLostError], object]) -> None:
-        """Hold a lease; `on_lost` is called, in any thread, when it turns out to be another's."""
+    def lease_of_run(self, thread_id: str) -> HeldLease | None:
+        """The lease under which a graph of ours runs on a thread; None where none does, or another process took it."""
+        return None if thread_id in self._lost else self._runs.get(thread_id)
+
+    def add(self, thread_id: str, lease: HeldLease, on_lost: Callable[[BaseException], object]) -> None:
+        """Hold a lease; `on_lost` is called, in any thread, when it turns out to be another's, or by `stop`."""
         with self._lock:
             self._held.setdefault(thread_id, {})[lease] = on_lost
+            if lease.key == thread_id:
+                self._runs[thread_id] = lease
             if lost := self._lost.pop(thread_id, None):
                 others = {held.key for held in self._held[thread_id]} - {lease.key}
                 if still := {key: error for key, error in lost.items() if key in others}:
@@ -95,6 +115,8 @@ class Fence:
         with self._lock:
             held = self._held.get(thread_id, {})
             held.pop(lease, None)
+            if self._runs.get(thread_id) == lease:
+                del self._runs[thread_id]
             if not held:
                 self._held.pop(thread_id, None)
 
@@ -110,8 +132,29 @@ class Fence:
         for error in list(self._lost.get(work.thread_id, {}).values()):
             raise error
         for lease in work.leases:
+            if (error := self._stopped.get(lease)) is not None:
+                raise error
             if lease not in self.valid:
                 raise lost_error(cursor, work.thread_id, lease)
+
+    def stop(self, thread_id: str, lease: HeldLease, error: BaseException) -> None:
+        """Tell who holds a lease, or the log, that what was handed in under it could not be written.
+
+        Nor is anything else that was handed in under it: no record may go on from a step that is missing.
+        """
+        with self._lock:
+            if lease in self._stopped:
+                return
+            remember(self._stopped, lease, error)
+            told = self._held.get(thread_id, {}).get(lease)
+        if told is not None:
+            told(error)
+        elif not isinstance(error, LeaseLostError):  # whose run was told when it lost it
+            _log.error("A step of thread %s was not written: %s", thread_id, error, exc_info=error)
+
+    def has_stopped(self, leases: Iterable[HeldLease]) -> bool:
+        """Whether nothing more is written under one of `leases`, which its run has been told."""
+        return any(lease in self._stopped for lease in leases)
 
     def lose(self, error: LeaseLostError) -> None:
         """Note that a lease is another's, and tell who holds it.

@@ -7,29 +7,33 @@ Tokens lie in a table of their own, as little-endian int32 and float32 bytes. Th
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store.cipher import Cipher
 from hrm_agent.store.damage import OnDamage, reading
-from hrm_agent.store.database import Cursor, Database
+from hrm_agent.store.database import JOINED_SECONDS, Cursor, Database
 from hrm_agent.store.draws import DrawsJournal
-from hrm_agent.store.hashing import hash_of
+from hrm_agent.store.held_threads import WrittenCall
 from hrm_agent.store.overlays import OverlaysJournal
+from hrm_agent.store.packed_records import plain_record
+from hrm_agent.store.sent_requests import Sent, json_dump, read_requests
+from hrm_agent.store.stored_messages import NeedsItsType, PlainMessages
 from hrm_agent.store.threads import describe_thread
+from hrm_agent.store.tool_calls import ToolCallsJournal
+from hrm_agent.store.value_reader import read_values
 from hrm_agent.trajectory import (
     Call,
     CheckpointLineage,
     RunStatus,
     ToolCall,
-    ToolStatus,
     Trajectory,
-    content_hash,
 )
 
 if TYPE_CHECKING:
-    from hrm_agent.store.requests import RequestStore
+    from hrm_agent.store.requests import RequestStore, SentRow
 
 __all__ = ["StoreJournal"]
 
@@ -39,7 +43,6 @@ _CALLS = (
     "SELECT c.id, c.record, t.token_ids, t.mask, t.logprobs, r.data FROM calls c "
     "LEFT JOIN tokens t ON t.call_id = c.id LEFT JOIN requests r ON r.call_id = c.id"
 )
-_TOOL_CALLS = "SELECT id, record FROM tool_calls"
 _PATH_QUERY = """
 WITH RECURSIVE path (id, parent, depth) AS (
     SELECT id, parent, 0 FROM calls WHERE id = ?
@@ -57,11 +60,11 @@ SELECT id, parent_id FROM line ORDER BY depth DESC
 """
 
 
-class StoreJournal(DrawsJournal, OverlaysJournal):
-    """The journal of a run store. Every write is committed when it returns."""
+class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
+    """The journal of a run store. Every write is committed when it returns, but for draws and a run's joined steps."""
 
     def __init__(self, database: Database, cipher: Cipher, requests: Callable[[], RequestStore]) -> None:
-        """`requests` is called where a call has one: what it needs takes LangGraph, and most of a second, to import."""
+        """`requests` is called where one is written, or has unusual messages: it imports LangGraph."""
         self._database, self._cipher, self._requests = database, cipher, requests
         self.is_blocking = database.is_blocking
         """A write waits for a disk or a server: an event loop hands it to a thread."""
@@ -73,11 +76,19 @@ class StoreJournal(DrawsJournal, OverlaysJournal):
         return sorted(calls, key=lambda call: call.call_index)
 
     def tasks_of_thread(self, thread_id: str) -> set[str]:
+        if self._has_no_calls(thread_id):
+            return set()
         query = "SELECT DISTINCT task_id FROM calls WHERE thread_id = ?"
         with self._database.read() as cursor:
             return {str(task) for (task,) in cursor.execute(query, (thread_id,)).fetchall()}
 
+    def _has_no_calls(self, thread_id: str) -> bool:
+        held = self._database.held.of(thread_id)
+        return held is not None and held.has_no_calls
+
     def seeds_of_thread(self, thread_id: str) -> set[int]:
+        if self._has_no_calls(thread_id):
+            return set()
         query = "SELECT seed FROM calls WHERE thread_id = ? AND seed IS NOT NULL"
         with self._database.read() as cursor:
             return {int(seed) for (seed,) in cursor.execute(query, (thread_id,)).fetchall()}
@@ -100,8 +111,9 @@ class StoreJournal(DrawsJournal, OverlaysJournal):
     def write_call(self, call: Call, sent: Sequence[Any] = ()) -> Call:
         record, tokens = self._sealed_call(call)
         identity, messages = call.identity, sent or call.request
+        held = self._database.held.of(identity.thread_id)
 
-        def insert(cursor: Cursor, request: bytes | None = None) -> bool:
+        def insert(cursor: Cursor, request: SentRow | None = None) -> bool:
             cursor.execute(
                 "INSERT INTO calls (id, thread_id, task_id, checkpoint_id, parent, seed, record) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING RETURNING 1",
@@ -117,15 +129,19 @@ class StoreJournal(DrawsJournal, OverlaysJournal):
                     "INSERT INTO tokens (call_id, token_ids, mask, logprobs) VALUES (?, ?, ?, ?)", (call.id, *tokens)
                 )
             if written and request is not None:
-                sealed = self._cipher.seal(request, "request", call.id)
+                sealed = self._cipher.seal(request.data, "request", call.id)
                 cursor.execute("INSERT INTO requests (call_id, data) VALUES (?, ?)", (call.id, sealed))
+            if written and held is not None:
+                held.add_call(call, _as_written((record, *tokens), call, request))
             return written
 
         if messages is None and call.tools is None:
             done = self._database.submit(insert, identity.thread_id)
         else:
             done = self._requests().write(messages, call.tools, insert, identity.thread_id)
-        return call if done.result() else (self.find_call(call.id) or call)
+        if not done.result():
+            return self.find_call(call.id) or call
+        return call
 
     def _sealed_call(self, call: Call) -> tuple[bytes, tuple[bytes, bytes, bytes]]:
         seal = self._cipher.seal
@@ -139,14 +155,22 @@ class StoreJournal(DrawsJournal, OverlaysJournal):
         with self._database.read() as cursor:
             rows = cursor.execute(f"{_CALLS} WHERE {where} ORDER BY c.seq", values).fetchall()
             named = {str(id_): data for id_, *_, data in rows if data is not None and requests}
-            sent = self._requests().read(cursor, named) if named else {}
+            sent = self._sent(cursor, named) if named else {}
         calls = [self._read_call(*row) for *row, _ in rows]
         return [call.model_copy(update=sent[call.id]) if call.id in sent else call for call in calls]
+
+    def _sent(self, cursor: Cursor, rows: Mapping[str, bytes]) -> Sent:
+        """Without LangGraph, which takes most of a second to import, where the messages are plain."""
+        try:
+            reader = read_values(cursor, self._cipher, PlainMessages(), shared=True)
+            return read_requests(reader, self._cipher, rows, json_dump)
+        except NeedsItsType:
+            return self._requests().read(cursor, rows)
 
     def _read_call(self, id_: str, record: bytes, token_ids: bytes | None, mask: bytes, logprobs: bytes) -> Call:
         opened = self._cipher.open
         with reading("model call", id_):
-            call = Call.model_validate_json(opened(record, "call", id_))
+            call = Call.model_validate_json(plain_record(opened(record, "call", id_)))
             if token_ids is None:
                 return call
             tokens = {
@@ -155,72 +179,6 @@ class StoreJournal(DrawsJournal, OverlaysJournal):
                 "logprobs": tuple(array("f", opened(logprobs, "logprobs", id_))),
             }
         return call.model_copy(update=tokens)
-
-    # tool calls
-
-    def find_tool_call(self, record_id: str) -> ToolCall | None:
-        return next(iter(self._tool_calls("id = ?", (record_id,))), None)
-
-    def find_repeat(self, thread_id: str, name: str, arguments: dict[str, Any] | str) -> str | None:
-        query = "SELECT id FROM tool_calls WHERE thread_id = ? AND arguments_hash = ? ORDER BY seq LIMIT 1"
-        with self._database.read() as cursor:
-            found = cursor.execute(query, (thread_id, self._hash(name, arguments))).fetchone()
-        return str(found[0]) if found else None
-
-    def find_by_key(self, thread_id: str, key: str) -> ToolCall | None:
-        found = self._tool_calls("thread_id = ? AND key_hash = ?", (thread_id, self._hash("key", key)))
-        return max(found, key=lambda call: call.status is ToolStatus.OK, default=None)
-
-    def write_tool_call(self, tool_call: ToolCall, *, again: bool = False) -> ToolCall:
-        """As `Journal.write_tool_call`."""
-        thread = tool_call.identity.thread_id
-        return self._database.write(lambda cursor: self.insert_tool_call(cursor, tool_call, again=again), thread)
-
-    def insert_tool_call(self, cursor: Cursor, tool_call: ToolCall, *, again: bool = False) -> ToolCall:
-        """The same as part of another transaction."""
-        identity, key = tool_call.identity, tool_call.idempotency_key
-        sealed = self._cipher.seal(tool_call.model_dump_json().encode(), "tool", tool_call.id)
-        while True:
-            cursor.execute(
-                "INSERT INTO tool_calls (id, thread_id, checkpoint_id, arguments_hash, key_hash, record) "
-                "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING RETURNING 1",
-                (
-                    *(tool_call.id, identity.thread_id, identity.step),
-                    self._hash(tool_call.name, tool_call.arguments),
-                    None if key is None else self._hash("key", key),
-                    sealed,
-                ),
-            )
-            if cursor.fetchone() is not None:
-                return tool_call
-            stored = cursor.execute("SELECT record FROM tool_calls WHERE id = ?", (tool_call.id,)).fetchone()
-            if stored is None:  # deleted meanwhile
-                continue
-            standing = self._read_tool_call(tool_call.id, stored[0])
-            if standing.status is not None and not again:
-                return standing
-            # On a server another transaction may have ended it since it was looked at.
-            query = "UPDATE tool_calls SET record = ? WHERE id = ? AND record = ? RETURNING 1"
-            if cursor.execute(query, (sealed, tool_call.id, stored[0])).fetchone() is not None:
-                return tool_call
-
-    def tool_calls(self) -> list[ToolCall]:
-        """All tool calls of the store, in the order in which they were started."""
-        return self._tool_calls("1 = 1", ())
-
-    def _hash(self, *parts: Any) -> str:
-        """Of what is looked up by its content. In an encrypted store it betrays nothing."""
-        plain = content_hash(*parts)
-        return hash_of(0, plain.encode(), self._cipher.hash_key).hex() if self._cipher.hash_key else plain
-
-    def _tool_calls(self, where: str, values: Sequence[Any]) -> list[ToolCall]:
-        with self._database.read() as cursor:
-            rows = cursor.execute(f"{_TOOL_CALLS} WHERE {where} ORDER BY seq", values).fetchall()
-        return [self._read_tool_call(id_, record) for id_, record in rows]
-
-    def _read_tool_call(self, id_: str, record: bytes) -> ToolCall:
-        with reading("tool call", id_):
-            return ToolCall.model_validate_json(self._cipher.open(record, "tool", id_))
 
     # trajectories
 
@@ -236,6 +194,9 @@ class StoreJournal(DrawsJournal, OverlaysJournal):
             self._cipher.seal(header, "trajectory", trajectory.id),
         )
 
+        held = self._database.held.of(trajectory.thread_id)
+        held = held if held is not None and held.new and trajectory.forked_from is None else None
+
         def write(cursor: Cursor) -> None:
             cursor.execute(
                 "INSERT INTO trajectories (id, run_id, group_id, thread_id, status, started_at, origin, record) "
@@ -246,13 +207,42 @@ class StoreJournal(DrawsJournal, OverlaysJournal):
             )
             if cursor.fetchone() is not None:
                 describe_thread(cursor, trajectory)
+                if held is not None:
+                    held.header = header
 
-        self._database.write(write, trajectory.thread_id)
+        if held is not None and held.joins and trajectory.status is RunStatus.RUNNING:
+            self._database.defer(write, trajectory.thread_id, seconds=JOINED_SECONDS)
+        else:
+            self._database.add(write, trajectory.thread_id)
+
+    def is_over(self, trajectory_id: str) -> bool:
+        """Whether a trajectory is on record and not under way."""
+        query = "SELECT 1 FROM trajectories WHERE id = ? AND status <> ?"
+        with self._database.peek() as cursor:
+            return cursor.execute(query, (trajectory_id, RunStatus.RUNNING.value)).fetchone() is not None
 
     def find_trajectory(self, trajectory_id: str, *, requests: bool = True) -> Trajectory | None:
-        """A trajectory with its calls, by its id or by its thread's. `requests`: with what the calls were sent."""
+        """A trajectory with its calls, by its id or by its thread's. `requests`: with what the calls were sent.
+
+        By the thread's it is not read where it is known here.
+        """
+        if (held := self._database.held.of(trajectory_id)) is not None and (all_ := held.everything()) is not None:
+            return self._as_read(*all_)
         both = (trajectory_id, trajectory_id)
         return next(self._trajectories("id = ? OR thread_id = ?", both, requests=requests), None)
+
+    def _as_read(
+        self, header: bytes, calls: Mapping[str, WrittenCall], tool_calls: Iterable[tuple[str, bytes]]
+    ) -> Trajectory:
+        """What was written, as it would be read."""
+        read: list[Call] = []
+        copied: dict[int, Any] = {}  # what several calls sent is one object, of this trajectory alone
+        for id_, written in calls.items():
+            shown = {"request": written.request, "tools": written.tools}
+            known = {name: deepcopy(value, copied) for name, value in shown.items() if value is not None}
+            read.append(self._read_call(id_, *written.row).model_copy(update=known))
+        tools = tuple(self._read_tool_call(id_, record) for id_, record in tool_calls)
+        return Trajectory.model_validate_json(header).model_copy(update={"calls": tuple(read), "tool_calls": tools})
 
     def trajectory(self, trajectory_id: str, *, requests: bool = True) -> Trajectory:
         """Like `find_trajectory`, but a missing one is a `StoreError`."""
@@ -276,7 +266,7 @@ class StoreJournal(DrawsJournal, OverlaysJournal):
         """Trajectories with their calls, in the order in which they were begun.
 
         `on_damage`: told of one that cannot be read, and the others follow; None raises `StoreError`. `requests`: with
-        what the calls were sent, which takes LangGraph and most of a second to read.
+        what the calls were sent.
         """
         wanted = {"run_id": run_id, "group_id": group_id, "status": status.value if status else None}
         given = {name: value for name, value in wanted.items() if value is not None}
@@ -353,20 +343,46 @@ class StoreJournal(DrawsJournal, OverlaysJournal):
         return left[::-1]
 
     def line(self, thread_id: str, namespace: str, checkpoint_id: str) -> CheckpointLineage:
+        held = self._database.held.of(thread_id)
+        known = {} if held is None else held.parents
+        line: list[str] = []
+        step: str | None = checkpoint_id
+        while step is not None and (namespace, step) in known:
+            line.append(step)
+            step = known[namespace, step]
+        if step is None:
+            return CheckpointLineage({id_: number for number, id_ in enumerate(reversed(line))}, None)
         where = thread_id, namespace
         with self._database.read() as cursor:
-            rows = cursor.execute(_LINE, (*where, checkpoint_id, *where)).fetchall()
-        order = {str(id_): number for number, (id_, _) in enumerate(rows)}
-        return CheckpointLineage(order, rows[0][1] if rows else checkpoint_id)
+            rows = cursor.execute(_LINE, (*where, step, *where)).fetchall()
+        known.update({(namespace, str(id_)): parent for id_, parent in rows})
+        order = [*(str(id_) for id_, _ in rows), *reversed(line)]
+        oldest = rows[0][1] if rows else step
+        return CheckpointLineage({id_: number for number, id_ in enumerate(order)}, oldest)
 
     def steps_of_tool_calls(self, thread_id: str) -> list[tuple[str, str]]:
+        held = self._database.held.of(thread_id)
+        if held is not None:
+            known = self._tool_calls_of(held, thread_id).values()
+            return [
+                *held.inherited(lambda: self._inherited_steps(thread_id)),
+                *((each.id, each.step) for each in [*known]),
+            ]
+        return self._inherited_steps(thread_id) + self._steps(thread_id)
+
+    def _inherited_steps(self, thread_id: str) -> list[tuple[str, str]]:
         header = next(iter(self.headers("thread_id = ? AND origin IS NOT NULL", (thread_id,))), None)
         found: list[tuple[str, str]] = []
         for thread, steps in self._left(header) if header is not None else ():
             found += [(id_, step) for id_, step in self._steps(thread) if step in steps]
-        return found + self._steps(thread_id)
+        return found
 
-    def _steps(self, thread_id: str) -> list[tuple[str, str]]:
-        with self._database.read() as cursor:
-            query = "SELECT id, checkpoint_id FROM tool_calls WHERE thread_id = ? ORDER BY seq"
-            return [(str(id_), str(step)) for id_, step in cursor.execute(query, (thread_id,)).fetchall()]
+
+def _as_written(row: tuple[bytes, bytes, bytes, bytes], call: Call, request: SentRow | None) -> WrittenCall | None:
+    """None for a call that has something inside which is not known as it would be read."""
+    record, token_ids, mask, logprobs = row
+    if request is None:
+        return WrittenCall(row, None, None)
+    if request.messages is None and request.has_messages:
+        return None
+    return WrittenCall((record, token_ids if call.token_ids else None, mask, logprobs), request.messages, request.tools)

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 
 from hrm_agent.errors import LeaseLostError, RunError
@@ -49,21 +50,35 @@ COMMAND = "worked on"
 """A command keeps its options, then runs it."""
 
 
+_WITH_THREADS = ("trajectories", "checkpoints", "writes", "calls", "tool_calls")
+_TABLES = len(_WITH_THREADS)
+_ON_RECORD = " UNION ALL ".join(f"SELECT 1 FROM {table} WHERE thread_id = ?" for table in _WITH_THREADS) + " LIMIT 1"
+
+
 class Lease:
     """A lease that is held. `on_lost` may be set; it is called in any thread, once."""
 
     def __init__(self) -> None:
-        self.error: LeaseLostError | None = None
-        """Why it is not held any more; None while it is."""
+        self.new = False
+        """Nothing was on record of the thread when it was taken."""
+        self.error: BaseException | None = None
+        """Why it is not held any more, or why what was written under it could not be; None while all is well."""
         self._on_lost: Callable[[], object] = lambda: None
 
-    def lose(self, error: LeaseLostError) -> None:
+    def lose(self, error: BaseException) -> None:
         self.error = error
         self._on_lost()
 
+    def _refuse_unwritten(self) -> None:
+        if self.error is not None and not isinstance(self.error, LeaseLostError):
+            raise self.error
+
     @asynccontextmanager
     async def stops_when_lost(self) -> AsyncGenerator[None]:
-        """Cancels what runs inside the block when the lease is lost, and raises `LeaseLostError` in its place."""
+        """Cancels what runs inside the block when the lease is lost, and raises `LeaseLostError` in its place.
+
+        Where something that was handed in to be written later could not be written, it raises the reason of that.
+        """
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
         cancelling, stopped = task.cancelling(), False
@@ -84,6 +99,7 @@ class Lease:
             if self.error is not None:
                 raise self.error
             yield
+            self._refuse_unwritten()
         except asyncio.CancelledError:
             if stopped and task.cancelling() - 1 <= cancelling and self.error is not None:
                 raise self.error from None
@@ -108,11 +124,12 @@ class Leases:
         self._heart: threading.Thread | None = None
 
     @contextmanager
-    def hold(self, thread_id: str, doing: str = RUN) -> Generator[Lease]:
+    def hold(self, thread_id: str, doing: str = RUN, *, joins: bool = False) -> Generator[Lease]:
         """Hold the lease of a thread inside the block. Raises `RunError` if somebody else does.
 
         `doing`: what it is held for (`RUN`, `CHAT`, `COMMAND`). Each has a lease of its own: who talks on a thread
-        holds one for as long as the conversation is open, and another while a turn of it is run.
+        holds one for as long as the conversation is open, and another while a turn of it is run. `joins`: what is
+        written of a run's steps goes with the next commit (`HeldThread.joins`).
         """
         key = _key(thread_id, doing)
         with self._lock:
@@ -120,10 +137,13 @@ class Leases:
                 raise _taken(thread_id, doing, "this process")
             self._held.add(key)
         lease, held = Lease(), None
+        generation = self._database.held.generation
         try:
-            epoch = self._database.write(lambda cursor: self._acquire(cursor, key, thread_id, doing))
+            epoch, lease.new = self._database.add(lambda cursor: self._acquire(cursor, key, thread_id, doing))
             held = HeldLease(key, epoch)
             self._fence.add(thread_id, held, lease.lose)
+            if lease.new or joins:
+                self._database.held.begin(thread_id, generation, new=lease.new, joins=joins)
             self._beat()
             yield lease
         finally:
@@ -135,7 +155,8 @@ class Leases:
                 with self._lock:
                     self._held.discard(key)
 
-    def _acquire(self, cursor: Cursor, key: str, thread_id: str, doing: str) -> int:
+    def _acquire(self, cursor: Cursor, key: str, thread_id: str, doing: str) -> tuple[int, bool]:
+        """Its epoch, and whether it is the first ever that a run holds on a thread of which nothing is on record."""
         owner, now = self._fence.owner, time.time()
         query = "SELECT owner, process, expires_at, epoch FROM leases WHERE thread_id = ?"
         row = cursor.execute(query, (key,)).fetchone() or (owner, "", 0.0, 0)
@@ -157,7 +178,8 @@ class Leases:
         if taken is None:
             raise _taken(thread_id, doing, "another process")
         self._epoch = max(epoch, self._epoch)
-        return int(taken[0])
+        new = doing == RUN and not row[1] and cursor.execute(_ON_RECORD, (thread_id,) * _TABLES).fetchone() is None
+        return int(taken[0]), new
 
     def _release(self, cursor: Cursor, key: str, held: HeldLease | None) -> None:
         """Give back what was held; with None, what may have been taken by a commit whose answer was lost."""
@@ -182,7 +204,7 @@ class Leases:
     def renew(self) -> None:
         """Prolong all that are held, and stop those who hold what was lost."""
         if held := self._fence.held:
-            for error in self._database.write(lambda cursor: self._renew(cursor, held)):
+            for error in self._database.add(lambda cursor: self._renew(cursor, held)):
                 self._fence.lose(error)
 
     def _renew(self, cursor: WriteCursor, held: dict[HeldLease, str]) -> list[LeaseLostError]:
@@ -237,7 +259,15 @@ def _taken(thread_id: str, doing: str, by: str) -> RunError:
 
 def _this_process() -> str:
     """Host, number, start, and what the number means something in: this boot of the kernel, this PID namespace."""
+    return _named(os.getpid())
+
+
+@lru_cache(maxsize=1)
+def _named(_: int) -> str:
     return "/".join((socket.gethostname(), str(os.getpid()), _started("self"), *_processes_of()))
+
+
+os.register_at_fork(after_in_child=_named.cache_clear)
 
 
 def _is_gone(process: str) -> bool:

@@ -8,25 +8,29 @@ is named: its overlays refer to it. So is what a kept run was forked from.
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from hrm_agent.errors import StoreError
-from hrm_agent.store.content_addressed import references
 from hrm_agent.store.database import Cursor, placeholders
 from hrm_agent.store.hashing import LIST
 from hrm_agent.store.leases import forget_leases, forget_unused_leases, leased
+from hrm_agent.store.packed_records import packed
 from hrm_agent.store.run_store import RunStore
 from hrm_agent.store.scan import UNREADABLE, stored_references
 from hrm_agent.store.threads import delete_threads
+from hrm_agent.store.value_reader import references
 from hrm_agent.store.verification import verify
 from hrm_agent.trajectory import RunStatus, Trajectory
 
-__all__ = ["Pruned", "Stats", "collect_values", "delete_runs", "prune", "stats", "verify"]
+__all__ = ["Pruned", "Stats", "collect_values", "delete_runs", "prune", "prune_steps", "stats", "verify"]
 
 _AT_ONCE = 500
+_STEP = re.compile(r"step-(\d+)/")
+"""How the names of a training's rollouts go on after that of its run."""
 _BYTES = {
     "values": ("blobs", ("data",)),
     "checkpoints": ("checkpoints", ("manifest", "metadata")),
@@ -130,6 +134,56 @@ def prune(
         return store.database.read_once(choose)
     pruned = store.database.write(choose)  # a run may have been resumed since it was looked at
     return replace(pruned, freed=collect_values(store)) if pruned.thread_ids else pruned
+
+
+def prune_steps(store: RunStore, keep: int, *, dry_run: bool = False) -> Pruned:
+    """Delete the checkpoints of all rollouts of trainings but those of each one's newest `keep` steps.
+
+    What a training learns from stays: calls, tokens, tool calls, trajectories, judgements; the records of calls are
+    packed. Those rollouts can no longer be replayed, forked or gone through step by step. One that is being run stays
+    whole, and so does what a fork has for its origin.
+    """
+    damaged: list[str] = []
+    found = [(h, _step_of(h)) for h in store.journal.headers(on_damage=lambda id_, _: damaged.append(id_))]
+    newest: dict[str, int] = {}
+    for header, step in found:
+        newest[header.run_id] = max(step, newest.get(header.run_id, -1))
+    old = [h for h, step in found if 0 <= step <= newest[h.run_id] - keep and h.status is not RunStatus.RUNNING]
+
+    def choose(cursor: Cursor) -> Pruned:
+        kept = {"cannot be read: `hrm-agent store verify`": len(damaged)}
+        rows = cursor.execute("SELECT DISTINCT thread_id FROM checkpoints").fetchall()
+        whole = {str(row[0]) for row in rows}
+        due = [h for h in old if h.thread_id in whole]
+        needed, running = _origins(cursor, ()), leased(cursor)
+        kept["a run was forked from them"] = sum(h.id in needed for h in due)
+        kept["being run"] = sum(h.thread_id in running for h in due)
+        due = [h for h in due if h.id not in needed and h.thread_id not in running]
+        for header in due if not dry_run else ():
+            for table in ("writes", "checkpoints"):
+                cursor.execute(f"DELETE FROM {table} WHERE thread_id = ?", (header.thread_id,))
+            for table, kind in (("calls", "call"), ("tool_calls", "tool")):
+                _pack(store, cursor, table, kind, header.thread_id)
+        return Pruned(tuple(h.thread_id for h in due), {why: count for why, count in kept.items() if count}, 0)
+
+    if dry_run:
+        return store.database.read_once(choose)
+    pruned = store.database.write(choose)
+    return replace(pruned, freed=collect_values(store)) if pruned.thread_ids else pruned
+
+
+def _pack(store: RunStore, cursor: Cursor, table: str, kind: str, thread_id: str) -> None:
+    cipher = store.cipher
+    rows = cursor.execute(f"SELECT id, record FROM {table} WHERE thread_id = ?", (thread_id,)).fetchall()
+    for id_, record in rows:
+        sealed = cipher.seal(packed(cipher.open(record, kind, id_)), kind, id_)
+        cursor.execute(f"UPDATE {table} SET record = ? WHERE id = ?", (sealed, id_))
+
+
+def _step_of(header: Trajectory) -> int:
+    """The step of a training that a rollout belongs to; -1 for any other run."""
+    step = _STEP.match(header.thread_id.removeprefix(f"{header.run_id}/")) if header.run_id else None
+    return int(step[1]) if step else -1
 
 
 def _is_due(header: Trajectory, before: float | None, status: Sequence[RunStatus]) -> bool:

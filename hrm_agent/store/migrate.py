@@ -21,8 +21,9 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store.options import options_in
+from hrm_agent.store.refusals import RefusedValue
 from hrm_agent.store.run_store import RunStore, file_of
-from hrm_agent.store.serializer import RefusedValue, StrictSerializer, allowed_types
+from hrm_agent.store.serializer import StrictSerializer, allowed_types
 from hrm_agent.trajectory import Call, Overlay, ToolCall, Trajectory
 
 __all__ = ["Migrated", "check_source", "migrate"]

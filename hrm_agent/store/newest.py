@@ -11,8 +11,8 @@ from datetime import datetime
 from uuid import UUID
 
 from hrm_agent.errors import RunError
-from hrm_agent.store.checkpoint_codec import CheckpointKey
 from hrm_agent.store.database import Cursor, Database
+from hrm_agent.store.manifests import CheckpointKey
 from hrm_agent.store.threads import head_of
 
 __all__ = ["refuse_set_back_clock", "refuse_stranger"]

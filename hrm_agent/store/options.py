@@ -24,7 +24,7 @@ class ThreadOptions:
 
     def write(self, thread_id: str, text: str) -> None:
         """Keep the options of a thread, in place of what was kept."""
-        self._database.write(lambda cursor: self.insert(cursor, thread_id, text), thread_id)
+        self._database.add(lambda cursor: self.insert(cursor, thread_id, text), thread_id)
 
     def insert(self, cursor: Cursor, thread_id: str, text: str) -> None:
         """The same as part of another transaction."""

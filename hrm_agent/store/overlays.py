@@ -21,7 +21,7 @@ class OverlaysJournal:
     def write_overlays(self, overlays: Sequence[Overlay]) -> None:
         """Write the judgement of one training step, as a whole."""
         rows = [(o.run_id, o.step, o.trajectory_id, self._sealed_overlay(o)) for o in overlays]
-        self._database.write(
+        self._database.add(
             lambda cursor: cursor.executemany(
                 "INSERT INTO overlays (run_id, step, trajectory_id, record) VALUES (?, ?, ?, ?) "
                 "ON CONFLICT (run_id, trajectory_id) DO UPDATE SET step = excluded.step, record = excluded.record",

@@ -197,6 +197,7 @@ class PostgresDatabase(Database):
                     results = [work(_PostgresCursor(cursor)) for work in works]
                     cursor.execute("COMMIT")
             except BaseException as error:
+                self.held.forget()  # what was noted was not written
                 with suppress(psycopg.Error):
                     self._writer.rollback()
                 self._broken = isinstance(error, _LOST) or self._writer.closed

@@ -12,59 +12,111 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain, takewhile
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import ormsgpack
 from langchain_core.messages import BaseMessage, SystemMessage
 
-from hrm_agent.errors import StoreError, UnstorableError
+from hrm_agent.bounded import remember
+from hrm_agent.errors import UnstorableError
 from hrm_agent.store.blobs import Blobs
-from hrm_agent.store.content_addressed import Reference, ValueWriter
-from hrm_agent.store.damage import DAMAGED
+from hrm_agent.store.content_addressed import ValueWriter
 from hrm_agent.store.database import Cursor, WriteCursor
-from hrm_agent.store.serializer import RefusedValue, StrictSerializer, Unstorable
+from hrm_agent.store.refusals import Unstorable
+from hrm_agent.store.sent_requests import Dump, Sent, json_dump, read_requests
+from hrm_agent.store.serializer import StrictSerializer
+from hrm_agent.store.value_reader import Reference
 from hrm_agent.trajectory.message_dump import message_dump
 
-__all__ = ["RequestStore", "read_request", "write_request"]
+__all__ = ["RequestStore", "SentRow", "write_request"]
 
 T = TypeVar("T")
-Dump = dict[str, Any]
-_WITH_TOOLS = (1, 3)
-"""Numbers of references in a row whose last one is that of the tools."""
+Dumps = dict[bytes, Dump]
+"""Hash of a stored message -> its JSON dump."""
+_MOST_CHARACTERS = 16_384
+"""Of a message that is kept so."""
 _OWN = "langchain_core.messages."
 """Package of the message classes that a checkpoint may always hold."""
+
+
+class SentRow(NamedTuple):
+    """A request as it is stored."""
+
+    data: bytes
+    """Its row."""
+    has_messages: bool
+    """The messages that were sent are known."""
+    messages: tuple[Dump, ...] | None
+    """They, as they will be read back, where that is plain to see."""
+    tools: tuple[Dump, ...] | None
+    """The tools that were offered."""
 
 
 def write_request(
     messages: Sequence[BaseMessage | Mapping[str, Any]] | None,
     tools: Sequence[Mapping[str, Any]] | None,
     writer: ValueWriter,
-) -> bytes:
+    dumps: Dumps | None = None,
+) -> SentRow:
     """The row of a request; what it names is added to the writer. A mapping is a message's JSON dump, None unknown.
 
-    Two references are the messages', one is the tools', three are both. Rows of an earlier version have two.
+    Two references are the messages', one is the tools', three are both. Rows of an earlier version have two. `dumps`:
+    of messages and tools that were shown before, to which those of this request are added.
     """
     parts: list[list[Reference]] = []
+    dumps = {} if dumps is None else dumps
     if messages is not None:
         leading = sum(1 for _ in takewhile(lambda message: isinstance(message, SystemMessage), messages))
         split = (messages[:leading], messages[leading:])
-        parts += [[_reference(message, writer) for message in part] for part in split]
+        parts += [_references(part, writer) for part in split]
+    shown = _shown(messages, list(chain.from_iterable(parts)), dumps)
     if tools is not None:
         parts.append([writer.reference(_json(tool)) for tool in tools])
-    return ormsgpack.packb([writer.listed(part) for part in parts])
+    data = ormsgpack.packb([writer.listed(part) for part in parts])
+    return SentRow(data, messages is not None, shown, None if tools is None else tuple(map(dict, tools)))
 
 
-def read_request(data: bytes) -> list[Reference]:
-    """The references in a row of a request."""
-    return cast("list[Reference]", ormsgpack.unpackb(data))
+def _shown(
+    messages: Sequence[BaseMessage | Mapping[str, Any]] | None, references: Sequence[Reference], dumps: Dumps
+) -> tuple[Dump, ...] | None:
+    """The messages as they will be read back; None where that is not plain to see."""
+    if messages is None or not all(isinstance(reference, bytes) for reference in references):
+        return None
+    found: list[Dump] = []
+    for message, reference in zip(messages, references, strict=True):
+        key = cast(bytes, reference)
+        if (dump := dumps.get(key)) is None:
+            if not isinstance(message, BaseMessage) or not _is_plain(message):
+                return None
+            dump = message_dump(message)
+            remember(dumps, key, dump)
+        found.append(dump)
+    return tuple(found)
+
+
+def _references(messages: Sequence[BaseMessage | Mapping[str, Any]], writer: ValueWriter) -> list[Reference]:
+    if all(map(_is_own, set(map(type, messages)))) and (found := writer.messages(messages)) is not None:
+        return found
+    return [_reference(message, writer) for message in messages]
+
+
+def _is_plain(message: BaseMessage) -> bool:
+    """It is read back as it stands, and not large."""
+    text = message.content
+    calls = "tool_calls" in message.additional_kwargs  # of which LangChain makes others when it reads them
+    return _is_own(type(message)) and isinstance(text, str) and len(text) <= _MOST_CHARACTERS and not calls
+
+
+@lru_cache
+def _is_own(type_: type) -> bool:
+    return issubclass(type_, BaseMessage) and type_.__module__.startswith(_OWN)
 
 
 def _reference(message: BaseMessage | Mapping[str, Any], writer: ValueWriter) -> Reference:
     if isinstance(message, BaseMessage):
-        own = type(message).__module__.startswith(_OWN)
-        if own and (reference := writer.plain_message(message)) is not None:
+        if _is_own(type(message)) and (reference := writer.plain_message(message)) is not None:
             return reference
         try:
             message = message_dump(message, lambda value: type(value).__qualname__)
@@ -82,17 +134,18 @@ class RequestStore:
 
     def __init__(self, blobs: Blobs, serializer: StrictSerializer) -> None:
         self.blobs, self.serializer = blobs, serializer
+        self._dumps: Dumps = {}
 
     def write(
         self,
         messages: Sequence[BaseMessage | Mapping[str, Any]] | None,
         tools: Sequence[Mapping[str, Any]] | None,
-        insert: Callable[[WriteCursor, bytes], T],
+        insert: Callable[[WriteCursor, SentRow], T],
         thread_id: str,
     ) -> Future[T]:
         """Do `insert` with the row of a request of a thread, in one transaction with the values that it names."""
         try:
-            encode = partial(write_request, messages, tools)
+            encode = partial(write_request, messages, tools, dumps=self._dumps)
             return self.blobs.write(self.serializer, encode, insert, thread_id)
         except Unstorable as error:
             raise UnstorableError(
@@ -100,46 +153,13 @@ class RequestStore:
                 "Send the model a plainer form of it.",
             ) from error
 
-    def read(self, cursor: Cursor, rows: Mapping[str, bytes]) -> dict[str, dict[str, tuple[Dump, ...]]]:
-        """Call's id -> its `request` and `tools`, as far as they are known, as JSON dumps.
-
-        What several calls sent is read once, and is one object.
-        """
+    def read(self, cursor: Cursor, rows: Mapping[str, bytes]) -> Sent:
+        """What the calls were sent whose rows these are, with messages of any class."""
         if not rows:
             return {}
         reader = self.blobs.reader(cursor, self.serializer, shared=True)
-        dumps: dict[int | bytes, Dump] = {}
-        found: dict[str, dict[str, tuple[Dump, ...]]] = {}
-        here = ""
-        try:
-            parts: dict[str, list[Reference]] = {}
-            for here, data in rows.items():
-                parts[here] = read_request(self.blobs.cipher.open(data, "request", here))
-            reader.load(part for each in parts.values() for part in each)
-            for here, each in parts.items():
-                lists = [tuple(_dumped(value, dumps) for value in reader.value(part)) for part in each]
-                tools = {"tools": lists.pop()} if len(lists) in _WITH_TOOLS else {}
-                found[here] = {**({"request": tuple(chain.from_iterable(lists))} if lists else {}), **tools}
-        except (RefusedValue, *DAMAGED) as error:
-            raise StoreError(
-                f"The request of model call {here}: {error}. It was not read.",
-                "Its file was damaged or changed: `hrm-agent store verify`.",
-            ) from error
-        return found
-
-
-def _dumped(message: Any, dumps: dict[int | bytes, Dump]) -> Dump:
-    """The dump of a message, which the reader keeps meanwhile: its id is its own."""
-    key = message if isinstance(message, bytes) else id(message)
-    if key not in dumps:
-        dumps[key] = _dump(message)
-    return dumps[key]
+        return read_requests(reader, self.blobs.cipher, rows, _dump)
 
 
 def _dump(message: Any) -> Dump:
-    if isinstance(message, BaseMessage):
-        return message_dump(message)
-    found = json.loads(message) if isinstance(message, bytes) else None
-    if not isinstance(found, dict):
-        raise RefusedValue(f"a value ({type(message).__name__}) that is no message")
-    return cast(Dump, found)
+    return message_dump(message) if isinstance(message, BaseMessage) else json_dump(message)

@@ -64,6 +64,7 @@ class RunStore:
         self._leases = Leases(database)
         self._allow = allow
         self._checkpointer: StoreSaver | None = None
+        self._request_store: RequestStore | None = None
         self._making = threading.Lock()
 
     @property
@@ -81,10 +82,12 @@ class RunStore:
 
     def _requests(self) -> RequestStore:
         """Requests share the checkpoints' values, and what this process knows of them."""
-        from hrm_agent.store.requests import RequestStore
-        from hrm_agent.store.serializer import StrictSerializer
+        if self._request_store is None:
+            from hrm_agent.store.requests import RequestStore
+            from hrm_agent.store.serializer import StrictSerializer
 
-        return RequestStore(self.blobs, cast(StrictSerializer, self.checkpointer.serde))
+            self._request_store = RequestStore(self.blobs, cast(StrictSerializer, self.checkpointer.serde))
+        return self._request_store
 
     @property
     def blobs(self) -> Blobs:
@@ -108,12 +111,13 @@ class RunStore:
             raise StoreError(f"{self.url} is not a file.", "Use a SQLite store: sqlite:///PATH.")
         return self.database.path
 
-    def lease(self, thread_id: str, doing: str = RUN) -> AbstractContextManager[Lease]:
+    def lease(self, thread_id: str, doing: str = RUN, *, joins: bool = False) -> AbstractContextManager[Lease]:
         """Hold a thread while a run is on it, or something else is done with it. Raises `RunError` where another is.
 
-        Inside the block, writes to the thread raise `LeaseLostError` once another process has taken it over.
+        Inside the block, writes to the thread raise `LeaseLostError` once another process has taken it over. `joins`:
+        checkpoints are not committed one by one, but with the model call that follows, or some milliseconds later.
         """
-        return self._leases.hold(thread_id, doing)
+        return self._leases.hold(thread_id, doing, joins=joins)
 
     def fork_thread(self, source: str, target: str, checkpoint_id: str) -> None:
         """Begin the thread `target` with the lineage of `source` up to a checkpoint, as if it had run there.
@@ -233,7 +237,7 @@ def _check_key(database: Database, cipher: Cipher) -> None:
         cursor.execute(query, ("cipher", f"{cipher.name}:{cipher.seal(_SEALED, 'key').hex()}"))
         return str(cursor.execute("SELECT value FROM meta WHERE key = 'cipher'").fetchone()[0])
 
-    name, _, sealed = str(database.write(check)).partition(":")
+    name, _, sealed = str(database.add(check)).partition(":")
     if name == cipher.name == "none":
         return
     if name == "none":

@@ -26,13 +26,12 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.pregel import Pregel
 
+from hrm_agent.bounded import remember
 from hrm_agent.errors import StoreError
 from hrm_agent.langgraph_format import ERROR, collect_declared_types
 from hrm_agent.store.blobs import Blobs
 from hrm_agent.store.checkpoint_codec import (
     REGULAR,
-    Channels,
-    CheckpointKey,
     manifest_of,
     merged_writes,
     place_of,
@@ -40,9 +39,11 @@ from hrm_agent.store.checkpoint_codec import (
     refusing,
     slots_of,
 )
-from hrm_agent.store.checkpoint_reader import ROW, CheckpointRow, StoreSnapshot
+from hrm_agent.store.checkpoint_reader import ROW, CheckpointRow, StoreSnapshot, conditions, matches
 from hrm_agent.store.content_addressed import ValueWriter
-from hrm_agent.store.database import Cursor, Database, committed
+from hrm_agent.store.database import JOINED_SECONDS, Cursor, Database
+from hrm_agent.store.futures import FinishedFuture, committed
+from hrm_agent.store.manifests import Channels, CheckpointKey
 from hrm_agent.store.newest import refuse_set_back_clock, refuse_stranger
 from hrm_agent.store.serializer import StrictSerializer, declared_types
 from hrm_agent.store.threads import copy_rows, delete_threads, keep_newest, touch_thread
@@ -51,7 +52,6 @@ __all__ = ["StoreSaver"]
 
 K = TypeVar("K")
 V = TypeVar("V")
-_REMEMBERED = 1024
 
 
 class StoreSaver(BaseCheckpointSaver[Any]):
@@ -115,7 +115,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> Future[RunnableConfig]:
-        place, cipher = place_of(config), self.blobs.cipher
+        place, cipher = self._noted(place_of(config)), self.blobs.cipher
         facts = public_metadata(config, metadata)
         here = (place.thread_id, place.ns, checkpoint["id"])
         parent = self._parents.get((place.thread_id, place.ns, place.checkpoint_id or ""), ("", {}))
@@ -146,19 +146,34 @@ class StoreSaver(BaseCheckpointSaver[Any]):
                 touch_thread(cursor, place.thread_id, now)
                 touched.append((self._database.epoch, now))
             written.append((self._database.epoch, channels))
+            self._database.held.add_checkpoint(*here, place.checkpoint_id)
             if not place.ns and (head := self._database.heads.get(place.thread_id)) is not None:
                 self._database.heads[place.thread_id] = max(head, checkpoint["id"])
             return place.config(checkpoint["id"])
 
-        def committed(done: Future[RunnableConfig]) -> None:
-            if done.exception() is None:
-                _note(self._parents, here, written[-1])
+        def done(error: BaseException | None) -> None:
+            if error is None:
+                remember(self._parents, here, written[-1])
                 if touched:
-                    _note(self._touched, place.thread_id, touched[-1])
+                    remember(self._touched, place.thread_id, touched[-1])
+            elif lease is not None:  # else who waits is told
+                self._database.fence.stop(place.thread_id, lease, error)
 
+        lease = None
+        held = self._database.held.of(place.thread_id)
+        if held is not None and held.joins:
+            lease = held.lease
+            held.parents[place.ns, checkpoint["id"]] = place.checkpoint_id
+            self.blobs.write_later(self.serializer, encode, insert, place.thread_id, done, JOINED_SECONDS)
+            return FinishedFuture(place.config(checkpoint["id"]))
         future = self.blobs.write(self.serializer, encode, insert, place.thread_id)
-        future.add_done_callback(committed)
+        future.add_done_callback(lambda committed: done(committed.exception()))
         return future
+
+    def _noted(self, place: CheckpointKey) -> CheckpointKey:
+        if (held := self._database.held.of(place.thread_id)) is not None:
+            held.namespaces.add(place.ns)
+        return place
 
     def _is_due(self, place: CheckpointKey, now: float) -> bool:
         """Threads are noted to the second. One may have been deleted since, with all that is known of it."""
@@ -181,7 +196,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
     ) -> Future[None] | None:
         """Ordinary writes go with the checkpoint that follows them. After an error or an interrupt none may follow."""
-        place = place_of(config)
+        place = self._noted(place_of(config))
         key = (place.thread_id, place.ns, place.checkpoint_id or "", task_id)
 
         def encode(writer: ValueWriter) -> dict[int, list[list[Any]]]:
@@ -194,7 +209,9 @@ class StoreSaver(BaseCheckpointSaver[Any]):
 
         if any(channel in WRITES_IDX_MAP for channel, _ in writes):
             return self.blobs.write(self.serializer, encode, insert, place.thread_id)
-        self.blobs.write_later(self.serializer, encode, insert, place.thread_id)
+        held = self._database.held.of(place.thread_id)
+        seconds = JOINED_SECONDS if held is not None and held.joins else None
+        self.blobs.write_later(self.serializer, encode, insert, place.thread_id, seconds=seconds)
         return None
 
     def _insert_slot(
@@ -242,7 +259,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
             self._choose(place.thread_id, place.checkpoint_id)
 
     def _choose(self, thread_id: str, checkpoint_id: str) -> None:
-        _note(self._chosen, (thread_id, checkpoint_id), None)
+        remember(self._chosen, (thread_id, checkpoint_id), None)
 
     def _refuse_second_run(self, cursor: Cursor, place: CheckpointKey, new: str) -> None:
         if place.ns or (place.checkpoint_id is None and place.thread_id not in self._new):
@@ -260,6 +277,10 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         if place.checkpoint_id and not place.ns:
             self._choose(place.thread_id, place.checkpoint_id)
 
+        held = self._database.held.of(place.thread_id)
+        if held is not None and held.new and place.ns not in held.namespaces and not place.checkpoint_id:
+            remember(self._new, place.thread_id, None)
+            return None
         epoch = self.blobs.epoch
 
         def read(cursor: Cursor) -> CheckpointTuple | None:
@@ -268,7 +289,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
 
         found = self._database.read_once(read)
         if found is None:
-            _note(self._new, place.thread_id, None)
+            remember(self._new, place.thread_id, None)
         return found
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
@@ -286,7 +307,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
 
         The filter is applied here, not in SQL: metadata may be sealed, and a name in a filter can inject nothing.
         """
-        given, values = _conditions(config, before)
+        given, values = conditions(config, before)
         query = f"SELECT {ROW} FROM checkpoints WHERE {given} ORDER BY id DESC, seq DESC"
         epoch = self.blobs.epoch
         with self._database.read() as cursor:
@@ -294,16 +315,16 @@ class StoreSaver(BaseCheckpointSaver[Any]):
             bound = query if filter or limit is None else f"{query} LIMIT {int(limit)}"
             rows = [CheckpointRow(*row) for row in cursor.execute(bound, values).fetchall()]
             if filter:
-                rows = [row for row in rows if _matches(reading.metadata(row), filter)]
+                rows = [row for row in rows if matches(reading.metadata(row), filter)]
             found = reading.tuples(rows[:limit])
         yield from found
 
     def _reading(self, cursor: Cursor, epoch: str, *, shared: bool) -> StoreSnapshot:
-        def remember(here: tuple[str, str, str], channels: Channels) -> None:
-            _note(self._parents, here, (epoch, channels))
+        def note(here: tuple[str, str, str], channels: Channels) -> None:
+            remember(self._parents, here, (epoch, channels))
 
         reader = self.blobs.reader(cursor, self.serializer, shared=shared)
-        return StoreSnapshot(cursor, reader, self.blobs.cipher, remember)
+        return StoreSnapshot(cursor, reader, self.blobs.cipher, note)
 
     async def alist(
         self,
@@ -373,27 +394,3 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         if isinstance(current, str):
             return f"{int(current.partition('.')[0]) + 1:032}.0"
         return 1 if current is None else current + 1
-
-
-def _note(remembered: dict[K, V], key: K, value: V) -> None:
-    """Remember, and forget the oldest."""
-    remembered[key] = value
-    while len(remembered) > _REMEMBERED:
-        remembered.pop(next(iter(remembered)), None)
-
-
-def _conditions(config: RunnableConfig | None, before: RunnableConfig | None) -> tuple[str, list[Any]]:
-    """The WHERE clause of a listing, and its values."""
-    named: dict[str, Any] = dict((config or {}).get("configurable", {}))
-    columns = {"thread_id": "thread_id", "checkpoint_ns": "ns", "checkpoint_id": "id"}
-    given = {column: str(named[name]) for name, column in columns.items() if named.get(name) is not None}
-    clauses, values = [f"{column} = ?" for column in given], list(given.values())
-    earlier = (before or {}).get("configurable", {}).get("checkpoint_id")  # LangGraph's replay names nothing else
-    if earlier:
-        clauses.append("id < ?")
-        values.append(earlier)
-    return " AND ".join(clauses) or "1 = 1", values
-
-
-def _matches(metadata: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    return all(name in metadata and metadata[name] == value for name, value in wanted.items())

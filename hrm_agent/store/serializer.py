@@ -20,17 +20,9 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.pregel import Pregel
 
 from hrm_agent.langgraph_format import types_of_channels, types_of_schemas
+from hrm_agent.store.refusals import RefusedValue, UnknownType, Unstorable
 
-__all__ = [
-    "PLAIN",
-    "RefusedValue",
-    "StrictSerializer",
-    "UnknownType",
-    "Unstorable",
-    "allowed_types",
-    "declared_types",
-    "is_plain",
-]
+__all__ = ["PLAIN", "StrictSerializer", "allowed_types", "declared_types"]
 
 _KINDS = frozenset({"null", "bytes", "bytearray", "msgpack"})
 _blocked = threading.local()
@@ -46,18 +38,6 @@ PLAIN = (
 """Refuses whatever is not of a plain type itself."""
 
 
-class RefusedValue(Exception):
-    """A stored value that must not be made into an object; says which."""
-
-
-class Unstorable(RefusedValue):
-    """One that has no stored form, or none that could be read back."""
-
-
-class UnknownType(RefusedValue):
-    """One of a type that nobody allowed: whether it is damaged, only who knows the type can tell."""
-
-
 class StrictSerializer(JsonPlusSerializer):
     """Reads msgpack of allowed types and plain bytes, nothing else: no pickle, no JSON constructors."""
 
@@ -65,8 +45,13 @@ class StrictSerializer(JsonPlusSerializer):
         super().__init__(allowed_msgpack_modules=tuple(allow) or None)
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
+        if obj is not None and not isinstance(obj, (bytes, bytearray)):
+            try:  # what LangGraph makes of a plain value is the same, byte for byte
+                return "msgpack", ormsgpack.packb(obj, option=PLAIN)
+            except ormsgpack.MsgpackEncodeError:
+                pass
         kind, data = self.dumps_allowed(obj)
-        if kind == "msgpack" and not is_plain(obj):
+        if kind == "msgpack":
             self.loads_typed((kind, data))
         return kind, data
 
@@ -112,15 +97,6 @@ def _held_by(value: Any) -> Iterable[Any]:
     if isinstance(value, (list, tuple, set, frozenset)):
         return cast("Iterable[Any]", value)
     return getattr(value, "__dict__", {}).values()
-
-
-def is_plain(value: Any) -> bool:
-    """True for what msgpack holds by itself, at any depth."""
-    try:
-        ormsgpack.packb(value, option=PLAIN)
-    except ormsgpack.MsgpackEncodeError:
-        return False
-    return True
 
 
 def allowed_types(names: Sequence[str]) -> list[tuple[str, ...]]:

@@ -18,12 +18,12 @@ from langgraph.checkpoint.base import CheckpointTuple
 
 from hrm_agent.errors import HrmError, StoreDamagedError, StoreError
 from hrm_agent.store.checkpoint_reader import ROW, CheckpointRow, StoreSnapshot
-from hrm_agent.store.content_addressed import references
 from hrm_agent.store.database import Cursor
 from hrm_agent.store.hashing import hash_of
+from hrm_agent.store.refusals import UnknownType
 from hrm_agent.store.run_store import RunStore
 from hrm_agent.store.scan import UNREADABLE, rows_of, stored_references
-from hrm_agent.store.serializer import UnknownType
+from hrm_agent.store.value_reader import references
 from hrm_agent.trajectory import RunStatus
 from hrm_agent.trajectory.lint import lint
 

@@ -8,9 +8,9 @@ Each is one LangChain tool for both ways of calling it: `run_tool_calls` in our 
 ToolNode in a user's graph that knows nothing of records. What the model reads is kept short and regular, because a
 small policy has to learn from it: the output as a notebook shows it, or the end of the traceback, whose last line names
 the error.
-"""
 
-from __future__ import annotations
+No annotation here is a string: LangChain resolves those of `_arun` three times a call, and compiles what is text.
+"""
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -91,7 +91,12 @@ class PythonTool(BaseTool):
             else:
                 execute = call.by_itself
             record = await record_tool_call(
-                tool_call_id=tool_call_id, name=self.name, arguments={"code": code}, config=config, execute=execute
+                tool_call_id=tool_call_id,
+                name=self.name,
+                arguments={"code": code},
+                config=config,
+                execute=execute,
+                repeatable=True,
             )
         message = as_message(record)  # as a message, because a failed call's carries status="error"
         return message, message.artifact

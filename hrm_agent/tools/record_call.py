@@ -78,24 +78,27 @@ async def record_tool_call(
     config: RunnableConfig,
     execute: Callable[[], Awaitable[ToolOutcome]],
     key: str | None = None,
+    repeatable: bool = False,
 ) -> ToolCall:
     """Run `execute` under a record, or give back the record of the same call if it has finished before.
 
     Of the exceptions of `execute`, cancellation, LangGraph's control flow and errors that a person can mend pass
     through and leave the record unfinished. Any other is a fault of the infrastructure and recorded as such.
+    `repeatable`: as for `Journal.write_tool_call`.
     """
     identity = graph_identity(config.get("metadata"), run_id=tool_call_id)
     started, recording = new_tool_call(identity, tool_call_id, name, arguments, key), active_recording()
     while not acquire(recording, started):  # noqa: ASYNC110  # the other call may be another event loop's
         await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
     with holding(recording, started):
-        begun = await recording.apart(begin_tool_call, recording, started)
+        begun = await recording.apart(begin_tool_call, recording, started, repeatable)
         if begun.status is not None:
             return begun
         clock = time.perf_counter()
         with under_way(begun):
             outcome = await _shielded(execute)
-        return await recording.apart(finish_tool_call, recording, begun, outcome, time.perf_counter() - clock)
+        elapsed = time.perf_counter() - clock
+        return await recording.apart(finish_tool_call, recording, begun, outcome, elapsed, repeatable)
 
 
 def as_message(record: ToolCall) -> ToolMessage:
@@ -156,7 +159,7 @@ def holding(recording: Recording, started: ToolCall) -> Generator[None]:
             recording.release_key(started.identity.thread_id, started.idempotency_key)
 
 
-def begin_tool_call(recording: Recording, started: ToolCall) -> ToolCall:
+def begin_tool_call(recording: Recording, started: ToolCall, repeatable: bool = False) -> ToolCall:
     """A finished record, where one answers this call; else the call, written as under way."""
     earlier = recording.claim_tool_call(started)
     if earlier is not None:
@@ -169,16 +172,19 @@ def begin_tool_call(recording: Recording, started: ToolCall) -> ToolCall:
     if done is not None and done.status is ToolStatus.OK:
         answer = done.model_dump(include={"status", "content", "stdout", "stderr", "value", "output"})
         started = started.model_copy(update=answer)
-    return _written(recording, started)
+    return _written(recording, started, repeatable)
 
 
-def finish_tool_call(recording: Recording, begun: ToolCall, outcome: ToolOutcome, elapsed: float) -> ToolCall:
+def finish_tool_call(
+    recording: Recording, begun: ToolCall, outcome: ToolOutcome, elapsed: float, repeatable: bool = False
+) -> ToolCall:
     """Write a call's outcome. Returns the stored record: another run's, if that ended the call first."""
-    return _written(recording, begun.model_copy(update=_came_to(outcome, elapsed) | {"ended_at": time.time()}))
+    ended = begun.model_copy(update=_came_to(outcome, elapsed) | {"ended_at": time.time()})
+    return _written(recording, ended, repeatable)
 
 
-def _written(recording: Recording, tool_call: ToolCall) -> ToolCall:
-    standing = recording.write_tool_call(tool_call)
+def _written(recording: Recording, tool_call: ToolCall, repeatable: bool) -> ToolCall:
+    standing = recording.write_tool_call(tool_call, repeatable=repeatable)
     if (standing.name, standing.arguments) == (tool_call.name, tool_call.arguments):
         return standing
     return recording.write_tool_call(tool_call, again=True)  # of another call that the model gave the same id

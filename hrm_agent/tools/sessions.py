@@ -124,14 +124,14 @@ class RecordingSessions:
         found: list[tuple[tuple[int, str], float, str, _Ran]] = []
         for record_id, step in journal.steps_of_tool_calls(thread):
             at = line.place(step)
-            ran = self._read(recording, record_id) if at is not None else None
+            ran = self._read(recording, record_id, thread) if at is not None else None
             if at and ran and ran.scope == scope and inner.place(ran.checkpoint_id) is not None:
                 found.append((at, ran.started_at, record_id, ran))
         return [(record_id, ran) for _, _, record_id, ran in sorted(found, key=lambda entry: entry[:3])]
 
-    def _read(self, recording: Recording, record_id: str) -> _Ran | None:
+    def _read(self, recording: Recording, record_id: str, thread: str) -> _Ran | None:
         if record_id not in self._ran:
-            record = recording.journal.find_tool_call(record_id)
+            record = recording.journal.find_tool_call(record_id, thread)
             if record is None or record.status is None:
                 return None
             self._ran[record_id] = _ran(record)

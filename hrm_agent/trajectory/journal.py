@@ -69,7 +69,9 @@ class Journal(Protocol):
         """
         ...
 
-    def find_tool_call(self, record_id: str) -> ToolCall | None: ...
+    def find_tool_call(self, record_id: str, thread_id: str = "") -> ToolCall | None:
+        """A tool call. `thread_id`: its thread, which spares a journal that knows that thread from looking."""
+        ...
 
     def find_repeat(self, thread_id: str, name: str, arguments: dict[str, Any] | str) -> str | None:
         """Id of the first tool call of the thread with this name and these arguments."""
@@ -79,10 +81,11 @@ class Journal(Protocol):
         """The call of the thread under this idempotency key: of several one that ended well, if there is one."""
         ...
 
-    def write_tool_call(self, tool_call: ToolCall, *, again: bool = False) -> ToolCall:
+    def write_tool_call(self, tool_call: ToolCall, *, again: bool = False, repeatable: bool = False) -> ToolCall:
         """Write a started call, or its finished form. A finished record stands; returns the one that does.
 
-        `again`: a finished call is run again, since what it came to cannot be given back.
+        `again`: a finished call is run again, since what it came to cannot be given back. `repeatable`: its effects end
+        with its sandbox, so that a run whose steps are written with what follows may write it so, too.
         """
         ...
 
@@ -163,7 +166,7 @@ class MemoryJournal:
                 self._sent[call.id] = tuple(sent)
             return self._calls.setdefault(call.id, call)
 
-    def find_tool_call(self, record_id: str) -> ToolCall | None:
+    def find_tool_call(self, record_id: str, thread_id: str = "") -> ToolCall | None:
         return self._tool_calls.get(record_id)
 
     def find_repeat(self, thread_id: str, name: str, arguments: dict[str, Any] | str) -> str | None:
@@ -181,7 +184,7 @@ class MemoryJournal:
             under_key = (c for c in self._tool_calls.values() if c.idempotency_key == key)
             return next((c for c in under_key if c.identity.thread_id == thread_id and c.status is ToolStatus.OK), None)
 
-    def write_tool_call(self, tool_call: ToolCall, *, again: bool = False) -> ToolCall:
+    def write_tool_call(self, tool_call: ToolCall, *, again: bool = False, repeatable: bool = False) -> ToolCall:
         with self._lock:
             standing = self._tool_calls.get(tool_call.id)
             if standing is not None and standing.status is not None and not again:

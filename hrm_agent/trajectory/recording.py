@@ -39,6 +39,8 @@ __all__ = [
 
 
 R = TypeVar("R")
+_OPEN = 16
+"""Conversations of a run whose newest call is kept in memory: further ones are read back when they go on."""
 _REMEMBERED = 1024
 """Tasks and threads whose claims are kept in memory: a run has few at a time, a chat without a recording no end."""
 
@@ -79,6 +81,7 @@ class Recording:
         self._seeds = BoundedMap[str, set[int]](_REMEMBERED)
         self._draws = BoundedMap[tuple[str, str, int], OpenDraws](8 * _REMEMBERED)
         self._recorded_draws = BoundedMap[str, dict[tuple[str, int], TaskDraws]](_REMEMBERED)
+        self._open = BoundedMap[str, tuple[Call, tuple[int, ...]]](_OPEN)
         self._keys: set[tuple[str, str]] = set()
         self._asked: Counter[tuple[str, str, int, str]] = Counter()
 
@@ -120,7 +123,7 @@ class Recording:
         """The finished record of this very call; None if it is to be run."""
         if self.broken is not None:
             raise self.broken
-        earlier = self.journal.find_tool_call(started.id)
+        earlier = self.journal.find_tool_call(started.id, started.identity.thread_id)
         if earlier is None or earlier.status is None:
             return None
         # Outside a graph nothing but the call's id tells calls apart, and some models number theirs from 0 each time.
@@ -186,11 +189,23 @@ class Recording:
             self.broken = error
             raise
 
-    def write_tool_call(self, tool_call: ToolCall, *, again: bool = False) -> ToolCall:
-        """Write a tool call that begins or has ended; returns the record that stands."""
+    def keep_open(self, call: Call, path: tuple[int, ...]) -> None:
+        """Remember a call that was just written, with the tokens from its root to its end: the next turn extends it."""
+        with self._lock:
+            if call.parent is not None:
+                self._open.pop(call.parent, None)
+            self._open[call.id] = call, path
+
+    def opened(self, call_id: str) -> tuple[Call, tuple[int, ...]] | None:
+        """The call as `keep_open` was told of it; None if it is to be read from the journal."""
+        with self._lock:
+            return self._open.get(call_id)
+
+    def write_tool_call(self, tool_call: ToolCall, *, again: bool = False, repeatable: bool = False) -> ToolCall:
+        """Write a tool call that begins or has ended; returns the record that stands. Options: as the journal's."""
         self._refuse_late(tool_call.identity.thread_id)
         try:
-            return self.journal.write_tool_call(tool_call, again=again)
+            return self.journal.write_tool_call(tool_call, again=again, repeatable=repeatable)
         except StoreError as error:
             self.broken = error
             raise

@@ -13,6 +13,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 
 from hrm_agent.errors import HrmError, LeaseLostError, StoreError
 from hrm_agent.store import Lease, RunStore, leases, open_store
+from hrm_agent.store.deferred import DeferredWork
 from hrm_agent.store.maintenance import delete_runs, verify
 from hrm_agent.testing import block_until
 from hrm_agent.trajectory import RunStatus, ToolStatus
@@ -223,7 +224,7 @@ def test_the_heart_outlives_work_that_fails_in_its_commit(
         raise ValueError("a damaged row")
 
     with store.lease("t"):
-        store.database._later.append(fail)
+        store.database._later.append(DeferredWork(fail))
         block_until(lambda: met > 0)
         run_out(url)
         block_until(lambda: execute(url, "SELECT expires_at > 1 FROM leases") in ([(1,)], [(True,)]))
@@ -238,7 +239,7 @@ def test_work_that_fails_while_nobody_waits_holds_nothing_back(
     def fail(_: Any) -> None:
         raise ValueError("a damaged row")
 
-    database._later.append(fail)
+    database._later.append(DeferredWork(fail))
     database.defer(lambda _: beside.set())
     assert beside.wait(60)
     block_until(lambda: not database._later)

@@ -21,7 +21,8 @@ from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore, leases, open_store
 from hrm_agent.store.hashing import LIST, MSGPACK
 from hrm_agent.store.leases import CHAT, COMMAND
-from hrm_agent.store.maintenance import collect_values, delete_runs, prune, stats, verify
+from hrm_agent.store.maintenance import collect_values, delete_runs, prune, prune_steps, stats, verify
+from hrm_agent.store.packed_records import packed, plain_record
 from hrm_agent.trajectory import ForkRef, Overlay, RunStatus, StopReason, Trajectory, Verdict
 from tests.support.store.bodies import execute
 from tests.support.store.processes import writers
@@ -286,6 +287,38 @@ def test_pruning_keeps_what_is_resumed_meanwhile(store: RunStore, monkeypatch: p
     assert pruned.thread_ids == ("nobody's",)
     assert pruned.kept == {"being run": 1, "a run that stays was forked from them": 1}
     assert threads(store) == {"origin", "resumed"} and messages(store, "resumed") != [] and sound(store)
+
+
+def test_older_steps_lose_their_checkpoints_and_keep_what_is_learned_from(store: RunStore) -> None:
+    """But what is being run, what a fork has for its origin, and what is no rollout of a training."""
+    steps = [f"run-1/step-{step}/0/{sample}" for step in (0, 1, 2, 10) for sample in (0, 1)]
+    made = {thread: run(store, thread) for thread in (*steps, "run-1/eval/0/0")}
+    run(store, "fork", of="run-1/step-0/0/0")
+    with store.lease("run-1/step-0/0/1"):
+        would = prune_steps(store, 1, dry_run=True)
+        assert would.thread_ids == tuple(steps[2:6])
+        assert would.kept == {"a run was forked from them": 1, "being run": 1} and messages(store, steps[2])
+        done = prune_steps(store, 9)
+    assert done.thread_ids == tuple(steps[2:4]) and done.freed > 0
+    for thread, trajectory in made.items():
+        assert store.journal.trajectory(thread) == trajectory
+        assert bool(messages(store, thread)) is (thread not in done.thread_ids)
+    assert sound(store) and prune_steps(store, 9).kept == {"a run was forked from them": 1}
+
+
+def test_a_packed_record_is_the_record_and_a_damaged_one_is_said_to_be(tmp_path: Path) -> None:
+    record = make_call("task").model_dump_json().encode()
+    small = packed(record)
+    assert 4 * len(small) < len(record) and plain_record(small) == record == plain_record(record)
+    assert packed(small) == small
+    for damaged in (small[:-1], small + b"x", small[:1] + small[2:]):
+        with pytest.raises(ValueError, match=r"unpacked|cut short"):
+            plain_record(damaged)
+    with open_store(tmp_path / "sealed.db", key=bytes(32)) as sealed:
+        made = run(sealed, "run-1/step-0/0/0")
+        run(sealed, "run-1/step-1/0/0")
+        prune_steps(sealed, 1)
+        assert sealed.journal.trajectory("run-1/step-0/0/0") == made and sound(sealed)
 
 
 def test_deleting(file: RunStore) -> None:

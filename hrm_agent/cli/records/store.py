@@ -17,7 +17,7 @@ from hrm_agent.errors import ConfigError, GraphError, StoreDamagedError, nearest
 from hrm_agent.store import RunStore
 from hrm_agent.store.copying import copy_store
 from hrm_agent.store.leases import forget_unused_leases
-from hrm_agent.store.maintenance import delete_runs, prune, stats, verify
+from hrm_agent.store.maintenance import delete_runs, prune, prune_steps, stats, verify
 from hrm_agent.store.migrate import check_source, migrate
 from hrm_agent.store.new_store import new_store
 from hrm_agent.store.serializer import allowed_types, declared_types
@@ -28,7 +28,7 @@ __all__ = ["ACTIONS", "run"]
 ACTIONS = {
     "stats": "rows and bytes by kind",
     "verify": "open every checkpoint, read every record, and compare them; exit code 1 if anything is wrong",
-    "prune": "delete runs by age or status; keeps what a training run judged",
+    "prune": "delete runs by age or status, or the checkpoints of a training's older steps",
     "delete": "delete threads with everything recorded of them",
     "vacuum": "give free space back to the file system",
     "copy": "copy a store into a new one: to another database, or under another key",
@@ -112,10 +112,20 @@ def _prune(words: list[str]) -> int:
     parser.add_argument("--older-than", metavar="AGE", help="runs that ended longer ago: 30d, 12h, 90m")
     parser.add_argument("--status", nargs="+", default=[], metavar="STATUS", help="only runs with one of these")
     parser.add_argument("--trained", action="store_true", help="also runs that a training run judged")
+    parser.add_argument(
+        "--keep-steps",
+        type=int,
+        metavar="N",
+        help="delete no run, but the checkpoints of trainings' rollouts before each one's newest N steps",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print what would be deleted, and stop")
     arguments = parser.read(words)
-    if arguments.older_than is None and not arguments.status:
-        raise ConfigError("Nothing says which runs to delete.", "Give --older-than, --status, or both.")
+    by_run = arguments.older_than is not None or bool(arguments.status)
+    if by_run == (arguments.keep_steps is not None):
+        stands = "--keep-steps deletes no runs." if by_run else "Nothing says which runs to delete."
+        raise ConfigError(stands, "Give --older-than, --status, or both; or --keep-steps by itself.")
+    if arguments.keep_steps is not None:
+        return _prune_steps(arguments)
     output = Output(as_json=arguments.json)
     with existing_store(arguments.store) as store:
         pruned = prune(
@@ -127,6 +137,20 @@ def _prune(words: list[str]) -> int:
         )
     output.result(asdict(pruned))
     output.say(f"{len(pruned.thread_ids)} runs {'would be deleted' if arguments.dry_run else 'deleted'}")
+    for reason, count in pruned.kept.items():
+        output.say(f"{count} kept: {reason}")
+    return 0
+
+
+def _prune_steps(arguments: Arguments) -> int:
+    if arguments.keep_steps < 0 or arguments.trained:
+        raise ConfigError("--keep-steps takes a number of 0 or more, and no --trained.", "As in --keep-steps 2.")
+    output = Output(as_json=arguments.json)
+    with existing_store(arguments.store) as store:
+        pruned = prune_steps(store, arguments.keep_steps, dry_run=arguments.dry_run)
+    output.result(asdict(pruned))
+    count = len(pruned.thread_ids)
+    output.say(f"checkpoints of {count} rollouts {'would be deleted' if arguments.dry_run else 'deleted'}")
     for reason, count in pruned.kept.items():
         output.say(f"{count} kept: {reason}")
     return 0

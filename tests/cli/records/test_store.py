@@ -186,6 +186,11 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
     "nothing like an action": (("xyzzy",), "Actions: stats, verify"),
     "no store": (("stats", "absent.db"), "There is no store at absent.db"),
     "no store to verify": (("verify", "absent.db"), "There is no store at absent.db"),
+    "steps and ages": (
+        ("prune", "absent.db", "--keep-steps", "1", "--older-than", "1d"),
+        "--keep-steps deletes no runs.",
+    ),
+    "steps and judged runs": (("prune", "absent.db", "--keep-steps", "1", "--trained"), "and no --trained"),
     "no store to prune": (("prune", "absent.db", "--status", "failed"), "There is no store at absent.db"),
     "no store to vacuum": (("vacuum", "absent.db"), "There is no store at absent.db"),
     "no store to copy": (("copy", "absent.db", "new.db"), "There is no store at absent.db"),

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from hrm_agent.runtime.settings import Durability
 from tests.support.graphs.kill_driver import CALLS, GRAPHS, Plan
 from tests.support.graphs.kills import (
     Driver,
@@ -35,6 +36,7 @@ from tests.support.postgres import PostgresServer
 pytestmark = pytest.mark.whole
 
 BODIES = ("process", "power", "postgres")
+DURABILITY = ("steps", "calls")
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +46,10 @@ def driver() -> Iterator[Driver]:
     opened.close()
 
 
-def test_killed_forks(driver: Driver, tmp_path: Path) -> None:
+@pytest.mark.parametrize("durability", DURABILITY)
+def test_killed_forks(durability: Durability, driver: Driver, tmp_path: Path) -> None:
     """All three graphs at once, in one store."""
-    plan = plan_in(tmp_path / "killed", tasks=4, sandbox=False)
+    plan = plan_in(tmp_path / "killed", tasks=4, sandbox=False, durability=durability)
     untouched = untouched_record(driver, plan, tmp_path / "alone")
     moments = [12, 0, 7, 1, 19, 0, 15]
     assert check_campaign(driver.start, plan, untouched, iter(moments), len(moments)) == len(moments)
@@ -67,18 +70,22 @@ def test_processes_killed_and_terminated(driver: Driver, tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("durability", DURABILITY)
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("body", BODIES)
-def test_killed_often(body: str, graph: str, driver: Driver, tmp_path: Path, request: Any) -> None:
-    """22 kills on each body and graph, as many runs as that takes: each a moment after a line of the log."""
-    base = Plan("", graphs=(graph,), tasks=8, sandbox=False)
+def test_killed_often(
+    body: str, graph: str, durability: Durability, driver: Driver, tmp_path: Path, request: Any
+) -> None:
+    """23 kills on each, as many runs as that takes: each a moment after a line of the log."""
+    base = Plan("", graphs=(graph,), tasks=8, sandbox=False, durability=durability)
     untouched = untouched_record(driver, base, tmp_path / "alone")
     moments = numbers(f"{body} {graph}", sum(CALLS[graph]) * 3)
     kills, runs = 0, 0
-    while kills < 22:
+    while kills < 23:
         folder = tmp_path / str(runs)
-        plan = plan_in(folder, url_of(body, folder, request), graphs=(graph,), tasks=8, sandbox=False, later=0.02)
-        kills += check_campaign(driver.start, plan, untouched, moments, 22 - kills)
+        plan = replace(base, folder=str(folder), url=url_of(body, folder, request), later=0.02)
+        folder.mkdir(parents=True)
+        kills += check_campaign(driver.start, plan, untouched, moments, 23 - kills)
         runs += 1
 
 

@@ -40,6 +40,7 @@ from hrm_agent.models import using_policy
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.loading import load_graph
+from hrm_agent.runtime.settings import Durability
 from hrm_agent.store import RunStore, open_store, postgres
 from hrm_agent.training.rollout import group_episodes, rollout
 from hrm_agent.training.tasks import Task
@@ -65,6 +66,8 @@ class Plan:
     """Of each graph."""
     sandbox: bool = True
     """The real one; else arithmetic in this process."""
+    durability: Durability = "steps"
+    """Of its runner."""
     patience: float = 60.0
     """Seconds that a PostgreSQL server is waited for."""
     stock: bool = False
@@ -207,7 +210,8 @@ async def main(plan: Plan) -> list[Trajectory]:
     with open_store(plan.store) as store, engine:
         if plan.stock:
             return await on_stock_saver(plan, store, engine, environment, episodes)
-        done = await rollout(EpisodeRunner(store, engine, "scripted", environment), episodes, concurrency=8)
+        runner = EpisodeRunner(store, engine, "scripted", environment, durability=plan.durability)
+        done = await rollout(runner, episodes, concurrency=8)
     await environment.close()
     return done
 

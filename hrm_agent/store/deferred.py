@@ -1,0 +1,63 @@
+"""Writes that are deferred to the next commit, whichever caller triggers it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hrm_agent.store.fencing import HeldLease
+
+if TYPE_CHECKING:
+    from hrm_agent.store.database import Work, WriteCursor
+
+__all__ = ["DeferredFailed", "DeferredWork", "is_of_driver"]
+
+_log = logging.getLogger(__name__)
+_NO_LEASES = frozenset[HeldLease]()
+_DRIVERS = ("sqlite3", "psycopg")
+
+
+class DeferredFailed(Exception):
+    """Work that was to go with a commit, and cannot."""
+
+    def __init__(self, work: DeferredWork, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.work, self.reason = work, reason
+
+
+class DeferredWork:
+    """Work whose own failure can be told from the database's.
+
+    `on_done` is called, in any thread, when it is committed (with None), or given up (with the reason).
+    """
+
+    def __init__(self, work: Work[Any], on_done: Callable[[Exception | None], object] | None = None) -> None:
+        self._work, self._on_done = work, on_done
+        self.leases: frozenset[HeldLease] = getattr(work, "leases", _NO_LEASES)
+
+    @property
+    def tells(self) -> bool:
+        """Somebody is told what comes of it."""
+        return self._on_done is not None
+
+    def done(self, error: Exception | None = None) -> None:
+        """Say that it is committed, or why it never will be. What is done then cannot undo that."""
+        if self._on_done is not None:
+            try:
+                self._on_done(error)
+            except Exception:
+                _log.exception("What follows a write has failed.")
+
+    def __call__(self, cursor: WriteCursor) -> Any:
+        try:
+            return self._work(cursor)
+        except Exception as error:
+            if is_of_driver(error):
+                raise
+            raise DeferredFailed(self, error) from error
+
+
+def is_of_driver(error: Exception) -> bool:
+    """Whether the error is the database driver's, rather than one raised by the work itself."""
+    return type(error).__module__.partition(".")[0] in _DRIVERS

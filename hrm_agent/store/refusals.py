@@ -1,0 +1,20 @@
+"""Why a stored value is not made into an object, or a value is not stored.
+
+They stand apart from the serializer that raises them: whoever only reads a store does not import LangGraph.
+"""
+
+from __future__ import annotations
+
+__all__ = ["RefusedValue", "UnknownType", "Unstorable"]
+
+
+class RefusedValue(Exception):
+    """A stored value that must not be made into an object; says which."""
+
+
+class Unstorable(RefusedValue):
+    """One that has no stored form, or none that could be read back."""
+
+
+class UnknownType(RefusedValue):
+    """One of a type that nobody allowed: whether it is damaged, only who knows the type can tell."""

@@ -1,0 +1,162 @@
+"""The tool calls of the journal: found by id, by what they were called with, and by their idempotency key."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any
+
+from hrm_agent.store.cipher import Cipher
+from hrm_agent.store.damage import reading
+from hrm_agent.store.database import JOINED_SECONDS, Cursor, Database
+from hrm_agent.store.hashing import hash_of
+from hrm_agent.store.held_threads import HeldThread, KnownToolCall
+from hrm_agent.store.packed_records import plain_record
+from hrm_agent.trajectory import ToolCall, ToolStatus, content_hash
+
+__all__ = ["ToolCallsJournal"]
+
+_TOOL_CALLS = "SELECT id, record FROM tool_calls"
+_FOUND_BY = ("id", "checkpoint_id", "arguments_hash", "key_hash")
+"""Columns of a `KnownToolCall`."""
+_INSERT = (
+    f"INSERT INTO tool_calls ({', '.join(_FOUND_BY)}, thread_id, record) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id)"
+)
+
+
+class ToolCallsJournal(ABC):
+    """The part of a store's journal that holds them."""
+
+    _database: Database
+    _cipher: Cipher
+
+    @abstractmethod
+    def _inherited_steps(self, thread_id: str) -> list[tuple[str, str]]:
+        """Ids and steps of the tool calls of the lineage that a fork left."""
+
+    def find_tool_call(self, record_id: str, thread_id: str = "") -> ToolCall | None:
+        if (held := self._database.held.of(thread_id)) is not None:
+            if (known := held.record(record_id)) is not None:
+                return known[0]
+            inherited = held.inherited(lambda: self._inherited_steps(thread_id))
+            if record_id not in self._tool_calls_of(held, thread_id) and record_id not in map(itemgetter(0), inherited):
+                return None
+        return next(iter(self._tool_calls("id = ?", (record_id,))), None)
+
+    def _tool_calls_of(self, held: HeldThread, thread_id: str) -> dict[str, KnownToolCall]:
+        def load() -> list[KnownToolCall]:
+            with self._database.read() as cursor:
+                query = f"SELECT {', '.join(_FOUND_BY)} FROM tool_calls WHERE thread_id = ? ORDER BY seq"
+                return [KnownToolCall._make(row) for row in cursor.execute(query, (thread_id,)).fetchall()]
+
+        return held.tool_calls(load)
+
+    def find_repeat(self, thread_id: str, name: str, arguments: dict[str, Any] | str) -> str | None:
+        hash_ = self._hash(name, arguments)
+        if (held := self._database.held.of(thread_id)) is not None:
+            found = self._tool_calls_of(held, thread_id).values()
+            return next((known.id for known in [*found] if known.arguments_hash == hash_), None)
+        query = "SELECT id FROM tool_calls WHERE thread_id = ? AND arguments_hash = ? ORDER BY seq LIMIT 1"
+        with self._database.read() as cursor:
+            row = cursor.execute(query, (thread_id, hash_)).fetchone()
+        return str(row[0]) if row else None
+
+    def find_by_key(self, thread_id: str, key: str) -> ToolCall | None:
+        found = self._tool_calls("thread_id = ? AND key_hash = ?", (thread_id, self._hash("key", key)))
+        return max(found, key=lambda call: call.status is ToolStatus.OK, default=None)
+
+    def write_tool_call(self, tool_call: ToolCall, *, again: bool = False, repeatable: bool = False) -> ToolCall:
+        """As `Journal.write_tool_call`."""
+        thread = tool_call.identity.thread_id
+        if repeatable and not again and (held := self._database.held.of(thread)) is not None and held.joins:
+            known = held.record(tool_call.id)
+            if known is not None and known[0].status is not None:
+                return known[0]
+            if held.new and (known is not None or tool_call.id not in self._tool_calls_of(held, thread)):
+                self._defer(held, tool_call)
+                return tool_call
+        return self._database.add(lambda cursor: self.insert_tool_call(cursor, tool_call, again=again), thread)
+
+    def _defer(self, held: HeldThread, tool_call: ToolCall) -> None:
+        found_by, sealed = self._as_found(tool_call), self._sealed(tool_call)
+        thread = tool_call.identity.thread_id
+        query = f"{_INSERT} DO UPDATE SET record = excluded.record"
+        held.add_tool_call(found_by, tool_call, sealed)
+        row = (*found_by, thread, sealed)
+        self._database.defer(lambda cursor: cursor.execute(query, row), thread, seconds=JOINED_SECONDS)
+
+    def _sealed(self, tool_call: ToolCall) -> bytes:
+        return self._cipher.seal(tool_call.model_dump_json().encode(), "tool", tool_call.id)
+
+    def _as_found(self, tool_call: ToolCall) -> KnownToolCall:
+        key = tool_call.idempotency_key
+        return KnownToolCall(
+            *(tool_call.id, tool_call.identity.step, self._hash(tool_call.name, tool_call.arguments)),
+            None if key is None else self._hash("key", key),
+        )
+
+    def insert_tool_call(self, cursor: Cursor, tool_call: ToolCall, *, again: bool = False) -> ToolCall:
+        """The same as part of another transaction."""
+        found_by, sealed = self._as_found(tool_call), self._sealed(tool_call)
+        held = self._database.held.of(tool_call.identity.thread_id)
+        standing = self._insert_tool_call(cursor, tool_call, found_by, sealed, held, again=again)
+        if held is not None and standing is tool_call:
+            held.add_tool_call(found_by, tool_call, sealed)
+        return standing
+
+    def _insert_tool_call(
+        self,
+        cursor: Cursor,
+        tool_call: ToolCall,
+        found_by: KnownToolCall,
+        sealed: bytes,
+        held: HeldThread | None,
+        *,
+        again: bool,
+    ) -> ToolCall:
+        known = held.record(tool_call.id) if held is not None else None
+        update = "UPDATE tool_calls SET record = ? WHERE id = ? AND record = ? RETURNING 1"
+        if known is not None and not again and known[0].status is not None:
+            return known[0]
+        if known is not None and cursor.execute(update, (sealed, tool_call.id, known[1])).fetchone() is not None:
+            return tool_call
+        while True:
+            cursor.execute(
+                f"{_INSERT} DO NOTHING RETURNING 1",
+                (*found_by, tool_call.identity.thread_id, sealed),
+            )
+            if cursor.fetchone() is not None:
+                return tool_call
+            stored = cursor.execute("SELECT record FROM tool_calls WHERE id = ?", (tool_call.id,)).fetchone()
+            if stored is None:  # deleted meanwhile
+                continue
+            standing = self._read_tool_call(tool_call.id, stored[0])
+            if standing.status is not None and not again:
+                return standing
+            # On a server another transaction may have ended it since it was looked at.
+            if cursor.execute(update, (sealed, tool_call.id, stored[0])).fetchone() is not None:
+                return tool_call
+
+    def _steps(self, thread_id: str) -> list[tuple[str, str]]:
+        with self._database.read() as cursor:
+            query = "SELECT id, checkpoint_id FROM tool_calls WHERE thread_id = ? ORDER BY seq"
+            return [(str(id_), str(step)) for id_, step in cursor.execute(query, (thread_id,)).fetchall()]
+
+    def tool_calls(self) -> list[ToolCall]:
+        """All tool calls of the store, in the order in which they were started."""
+        return self._tool_calls("1 = 1", ())
+
+    def _hash(self, *parts: Any) -> str:
+        """Of what is looked up by its content. In an encrypted store it betrays nothing."""
+        plain = content_hash(*parts)
+        return hash_of(0, plain.encode(), self._cipher.hash_key).hex() if self._cipher.hash_key else plain
+
+    def _tool_calls(self, where: str, values: Sequence[Any]) -> list[ToolCall]:
+        with self._database.read() as cursor:
+            rows = cursor.execute(f"{_TOOL_CALLS} WHERE {where} ORDER BY seq", values).fetchall()
+        return [self._read_tool_call(id_, record) for id_, record in rows]
+
+    def _read_tool_call(self, id_: str, record: bytes) -> ToolCall:
+        with reading("tool call", id_):
+            return ToolCall.model_validate_json(plain_record(self._cipher.open(record, "tool", id_)))

@@ -1,0 +1,70 @@
+"""Steps that go with the next commit (`durability = "calls"`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from langchain_core.messages import HumanMessage
+from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.graph import START, MessagesState, StateGraph
+
+from hrm_agent.errors import RunError
+from hrm_agent.graphs.tool_loop import graph as tool_loop
+from hrm_agent.models.scripted import ScriptedEngine
+from hrm_agent.runtime.episode import Episode, EpisodeRunner
+from hrm_agent.store import RunStore, open_store
+from hrm_agent.trajectory import RunStatus, TaskRef
+from tests.support.graphs.kill_driver import Arithmetic
+from tests.support.graphs.scripts import multiplier
+
+TASK = TaskRef(id="1", family="test", prompt="What is 11 * 7?")
+
+
+def runner(store: RunStore, engine: ScriptedEngine, **options: Any) -> EpisodeRunner:
+    return EpisodeRunner(store, engine, "scripted", Arithmetic(), **options)
+
+
+async def test_nothing_is_written_after_a_step_that_could_not_be(store: RunStore, url: str) -> None:
+    """Else the record would say that a run has ended whose state does not have its end."""
+
+    def intrude(state: MessagesState) -> dict[str, Any]:
+        with open_store(url) as other:
+            config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+            other.checkpointer.put(config, empty_checkpoint(), {"source": "input", "step": -1, "parents": {}}, {})
+        return {"messages": [HumanMessage("here")]}
+
+    builder = StateGraph(MessagesState).add_node("intrude", intrude).add_node("end", lambda state: {})
+    graph = builder.add_edge(START, "intrude").add_edge("intrude", "end").compile()
+    episode = Episode(TASK, "t", graph=graph)
+    with ScriptedEngine([]) as engine, pytest.raises(RunError, match="continued by another run"):
+        await runner(store, engine, durability="calls").run(episode)
+    found = store.journal.find_trajectory("t")
+    assert found is None or found.status is RunStatus.RUNNING
+    assert not store.journal.is_over(episode.trajectory_id)
+
+
+async def test_the_record_is_that_of_steps_that_are_committed_one_by_one(store: RunStore) -> None:
+    with ScriptedEngine(multiplier) as engine:
+        joined = await runner(store, engine, durability="calls").run(Episode(TASK, "joined", graph=tool_loop, seed=1))
+        single = await runner(store, engine).run(Episode(TASK, "single", graph=tool_loop, seed=1))
+    assert joined.answer == single.answer
+    assert [call.response["content"] for call in joined.calls] == [call.response["content"] for call in single.calls]
+    assert [call.value for call in joined.tool_calls] == [call.value for call in single.tool_calls]
+    assert store.journal.trajectory(joined.id) == joined, "what was returned is what is read"
+    steps = [
+        [found.metadata.get("step") for found in store.checkpointer.list({"configurable": {"thread_id": name}})]
+        for name in ("joined", "single")
+    ]
+    assert steps[0] == steps[1]
+
+
+async def test_what_a_caller_changes_in_a_record_changes_no_other(store: RunStore) -> None:
+    with ScriptedEngine(multiplier) as engine:
+        first, second = [
+            await runner(store, engine).run(Episode(TASK, name, graph=tool_loop, seed=1)) for name in ("one", "two")
+        ]
+        assert first.calls[0].request and second.calls[0].request
+        first.calls[0].request[0]["content"] = "changed"
+        third = await runner(store, engine).run(Episode(TASK, "three", graph=tool_loop, seed=1))
+    assert third.calls[0].request and third.calls[0].request[0] == second.calls[0].request[0]
