@@ -34,6 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "hrm_agent": {"hrm_agent.runtime"},  # `record`, when it is asked for
     "hrm_agent.errors": set(),
     "hrm_agent.files": {"hrm_agent.errors"},
+    "hrm_agent.frozen_heap": set(),
     "hrm_agent.http_client": set(),
     "hrm_agent.http_server": {"hrm_agent.errors", "hrm_agent.strict_json"},
     "hrm_agent.intervals": set(),
@@ -76,6 +77,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "hrm_agent.models": {
         "hrm_agent.async_bridge",
+        "hrm_agent.bounded",
         "hrm_agent.errors",
         "hrm_agent.http_client",
         "hrm_agent.trajectory",
@@ -104,7 +106,12 @@ ALLOWED: dict[str, set[str]] = {
         "hrm_agent.models",
         "hrm_agent.trajectory",
     },
-    "hrm_agent.store": {"hrm_agent.errors", "hrm_agent.langgraph_format", "hrm_agent.trajectory"},
+    "hrm_agent.store": {
+        "hrm_agent.bounded",
+        "hrm_agent.errors",
+        "hrm_agent.langgraph_format",
+        "hrm_agent.trajectory",
+    },
 }
 """Package -> packages that it may import, beside itself. No package is above another that is above it."""
 CORE = set(ALLOWED)

@@ -7,11 +7,14 @@ Any graph can have it: a state whose `sources` are texts by id, `{"title", "url"
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 from hrm_agent.errors import RunError
 from hrm_agent.retrieval.citations import CITATION_LIST
 from hrm_agent.store import RunStore
+from hrm_agent.store.outlines import newest_plain_channels
+from hrm_agent.store.stored_messages import NeedsItsType
 
 __all__ = ["citation_lines", "cited_lines", "source_data", "source_lines", "values_of", "without_list"]
 
@@ -25,8 +28,10 @@ StyledLine = tuple[str, str]
 
 
 def values_of(store: RunStore, thread: str, graph: str) -> Mapping[str, Any]:
-    """The newest state of a thread, read without the graph's types where its code is gone."""
-    from hrm_agent.runtime.newest_state import newest_state  # LangGraph, which other views do not need
+    """Citations and sources in the newest state of a thread, read without the graph's types where its code is gone."""
+    with suppress(NeedsItsType):
+        return newest_plain_channels(store, thread, ("citations", "sources"))
+    from hrm_agent.runtime.newest_state import newest_state  # LangGraph, which plain values do not need
 
     return newest_state(store, thread, graph) or {}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hrm_agent.files import json_line
-from hrm_agent.runtime.time_travel.fork import Branch, History, Moment, PendingInterrupt, Step
+from hrm_agent.runtime.time_travel.history import Branch, History, Moment, PendingInterrupt, Step
 
 __all__ = ["facts_of", "moment_data", "outcome_of", "tree_data", "tree_lines"]
 

@@ -13,9 +13,9 @@ from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
 from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore
 
-if TYPE_CHECKING:  # a thread's checkpoints need LangGraph, a list of runs does not
-    from hrm_agent.runtime.time_travel.fork import Moment
-    from hrm_agent.runtime.time_travel.read_history import Graph
+if TYPE_CHECKING:  # a list of runs needs neither
+    from hrm_agent.runtime.execution.loading import Graph
+    from hrm_agent.runtime.time_travel.history import Moment
 
 __all__ = ["run"]
 
@@ -69,18 +69,18 @@ def _list_runs(output: Output, store: RunStore, run_id: str | None, limit: int) 
 
 def _draw(output: Output, store: RunStore, thread: str, graph: Graph | None) -> None:
     from hrm_agent.cli.common.tree import tree_data, tree_lines
-    from hrm_agent.runtime.time_travel.fork import history
+    from hrm_agent.runtime.time_travel.read_history import history
 
-    found = history(store, thread, graph=graph)
+    found = history(store, thread, graph=graph, values=False)
     output.result(tree_data(found))
     for text, style in tree_lines(found):
         output.say(text, style=style)
 
 
 def _list_moments(output: Output, store: RunStore, thread: str, limit: int, graph: Graph | None) -> None:
-    from hrm_agent.runtime.time_travel.fork import history
+    from hrm_agent.runtime.time_travel.read_history import history
 
-    found = history(store, thread, graph=graph, branches=False)
+    found = history(store, thread, graph=graph, branches=False, values=False)
     newest_first = sorted(found.walk(), key=lambda moment: moment.checkpoint_id, reverse=True)
     rows = [_row(moment) for moment in newest_first[:limit]]
     output.result([dict(zip(_FLAT_COLUMNS, row, strict=True)) for row in rows])

@@ -21,6 +21,7 @@ from hrm_agent.training.configs import FREE_ON_RESUME, CollectConfig
 from hrm_agent.training.tasks import load_tasks, refuse_unscored
 from hrm_agent.training.tasks.sources import changed_sources, tasks_folder
 from hrm_agent.trajectory import RunStatus, Trajectory
+from hrm_agent.unicode import for_terminal
 
 __all__ = ["collect_run", "collected", "exit_code", "run", "tell_changed_sources"]
 
@@ -52,7 +53,7 @@ def exit_code(trajectories: Sequence[Trajectory]) -> int:
     if not trajectories or any(trajectory.status is not RunStatus.FAILED for trajectory in trajectories):
         return 0
     (error, _), *_ = Counter(trajectory.error or "" for trajectory in trajectories).most_common(1)
-    print(f"hrm-agent: Every rollout failed, most often by: {' '.join(error.split())}", file=sys.stderr)
+    print(for_terminal(f"hrm-agent: Every rollout failed, most often by: {' '.join(error.split())}"), file=sys.stderr)
     return 1
 
 

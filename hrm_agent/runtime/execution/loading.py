@@ -25,18 +25,13 @@ from hrm_agent.async_bridge import run_sync
 from hrm_agent.errors import GraphError, HrmError, nearest
 from hrm_agent.import_by_name import import_by_name, search_in
 from hrm_agent.langgraph_format import await_missing_checkpoints
+from hrm_agent.runtime.execution.builtin_graphs import BUILTIN_GRAPHS
 from hrm_agent.runtime.execution.runnables import graph_around, is_runnable
 
 __all__ = ["BUILTIN_GRAPHS", "Graph", "load_graph", "opened_graph", "unnamed"]
 
 Graph = Pregel[Any, Any, Any, Any]
 
-BUILTIN_GRAPHS = {
-    "tool_loop": "hrm_agent.graphs.tool_loop:graph",
-    "reasoning": "hrm_agent.graphs.reasoning.agent:graph",
-    "research": "hrm_agent.graphs.research.agent:graph",
-}
-"""As langgraph.json names them."""
 _FORMER_MODULES = {
     "graphs.choice": "hrm_agent.runtime.selection.choice",
     "graphs.reasoning": "hrm_agent.graphs.reasoning.agent",

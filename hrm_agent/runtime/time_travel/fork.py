@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 
 from hrm_agent.errors import ConfigError, GraphError, RunError
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
-from hrm_agent.runtime.execution.loading import load_graph
+from hrm_agent.runtime.execution.loading import Graph, load_graph
 from hrm_agent.runtime.execution.run_context import run_context
 from hrm_agent.runtime.time_travel.history import Branch, History, Moment, PendingInterrupt, Selector, Step, Subgraph
-from hrm_agent.runtime.time_travel.read_history import Graph, history, trajectory_id_of
+from hrm_agent.runtime.time_travel.read_history import history, trajectory_id_of
 from hrm_agent.runtime.time_travel.state_edits import Edit, edited_channels, write_edit
 from hrm_agent.runtime.time_travel.thread_diff import Change, DiffSide, ThreadDiff, thread_diff
 from hrm_agent.store import RunStore

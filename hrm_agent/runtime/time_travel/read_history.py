@@ -5,6 +5,9 @@ call names the checkpoints, of every enclosing graph, that its step started from
 code is gone, and of a thread that the user's own program made with `store.checkpointer`. Where the code is there, it is
 asked what comes next: it also knows deferred nodes and the functional API. `StateSnapshot.next` is not used, since it
 leaves out tasks that have finished in a step that has not; `tasks` does not.
+
+Who looks at the course of a run and not at its state (`values=False`) is told by the record alone of built-in graphs,
+whose channels name all that comes next, and of threads without a graph: LangGraph takes most of a second to import.
 """
 
 from __future__ import annotations
@@ -12,43 +15,77 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, TypeVar, cast
-
-from langgraph.checkpoint.base import CheckpointTuple
-from langgraph.pregel import Pregel
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hrm_agent.errors import GraphError, RunError, nearest
 from hrm_agent.langgraph_format import INPUT, INTERRUPT, is_internal, is_reserved, namespace_parts, triggered_nodes
-from hrm_agent.runtime.execution.loading import load_graph
+from hrm_agent.runtime.execution.builtin_graphs import BUILTIN_GRAPHS
 from hrm_agent.runtime.time_travel.history import Branch, History, Moment, PendingInterrupt, Step, Subgraph
 from hrm_agent.store import RunStore
+from hrm_agent.store.checkpoint_reader import CheckpointOutline
+from hrm_agent.store.outlines import outlines
+from hrm_agent.store.stored_messages import NeedsItsType
 from hrm_agent.trajectory import Call, ToolCall, Trajectory, content_hash
 
-__all__ = ["Graph", "history", "trajectory_id_of"]
+if TYPE_CHECKING:
+    from langgraph.checkpoint.base import CheckpointTuple
 
-Graph = Pregel[Any, Any, Any, Any]
+    from hrm_agent.runtime.execution.loading import Graph
+
+    Found = CheckpointTuple | CheckpointOutline
+
+__all__ = ["history", "trajectory_id_of"]
+
 C = TypeVar("C", Call, ToolCall)
 
 
-def history(store: RunStore, thread: str, *, graph: Graph | None = None, branches: bool = True) -> History:
+def history(
+    store: RunStore, thread: str, *, graph: Graph | None = None, branches: bool = True, values: bool = True
+) -> History:
     """The history of a thread, named by its id or by its trajectory's. Raises `RunError` if there is none.
 
     `graph` is asked what comes next; if None, the trajectory's is, where it can be loaded. `branches`: threads that
-    were forked from this one are read too.
+    were forked from this one are read too. `values`: False leaves the moments without the values of their channels.
     """
     trajectory = store.journal.find_trajectory(thread)
     thread_id = trajectory.thread_id if trajectory else thread
-    if graph is None and trajectory is not None:
-        with suppress(GraphError):
-            graph = load_graph(trajectory.graph)
-    moments = tuple(HistoryReader(store, thread_id, trajectory, graph).moments())
+    moments = None if values or graph is not None else _outlined_moments(store, thread_id, trajectory)
+    if moments is None:
+        moments = _moments(store, thread_id, trajectory, graph)
     if not moments:
         known = [found.thread_id for found in store.threads()]
         raise RunError(
             f"There is no checkpoint of thread {thread!r} in {store.url}. {nearest(thread, known)}".strip(),
             f"`hrm-agent history --store {store.url}` lists what there is.",
         )
-    return History(thread_id, trajectory, moments, tuple(_branches(store, thread_id)) if branches else ())
+    return History(thread_id, trajectory, moments, tuple(_branches(store, thread_id, values)) if branches else ())
+
+
+def _moments(store: RunStore, thread_id: str, trajectory: Trajectory | None, graph: Graph | None) -> tuple[Moment, ...]:
+    if graph is None and trajectory is not None:
+        from hrm_agent.runtime.execution.loading import load_graph
+
+        with suppress(GraphError):
+            graph = load_graph(trajectory.graph)
+    saver = store.checkpointer.allowing(graph) if graph is not None else store.checkpointer
+    listed = sorted(saver.list({"configurable": {"thread_id": thread_id}}), key=_id)
+    asked = _ask(graph.copy(update={"checkpointer": saver}), thread_id) if graph and listed else {}
+    return tuple(HistoryReader(thread_id, trajectory, listed, asked).moments())
+
+
+def _outlined_moments(store: RunStore, thread_id: str, trajectory: Trajectory | None) -> tuple[Moment, ...] | None:
+    """The moments without values; None where the record alone does not tell all of them."""
+    if trajectory is not None and trajectory.graph not in BUILTIN_GRAPHS:
+        return None
+    try:
+        listed = sorted(outlines(store, thread_id), key=_id)
+    except NeedsItsType:
+        return None
+    moments = tuple(HistoryReader(thread_id, trajectory, listed, {}, values=False).moments())
+    found = History(thread_id, trajectory, moments, ())
+    if trajectory is not None and any(not asked.node for moment in found.walk() for asked in moment.questions):
+        return None  # the graph knows whose question it is
+    return moments
 
 
 def trajectory_id_of(thread_id: str) -> str:
@@ -56,25 +93,32 @@ def trajectory_id_of(thread_id: str) -> str:
     return content_hash("trajectory", thread_id)[:16]
 
 
-def _branches(store: RunStore, thread_id: str) -> Iterator[Branch]:
+def _branches(store: RunStore, thread_id: str, values: bool) -> Iterator[Branch]:
     for other in store.journal.forks_of(trajectory_id_of(thread_id)):
         with suppress(RunError):  # its checkpoints were deleted
-            yield Branch(other.forked_from.checkpoint_id if other.forked_from else "", history(store, other.thread_id))
+            at = other.forked_from.checkpoint_id if other.forked_from else ""
+            yield Branch(at, history(store, other.thread_id, values=values))
 
 
 class HistoryReader:
     """Makes moments of the checkpoints of one thread."""
 
-    def __init__(self, store: RunStore, thread_id: str, trajectory: Trajectory | None, graph: Graph | None) -> None:
-        saver = store.checkpointer.allowing(graph) if graph is not None else store.checkpointer
-        listed = sorted(saver.list({"configurable": {"thread_id": thread_id}}), key=_id)
-        self._thread_id = thread_id
+    def __init__(
+        self,
+        thread_id: str,
+        trajectory: Trajectory | None,
+        listed: Sequence[Found],
+        asked: Mapping[str, dict[str, str]],
+        *,
+        values: bool = True,
+    ) -> None:
+        """`listed`: its checkpoints, oldest first. `asked`: what a graph says of them; see `_ask`."""
+        self._thread_id, self._asked, self._values = thread_id, asked, values
         self._by_id = {_id(found): found for found in listed}
         self._within = _grouped(listed, _around)
         """Checkpoint id -> checkpoints of the subgraphs that its step ran; empty id: those of the graph itself."""
         self._ended = {_parent(found) for found in listed if found.metadata.get("source") == "loop"}
         """Ids of checkpoints whose step is over."""
-        self._asked = _ask(graph.copy(update={"checkpointer": saver}), thread_id) if graph and listed else {}
         self._index: dict[str, str] = {}
         self._calls = self._by_start(trajectory.calls if trajectory else ())
         self._tool_calls = self._by_start(trajectory.tool_calls if trajectory else ())
@@ -82,7 +126,7 @@ class HistoryReader:
     def moments(self) -> list[Moment]:
         return self._numbered(self._within.get("", []), "")
 
-    def _numbered(self, checkpoints: Sequence[CheckpointTuple], prefix: str) -> list[Moment]:
+    def _numbered(self, checkpoints: Sequence[Found], prefix: str) -> list[Moment]:
         self._index |= {_id(found): f"{prefix}{number}" for number, found in enumerate(checkpoints)}
         return [self._moment(found) for found in checkpoints]
 
@@ -96,7 +140,7 @@ class HistoryReader:
                 grouped.setdefault(start, []).append(call)
         return grouped
 
-    def _moment(self, found: CheckpointTuple) -> Moment:
+    def _moment(self, found: Found) -> Moment:
         parent, source = self._by_id.get(_parent(found)), str(found.metadata.get("source", ""))
         over = _id(found) in self._ended
         begun = Step() if over else self._step(found, None)
@@ -113,10 +157,10 @@ class HistoryReader:
             next=tuple(self._tasks(found).values()),
             questions=() if over else tuple(self._questions(found)),
             under_way=begun if begun.calls or begun.tool_calls or begun.inside else None,
-            values=_shown(found.checkpoint["channel_values"]),
+            values=_shown(found.checkpoint["channel_values"]) if self._values else {},
         )
 
-    def _step(self, start: CheckpointTuple, end: CheckpointTuple | None) -> Step:
+    def _step(self, start: Found, end: Found | None) -> Step:
         """What ran from `start`; `end` is None while the step is not over (a kill, a failure, a question)."""
         calls, tool_calls = tuple(self._calls.get(_id(start), ())), tuple(self._tool_calls.get(_id(start), ()))
         span = _span(calls, tool_calls)
@@ -128,7 +172,7 @@ class HistoryReader:
             inside=self._inside(start),
         )
 
-    def _inside(self, start: CheckpointTuple) -> tuple[Subgraph, ...]:
+    def _inside(self, start: Found) -> tuple[Subgraph, ...]:
         runs = _grouped(self._within.get(_id(start), []), _namespace)
         prefix = self._index.get(_id(start), "")
         return tuple(
@@ -136,13 +180,13 @@ class HistoryReader:
             for number, (namespace, checkpoints) in enumerate(runs.items())
         )
 
-    def _tasks(self, found: CheckpointTuple) -> dict[str, str]:
+    def _tasks(self, found: Found) -> dict[str, str]:
         """Task id -> node. Ids that the record does not tell are numbers."""
         asked = self._asked.get(_id(found))
         names = triggered_nodes(found.checkpoint["channel_values"])
         return asked or {str(number): name for number, name in enumerate(names)}
 
-    def _questions(self, found: CheckpointTuple) -> Iterator[PendingInterrupt]:
+    def _questions(self, found: Found) -> Iterator[PendingInterrupt]:
         """Interrupts of tasks that have not finished since."""
         writes = found.pending_writes or []
         finished = {task for task, channel, _ in writes if not is_reserved(channel)}
@@ -151,7 +195,7 @@ class HistoryReader:
                 for asked in cast("Sequence[Any]", value):
                     yield PendingInterrupt(asked.id, asked.value, self._node_of(found, task))
 
-    def _node_of(self, found: CheckpointTuple, task: str) -> str:
+    def _node_of(self, found: Found, task: str) -> str:
         """Node of a task, by its id, or since there is no other."""
         tasks = self._tasks(found)
         names = set(tasks.values())
@@ -169,7 +213,7 @@ def _ask(graph: Graph, thread_id: str) -> dict[str, dict[str, str]]:
     return {}
 
 
-def _seen_since(start: CheckpointTuple, end: CheckpointTuple) -> tuple[str, ...]:
+def _seen_since(start: Found, end: Found) -> tuple[str, ...]:
     """Nodes that saw new versions of their channels: what ran, in a graph that names no triggers."""
     before, after = start.checkpoint["versions_seen"], end.checkpoint["versions_seen"]
     return tuple(name for name in after if name != INPUT and after[name] != before.get(name))
@@ -186,34 +230,32 @@ def _span(calls: Iterable[Call], tool_calls: Iterable[ToolCall]) -> float | None
     return max(end for _, end in spans) - min(start for start, _ in spans) if spans else None
 
 
-def _between(start: CheckpointTuple, end: CheckpointTuple) -> float:
+def _between(start: Found, end: Found) -> float:
     began, ended = (datetime.fromisoformat(found.checkpoint["ts"]) for found in (start, end))
     return max(0.0, (ended - began).total_seconds())
 
 
-def _grouped(
-    found: Iterable[CheckpointTuple], key: Callable[[CheckpointTuple], str]
-) -> dict[str, list[CheckpointTuple]]:
-    groups: dict[str, list[CheckpointTuple]] = {}
+def _grouped(found: Iterable[Found], key: Callable[[Found], str]) -> dict[str, list[Found]]:
+    groups: dict[str, list[Found]] = {}
     for checkpoint in found:
         groups.setdefault(key(checkpoint), []).append(checkpoint)
     return groups
 
 
-def _id(found: CheckpointTuple) -> str:
+def _id(found: Found) -> str:
     return str(found.checkpoint["id"])
 
 
-def _namespace(found: CheckpointTuple) -> str:
+def _namespace(found: Found) -> str:
     return str(found.config.get("configurable", {}).get("checkpoint_ns", ""))
 
 
-def _parent(found: CheckpointTuple) -> str:
+def _parent(found: Found) -> str:
     """Empty for a root."""
     return str((found.parent_config or {}).get("configurable", {}).get("checkpoint_id", ""))
 
 
-def _around(found: CheckpointTuple) -> str:
+def _around(found: Found) -> str:
     """Id of the checkpoint of the graph around this one, whose step this one lies in; empty for the graph itself."""
     around = found.metadata.get("parents", {})
     return around[max(around, key=len)] if around and _namespace(found) else ""

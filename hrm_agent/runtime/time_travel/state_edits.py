@@ -27,8 +27,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from hrm_agent.async_bridge import run_sync
 from hrm_agent.errors import ConfigError, RunError, nearest
 from hrm_agent.langgraph_format import RUNTIME, START, is_internal
+from hrm_agent.runtime.execution.loading import Graph
 from hrm_agent.runtime.time_travel.history import History, Moment
-from hrm_agent.runtime.time_travel.read_history import Graph
 from hrm_agent.runtime.time_travel.scratch_saver import ScratchSaver
 from hrm_agent.store import StoreSaver
 

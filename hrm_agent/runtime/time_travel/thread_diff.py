@@ -12,8 +12,9 @@ from typing import Any, cast
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from pydantic import BaseModel
 
+from hrm_agent.runtime.execution.loading import Graph
 from hrm_agent.runtime.time_travel.history import History, Moment
-from hrm_agent.runtime.time_travel.read_history import Graph, history
+from hrm_agent.runtime.time_travel.read_history import history
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import Call, CallUsage, ToolCall, Trajectory
 from hrm_agent.trajectory.call_facts import total_usage
