@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from hrm_agent.errors import ConfigError
 
-__all__ = ["DEFAULT_ISOLATION", "Isolation", "Layer", "level_of", "parse_isolation"]
+__all__ = ["DEFAULT_ISOLATION", "LESS_ISOLATION_HINT", "Isolation", "Layer", "level_of", "parse_isolation"]
 
 
 class Isolation(StrEnum):
@@ -32,6 +32,13 @@ class Isolation(StrEnum):
 
 
 DEFAULT_ISOLATION = Isolation.L2
+LESS_ISOLATION_HINT = (
+    "Allow unprivileged user namespaces (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns;"
+    " in a container: --security-opt seccomp=unconfined): `hrm-agent doctor environment` shows what is missing. Or run"
+    " the code elsewhere (`hrm-agent environment serve` there, --environment URL here). Or accept less with"
+    " --isolation L1 or L0 (in Python isolation=): then model-written code may reach your files and the network."
+)
+"""Where a machine gives less than is asked for."""
 
 
 class Layer(StrEnum):

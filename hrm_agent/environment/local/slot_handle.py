@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -124,3 +125,23 @@ class SlotPool:
     """Works that wait for the zygote to be started."""
     silent_deaths: int = 0
     """Of zygotes, since a slot answered."""
+    unneeded: int = 0
+    """So many of the idle slots were idle all the time since `counted_at`."""
+    counted_at: float = 0.0
+    """On the monotonic clock."""
+
+    def take(self) -> SlotHandle | None:
+        """The slot that was idle for longest: its next child is likely ready. None if there is no idle slot."""
+        slot = self.idle.pop(0) if self.idle else None
+        self.unneeded = min(self.unneeded, len(self.idle))
+        return slot
+
+    def surplus(self, most: int, seconds: float) -> list[SlotHandle]:
+        """Of more than `most` idle slots those that nobody has needed for `seconds`. To be asked again and again."""
+        now, found = time.monotonic(), list[SlotHandle]()
+        if len(self.idle) <= most:
+            self.counted_at = now
+        elif now - self.counted_at >= seconds:
+            found = self.idle[: max(0, min(self.unneeded, len(self.idle)) - most)]
+            self.unneeded, self.counted_at = len(self.idle) - len(found), now
+        return found

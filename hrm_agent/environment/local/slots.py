@@ -25,7 +25,7 @@ from itertools import count
 from pathlib import Path
 
 from hrm_agent.environment.base import ExecutionResult
-from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation, level_of
+from hrm_agent.environment.isolation import DEFAULT_ISOLATION, LESS_ISOLATION_HINT, Isolation, level_of
 from hrm_agent.environment.local.slot_files import SlotFiles, infrastructure_failure
 from hrm_agent.environment.local.slot_handle import SlotHandle, SlotPool, refused_calls
 from hrm_agent.environment.local.zygote_process import ZygoteHome, ZygoteProcess, installed, wait_until
@@ -38,14 +38,11 @@ __all__ = ["SCIENTIFIC", "LocalWorkers", "default_slots"]
 
 SCIENTIFIC = ("numpy", "sympy")
 """Packages that snippets may import unless told otherwise, where they are installed."""
+SURPLUS_SECONDS, QUIET_SECONDS = 1.0, 0.05
+"""Idle slots above `slots`, left by sessions, are kept for others until nobody has needed them for so long; for the
+shorter time where nothing runs and no session lives."""
 MAX_SILENT_DEATHS = 3
 """A zygote is given up when it died so often without a slot of it answering."""
-_HINT = (
-    "Allow unprivileged user namespaces (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns;"
-    " in a container: --security-opt seccomp=unconfined): `hrm-agent doctor environment` shows what is missing. Or run"
-    " the code elsewhere (`hrm-agent environment serve` there, --environment URL here). Or accept less with"
-    " --isolation L1 or L0 (in Python isolation=): then model-written code may reach your files and the network."
-)
 
 
 def default_slots() -> int:
@@ -78,7 +75,7 @@ class LocalWorkers:
         self.packages = installed(SCIENTIFIC) if packages is None else tuple(packages)
         """What snippets may import beside the standard library."""
         self._words = re.compile(rf"\b(?:{'|'.join(map(re.escape, self.packages))})\b") if self.packages else None
-        self._bare, self._scientific = SlotPool(()), SlotPool(self.packages)
+        self._bare, self._scientific = self._pools = SlotPool(()), SlotPool(self.packages)
         self._lock = threading.Lock()
         self._by_line: dict[int, SlotHandle] = {}
         self._sessions: dict[int, SlotHandle] = {}
@@ -119,7 +116,7 @@ class LocalWorkers:
             slot = next((slot for slot in self._by_line.values() if slot.work is work), None)
             if slot is not None:
                 slot.kill()
-            for pool in (self._bare, self._scientific):
+            for pool in self._pools:
                 if work in pool.waiting:
                     pool.waiting.remove(work)
                     self._notify(work, self._failure("killed before it began"), lost=False)
@@ -156,8 +153,7 @@ class LocalWorkers:
     def _place(self, work: Work) -> None:
         scientific = self._words is not None and self._words.search(work.code) is not None
         pool = self._scientific if scientific else self._bare
-        while pool.idle:
-            slot = pool.idle.pop(0)  # idle for longest: its next child is likely ready
+        while (slot := pool.take()) is not None:
             if self._send_work(slot, work):
                 return
             self._discard(slot)
@@ -189,10 +185,19 @@ class LocalWorkers:
             self._discard(slot)
             if pool.zygote is not None and len(pool.idle) < self.slots:
                 pool.idle.append(self._new_slot(pool, pool.zygote))
-        elif len(pool.idle) < self.slots:
-            slot.pool.idle.append(slot)
         else:
-            self._discard(slot)
+            pool.idle.append(slot)
+
+    def _give_up_surplus(self) -> float | None:
+        """Discard idle slots that nobody needs. Seconds until that is to be looked at again."""
+        if all(len(pool.idle) <= self.slots for pool in self._pools):
+            return None
+        with self._lock:
+            quiet = not self._sessions and all(slot.work is None for slot in self._by_line.values())
+            seconds = QUIET_SECONDS if quiet else SURPLUS_SECONDS
+            for slot in [slot for pool in self._pools for slot in pool.surplus(self.slots, seconds)]:
+                self._discard(slot)
+        return seconds
 
     def _discard(self, slot: SlotHandle) -> None:
         """Forget a slot; if it lives it ends, since its socket closes."""
@@ -226,7 +231,7 @@ class LocalWorkers:
             return
         started.set_result(None)
         while not self._down:
-            for descriptor, _ in self._poll.poll():
+            for descriptor, _ in self._poll.poll(self._give_up_surplus()):
                 self._on_readable(descriptor)
             self._start_zygotes()
             self._notify_finished()
@@ -249,10 +254,8 @@ class LocalWorkers:
             if least in (Isolation.L3, Isolation.L2):
                 break
         missing = reason or "; ".join(f"{layer}: {why}" for layer, why in self.missing.items())
-        raise HrmError(
-            f"Model-written code cannot be isolated on this machine as {least} asks: {missing}.",
-            _HINT,
-        )
+        why = f"Model-written code cannot be isolated on this machine as {least} asks: {missing}."
+        raise HrmError(why, LESS_ISOLATION_HINT)
 
     def _probe(self) -> str:
         """Start the bare zygote and a slot of it. Empty, or what stands in the way; fills `missing`."""
@@ -292,11 +295,8 @@ class LocalWorkers:
             self._finish(slot, Reply(*REPLY.unpack(data)))
         elif len(data) == REFUSED.size:
             slot.refused = refused_calls(REFUSED.unpack(data))
-        elif not data or self._is_weaker(data):
+        elif not data or not set(json.loads(data)) <= set(self.missing):  # a slot that isolates less than the first
             self._on_slot_lost(slot)
-
-    def _is_weaker(self, ready: bytes) -> bool:
-        return not set(json.loads(ready)) <= set(self.missing)
 
     def _finish(self, slot: SlotHandle, reply: Reply) -> None:
         with self._lock:
@@ -338,7 +338,7 @@ class LocalWorkers:
 
     def _on_zygote_readable(self, descriptor: int) -> None:
         """Its handshake, or its end: then its slots are gone too, each of which is heard of."""
-        for pool in (self._bare, self._scientific):
+        for pool in self._pools:
             zygote = pool.zygote
             if zygote is not None and zygote.control.fileno() == descriptor and zygote.handshake():
                 self._poll.unregister(descriptor)
@@ -349,7 +349,7 @@ class LocalWorkers:
 
     def _start_zygotes(self) -> None:
         """Where a work waits for one."""
-        for pool in (self._bare, self._scientific):
+        for pool in self._pools:
             with self._lock:
                 works = pool.waiting
                 pool.waiting = []
@@ -379,7 +379,7 @@ class LocalWorkers:
         """Nothing runs any more: give every open work its result."""
         with self._lock:
             works = [slot.work for slot in self._by_line.values() if slot.work is not None]
-            works += [*self._bare.waiting, *self._scientific.waiting]
+            works += [work for pool in self._pools for work in pool.waiting]
             self._finished += [(work, self._failure(self._down), False) for work in works]
         self._end_zygotes()
         self._notify_finished()
@@ -390,7 +390,7 @@ class LocalWorkers:
         with self._lock:
             for slot in list(self._by_line.values()):
                 self._discard(slot)
-        for pool in (self._bare, self._scientific):
+        for pool in self._pools:
             if pool.zygote is not None:
                 with suppress(OSError):
                     self._poll.unregister(pool.zygote.control.fileno())

@@ -10,10 +10,12 @@
    takes the request from the socket: so a child that dies first takes no request with it.
 
    A stateless call that exits before the first look at it is due, and whose working folder is as it was, is answered
-   here. Everything else is handed to slot.py, before anything was done that it could not do itself: a session, an end,
-   a call that still runs, a word from the host meanwhile, a folder to be swept; in a cgroup, a call with another limit
-   of memory than the last. Only for slots with a process-id namespace: there the death of the child is the death of all
-   that it started.
+   here. So is the first call of a session, if its process is to the filter as quiet as that, and so is the session's
+   end, if no second call came before: its process was stopped meanwhile, if it stood idle for long. Everything else is
+   handed to slot.py, before anything was done that it could not do itself: a session's second call, a call that still
+   runs, a word from the host or the filter meanwhile, a thread that the session has left, a folder to be swept; in a
+   cgroup, every session, and a call with another limit of memory than the last. Only for slots with a process-id
+   namespace: there the death of the child is the death of all that it started.
 
    No code and no output passes through the slot: the child reads its code itself, after it has shed what is the
    slot's, and goes on in Python with a function that does not come back. */
@@ -35,6 +37,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -63,15 +66,18 @@
 #define SYS_close_range 436
 #endif
 
-/* As in slot.py. */
-enum { VALUE = 3, CODE = 4, HOST = 5, PROC = 6 };
+/* As in slot.py; the last two in a session's process, see child.py. */
+enum { VALUE = 3, CODE = 4, HOST = 5, PROC = 6, ANSWERS = 5, REQUESTS = 6 };
 /* Without a request for so long, a child is cloned ahead: not at once, for whoever was told of the last call's end waits
    for this core; later, where the last request said that others wait for one, too. */
 enum { IDLE_MILLISECONDS = 2, CROWDED_MILLISECONDS = 10 };
 static const double TICK_SECONDS = 0.05;
+/* Of an idle session, as in slot.py: until it is stopped, and between two looks whether it still is. */
+enum { PARK_MILLISECONDS = 200, FIRST_LOOK_MILLISECONDS = 10, LAST_LOOK_MILLISECONDS = 5000 };
 
-/* As in protocol.py, REQUEST and REPLY; the numbers of Operation.RUN and Ended.EXITED. */
-enum { RUN = 1, EXITED = 1 };
+/* As in protocol.py, REQUEST and REPLY; numbers of Operation and Ended. */
+enum { RUN = 1, END_SESSION = 3 };
+enum { EXITED = 1, KILLED = 3, ANSWERED = 4 };
 
 struct __attribute__((packed)) request {
     uint8_t operation;
@@ -96,9 +102,12 @@ struct slot {
     const char *folder;
     mode_t folder_mode;
     int64_t base_bytes;
-    PyObject *run, *rehearse;
-    char files[VALUE][64]; /* stdout, stderr and value, from /proc */
-    int told[2];           /* a pipe: struct word */
+    PyObject *run, *run_session, *rehearse;
+    char files[CODE][64]; /* stdout, stderr, value and code, from /proc */
+    int told[2];          /* a pipe: struct word */
+    /* Pipes for the next session, from its process and to it, which no process of a session has yet; -1 if there are
+       none. */
+    int answers[2], requests[2];
     int listener; /* seccomp listener; -1 without one */
     /* The cgroup of its calls, -1 if they have none, and its files: see cgroup.SlotGroup. */
     int group, cpu, peak;
@@ -106,9 +115,14 @@ struct slot {
     struct sock_fprog without_spawning;
 };
 
+/* How a session's process is handed over: its call still runs, it stands idle, it has to be stopped, it is stopped. */
+enum state { AT_WORK, IDLE, RESTLESS, STOPPED };
+
 struct call {
     pid_t pid;
     int pidfd;
+    int answers, requests; /* the slot's ends of a session's pipes; -1 outside sessions */
+    enum state state;
     double started; /* on the monotonic clock */
     double used;    /* CPU time that the child had used before */
     double spent;   /* CPU time of all that was in the cgroup before the child */
@@ -207,10 +221,10 @@ static int reopen(int descriptor, int folder, const char *path, int flags)
 }
 
 /* kernel.own_descriptors, through /proc/<slot>, which the kernel has in its cache; /proc/<child> would have to be made
-   first. */
-static int own_descriptors(const struct slot *slot)
+   first. A session's process keeps the code's. */
+static int own_descriptors(const struct slot *slot, int last)
 {
-    for (int descriptor = 1; descriptor <= VALUE; descriptor++)
+    for (int descriptor = 1; descriptor <= last; descriptor++)
         if (reopen(descriptor, PROC, slot->files[descriptor - 1], O_RDWR))
             return -1;
     return reopen(0, AT_FDCWD, "/dev/null", O_RDONLY);
@@ -224,9 +238,10 @@ static int shed(const struct slot *slot, const struct request *request)
     struct __user_cap_header_struct version = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct nothing[2];
     memset(nothing, 0, sizeof nothing);
-    return own_descriptors(slot) || syscall(SYS_capset, &version, nothing) || setsid() < 0
-           || limit(RLIMIT_AS, slot->base_bytes + request->memory_bytes) || limit(RLIMIT_FSIZE, request->file_bytes)
-           || limit(RLIMIT_CPU, (int64_t)request->cpu_seconds + 1)
+    return own_descriptors(slot, request->session ? CODE : VALUE) || syscall(SYS_capset, &version, nothing)
+           || setsid() < 0 || limit(RLIMIT_AS, slot->base_bytes + request->memory_bytes)
+           || limit(RLIMIT_FSIZE, request->file_bytes)
+           || (!request->session && limit(RLIMIT_CPU, (int64_t)request->cpu_seconds + 1))
            || (slot->group >= 0 && syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &slot->without_spawning));
 }
 
@@ -241,10 +256,15 @@ static int rehearse(const struct slot *slot)
     return done == NULL;
 }
 
+/* Whether it is begun here. A session only where the filter tells of the processes that it makes: until then it is one
+   process, that has to be looked at for its threads alone. */
 static int is_plain(const struct slot *slot, const struct request *request, ssize_t size)
 {
-    return size == sizeof *request && request->operation == RUN && !request->session
-           && (slot->group < 0 || request->memory_bytes == slot->memory_limit);
+    if (size != sizeof *request || request->operation != RUN)
+        return 0;
+    if (request->session)
+        return request->fresh && slot->group < 0 && slot->listener >= 0 && slot->answers[0] >= 0;
+    return slot->group < 0 || request->memory_bytes == slot->memory_limit;
 }
 
 /* All of the code, as text: by the file's offset the host sees that the snippet was reached. NULL if that fails. */
@@ -291,28 +311,60 @@ static _Noreturn void become_child(const struct slot *slot, const struct request
         _exit(1);
     if (shed(slot, &request))
         _exit(1);
-    PyObject *code = read_code();
+    PyObject *code = read_code(), *run = request.session ? slot->run_session : slot->run;
     if (code == NULL)
         _exit(1);
-    if (syscall(SYS_close_range, CODE, ~0U, 0))
+    if (request.session && (dup2(slot->answers[1], ANSWERS) < 0 || dup2(slot->requests[0], REQUESTS) < 0))
         _exit(1);
-    PyObject_CallFunction(slot->run, "OKL", code, (unsigned long long)request.seed, (long long)request.value_bytes);
+    if (syscall(SYS_close_range, request.session ? REQUESTS + 1 : CODE, ~0U, 0))
+        _exit(1);
+    PyObject_CallFunction(run, "OKL", code, (unsigned long long)request.seed, (long long)request.value_bytes);
     _exit(1);
 }
 
 /* The slot ------------------------------------------------------------------------------------------------------ */
 
-/* Whether the child is dead when the first look at it is due, and the host has said nothing. */
+/* Pipes for a session that comes next; the slot does not wait at its ends. */
+static void open_pipes(struct slot *slot)
+{
+    if (slot->answers[0] >= 0 || slot->group >= 0 || slot->listener < 0 || pipe(slot->answers))
+        return;
+    if (pipe(slot->requests)) {
+        close(slot->answers[0]);
+        close(slot->answers[1]);
+        slot->answers[0] = -1;
+        return;
+    }
+    fcntl(slot->answers[0], F_SETFL, O_RDONLY | O_NONBLOCK);
+    fcntl(slot->requests[1], F_SETFL, O_WRONLY | O_NONBLOCK);
+}
+
+/* A session has begun, and the pipes are its own. */
+static void take_pipes(struct slot *slot, struct call *call)
+{
+    call->answers = slot->answers[0];
+    call->requests = slot->requests[1];
+    close(slot->answers[1]);
+    close(slot->requests[0]);
+    slot->answers[0] = -1;
+}
+
+/* Whether the child is dead when the first look at it is due, or has answered if it is a session's, and neither the host
+   nor the filter has said anything. */
 static int ends_soon(const struct slot *slot, const struct request *request, const struct call *call)
 {
     double look = call->started + smaller(TICK_SECONDS, smaller(request->wall_seconds, request->cpu_seconds));
-    struct pollfd watched[3] = {{call->pidfd, POLLIN, 0}, {HOST, POLLIN, 0}, {slot->listener, POLLIN, 0}};
+    struct pollfd watched[4] = {
+        {call->pidfd, POLLIN, 0}, {call->answers, POLLIN, 0}, {HOST, POLLIN, 0}, {slot->listener, POLLIN, 0}};
     for (;;) {
         double left = look - now();
         struct timespec timeout = {0, left > 0 ? (long)(left * 1e9) : 0};
-        int ready = ppoll(watched, 3, &timeout, NULL);
-        if (ready >= 0 || errno != EINTR)
-            return ready > 0 && watched[0].revents;
+        int ready = ppoll(watched, 4, &timeout, NULL);
+        if (ready < 0 && errno == EINTR)
+            continue;
+        if (request->session)
+            return ready == 1 && watched[1].revents == POLLIN;
+        return ready > 0 && watched[0].revents;
     }
 }
 
@@ -369,10 +421,144 @@ static void answer(const struct slot *slot, const struct request *request, const
         ;
 }
 
+/* Sessions ------------------------------------------------------------------------------------------------------ */
+
+/* What /proc says of a process, as a string. */
+static void read_proc(pid_t pid, const char *name, char *text, size_t size)
+{
+    char path[32];
+    ssize_t have = -1;
+    snprintf(path, sizeof path, "%d/%s", (int)pid, name);
+    int file = openat(PROC, path, O_RDONLY | O_CLOEXEC);
+    if (file >= 0) {
+        have = read(file, text, size - 1);
+        close(file);
+    }
+    text[have < 0 ? 0 : have] = 0;
+}
+
+/* memory.Tree.peak_bytes, of one process. */
+static int64_t peak_bytes(pid_t pid)
+{
+    char text[4096];
+    read_proc(pid, "status", text, sizeof text);
+    const char *found = strstr(text, "VmHWM:");
+    return found == NULL ? 0 : strtoll(found + strlen("VmHWM:"), NULL, 10) * 1024;
+}
+
+/* Whether a process has one thread; with `stopped`, one that does not run. memory.Tree.is_still. */
+static int is_single(pid_t pid, int stopped)
+{
+    char text[1024], state;
+    int threads;
+    read_proc(pid, "stat", text, sizeof text);
+    const char *rest = strrchr(text, ')');
+    if (rest == NULL
+        || sscanf(rest + 1, " %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %d", &state, &threads)
+               != 2)
+        return 0;
+    return threads == 1 && (!stopped || strchr("tTZXD", state) != NULL);
+}
+
+/* A session's first call has ended: take its word, and say so. False if there is more than one, which is slot.py's to
+   look at. */
+static int answer_session(const struct request *request, struct call *call)
+{
+    double ended = now();
+    clockid_t clock = (clockid_t)(((unsigned)~call->pid << 3) | 2); /* of the process, as in child.py */
+    unsigned char code = 1;
+    int words = 0;
+    if (ioctl(call->answers, FIONREAD, &words) || words != 1 || read(call->answers, &code, 1) != 1)
+        return 0;
+    struct reply reply = {
+        .call = request->call,
+        .ended = ANSWERED,
+        .status = code << 8,
+        .duration_seconds = ended - call->started,
+        .cpu_seconds = reading(clock) - call->used,
+        .peak_bytes = peak_bytes(call->pid),
+    };
+    while (send(HOST, &reply, sizeof reply, MSG_NOSIGNAL) < 0 && errno == EINTR)
+        ;
+    return 1;
+}
+
+/* Whether the host wants the session to end, and nobody else has said anything. The request is then taken. */
+static int is_to_end(struct request *request)
+{
+    if (recv(HOST, request, sizeof *request, MSG_PEEK | MSG_DONTWAIT) != sizeof *request)
+        return 0;
+    return request->operation == END_SESSION && recv(HOST, request, sizeof *request, 0) == sizeof *request;
+}
+
+/* Whether an idle session is ended by the host. It is stopped when it has been idle for long; what else it does, or is to
+   do, is for slot.py. */
+static int rests(const struct slot *slot, struct request *request, struct call *call)
+{
+    struct pollfd watched[4] = {
+        {HOST, POLLIN, 0}, {call->pidfd, POLLIN, 0}, {call->answers, POLLIN, 0}, {slot->listener, POLLIN, 0}};
+    struct request next;
+    int wait = PARK_MILLISECONDS, look = FIRST_LOOK_MILLISECONDS;
+    for (call->state = IDLE;;) {
+        int ready = poll(watched, 4, wait);
+        if (ready < 0 && errno == EINTR)
+            continue;
+        if (ready == 0) {
+            if (call->state == IDLE) {
+                kill(call->pid, SIGSTOP);
+                watched[3].fd = -1; /* nobody answers the filter: so it makes no process that would not be stopped */
+            } else
+                look = 2 * look < LAST_LOOK_MILLISECONDS ? 2 * look : LAST_LOOK_MILLISECONDS;
+            if (!is_single(call->pid, call->state == STOPPED)) {
+                call->state = RESTLESS;
+                return 0;
+            }
+            call->state = STOPPED;
+            wait = look;
+            continue;
+        }
+        if (ready != 1 || !watched[0].revents || !is_to_end(&next))
+            return 0;
+        next.crowded = request->crowded;
+        *request = next;
+        return 1;
+    }
+}
+
+/* End a session's process; true if it has left nothing, and that was said. */
+static int end_session(const struct slot *slot, const struct request *request, struct call *call)
+{
+    kill(call->pid, SIGKILL);
+    while (waitpid(call->pid, NULL, 0) < 0 && errno == EINTR)
+        ;
+    close(call->pidfd);
+    close(call->answers);
+    close(call->requests);
+    call->pid = 0;
+    if (!is_clean(slot))
+        return 0;
+    struct reply reply = {.call = request->call, .ended = KILLED};
+    while (send(HOST, &reply, sizeof reply, MSG_NOSIGNAL) < 0 && errno == EINTR)
+        ;
+    return 1;
+}
+
+/* A session's first call and its end. False if the rest is slot.py's. */
+static int serve_session(struct slot *slot, struct request *request, struct call *call)
+{
+    take_pipes(slot, call);
+    if (!ends_soon(slot, request, call) || !answer_session(request, call))
+        return 0;
+    request->seed = 0;
+    return rests(slot, request, call) && end_session(slot, request, call);
+}
+
+/* Calls --------------------------------------------------------------------------------------------------------- */
+
 static PyObject *hand_over(const struct request *request, ssize_t size, const struct call *call)
 {
-    return Py_BuildValue("(y#iiddd)", (const char *)request, (Py_ssize_t)size, (int)call->pid, call->pidfd,
-                         call->started, call->used, call->spent);
+    return Py_BuildValue("(y#iidddiii)", (const char *)request, (Py_ssize_t)size, (int)call->pid, call->pidfd,
+                         call->started, call->used, call->spent, call->answers, call->requests, (int)call->state);
 }
 
 /* Clone a child ahead, and wait until it has a request. One that dies, or makes a call that the filter reports, is
@@ -413,12 +599,15 @@ static ssize_t take_request(struct request *request)
 }
 
 /* Until there is a request for slot.py, of which the size is returned; call.pid is 0 if it was not begun. */
-static ssize_t answer_calls(const struct slot *slot, struct request *request, struct call *call)
+static ssize_t answer_calls(struct slot *slot, struct request *request, struct call *call)
 {
     for (int patience = IDLE_MILLISECONDS;; patience = request->crowded ? CROWDED_MILLISECONDS : IDLE_MILLISECONDS) {
         struct pollfd host = {HOST, POLLIN, 0};
         call->pid = 0;
+        call->state = AT_WORK;
+        call->answers = call->requests = -1;
         call->used = 0.0;
+        open_pipes(slot);
         if (poll(&host, 1, patience) == 0)
             clone_ahead(slot, call);
         ssize_t size = take_request(request);
@@ -434,6 +623,11 @@ static ssize_t answer_calls(const struct slot *slot, struct request *request, st
             if (call->pid < 0)
                 call->pid = 0;
         }
+        if (call->pid != 0 && request->session) {
+            if (!serve_session(slot, request, call))
+                return size;
+            continue;
+        }
         if (call->pid == 0 || !ends_soon(slot, request, call) || !is_clean(slot))
             return size;
         answer(slot, request, call, now());
@@ -448,9 +642,9 @@ static PyObject *serve(PyObject *Py_UNUSED(module), PyObject *arguments)
     long long base;
     const char *program;
     Py_ssize_t program_size;
-    if (!PyArg_ParseTuple(arguments, "sILOOiiiiLy#", &slot.folder, &mode, &base, &slot.run, &slot.rehearse,
-                          &slot.listener, &slot.group, &slot.cpu, &slot.peak, &slot.memory_limit, &program,
-                          &program_size))
+    if (!PyArg_ParseTuple(arguments, "sILOOOiiiiLy#", &slot.folder, &mode, &base, &slot.run, &slot.run_session,
+                          &slot.rehearse, &slot.listener, &slot.group, &slot.cpu, &slot.peak, &slot.memory_limit,
+                          &program, &program_size))
         return NULL;
     slot.without_spawning.len = (unsigned short)((size_t)program_size / sizeof(struct sock_filter));
     slot.without_spawning.filter = (struct sock_filter *)program;
@@ -459,13 +653,19 @@ static PyObject *serve(PyObject *Py_UNUSED(module), PyObject *arguments)
     char place[32] = "";
     if (readlinkat(PROC, "self", place, sizeof place - 1) < 0 || pipe(slot.told))
         return PyErr_SetFromErrno(PyExc_OSError);
-    for (int descriptor = 1; descriptor <= VALUE; descriptor++)
+    slot.answers[0] = -1;
+    for (int descriptor = 1; descriptor <= CODE; descriptor++)
         snprintf(slot.files[descriptor - 1], sizeof slot.files[0], "%s/fd/%d", place, descriptor);
-    struct call call = {0, -1, 0.0, 0.0, spent_in(&slot)};
+    struct call call = {.pidfd = -1, .answers = -1, .requests = -1, .spent = spent_in(&slot)};
     struct request request;
     ssize_t size = answer_calls(&slot, &request, &call);
     close(slot.told[0]);
     close(slot.told[1]);
+    if (slot.answers[0] >= 0)
+        for (int end = 0; end < 2; end++) {
+            close(slot.answers[end]);
+            close(slot.requests[end]);
+        }
     PyObject *result = hand_over(&request, size, &call);
     explicit_bzero(&request, sizeof request);
     return result;
@@ -481,10 +681,12 @@ static PyModuleDef_Slot steps[] = {{Py_mod_exec, name_source}, {0, NULL}};
 
 static PyMethodDef functions[] = {
     {"serve", serve, METH_VARARGS,
-     "serve(folder, mode, base_bytes, run, rehearse, listener, group, cpu, peak, memory_limit, without_spawning)\n"
-     "  -> (request, pid, pidfd, started, before, spent)\n\n"
-     "Answers stateless calls until there is one for slot.py, or no host: then it is empty. pid is 0 if it was not\n"
-     "begun. In a call's process run(code, seed, value_bytes) is called, and is to end it."},
+     "serve(folder, mode, base_bytes, run, run_session, rehearse, listener, group, cpu, peak, memory_limit,\n"
+     "      without_spawning)\n"
+     "  -> (request, pid, pidfd, started, before, spent, answers, requests, state)\n\n"
+     "Answers calls until there is one for slot.py, or no host: then it is empty. pid is 0 if it was not begun. Of a\n"
+     "session answers and requests are the slot's ends of its pipes, and state is a protocol.Handed.\n"
+     "In a call's process run(code, seed, value_bytes) is called, and is to end it; in a session's, run_session."},
     {NULL, NULL, 0, NULL},
 };
 

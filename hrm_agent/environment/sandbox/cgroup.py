@@ -22,7 +22,6 @@ from __future__ import annotations
 import fcntl
 import os
 import select
-import tempfile
 import time
 from contextlib import suppress
 
@@ -53,6 +52,8 @@ def claim(folder: str | None) -> str:
     _move_to_leaf(top)
     _hand_on(top)
     _remove_stale(top)
+    import tempfile  # only in the host: snippets would pay for what it imports
+
     made = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{_start_time('self')}-", dir=top)
     _hand_on(made)
     return made

@@ -1,4 +1,4 @@
-"""The process of a call or of a session, as its slot sees it; and what a session's process does between calls."""
+"""The process of a call or of a session: as its slot sees it, and what it does itself, from its first moment on."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from contextlib import suppress
 from types import ModuleType
+from typing import NoReturn
 
-from . import kernel, snippet
+from . import kernel, landlock, seccomp, snippet
 from .memory import Tree
 from .protocol import REQUEST, Request
 
-__all__ = ["CHANNEL", "CODE", "REQUESTS", "Child", "reserve_channel", "serve_session"]
+__all__ = ["CHANNEL", "CODE", "PROC", "REQUESTS", "Child", "Inside", "reserve_channel", "serve_session"]
 
-CODE, CHANNEL, REQUESTS = 4, 7, 9
+CODE, PROC, CHANNEL, REQUESTS = 4, 6, 7, 9
 """Descriptors of a slot. On CHANNEL a session's process says that a call has ended; the next is written to REQUESTS."""
+_ANSWERS, _ASKED = CODE + 1, CODE + 2
+"""The other ends of the two, in a session's process."""
 
 
 class Child:
@@ -57,17 +61,81 @@ def reserve_channel() -> None:
     os.dup2(0, REQUESTS)
 
 
-def serve_session(channel: tuple[int, ...], module: ModuleType) -> None:
-    """Run one call after the other in one module, until the slot closes the pipe."""
+class Inside:
+    """What a clone of the slot becomes."""
+
+    __slots__ = ("_base_bytes", "_grouped", "_isolated", "_module")
+
+    def __init__(self, *, isolated: bool, grouped: bool) -> None:
+        self._isolated, self._grouped = isolated, grouped
+        self._module = snippet.new_module()
+        self._base_bytes = kernel.address_space(PROC)
+        """Of the warm interpreter."""
+
+    @property
+    def base_bytes(self) -> int:
+        return self._base_bytes
+
+    def begin(self, request: Request, channel: tuple[int, ...]) -> NoReturn:
+        """Shed everything of the slot, then run. Never returns into the slot's frames."""
+        try:
+            kernel.die_with_parent()
+            if self._isolated:
+                kernel.drop_capabilities()
+                if self._grouped:
+                    seccomp.give_up_spawning()
+            else:  # in one process-id namespace with the slot, which it could signal
+                with suppress(OSError):
+                    landlock.scope()
+            os.setsid()
+            kernel.own_descriptors(PROC, [1, 2, snippet.VALUE_DESCRIPTOR, *([CODE] if channel else [])])
+            seconds = None if channel else request.cpu_seconds
+            kernel.limit_child(self._base_bytes + request.memory_bytes, request.file_bytes, seconds)
+            source = snippet.read_code(CODE)
+            if channel:
+                _keep_channel(channel)
+                self.run_session(source, request.seed, request.value_bytes)
+            os.closerange(CODE, kernel.MAX_DESCRIPTORS)
+            self.run_alone(source, request.seed, request.value_bytes)
+        finally:
+            os._exit(1)
+
+    def run_alone(self, source: str, seed: int, value_bytes: int) -> NoReturn:
+        """The rest of a stateless call's process, which has shed everything of the slot and read its code."""
+        code = 1
+        try:
+            if snippet.may_draw(source):
+                snippet.reseed(seed)
+            code = snippet.run(source, self._module, value_bytes)
+        finally:
+            os._exit(code)
+
+    def run_session(self, source: str, seed: int, value_bytes: int) -> NoReturn:
+        """The rest of a session's process, which has its ends of the pipes, and has read the code of its first call."""
+        try:
+            snippet.reseed(seed)
+            serve_session(source, self._module, value_bytes)
+        finally:
+            os._exit(1)
+
+
+def _keep_channel(channel: tuple[int, ...]) -> None:
+    """Close all but the files of a session's process, and its ends of the pipes."""
     aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, REQUESTS + 1) for descriptor in channel]
-    answers, requests = (os.dup2(descriptor, CODE + 1 + place) for place, descriptor in enumerate(aside))
-    os.closerange(requests + 1, kernel.MAX_DESCRIPTORS)
+    for target, descriptor in zip((_ANSWERS, _ASKED), aside, strict=True):
+        os.dup2(descriptor, target)
+    os.closerange(_ASKED + 1, kernel.MAX_DESCRIPTORS)
+
+
+def serve_session(source: str, module: ModuleType, value_bytes: int) -> None:
+    """Run one call after the other in one module, the first of which has been read, until the slot closes the pipe."""
     while True:
-        data = os.read(requests, REQUEST.size)
+        os.write(_ANSWERS, bytes([snippet.run(source, module, value_bytes)]))
+        data = os.read(_ASKED, REQUEST.size)
         if len(data) < REQUEST.size:
             return
+        value_bytes = Request(*REQUEST.unpack(data)).value_bytes
         for descriptor in (1, 2, snippet.VALUE_DESCRIPTOR, CODE):  # the host has emptied these files
             os.lseek(descriptor, 0, os.SEEK_SET)
         snippet.open_streams()
         source = snippet.read_code(CODE)
-        os.write(answers, bytes([snippet.run(source, module, Request(*REQUEST.unpack(data)).value_bytes)]))

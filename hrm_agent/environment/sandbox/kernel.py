@@ -13,7 +13,6 @@ from __future__ import annotations
 # ruff: noqa: PTH102, PTH103, PTH110, PTH112, PTH114, PTH115, PTH120, PTH211, S108
 import ctypes
 import os
-import platform
 import resource
 import socket
 import sys
@@ -59,7 +58,8 @@ MNT_DETACH = 2
 MADV_COLLAPSE, HUGE_PAGE = 25, 1 << 21
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID = 0x1, 0x2
 AT_FDCWD, AT_RECURSIVE = -100, 0x8000
-SYS_CLONE, SYS_CLONE3, SYS_MOUNT_SETATTR = (220 if platform.machine() == "aarch64" else 56), 435, 442
+_MACHINE = os.uname().machine
+SYS_CLONE, SYS_CLONE3, SYS_MOUNT_SETATTR = (220 if _MACHINE == "aarch64" else 56), 435, 442
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_GET_TID_ADDRESS = 1, 4, 36, 38, 40
 SIGKILL, SIGCHLD = 9, 17
 CAPABILITY_VERSION_3 = 0x20080522
@@ -94,7 +94,7 @@ def clone(*, isolated: bool, into: int = -1) -> tuple[int, int]:
         given = (ctypes.c_uint64 * 11)(flags, ctypes.addressof(_pidfd), tid, 0, SIGCHLD, 0, 0, 0, 0, 0, into)
         pid = int(_libc.syscall(SYS_CLONE3, ctypes.addressof(given), ctypes.sizeof(given), 0, 0, 0))
     else:
-        last = (0, tid) if platform.machine() == "aarch64" else (tid, 0)
+        last = (0, tid) if _MACHINE == "aarch64" else (tid, 0)
         pid = int(_libc.syscall(SYS_CLONE, flags, 0, ctypes.addressof(_pidfd), *last))
     if pid == 0:
         return 0, -1

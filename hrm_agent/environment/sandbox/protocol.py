@@ -21,6 +21,7 @@ __all__ = [
     "REQUEST",
     "SNIPPET",
     "Ended",
+    "Handed",
     "Operation",
     "Reply",
     "Request",
@@ -100,6 +101,19 @@ class Ended(IntEnum):
     """The session's process ended by itself before the call, which the host had not heard."""
     TOO_MANY = 9
     """Killed because its processes had too many threads."""
+
+
+class Handed(IntEnum):
+    """How the compiled body leaves the process of a call to the slot."""
+
+    AT_WORK = 0
+    """Its call has not ended."""
+    IDLE = 1
+    """A session's; the call has ended, and was answered."""
+    RESTLESS = 2
+    """A session's, which has to be stopped."""
+    STOPPED = 3
+    """A session's, which is stopped."""
 
 
 class Reply(NamedTuple):

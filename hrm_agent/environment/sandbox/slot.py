@@ -19,13 +19,12 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NoReturn
 
-from . import kernel, landlock, seccomp, snippet
+from . import kernel, seccomp, snippet
 from .cgroup import CallTree, SlotGroup
-from .child import CHANNEL, CODE, REQUESTS, Child, reserve_channel, serve_session
+from .child import CHANNEL, PROC, REQUESTS, Child, Inside, reserve_channel
 from .memory import Tree
-from .protocol import REFUSED, REFUSED_KINDS, REPLY, REQUEST, Ended, Operation, Reply, Request
+from .protocol import REFUSED, REFUSED_KINDS, REPLY, REQUEST, Ended, Handed, Operation, Reply, Request
 from .supervisor import Supervisor
 from .working_folder import WorkingFolder
 
@@ -37,7 +36,7 @@ except ImportError:
 
 __all__ = ["GROUP", "HOST", "LISTENER", "PROC", "Slot"]
 
-HOST, PROC, LISTENER = 5, 6, 8
+HOST, LISTENER = 5, 8
 """Descriptors in a slot; 0 to 3 are null, stdout, stderr and value, the others are those of `child`."""
 GROUP = CHANNEL
 """Until the slot is made: its environment's cgroup, below which it makes its own."""
@@ -76,9 +75,7 @@ class Slot:
         self._isolated, self._confined = isolated, confined
         self._proc = PROC if sampled else None
         self._folder = WorkingFolder(folder)
-        self._base_bytes = kernel.address_space(PROC)
-        """Of the warm interpreter."""
-        self._module = snippet.new_module()
+        self._inside = Inside(isolated=isolated, grouped=group is not None)
         self._body = _serve.serve if _serve is not None and compiled and isolated else None
         self._session: Child | None = None
         self._group = group
@@ -109,16 +106,24 @@ class Slot:
             self._reap(self._session, kill=True)
 
     def _next_request(self) -> Request | None:
-        """None when the host is gone. An idle session is watched meanwhile, and stopped after a while."""
+        """None when the host is gone."""
+        while True:
+            if self._session is not None:
+                if self._is_asked(self._session):
+                    return self._receive()
+            elif self._body is None:
+                return self._receive()
+            elif (request := self._next_unusual()) is not None or self._session is None:
+                return request
+
+    def _is_asked(self, child: Child) -> bool:
+        """Watch an idle session until the host says something, and stop it after a while. False if it has ended."""
         park_at, look = time.monotonic() + PARK_SECONDS, FIRST_LOOK_SECONDS
         while self._session is not None:
-            child = self._session
             parked = child.tree.stopped
             events = self._poll.poll((look if parked else max(0.0, park_at - time.monotonic())) * 1000 + 0.5)
             if (not parked and time.monotonic() >= park_at) or (parked and not events and not child.tree.is_still()):
-                if not self._park(child):  # ended now, so that no call is sent to a dying process
-                    status, _, _ = self._reap(child, kill=True)
-                    self._send(Reply(0, Ended.EXITED, status, last=not self._tidy()))
+                self._stop(child)
             elif not events:
                 look = min(2 * look, PARKED_LOOK_SECONDS)
             elif self._answered(events):
@@ -127,28 +132,49 @@ class Slot:
                 status, _, _ = self._reap(child, kill=False)
                 self._send(Reply(0, Ended.EXITED, status, last=not self._tidy()))
             elif any(descriptor == HOST for descriptor, _ in events):
-                break
+                return True
             else:  # it speaks without being asked, or has closed its end
                 self._reap(child, kill=True)
                 self._send(Reply(0, Ended.BROKEN, last=not self._tidy()))
-        return self._receive() if self._body is None or self._session is not None else self._next_unusual()
+        return False
+
+    def _stop(self, child: Child) -> None:
+        """Park an idle session. One that cannot be is ended now, so that no call is sent to a dying process."""
+        if not self._park(child):
+            status, _, _ = self._reap(child, kill=True)
+            self._send(Reply(0, Ended.EXITED, status, last=not self._tidy()))
 
     def _next_unusual(self) -> Request | None:
-        """The first request that the compiled body does not answer. What it has begun and not ended is ended here."""
-        while self._body is not None:
+        """The first request that the compiled body does not answer. What it has begun and not ended is ended here.
+
+        None also where a session is left, of which it has begun the first call.
+        """
+        while self._body is not None and self._session is None:
             listener = LISTENER if self._supervisor is not None else -1
-            given = self._folder.path, self._folder.mode, self._base_bytes, self._run_alone, snippet.rehearse, listener
-            data, pid, pidfd, started, before, self._spent = self._body(*given, *self._given_of_group())
+            run = self._inside.run_alone, self._inside.run_session, snippet.rehearse
+            given = self._folder.path, self._folder.mode, self._inside.base_bytes, *run, listener
+            data, pid, pidfd, started, before, self._spent, *pipes, state = self._body(*given, *self._given_of_group())
             request = Request(*REQUEST.unpack(data)) if data else None
             if request is None or not pid:
                 return request
             child = Child(pid, pidfd, request.memory_bytes, self._tree(pid))
             self._poll.register(pidfd, select.POLLIN)
-            clean = self._end(child, request, started, before)
+            if request.session:
+                self._keep(child, *pipes)
+            clean = self._end(child, request, started, before) if state == Handed.AT_WORK else self._rest(child, state)
             del data, request  # the next child shares this memory and must not find the seed
             if not clean:
                 break
         return None
+
+    def _rest(self, child: Child, state: int) -> bool:
+        """An idle session is this body's from here on."""
+        if state == Handed.RESTLESS:
+            self._stop(child)
+        elif state == Handed.STOPPED:
+            self._supervise(on=False)
+            child.tree.stopped = True
+        return True
 
     def _given_of_group(self) -> tuple[int, int, int, int, bytes]:
         """Arguments of the compiled body that concern the cgroup, see `_serve.c`."""
@@ -254,20 +280,23 @@ class Slot:
                 os.close(descriptor)
             raise
         if pid == 0:
-            self._become_child(request, (pipes[3], pipes[0]) if pipes else ())
+            self._inside.begin(request, (pipes[3], pipes[0]) if pipes else ())
         child = Child(pid, pidfd, request.memory_bytes, self._tree(pid))
         self._poll.register(pidfd, select.POLLIN)
         if pipes:
-            os.dup2(pipes[1], REQUESTS)
-            os.dup2(pipes[2], CHANNEL)
-            for descriptor in pipes:
-                os.close(descriptor)
-            os.set_blocking(CHANNEL, False)
-            os.set_blocking(REQUESTS, False)
-            self._poll.register(CHANNEL, select.POLLIN)
-            self._session, child.is_session = child, True
-            os.write(REQUESTS, REQUEST.pack(*request))
+            os.close(pipes[0])
+            os.close(pipes[3])
+            self._keep(child, pipes[2], pipes[1])
         return child
+
+    def _keep(self, child: Child, answers: int, requests: int) -> None:
+        """It is a session's, and these are the slot's ends of its pipes."""
+        for own, given in ((CHANNEL, answers), (REQUESTS, requests)):
+            os.dup2(given, own)
+            os.close(given)
+            os.set_blocking(own, False)
+        self._poll.register(CHANNEL, select.POLLIN)
+        self._session, child.is_session = child, True
 
     def _resume(self, child: Child, request: Request) -> None:
         if child.tree.stopped:
@@ -361,38 +390,3 @@ class Slot:
             except ChildProcessError:
                 return
             time.sleep(SHORTEST_LOOK)
-
-    def _become_child(self, request: Request, channel: tuple[int, ...]) -> NoReturn:
-        """Shed everything of the slot, then run. Never returns into the slot's frames."""
-        try:
-            kernel.die_with_parent()
-            if self._isolated:
-                kernel.drop_capabilities()
-                if self._group is not None:
-                    seccomp.give_up_spawning()
-            else:  # in one process-id namespace with the slot, which it could signal
-                with suppress(OSError):
-                    landlock.scope()
-            os.setsid()
-            kernel.own_descriptors(PROC, [1, 2, snippet.VALUE_DESCRIPTOR, *([CODE] if channel else [])])
-            seconds = None if channel else request.cpu_seconds
-            kernel.limit_child(self._base_bytes + request.memory_bytes, request.file_bytes, seconds)
-            if not channel:
-                source = snippet.read_code(CODE)
-                os.closerange(CODE, kernel.MAX_DESCRIPTORS)
-                self._run_alone(source, request.seed, request.value_bytes)
-            else:
-                snippet.reseed(request.seed)
-                serve_session(channel, self._module)
-        finally:
-            os._exit(1)
-
-    def _run_alone(self, source: str, seed: int, value_bytes: int) -> NoReturn:
-        """The rest of a stateless call's process, which has shed everything of the slot and read its code."""
-        code = 1
-        try:
-            if snippet.may_draw(source):
-                snippet.reseed(seed)
-            code = snippet.run(source, self._module, value_bytes)
-        finally:
-            os._exit(code)

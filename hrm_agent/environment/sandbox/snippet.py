@@ -40,7 +40,10 @@ _PLAIN = (bool, int, float, str, list, tuple, dict)
 """Types of which JSON is tried."""
 _TRANSPARENT = {"numpy", "sympy"}
 """From these and the standard library no other words lead to the generators than those of `may_draw`."""
-_REHEARSAL = "def f(n):\n    return n + 1\nprint(f(1), 'x')\n[f(n) for n in range(3)]"
+_REHEARSAL = "n = 1\nprint(n, 'x')"
+"""No more than what every snippet does: what only some write to costs all of them."""
+_NO_EXPRESSION = " \t\f#)]}\"'"
+"""No line that begins so is tried as an expression by itself: most are the end of something."""
 _opaque: set[str] = set()
 _opened: dict[str, io.TextIOWrapper] = {}
 
@@ -160,11 +163,31 @@ def _shown(value: object, limit: int) -> str:
 
 
 def _compile(source: str) -> tuple[CodeType | None, CodeType | None]:
+    """All but a last expression, and that."""
+    if (parts := _split_by_line(source)) is not None:
+        return parts
     tree = ast.parse(source, SNIPPET)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     expression = ast.Expression(last.value) if isinstance(last, ast.Expr) else None
     body = compile(tree, SNIPPET, "exec", dont_inherit=True) if tree.body else None
     return body, None if expression is None else compile(expression, SNIPPET, "eval", dont_inherit=True)
+
+
+def _split_by_line(source: str) -> tuple[CodeType | None, CodeType] | None:
+    """What `_compile` gives, where the last line is an expression by itself; else None.
+
+    A tree of Python objects costs more than all else that is done for a short snippet, and writes to more memory. If
+    what stands before the line is complete, then so is the line, for it begins at the margin.
+    """
+    text = source.rstrip(" \t\n")
+    head, end, last = text.rpartition("\n")
+    if not last or last[0] in _NO_EXPRESSION or "\r" in text or head.endswith("\\"):
+        return None
+    with suppress(Exception):  # whatever it is: then the tree has it too, and it is told as ever
+        lines = "\n" * (head.count("\n") + len(end))
+        expression = compile(lines + last, SNIPPET, "eval", dont_inherit=True)
+        return compile(head + end, SNIPPET, "exec", dont_inherit=True) if head else None, expression
+    return None
 
 
 def _report(error: BaseException) -> int:

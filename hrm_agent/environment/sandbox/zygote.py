@@ -17,7 +17,6 @@ import select
 import signal
 import socket
 import sys
-import tempfile
 from contextlib import suppress
 from types import ModuleType
 from typing import Any, NoReturn
@@ -167,6 +166,8 @@ class Layers:
         if self.isolated:
             self._try("namespaces", lambda: kernel.enter_slot(PROC, number))
         else:
+            import tempfile  # what it imports would cost each child elsewhere
+
             folder = tempfile.tempdir = f"{self._folder}/{number}"
             os.makedirs(folder, mode=0o777, exist_ok=True)
             os.chdir(folder)
