@@ -32,6 +32,7 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, ConfigDict, Field
 
+from hrm_agent.bounded import remember
 from hrm_agent.models.call_recording import (
     PendingCall,
     Prefix,
@@ -81,11 +82,18 @@ class PolicyModel(BaseChatModel):
     def _llm_type(self) -> str:
         return "hrm-agent-policy"
 
+    @property
+    def _serialized(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What callbacks are told it is. LangChain's own, which prints the whole model, costs more than all else that a
+        call does before it is asked, and graphs make a model for each call.
+        """
+        return _SERIALIZED
+
     def bind_tools(
         self, tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool], **kwargs: Any
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """Offer `tools` with every call, in the conversation format of the policy's chat template."""
-        return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **kwargs)
+        return self.bind(tools=list(map(_openai_form, tools)), **kwargs)
 
     def _generate_with_cache(self, *given: Any, **named: Any) -> ChatResult:
         """A streamed answer is joined by LangChain, which loses what chunks cannot say: the recorded one counts."""
@@ -184,6 +192,29 @@ class PolicyModel(BaseChatModel):
         return Sampling.model_validate({**base.model_dump(), **given, **({"stop": tuple(stop)} if stop else {})})
 
 
+_SERIALIZED = {
+    "lc": 1,
+    "type": "not_implemented",
+    "id": [*PolicyModel.__module__.split("."), PolicyModel.__qualname__],
+    "name": PolicyModel.__qualname__,
+}
+
+
+_forms: dict[int, tuple[BaseTool, tuple[Any, ...], dict[str, Any]]] = {}
+
+
+def _openai_form(tool: Any) -> dict[str, Any]:
+    """A tool's OpenAI schema, cached until name, description or arguments change: graphs bind tools at each step."""
+    if not isinstance(tool, BaseTool):
+        return convert_to_openai_tool(tool)
+    shown = (tool.name, tool.description, tool.args_schema)
+    known = _forms.get(id(tool))
+    if known is None or known[0] is not tool or known[1] != shown:
+        known = tool, shown, convert_to_openai_tool(tool)
+        remember(_forms, id(tool), known)
+    return dict(known[2])
+
+
 class _PolicyCall:
     """One call on its way through a backend. Left without an answer, it frees its place in the engine and its index."""
 
@@ -247,7 +278,10 @@ class _PolicyCall:
             engine: Engine = self.backend  # pyright: ignore[reportAssignmentType]
             assert self._prefix is not None
             call, _ = close_call(self.pending, self._prefix, engine, answer)
-        self.recorded = AIMessage.model_validate(self.recording.write_call(call, self.pending.messages).response)
+        stands = self.recording.write_call(call, self.pending.messages)
+        if stands is call and self._prefix is not None and isinstance(answer, Completion):
+            self.recording.keep_open(call, (*self._prefix.prompt_ids, *answer.token_ids))
+        self.recorded = AIMessage.model_validate(stands.response)
         return self.recorded
 
     @property

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,6 +30,7 @@ __all__ = [
     "BUILTIN_POLICIES",
     "DEFAULT_POLICY",
     "load_codec",
+    "load_elsewhere",
     "load_policy",
     "loaded_policy",
     "local_folder",
@@ -39,6 +41,7 @@ BUILTIN_POLICIES = ("cold-start", "trained")
 _SHIPPED = Path(__file__).parent / "builtin"
 _loaded: dict[tuple[int, str], Backend] = {}
 """By process id: a fork has none of the threads that answer."""
+_elsewhere: list[Callable[[str], Backend]] = []
 _lock, _locks = threading.Lock(), dict[tuple[int, str], threading.Lock]()
 """One lock a string: solvers side by side ask for one model at the same moment, and roles for several."""
 
@@ -54,6 +57,14 @@ def load_policy(name: str) -> Backend:
         return _loaded[ours]
 
 
+def load_elsewhere(load: Callable[[str], Backend]) -> None:
+    """From now on engines are those of another process: `load` gives what stands for one here, by its model string.
+
+    Hosted models are clients of their servers in any process.
+    """
+    _elsewhere.append(load)
+
+
 def loaded_policy(name: str) -> Backend | None:
     """What `load_policy` has loaded already, at no cost."""
     return _loaded.get((os.getpid(), name))
@@ -61,6 +72,8 @@ def loaded_policy(name: str) -> Backend | None:
 
 def _load(name: str) -> Backend:
     asked = parse_model(name)
+    if _elsewhere and (asked.local or asked.scheme in ("scripted", "vllm")):
+        return _elsewhere[-1](name)
     if asked.scheme == "scripted":
         return _scripted(Path(asked.name), name)
     if asked.scheme == "vllm":

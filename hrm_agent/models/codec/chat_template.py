@@ -19,6 +19,7 @@ not guarded (they are part of ordinary text in some vocabularies).
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Protocol, cast
@@ -28,6 +29,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from tokenizers import Tokenizer
 from transformers.utils import chat_template_utils
 
+from hrm_agent.bounded import BoundedMap
 from hrm_agent.errors import ModelError
 from hrm_agent.models.codec.control_tokens import ControlTokenGuard
 from hrm_agent.models.codec.messages import answer_text, message_role, message_text
@@ -39,6 +41,9 @@ __all__ = ["ChatTemplateCodec", "PolicyCodec", "StreamDecoder"]
 
 _templates: Any = chat_template_utils
 _PROBE = "ANSWER"
+_REMEMBERED = 4096
+_REMEMBERED_CHARACTERS = 32 << 20
+"""Of rendered conversations, with what they were rendered from."""
 
 
 class PolicyCodec(Codec, Protocol):
@@ -60,6 +65,9 @@ class ChatTemplateCodec:
         """`tokenizer`: a `transformers` tokenizer with a chat template, backed by the `tokenizers` library."""
         self.tokenizer = tokenizer
         self._encoder = _backend(tokenizer)
+        self._rendered = BoundedMap[str, tuple[str, str]](_REMEMBERED, _weight, _REMEMBERED_CHARACTERS)
+        self._offered = BoundedMap[str, list[Any]](_REMEMBERED // 64)
+        self._lock = threading.Lock()
         self._plain_encoder = _without_added_tokens(self._encoder)
         self._variables: dict[str, Any] = dict(tokenizer.special_tokens_map)
         added = self._encoder.get_added_tokens_decoder()
@@ -73,6 +81,10 @@ class ChatTemplateCodec:
         self._separable = end is not None and not end.lstrip
         self._turn_ids = lru_cache(maxsize=4096)(self._encode_turn)
         self._plain_ids = lru_cache(maxsize=1024)(self._encode_plainly)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For another process the tokenizer says all."""
+        return type(self), (self.tokenizer,)
 
     def encode(self, messages: Sequence[BaseMessage], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """The whole prompt, up to and with the header of the answer."""
@@ -145,13 +157,26 @@ class ChatTemplateCodec:
         return tuple(i for i in spelled if i not in self._added_ids)
 
     def _render(self, dicts: list[dict[str, Any]], tools: list[Any] | None, *, header: bool = True) -> str:
+        """The conversation as text. What was rendered lately is remembered: the siblings of a group begin alike, and a
+        turn needs the text of the turn before. A template that reads a clock is rendered each time.
+        """
+        template = self._template(tools)
+        if "strftime_now" in template:
+            return self._render_afresh(template, dicts, tools, header)
+        key = repr((header, dicts, tools))
+        with self._lock:
+            known = self._rendered.get(key)
+        if known is not None and known[0] == template:
+            return known[1]
+        rendered = self._render_afresh(template, dicts, tools, header)
+        with self._lock:
+            self._rendered[key] = (template, rendered)
+        return rendered
+
+    def _render_afresh(self, template: str, dicts: list[dict[str, Any]], tools: list[Any] | None, header: bool) -> str:
         try:
             rendered, _ = _templates.render_jinja_template(
-                [dicts],
-                tools=tools,
-                chat_template=self._template(tools),
-                add_generation_prompt=header,
-                **self._variables,
+                [dicts], tools=tools, chat_template=template, add_generation_prompt=header, **self._variables
             )
         except TemplateError as error:
             message = f"The chat template refuses the conversation: {error}."
@@ -195,7 +220,16 @@ class ChatTemplateCodec:
         return guarded
 
     def _guarded_tools(self, tools: Sequence[dict[str, Any]]) -> list[Any] | None:
-        return self._guard.tree(list(tools), self._tags) if tools else None
+        if not tools:
+            return None
+        key = repr(tools)
+        with self._lock:
+            guarded = self._offered.get(key)
+        if guarded is None:
+            guarded = self._guard.tree(list(tools), self._tags)
+            with self._lock:
+                self._offered[key] = guarded
+        return guarded
 
     def _make_guard(self) -> tuple[ControlTokenGuard, Any, Any]:
         added = self._encoder.get_added_tokens_decoder()
@@ -242,6 +276,11 @@ def _without_added_tokens(encoder: Tokenizer) -> Tokenizer:
     described["added_tokens"] = []
     described["post_processor"] = None
     return Tokenizer.from_str(json.dumps(described))
+
+
+def _weight(rendered: tuple[str, str]) -> int:
+    """About twice its text: the key is as long again."""
+    return 2 * len(rendered[1])
 
 
 def _squeezed(text: str) -> str:

@@ -33,16 +33,17 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from hrm_agent.errors import ContextLengthError, ModelError
+from hrm_agent.errors import ModelError
 from hrm_agent.models.capabilities import Capabilities
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec, PolicyCodec
 from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.local.cache_rows import FEEDING, IDLE, Rows, StepInput
 from hrm_agent.models.local.constrained_decoding import COMPILE_SECONDS, Schemas
+from hrm_agent.models.local.gathering import Gathering
 from hrm_agent.models.local.kv_cache import KVPool, tensor_on
 from hrm_agent.models.local.model_inspection import capabilities_of, kv_shape, load_weights, longest_conversation
 from hrm_agent.models.local.packed_attention import replica
-from hrm_agent.models.local.pending_request import PendingRequest
+from hrm_agent.models.local.pending_request import PendingRequest, objection
 from hrm_agent.models.local.sampling import Held, sample_rows, seed_state, uniform
 from hrm_agent.trajectory import FinishReason, LogprobKind
 
@@ -99,6 +100,7 @@ class TransformersEngine:
         self._cancelled: deque[PendingRequest] = deque()
         self._publications: deque[tuple[int, Any, Future[None]]] = deque()
         self._wake = threading.Condition()
+        self._gathering = Gathering()
         self._closing = False
         self._failure: BaseException | None = None
         """Why the engine closed by itself."""
@@ -108,8 +110,9 @@ class TransformersEngine:
 
     def submit(self, request: GenerationRequest) -> Future[Completion]:
         """Queue a request. Cancelling the future frees its row before the next step."""
+        self._gathering.called()
         future: Future[Completion] = Future()
-        error = self._objection(request)
+        error = objection(request.prompt_ids, self.max_length, self._vocab_size, self.name)
         if error is not None:
             future.set_exception(error)
             return future
@@ -194,6 +197,7 @@ class TransformersEngine:
             return not self._closing
 
     def _turn(self) -> None:
+        self._gathering.wait(lambda: self._rows.active + len(self._waiting))
         self._drop_cancelled()
         if self._publications:
             if not self._rows.active:
@@ -373,26 +377,6 @@ class TransformersEngine:
             job.fail(error)
         for _, _, done in publications:
             done.set_exception(error)
-
-    # checks
-
-    def _objection(self, request: GenerationRequest) -> ModelError | None:
-        prompt = request.prompt_ids
-        if not prompt:
-            return ModelError("The prompt is empty.", "Send at least one message.")
-        if len(prompt) >= self.max_length:
-            return ContextLengthError(
-                f"The prompt has {len(prompt)} tokens, and model {self.name!r} takes at most {self.max_length}, "
-                "the answer included.",
-                "Shorten the conversation, or use a model with a longer context.",
-            )
-        if min(prompt) < 0 or max(prompt) >= self._vocab_size:
-            return ModelError(
-                f"The prompt holds tokens {min(prompt)} to {max(prompt)}, "
-                f"and model {self.name!r} knows 0 to {self._vocab_size - 1}.",
-                "Use the tokenizer that belongs to the model.",
-            )
-        return None
 
     def _closed(self) -> ModelError:
         why = "" if self._failure is None else f": its cache could not be emptied ({self._failure!r})"

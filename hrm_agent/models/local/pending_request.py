@@ -8,11 +8,12 @@ from concurrent.futures import Future
 
 import numpy as np
 
+from hrm_agent.errors import ContextLengthError, ModelError
 from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.local.constrained_decoding import ConstrainedAnswer
 from hrm_agent.models.local.stop_strings import StopStrings
 
-__all__ = ["PendingRequest"]
+__all__ = ["PendingRequest", "objection"]
 
 
 class PendingRequest:
@@ -57,3 +58,21 @@ class PendingRequest:
         """Hand an error to the caller, unless the request is over already."""
         if not self.future.done() and self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
+
+
+def objection(prompt: Sequence[int], max_length: int, vocab_size: int, model: str) -> ModelError | None:
+    """What is wrong with a prompt; None if nothing is."""
+    if not prompt:
+        return ModelError("The prompt is empty.", "Send at least one message.")
+    if len(prompt) >= max_length:
+        return ContextLengthError(
+            f"The prompt has {len(prompt)} tokens, and model {model!r} takes at most {max_length}, "
+            "the answer included.",
+            "Shorten the conversation, or use a model with a longer context.",
+        )
+    if min(prompt) < 0 or max(prompt) >= vocab_size:
+        return ModelError(
+            f"The prompt holds tokens {min(prompt)} to {max(prompt)}, and model {model!r} knows 0 to {vocab_size - 1}.",
+            "Use the tokenizer that belongs to the model.",
+        )
+    return None

@@ -1,0 +1,74 @@
+"""When a step is worth taking: not while those who ask are still on their way.
+
+A graph's next turn comes a few hundred callbacks after its tool's result, and all graphs of a rollout share one event
+loop. An engine that takes a step for the few requests that are there takes many thin steps, and each costs about as
+much as a full one, in Python that the event loop waits for. So before a step for less than half of the requests that
+there were lately, the engine looks whether the loop that asks still has something to run, and lets it go on while it
+has.
+
+Little can be lost: while the engine waits, the loop is at work on what the engine will be asked. A wait ends when half
+of the requests are there, when the loop is idle, or after a tenth of a second; and how many there were is forgotten
+within some seconds, so that a loop that is never idle for other reasons is not waited for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+__all__ = ["Gathering"]
+
+_LONGEST_SECONDS = 0.1
+_LOOK_SECONDS = 0.001
+_IDLE_SECONDS = 0.0002
+"""A pass of the event loop that takes less has run nothing."""
+_HALF_LIFE_SECONDS = 5.0
+"""In which half of the largest number of requests is forgotten."""
+
+
+class Gathering:
+    """Looks at the event loop that asked last. `called` in the callers' threads, all else in the engine's."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._most, self._counted_at = 0.0, 0.0
+
+    def called(self) -> None:
+        """A request comes from this thread."""
+        try:
+            self._loop = asyncio.get_running_loop()
+        except RuntimeError:  # a thread of its own, which waits for its answer
+            self._loop = None
+
+    def wait(self, requests: Callable[[], int]) -> None:
+        """Return when a step is worth taking for the `requests` that are there, which may grow meanwhile."""
+        loop, now = self._loop, time.monotonic()
+        self._most = max(requests(), self._most * 0.5 ** ((now - self._counted_at) / _HALF_LIFE_SECONDS))
+        self._counted_at = now
+        if loop is None or 2 * requests() >= self._most:
+            return
+        ends = now + _LONGEST_SECONDS
+        pass_ = _Passes(loop)
+        while not pass_.idle and 2 * requests() < self._most and time.monotonic() < ends:
+            time.sleep(_LOOK_SECONDS)
+        pass_.over = True
+
+
+class _Passes:
+    """Measures the passes of an event loop until one has run nothing else."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.idle = self.over = False
+        self._loop, self._began = loop, 0.0
+        try:
+            loop.call_soon_threadsafe(self._pass)
+        except RuntimeError:  # it is closed
+            self.idle = True
+
+    def _pass(self) -> None:
+        now = time.perf_counter()
+        self.idle = now - self._began < _IDLE_SECONDS
+        self._began = now
+        if not (self.idle or self.over):
+            self._loop.call_soon(self._pass)
