@@ -7,6 +7,7 @@ interrupted and reads back the rest, so that resuming is the same as starting.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from hrm_agent.models import Backend
@@ -17,6 +18,7 @@ from hrm_agent.training.rollout import group_episodes, open_run, refuse_other_ta
 from hrm_agent.training.scoring import scoring_by
 from hrm_agent.training.tasks import Task, load_tasks
 from hrm_agent.training.tasks.sources import keep_sources, tasks_folder
+from hrm_agent.training.worker_pool import opened_workers, refuse_unsendable
 from hrm_agent.trajectory import Trajectory
 
 __all__ = ["collect"]
@@ -35,11 +37,9 @@ async def collect(
 
     `backend` and `tasks` stand for `config.policy` and `config.tasks` where they are loaded already.
     """
-    if tasks is None:
-        where = tasks_folder(folder)
-        tasks = load_tasks(config.tasks, split=config.split, seed=config.seed, count=config.count, folder=where)
+    refuse_unsendable(config.processes, config, backend)
     episodes = group_episodes(
-        tasks,
+        _tasks(config, folder) if tasks is None else tasks,
         config.samples,
         run_id=(run_id := run_id_of(folder)),
         stage=stage,
@@ -57,6 +57,16 @@ async def collect(
         on_record = runner.store.journal.headers("run_id = ?", (run_id,))
         refuse_other_tasks({header.thread_id: header.task for header in on_record}, episodes, folder)
         mode = Mode(config.mode, config.n, config.width)
-        found = await rollout(runner, episodes, mode=mode, concurrency=config.concurrency, on_done=on_rollout)
+        async with opened_workers(
+            config.processes, runner, config, draw=partial(_tasks, config, folder), mode=mode
+        ) as workers:
+            found = await rollout(
+                runner, episodes, mode=mode, concurrency=config.concurrency, on_done=on_rollout, workers=workers
+            )
         async with scoring_by(config, runner.store) as score:
             return [last for (last,) in await score([(trajectory,) for trajectory in found])]
+
+
+def _tasks(config: CollectConfig, folder: Path) -> list[Task]:
+    where = tasks_folder(folder)
+    return load_tasks(config.tasks, split=config.split, seed=config.seed, count=config.count, folder=where)

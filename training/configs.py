@@ -13,7 +13,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 
 from hrm_agent.config import ON_RECORD
 from hrm_agent.errors import ConfigError
-from hrm_agent.runtime.settings import GraphSettings, RolloutSettings, RunnerOptions, RunSettings, SelectionSettings
+from hrm_agent.runtime.settings import (
+    Durability,
+    GraphSettings,
+    RolloutSettings,
+    RunnerOptions,
+    RunSettings,
+    SelectionSettings,
+)
 
 __all__ = [
     "FREE_IN_TRAINING",
@@ -25,7 +32,10 @@ __all__ = [
     "SftConfig",
 ]
 
-FREE_ON_RESUME = frozenset({"allow", "checkpoint_every", "checkpoints", "concurrency", "environment", "isolation"})
+FREE_ON_RESUME = frozenset({"allow", "checkpoint_every", "checkpoints", "concurrency", "environment", "isolation"}) | {
+    "processes",
+    "rollout_processes",
+}
 """Keys that decide how a run is carried out and not its result: they may change when it is resumed."""
 FREE_IN_TRAINING = FREE_ON_RESUME | {"data", "steps"}
 """Keys that may change when a training is resumed. It looks at data and steps itself: a run may be prolonged."""
@@ -79,8 +89,16 @@ class CollectConfig(TaskSettings, SelectionSettings, RunSettings, GraphSettings)
     """Number of tasks; none takes all of a finite family."""
     samples: int = Field(default=1, ge=1)
     """Rollouts of each task."""
+    processes: int = Field(default=1, ge=1)
+    """Processes that run the graphs, around one engine; 1: the one that has the engine."""
+    durability: Durability = "calls"
+    """What is committed when: calls, each model call as it ends, the steps of its graph with the next commit or some
+    milliseconds later; steps, each step before the next one begins."""
     seed: int = 0
     """Decides which tasks are drawn, and is the base of the seeds of all model calls."""
+
+    def runner_options(self) -> RunnerOptions:
+        return {**super().runner_options(), "durability": self.durability}
 
 
 class CheckpointSettings(BaseModel):
@@ -174,6 +192,11 @@ class GrpoConfig(CheckpointSettings, TaskSettings, RolloutSettings, GraphSetting
     """Added to the standard deviation of a group's rewards, by which advantages are divided."""
     steps: int = Field(default=30, ge=1)
     """Optimiser steps (paper: 510 in three stages)."""
+    rollout_processes: int = Field(default=1, ge=1)
+    """Processes that run the graphs of a step's rollouts, around one engine; 1: the one that trains."""
+    durability: Durability = "calls"
+    """What is committed when: calls, each model call as it ends, the steps of its graph with the next commit or some
+    milliseconds later; steps, each step before the next one begins."""
     prompts_per_step: int = Field(default=16, ge=1)
     """Tasks of one optimiser step, each with a group of rollouts (paper: 512)."""
     shuffle_block: int = Field(default=480, ge=1)
@@ -243,7 +266,8 @@ class GrpoConfig(CheckpointSettings, TaskSettings, RolloutSettings, GraphSetting
 
     def runner_options(self) -> RunnerOptions:
         """The policy stands in for every model of the graph, unconstrained: tokens chosen by a schema teach nothing."""
-        return {**super().runner_options(), "stand_in": True, "constrain": False}
+        own: RunnerOptions = {"stand_in": True, "constrain": False, "durability": self.durability}
+        return {**super().runner_options(), **own}
 
     @property
     def samples(self) -> int:

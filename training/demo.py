@@ -106,7 +106,12 @@ async def _evaluate(
     shared = (
         GraphSettings.model_fields.keys() | RolloutSettings.model_fields.keys() | {"tasks", "rewards", "store", "seed"}
     )
-    asked = CollectConfig(policy=policy, count=config.eval_problems, **config.train.model_dump(include=shared))
+    asked = CollectConfig(
+        policy=policy,
+        count=config.eval_problems,
+        processes=config.train.rollout_processes,
+        **config.train.model_dump(include=shared),
+    )
     return evaluate(await collect(asked, folder, stage=f"eval-{stage}", on_rollout=on_rollout))
 
 

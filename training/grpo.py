@@ -15,6 +15,7 @@ run has taken continues it, to the weights of a run that was begun with so many,
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
@@ -41,6 +42,7 @@ from hrm_agent.training.tasks import Task, refuse_unscored
 from hrm_agent.training.tasks.sources import keep_sources, tasks_folder
 from hrm_agent.training.tasks.training_order import training_tasks
 from hrm_agent.training.verdicts import explained, judge, selection_metrics
+from hrm_agent.training.worker_pool import opened_workers, refuse_unsendable
 from hrm_agent.trajectory import Trajectory
 
 __all__ = ["train"]
@@ -55,6 +57,7 @@ async def train(
 ) -> Path:
     """Train, or resume, the run in `folder`; returns the folder of the trained model."""
     require_one_process()
+    refuse_unsendable(config.rollout_processes, config)
     accelerator = Accelerator()
     policy = TrainablePolicy(config, accelerator)
     async with (
@@ -62,12 +65,15 @@ async def train(
             folder, policy.name, config, store=config.store, backend=policy.engine, allow=config.allowed_types
         ) as runner,
         scoring_by(config, runner.store) as score,
+        AsyncExitStack() as stack,
     ):
         run_id = run_id_of(folder, runner.store)
         config = policy.restore(folder, partial(steps_with_rollouts, runner.store, run_id))
         log = MetricsLog(folder / "metrics.jsonl", before_step=policy.version)
         tasks = _tasks(config, folder)
         keep_sources(config.tasks, "train", folder)
+        draw = partial(_tasks, config, folder)
+        workers = await stack.enter_async_context(opened_workers(config.rollout_processes, runner, config, draw=draw))
         for step in range(policy.version, config.steps):
             phases = Phases()
             episodes = group_episodes(
@@ -82,7 +88,9 @@ async def train(
                 options=config.task_options(),
             )
             with phases("rollout"):
-                attempts = await rollout_attempts(runner, episodes, concurrency=config.concurrency, on_done=on_rollout)
+                attempts = await rollout_attempts(
+                    runner, episodes, concurrency=config.concurrency, on_done=on_rollout, workers=workers
+                )
             refuse_other_tasks({first.thread_id: first.task for first, *_ in attempts}, episodes, folder)
             with phases("reward"):
                 attempts = await score(attempts)

@@ -25,6 +25,7 @@ from typing import Any
 
 from hrm_agent.errors import RunError
 from hrm_agent.files import alone_in, read_whole, replacing
+from hrm_agent.frozen_heap import frozen_heap
 from hrm_agent.models import Backend, load_policy
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.run_group import run_group
@@ -33,6 +34,7 @@ from hrm_agent.runtime.settings import RolloutSettings
 from hrm_agent.store import STORE_POINTER, RunStore, open_store
 from hrm_agent.training.eligibility import SECOND_ATTEMPT, needs_second_attempt
 from hrm_agent.training.tasks.base import Task
+from hrm_agent.training.worker_pool import RolloutWorkers
 from hrm_agent.trajectory import TaskRef, Trajectory, derive_seed
 
 __all__ = [
@@ -64,7 +66,7 @@ async def open_run(
 ) -> AsyncGenerator[EpisodeRunner]:
     """The runner of the run in `folder`, which nobody else has open, over its store; `allow`: as `open_store`."""
     backend = backend or load_policy(policy)  # before there is a folder: a wrong name leaves nothing behind
-    with alone_in(folder), open_store(store or folder / "store.db", allow=allow) as opened:
+    with alone_in(folder), open_store(store or folder / "store.db", allow=allow) as opened, frozen_heap():
         if store is not None:
             with replacing(folder / STORE_POINTER) as part:
                 part.write_text(opened.url, encoding="utf-8")
@@ -172,14 +174,17 @@ async def rollout(
     mode: Mode = ONE_RUN,
     concurrency: int = 256,
     on_done: Callable[[Trajectory], None] | None = None,
+    workers: RolloutWorkers | None = None,
 ) -> list[Trajectory]:
     """Run all episodes, each by `mode`; their trajectories in the order of `episodes`.
+
+    `workers`: processes that run them, by the mode that they were opened with; None: this one.
 
     The nodes of a graph that is not async run in threads, as many as there may be episodes.
 
     An error that is no fault of a policy or a graph (the store cannot be written) cancels the rest and is raised.
     """
-    run = _solver(runner, mode, concurrency, on_done)
+    run = _solver(runner, mode, concurrency, on_done, workers)
     return await run_group(episodes, run)
 
 
@@ -189,9 +194,10 @@ async def rollout_attempts(
     *,
     concurrency: int = 256,
     on_done: Callable[[Trajectory], None] | None = None,
+    workers: RolloutWorkers | None = None,
 ) -> list[Attempts]:
     """`rollout`, with a second attempt where the graph or a tool call failed by no doing of the policy."""
-    run = _solver(runner, ONE_RUN, concurrency, on_done)
+    run = _solver(runner, ONE_RUN, concurrency, on_done, workers)
 
     async def attempts(episode: Episode) -> Attempts:
         first = await run(episode)
@@ -206,13 +212,21 @@ def second_attempt(episode: Episode) -> Episode:
 
 
 def _solver(
-    runner: EpisodeRunner, mode: Mode, concurrency: int, on_done: Callable[[Trajectory], None] | None
+    runner: EpisodeRunner,
+    mode: Mode,
+    concurrency: int,
+    on_done: Callable[[Trajectory], None] | None,
+    workers: RolloutWorkers | None,
 ) -> Callable[[Episode], Coroutine[Any, Any, Trajectory]]:
     gate = asyncio.Semaphore(concurrency)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(concurrency, thread_name_prefix="episode"))
 
     async def run(episode: Episode) -> Trajectory:
-        trajectory = (await solve(runner, episode, mode, gate=gate)).trajectory
+        if workers is not None:
+            async with gate:
+                trajectory = await workers.run(episode)
+        else:
+            trajectory = (await solve(runner, episode, mode, gate=gate)).trajectory
         if on_done is not None:
             on_done(trajectory)
         return trajectory

@@ -1,0 +1,318 @@
+"""Graphs in worker processes: the same record as by one process, whatever is killed on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from langchain_core.language_models import FakeListChatModel
+from safetensors.torch import load_file
+
+from hrm_agent.errors import ConfigError, RunError
+from hrm_agent.graphs.tool_loop import graph
+from hrm_agent.models.scripted import ScriptedEngine
+from hrm_agent.store import open_store
+from hrm_agent.store.leases import leased
+from hrm_agent.testing import block_until
+from hrm_agent.training.collect import collect
+from hrm_agent.training.configs import CollectConfig, GrpoConfig
+from hrm_agent.training.grpo import train
+from hrm_agent.training.rollout import group_episodes, open_run, rollout
+from hrm_agent.training.tasks import Task, load_tasks
+from hrm_agent.training.worker_pool import opened_workers
+from hrm_agent.trajectory import RunStatus, Trajectory
+from hrm_agent.trajectory.lint import lint
+
+pytestmark = pytest.mark.whole
+
+PROJECT = Path(__file__).parents[2]
+CONFIG = CollectConfig(
+    policy="builtin:cold-start", count=6, samples=2, seed=5, context={"max_turns": 4, "max_tokens": 96}
+)
+ROLLOUTS = 12
+SEVERAL = CONFIG.model_copy(update={"processes": 2})
+
+
+def worker_processes(of: psutil.Process | None = None) -> list[psutil.Process]:
+    children = (of or psutil.Process()).children()
+    return [child for child in children if "hrm_agent.training.worker_process" in child.cmdline()]
+
+
+def facts(found: Sequence[Trajectory]) -> list[Any]:
+    """All of a record but times, and the ids that LangGraph makes of them."""
+    return [
+        (
+            *(t.thread_id.partition("/")[2], t.task, t.graph, t.policy, t.group_id.partition("/")[2], t.sample_index),
+            *(t.status, t.stop_reason, t.answer, t.rewards),
+            [(c.token_ids, c.mask, c.seed, c.finish_reason, c.model, c.logprob_kind, c.tools_hash) for c in t.calls],
+            [(c.name, c.arguments, c.status, c.stdout, c.value) for c in t.tool_calls],
+        )
+        for t in sorted(found, key=lambda t: t.thread_id.partition("/")[2])
+    ]
+
+
+def on_record(folder: Path) -> list[Trajectory]:
+    with open_store(folder / "store.db") as store:
+        return list(store.journal.trajectories())
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What one process records."""
+    return facts(asyncio.run(collect(CONFIG, tmp_path_factory.mktemp("undisturbed") / "run")))
+
+
+def test_two_processes_record_what_one_does_and_a_dead_worker_takes_nothing_with_it(
+    undisturbed: list[Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ended: list[Trajectory] = []
+
+    def kill_one(trajectory: Trajectory) -> None:
+        ended.append(trajectory)
+        if len(ended) == 3:
+            first, _ = worker_processes()
+            first.kill()
+
+    found = asyncio.run(collect(SEVERAL, tmp_path / "run", on_rollout=kill_one))
+    assert "A rollout worker died by signal 9 (Killed)" in capfd.readouterr().err
+    assert [t.thread_id for t in found] == [f"run/collect/{task}/{sample}" for task in range(6) for sample in range(2)]
+    assert facts(found) == facts(on_record(tmp_path / "run")) == undisturbed
+    assert len(ended) == ROLLOUTS
+    assert worker_processes() == []
+    assert [finding for t in found for finding in lint(t)] == []
+    assert all(t.trainable for t in found)
+    # What is on record is read back, for which no worker is started.
+    again = asyncio.run(collect(SEVERAL, tmp_path / "run", on_rollout=lambda _: _none(worker_processes())))
+    assert again == found
+
+
+def _none(found: Sequence[object]) -> None:
+    assert not found
+
+
+PROGRAM = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from tests.training.test_worker_pool import SEVERAL, worker_processes
+from hrm_agent.training.collect import collect
+
+def run(name):
+    left = 3
+    def happened(_):
+        nonlocal left
+        left -= 1
+        if left == 0:
+            workers = worker_processes()
+            Path(sys.argv[1], f"{name}.pids").write_text(" ".join(str(worker.pid) for worker in workers))
+            for worker in workers if name == "all" else ():
+                worker.kill()
+            os.kill(os.getpid(), signal.SIGKILL)
+    asyncio.run(collect(SEVERAL, Path(sys.argv[1], name, "run"), on_rollout=happened))
+
+for name in ("parent", "all"):
+    if (child := os.fork()) == 0:
+        run(name)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, name
+"""
+
+
+@pytest.mark.slow
+def test_workers_die_with_their_parent_and_the_run_is_resumed(undisturbed: list[Any], tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], check=True, cwd=PROJECT)
+    for name in ("parent", "all"):
+        pids = [int(pid) for pid in (tmp_path / f"{name}.pids").read_text().split()]
+        assert len(pids) == 2
+        block_until(lambda pids=pids: not any(map(_lives, pids)))
+        before = on_record(tmp_path / name / "run")
+        assert 3 <= sum(t.status is not RunStatus.RUNNING for t in before) < ROLLOUTS
+        found = asyncio.run(collect(CONFIG, tmp_path / name / "run"))  # by one process: it is the same run
+        assert facts(found) == undisturbed
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+OWN = """
+import asyncio, os, signal
+from langchain_core.language_models import FakeListChatModel
+from langgraph.graph import END, START, MessagesState, StateGraph
+from hrm_agent.models import policy
+
+def of(node):
+    builder = StateGraph(MessagesState)
+    builder.add_node("node", node)
+    builder.add_edge(START, "node")
+    builder.add_edge("node", END)
+    return builder.compile()
+
+async def blocks(state):
+    return {"messages": [policy().invoke(state["messages"])]}
+
+async def streams(state):
+    pieces = [piece async for piece in policy().astream(state["messages"])]
+    return {"messages": [sum(pieces[1:], pieces[0])]}
+
+def waits(state):
+    return {"messages": [policy().invoke(state["messages"])]}
+
+def fails(state):
+    raise LookupError("no such page")
+
+def asks(state):
+    return {"messages": [FakeListChatModel(responses=["hosted"]).invoke(state["messages"])]}
+
+def dies(state):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+async def gate(state):
+    open("waiting", "w").close()  # a named pipe: until the test has opened it, too
+    while not os.path.exists("go"):
+        await asyncio.sleep(0.01)
+    return await streams(state)
+
+blocking, streaming, waiting, failing, hosted, deadly, gated = map(
+    of, (blocks, streams, waits, fails, asks, dies, gate)
+)
+"""
+KINDS = ("blocking", "streaming", "waiting", "failing", "hosted")
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    (path := tmp_path / "own.py").write_text(OWN)
+    return path
+
+
+def by_graphs(own: Path, processes: int, kinds: Sequence[str]) -> list[Trajectory]:
+    """One rollout of each kind of graph, in one run."""
+    config = CollectConfig(policy="scripted", count=1, concurrency=4, processes=processes)
+    draw = partial(load_tasks, config.tasks, split=config.split, seed=config.seed, count=config.count)
+    episodes = [
+        replace(episode, thread_id=f"{episode.thread_id}/{kind}", graph=f"{own}:{kind}")
+        for kind in kinds
+        for episode in group_episodes(draw(), 1, run_id="run", stage="step-0", seed=0, graph="")
+    ]
+
+    async def run(engine: ScriptedEngine) -> list[Trajectory]:
+        async with (
+            open_run(own.parent / str(processes), "scripted", config, backend=engine) as runner,
+            opened_workers(processes, runner, config, draw=draw) as workers,
+        ):
+            return await rollout(runner, episodes, concurrency=4, workers=workers)
+
+    with ScriptedEngine(lambda messages: f"{len(messages)}: {messages[-1].text}"[:40]) as engine:
+        return asyncio.run(run(engine))
+
+
+def told(found: Trajectory) -> Any:
+    answers = [call.response["content"] for call in found.calls]
+    return found.status, found.error, found.answer, found.rewards, found.policy, answers
+
+
+def test_graphs_of_ones_own_are_run_there_as_here(own: Path) -> None:
+    one, two = (by_graphs(own, processes, KINDS) for processes in (1, 2))
+    assert [told(each) for each in two] == [told(each) for each in one]
+    assert [each.status for each in two].count(RunStatus.COMPLETED) == 4
+    assert two[3].error == "LookupError: no such page"
+
+
+@pytest.mark.slow
+def test_a_graph_that_ends_its_process_each_time_ends_the_run(own: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RunError, match="3 rollout workers died one after another, the last one by signal 9"):
+        by_graphs(own, 2, ["deadly"])
+    assert capfd.readouterr().err.count("A rollout worker died") == 2
+    assert worker_processes() == []
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_all_and_gives_back_what_is_held(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = own.parent
+    (folder / "gated.jsonl").write_text('"forty-two"\n' * 4)
+    os.mkfifo(folder / "waiting")
+    words = ["collect", "--graph", "./own.py:gated", "--policy", "scripted:gated.jsonl", "--count", "4"]
+    command = [sys.executable, "-m", "hrm_agent"]
+    options: Any = {"cwd": folder, "env": {**os.environ, "PYTHONPATH": str(PROJECT)}, "text": True}
+    process = subprocess.Popen(
+        [*command, *words, "--processes", "2", "--out", "run"], stderr=subprocess.PIPE, **options
+    )
+    assert process.stderr is not None
+    (folder / "waiting").read_bytes()  # once a node waits
+    workers = worker_processes(psutil.Process(process.pid))
+    process.send_signal(signal.SIGINT)
+    said = process.stderr.read()
+    assert process.wait(60) == 130, said
+    assert "Resume it: `hrm-agent resume run`" in said
+    assert len(workers) == 2 and not any(map(_lives, (worker.pid for worker in workers)))
+    with open_store(folder / "run" / "store.db") as store, store.database.read() as cursor:
+        assert leased(cursor) == set()
+    (folder / "waiting").unlink()
+    (folder / "waiting").touch()
+    (folder / "go").touch()
+    monkeypatch.chdir(folder)
+    again = CollectConfig(graph="./own.py:gated", policy="scripted:gated.jsonl", count=4)
+    assert [t.answer for t in asyncio.run(collect(again, folder / "run"))] == ["forty-two"] * 4
+
+
+@pytest.mark.slow
+def test_what_cannot_cross_is_told(tmp_path: Path) -> None:
+    given = [Task(id="mine", family="mine", prompt="?", verify=lambda _: 1.0)]
+    with ScriptedEngine([]) as engine:
+        config = SEVERAL.model_copy(update={"policy": "scripted"})
+        with pytest.raises(ConfigError, match="is given none like 'mine'"):
+            asyncio.run(collect(config, tmp_path / "a", tasks=given, backend=engine))
+        with pytest.raises(ConfigError, match="FakeListChatModel is an object of this process"):
+            asyncio.run(collect(config, tmp_path / "b", backend=FakeListChatModel(responses=[])))
+        with pytest.raises(ConfigError, match="each worker would start its own"):
+            asyncio.run(collect(config.model_copy(update={"environment": "ray"}), tmp_path / "c", backend=engine))
+    assert not (tmp_path / "b").exists() and not (tmp_path / "c" / "store.db").exists()
+
+
+def test_a_graph_that_is_an_object_is_told_before_a_worker_is_started(tmp_path: Path) -> None:
+    draw = partial(load_tasks, "word_problems", split="eval", seed=0, count=1)
+    (episode,) = group_episodes(draw(), 1, run_id="run", stage="step-0", seed=0, graph="")
+
+    async def run(engine: ScriptedEngine) -> None:
+        async with (
+            open_run(tmp_path, "scripted", SEVERAL, backend=engine) as runner,
+            opened_workers(2, runner, SEVERAL, draw=draw) as workers,
+        ):
+            await rollout(runner, [replace(episode, graph=graph)], workers=workers)
+
+    with (
+        ScriptedEngine([]) as engine,
+        pytest.raises(ConfigError, match="an object of this process, and worker processes import graphs"),
+    ):
+        asyncio.run(run(engine))
+
+
+TRAIN = GrpoConfig(
+    steps=2, prompts_per_step=2, group_size=2, seed=5, cooldown=0.0, context={"max_turns": 4, "max_tokens": 96}
+)
+
+
+@pytest.mark.slow
+def test_training_by_two_processes_ends_in_the_same_weights(tmp_path: Path) -> None:
+    one, two = tmp_path / "one" / "run", tmp_path / "two" / "run"
+    asyncio.run(train(TRAIN, one))
+    asyncio.run(train(TRAIN.model_copy(update={"rollout_processes": 2}), two))
+    assert facts(on_record(two)) == facts(on_record(one))
+    assert {t.policy_version for t in on_record(two)} == {0, 1}
+    ours, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (two, one))
+    for name, weights in ours.items():
+        torch.testing.assert_close(weights, theirs[name], rtol=0, atol=1e-5)
