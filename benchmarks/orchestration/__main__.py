@@ -93,6 +93,10 @@ def goals(rows: list[Row]) -> list[Row]:
     reached: list[Row] = []
     for agent in CALLS:
         reached.append(_at_most(f"{agent}: CPU ms a call with the store on", cpu[agent, "ours"], 3.0))
+        reached += [
+            _at_most(f"{agent}: CPU of {way} / stock LangGraph", cpu[agent, way] / cpu[agent, "stock LangGraph"], 1.6)
+            for way in ("ours", "ours, as collect and train rl")
+        ]
         capture = cpu[agent, recorded] - cpu[agent, bare]
         reached.append(_at_most(f"{agent}: CPU ms of capture a call", capture, 0.5))
         reached += [

@@ -18,6 +18,7 @@ from hrm_agent.environment import Environment, LocalEnvironment, using_environme
 from hrm_agent.models import policy, using_policy
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.loading import load_graph
+from hrm_agent.runtime.settings import Durability
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import MemoryJournal, Recording, TaskRef, recording
 
@@ -62,10 +63,12 @@ async def ours_in_memory(agent: str, folder: Path) -> AsyncGenerator[Converse]:
 
 
 @asynccontextmanager
-async def ours(agent: str, folder: Path, environment: Callable[[], Environment] = Instant) -> AsyncGenerator[Converse]:
+async def ours(
+    agent: str, folder: Path, environment: Callable[[], Environment] = Instant, durability: Durability = "steps"
+) -> AsyncGenerator[Converse]:
     """As every command runs it: an episode, with the store."""
     with open_store(folder / "store.db") as store, engine(agent) as opened:
-        runner = EpisodeRunner(store, opened, "scripted", environment())
+        runner = EpisodeRunner(store, opened, "scripted", environment(), durability=durability)
 
         async def converse(number: int) -> str:
             task = TaskRef(id=str(number), family="benchmark", prompt=PROBLEM)
@@ -106,6 +109,7 @@ WAYS: dict[str, Callable[[str, Path], Opened]] = {
     "stock LangGraph, SqliteSaver": partial(stock, saver="sqlite"),
     "ours, in memory": ours_in_memory,
     "ours": ours,
+    "ours, as collect and train rl": partial(ours, durability="calls"),
 }
 CAPTURE: dict[str, Callable[[str, Path], Opened]] = {
     "stock graph, our store, not recorded": partial(captured, recorded=False),

@@ -1,0 +1,1 @@
+"""How much of a rollout is the engine, over the size of the network: `python -m benchmarks.engine_share`."""
