@@ -7,7 +7,7 @@ a program reads the answer, as it does a solver's, one that it cannot read is se
 is not part of the state: it belongs to the role, not to the conversation. A model that cannot call tools writes its
 code in fenced blocks (`Budget.tool_format`), whose results come back as a human message. No node reads a clock: how
 long models and tools took stands in their messages, so that a replay decides as the run did. In a conversation each
-turn has the whole budget.
+turn has the whole budget. What takes no time is async all the same: LangGraph hands a plain function to a thread.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def build_tool_loop(
     return builder.compile()
 
 
-def _after_reason(state: LoopState, runtime: Runtime[Budget]) -> str:
+async def _after_reason(state: LoopState, runtime: Runtime[Budget]) -> str:
     if state.get("stop_reason"):
         return END
     return "tools" if _asks(last_answer(state["messages"]), runtime.context or Budget()) else "remind"

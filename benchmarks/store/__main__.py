@@ -32,6 +32,8 @@ from benchmarks.store.measure import Row
 from benchmarks.store.ways import Places
 from tests.support.postgres import PostgresServer
 
+SMALL, LARGE = 20, 2000
+"""Characters of the messages that a hosted model is sent."""
 STEPS, MESSAGES, THREADS, CONVERSATION, TURNS = 200, 50, 10_000, 300, 100
 Found = dict[str, list[Row]]
 
@@ -48,7 +50,7 @@ def measured(places: Places, repeats: int, only: list[str], shorter: int = 1) ->
         "listing": lambda: workloads.listing(places, THREADS // shorter),
         "growth": lambda: workloads.growth(places, lengths),
         "journal": lambda: growth_of_journal(places, [TURNS // shorter // 4, TURNS // shorter]),
-        "step": lambda: step_cost(places, MESSAGES // shorter, max(repeats, 5)),
+        "step": lambda: step_cost(places, [(MESSAGES // shorter, size) for size in (SMALL, LARGE)], max(repeats, 5)),
     }
     found: Found = {}
     for name in only or tables:
@@ -63,9 +65,11 @@ def goals(found: Found) -> list[Row]:
     rows: list[Row] = []
     for kind in ("loop", "chat") if "replays" in found else ():
         of = {row["way"]: row for row in found["replays"] if row["sequence"] == kind}
-        for own, peer, floor in PEERS:
-            rows.append(_faster(f"{kind}: steps/s of {own} / {peer}", of[own], of[peer], 4))
+        for own, floor in FLOOR_OF.items():
             rows.append(_faster(f"{kind}: steps/s of {own} / {floor}", of[own], of[floor], 0.5))
+    of = {row["way"]: row for row in found.get("loops", ()) if row["durability"] == "sync"}
+    for own, other, bound in LOOPS if of else ():
+        rows.append(_faster(f"a loop of LangGraph: steps/s of {own} / {other}", of[own], of[other], bound))
     of = {row["way"]: row for row in found.get("conversations", ()) if row["messages"] == CONVERSATION}
     for ours, peer in (("ours", "SqliteSaver"), ("ours, PostgreSQL", "PostgresSaver")) if of else ():
         rows.append(
@@ -85,8 +89,10 @@ def goals(found: Found) -> list[Row]:
             _at_most(f"{row['turns']} turns: bytes of journal / checkpoints", row["journal / checkpoints"], 1.2)
         )
     for row in found.get("step", ()):
-        name = f"a step with {row['messages']} messages: CPU with journal / without"
-        rows.append(_at_most(name, row["with / without"], 1.3))
+        name = f"a step with {row['messages']} messages of {row['characters']} characters: CPU with journal"
+        rows.append(_at_most(f"{name} / without", row["with / without"], 1.3))
+        bound = 1.0 if row["characters"] == SMALL else 0.6
+        rows.append(_at_most(f"{name} / AsyncSqliteSaver", row["with / AsyncSqliteSaver"], bound))
     return rows
 
 
@@ -103,12 +109,14 @@ def _at_most(name: str, value: float, bound: float) -> Row:
     return {"goal": name, "value": value, "at least": None, "at most": bound, "by CPU": None, "met": value <= bound}
 
 
-PEERS = (
-    ("ours", "SqliteSaver NORMAL", "bare inserts"),
-    ("ours, power", "SqliteSaver", "bare inserts, power"),
-    ("ours, PostgreSQL", "PostgresSaver", "bare inserts, PostgreSQL"),
-)
-"""Ours, stock and floor of one promise."""
+FLOOR_OF = {
+    "ours": "bare inserts",
+    "ours, power": "bare inserts, power",
+    "ours, PostgreSQL": "bare inserts, PostgreSQL",
+}
+"""Ways of ours and the floor of the same promise."""
+LOOPS = (("ours", "none", 0.7), ("ours, power", "none", 0.5), ("ours, PostgreSQL", "PostgresSaver", 1.5))
+"""Ways, what each is held against (`none` is LangGraph without a checkpointer) and the share that is aimed at."""
 
 
 def flush_ms(folder: Path) -> float:

@@ -6,13 +6,14 @@ import asyncio
 import statistics
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from itertools import pairwise
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 
 from benchmarks.store.measure import Row
@@ -20,7 +21,7 @@ from benchmarks.store.ways import Places
 from hrm_agent.models.external_models import record_external_models
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.store.maintenance import stats
-from hrm_agent.trajectory import Recording, recording
+from hrm_agent.trajectory import Journal, Recording, recording
 
 __all__ = ["growth_of_journal", "step_cost"]
 
@@ -88,8 +89,8 @@ def growth_of_journal(places: Places, lengths: Sequence[int], size: int = 100) -
     return rows
 
 
-async def _steps(store: RunStore, messages: int, size: int, *, journal: bool) -> float:
-    """CPU seconds of a step, in the middle of those around one that sends `messages` messages."""
+async def _steps(saver: Any, journal: Journal | None, messages: int, size: int) -> float:
+    """CPU seconds of a step, in the middle of those around one that sends `messages` messages of `size` characters."""
     model, began = _Hosted(size=size), list[float]()
 
     async def step(state: MessagesState) -> dict[str, Any]:
@@ -102,20 +103,40 @@ async def _steps(store: RunStore, messages: int, size: int, *, journal: bool) ->
 
     builder = StateGraph(MessagesState).add_node(step).add_edge(START, "step")
     builder.add_conditional_edges("step", more, ["step", END])
-    graph: Any = builder.compile(checkpointer=store.checkpointer)
+    graph: Any = builder.compile(checkpointer=saver)
     config: Any = {"configurable": {"thread_id": "t"}, "recursion_limit": messages + 30}
-    with recording(Recording(store.journal)) if journal else nullcontext():
-        await graph.ainvoke({"messages": [HumanMessage("h" * size)]}, config, durability="sync")
+    durability = {} if saver is None else {"durability": "sync"}
+    with recording(Recording(journal)) if journal is not None else nullcontext():
+        await graph.ainvoke({"messages": [HumanMessage("h" * size)]}, config, **durability)
     return statistics.median(later - earlier for earlier, later in pairwise(began[-20:]))
 
 
-def step_cost(places: Places, messages: int, repeats: int, size: int = 2000) -> list[Row]:
-    """CPU of a step whose one node asks a hosted model, without the journal and with it: the best of the repeats."""
+async def _stock_steps(saver: AbstractAsyncContextManager[Any], messages: int, size: int) -> float:
+    async with saver as opened:
+        return await _steps(opened, None, messages, size)
+
+
+def step_cost(places: Places, sizes: Sequence[tuple[int, int]], repeats: int) -> list[Row]:
+    """CPU of a step whose one node asks a hosted model, by each way in turn: the best of the repeats.
+
+    `sizes`: messages of a conversation, and characters of each. Only `with_ms` has the model's calls on record.
+    """
     record_external_models()
-    of: dict[bool, list[float]] = {False: [], True: []}
-    for _ in range(repeats):
-        for journal, taken in of.items():
-            with open_store(places.new("sqlite")) as store:
-                taken.append(asyncio.run(_steps(store, messages, size, journal=journal)))
-    without, kept = min(of[False]) * 1e3, min(of[True]) * 1e3
-    return [{"messages": messages, "without_ms": without, "with_ms": kept, "with / without": kept / without}]
+    rows: list[Row] = []
+    for messages, size in sizes:
+        of: dict[str, list[float]] = {"none_ms": [], "AsyncSqliteSaver_ms": [], "without_ms": [], "with_ms": []}
+        for _ in range(repeats):
+            of["none_ms"].append(asyncio.run(_steps(None, None, messages, size)))
+            stock = AsyncSqliteSaver.from_conn_string(places.new("sqlite"))
+            of["AsyncSqliteSaver_ms"].append(asyncio.run(_stock_steps(stock, messages, size)))
+            for name in ("without_ms", "with_ms"):
+                with open_store(places.new("sqlite")) as store:
+                    journal = store.journal if name == "with_ms" else None
+                    of[name].append(asyncio.run(_steps(store.checkpointer, journal, messages, size)))
+        row = {name: min(taken) * 1e3 for name, taken in of.items()}
+        ratios = {
+            "with / without": row["with_ms"] / row["without_ms"],
+            "with / AsyncSqliteSaver": row["with_ms"] / row["AsyncSqliteSaver_ms"],
+        }
+        rows.append({"messages": messages, "characters": size, **row, **ratios})
+    return rows

@@ -116,12 +116,12 @@ async def plan(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> dic
     }
 
 
-def schedule(state: ReasoningState) -> dict[str, Any]:
+async def schedule(state: ReasoningState) -> dict[str, Any]:
     """A join: runs once after all solvers of a step. `after_schedule` decides what comes next."""
     return {}
 
 
-def after_schedule(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> Sequence[Send] | str:
+async def after_schedule(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> Sequence[Send] | str:
     """A solver for every subgoal whose needs are met; the critic when all are solved."""
     context = _context(runtime)
     left = budget_left(state, context)
@@ -181,7 +181,7 @@ def _consequence(verdict: CriticAnswer, state: ReasoningState, context: Reasonin
             return {"hint": verdict.hint}
 
 
-def after_critique(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> str:
+async def after_critique(state: ReasoningState, runtime: Runtime[ReasoningContext]) -> str:
     """The node that acts on the verdict, as far as the budget allows it; else the synthesizer."""
     if state.get("stop_reason") or budget_left(state, _context(runtime)).used_up(calls=1):
         return "synthesize"
@@ -196,7 +196,7 @@ def ask_person(state: ReasoningState) -> dict[str, Any]:
     return _again(state, subgoal, hint) if subgoal else {"hint": hint}
 
 
-def after_ask(state: ReasoningState) -> str:
+async def after_ask(state: ReasoningState) -> str:
     """The solver of the subgoal in question, or the planner."""
     return "schedule" if verdict_of(state, "subgoal") else "plan"
 

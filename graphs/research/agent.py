@@ -199,7 +199,7 @@ class _Research:
         return CallOptions(context.model or self._model, context.temperature, limit, 0 if left.used_up() else calls)
 
 
-def after_plan(state: ResearchState, runtime: Runtime[ResearchContext]) -> Sequence[Send] | str:
+async def after_plan(state: ResearchState, runtime: Runtime[ResearchContext]) -> Sequence[Send] | str:
     """A searcher for every question, as far as the budget allows it."""
     if state.get("say"):
         return "reply"
@@ -242,7 +242,7 @@ def gather(state: ResearchState) -> dict[str, Any]:
     return {"sources": new, "named": named, "findings": findings, "found": None, "remarks": remarks}
 
 
-def after_write(state: ResearchState, runtime: Runtime[ResearchContext]) -> str:
+async def after_write(state: ResearchState, runtime: Runtime[ResearchContext]) -> str:
     """Support is looked at where it is wanted, and the budget has a call for it."""
     context = _context(runtime)
     wanted = context.check_support and state.get("drafts") and not budget_left(state, context).used_up()
@@ -282,7 +282,7 @@ def check_draft(state: ResearchState, runtime: Runtime[ResearchContext]) -> dict
     }
 
 
-def after_check(state: ResearchState) -> str:
+async def after_check(state: ResearchState) -> str:
     return END if state.get("stop_reason") else "write"
 
 

@@ -146,7 +146,7 @@ def _context(runtime: Runtime[SearchContext]) -> SearchContext:
     return runtime.context
 
 
-def _after_reason(state: SearchState) -> str:
+async def _after_reason(state: SearchState) -> str:
     if state.get("stop_reason"):
         return END
     return "tools" if calls_tools(last_answer(state["messages"])) else "remind"
