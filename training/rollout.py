@@ -18,7 +18,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -185,7 +185,9 @@ async def rollout(
     An error that is no fault of a policy or a graph (the store cannot be written) cancels the rest and is raised.
     """
     run = _solver(runner, mode, concurrency, on_done, workers)
-    return await run_group(episodes, run)
+    episodes = list(episodes)
+    with _leases_of(episodes, runner, workers, mode):
+        return await run_group(episodes, run)
 
 
 async def rollout_attempts(
@@ -203,7 +205,18 @@ async def rollout_attempts(
         first = await run(episode)
         return (first, await run(second_attempt(episode))) if needs_second_attempt(first) else (first,)
 
-    return await run_group(episodes, attempts)
+    episodes = list(episodes)
+    with _leases_of(episodes, runner, workers):
+        return await run_group(episodes, attempts)
+
+
+def _leases_of(
+    episodes: Sequence[Episode], runner: EpisodeRunner, workers: RolloutWorkers | None, mode: Mode = ONE_RUN
+) -> AbstractContextManager[None]:
+    """Taken together where this process runs each episode on its own thread."""
+    if workers is not None or mode != ONE_RUN:
+        return nullcontext()
+    return runner.store.leases_ahead([episode.thread_id for episode in episodes])
 
 
 def second_attempt(episode: Episode) -> Episode:

@@ -17,13 +17,15 @@ import os
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from hrm_agent.errors import LeaseLostError, RunError
-from hrm_agent.store.database import Cursor, Database, WriteCursor
+from hrm_agent.store.database import Cursor, Database, WriteCursor, placeholders
 from hrm_agent.store.fencing import HeldLease, lost_error, readable
 
 __all__ = [
@@ -50,9 +52,43 @@ COMMAND = "worked on"
 """A command keeps its options, then runs it."""
 
 
+_TOGETHER = 64
+"""Leases that are taken in one transaction, where it is known which threads are run next."""
 _WITH_THREADS = ("trajectories", "checkpoints", "writes", "calls", "tool_calls")
 _TABLES = len(_WITH_THREADS)
 _ON_RECORD = " UNION ALL ".join(f"SELECT 1 FROM {table} WHERE thread_id = ?" for table in _WITH_THREADS) + " LIMIT 1"
+
+
+class _Acquired(NamedTuple):
+    """What has been taken."""
+
+    epoch: int
+    """Of the lease."""
+    new: bool
+    """Nothing was on record of the thread."""
+    generation: int
+    """Of what was known of all threads, before."""
+
+
+class _Coming:
+    """Threads that are to be run, in their order."""
+
+    def __init__(self, thread_ids: Sequence[str]) -> None:
+        self._waiting = dict.fromkeys(thread_ids)
+        self.asked_for: set[str] = set()
+        """Those whose leases were asked for, and are not used yet."""
+
+    def __contains__(self, thread_id: str) -> bool:
+        return thread_id in self._waiting or thread_id in self.asked_for
+
+    def ask_for(self, thread_id: str) -> list[str]:
+        """The next ones, whose leases are to be taken with that of `thread_id`."""
+        self._waiting.pop(thread_id, None)
+        found = list(islice(self._waiting, _TOGETHER - 1))
+        for name in found:
+            del self._waiting[name]
+        self.asked_for.update(found)
+        return found
 
 
 class Lease:
@@ -117,6 +153,9 @@ class Leases:
     def __init__(self, database: Database) -> None:
         self._database, self._fence = database, database.fence
         self._held: set[str] = set()
+        self._ahead: dict[str, _Acquired] = {}
+        """Taken, and not used yet."""
+        self._coming: list[_Coming] = []
         self._epoch = 0
         """The highest that this owner has had, of any lease."""
         self._lock = threading.Lock()
@@ -137,13 +176,12 @@ class Leases:
                 raise _taken(thread_id, doing, "this process")
             self._held.add(key)
         lease, held = Lease(), None
-        generation = self._database.held.generation
         try:
-            epoch, lease.new = self._database.add(lambda cursor: self._acquire(cursor, key, thread_id, doing))
-            held = HeldLease(key, epoch)
+            acquired = self._take(key, thread_id, doing)
+            lease.new, held = acquired.new, HeldLease(key, acquired.epoch)
             self._fence.add(thread_id, held, lease.lose)
             if lease.new or joins:
-                self._database.held.begin(thread_id, generation, new=lease.new, joins=joins)
+                self._database.held.begin(thread_id, acquired.generation, new=lease.new, joins=joins)
             self._beat()
             yield lease
         finally:
@@ -154,6 +192,77 @@ class Leases:
             finally:
                 with self._lock:
                     self._held.discard(key)
+
+    @contextmanager
+    def ahead(self, thread_ids: Sequence[str]) -> Generator[None]:
+        """Threads that are run inside the block, in about this order: their leases are taken many at a time.
+
+        Whoever holds one takes those of the next with it, in one transaction, as far as nothing is on record of them.
+        What nobody has used is given back at the end.
+        """
+        coming = _Coming(thread_ids)
+        with self._lock:
+            self._coming.append(coming)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._coming.remove(coming)
+                for name in coming.asked_for:
+                    self._ahead.pop(name, None)
+                unused = coming.asked_for - self._held
+            self._give_back(unused)
+
+    def _take(self, key: str, thread_id: str, doing: str) -> _Acquired:
+        others: list[str] = []
+        with self._lock:
+            coming = next((each for each in self._coming if thread_id in each), None) if doing == RUN else None
+            if coming is not None:
+                coming.asked_for.discard(thread_id)
+                if (taken := self._ahead.pop(thread_id, None)) is not None:
+                    return taken
+                others = coming.ask_for(thread_id)
+        generation = self._database.held.generation
+
+        def acquire(cursor: WriteCursor) -> tuple[int, bool, dict[str, int]]:
+            found = self._acquire(cursor, key, thread_id, doing)
+            return *found, self._acquire_new(cursor, others) if others else {}
+
+        epoch, new, more = self._database.add(acquire)
+        with self._lock:
+            unused = more.keys() - self._held  # meanwhile one may have been taken by itself
+            is_over = coming not in self._coming
+            if not is_over:
+                self._ahead |= {name: _Acquired(more[name], True, generation) for name in unused}
+        if is_over:
+            self._give_back(unused)
+        return _Acquired(epoch, new, generation)
+
+    def _give_back(self, thread_ids: Collection[str]) -> None:
+        """Leases that nobody has used. One that is taken again before this is written has a higher epoch."""
+        query = "UPDATE leases SET expires_at = 0 WHERE thread_id = ? AND owner = ? AND epoch <= ?"
+        rows = [(name, self._fence.owner, self._epoch) for name in thread_ids]
+        if rows:
+            self._database.defer(lambda cursor: cursor.executemany(query, rows))
+
+    def _acquire_new(self, cursor: WriteCursor, thread_ids: Sequence[str]) -> dict[str, int]:
+        """Thread -> epoch, of those that nobody has ever run."""
+        some, known = f"({placeholders(len(thread_ids))})", set[str]()
+        for table in (*_WITH_THREADS, "leases"):
+            rows = cursor.execute(
+                f"SELECT DISTINCT thread_id FROM {table} WHERE thread_id IN {some}", thread_ids
+            ).fetchall()
+            known |= {str(row[0]) for row in rows}
+        self._epoch += 1
+        facts = self._fence.owner, _this_process(), time.time() + LEASE_SECONDS, self._epoch
+        cursor.executemany(
+            "INSERT INTO leases (thread_id, owner, process, expires_at, epoch) VALUES (?, ?, ?, ?, ?) "
+            "ON CONFLICT (thread_id) DO NOTHING",
+            [(name, *facts) for name in thread_ids if name not in known],
+        )
+        query = f"SELECT thread_id FROM leases WHERE owner = ? AND epoch = ? AND thread_id IN {some}"
+        ours = cursor.execute(query, (self._fence.owner, self._epoch, *thread_ids)).fetchall()
+        return {str(row[0]): self._epoch for row in ours}
 
     def _acquire(self, cursor: Cursor, key: str, thread_id: str, doing: str) -> tuple[int, bool]:
         """Its epoch, and whether it is the first ever that a run holds on a thread of which nothing is on record."""

@@ -17,7 +17,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import StateUpdate
 
-from hrm_agent.errors import RunError, StoreError
+from hrm_agent.errors import LeaseLostError, RunError, StoreError
 from hrm_agent.store import RunStore, leases, open_store
 from hrm_agent.store.maintenance import verify
 from hrm_agent.store.saver import StoreSaver
@@ -108,6 +108,58 @@ def test_a_lease_is_given_back_before_it_may_be_taken_again(store: RunStore, mon
     assert refused == [True]
     with store.lease("t"):
         assert held(store) == ["t"]
+
+
+def test_leases_of_threads_that_are_run_next_are_taken_together(url: str, store: RunStore) -> None:
+    config: Any = {"configurable": {"thread_id": "known", "checkpoint_ns": ""}}
+    store.checkpointer.put(config, empty_checkpoint(), {"source": "input", "step": -1, "parents": {}}, {})
+    names = ["a", "b", "known", "c", "d"]
+    with open_store(url) as other, other.lease("d"), store.leases_ahead(names):
+        with store.lease("a") as lease:
+            assert lease.new
+            assert sorted(held(store)) == ["a", "b", "c", "d"], "of a thread with a record, none ahead"
+            with pytest.raises(RunError, match="'b' is being run already"), other.lease("b"):
+                pytest.fail("two runs on one thread")
+        store.database.flush()
+        before = store.database.transaction
+        with store.lease("b") as second, store.lease("c") as third:
+            assert second.new and third.new
+            assert store.database.transaction == before, "both were taken with the first"
+        with store.lease("known") as fourth:
+            assert not fourth.new
+        with pytest.raises(RunError, match="'d' is being run already"), store.lease("d"):
+            pytest.fail("two runs on one thread")
+        store.database.flush()
+        assert held(store) == ["d"]
+        with store.lease("b") as again:
+            assert sorted(held(store)) == ["b", "d"], "one that was given back is taken by itself"
+            assert again.new is False
+
+
+def test_what_is_taken_ahead_and_not_used_is_given_back(url: str, store: RunStore) -> None:
+    with open_store(url) as other:
+        with store.leases_ahead(["a", "b", "c"]), store.lease("a"):
+            assert sorted(held(store)) == ["a", "b", "c"]
+        with store.lease("b"):
+            store.database.flush()
+            assert held(store) == ["b"], "what gives back the first one of b does not take this one"
+        store.database.flush()
+        assert held(store) == []
+        with other.lease("c"):
+            assert held(other) == ["c"]
+
+
+def test_a_lease_that_was_taken_ahead_and_lost_writes_nothing(
+    url: str, store: RunStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "HEARTBEAT_SECONDS", 3600.0)
+    config: Any = {"configurable": {"thread_id": "b", "checkpoint_ns": ""}}
+    with open_store(url) as other, store.leases_ahead(["a", "b"]):
+        with store.lease("a"):
+            clock.now += 31
+        with other.lease("b"), store.lease("b"), pytest.raises(LeaseLostError):
+            store.checkpointer.put(config, empty_checkpoint(), {"source": "input", "step": -1, "parents": {}}, {})
+    assert execute(url, "SELECT count(*) FROM checkpoints") == [(0,)]
 
 
 def test_a_lease_is_given_back_when_the_store_is_closed(url: str) -> None:
