@@ -4,8 +4,7 @@ Each page has a folder of its own, in which its blocks run from top to bottom: `
 line; a block that names a file (`python own.py`) is saved as that file. Of the lines of bash, `hrm-agent` is run (in
 the background until the page's end, if it ends in `&`), `sh` and what it is piped to are run by bash, `python -m
 pytest` runs a file of the page, a `make` target has to exist, and a few commands that would change the machine are only
-recognised; anything else is a mistake. Blocks under a comment `<!-- slow -->` are left to
-slow tests, which run the whole of such a page.
+recognised; anything else is a mistake. A page with a block under a comment `<!-- slow -->` is left to the slow tests.
 """
 
 from __future__ import annotations
@@ -56,12 +55,10 @@ def has_slow_blocks(page: Path) -> bool:
     return any(block.slow for block in blocks(page))
 
 
-def run_page(page: Path, *, slow: bool) -> None:
+def run_page(page: Path) -> None:
     namespace: dict[str, Any] = {"__name__": f"page_{page.stem}"}
     with ExitStack() as shell:
         for block in blocks(page):
-            if block.slow and not slow:
-                continue
             if block.file:
                 Path(block.file).write_text(block.code)
             elif block.language == "python":
@@ -107,19 +104,19 @@ def running(words: list[str]) -> Generator[subprocess.Popen[str]]:
     assert process.returncode in (0, -signal.SIGKILL)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if not has_slow_blocks(page)], ids=lambda page: page.name)
 @pytest.mark.timeout(600)
 def test_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     as_a_reader_in(tmp_path, monkeypatch)
-    run_page(page, slow=False)
+    run_page(page)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if has_slow_blocks(page)], ids=lambda page: page.name)
 @pytest.mark.timeout(3000)
-def test_the_slow_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_slow_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     as_a_reader_in(tmp_path, monkeypatch)
-    run_page(page, slow=True)
+    run_page(page)
 
 
 def as_a_reader_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,7 +135,8 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(python, project)
 
 
-@pytest.mark.parametrize("form", ["wheel", pytest.param("editable", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["wheel", "editable"])
 def test_packages_of_a_user_that_are_called_as_ours(form: str, built: Built, machine: Machine, tmp_path: Path) -> None:
     forms = {"wheel": [built.from_checkout], "editable": ["-e", PROJECT]}
     machine.pip("install", "--no-deps", "--no-index", "--no-build-isolation", *forms[form])

@@ -14,7 +14,7 @@ from tests.support.postgres import free_port
 from tests.support.training.builders import tiny_model
 from tests.training.test_loss import random_rows
 
-pytestmark = pytest.mark.whole
+pytestmark = [pytest.mark.whole, pytest.mark.slow]
 
 PROJECT = Path(__file__).resolve().parents[2]
 

@@ -28,7 +28,7 @@ from tests.support.environment.contract import LONG, SLOTS, EnvironmentContract,
 from tests.support.environment.held import HOLD, let_go, until_held
 from tests.support.environment.scheduler_workers import ThreadWorkers
 
-pytestmark = pytest.mark.whole
+pytestmark = [pytest.mark.whole, pytest.mark.slow]
 
 PROJECT = Path(__file__).parents[3]
 NODES = 2
@@ -79,7 +79,6 @@ def environment(cluster: Any) -> Iterator[RayEnvironment]:
         environment.shutdown()
 
 
-@pytest.mark.slow
 class TestContract(EnvironmentContract):
     """Over two nodes with a slot each."""
 
@@ -189,7 +188,6 @@ def test_threads_with_loops_of_their_own(environment: RayEnvironment) -> None:
     assert found == {i: [str(i)] * 5 for i in range(4)}
 
 
-@pytest.mark.slow
 async def test_a_dead_node_s_calls_are_run_elsewhere_and_a_new_node_is_used(
     cluster: Any, environment: RayEnvironment
 ) -> None:
@@ -220,7 +218,6 @@ async def test_a_dead_node_s_calls_are_run_elsewhere_and_a_new_node_is_used(
     assert min(by_node(environment, "works_total").values()) > 0
 
 
-@pytest.mark.slow
 async def test_a_node_whose_actor_died_gets_another(environment: RayEnvironment) -> None:
     await all_nodes_in_use(environment, NODES)
     import ray
@@ -235,7 +232,6 @@ async def test_a_node_whose_actor_died_gets_another(environment: RayEnvironment)
 
 
 @pytest.mark.usefixtures("environment")
-@pytest.mark.slow
 async def test_calls_share_ray_calls_and_closing_leaves_ray_and_no_call_open(cluster: Any) -> None:
     import ray
 
@@ -261,7 +257,6 @@ async def test_calls_share_ray_calls_and_closing_leaves_ray_and_no_call_open(clu
     assert ray.is_initialized()
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("environment")
 async def test_thousands_of_calls_share_few_ray_calls() -> None:
     second = RayEnvironment(factory=partial(ThreadWorkers, slots=64), isolation=Isolation.L0)
@@ -274,7 +269,6 @@ async def test_thousands_of_calls_share_few_ray_calls() -> None:
 
 
 @pytest.mark.usefixtures("environment")
-@pytest.mark.slow
 async def test_the_level_is_the_weakest_node_s_and_one_below_the_least_is_left_out(
     cluster: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -322,7 +316,6 @@ except HrmError as error: print(error)
     assert missing == "Ray is not installed. pip install 'hrm-agent[ray]'"
 
 
-@pytest.mark.slow
 async def test_nodes_die_at_random_during_thousands_of_calls(cluster: Any, environment: RayEnvironment) -> None:
     draw, over = random.Random(0), asyncio.Event()
 
