@@ -25,7 +25,7 @@ from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from hrm_agent.store import open_store
 from tests.support.postgres import PostgresServer
 
-__all__ = ["FLOORS", "WAYS", "Floor", "Places", "Way"]
+__all__ = ["FLOORS", "NOTHING", "WAYS", "Floor", "Places", "Way"]
 
 Saver = BaseCheckpointSaver[Any]
 Opener = Callable[[str], AbstractContextManager[Saver]]
@@ -108,6 +108,25 @@ def _ours(place: str, level: str = "") -> Generator[Saver]:
         yield store.checkpointer
 
 
+class _Nothing(BaseCheckpointSaver[Any]):
+    """Keeps nothing: what LangGraph itself does for any checkpointer."""
+
+    def get_tuple(self, config: Any) -> None:
+        return None
+
+    def put(self, config: Any, checkpoint: Any, metadata: Any, new_versions: Any) -> Any:
+        named = config["configurable"]
+        return {"configurable": {**named, "checkpoint_id": checkpoint["id"]}}
+
+    def put_writes(self, config: Any, writes: Any, task_id: str, task_path: str = "") -> None:
+        pass
+
+
+@contextmanager
+def _nothing(_: str) -> Generator[Saver]:
+    yield _Nothing()
+
+
 def _in_loop(opened: Opener) -> AsyncOpener:
     """A checkpointer that is opened alike for both kinds of graph."""
 
@@ -137,6 +156,10 @@ WAYS = {
         Way("PostgresSaver", "power", "postgresql", _postgres, _postgres_async),
     )
 }
+
+
+NOTHING = Way("a saver that keeps nothing", "", "sqlite", _nothing, _in_loop(_nothing))
+"""The floor of any checkpointer in a graph."""
 
 
 @dataclass(frozen=True)

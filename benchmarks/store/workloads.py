@@ -12,7 +12,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from benchmarks.store.measure import Row, best, spent
 from benchmarks.store.recorded import Operation, chat, loop_graph, record_chat, record_loop, replay, replay_async
-from benchmarks.store.ways import FLOORS, WAYS, Floor, Places, Way
+from benchmarks.store.ways import FLOORS, NOTHING, WAYS, Floor, Places, Way
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import (
     BranchReason,
@@ -35,11 +35,11 @@ STOCK_UP_TO = 200
 
 
 def loops(places: Places, steps: int, repeats: int) -> list[Row]:
-    """A two-node loop through LangGraph. `none` is the same loop without a checkpointer."""
+    """A two-node loop through LangGraph. `none` is the same loop without a checkpointer, `NOTHING` with an idle one."""
     graph, rows = loop_graph(steps), list[Row]()
     for _ in range(repeats):
         for durability in ("sync", "async"):
-            for way in (None, *WAYS.values()):
+            for way in (None, NOTHING, *WAYS.values()):
                 rows.append(_loop(way, graph, places, steps, durability))
     return best(rows, "way", "durability")
 
