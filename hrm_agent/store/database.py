@@ -24,13 +24,13 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeGuard, TypeVar
 
 from hrm_agent.errors import LeaseLostError, StoreError
-from hrm_agent.store.deferred import DeferredFailed, DeferredWork, is_of_driver
+from hrm_agent.store.deferred import DeferredFailed, DeferredWork, is_of_driver, is_refused
 from hrm_agent.store.fencing import Fence
 from hrm_agent.store.futures import FinishedFuture, committed
-from hrm_agent.store.held_threads import HeldThreads
+from hrm_agent.store.held_threads import HeldThread, HeldThreads
 
 __all__ = ["JOINED_SECONDS", "Cursor", "Database", "Work", "WriteCursor", "committed", "epoch_of", "placeholders"]
 
@@ -83,6 +83,8 @@ class Database(ABC):
         """When the oldest of them is to be committed at the latest, by the monotonic clock."""
         self._sleeps = True
         """The thread that sees to that waits to be told of the next."""
+        self._behind = False
+        """What was to be committed on time could not be, and nothing has been since."""
         self._committing = threading.RLock()
         self._whole = False
         """All that is written belongs to one transaction."""
@@ -236,6 +238,17 @@ class Database(ABC):
         self._refuse_unusable()
         return self._read()
 
+    @contextmanager
+    def settled(self) -> Generator[Cursor]:
+        """A cursor that sees all that this process has written: no transaction of it is under way inside the block."""
+        self.flush()
+        with self._committing, self.peek() as cursor:
+            yield cursor
+
+    def joins(self, held: HeldThread | None) -> TypeGuard[HeldThread]:
+        """Whether what a thread writes goes with the next commit. While commits fail nothing does, so that it ends."""
+        return held is not None and held.joins and not self._behind
+
     def read_once(self, reading: Callable[[Cursor], T]) -> T:
         """What `reading` finds in one moment. It is done again where the server was lost in the middle."""
         with self.read() as cursor:
@@ -295,9 +308,13 @@ class Database(ABC):
                 except DeferredFailed as error:
                     self._give_up(error, works)
                     continue
-                except BaseException:
+                except BaseException as error:
                     self.held.forget()
+                    if before and is_refused(error.__cause__):
+                        self._commit_alone(before)
+                        continue
                     raise
+                self._behind = False
                 if before:
                     with self._later_lock:
                         del self._later[: len(before)]
@@ -305,6 +322,22 @@ class Database(ABC):
                     for work in before:
                         work.done()
                 return results
+
+    def _commit_alone(self, works: Sequence[DeferredWork]) -> None:
+        """One by one, where a row of one of them is refused: which one, a pipeline does not say."""
+        for work in works:
+            try:
+                self._transact([work])
+            except DeferredFailed as error:
+                self._give_up(error, ())
+            except StoreError as error:
+                if not is_refused(error.__cause__):
+                    raise
+                self._give_up(DeferredFailed(work, error), ())
+            else:
+                with self._later_lock:
+                    self._later.remove(work)
+                work.done()
 
     def _give_up(self, error: DeferredFailed, works: Sequence[Work[Any]]) -> None:
         """Leave out of the commit of `works` what was to go with it and cannot, and say so."""
@@ -330,7 +363,8 @@ class Database(ABC):
                 try:
                     self.submit(_for_nobody).result()
                 except Exception as error:
-                    if not isinstance(error, StoreError):  # which whoever writes next is told
+                    self._behind = True  # whoever writes next waits, and is told
+                    if not isinstance(error, StoreError):
                         _log.exception("The store %s could not commit on time.", self.url)
                     self._rest()
                     break

@@ -11,11 +11,13 @@ from hrm_agent.store.fencing import HeldLease
 if TYPE_CHECKING:
     from hrm_agent.store.database import Work, WriteCursor
 
-__all__ = ["DeferredFailed", "DeferredWork", "is_of_driver"]
+__all__ = ["DeferredFailed", "DeferredWork", "is_of_driver", "is_refused"]
 
 _log = logging.getLogger(__name__)
 _NO_LEASES = frozenset[HeldLease]()
 _DRIVERS = ("sqlite3", "psycopg")
+_REFUSED = {"IntegrityError", "DataError"}
+"""Classes of both drivers' errors that say that a row itself is wrong."""
 
 
 class DeferredFailed(Exception):
@@ -61,3 +63,12 @@ class DeferredWork:
 def is_of_driver(error: Exception) -> bool:
     """Whether the error is the database driver's, rather than one raised by the work itself."""
     return type(error).__module__.partition(".")[0] in _DRIVERS
+
+
+def is_refused(error: BaseException | None) -> bool:
+    """Whether the database refuses a row itself, and would each time."""
+    return isinstance(error, Exception) and is_of_driver(error) and not _REFUSED.isdisjoint(_names(type(error)))
+
+
+def _names(type_: type) -> list[str]:
+    return [each.__name__ for each in type_.__mro__]

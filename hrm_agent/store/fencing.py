@@ -152,6 +152,15 @@ class Fence:
         elif not isinstance(error, LeaseLostError):  # whose run was told when it lost it
             _log.error("A step of thread %s was not written: %s", thread_id, error, exc_info=error)
 
+    def stopping(self, thread_id: str, lease: HeldLease) -> Callable[[Exception | None], None]:
+        """What is to be told of a write that goes with the next commit: if it fails, its run is stopped."""
+
+        def done(error: Exception | None) -> None:
+            if error is not None:
+                self.stop(thread_id, lease, error)
+
+        return done
+
     def has_stopped(self, leases: Iterable[HeldLease]) -> bool:
         """Whether nothing more is written under one of `leases`, which its run has been told."""
         return any(lease in self._stopped for lease in leases)

@@ -194,4 +194,5 @@ class HeldThreads:
 
     def forget(self) -> None:
         """Something may have been deleted, or was not written after all."""
-        self._generation += 1
+        with self._lock:
+            self._generation += 1

@@ -209,8 +209,9 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
                 if held is not None:
                     held.header = header
 
-        if held is not None and held.joins and trajectory.status is RunStatus.RUNNING:
-            self._database.defer(write, trajectory.thread_id, seconds=JOINED_SECONDS)
+        if self._database.joins(held) and trajectory.status is RunStatus.RUNNING:
+            stop = self._database.fence.stopping(trajectory.thread_id, held.lease)
+            self._database.defer(write, trajectory.thread_id, stop, JOINED_SECONDS)
         else:
             self._database.add(write, trajectory.thread_id)
 

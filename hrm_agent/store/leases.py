@@ -68,6 +68,8 @@ class _Acquired(NamedTuple):
     """Nothing was on record of the thread."""
     generation: int
     """Of what was known of all threads, before."""
+    at: float
+    """When."""
 
 
 class _Coming:
@@ -155,6 +157,8 @@ class Leases:
         self._held: set[str] = set()
         self._ahead: dict[str, _Acquired] = {}
         """Taken, and not used yet."""
+        self._renewed_at = 0.0
+        """When all were prolonged last, by the clock that leases end by."""
         self._coming: list[_Coming] = []
         self._epoch = 0
         """The highest that this owner has had, of any lease."""
@@ -210,8 +214,8 @@ class Leases:
                 self._coming.remove(coming)
                 for name in coming.asked_for:
                     self._ahead.pop(name, None)
-                unused = coming.asked_for - self._held
-            self._give_back(unused)
+                unused, epoch = coming.asked_for - self._held, self._epoch
+            self._give_back(unused, epoch)
 
     def _take(self, key: str, thread_id: str, doing: str) -> _Acquired:
         others: list[str] = []
@@ -219,10 +223,11 @@ class Leases:
             coming = next((each for each in self._coming if thread_id in each), None) if doing == RUN else None
             if coming is not None:
                 coming.asked_for.discard(thread_id)
-                if (taken := self._ahead.pop(thread_id, None)) is not None:
+                taken = self._ahead.pop(thread_id, None)
+                if taken is not None and time.time() < max(taken.at, self._renewed_at) + LEASE_SECONDS:
                     return taken
                 others = coming.ask_for(thread_id)
-        generation = self._database.held.generation
+        generation, now = self._database.held.generation, time.time()
 
         def acquire(cursor: WriteCursor) -> tuple[int, bool, dict[str, int]]:
             found = self._acquire(cursor, key, thread_id, doing)
@@ -230,18 +235,17 @@ class Leases:
 
         epoch, new, more = self._database.add(acquire)
         with self._lock:
-            unused = more.keys() - self._held  # meanwhile one may have been taken by itself
-            is_over = coming not in self._coming
-            if not is_over:
-                self._ahead |= {name: _Acquired(more[name], True, generation) for name in unused}
-        if is_over:
-            self._give_back(unused)
-        return _Acquired(epoch, new, generation)
+            expected = coming.asked_for if coming is not None and coming in self._coming else set[str]()
+            kept = more.keys() & expected - self._held  # meanwhile one may have been taken by itself
+            self._ahead |= {name: _Acquired(more[name], True, generation, now) for name in kept}
+            unused, last = more.keys() - kept - self._held, max(more.values(), default=0)
+        self._give_back(unused, last)
+        return _Acquired(epoch, new, generation, now)
 
-    def _give_back(self, thread_ids: Collection[str]) -> None:
-        """Leases that nobody has used. One that is taken again before this is written has a higher epoch."""
+    def _give_back(self, thread_ids: Collection[str], epoch: int) -> None:
+        """Leases that nobody has used, up to `epoch`: of one that is taken again meanwhile it is higher."""
         query = "UPDATE leases SET expires_at = 0 WHERE thread_id = ? AND owner = ? AND epoch <= ?"
-        rows = [(name, self._fence.owner, self._epoch) for name in thread_ids]
+        rows = [(name, self._fence.owner, epoch) for name in thread_ids]
         if rows:
             self._database.defer(lambda cursor: cursor.executemany(query, rows))
 
@@ -312,19 +316,24 @@ class Leases:
 
     def renew(self) -> None:
         """Prolong all that are held, and stop those who hold what was lost."""
-        if held := self._fence.held:
-            for error in self._database.add(lambda cursor: self._renew(cursor, held)):
+        if (held := self._fence.held) or self._ahead:
+            now = time.time()
+            lost, ours = self._database.add(lambda cursor: self._renew(cursor, held))
+            for error in lost:
                 self._fence.lose(error)
+            with self._lock:
+                self._ahead = {name: it for name, it in self._ahead.items() if HeldLease(name, it.epoch) in ours}
+                self._renewed_at = now
 
-    def _renew(self, cursor: WriteCursor, held: dict[HeldLease, str]) -> list[LeaseLostError]:
-        """What is to be said of those that were lost."""
+    def _renew(self, cursor: WriteCursor, held: dict[HeldLease, str]) -> tuple[list[LeaseLostError], set[HeldLease]]:
+        """What is to be said of those that were lost, and those that are ours."""
         cursor.execute(
             "UPDATE leases SET expires_at = ? WHERE owner = ? AND expires_at > 0 RETURNING thread_id, epoch",
             (time.time() + LEASE_SECONDS, self._fence.owner),
         )
         ours = {HeldLease(str(key), int(epoch)) for key, epoch in cursor.fetchall()}
         given_back = held.keys() - self._fence.held.keys()
-        return [lost_error(cursor, held[lease], lease) for lease in held.keys() - ours - given_back]
+        return [lost_error(cursor, held[lease], lease) for lease in held.keys() - ours - given_back], ours
 
     def close(self) -> None:
         self._stop.set()

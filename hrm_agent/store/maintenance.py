@@ -141,7 +141,7 @@ def prune_steps(store: RunStore, keep: int, *, dry_run: bool = False) -> Pruned:
 
     What a training learns from stays: calls, tokens, tool calls, trajectories, judgements; the records of calls are
     packed. Those rollouts can no longer be replayed, forked or gone through step by step. One that is being run stays
-    whole, and so does what a fork has for its origin.
+    whole, and so does what a fork has for its origin, and a fork: by its checkpoints it has its origin's calls.
     """
     damaged: list[str] = []
     found = [(h, _step_of(h)) for h in store.journal.headers(on_damage=lambda id_, _: damaged.append(id_))]
@@ -156,6 +156,8 @@ def prune_steps(store: RunStore, keep: int, *, dry_run: bool = False) -> Pruned:
         whole = {str(row[0]) for row in rows}
         due = [h for h in old if h.thread_id in whole]
         needed, running = _origins(cursor, ()), leased(cursor)
+        kept["forks"] = sum(h.forked_from is not None for h in due)
+        due = [h for h in due if h.forked_from is None]
         kept["a run was forked from them"] = sum(h.id in needed for h in due)
         kept["being run"] = sum(h.thread_id in running for h in due)
         due = [h for h in due if h.id not in needed and h.thread_id not in running]

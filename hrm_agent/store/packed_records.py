@@ -15,8 +15,8 @@ __all__ = ["packed", "plain_record"]
 
 _PACKED = b"\x01"
 """The first byte of a packed record; one that is not begins with a brace."""
-_MOST_BYTES = 1 << 30
-"""Of a record when it is unpacked: a small one that claims to be larger was not made here."""
+_MOST_BYTES = 1 << 26
+"""Of a record that is packed: a small one that claims to be larger was not made here."""
 _DICTIONARY = (
     b'{"idempotency_key":null,"repeated_of":null,"session":null,"status":"error","content":"Trac'
     b'eback (most recent call last):\\n  File \\"<python>\\", line 1, in <module>\\nNameError: name '
@@ -40,8 +40,8 @@ _DICTIONARY = (
 
 
 def packed(record: bytes) -> bytes:
-    """A record as it is kept in a run that is only read. One that is packed already stays as it is."""
-    if record.startswith(_PACKED):
+    """A record as it is kept in a run that is only read. One that is packed already, or huge, stays as it is."""
+    if record.startswith(_PACKED) or len(record) > _MOST_BYTES:
         return record
     deflate = zlib.compressobj(
         9, zlib.DEFLATED, -zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL, zlib.Z_DEFAULT_STRATEGY, _DICTIONARY

@@ -72,10 +72,21 @@ def write_request(
         split = (messages[:leading], messages[leading:])
         parts += [_references(part, writer) for part in split]
     shown = _shown(messages, list(chain.from_iterable(parts)), dumps)
+    shown_tools: tuple[Dump, ...] | None = None
     if tools is not None:
-        parts.append([writer.reference(_json(tool)) for tool in tools])
+        texts = list(map(_json, tools))
+        parts.append([writer.reference(text) for text in texts])
+        shown_tools = tuple(_read_back(text, dumps) for text in texts)
     data = ormsgpack.packb([writer.listed(part) for part in parts])
-    return SentRow(data, messages is not None, shown, None if tools is None else tuple(map(dict, tools)))
+    return SentRow(data, messages is not None, shown, shown_tools)
+
+
+def _read_back(text: bytes, dumps: Dumps) -> Dump:
+    """A tool as it will be read: its JSON has lists for tuples, and shares nothing with the caller's."""
+    if (dump := dumps.get(text)) is None:
+        dump = json.loads(text)
+        remember(dumps, text, dump)
+    return dump
 
 
 def _shown(
@@ -91,9 +102,20 @@ def _shown(
             if not isinstance(message, BaseMessage) or not _is_plain(message):
                 return None
             dump = message_dump(message)
+            if not _is_text(dump):
+                return None
             remember(dumps, key, dump)
         found.append(dump)
     return tuple(found)
+
+
+def _is_text(dump: Dump) -> bool:
+    """It has no half characters, which are stored as others."""
+    try:
+        ormsgpack.packb(dump)
+    except ormsgpack.MsgpackEncodeError:
+        return False
+    return True
 
 
 def _references(messages: Sequence[BaseMessage | Mapping[str, Any]], writer: ValueWriter) -> list[Reference]:

@@ -161,7 +161,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
 
         lease = None
         held = self._database.held.of(place.thread_id)
-        if held is not None and held.joins:
+        if self._database.joins(held):
             lease = held.lease
             held.parents[place.ns, checkpoint["id"]] = place.checkpoint_id
             self.blobs.write_later(self.serializer, encode, insert, place.thread_id, done, JOINED_SECONDS)
@@ -210,7 +210,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         if any(channel in WRITES_IDX_MAP for channel, _ in writes):
             return self.blobs.write(self.serializer, encode, insert, place.thread_id)
         held = self._database.held.of(place.thread_id)
-        seconds = JOINED_SECONDS if held is not None and held.joins else None
+        seconds = JOINED_SECONDS if self._database.joins(held) else None
         self.blobs.write_later(self.serializer, encode, insert, place.thread_id, seconds=seconds)
         return None
 

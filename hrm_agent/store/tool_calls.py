@@ -46,7 +46,7 @@ class ToolCallsJournal(ABC):
 
     def _tool_calls_of(self, held: HeldThread, thread_id: str) -> dict[str, KnownToolCall]:
         def load() -> list[KnownToolCall]:
-            with self._database.read() as cursor:
+            with self._database.settled() as cursor:  # else what another thread is committing would be missed
                 query = f"SELECT {', '.join(_FOUND_BY)} FROM tool_calls WHERE thread_id = ? ORDER BY seq"
                 return [KnownToolCall._make(row) for row in cursor.execute(query, (thread_id,)).fetchall()]
 
@@ -69,7 +69,7 @@ class ToolCallsJournal(ABC):
     def write_tool_call(self, tool_call: ToolCall, *, again: bool = False, repeatable: bool = False) -> ToolCall:
         """As `Journal.write_tool_call`."""
         thread = tool_call.identity.thread_id
-        if repeatable and not again and (held := self._database.held.of(thread)) is not None and held.joins:
+        if repeatable and not again and self._database.joins(held := self._database.held.of(thread)):
             known = held.record(tool_call.id)
             if known is not None and known[0].status is not None:
                 return known[0]
@@ -82,9 +82,10 @@ class ToolCallsJournal(ABC):
         found_by, sealed = self._as_found(tool_call), self._sealed(tool_call)
         thread = tool_call.identity.thread_id
         query = f"{_INSERT} DO UPDATE SET record = excluded.record"
-        held.add_tool_call(found_by, tool_call, sealed)
         row = (*found_by, thread, sealed)
-        self._database.defer(lambda cursor: cursor.execute(query, row), thread, seconds=JOINED_SECONDS)
+        stop = self._database.fence.stopping(thread, held.lease)
+        self._database.defer(lambda cursor: cursor.execute(query, row), thread, stop, JOINED_SECONDS)
+        held.add_tool_call(found_by, tool_call, sealed)  # whoever reads the table meanwhile waits for the row
 
     def _sealed(self, tool_call: ToolCall) -> bytes:
         return self._cipher.seal(tool_call.model_dump_json().encode(), "tool", tool_call.id)

@@ -9,14 +9,16 @@ from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.graph import START, MessagesState, StateGraph
 
-from hrm_agent.errors import RunError
+from hrm_agent.errors import RunError, StoreError, StoreFullError
 from hrm_agent.graphs.tool_loop import graph as tool_loop
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.store import RunStore, open_store
+from hrm_agent.testing import block_until
 from hrm_agent.trajectory import RunStatus, TaskRef
 from tests.support.graphs.kill_driver import Arithmetic
 from tests.support.graphs.scripts import multiplier
+from tests.support.trajectory.samples import make_call, make_trajectory
 
 TASK = TaskRef(id="1", family="test", prompt="What is 11 * 7?")
 
@@ -57,6 +59,62 @@ async def test_the_record_is_that_of_steps_that_are_committed_one_by_one(store: 
         for name in ("joined", "single")
     ]
     assert steps[0] == steps[1]
+
+
+def begun(thread: str, id_: str) -> Any:
+    facts = {"status": RunStatus.RUNNING, "stop_reason": None, "answer": None, "ended_at": None}
+    return make_trajectory(id=id_, thread_id=thread, calls=(), tool_calls=(), **facts)
+
+
+def test_a_row_that_the_database_refuses_ends_its_run_and_no_other(url: str, store: RunStore) -> None:
+    """It would be refused with each commit that takes it along."""
+    with open_store(url) as other, store.leases_ahead(["a", "b"]), store.lease("a", joins=True) as first:
+        other.journal.write_trajectory(begun("b", "written by who holds no lease"))
+        with store.lease("b", joins=True) as second:
+            store.journal.write_trajectory(begun("b", "of this run"))
+            block_until(lambda: second.error is not None)
+            store.journal.write_trajectory(make_trajectory(id="id", thread_id="a", calls=(), tool_calls=()))
+        assert isinstance(second.error, StoreError) and first.error is None
+    assert store.journal.trajectory("a").id == "id"
+    assert store.journal.trajectory("b").id == "written by who holds no lease"
+
+
+def test_while_commits_fail_a_step_waits_for_its_own(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a graph that asks no model would go on for ever, with nothing on record."""
+    config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+
+    def put(at: Any) -> Any:
+        facts: Any = {"source": "loop", "step": 0, "parents": {}}
+        return store.checkpointer.put(at, empty_checkpoint(), facts, {})
+
+    def full(_: Any) -> None:
+        raise StoreFullError("The disk is full.", "Free some space.")
+
+    with store.lease("t", joins=True):
+        with monkeypatch.context() as broken:
+            broken.setattr(store.database, "_transact", full)
+            first = put(config)
+            block_until(lambda: store.database._behind)
+            with pytest.raises(StoreFullError):
+                put(first)
+        put(first)
+        assert not store.database._behind
+    assert len(list(store.checkpointer.list(config))) == 2
+
+
+def test_what_is_known_of_a_call_is_what_is_read(store: RunStore) -> None:
+    """Half characters are stored as others, tuples as lists, and nothing is shared with the caller."""
+    tool: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"required": ("a",)}}}
+    sent = [HumanMessage("a\ud800b"), HumanMessage("z", additional_kwargs={"k": (1, 2), "large": 2**63})]
+    call = make_call("task", request=None, tools=(tool,))
+    call = call.model_copy(update={"identity": call.identity.model_copy(update={"thread_id": "t"})})
+    with store.lease("t"):
+        store.journal.write_trajectory(make_trajectory(id="id", thread_id="t", calls=(), tool_calls=()))
+        store.journal.write_call(call, sent)
+        tool["function"]["name"] = "changed"
+        known = store.journal.trajectory("t")
+    assert known == store.journal.trajectory("t") and known.calls[0].tools
+    assert known.calls[0].tools[0]["function"] == {"name": "f", "parameters": {"required": ["a"]}}
 
 
 async def test_what_a_caller_changes_in_a_record_changes_no_other(store: RunStore) -> None:

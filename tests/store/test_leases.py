@@ -157,8 +157,19 @@ def test_a_lease_that_was_taken_ahead_and_lost_writes_nothing(
     with open_store(url) as other, store.leases_ahead(["a", "b"]):
         with store.lease("a"):
             clock.now += 31
-        with other.lease("b"), store.lease("b"), pytest.raises(LeaseLostError):
+        with other.lease("b"), pytest.raises(RunError, match="'b' is being run already"), store.lease("b"):
+            pytest.fail("two runs on one thread")
+    with open_store(url) as other, store.leases_ahead(["c", "d", "e"]), store.lease("c"):
+        execute(url, "UPDATE leases SET expires_at = 0 WHERE thread_id IN ('d', 'e')")
+        config["configurable"]["thread_id"] = "d"
+        with other.lease("d"), store.lease("d"), pytest.raises(LeaseLostError):
             store.checkpointer.put(config, empty_checkpoint(), {"source": "input", "step": -1, "parents": {}}, {})
+        with other.lease("e"):
+            pass
+        other.database.flush()
+        store._leases.renew()
+        with store.lease("e") as lease:
+            assert not lease.new, "the heart has seen that it was another's"
     assert execute(url, "SELECT count(*) FROM checkpoints") == [(0,)]
 
 

@@ -294,16 +294,17 @@ def test_older_steps_lose_their_checkpoints_and_keep_what_is_learned_from(store:
     steps = [f"run-1/step-{step}/0/{sample}" for step in (0, 1, 2, 10) for sample in (0, 1)]
     made = {thread: run(store, thread) for thread in (*steps, "run-1/eval/0/0")}
     run(store, "fork", of="run-1/step-0/0/0")
+    made["run-1/step-1/0/2"] = run(store, "run-1/step-1/0/2", of="run-1/step-0/0/0")
     with store.lease("run-1/step-0/0/1"):
         would = prune_steps(store, 1, dry_run=True)
         assert would.thread_ids == tuple(steps[2:6])
-        assert would.kept == {"a run was forked from them": 1, "being run": 1} and messages(store, steps[2])
+        assert would.kept == {"forks": 1, "a run was forked from them": 1, "being run": 1} and messages(store, steps[2])
         done = prune_steps(store, 9)
     assert done.thread_ids == tuple(steps[2:4]) and done.freed > 0
     for thread, trajectory in made.items():
         assert store.journal.trajectory(thread) == trajectory
         assert bool(messages(store, thread)) is (thread not in done.thread_ids)
-    assert sound(store) and prune_steps(store, 9).kept == {"a run was forked from them": 1}
+    assert sound(store) and prune_steps(store, 9).kept == {"forks": 1, "a run was forked from them": 1}
 
 
 def test_a_packed_record_is_the_record_and_a_damaged_one_is_said_to_be(tmp_path: Path) -> None:
