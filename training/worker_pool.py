@@ -25,6 +25,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import count
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
@@ -44,6 +45,8 @@ __all__ = ["RolloutWorkers", "opened_workers", "refuse_unsendable"]
 
 GRACE_SECONDS = 10.0
 """For a worker to give back what it holds; then it is killed."""
+_LAST_WORDS_SECONDS = 1.0
+"""For what a worker that has ended had said. The connection may stay open: what it forked holds it, too."""
 _DEATHS = 3
 """Workers that die one after another before a rollout has ended: something is wrong that another worker cannot mend."""
 
@@ -116,6 +119,7 @@ class RolloutWorkers:
             if worker not in self._workers:
                 return
             self._workers.remove(worker)
+            await worker.kill()
             self._deaths += 1
             if self._deaths >= _DEATHS:
                 raise RunError(
@@ -141,6 +145,7 @@ class _Worker:
         self._loading: set[asyncio.Task[None]] = set()
         self._process: asyncio.subprocess.Process | None = None
         self._listening: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -157,15 +162,17 @@ class _Worker:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "hrm_agent.training.worker_process", str(theirs.fileno()), str(os.getpid())),
+                *(sys.executable, "-P", "-m", "hrm_agent.training.worker_process"),
+                *(str(theirs.fileno()), str(os.getpid())),
                 stdin=asyncio.subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self.send([("setup", pickle.dumps(setup))])
         self._listening = asyncio.create_task(self._listen(reader))
+        self._watching = asyncio.create_task(self._watch(self._process, self._listening))
         try:
             await self._opened
         except _WorkerDiedError as error:
@@ -211,6 +218,14 @@ class _Worker:
         for waiting in (self._opened, *self._runs.values()):
             if not waiting.done():
                 waiting.set_exception(ended)
+
+    async def _watch(self, process: asyncio.subprocess.Process, listening: asyncio.Task[None]) -> None:
+        """When the process has ended, end all that it has started and that led no session of its own."""
+        await process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await asyncio.wait([listening], timeout=_LAST_WORDS_SECONDS)
+        self._writer.transport.abort()
 
     def _take(self, kind: str, *rest: Any) -> None:
         match kind:
@@ -260,12 +275,13 @@ class _Worker:
         """End it, and all that its graphs have started."""
         if self._process is None:
             return
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        await self._process.wait()
-        if self._listening is not None:
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            await self._process.wait()
+        if self._watching is not None and self._listening is not None:
+            await self._watching
             await self._listening
-            self._writer.close()
 
 
 def refuse_unsendable(processes: int, config: CollectConfig | GrpoConfig, given: Backend | None = None) -> None:

@@ -28,7 +28,7 @@ from hrm_agent.environment.base import Environment
 from hrm_agent.environment.local.environment import LocalEnvironment
 from hrm_agent.environment.open import open_environment
 from hrm_agent.environment.sandbox.kernel import die_with_parent
-from hrm_agent.errors import ConfigError, HrmError, ModelError
+from hrm_agent.errors import ConfigError, HrmError, ModelError, RunError
 from hrm_agent.frozen_heap import frozen_heap
 from hrm_agent.models import Engine, load_policy
 from hrm_agent.models.policy_loader import load_elsewhere
@@ -146,6 +146,12 @@ class _Rollouts:
             if not isinstance(error, HrmError):
                 traceback.print_exc()  # where it was raised is not sent
             self._parent.send(("failed", number, told(error)))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            what = "A rollout was cancelled by something that its graph or its verifier has awaited."
+            self._parent.send(("failed", number, told(RunError(what, "Catch it there; then resume the run."))))
         finally:
             del self._running[number]
 
@@ -240,6 +246,7 @@ async def _serve(parent: _Parent) -> None:
 def main() -> None:
     """Run what the parent asks for until it is gone."""
     descriptor, parent = map(int, sys.argv[1:])
+    os.set_inheritable(descriptor, False)  # else what a graph starts would hold the connection
     die_with_parent()
     if os.getppid() != parent:  # it was gone before the kernel knew what to do then
         return

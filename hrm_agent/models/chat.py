@@ -205,7 +205,7 @@ _forms: dict[int, tuple[BaseTool, tuple[Any, ...], dict[str, Any]]] = {}
 
 def _openai_form(tool: Any) -> dict[str, Any]:
     """A tool's OpenAI schema, cached until name, description or arguments change: graphs bind tools at each step."""
-    if not isinstance(tool, BaseTool):
+    if not isinstance(tool, BaseTool) or isinstance(tool.args_schema, dict):  # which may be changed in place
         return convert_to_openai_tool(tool)
     shown = (tool.name, tool.description, tool.args_schema)
     known = _forms.get(id(tool))

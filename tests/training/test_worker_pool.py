@@ -149,7 +149,7 @@ def _lives(pid: int) -> bool:
 
 
 OWN = """
-import asyncio, os, signal
+import asyncio, os, signal, subprocess
 from langchain_core.language_models import FakeListChatModel
 from langgraph.graph import END, START, MessagesState, StateGraph
 from hrm_agent.models import policy
@@ -180,15 +180,29 @@ def asks(state):
 def dies(state):
     os.kill(os.getpid(), signal.SIGKILL)
 
+async def leaves(state):
+    # Children that hold what the worker held: one in its session, one in a session of its own.
+    for session in (False, True):
+        if not os.path.exists(pids := f"children-{session}"):
+            child = subprocess.Popen(["sleep", "600"], start_new_session=session, close_fds=False)
+            open(pids, "w").write(str(child.pid))
+            if not session:
+                os.kill(os.getpid(), signal.SIGKILL)
+    return await streams(state)
+
 async def gate(state):
     open("waiting", "w").close()  # a named pipe: until the test has opened it, too
     while not os.path.exists("go"):
         await asyncio.sleep(0.01)
     return await streams(state)
 
-blocking, streaming, waiting, failing, hosted, deadly, gated = map(
-    of, (blocks, streams, waits, fails, asks, dies, gate)
+blocking, streaming, waiting, failing, hosted, deadly, leaving, gated = map(
+    of, (blocks, streams, waits, fails, asks, dies, leaves, gate)
 )
+
+async def cancelled(config):
+    (task := asyncio.create_task(asyncio.sleep(600))).cancel()
+    await task
 """
 KINDS = ("blocking", "streaming", "waiting", "failing", "hosted")
 
@@ -238,6 +252,23 @@ def test_a_graph_that_ends_its_process_each_time_ends_the_run(own: Path, capfd: 
         by_graphs(own, 2, ["deadly"])
     assert capfd.readouterr().err.count("A rollout worker died") == 2
     assert worker_processes() == []
+
+
+@pytest.mark.slow
+def test_what_a_graph_has_started_holds_nothing_up(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection of a worker that has ended stays open where a child of it lives on."""
+    monkeypatch.chdir(own.parent)
+    (found,) = by_graphs(own, 2, ["leaving"])
+    assert found.status is RunStatus.COMPLETED and worker_processes() == []
+    inside, outside = (int(Path(f"children-{session}").read_text()) for session in (False, True))
+    block_until(lambda: not _lives(inside))  # it ends with its worker
+    os.kill(outside, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_cancelled_from_inside_is_told(own: Path) -> None:
+    with pytest.raises(RunError, match="cancelled by something that its graph or its verifier has awaited"):
+        by_graphs(own, 2, ["cancelled"])
 
 
 @pytest.mark.slow

@@ -45,8 +45,8 @@ class ServeConfig(RunSettings, GraphOptions):
     policy: str = DEFAULT_POLICY
     """Model that answers: a built-in policy, a model folder, hf:NAME, scripted:FILE, or a provider's chat model."""
     context: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Options of the graphs, such as max_turns=6; a request may name its own, but lower limits only, and no
-    sources, models, prices or files."""
+    """Options of the graphs, such as max_turns=6; a request may name its own: of limits given here only lower
+    ones, and no sources, models, prices or files."""
     concurrency: int = Field(default=16, ge=1)
     """Runs at once; a request more is answered with 429."""
     temperature: float = Field(default=1.0, ge=0)

@@ -8,7 +8,8 @@ has.
 
 Little can be lost: while the engine waits, the loop is at work on what the engine will be asked. A wait ends when half
 of the requests are there, when the loop is idle, or after a tenth of a second; and how many there were is forgotten
-within some seconds, so that a loop that is never idle for other reasons is not waited for long.
+within some seconds, so that a loop that is never idle for other reasons is not waited for long. A loop that stands
+still (a node that blocks it until it has its answer) is waited for once, not at each step.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from collections.abc import Callable
 __all__ = ["Gathering"]
 
 _LONGEST_SECONDS = 0.1
-_LOOK_SECONDS = 0.001
+_LOOK_SECONDS = (0.0002, 0.001)
+"""The first pause between two looks, and the longest."""
 _IDLE_SECONDS = 0.0002
 """A pass of the event loop that takes less has run nothing."""
 _HALF_LIFE_SECONDS = 5.0
@@ -33,11 +35,13 @@ class Gathering:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._most, self._counted_at = 0.0, 0.0
+        self._stands = False
+        """The loop that asked last did nothing while it was waited for."""
 
     def called(self) -> None:
         """A request comes from this thread."""
         try:
-            self._loop = asyncio.get_running_loop()
+            self._loop, self._stands = asyncio.get_running_loop(), False
         except RuntimeError:  # a thread of its own, which waits for its answer
             self._loop = None
 
@@ -46,20 +50,22 @@ class Gathering:
         loop, now = self._loop, time.monotonic()
         self._most = max(requests(), self._most * 0.5 ** ((now - self._counted_at) / _HALF_LIFE_SECONDS))
         self._counted_at = now
-        if loop is None or 2 * requests() >= self._most:
+        if loop is None or self._stands or not requests() or 2 * requests() >= self._most:
             return
         ends = now + _LONGEST_SECONDS
-        pass_ = _Passes(loop)
+        pass_, (pause, longest) = _Passes(loop), _LOOK_SECONDS
         while not pass_.idle and 2 * requests() < self._most and time.monotonic() < ends:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
         pass_.over = True
+        self._stands = not (pass_.ran or pass_.idle) and time.monotonic() >= ends
 
 
 class _Passes:
     """Measures the passes of an event loop until one has run nothing else."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.idle = self.over = False
+        self.idle = self.over = self.ran = False
         self._loop, self._began = loop, 0.0
         try:
             loop.call_soon_threadsafe(self._pass)
@@ -67,7 +73,7 @@ class _Passes:
             self.idle = True
 
     def _pass(self) -> None:
-        now = time.perf_counter()
+        now, self.ran = time.perf_counter(), True
         self.idle = now - self._began < _IDLE_SECONDS
         self._began = now
         if not (self.idle or self.over):

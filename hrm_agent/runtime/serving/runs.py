@@ -45,7 +45,7 @@ class Chats:
     ) -> None:
         """Loads the graphs: a request names one of them and never code. Raises GraphError.
 
-        `context`: options of the graphs that a request is run with unless it names its own; limits it can only lower.
+        `context`: options of the graphs that a request is run with unless it names its own; of these limits lower ones.
         Raises ConfigError for one that no graph knows. `configurable`: what every graph, and its factory, is given as
         `config["configurable"]`; a request names none of it, since the names of models, keys and addresses stand there.
         """
