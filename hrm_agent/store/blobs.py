@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 from hrm_agent.store.cipher import Cipher
 from hrm_agent.store.content_addressed import Blob, KnownBlobs, ValueWriter
-from hrm_agent.store.database import Cursor, Database, Work, WriteCursor
+from hrm_agent.store.cursors import Cursor, Work, WriteCursor
+from hrm_agent.store.database import Database
 from hrm_agent.store.serializer import StrictSerializer
 from hrm_agent.store.value_reader import ValueReader, read_values
 

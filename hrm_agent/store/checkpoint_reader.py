@@ -13,7 +13,7 @@ import ormsgpack
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store.cipher import Cipher
-from hrm_agent.store.database import Cursor
+from hrm_agent.store.cursors import Cursor
 from hrm_agent.store.manifests import Channels, CheckpointKey, read_checkpoint, read_manifest
 from hrm_agent.store.refusals import RefusedValue
 from hrm_agent.store.value_reader import ValueReader

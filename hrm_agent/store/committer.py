@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hrm_agent.errors import StoreError
-from hrm_agent.store.database import Work
+from hrm_agent.store.cursors import Work
 
 __all__ = ["Committer"]
 

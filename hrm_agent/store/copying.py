@@ -14,8 +14,8 @@ import ormsgpack
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store.cipher import Cipher
+from hrm_agent.store.cursors import Cursor
 from hrm_agent.store.damage import DAMAGED
-from hrm_agent.store.database import Cursor
 from hrm_agent.store.hashing import DICT, LIST, hash_of
 from hrm_agent.store.manifests import read_manifest
 from hrm_agent.store.refusals import RefusedValue

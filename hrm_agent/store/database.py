@@ -20,42 +20,26 @@ import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from hrm_agent.errors import LeaseLostError, StoreError
+from hrm_agent.store.cursors import Cursor, Work, WriteCursor
 from hrm_agent.store.deferred import DeferredFailed, DeferredWork, is_of_driver, is_refused
 from hrm_agent.store.fencing import Fence
 from hrm_agent.store.futures import FinishedFuture, committed
 from hrm_agent.store.held_threads import HeldThread, HeldThreads
 
-__all__ = ["JOINED_SECONDS", "Cursor", "Database", "Work", "WriteCursor", "committed", "epoch_of", "placeholders"]
+__all__ = ["JOINED_SECONDS", "Database", "committed"]
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _LATER_SECONDS, JOINED_SECONDS = 0.005, 0.05
 """After how long what is to go with the next commit gets one of its own: by itself, and in a run whose steps join."""
 _JOIN_SECONDS = 5.0
-
-
-class Cursor(Protocol):
-    """What both drivers have in common for reading. Placeholders are `?`."""
-
-    def execute(self, query: str, values: Sequence[Any] = ..., /) -> Self: ...
-    def fetchone(self) -> Any: ...
-    def fetchall(self) -> list[Any]: ...
-
-
-class WriteCursor(Cursor, Protocol):
-    """A cursor inside a transaction that writes."""
-
-    def executemany(self, query: str, values: Iterable[Sequence[Any]], /) -> Any: ...
-
-
-Work = Callable[[WriteCursor], T]
 
 
 class Database(ABC):
@@ -412,14 +396,3 @@ class Database(ABC):
 
 def _for_nobody(_: WriteCursor) -> None:
     """Commits what was to be done later, on time."""
-
-
-def placeholders(count: int) -> str:
-    """`?, ?, ?`"""
-    return ", ".join("?" * count)
-
-
-def epoch_of(cursor: Cursor) -> str:
-    """The epoch of a store; empty in one that is being made."""
-    row = cursor.execute("SELECT value FROM meta WHERE key = 'epoch'").fetchone()
-    return str(row[0]) if row else ""

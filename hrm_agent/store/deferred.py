@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hrm_agent.store.fencing import HeldLease
 
 if TYPE_CHECKING:
-    from hrm_agent.store.database import Work, WriteCursor
+    from hrm_agent.store.cursors import Work, WriteCursor
 
 __all__ = ["DeferredFailed", "DeferredWork", "is_of_driver", "is_refused"]
 

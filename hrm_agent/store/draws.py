@@ -6,8 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from hrm_agent.store.cipher import Cipher
+from hrm_agent.store.cursors import Cursor
 from hrm_agent.store.damage import reading
-from hrm_agent.store.database import Cursor, Database
+from hrm_agent.store.database import Database
 from hrm_agent.trajectory import TaskDraws, Trajectory
 
 __all__ = ["DrawsJournal"]

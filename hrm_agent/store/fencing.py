@@ -22,7 +22,7 @@ from hrm_agent.bounded import remember
 from hrm_agent.errors import LeaseLostError
 
 if TYPE_CHECKING:
-    from hrm_agent.store.database import Cursor, WriteCursor
+    from hrm_agent.store.cursors import Cursor, WriteCursor
 
 __all__ = ["Fence", "HeldLease", "ThreadWork", "leases_of", "lost_error", "read_leases", "readable"]
 

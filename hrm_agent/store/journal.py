@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store.cipher import Cipher
+from hrm_agent.store.cursors import Cursor
 from hrm_agent.store.damage import OnDamage, reading
-from hrm_agent.store.database import JOINED_SECONDS, Cursor, Database
+from hrm_agent.store.database import JOINED_SECONDS, Database
 from hrm_agent.store.draws import DrawsJournal
 from hrm_agent.store.held_threads import WrittenCall
 from hrm_agent.store.overlays import OverlaysJournal
 from hrm_agent.store.packed_records import plain_record
-from hrm_agent.store.sent_requests import Sent, json_dump, read_requests
+from hrm_agent.store.sent_requests import Sent, copies_of, json_dump, read_requests
 from hrm_agent.store.stored_messages import NeedsItsType, PlainMessages
 from hrm_agent.store.threads import describe_thread
 from hrm_agent.store.tool_calls import ToolCallsJournal
@@ -239,7 +240,7 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
         copied: dict[int, Any] = {}  # what several calls sent is one object, of this trajectory alone
         for id_, written in calls.items():
             shown = {"request": written.request, "tools": written.tools}
-            known = {name: _copies(value, copied) for name, value in shown.items() if value is not None}
+            known = {name: copies_of(value, copied) for name, value in shown.items() if value is not None}
             read.append(self._read_call(id_, *written.row).model_copy(update=known))
         tools = tuple(self._read_tool_call(id_, record) for id_, record in tool_calls)
         return Trajectory.model_validate_json(header).model_copy(update={"calls": tuple(read), "tool_calls": tools})
@@ -386,22 +387,3 @@ def _as_written(row: tuple[bytes, bytes, bytes, bytes], call: Call, request: Sen
     if request.messages is None and request.has_messages:
         return None
     return WrittenCall((record, token_ids if call.token_ids else None, mask, logprobs), request.messages, request.tools)
-
-
-def _copies(dumps: Iterable[dict[str, Any]], copied: dict[int, Any]) -> tuple[dict[str, Any], ...]:
-    """Copies of JSON objects, one of each; `copied` has those that were made before, by the ids of their originals."""
-    found: list[dict[str, Any]] = []
-    for dump in dumps:
-        if id(dump) not in copied:
-            copied[id(dump)] = _copy(dump)
-        found.append(copied[id(dump)])
-    return tuple(found)
-
-
-def _copy(value: Any) -> Any:
-    """`copy.deepcopy` of a JSON value, in a fifth of its time."""
-    if type(value) is dict:
-        return {name: _copy(item) for name, item in cast("dict[str, Any]", value).items()}
-    if type(value) is list:
-        return [_copy(item) for item in cast("list[Any]", value)]
-    return value

@@ -20,12 +20,12 @@ import time
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 from hrm_agent.errors import LeaseLostError, RunError
-from hrm_agent.store.database import Cursor, Database, WriteCursor, placeholders
+from hrm_agent.store.coming_threads import AcquiredLease, ComingThreads
+from hrm_agent.store.cursors import Cursor, WriteCursor, placeholders
+from hrm_agent.store.database import Database
 from hrm_agent.store.fencing import HeldLease, lost_error, readable
 
 __all__ = [
@@ -52,45 +52,9 @@ COMMAND = "worked on"
 """A command keeps its options, then runs it."""
 
 
-_TOGETHER = 64
-"""Leases that are taken in one transaction, where it is known which threads are run next."""
 _WITH_THREADS = ("trajectories", "checkpoints", "writes", "calls", "tool_calls")
 _TABLES = len(_WITH_THREADS)
 _ON_RECORD = " UNION ALL ".join(f"SELECT 1 FROM {table} WHERE thread_id = ?" for table in _WITH_THREADS) + " LIMIT 1"
-
-
-class _Acquired(NamedTuple):
-    """What has been taken."""
-
-    epoch: int
-    """Of the lease."""
-    new: bool
-    """Nothing was on record of the thread."""
-    generation: int
-    """Of what was known of all threads, before."""
-    at: float
-    """When."""
-
-
-class _Coming:
-    """Threads that are to be run, in their order."""
-
-    def __init__(self, thread_ids: Sequence[str]) -> None:
-        self._waiting = dict.fromkeys(thread_ids)
-        self.asked_for: set[str] = set()
-        """Those whose leases were asked for, and are not used yet."""
-
-    def __contains__(self, thread_id: str) -> bool:
-        return thread_id in self._waiting or thread_id in self.asked_for
-
-    def ask_for(self, thread_id: str) -> list[str]:
-        """The next ones, whose leases are to be taken with that of `thread_id`."""
-        self._waiting.pop(thread_id, None)
-        found = list(islice(self._waiting, _TOGETHER - 1))
-        for name in found:
-            del self._waiting[name]
-        self.asked_for.update(found)
-        return found
 
 
 class Lease:
@@ -155,11 +119,11 @@ class Leases:
     def __init__(self, database: Database) -> None:
         self._database, self._fence = database, database.fence
         self._held: set[str] = set()
-        self._ahead: dict[str, _Acquired] = {}
+        self._ahead: dict[str, AcquiredLease] = {}
         """Taken, and not used yet."""
         self._renewed_at = 0.0
         """When all were prolonged last, by the clock that leases end by."""
-        self._coming: list[_Coming] = []
+        self._coming: list[ComingThreads] = []
         self._epoch = 0
         """The highest that this owner has had, of any lease."""
         self._lock = threading.Lock()
@@ -204,7 +168,7 @@ class Leases:
         Whoever holds one takes those of the next with it, in one transaction, as far as nothing is on record of them.
         What nobody has used is given back at the end.
         """
-        coming = _Coming(thread_ids)
+        coming = ComingThreads(thread_ids)
         with self._lock:
             self._coming.append(coming)
         try:
@@ -217,7 +181,7 @@ class Leases:
                 unused, epoch = coming.asked_for - self._held, self._epoch
             self._give_back(unused, epoch)
 
-    def _take(self, key: str, thread_id: str, doing: str) -> _Acquired:
+    def _take(self, key: str, thread_id: str, doing: str) -> AcquiredLease:
         others: list[str] = []
         with self._lock:
             coming = next((each for each in self._coming if thread_id in each), None) if doing == RUN else None
@@ -237,10 +201,10 @@ class Leases:
         with self._lock:
             expected = coming.asked_for if coming is not None and coming in self._coming else set[str]()
             kept = more.keys() & expected - self._held  # meanwhile one may have been taken by itself
-            self._ahead |= {name: _Acquired(more[name], True, generation, now) for name in kept}
+            self._ahead |= {name: AcquiredLease(more[name], True, generation, now) for name in kept}
             unused, last = more.keys() - kept - self._held, max(more.values(), default=0)
         self._give_back(unused, last)
-        return _Acquired(epoch, new, generation, now)
+        return AcquiredLease(epoch, new, generation, now)
 
     def _give_back(self, thread_ids: Collection[str], epoch: int) -> None:
         """Leases that nobody has used, up to `epoch`: of one that is taken again meanwhile it is higher."""

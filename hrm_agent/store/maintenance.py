@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from hrm_agent.errors import StoreError
-from hrm_agent.store.database import Cursor, placeholders
+from hrm_agent.store.cursors import Cursor, placeholders
 from hrm_agent.store.hashing import LIST
 from hrm_agent.store.leases import forget_leases, forget_unused_leases, leased
 from hrm_agent.store.packed_records import packed

@@ -11,7 +11,8 @@ from datetime import datetime
 from uuid import UUID
 
 from hrm_agent.errors import RunError
-from hrm_agent.store.database import Cursor, Database
+from hrm_agent.store.cursors import Cursor
+from hrm_agent.store.database import Database
 from hrm_agent.store.manifests import CheckpointKey
 from hrm_agent.store.threads import head_of
 

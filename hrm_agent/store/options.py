@@ -9,8 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from hrm_agent.store.cipher import Cipher
+from hrm_agent.store.cursors import Cursor
 from hrm_agent.store.damage import reading
-from hrm_agent.store.database import Cursor, Database
+from hrm_agent.store.database import Database
 from hrm_agent.trajectory import content_hash
 
 __all__ = ["ThreadOptions", "options_in"]

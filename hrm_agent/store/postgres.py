@@ -21,7 +21,8 @@ from typing import Any, Self, TypeVar
 
 from hrm_agent.errors import StoreError, StoreFullError, StoreVersionError
 from hrm_agent.store.committer import Committer
-from hrm_agent.store.database import Cursor, Database, Work
+from hrm_agent.store.cursors import Cursor, Work
+from hrm_agent.store.database import Database
 from hrm_agent.store.fencing import HeldLease, leases_of
 from hrm_agent.store.tables import STORE_VERSION, table_names
 

@@ -23,7 +23,7 @@ from hrm_agent.bounded import remember
 from hrm_agent.errors import UnstorableError
 from hrm_agent.store.blobs import Blobs
 from hrm_agent.store.content_addressed import ValueWriter
-from hrm_agent.store.database import Cursor, WriteCursor
+from hrm_agent.store.cursors import Cursor, WriteCursor
 from hrm_agent.store.refusals import Unstorable
 from hrm_agent.store.sent_requests import Dump, Sent, json_dump, read_requests
 from hrm_agent.store.serializer import StrictSerializer

@@ -16,7 +16,8 @@ import ormsgpack
 
 from hrm_agent.errors import ConfigError, StoreError
 from hrm_agent.store.cipher import Cipher, cipher_of
-from hrm_agent.store.database import Cursor, Database
+from hrm_agent.store.cursors import Cursor
+from hrm_agent.store.database import Database
 from hrm_agent.store.journal import StoreJournal
 from hrm_agent.store.leases import RUN, Lease, Leases
 from hrm_agent.store.options import ThreadOptions

@@ -41,7 +41,8 @@ from hrm_agent.store.checkpoint_codec import (
 )
 from hrm_agent.store.checkpoint_reader import ROW, CheckpointRow, StoreSnapshot, conditions, matches
 from hrm_agent.store.content_addressed import ValueWriter
-from hrm_agent.store.database import JOINED_SECONDS, Cursor, Database
+from hrm_agent.store.cursors import Cursor
+from hrm_agent.store.database import JOINED_SECONDS, Database
 from hrm_agent.store.futures import FinishedFuture, committed
 from hrm_agent.store.manifests import Channels, CheckpointKey
 from hrm_agent.store.newest import refuse_set_back_clock, refuse_stranger

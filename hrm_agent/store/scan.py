@@ -9,8 +9,8 @@ import ormsgpack
 
 from hrm_agent.errors import HrmError
 from hrm_agent.store.cipher import Cipher
+from hrm_agent.store.cursors import Cursor
 from hrm_agent.store.damage import DAMAGED
-from hrm_agent.store.database import Cursor
 from hrm_agent.store.manifests import read_manifest
 from hrm_agent.store.refusals import RefusedValue
 from hrm_agent.store.sent_requests import read_request

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from hrm_agent.store.cipher import Cipher
+from hrm_agent.store.cursors import Cursor, WriteCursor
 from hrm_agent.store.damage import reading
-from hrm_agent.store.database import Cursor, Database, WriteCursor
+from hrm_agent.store.database import Database
 from hrm_agent.trajectory import Scoring, Trajectory
 
 __all__ = ["Scorings"]

@@ -26,7 +26,8 @@ from typing import Any, TypeVar
 
 from hrm_agent.errors import ConfigError, StoreDamagedError, StoreError, StoreFullError, StoreVersionError
 from hrm_agent.store.committer import Committer
-from hrm_agent.store.database import Cursor, Database, Work, WriteCursor, epoch_of
+from hrm_agent.store.cursors import Cursor, Work, WriteCursor, epoch_of
+from hrm_agent.store.database import Database
 from hrm_agent.store.fencing import leases_of, read_leases
 from hrm_agent.store.tables import FIRST_FORWARD, FIRST_TABLE, LATER_COLUMNS, STORE_VERSION, schema, table_names
 

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store.cipher import Cipher
-from hrm_agent.store.database import Cursor, Database
+from hrm_agent.store.cursors import Cursor
+from hrm_agent.store.database import Database
 from hrm_agent.store.leases import forget_leases
 from hrm_agent.trajectory import Trajectory
 

@@ -8,8 +8,9 @@ from operator import itemgetter
 from typing import Any
 
 from hrm_agent.store.cipher import Cipher
+from hrm_agent.store.cursors import Cursor
 from hrm_agent.store.damage import reading
-from hrm_agent.store.database import JOINED_SECONDS, Cursor, Database
+from hrm_agent.store.database import JOINED_SECONDS, Database
 from hrm_agent.store.hashing import hash_of
 from hrm_agent.store.held_threads import HeldThread, KnownToolCall
 from hrm_agent.store.packed_records import plain_record

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import ormsgpack
 
 from hrm_agent.store.cipher import Cipher
-from hrm_agent.store.database import Cursor, placeholders
+from hrm_agent.store.cursors import Cursor, placeholders
 from hrm_agent.store.hashing import BYTEARRAY, BYTES, DICT, LIST, MSGPACK, NULL, TREE, hash_of
 from hrm_agent.store.refusals import RefusedValue
 

@@ -18,7 +18,7 @@ from langgraph.checkpoint.base import CheckpointTuple
 
 from hrm_agent.errors import HrmError, StoreDamagedError, StoreError
 from hrm_agent.store.checkpoint_reader import ROW, CheckpointRow, StoreSnapshot
-from hrm_agent.store.database import Cursor
+from hrm_agent.store.cursors import Cursor
 from hrm_agent.store.hashing import hash_of
 from hrm_agent.store.refusals import UnknownType
 from hrm_agent.store.run_store import RunStore
