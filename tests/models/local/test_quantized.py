@@ -131,4 +131,7 @@ def test_where_nothing_is_quantized_nobody_hears_of_kernels(folder: Path, adapte
         load_policy("{folder}?device=cpu&adapter={adapter}")
     """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stderr == ""
+    said = [
+        line for line in done.stderr.splitlines() if not line.startswith("hrm-agent: loading torch")
+    ]  # if it was slow
+    assert said == []
