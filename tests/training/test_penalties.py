@@ -325,7 +325,7 @@ def padding_for(calls: list[ToolCall], at: int, kind: str, seed: int) -> ToolCal
 kinds = st.sampled_from(["idle", "repeat", "wording"])
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None)
 @given(programs, st.lists(st.tuples(kinds, st.integers(0, 10**9)), min_size=7, max_size=10))
 def test_padding_never_lowers_a_penalty(program: list[tuple[str, ToolStatus]], paddings: list[tuple[str, int]]) -> None:
     padded = [ran(code, status, name=str(index)) for index, (code, status) in enumerate(program)]
