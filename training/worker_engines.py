@@ -1,6 +1,6 @@
 """One engine for several processes: `EngineProxy` stands for it in a worker, and `EngineHost` asks it for a worker.
 
-A proxy is an engine like any other to whoever calls it. The codec is the engine's own, sent once, so that a worker
+A proxy implements the `Engine` protocol. The codec is the engine's own, sent once, so that a worker
 needs neither weights nor torch. Seeds are drawn where the graph runs: what is sampled for a request does not depend on
 which process it came from.
 """

@@ -1,6 +1,6 @@
 """Worker processes that run a run's graphs around one engine, which stays in this process with the weights.
 
-Each worker opens the run's store itself. A commit of SQLite or PostgreSQL is whole whoever makes it, and each thread
+Each worker opens the run's store itself. Commits are atomic across processes in SQLite and PostgreSQL, and each thread
 has a lease, so that what was built for several commands on one store holds here as it stands; records that went
 through this process would be written by the one that the engine needs most. What a worker hands over of a rollout that
 has ended is what it has read back from the store.
@@ -114,7 +114,7 @@ class RolloutWorkers:
         self._workers.append(worker)
 
     async def _replace(self, worker: _Worker, how: str) -> None:
-        """Another is opened by whoever needs it first; each death is told and counted once."""
+        """Drop a dead worker and report it once; the next rollout that needs a worker starts a new one."""
         async with self._opening:
             if worker not in self._workers:
                 return

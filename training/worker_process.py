@@ -88,7 +88,7 @@ class _Parent:
             self.send(("cancel", number))
 
     def settle(self, kind: str, number: int, found: Any) -> None:
-        """Hand an answer to whoever asked."""
+        """Resolve the future of the request with this number."""
         answer = self._asked.pop(number, None)
         if answer is None or not answer.set_running_or_notify_cancel():
             return

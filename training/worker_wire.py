@@ -11,7 +11,7 @@ says, the other may unpickle. Texts of models and tools are strings in it and no
 | `ended` | a run, and its trajectory | `stop` | a run that nobody waits for any more |
 | `failed` | a run, and its error | `engine` | what stands for an engine |
 | `load` | an engine, by its name | `answer` | what an engine sampled |
-| `ask`, `cancel` | a request of an engine | `error` | a question or a request that came to nothing |
+| `ask`, `cancel` | a request of an engine | `error` | why a `load` or an `ask` failed |
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class AcquiredLease(NamedTuple):
     new: bool
     """Nothing was on record of the thread."""
     generation: int
-    """Of what was known of all threads, before."""
+    """`HeldThreads.generation` before it was acquired."""
     at: float
     """When, by the clock that leases end by."""
 

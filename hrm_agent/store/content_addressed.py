@@ -91,7 +91,7 @@ class KnownBlobs:
     )
     """id -> the message itself (so that its id stays taken), its fields in packed form, and its stored form."""
     chunks: dict[int, _SeenChunk] = field(default_factory=dict[int, "_SeenChunk"])
-    """id of the first message -> what is known of the messages of one chunk of a list, as far as it had grown."""
+    """id of a chunk's first message -> its messages and their stored forms when it was last written."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while these change: several threads write checkpoints."""
 

@@ -1,6 +1,6 @@
 """Why a stored value is not made into an object, or a value is not stored.
 
-They stand apart from the serializer that raises them: whoever only reads a store does not import LangGraph.
+A module of its own, so that reading a store does not import LangGraph, which the serializer that raises them needs.
 """
 
 from __future__ import annotations
