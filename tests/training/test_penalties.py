@@ -7,7 +7,7 @@ import random
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hrm_agent.tools.fenced import block_ids
@@ -42,8 +42,8 @@ def renamed(code: str, names: dict[str, str]) -> str:
             node.arg = names[node.arg]
         elif isinstance(node, ast.FunctionDef) and node.name in names:
             node.name = names[node.name]
-        elif isinstance(node, ast.alias) and node.name in names:
-            node.asname = names[node.name]
+        elif isinstance(node, ast.alias) and (node.asname or node.name) in names:
+            node.asname = names[node.asname or node.name]
     return ast.unparse(tree)
 
 
@@ -327,6 +327,10 @@ kinds = st.sampled_from(["idle", "repeat", "wording"])
 
 @settings(max_examples=150, deadline=None)
 @given(programs, st.lists(st.tuples(kinds, st.integers(0, 10**9)), min_size=7, max_size=10))
+@example(
+    [("import math\nprint(math.sqrt(0))", OK), ("a = 0", OK), ("a = 0", OK), ("a = 0", ERROR)],
+    [*[("idle", 0)] * 6, ("wording", 845), ("wording", 865)],  # a module is given another name, then one more
+)
 def test_padding_never_lowers_a_penalty(program: list[tuple[str, ToolStatus]], paddings: list[tuple[str, int]]) -> None:
     padded = [ran(code, status, name=str(index)) for index, (code, status) in enumerate(program)]
     before = penalty_error(padded)
