@@ -18,7 +18,7 @@ from hrm_agent.store.database import JOINED_SECONDS, Database
 from hrm_agent.store.draws import DrawsJournal
 from hrm_agent.store.held_threads import WrittenCall
 from hrm_agent.store.overlays import OverlaysJournal
-from hrm_agent.store.packed_records import plain_record
+from hrm_agent.store.packed_records import plain_mask, plain_numbers, plain_record
 from hrm_agent.store.sent_requests import Sent, copies_of, json_dump, read_requests
 from hrm_agent.store.stored_messages import NeedsItsType, PlainMessages
 from hrm_agent.store.threads import describe_thread
@@ -106,7 +106,8 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
             deltas = cursor.execute(_PATH_QUERY, (call_id,)).fetchall()
         if not deltas:
             raise KeyError(call_id)
-        return tuple(array("i", b"".join(self._cipher.open(delta, "tokens", id_) for id_, delta in deltas)))
+        opened = (plain_numbers(self._cipher.open(delta, "tokens", id_)) for id_, delta in deltas)
+        return tuple(array("i", b"".join(opened)))
 
     def write_call(self, call: Call, sent: Sequence[Any] = ()) -> Call:
         record, tokens = self._sealed_call(call)
@@ -174,9 +175,9 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
             if token_ids is None:
                 return call
             tokens = {
-                "token_ids": tuple(array("i", opened(token_ids, "tokens", id_))),
-                "mask": tuple(map(bool, opened(mask, "mask", id_))),
-                "logprobs": tuple(array("f", opened(logprobs, "logprobs", id_))),
+                "token_ids": tuple(array("i", plain_numbers(opened(token_ids, "tokens", id_)))),
+                "mask": tuple(map(bool, plain_mask(opened(mask, "mask", id_)))),
+                "logprobs": tuple(array("f", plain_numbers(opened(logprobs, "logprobs", id_)))),
             }
         return call.model_copy(update=tokens)
 
@@ -311,7 +312,8 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
         for id_, record in rows:
             try:
                 with reading("trajectory", id_):
-                    found.append(Trajectory.model_validate_json(self._cipher.open(record, "trajectory", id_)))
+                    header = plain_record(self._cipher.open(record, "trajectory", id_))
+                    found.append(Trajectory.model_validate_json(header))
             except StoreError as error:
                 if on_damage is None:
                     raise

@@ -13,12 +13,13 @@ import secrets
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store.cursors import Cursor, placeholders
 from hrm_agent.store.hashing import LIST
 from hrm_agent.store.leases import forget_leases, forget_unused_leases, leased
-from hrm_agent.store.packed_records import packed
+from hrm_agent.store.packed_records import packed, packed_mask, packed_numbers
 from hrm_agent.store.run_store import RunStore
 from hrm_agent.store.scan import UNREADABLE, stored_references
 from hrm_agent.store.threads import delete_threads
@@ -164,8 +165,7 @@ def prune_steps(store: RunStore, keep: int, *, dry_run: bool = False) -> Pruned:
         for header in due if not dry_run else ():
             for table in ("writes", "checkpoints"):
                 cursor.execute(f"DELETE FROM {table} WHERE thread_id = ?", (header.thread_id,))
-            for table, kind in (("calls", "call"), ("tool_calls", "tool")):
-                _pack(store, cursor, table, kind, header.thread_id)
+            _pack(store, cursor, header.thread_id)
         return Pruned(tuple(h.thread_id for h in due), {why: count for why, count in kept.items() if count}, 0)
 
     if dry_run:
@@ -174,12 +174,25 @@ def prune_steps(store: RunStore, keep: int, *, dry_run: bool = False) -> Pruned:
     return replace(pruned, freed=collect_values(store)) if pruned.thread_ids else pruned
 
 
-def _pack(store: RunStore, cursor: Cursor, table: str, kind: str, thread_id: str) -> None:
+_PACKED = (
+    ("calls", "id", "record", "call", partial(packed, kind="call")),
+    ("tool_calls", "id", "record", "tool", partial(packed, kind="tool")),
+    ("trajectories", "id", "record", "trajectory", partial(packed, kind="trajectory")),
+    ("tokens", "call_id", "token_ids", "tokens", packed_numbers),
+    ("tokens", "call_id", "mask", "mask", packed_mask),
+    ("tokens", "call_id", "logprobs", "logprobs", packed_numbers),
+)
+"""What is packed of a thread: table, key, column, what it is sealed as, and how."""
+
+
+def _pack(store: RunStore, cursor: Cursor, thread_id: str) -> None:
     cipher = store.cipher
-    rows = cursor.execute(f"SELECT id, record FROM {table} WHERE thread_id = ?", (thread_id,)).fetchall()
-    for id_, record in rows:
-        sealed = cipher.seal(packed(cipher.open(record, kind, id_)), kind, id_)
-        cursor.execute(f"UPDATE {table} SET record = ? WHERE id = ?", (sealed, id_))
+    for table, key, column, kind, pack in _PACKED:
+        of_thread = "call_id IN (SELECT id FROM calls WHERE thread_id = ?)" if table == "tokens" else "thread_id = ?"
+        rows = cursor.execute(f"SELECT {key}, {column} FROM {table} WHERE {of_thread}", (thread_id,)).fetchall()
+        for id_, stored in rows:
+            sealed = cipher.seal(pack(cipher.open(stored, kind, id_)), kind, id_)
+            cursor.execute(f"UPDATE {table} SET {column} = ? WHERE {key} = ?", (sealed, id_))
 
 
 def _step_of(header: Trajectory) -> int:

@@ -1,23 +1,25 @@
-"""Records of calls in a sixth of their bytes, for runs that are only read from now on.
+"""Records in a sixth of their bytes, and tokens in a third, for runs that are only read from now on.
 
 Most of a record is what every record has: names of fields, and values that are nearly always the same. So it is
-deflated against a dictionary of these. A record that is written is not packed: that would cost as much time as the
-rest of writing it. `hrm-agent store prune --keep-steps` packs what it leaves of a training's older rollouts.
+deflated against a dictionary of these, one for calls and one for trajectories. A record that is written is not packed:
+that would cost as much time as the rest of writing it. `hrm-agent store prune --keep-steps` packs what it leaves of a
+training's older rollouts.
 
-The dictionary is part of the store's format: a byte changed in it makes all packed records unreadable.
+Of token ids and log-probs the first bytes of all come first, then the second bytes, and so on: most of the higher ones
+are alike.
+
+The dictionaries are part of the store's format: a byte changed in one makes what was packed with it unreadable.
 """
 
 from __future__ import annotations
 
 import zlib
 
-__all__ = ["packed", "plain_record"]
+__all__ = ["packed", "packed_mask", "packed_numbers", "plain_mask", "plain_numbers", "plain_record"]
 
-_PACKED = b"\x01"
-"""The first byte of a packed record; one that is not begins with a brace."""
 _MOST_BYTES = 1 << 26
-"""Of a record that is packed: a small one that claims to be larger was not made here."""
-_DICTIONARY = (
+"""Of what is packed: something small that claims to be larger was not made here."""
+_CALLS = (
     b'{"idempotency_key":null,"repeated_of":null,"session":null,"status":"error","content":"Trac'
     b'eback (most recent call last):\\n  File \\"<python>\\", line 1, in <module>\\nNameError: name '
     b'\'x\' is not defined","stdout":"","stderr":"","value":null,"output":null,"duration_seconds":'
@@ -37,27 +39,91 @@ _DICTIONARY = (
     b'hread_id":""},"type":"ai","name":null,"id":"","tool_calls":[{"name":"python","args":{"code'
     b'":"'
 )
+_TRAJECTORIES = (
+    b'"status":"failed","stop_reason":"error","error":null,"answer":null,"rewards":{},"status":"completed"'
+    b',"stop_reason":"length","error":null,"answer":null,"rewards":{"correct":0.0},"turns":[{"prompt":"","'
+    b'answer":"","ended_at":17}],"forked_from":{"trajectory_id":"","checkpoint_id":"1f1"}{"schema_version"'
+    b':2,"id":"","thread_id":"/step-1/0/0","run_id":"","group_id":"/step-1/0","sample_index":0,"task":{"id'
+    b'":"","family":"word_problems","prompt":" How many ? Round to 2 decimals.","answer":"","metadata":{"t'
+    b'emplate":"","numbers":[1]}},"graph":"tool_loop","policy":"builtin:cold-start","policy_version":0,"st'
+    b'atus":"completed","stop_reason":"answer","error":null,"answer":"<reason>Python has computed it.</rea'
+    b'son><answer>\\\\boxed{}</answer>","rewards":{"correct":1.0},"turns":[],"forked_from":null,"started_a'
+    b't":17,"ended_at":17}'
+)
+_DICTIONARIES = {b"\x01": _CALLS, b"\x02": _TRAJECTORIES}
+"""By the first byte of a packed record; one that is not packed begins with a brace."""
+_MARK_OF = {"call": b"\x01", "tool": b"\x01", "trajectory": b"\x02"}
+_MASK = b"\x02"
+"""The first byte of a packed mask; one that is not packed begins with 0 or 1."""
+_NUMBERS = (b"\x01", b"\x02\x00")
+"""What a packed array begins with: that of the two which makes its length no multiple of four. A plain one's is."""
 
 
-def packed(record: bytes) -> bytes:
-    """A record as it is kept in a run that is only read. One that is packed already, or huge, stays as it is."""
-    if record.startswith(_PACKED) or len(record) > _MOST_BYTES:
+def packed(record: bytes, kind: str) -> bytes:
+    """A record as it is kept in a run that is only read. One that is packed already, or huge, stays as it is.
+
+    `kind`: `call`, `tool` or `trajectory`.
+    """
+    if record[:1] in _DICTIONARIES or len(record) > _MOST_BYTES:
         return record
-    deflate = zlib.compressobj(
-        9, zlib.DEFLATED, -zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL, zlib.Z_DEFAULT_STRATEGY, _DICTIONARY
-    )
-    return _PACKED + deflate.compress(record) + deflate.flush()
+    mark = _MARK_OF[kind]
+    return mark + _deflated(record, _DICTIONARIES[mark])
 
 
 def plain_record(stored: bytes) -> bytes:
     """The record, packed or not. Raises `ValueError` for one that is damaged."""
-    if not stored.startswith(_PACKED):
+    dictionary = _DICTIONARIES.get(stored[:1])
+    return stored if dictionary is None else _inflated(stored[1:], dictionary)
+
+
+def packed_numbers(array: bytes) -> bytes:
+    """An array of numbers of four bytes each."""
+    if not array or len(array) % 4 or len(array) > _MOST_BYTES:
+        return array
+    deflated = _deflated(b"".join(array[byte::4] for byte in range(4)))
+    return next(mark + deflated for mark in _NUMBERS if (len(mark) + len(deflated)) % 4)
+
+
+def plain_numbers(stored: bytes) -> bytes:
+    """The array, packed or not. Raises `ValueError` for one that is damaged."""
+    if len(stored) % 4 == 0:
         return stored
-    inflate = zlib.decompressobj(-zlib.MAX_WBITS, _DICTIONARY)
+    mark = next((mark for mark in _NUMBERS if stored.startswith(mark)), None)
+    if mark is None:
+        raise ValueError("it is cut short")
+    planes = _inflated(stored[len(mark) :])
+    size = len(planes) // 4
+    array = bytearray(4 * size)
+    if len(planes) != len(array):
+        raise ValueError("it is cut short")
+    for byte in range(4):
+        array[byte::4] = planes[byte * size : (byte + 1) * size]
+    return bytes(array)
+
+
+def packed_mask(mask: bytes) -> bytes:
+    """A mask, a byte of 0 or 1 for each token."""
+    return mask if not mask or mask.startswith(_MASK) or len(mask) > _MOST_BYTES else _MASK + _deflated(mask)
+
+
+def plain_mask(stored: bytes) -> bytes:
+    """The mask, packed or not. Raises `ValueError` for one that is damaged."""
+    return _inflated(stored[1:]) if stored.startswith(_MASK) else stored
+
+
+def _deflated(data: bytes, dictionary: bytes = b"") -> bytes:
+    deflate = zlib.compressobj(
+        9, zlib.DEFLATED, -zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL, zlib.Z_DEFAULT_STRATEGY, dictionary
+    )
+    return deflate.compress(data) + deflate.flush()
+
+
+def _inflated(data: bytes, dictionary: bytes = b"") -> bytes:
+    inflate = zlib.decompressobj(-zlib.MAX_WBITS, dictionary)
     try:
-        record = inflate.decompress(stored[len(_PACKED) :], _MOST_BYTES)
+        plain = inflate.decompress(data, _MOST_BYTES)
     except zlib.error as error:
         raise ValueError(f"it cannot be unpacked: {error}") from error
     if not inflate.eof or inflate.unconsumed_tail or inflate.unused_data:
         raise ValueError("it is cut short, or longer than any record")
-    return record
+    return plain

@@ -8,6 +8,7 @@ from hrm_agent.store.cipher import Cipher
 from hrm_agent.store.cursors import Cursor, WriteCursor
 from hrm_agent.store.damage import reading
 from hrm_agent.store.database import Database
+from hrm_agent.store.packed_records import plain_record
 from hrm_agent.trajectory import Scoring, Trajectory
 
 __all__ = ["Scorings"]
@@ -67,7 +68,7 @@ class Scorings:
         if row is None or not scoring.rewards:
             return
         with reading("trajectory", id_):
-            header = Trajectory.model_validate_json(self._cipher.open(row[0], "trajectory", id_))
+            header = Trajectory.model_validate_json(plain_record(self._cipher.open(row[0], "trajectory", id_)))
         if not header.rewards:
             scored = header.model_copy(update={"rewards": scoring.rewards})
             record = scored.model_dump_json(exclude={"calls", "tool_calls"}).encode()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 __all__ = ["FIRST_FORWARD", "FIRST_TABLE", "LATER_COLUMNS", "STORE_VERSION", "schema", "table_names"]
 
-STORE_VERSION = 5
+STORE_VERSION = 6
 """Version 1 kept LangGraph's own tables beside the journal's. Version 2 had no requests of their own: a program of that
 time would not see the calls of hosted models, and would collect the values that requests name. Version 3 had no tools
 in requests: a program of that time would take them for messages. Version 4 had no packed records: a program of that

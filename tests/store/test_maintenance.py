@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
@@ -13,6 +14,8 @@ from typing import Any
 
 import ormsgpack
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
@@ -22,8 +25,16 @@ from hrm_agent.store import RunStore, leases, open_store
 from hrm_agent.store.hashing import LIST, MSGPACK
 from hrm_agent.store.leases import CHAT, COMMAND
 from hrm_agent.store.maintenance import collect_values, delete_runs, prune, prune_steps, stats, verify
-from hrm_agent.store.packed_records import packed, plain_record
+from hrm_agent.store.packed_records import (
+    packed,
+    packed_mask,
+    packed_numbers,
+    plain_mask,
+    plain_numbers,
+    plain_record,
+)
 from hrm_agent.trajectory import ForkRef, Overlay, RunStatus, StopReason, Trajectory, Verdict
+from hrm_agent.trajectory.forest import path_to, path_tokens
 from tests.support.store.bodies import execute
 from tests.support.store.processes import writers
 from tests.support.trajectory.samples import make_call, make_tool_call, make_trajectory
@@ -307,19 +318,36 @@ def test_older_steps_lose_their_checkpoints_and_keep_what_is_learned_from(store:
     assert sound(store) and prune_steps(store, 9).kept == {"forks": 1, "a run was forked from them": 1}
 
 
-def test_a_packed_record_is_the_record_and_a_damaged_one_is_said_to_be(tmp_path: Path) -> None:
-    record = make_call("task").model_dump_json().encode()
-    small = packed(record)
-    assert 4 * len(small) < len(record) and plain_record(small) == record == plain_record(record)
-    assert packed(small) == small
-    for damaged in (small[:-1], small + b"x", small[:1] + small[2:]):
-        with pytest.raises(ValueError, match=r"unpacked|cut short"):
-            plain_record(damaged)
+def test_what_is_packed_is_what_it_was_and_what_is_damaged_is_said_to_be(tmp_path: Path) -> None:
+    record, header = make_call("task").model_dump_json().encode(), make_trajectory().model_dump_json().encode()
+    numbers, mask = array("i", range(40)).tobytes(), bytes([0] * 30 + [1] * 10)
+    for plain, small, unpack, factor in (
+        (record, packed(record, "call"), plain_record, 4),
+        (header, packed(header, "trajectory"), plain_record, 2),
+        (numbers, packed_numbers(numbers), plain_numbers, 2),
+        (mask, packed_mask(mask), plain_mask, 4),
+    ):
+        assert factor * len(small) < len(plain) and unpack(small) == plain == unpack(plain)
+        for damaged in (small[:-1], small + b"x", small[:2] + small[3:]):
+            with pytest.raises(ValueError, match=r"unpacked|cut short"):
+                unpack(damaged + b"x" * (len(damaged) % 4 == 0))
+    assert packed(packed(record, "call"), "call") == packed(record, "call")
     with open_store(tmp_path / "sealed.db", key=bytes(32)) as sealed:
         made = run(sealed, "run-1/step-0/0/0")
         run(sealed, "run-1/step-1/0/0")
         prune_steps(sealed, 1)
         assert sealed.journal.trajectory("run-1/step-0/0/0") == made and sound(sealed)
+        leaf = made.calls[-1]
+        assert sealed.journal.path_tokens(leaf.id) == path_tokens(path_to(made.calls, leaf.id))
+
+
+@given(st.binary(max_size=400))
+def test_numbers_are_packed_whatever_they_are(data: bytes) -> None:
+    plain = data[: len(data) // 4 * 4]
+    small = packed_numbers(plain)
+    assert plain_numbers(small) == plain and packed_numbers(small) == small
+    mask = bytes(byte & 1 for byte in data)
+    assert plain_mask(packed_mask(mask)) == mask and packed_mask(packed_mask(mask)) == packed_mask(mask)
 
 
 def test_deleting(file: RunStore) -> None:
