@@ -45,10 +45,15 @@ class Blobs:
         encode: Callable[[ValueWriter], E],
         insert: Callable[[WriteCursor, E], T],
         thread_id: str | None = None,
+        *,
+        waits: bool = False,
     ) -> Future[T]:
-        """Store what `encode` refers to, and the rows that `insert` makes of it for a thread, in one transaction."""
+        """Store what `encode` refers to, and the rows that `insert` makes of it for a thread, in one transaction.
+
+        `waits`: as for `Database.submit`.
+        """
         work, stored = self._work(serializer, encode, insert)
-        future = self._database.submit(work, thread_id)
+        future = self._database.submit(work, thread_id, waits=waits)
         future.add_done_callback(lambda done: None if done.exception() else self._known.add(*stored[-1]))
         return future
 

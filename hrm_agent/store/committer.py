@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -26,47 +26,68 @@ class _PendingWrite:
 
 
 class Committer:
-    """One thread that commits for many: all jobs that are waiting go into one transaction."""
+    """One thread that commits for many: all jobs that are waiting go into one transaction.
+
+    Who waits for its job anyway commits itself while nobody else does, with what was handed in before: handing a job
+    over and being woken takes as long as the rest of a small commit. The main thread never does, since an interrupt
+    (Ctrl-C) would arrive in the middle.
+    """
 
     def __init__(self, commit: Callable[[Sequence[Work[Any]]], list[Any]]) -> None:
         self._commit = commit
-        self._jobs: queue.SimpleQueue[_PendingWrite | None] = queue.SimpleQueue()
-        self._closing = threading.Lock()
+        self._jobs: deque[_PendingWrite] = deque()
+        self._changed = threading.Condition()
+        """Held while the three around it change."""
+        self._busy = False
+        """Somebody commits."""
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="store-commits", daemon=True)
         self._thread.start()
 
-    def submit(self, work: Work[T]) -> Future[T]:
-        """Raises `StoreError` after `close`: nothing would be committed any more."""
+    def submit(self, work: Work[T], *, waits: bool = False) -> Future[T]:
+        """Raises `StoreError` after `close`: nothing would be committed any more. `waits`: the caller will."""
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()  # whoever waits may be cancelled; what was handed in is committed
-        with self._closing:
+        with self._changed:
             if self._closed:
                 raise StoreError("The store is closed.", "Open it again: open_store.")
-            self._jobs.put(_PendingWrite(work, future))
+            self._jobs.append(_PendingWrite(work, future))
+            if self._busy or not waits or threading.current_thread() is threading.main_thread():
+                self._changed.notify()
+                return future
+            jobs = self._take()
+        self._finish_taken(jobs)
         return future
 
     def close(self) -> None:
         """Commit what was handed in, and take nothing more."""
-        with self._closing:
+        with self._changed:
             self._closed = True
-            self._jobs.put(None)
+            self._changed.notify()
         self._thread.join()
 
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            jobs = [job]
-            closing = False
-            while not closing and len(jobs) < _IN_ONE_COMMIT:
-                try:
-                    more = self._jobs.get_nowait()
-                except queue.Empty:
-                    break
-                closing = more is None
-                jobs += [more] if more is not None else []
+    def _take(self) -> list[_PendingWrite]:
+        self._busy = True
+        return [self._jobs.popleft() for _ in range(min(len(self._jobs), _IN_ONE_COMMIT))]
+
+    def _finish_taken(self, jobs: Sequence[_PendingWrite]) -> None:
+        try:
             self._finish(jobs)
-            if closing:
-                return
+        finally:
+            with self._changed:
+                self._busy = False
+                if self._jobs or self._closed:
+                    self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while self._busy or not self._jobs:
+                    if self._closed and not self._busy:
+                        return
+                    self._changed.wait()
+                jobs = self._take()
+            self._finish_taken(jobs)
 
     def _finish(self, jobs: Sequence[_PendingWrite]) -> None:
         """One job's failure is not another's: where all together fail, each is tried alone."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, Self, TypeVar
 
-__all__ = ["Cursor", "Work", "WriteCursor", "epoch_of", "placeholders"]
+__all__ = ["Cursor", "Work", "WriteCursor", "answered", "epoch_of", "placeholders"]
 
 T = TypeVar("T")
 
@@ -25,6 +25,16 @@ class WriteCursor(Cursor, Protocol):
 
 
 Work = Callable[[WriteCursor], T]
+
+
+def answered(cursor: Cursor, query: str, values: Sequence[Any], expected: tuple[Any, ...] | None) -> Any:
+    """The first row of the answer.
+
+    `expected`: the row that is all but certain. A cursor for which an answer is a round trip gives that one; if another
+    comes, the whole transaction is done again. None where it is not known.
+    """
+    assuming = getattr(cursor, "answered", None) if expected is not None else None
+    return cursor.execute(query, values).fetchone() if assuming is None else assuming(query, values, expected)
 
 
 def placeholders(count: int) -> str:

@@ -82,9 +82,11 @@ class Database(ABC):
         """What is known of the threads that this process holds."""
         self.heads: dict[str, str] = {}
         """Newest checkpoint of threads, as of the transaction under way: forgotten when others may have written."""
+        self.likely_heads: dict[str, str] = {}
+        """The same as of earlier transactions, where asking is dear: others may have written since."""
 
     @abstractmethod
-    def _submit(self, work: Work[T]) -> Future[T]: ...
+    def _submit(self, work: Work[T], *, waits: bool) -> Future[T]: ...
 
     @abstractmethod
     def _close(self) -> None: ...
@@ -164,14 +166,15 @@ class Database(ABC):
         except BaseException as error:
             return FinishedFuture(None, error)
 
-    def submit(self, work: Work[T], thread_id: str | None = None) -> Future[T]:
+    def submit(self, work: Work[T], thread_id: str | None = None, *, waits: bool = False) -> Future[T]:
         """Do `work` in a transaction; the future is done when it is committed. Raises `StoreError` through it.
 
-        `thread_id`: the thread that it writes to; `LeaseLostError` where another process has taken that over.
+        `thread_id`: the thread that it writes to; `LeaseLostError` where another process has taken that over. `waits`:
+        the caller is going to wait for it, so that the commit may be made in its thread.
         """
         self._refuse_unusable()
         done = work if thread_id is None else self.fence.work_on(thread_id, work)
-        future = self._at_once(done) if self._whole else self._submit(done)
+        future = self._at_once(done) if self._whole else self._submit(done, waits=waits)
         if thread_id is not None:
             future.add_done_callback(self._look_whether_lost)
         return future
@@ -185,7 +188,7 @@ class Database(ABC):
 
     def add(self, work: Work[T], thread_id: str | None = None) -> T:
         """Do `work` in a transaction and wait for it. It deletes nothing. `thread_id`: as for `submit`."""
-        return self.submit(work, thread_id).result()
+        return self.submit(work, thread_id, waits=True).result()
 
     def write(self, work: Work[T], thread_id: str | None = None) -> T:
         """Do `work` in a transaction and wait for it. It may delete what it likes. `thread_id`: as for `submit`."""
@@ -195,7 +198,7 @@ class Database(ABC):
             return work(cursor)
 
         try:
-            return self.submit(forgetting, thread_id).result()
+            return self.submit(forgetting, thread_id, waits=True).result()
         finally:
             self.held.forget()
 
@@ -345,7 +348,7 @@ class Database(ABC):
                 if self._seconds_left() > 0:  # not yet, or others have come in the place of those waited for
                     continue
                 try:
-                    self.submit(_for_nobody).result()
+                    self.submit(_for_nobody, waits=True).result()
                 except Exception as error:
                     self._behind = True  # whoever writes next waits, and is told
                     if not isinstance(error, StoreError):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store.cipher import Cipher
-from hrm_agent.store.cursors import Cursor
+from hrm_agent.store.cursors import Cursor, answered
 from hrm_agent.store.damage import OnDamage, reading
 from hrm_agent.store.database import JOINED_SECONDS, Database
 from hrm_agent.store.draws import DrawsJournal
@@ -115,16 +115,12 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
         held = self._database.held.of(identity.thread_id)
 
         def insert(cursor: Cursor, request: SentRow | None = None) -> bool:
-            cursor.execute(
+            query = (
                 "INSERT INTO calls (id, thread_id, task_id, checkpoint_id, parent, seed, record) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING RETURNING 1",
-                (
-                    *(call.id, identity.thread_id, identity.task_id),
-                    *(identity.step, call.parent, call.seed),
-                    record,
-                ),
+                "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING RETURNING 1"
             )
-            written = cursor.fetchone() is not None
+            row = (call.id, identity.thread_id, identity.task_id, identity.step, call.parent, call.seed, record)
+            written = answered(cursor, query, row, (1,)) is not None
             if written and (call.token_ids or request is None):  # each call has one of them, else its row is lost
                 cursor.execute(
                     "INSERT INTO tokens (call_id, token_ids, mask, logprobs) VALUES (?, ?, ?, ?)", (call.id, *tokens)
@@ -137,7 +133,7 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
             return written
 
         if messages is None and call.tools is None:
-            done = self._database.submit(insert, identity.thread_id)
+            done = self._database.submit(insert, identity.thread_id, waits=True)
         else:
             done = self._requests().write(messages, call.tools, insert, identity.thread_id)
         if not done.result():
@@ -199,14 +195,13 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
         held = held if held is not None and held.new and trajectory.forked_from is None else None
 
         def write(cursor: Cursor) -> None:
-            cursor.execute(
+            query = (
                 "INSERT INTO trajectories (id, run_id, group_id, thread_id, status, started_at, origin, record) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?) "
                 "ON CONFLICT (id) DO UPDATE SET status = excluded.status, record = excluded.record "
-                "WHERE trajectories.status = ? OR excluded.status = ? RETURNING 1",
-                (*row, RunStatus.RUNNING.value, RunStatus.RUNNING.value),
+                "WHERE trajectories.status = ? OR excluded.status = ? RETURNING 1"
             )
-            if cursor.fetchone() is not None:
+            if answered(cursor, query, (*row, RunStatus.RUNNING.value, RunStatus.RUNNING.value), (1,)) is not None:
                 describe_thread(cursor, trajectory)
                 if held is not None:
                     held.header = header

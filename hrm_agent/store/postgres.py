@@ -2,7 +2,10 @@
 
 Every commit survives a power failure of the server (its `synchronous_commit`, on unless somebody turned it off). One
 connection writes for the whole process, and what waits is committed together (`Committer`); reads have connections of
-their own (`Readers`). Statements go out in pipeline mode, without waiting for each answer.
+their own (`Readers`). Statements go out in pipeline mode, without waiting for each answer. Where an answer is all but
+certain (the epoch, a lease, the newest checkpoint of a thread that this process writes, a row that is new) the work
+goes on with it, and all such answers are looked at together before the commit: if one was another, the transaction is
+rolled back, and the work is done again with what the server says (`hrm_agent.store.postgres_cursors`).
 
 A server that restarts in the middle is waited for: each write is idempotent, so work whose commit was not confirmed is
 done again on a new connection. Blobs are collected under an advisory lock that every writer shares.
@@ -10,15 +13,16 @@ done again on a new connection. Blobs are collected under an advisory lock that 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
+from hrm_agent.bounded import remember
 from hrm_agent.errors import StoreError, StoreFullError, StoreVersionError
 from hrm_agent.store.committer import Committer
 from hrm_agent.store.cursors import Cursor, Work
@@ -30,6 +34,7 @@ try:
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
 
+    from hrm_agent.store.postgres_cursors import Assumed, PostgresCursor, ReadTransaction
     from hrm_agent.store.postgres_tables import bring_forward, is_complete, stored_version
     from hrm_agent.store.readers import Readers
 except ImportError as error:
@@ -40,6 +45,7 @@ except ImportError as error:
 __all__ = ["PostgresDatabase"]
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 _LOCK = 0x68726D  # "hrm": shared by writers, taken alone by whoever collects
 _EPOCH = "SELECT value, ARRAY[]::text[] FROM meta WHERE key = 'epoch'"
 _STATE = (
@@ -58,53 +64,6 @@ _ANSWER_SECONDS = 10.0
 _LOST = (psycopg.OperationalError, psycopg.InterfaceError)
 
 
-class _PostgresCursor:
-    """A psycopg cursor that is asked as a SQLite one is."""
-
-    def __init__(self, cursor: psycopg.Cursor[Any]) -> None:
-        self._cursor = cursor
-
-    def execute(self, query: str, values: Sequence[Any] = (), /) -> Self:
-        self._cursor.execute(_translated(query), values)
-        return self
-
-    def executemany(self, query: str, values: Iterable[Sequence[Any]], /) -> Self:
-        self._cursor.executemany(_translated(query), list(values))
-        return self
-
-    def fetchone(self) -> Any:
-        return self._cursor.fetchone()
-
-    def fetchall(self) -> list[Any]:
-        return self._cursor.fetchall()
-
-
-@lru_cache(maxsize=256)
-def _translated(query: str) -> Any:
-    return query.replace("?", "%s").encode()
-
-
-class _ReadTransaction:
-    """A transaction that begins with its first statement: until that is answered, any connection will do."""
-
-    def __init__(self, begin: Callable[[bytes, Sequence[Any]], psycopg.Cursor[Any]]) -> None:
-        self._begin = begin
-        self.cursor: psycopg.Cursor[Any] | None = None
-
-    def execute(self, query: str, values: Sequence[Any] = (), /) -> Self:
-        if self.cursor is None:
-            self.cursor = self._begin(_translated(query), values)
-        else:
-            self.cursor.execute(_translated(query), values)
-        return self
-
-    def fetchone(self) -> Any:
-        return self.cursor.fetchone() if self.cursor else None
-
-    def fetchall(self) -> list[Any]:
-        return self.cursor.fetchall() if self.cursor else []
-
-
 class PostgresDatabase(Database):
     """A PostgreSQL database with this project's tables in its search path."""
 
@@ -119,6 +78,7 @@ class PostgresDatabase(Database):
             self._writer = self._connect_writer()
         except psycopg.Error as error:
             raise self.store_error(error) from error
+        self._assumed = Assumed(self._writer)
         self._broken = self._doubted = self._given_up = False
         self._prepare(create)
         self._readers = Readers(self._connect, _READERS, _ANSWER_SECONDS)
@@ -167,8 +127,8 @@ class PostgresDatabase(Database):
                 "Nothing was changed. Update with `pip install --upgrade hrm-agent`, or name another store.",
             )
 
-    def _submit(self, work: Work[T]) -> Future[T]:
-        return self._committer.submit(work)
+    def _submit(self, work: Work[T], *, waits: bool) -> Future[T]:
+        return self._committer.submit(work, waits=waits)
 
     def _transact(self, works: Sequence[Work[Any]]) -> list[Any]:
         needed = leases_of(works)
@@ -180,40 +140,67 @@ class PostgresDatabase(Database):
                 with suppress(psycopg.Error):
                     self._writer.close()
                 self._writer = self._connect_writer()
+                self._assumed = Assumed(self._writer)
             self._broken = self._doubted = False
-            try:
-                with self._writer.pipeline(), self._writer.cursor() as cursor:
-                    self.transaction += 1
-                    self.heads = {}
-                    cursor.execute("BEGIN")
-                    cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", (_LOCK,))
-                    # A statement of its own: it sees what was committed before the lock was had, not before it was
-                    # asked for.
-                    if needed:
-                        cursor.execute(_STATE, (self.fence.owner, [lease.key for lease in needed]))
-                    else:
-                        cursor.execute(_EPOCH)
-                    self.epoch, ours = cursor.fetchone() or ("", [])
-                    self.fence.valid = {_lease(text) for text in ours}
-                    results = [work(_PostgresCursor(cursor)) for work in works]
-                    cursor.execute("COMMIT")
-            except BaseException as error:
-                self.held.forget()  # what was noted was not written
-                with suppress(psycopg.Error):
-                    self._writer.rollback()
-                self._broken = isinstance(error, _LOST) or self._writer.closed
-                # Ignore results of a closed connection: psycopg may take earlier answers for later ones.
-                if self._writer.closed and isinstance(error, Exception) and not isinstance(error, _LOST):
-                    raise psycopg.OperationalError(str(error)) from error
-                raise
-            return results
+            if self.epoch:  # else nothing is known
+                try:
+                    return self._attempt(works, needed, self._assumed)
+                except _LOST:
+                    raise
+                except Exception:  # of an answer that was another, or it fails again
+                    _log.debug("A transaction is done again with the server's answers.", exc_info=True)
+            return self._attempt(works, needed, None)
 
         return self._patiently(transaction)
+
+    def _attempt(self, works: Sequence[Work[Any]], needed: frozenset[HeldLease], assumed: Assumed | None) -> list[Any]:
+        """One transaction. `assumed`: collects what is taken for granted until the end; None asks."""
+        try:
+            with self._writer.pipeline(), self._writer.cursor() as cursor:
+                self.transaction += 1
+                self.heads = {}
+                cursor.execute("BEGIN")
+                cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", (_LOCK,))
+                # A statement of its own: it sees what was committed before the lock was had, not before it was
+                # asked for.
+                if assumed is not None:
+                    assumed.begin()
+                self._ask_state(cursor, needed, assumed)
+                results = [work(PostgresCursor(cursor, assumed)) for work in works]
+                if assumed is not None:
+                    assumed.refuse_others()
+                cursor.execute("COMMIT")
+        except BaseException as error:
+            self.held.forget()  # what was noted was not written
+            with suppress(psycopg.Error):
+                self._writer.rollback()
+            self._broken = isinstance(error, _LOST) or self._writer.closed
+            # Ignore results of a closed connection: psycopg may take earlier answers for later ones.
+            if self._writer.closed and isinstance(error, Exception) and not isinstance(error, _LOST):
+                raise psycopg.OperationalError(str(error)) from error
+            raise
+        for thread_id, head in self.heads.items():
+            remember(self.likely_heads, thread_id, head)
+        return results
+
+    def _ask_state(self, cursor: psycopg.Cursor[Any], needed: frozenset[HeldLease], assumed: Assumed | None) -> None:
+        """The epoch of values, and which of the leases that are needed are ours."""
+        query: str = _STATE if needed else _EPOCH
+        values = (self.fence.owner, [lease.key for lease in needed]) if needed else ()
+        if assumed is not None:
+            assumed.ask(
+                query.encode(), values, (self.epoch, {f"{lease.epoch} {lease.key}" for lease in needed}), _state
+            )
+            self.fence.valid = set(needed)
+        else:
+            cursor.execute(query.encode(), values)
+            self.epoch, ours = _state(cursor.fetchone() or ("", []))
+            self.fence.valid = {_lease(text) for text in ours}
 
     def _part_of_whole(self, works: Sequence[Work[Any]]) -> list[Any]:
         self.transaction += 1
         with self._writer.pipeline(), self._writer.cursor() as cursor:
-            return [work(_PostgresCursor(cursor)) for work in works]
+            return [work(PostgresCursor(cursor)) for work in works]
 
     @contextmanager
     def _one_transaction(self) -> Generator[None]:
@@ -265,7 +252,7 @@ class PostgresDatabase(Database):
             with self._exclusive, self._connect() as connection, connection.transaction():
                 cursor = connection.cursor()
                 cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
-                return work(_PostgresCursor(cursor))
+                return work(PostgresCursor(cursor))
         except psycopg.Error as error:
             raise self.store_error(error) from error
 
@@ -289,7 +276,7 @@ class PostgresDatabase(Database):
 
     @contextmanager
     def _begun(self) -> Generator[Cursor]:
-        reading = _ReadTransaction(lambda query, values: self._patiently(lambda: self._begin(query, values)))
+        reading = ReadTransaction(lambda query, values: self._patiently(lambda: self._begin(query, values)))
         try:
             yield reading
         finally:
@@ -348,6 +335,11 @@ class PostgresDatabase(Database):
             f"The store {self.url} cannot be used: {_words(error)}.",
             "Check that the server runs and that the URL is right.",
         )
+
+
+def _state(row: Any) -> tuple[str, set[str]]:
+    epoch, ours = row
+    return epoch, set(ours)
 
 
 def _lease(text: str) -> HeldLease:

@@ -168,7 +168,7 @@ class RequestStore:
         """Do `insert` with the row of a request of a thread, in one transaction with the values that it names."""
         try:
             encode = partial(write_request, messages, tools, dumps=self._dumps)
-            return self.blobs.write(self.serializer, encode, insert, thread_id)
+            return self.blobs.write(self.serializer, encode, insert, thread_id, waits=True)
         except Unstorable as error:
             raise UnstorableError(
                 f"A model call of thread {thread_id!r} was sent {error}. It was not recorded.",

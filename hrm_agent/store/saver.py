@@ -41,7 +41,7 @@ from hrm_agent.store.checkpoint_codec import (
 )
 from hrm_agent.store.checkpoint_reader import ROW, CheckpointRow, StoreSnapshot, conditions, matches
 from hrm_agent.store.content_addressed import ValueWriter
-from hrm_agent.store.cursors import Cursor
+from hrm_agent.store.cursors import Cursor, answered
 from hrm_agent.store.database import JOINED_SECONDS, Database
 from hrm_agent.store.futures import FinishedFuture, committed
 from hrm_agent.store.manifests import Channels, CheckpointKey
@@ -98,7 +98,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        return self._put(config, checkpoint, metadata, new_versions).result()
+        return self._put(config, checkpoint, metadata, new_versions, waits=True).result()
 
     async def aput(
         self,
@@ -115,6 +115,8 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
+        *,
+        waits: bool = False,
     ) -> Future[RunnableConfig]:
         place, cipher = self._noted(place_of(config)), self.blobs.cipher
         facts = public_metadata(config, metadata)
@@ -167,7 +169,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
             held.parents[place.ns, checkpoint["id"]] = place.checkpoint_id
             self.blobs.write_later(self.serializer, encode, insert, place.thread_id, done, JOINED_SECONDS)
             return FinishedFuture(place.config(checkpoint["id"]))
-        future = self.blobs.write(self.serializer, encode, insert, place.thread_id)
+        future = self.blobs.write(self.serializer, encode, insert, place.thread_id, waits=waits)
         future.add_done_callback(lambda committed: done(committed.exception()))
         return future
 
@@ -220,13 +222,12 @@ class StoreSaver(BaseCheckpointSaver[Any]):
     ) -> None:
         cipher, place = self.blobs.cipher, tuple(map(str, key))
         again = "DO NOTHING" if key[-1] == REGULAR else "DO UPDATE SET data = excluded.data"
-        cursor.execute(
+        query = (
             "INSERT INTO writes (thread_id, ns, checkpoint_id, task_id, slot, task_path, data) "
             "VALUES (?, ?, ?, ?, ?, ?, ?) "
-            f"ON CONFLICT (thread_id, ns, checkpoint_id, task_id, slot) {again} RETURNING 1",
-            (*key, task_path, cipher.seal(ormsgpack.packb(given), *place)),
+            f"ON CONFLICT (thread_id, ns, checkpoint_id, task_id, slot) {again} RETURNING 1"
         )
-        if cursor.fetchone() is None:
+        if answered(cursor, query, (*key, task_path, cipher.seal(ormsgpack.packb(given), *place)), (1,)) is None:
             where = "thread_id = ? AND ns = ? AND checkpoint_id = ? AND task_id = ? AND slot = ?"
             stored = cursor.execute(f"SELECT data FROM writes WHERE {where}", key).fetchone()[0]
             merged = merged_writes(cipher.open(stored, *place), given)

@@ -178,9 +178,9 @@ class SqliteDatabase(Database):
             self._data_version = None
             raise
 
-    def _submit(self, work: Work[T]) -> Future[T]:
+    def _submit(self, work: Work[T], *, waits: bool) -> Future[T]:
         if self._committer is not None:
-            return self._committer.submit(work)
+            return self._committer.submit(work, waits=waits)
         return self._at_once(work)
 
     def exclusive(self, work: Work[T]) -> T:

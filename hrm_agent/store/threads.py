@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store.cipher import Cipher
-from hrm_agent.store.cursors import Cursor
+from hrm_agent.store.cursors import Cursor, answered
 from hrm_agent.store.database import Database
 from hrm_agent.store.leases import forget_leases
 from hrm_agent.trajectory import Trajectory
@@ -83,7 +83,9 @@ def head_of(database: Database, cursor: Cursor, thread_id: str) -> str:
     if thread_id not in database.heads:
         database.lock_thread(cursor, thread_id)
         query = "SELECT max(id) FROM checkpoints WHERE thread_id = ? AND ns = ''"
-        database.heads[thread_id] = cursor.execute(query, (thread_id,)).fetchone()[0] or ""
+        likely = database.likely_heads.get(thread_id)
+        found = answered(cursor, query, (thread_id,), None if likely is None else (likely or None,))
+        database.heads[thread_id] = found[0] or ""
     return database.heads[thread_id]
 
 

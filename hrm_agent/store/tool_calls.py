@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import Any
 
 from hrm_agent.store.cipher import Cipher
-from hrm_agent.store.cursors import Cursor
+from hrm_agent.store.cursors import Cursor, answered
 from hrm_agent.store.damage import reading
 from hrm_agent.store.database import JOINED_SECONDS, Database
 from hrm_agent.store.hashing import hash_of
@@ -121,14 +121,11 @@ class ToolCallsJournal(ABC):
         update = "UPDATE tool_calls SET record = ? WHERE id = ? AND record = ? RETURNING 1"
         if known is not None and not again and known[0].status is not None:
             return known[0]
-        if known is not None and cursor.execute(update, (sealed, tool_call.id, known[1])).fetchone() is not None:
+        if known is not None and answered(cursor, update, (sealed, tool_call.id, known[1]), (1,)) is not None:
             return tool_call
         while True:
-            cursor.execute(
-                f"{_INSERT} DO NOTHING RETURNING 1",
-                (*found_by, tool_call.identity.thread_id, sealed),
-            )
-            if cursor.fetchone() is not None:
+            row = (*found_by, tool_call.identity.thread_id, sealed)
+            if answered(cursor, f"{_INSERT} DO NOTHING RETURNING 1", row, (1,)) is not None:
                 return tool_call
             stored = cursor.execute("SELECT record FROM tool_calls WHERE id = ?", (tool_call.id,)).fetchone()
             if stored is None:  # deleted meanwhile
