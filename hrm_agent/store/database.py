@@ -39,7 +39,6 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _LATER_SECONDS, JOINED_SECONDS = 0.005, 0.05
 """After how long what is to go with the next commit gets one of its own: by itself, and in a run whose steps join."""
-_JOIN_SECONDS = 5.0
 
 
 class Database(ABC):
@@ -170,7 +169,7 @@ class Database(ABC):
         """Do `work` in a transaction; the future is done when it is committed. Raises `StoreError` through it.
 
         `thread_id`: the thread that it writes to; `LeaseLostError` where another process has taken that over. `waits`:
-        the caller is going to wait for it, so that the commit may be made in its thread.
+        the caller will, so that the commit may be made in its thread.
         """
         self._refuse_unusable()
         done = work if thread_id is None else self.fence.work_on(thread_id, work)
@@ -227,7 +226,7 @@ class Database(ABC):
 
     @contextmanager
     def settled(self) -> Generator[Cursor]:
-        """A cursor that sees all that this process has written: no transaction of it is under way inside the block."""
+        """A cursor that sees all that this process has written; no transaction of it is under way in the block."""
         self.flush()
         with self._committing, self.peek() as cursor:
             yield cursor
@@ -274,7 +273,7 @@ class Database(ABC):
     def flush(self) -> None:
         """Commit what was to be done later."""
         if self._later:
-            self.add(lambda _: None)
+            self.add(_for_nobody)
 
     def _commit(self, works: Sequence[Work[Any]]) -> list[Any]:
         """What was to be done later, and `works`. If the commit fails, what was to be done later still is.
@@ -290,6 +289,8 @@ class Database(ABC):
             while True:
                 with self._later_lock:
                     before = list(self._later)
+                if not before and all(work is _for_nobody for work in works):
+                    return [None] * len(works)  # another commit has taken it along
                 try:
                     results = self._transact([*before, *works])[len(before) :]
                 except DeferredFailed as error:
@@ -353,16 +354,13 @@ class Database(ABC):
                     self._behind = True  # whoever writes next waits, and is told
                     if not isinstance(error, StoreError):
                         _log.exception("The store %s could not commit on time.", self.url)
-                    self._rest()
+                    with self._later_lock:
+                        self._sleeps = True
+                        self._given.clear()
                     break
 
     def _seconds_left(self) -> float:
         return max(self._due - time.monotonic(), 0.0)
-
-    def _rest(self) -> None:
-        with self._later_lock:
-            self._sleeps = True
-            self._given.clear()
 
     def _has_more(self) -> bool:
         """If not, the next that is put off says so."""
@@ -383,7 +381,7 @@ class Database(ABC):
             self._closed.set()
             self._given.set()
             if self._flusher is not None:
-                self._flusher.join(timeout=_JOIN_SECONDS)
+                self._flusher.join(timeout=5)
             self._close()
 
     def _refuse_unusable(self) -> None:

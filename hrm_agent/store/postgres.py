@@ -4,8 +4,8 @@ Every commit survives a power failure of the server (its `synchronous_commit`, o
 connection writes for the whole process, and what waits is committed together (`Committer`); reads have connections of
 their own (`Readers`). Statements go out in pipeline mode, without waiting for each answer. Where an answer is all but
 certain (the epoch, a lease, the newest checkpoint of a thread that this process writes, a row that is new) the work
-goes on with it, and all such answers are looked at together before the commit: if one was another, the transaction is
-rolled back, and the work is done again with what the server says (`hrm_agent.store.postgres_cursors`).
+goes on with it, and the server compares: if one is another, the transaction fails, and the work is done again with what
+the server says (`hrm_agent.store.postgres_cursors`). So most transactions are one round trip.
 
 A server that restarts in the middle is waited for: each write is idempotent, so work whose commit was not confirmed is
 done again on a new connection. Blobs are collected under an advisory lock that every writer shares.
@@ -34,7 +34,7 @@ try:
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
 
-    from hrm_agent.store.postgres_cursors import Assumed, PostgresCursor, ReadTransaction
+    from hrm_agent.store.postgres_cursors import PostgresCursor, ReadTransaction
     from hrm_agent.store.postgres_tables import bring_forward, is_complete, stored_version
     from hrm_agent.store.readers import Readers
 except ImportError as error:
@@ -54,6 +54,13 @@ _STATE = (
 )
 """What a transaction begins with: the epoch of values, and which of the leases that it needs are ours. Nobody takes
 those over until it ends."""
+_SAME_EPOCH = "SELECT 1 / count(*) FROM meta WHERE key = 'epoch' AND value = %s"
+_SAME_STATE = (
+    "WITH ours AS (SELECT 1 FROM leases WHERE owner = %s AND (thread_id, epoch) IN "
+    "(SELECT * FROM unnest(%s::text[], %s::bigint[])) FOR SHARE OF leases) "
+    "SELECT 1 / coalesce((SELECT count(*) FROM ours) = %s AND value = %s, false)::int FROM meta WHERE key = 'epoch'"
+)
+"""The same as questions that fail (division by zero) where the epoch or one of the leases is not what it was."""
 _WRITER = "hrm-agent "
 """Before the owner of leases, in the name of the connection that writes under them."""
 _READERS = 4
@@ -78,7 +85,6 @@ class PostgresDatabase(Database):
             self._writer = self._connect_writer()
         except psycopg.Error as error:
             raise self.store_error(error) from error
-        self._assumed = Assumed(self._writer)
         self._broken = self._doubted = self._given_up = False
         self._prepare(create)
         self._readers = Readers(self._connect, _READERS, _ANSWER_SECONDS)
@@ -140,21 +146,20 @@ class PostgresDatabase(Database):
                 with suppress(psycopg.Error):
                     self._writer.close()
                 self._writer = self._connect_writer()
-                self._assumed = Assumed(self._writer)
             self._broken = self._doubted = False
             if self.epoch:  # else nothing is known
                 try:
-                    return self._attempt(works, needed, self._assumed)
+                    return self._attempt(works, needed, assuming=True)
                 except _LOST:
                     raise
                 except Exception:  # of an answer that was another, or it fails again
                     _log.debug("A transaction is done again with the server's answers.", exc_info=True)
-            return self._attempt(works, needed, None)
+            return self._attempt(works, needed, assuming=False)
 
         return self._patiently(transaction)
 
-    def _attempt(self, works: Sequence[Work[Any]], needed: frozenset[HeldLease], assumed: Assumed | None) -> list[Any]:
-        """One transaction. `assumed`: collects what is taken for granted until the end; None asks."""
+    def _attempt(self, works: Sequence[Work[Any]], needed: frozenset[HeldLease], *, assuming: bool) -> list[Any]:
+        """One transaction. `assuming`: that all answers are those expected; else it waits for each."""
         try:
             with self._writer.pipeline(), self._writer.cursor() as cursor:
                 self.transaction += 1
@@ -163,12 +168,8 @@ class PostgresDatabase(Database):
                 cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", (_LOCK,))
                 # A statement of its own: it sees what was committed before the lock was had, not before it was
                 # asked for.
-                if assumed is not None:
-                    assumed.begin()
-                self._ask_state(cursor, needed, assumed)
-                results = [work(PostgresCursor(cursor, assumed)) for work in works]
-                if assumed is not None:
-                    assumed.refuse_others()
+                self._ask_state(cursor, needed, assuming=assuming)
+                results = [work(PostgresCursor(cursor, assuming=assuming)) for work in works]
                 cursor.execute("COMMIT")
         except BaseException as error:
             self.held.forget()  # what was noted was not written
@@ -183,19 +184,18 @@ class PostgresDatabase(Database):
             remember(self.likely_heads, thread_id, head)
         return results
 
-    def _ask_state(self, cursor: psycopg.Cursor[Any], needed: frozenset[HeldLease], assumed: Assumed | None) -> None:
+    def _ask_state(self, cursor: psycopg.Cursor[Any], needed: frozenset[HeldLease], *, assuming: bool) -> None:
         """The epoch of values, and which of the leases that are needed are ours."""
-        query: str = _STATE if needed else _EPOCH
-        values = (self.fence.owner, [lease.key for lease in needed]) if needed else ()
-        if assumed is not None:
-            assumed.ask(
-                query.encode(), values, (self.epoch, {f"{lease.epoch} {lease.key}" for lease in needed}), _state
+        leases = self.fence.owner, [lease.key for lease in needed], [lease.epoch for lease in needed]
+        if assuming:
+            cursor.execute(_SAME_STATE, (*leases, len(needed), self.epoch)) if needed else cursor.execute(
+                _SAME_EPOCH, (self.epoch,)
             )
             self.fence.valid = set(needed)
-        else:
-            cursor.execute(query.encode(), values)
-            self.epoch, ours = _state(cursor.fetchone() or ("", []))
-            self.fence.valid = {_lease(text) for text in ours}
+            return
+        cursor.execute(_STATE, leases[:2]) if needed else cursor.execute(_EPOCH)
+        self.epoch, ours = cursor.fetchone() or ("", [])
+        self.fence.valid = {_lease(text) for text in ours}
 
     def _part_of_whole(self, works: Sequence[Work[Any]]) -> list[Any]:
         self.transaction += 1
@@ -335,11 +335,6 @@ class PostgresDatabase(Database):
             f"The store {self.url} cannot be used: {_words(error)}.",
             "Check that the server runs and that the URL is right.",
         )
-
-
-def _state(row: Any) -> tuple[str, set[str]]:
-    epoch, ours = row
-    return epoch, set(ours)
 
 
 def _lease(text: str) -> HeldLease:

@@ -1,8 +1,9 @@
-"""Cursors of PostgreSQL that are asked as SQLite's are; and answers that are assumed until a transaction commits.
+"""Cursors of PostgreSQL that are asked as SQLite's are, in transactions of one round trip.
 
 Each answer that a transaction waits for is a round trip to the server. Most are known beforehand: a row is new, the
-newest checkpoint of a thread is the one that this process wrote last. So the question is sent, the expected answer is
-taken, and what the server said is looked at once, before the commit (`hrm_agent.store.cursors.answered`).
+newest checkpoint of a thread is the one that this process wrote last. So the expected answer is taken, and the server
+itself compares: a question becomes a statement that fails where the answer is another, and with it the transaction
+(`hrm_agent.store.cursors.answered`). Nothing is waited for but the commit.
 """
 
 from __future__ import annotations
@@ -13,63 +14,45 @@ from typing import Any, Self
 
 import psycopg
 
-__all__ = ["Assumed", "PostgresCursor", "ReadTransaction", "translated"]
+__all__ = ["PostgresCursor", "ReadTransaction"]
 
 
 @lru_cache(maxsize=256)
-def translated(query: str) -> Any:
+def _translated(query: str) -> Any:
     """With psycopg's placeholders."""
     return query.replace("?", "%s").encode()
 
 
-class Assumed:
-    """Questions of a transaction whose answers are not waited for. One for all transactions of a connection."""
-
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
-        self._connection = connection
-        self._cursors: list[psycopg.Cursor[Any]] = []
-        """One for each question, since one cursor has one answer. Making one costs as much as asking."""
-        self._asked: list[tuple[psycopg.Cursor[Any], Any, Callable[[Any], Any]]] = []
-
-    def begin(self) -> None:
-        """Forget the questions of the transaction before."""
-        self._asked.clear()
-
-    def ask(self, query: bytes, values: Sequence[Any], expected: Any, read: Callable[[Any], Any] = tuple) -> None:
-        """Send a question. `read` makes of the first row of the answer what `expected` is compared with."""
-        if len(self._asked) == len(self._cursors):
-            self._cursors.append(self._connection.cursor())
-        cursor = self._cursors[len(self._asked)]
-        cursor.execute(query, values)
-        self._asked.append((cursor, expected, read))
-
-    def refuse_others(self) -> None:
-        """Raises `LookupError` where an answer was another than expected."""
-        for cursor, expected, read in self._asked:
-            row = cursor.fetchone()
-            if row is None or read(row) != expected:
-                raise LookupError(f"expected {expected}, found {row}")
+@lru_cache(maxsize=256)
+def _asserting(query: str) -> Any:
+    """A question of one column, which fails (division by zero) where its first row is not the one that is expected."""
+    return _translated(
+        f"WITH found (value) AS ({query}) SELECT 1 / count(*) FROM found WHERE value IS NOT DISTINCT FROM ?"
+    )
 
 
 class PostgresCursor:
-    """A psycopg cursor that is asked as a SQLite one is."""
+    """A psycopg cursor that is asked as a SQLite one is.
 
-    def __init__(self, cursor: psycopg.Cursor[Any], assumed: Assumed | None = None) -> None:
-        self._cursor, self._assumed = cursor, assumed
+    `assuming`: the transaction goes on with expected answers, and fails where the server has others.
+    """
+
+    def __init__(self, cursor: psycopg.Cursor[Any], *, assuming: bool = False) -> None:
+        self._cursor, self._assuming = cursor, assuming
 
     def execute(self, query: str, values: Sequence[Any] = (), /) -> Self:
-        self._cursor.execute(translated(query), values)
+        self._cursor.execute(_translated(query), values)
         return self
 
     def executemany(self, query: str, values: Iterable[Sequence[Any]], /) -> Self:
-        self._cursor.executemany(translated(query), list(values))
+        self._cursor.executemany(_translated(query), list(values))
         return self
 
-    def answered(self, query: str, values: Sequence[Any], expected: tuple[Any, ...]) -> Any:
-        """The first row of the answer, or the one that is expected, where the transaction waits for none."""
-        if self._assumed is None:
+    def answered(self, query: str, values: Sequence[Any], expected: tuple[Any]) -> Any:
+        """The first row of the answer, or the one that is expected."""
+        if not self._assuming:
             return self.execute(query, values).fetchone()
-        self._assumed.ask(translated(query), values, expected)
+        self._cursor.execute(_asserting(query), (*values, *expected))
         return expected
 
     def fetchone(self) -> Any:
@@ -88,9 +71,9 @@ class ReadTransaction:
 
     def execute(self, query: str, values: Sequence[Any] = (), /) -> Self:
         if self.cursor is None:
-            self.cursor = self._begin(translated(query), values)
+            self.cursor = self._begin(_translated(query), values)
         else:
-            self.cursor.execute(translated(query), values)
+            self.cursor.execute(_translated(query), values)
         return self
 
     def fetchone(self) -> Any:

@@ -14,7 +14,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 from hrm_agent.errors import RunError, StoreError
 from hrm_agent.store import open_store
 from hrm_agent.store.committer import Committer
-from hrm_agent.store.postgres_cursors import Assumed, PostgresCursor
+from hrm_agent.store.postgres_cursors import PostgresCursor
 from tests.support.postgres import PostgresServer
 
 MINUTE = 60
@@ -110,32 +110,29 @@ def put(store: Any, number: int, parent: str | None, thread: str = "t") -> str:
     return id_
 
 
-def test_a_step_waits_for_one_answer_before_it_commits(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, looked = 0, 0
-    fetchone, refuse_others = PostgresCursor.fetchone, Assumed.refuse_others
+def test_a_step_waits_for_nothing_but_its_commit(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    execute, fetchone = PostgresCursor.execute, PostgresCursor.fetchone
 
-    def counted(self: PostgresCursor) -> Any:
-        nonlocal asked
-        asked += 1
-        return fetchone(self)
+    def noted(self: PostgresCursor, query: str, values: Sequence[Any] = (), /) -> PostgresCursor:
+        asked.append(query)
+        return execute(self, query, values)
 
-    def looking(self: Assumed) -> None:
-        nonlocal looked
-        looked += 1
-        refuse_others(self)
+    def refused(self: PostgresCursor) -> Any:
+        raise AssertionError(f"the server was waited for: {asked[-1]}")
 
     with open_store(database) as store:
-        parent = put(store, 0, None)
-        monkeypatch.setattr(PostgresCursor, "fetchone", counted)
-        monkeypatch.setattr(Assumed, "refuse_others", looking)
-        for number in range(1, 6):
+        parent = put(store, 1, put(store, 0, None))
+        monkeypatch.setattr(PostgresCursor, "execute", noted)
+        monkeypatch.setattr(PostgresCursor, "fetchone", refused)
+        for number in range(2, 6):
             config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": "", "checkpoint_id": parent}}
             store.checkpointer.put_writes(config, [("n", number)], f"task-{number}")
             parent = put(store, number, parent)
-        store.database.flush()
+        monkeypatch.setattr(PostgresCursor, "fetchone", fetchone)
         found = list(store.checkpointer.list({"configurable": {"thread_id": "t"}}))
-    assert looked >= 5 and asked == 1, "the first step asks for the newest checkpoint"
-    assert [len(each.pending_writes or ()) for each in found] == [0, 1, 1, 1, 1, 1]
+    assert [len(each.pending_writes or ()) for each in found] == [0, 1, 1, 1, 1, 0]
+    assert any("INSERT INTO checkpoints" in query for query in asked)
 
 
 def test_another_answer_than_expected_does_the_work_again_with_it(database: str) -> None:
