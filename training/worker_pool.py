@@ -67,6 +67,8 @@ class RolloutWorkers:
         self._workers: list[_Worker] = []
         self._opening = asyncio.Lock()
         self._deaths = 0
+        self._begun = False
+        """A worker was ready once: what can be loaded here can be loaded again."""
 
     @property
     def pids(self) -> list[int]:
@@ -98,7 +100,7 @@ class RolloutWorkers:
 
     async def _free(self) -> _Worker:
         """The worker that has fewest runs."""
-        if len(self._workers) < self._processes:
+        while len(self._workers) < self._processes:
             async with self._opening:
                 lacking = self._processes - len(self._workers)
                 await run_group(range(lacking), self._open)
@@ -108,9 +110,18 @@ class RolloutWorkers:
         worker = _Worker(self._engines)
         try:
             await worker.open(self._setup)
+        except _WorkerDiedError as error:
+            await worker.kill()
+            if not self._begun:  # so will the next
+                raise RunError(
+                    f"A rollout worker died {error} before it was ready.", "What it said, if anything, stands above."
+                ) from error
+            self._count_death(f"{error} before it was ready", "another is started")
+            return
         except BaseException:
             await worker.kill()
             raise
+        self._begun = True
         self._workers.append(worker)
 
     async def _replace(self, worker: _Worker, how: str) -> None:
@@ -120,14 +131,17 @@ class RolloutWorkers:
                 return
             self._workers.remove(worker)
             await worker.kill()
-            self._deaths += 1
-            if self._deaths >= _DEATHS:
-                raise RunError(
-                    f"{self._deaths} rollout workers died one after another, the last one {how}.",
-                    "What was recorded is kept. Look at the memory that is left and at what the graph starts, or run "
-                    "in one process; then resume the run.",
-                )
-            sys.stderr.write(f"hrm-agent: A rollout worker died {how}; its open rollouts go on in another.\n")
+            self._count_death(how, "its open rollouts go on in another")
+
+    def _count_death(self, how: str, what_next: str) -> None:
+        self._deaths += 1
+        if self._deaths >= _DEATHS:
+            raise RunError(
+                f"{self._deaths} rollout workers died one after another, the last one {how}.",
+                "What was recorded is kept. Look at the memory that is left, and at what the graph does (sys.exit ends "
+                "its worker); then resume the run.",
+            )
+        sys.stderr.write(f"hrm-agent: A rollout worker died {how}; {what_next}.\n")
 
     async def close(self) -> None:
         """End all workers; what is under way there is cancelled."""
@@ -146,6 +160,7 @@ class _Worker:
         self._process: asyncio.subprocess.Process | None = None
         self._listening: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._told_to_end = False
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -158,7 +173,10 @@ class _Worker:
         return len(self._runs)
 
     async def open(self, setup: WorkerSetup) -> None:
-        """Start it, and wait until it has loaded what it needs. Raises what it could not be opened by."""
+        """Start it, and wait until it has loaded what it needs.
+
+        Raises what it could not be opened by, `_WorkerDiedError` if its process has ended.
+        """
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
@@ -173,13 +191,11 @@ class _Worker:
         self.send([("setup", pickle.dumps(setup))])
         self._listening = asyncio.create_task(self._listen(reader))
         self._watching = asyncio.create_task(self._watch(self._process, self._listening))
-        try:
-            await self._opened
-        except _WorkerDiedError as error:
-            raise RunError(f"A rollout worker died {error} before it was ready.", "Look at the lines above.") from error
+        await self._opened
 
     def send(self, messages: Sequence[Message]) -> None:
-        if not self._writer.is_closing():
+        """Nothing any more once the worker was told to end: an engine may still answer what was asked before."""
+        if not self._told_to_end and not self._writer.is_closing():
             self._writer.write(packed(messages))
 
     async def run(self, episode: Episode, version: int) -> Trajectory:
@@ -262,6 +278,7 @@ class _Worker:
         """Let it give back what it holds, then end it."""
         if self._process is None:
             return
+        self._told_to_end = True
         with suppress(OSError, RuntimeError):
             self._writer.write_eof()
         try:

@@ -26,7 +26,7 @@ from typing import Any
 
 from hrm_agent.environment.base import Environment
 from hrm_agent.environment.local.environment import LocalEnvironment
-from hrm_agent.environment.open import open_environment
+from hrm_agent.environment.open import SPARE_SECONDS, open_environment
 from hrm_agent.environment.sandbox.kernel import die_with_parent
 from hrm_agent.errors import ConfigError, HrmError, ModelError, RunError
 from hrm_agent.frozen_heap import frozen_heap
@@ -207,7 +207,9 @@ def _environment(setup: WorkerSetup) -> Environment:
     config = setup.config
     if config.environment is not None:
         return open_environment(config.environment, isolation=config.isolation)
-    return LocalEnvironment(slots=setup.slots, max_sessions=setup.sessions, isolation=config.isolation)
+    return LocalEnvironment(
+        slots=setup.slots, max_sessions=setup.sessions, isolation=config.isolation, spare_seconds=SPARE_SECONDS
+    )
 
 
 async def _serve(parent: _Parent) -> None:

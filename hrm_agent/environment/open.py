@@ -13,8 +13,10 @@ from hrm_agent.environment.base import Environment
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation, parse_isolation
 from hrm_agent.errors import ConfigError, HrmError
 
-__all__ = ["LeastIsolation", "Where", "open_environment", "opened_environment", "parse_where"]
+__all__ = ["SPARE_SECONDS", "LeastIsolation", "Where", "open_environment", "opened_environment", "parse_where"]
 
+SPARE_SECONDS = 5.0
+"""For how long processes that a training needs in its next step are kept: a step's update takes less."""
 _SERVED = ("http://", "https://", "unix:")
 _FORMS = "Nothing for this machine, http://HOST:PORT, https://HOST:PORT or unix:PATH for a server, ray or ray:ADDRESS."
 
@@ -38,14 +40,18 @@ Where = Annotated[str, AfterValidator(parse_where)]
 
 
 def open_environment(
-    where: str | None = None, *, isolation: Isolation = DEFAULT_ISOLATION, token: str | None = None
+    where: str | None = None,
+    *,
+    isolation: Isolation = DEFAULT_ISOLATION,
+    token: str | None = None,
+    spare_seconds: float | None = None,
 ) -> Environment:
     """The environment at `where`, None for this machine, if it isolates by `isolation` or more; the caller closes it.
 
-    `token`: of a server; None takes HRM_AGENT_ENVIRONMENT_TOKEN. Raises ConfigError for an invalid address, and
-    HrmError for one that is out of reach or isolates less.
+    `token`: of a server; None takes HRM_AGENT_ENVIRONMENT_TOKEN. `spare_seconds`: as for `LocalEnvironment`. Raises
+    ConfigError for an invalid address, and HrmError for one that is out of reach or isolates less.
     """
-    environment = _open(where, isolation, token)
+    environment = _open(where, isolation, token, spare_seconds)
     if not Isolation(environment.isolation).holds(isolation):
         raise HrmError(
             f"{where} isolates model-written code by {environment.isolation}, less than {isolation}.",
@@ -54,11 +60,11 @@ def open_environment(
     return environment
 
 
-def _open(where: str | None, isolation: Isolation, token: str | None) -> Environment:
+def _open(where: str | None, isolation: Isolation, token: str | None, spare_seconds: float | None) -> Environment:
     if where is None:
         from hrm_agent.environment.local.environment import LocalEnvironment
 
-        return LocalEnvironment(isolation=isolation)
+        return LocalEnvironment(isolation=isolation, spare_seconds=spare_seconds)
     if parse_where(where).startswith("ray"):
         from hrm_agent.environment.on_ray.environment import RayEnvironment
 
@@ -72,8 +78,11 @@ def _open(where: str | None, isolation: Isolation, token: str | None) -> Environ
 async def opened_environment(
     where: str | None = None, *, isolation: Isolation = DEFAULT_ISOLATION, token: str | None = None
 ) -> AsyncGenerator[Environment]:
-    """`open_environment`, closed at the end; says on stderr if the level in force is lower than the default."""
-    environment = open_environment(where, isolation=isolation, token=token)
+    """`open_environment` for many runs, closed at the end; says on stderr if its level is lower than the default.
+
+    On this machine it keeps its processes from one step of a training to the next.
+    """
+    environment = open_environment(where, isolation=isolation, token=token, spare_seconds=SPARE_SECONDS)
     try:
         if not Isolation(environment.isolation).holds(DEFAULT_ISOLATION):
             sys.stderr.write(_warning(where, environment))

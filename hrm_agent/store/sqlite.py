@@ -56,7 +56,7 @@ class SqliteDatabase(Database):
         if level not in _LEVELS:
             raise ConfigError(f"There is no durability level {level!r}.", f"Levels: {', '.join(_LEVELS)}.")
         if not create and not path.exists():
-            raise StoreError(f"There is no store at {path}.", "`hrm-agent run TASK` makes one; --store names another.")
+            raise StoreError(f"There is no store at {path}.", "`hrm-agent run TASK` makes one.")
         self.path = self._file = path
         self.folder, self.level = path.parent, level
         self.url = sqlite_url(path, "" if level == "process" else f"level={level}")

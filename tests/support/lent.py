@@ -31,8 +31,8 @@ def lend(environment: LocalEnvironment, monkeypatch: pytest.MonkeyPatch) -> None
     """Make commands use `environment` where they would open a local one at the default isolation level."""
     kind, open_ = local.LocalEnvironment, opening._open
 
-    def opened(where: str | None, isolation: Any, token: str | None) -> Any:
+    def opened(where: str | None, isolation: Any, token: str | None, spare_seconds: Any) -> Any:
         usual = where is None and isolation == DEFAULT_ISOLATION and local.LocalEnvironment is kind
-        return Lent(environment) if usual else open_(where, isolation, token)
+        return Lent(environment) if usual else open_(where, isolation, token, spare_seconds)
 
     monkeypatch.setattr(opening, "_open", opened)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.store import open_store
 from hrm_agent.store.leases import leased
 from hrm_agent.testing import block_until
+from hrm_agent.training import worker_pool
 from hrm_agent.training.collect import collect
 from hrm_agent.training.configs import CollectConfig, GrpoConfig
 from hrm_agent.training.grpo import train
@@ -252,6 +255,48 @@ def test_a_graph_that_ends_its_process_each_time_ends_the_run(own: Path, capfd: 
         by_graphs(own, 2, ["deadly"])
     assert capfd.readouterr().err.count("A rollout worker died") == 2
     assert worker_processes() == []
+
+
+@pytest.mark.slow
+def test_one_that_dies_while_it_loads_counts_as_a_death(
+    own: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first ones were ready: what can be loaded can be loaded again."""
+    opened, whole = count(1), worker_pool._Worker.open
+
+    async def killed(worker: Any, setup: Any) -> None:
+        opening = asyncio.create_task(whole(worker, setup))
+        if next(opened) == 3:
+            while worker._process is None:
+                await asyncio.sleep(0)
+            worker._process.kill()
+        await opening
+
+    monkeypatch.setattr(worker_pool._Worker, "open", killed)
+    with pytest.raises(RunError, match="3 rollout workers died one after another"):
+        by_graphs(own, 2, ["deadly"])
+    said = capfd.readouterr().err
+    assert said.count("before it was ready; another is started") == 1 and said.count("A rollout worker died") == 2
+
+
+async def test_what_an_engine_still_answers_is_not_sent_to_a_worker_that_was_told_to_end() -> None:
+    worker = worker_pool._Worker({})
+    ours, theirs = socket.socketpair()
+    with theirs:
+        _, worker._writer = await asyncio.open_connection(sock=ours)
+        worker._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", "import sys; sys.stdin.read()"),
+            stdin=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        closing = asyncio.create_task(worker.close())
+        await asyncio.sleep(0)
+        worker.send([("stop", 1)])
+        assert worker._process.stdin is not None
+        worker._process.stdin.close()
+        await closing
+        worker._writer.transport.abort()
+        assert theirs.recv(1) == b""
 
 
 @pytest.mark.slow

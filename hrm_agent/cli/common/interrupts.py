@@ -1,18 +1,30 @@
-"""What a person who interrupts a command is told."""
+"""What a person is told whose command was interrupted, or ended by the graph itself."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
 
+from hrm_agent.errors import RunError
+
 __all__ = ["resumed_by"]
 
 
 @contextmanager
 def resumed_by(command: str) -> Generator[None]:
-    """An interrupt inside the block names the command that resumes what is under way."""
+    """An interrupt inside the block names the command that resumes what is under way.
+
+    Raises `RunError` in place of a SystemExit: a graph must not end the command as if it had done its work.
+    """
     try:
         yield
     except KeyboardInterrupt as interrupt:
         interrupt.args = (command,)
         raise
+    except SystemExit as exit_:
+        code = "" if exit_.code is None else repr(exit_.code)
+        raise RunError(
+            f"The graph, or what it called, ended this process: sys.exit({code}).",
+            "Raise an exception there instead: its run fails, and others go on. What was recorded is kept: "
+            f"`{command}`.",
+        ) from exit_

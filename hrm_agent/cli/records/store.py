@@ -143,8 +143,10 @@ def _prune(words: list[str]) -> int:
 
 
 def _prune_steps(arguments: Arguments) -> int:
-    if arguments.keep_steps < 0 or arguments.trained:
-        raise ConfigError("--keep-steps takes a number of 0 or more, and no --trained.", "As in --keep-steps 2.")
+    if arguments.keep_steps < 0:
+        raise ConfigError(f"--keep-steps {arguments.keep_steps} is no number of steps.", "0 or more: --keep-steps 2.")
+    if arguments.trained:
+        raise ConfigError("--keep-steps deletes no runs: it takes no --trained.", "Leave one of them out.")
     output = Output(as_json=arguments.json)
     with existing_store(arguments.store) as store:
         pruned = prune_steps(store, arguments.keep_steps, dry_run=arguments.dry_run)

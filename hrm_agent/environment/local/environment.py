@@ -36,6 +36,7 @@ class LocalEnvironment(Environment):
         packages: Sequence[str] | None = None,
         queue_limit: int = QUEUE_LIMIT,
         cgroup: Path | None = None,
+        spare_seconds: float | None = None,
     ) -> None:
         """`slots`: calls that run at once; by default two per core, because a call's wall clock runs while it waits for
         a core. `max_sessions`: living sessions, at least `slots`; the one idle longest makes room, and is rebuilt from
@@ -43,10 +44,14 @@ class LocalEnvironment(Environment):
         distributions that snippets may import; None: numpy and sympy, if they are there. `queue_limit`: calls that
         wait; `run` waits for room, `submit` raises QueueFullError. `cgroup`: a folder of cgroups (version 2) that was
         delegated to this user: L3 is asked for by it; None: for `isolation` L3 the cgroup of this process is divided.
+        `spare_seconds`: how long processes above `slots` are kept that nobody needs; None: a second, or less where no
+        session lives.
 
         Raises HrmError where this machine isolates less than `isolation`.
         """
-        self._workers = LocalWorkers(slots, isolation=isolation, packages=packages, cgroup=cgroup)
+        self._workers = LocalWorkers(
+            slots, isolation=isolation, packages=packages, cgroup=cgroup, spare_seconds=spare_seconds
+        )
         self._scheduler = Scheduler(self._workers, max_sessions=max_sessions, bounds=Bounds(queue=queue_limit))
         self.slots = self._workers.slots
         self.max_sessions = max(max_sessions, self.slots)

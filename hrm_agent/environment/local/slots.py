@@ -60,9 +60,11 @@ class LocalWorkers:
         isolation: Isolation = DEFAULT_ISOLATION,
         packages: Sequence[str] | None = None,
         cgroup: Path | None = None,
+        spare_seconds: float | None = None,
     ) -> None:
         """`packages`: installed distributions that snippets may import; None: numpy and sympy, if they are there.
         `cgroup`: one that was delegated; L3 is asked for by it. None: for L3 this process's own is divided.
+        `spare_seconds`: how long idle slots above `slots` are kept; None: `SURPLUS_SECONDS`, or `QUIET_SECONDS`.
         """
         if sys.platform != "linux":
             raise HrmError(
@@ -72,6 +74,7 @@ class LocalWorkers:
         self.slots = slots or default_slots()
         self._crowd = max(1, (os.cpu_count() or 1) // 2)
         """Number of busy slots from which on requests say `crowded`."""
+        self._spare_seconds = spare_seconds
         self.packages = installed(SCIENTIFIC) if packages is None else tuple(packages)
         """What snippets may import beside the standard library."""
         self._words = re.compile(rf"\b(?:{'|'.join(map(re.escape, self.packages))})\b") if self.packages else None
@@ -194,7 +197,7 @@ class LocalWorkers:
             return None
         with self._lock:
             quiet = not self._sessions and all(slot.work is None for slot in self._by_line.values())
-            seconds = QUIET_SECONDS if quiet else SURPLUS_SECONDS
+            seconds = self._spare_seconds or (QUIET_SECONDS if quiet else SURPLUS_SECONDS)
             for slot in [slot for pool in self._pools for slot in pool.surplus(self.slots, seconds)]:
                 self._discard(slot)
         return seconds

@@ -101,9 +101,11 @@ class ObservedThread(StoreSaver):
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
+        *,
+        waits: bool = False,
     ) -> Future[RunnableConfig]:
         with may_block():
-            return super()._put(self._here(config), checkpoint, metadata, new_versions)
+            return super()._put(self._here(config), checkpoint, metadata, new_versions, waits=waits)
 
     def _put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str

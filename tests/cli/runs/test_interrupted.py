@@ -56,6 +56,21 @@ def test_a_run_whose_reader_goes_away_is_finished(words: list[str], tmp_path: Pa
         assert store.journal.trajectory("t").status is RunStatus.COMPLETED
 
 
+def test_a_graph_that_ends_the_process_is_told_from_one_that_has_done_its_work(tmp_path: Path) -> None:
+    (tmp_path / "leaves.py").write_text(
+        "import sys\nfrom langgraph.graph import START, MessagesState, StateGraph\n\n"
+        "def leave(state):\n    sys.exit(3)\n\n"
+        'graph = StateGraph(MessagesState).add_node(leave).add_edge(START, "leave").compile()\n'
+    )
+    command = [sys.executable, "-m", "hrm_agent", "run", "6 * 7?", "--graph", "./leaves.py:graph", "--thread", "t"]
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    done = subprocess.run(
+        command, check=False, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert "ended this process: sys.exit(3)" in done.stderr and "`hrm-agent resume t " in done.stderr
+
+
 def test_an_interrupt_names_the_command_that_resumes(tmp_path: Path) -> None:
     process = begin(tmp_path)
     assert process.stdout is not None and process.stderr is not None
