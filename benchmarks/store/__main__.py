@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.store import workloads
+from benchmarks.store.distance import distant_loops
 from benchmarks.store.hosted import growth_of_journal, step_cost
 from benchmarks.store.measure import Row
 from benchmarks.store.ways import Places
@@ -34,6 +35,8 @@ from tests.support.postgres import PostgresServer
 
 SMALL, LARGE = 20, 2000
 """Characters of the messages that a hosted model is sent."""
+WAYS_MS = [1.0, 3.0]
+"""To the server and back."""
 STEPS, MESSAGES, THREADS, CONVERSATION, TURNS = 200, 50, 10_000, 300, 100
 Found = dict[str, list[Row]]
 
@@ -44,6 +47,7 @@ def measured(places: Places, repeats: int, only: list[str], shorter: int = 1) ->
     tables: dict[str, Callable[[], list[Row]]] = {
         "replays": lambda: workloads.replays(places, steps, MESSAGES // shorter, repeats),
         "loops": lambda: workloads.loops(places, steps, repeats),
+        "distance": lambda: distant_loops(places, WAYS_MS, repeats),
         "conversations": lambda: workloads.conversations(places, (50 // shorter, CONVERSATION // shorter)),
         "tokens": lambda: workloads.tokens(places),
         "rollouts": lambda: workloads.rollouts(places),
