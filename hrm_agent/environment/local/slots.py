@@ -39,8 +39,7 @@ __all__ = ["SCIENTIFIC", "LocalWorkers", "default_slots"]
 SCIENTIFIC = ("numpy", "sympy")
 """Packages that snippets may import unless told otherwise, where they are installed."""
 SURPLUS_SECONDS, QUIET_SECONDS = 1.0, 0.05
-"""Idle slots above `slots`, left by sessions, are kept for others until nobody has needed them for so long; for the
-shorter time where nothing runs and no session lives."""
+"""For how long idle slots above `slots` are kept that nobody needs: while something runs or lives, and else."""
 MAX_SILENT_DEATHS = 3
 """A zygote is given up when it died so often without a slot of it answering."""
 
@@ -71,10 +70,9 @@ class LocalWorkers:
                 f"Model-written code is isolated by Linux; this is {sys.platform}.",
                 "Run `hrm-agent environment serve` on a Linux machine, and name it here with --environment URL.",
             )
-        self.slots = slots or default_slots()
         self._crowd = max(1, (os.cpu_count() or 1) // 2)
         """Number of busy slots from which on requests say `crowded`."""
-        self._spare_seconds = spare_seconds
+        self._spare, self.slots = spare_seconds, slots or default_slots()
         self.packages = installed(SCIENTIFIC) if packages is None else tuple(packages)
         """What snippets may import beside the standard library."""
         self._words = re.compile(rf"\b(?:{'|'.join(map(re.escape, self.packages))})\b") if self.packages else None
@@ -86,8 +84,7 @@ class LocalWorkers:
         """To be told by the thread."""
         self._numbers, self._slot_numbers = count(1), count(1)
         self._on_death: Callable[[int], None] = lambda session: None
-        self._down = ""
-        self.slot_deaths = 0
+        self._down, self.slot_deaths = "", 0
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll = select.epoll()
         self._poll.register(self._wake, select.EPOLLIN)
@@ -196,8 +193,8 @@ class LocalWorkers:
         if all(len(pool.idle) <= self.slots for pool in self._pools):
             return None
         with self._lock:
-            quiet = not self._sessions and all(slot.work is None for slot in self._by_line.values())
-            seconds = self._spare_seconds or (QUIET_SECONDS if quiet else SURPLUS_SECONDS)
+            busy = bool(self._sessions) or any(slot.work is not None for slot in self._by_line.values())
+            seconds = self._spare or (SURPLUS_SECONDS if busy else QUIET_SECONDS)
             for slot in [slot for pool in self._pools for slot in pool.surplus(self.slots, seconds)]:
                 self._discard(slot)
         return seconds
