@@ -126,10 +126,10 @@ def test_a_limit_is_no_failure(scripted: str, hrm: Command) -> None:
 class Lesser(LocalEnvironment):
     """As on a machine without namespaces: underneath it is strong."""
 
-    def __init__(self, *, isolation: Isolation) -> None:
+    def __init__(self, *, isolation: Isolation, spare_seconds: float | None) -> None:
         if not Isolation.L1.holds(isolation):
             raise HrmError("This machine isolates by L1 only.", "Accept less with --isolation.")
-        super().__init__(isolation=isolation)
+        super().__init__(isolation=isolation, spare_seconds=spare_seconds)
 
     @property
     def isolation(self) -> str:
