@@ -28,18 +28,18 @@ class _PendingWrite:
 class Committer:
     """One thread that commits for many: all jobs that are waiting go into one transaction.
 
-    Who waits for its job anyway commits itself while nobody else does, with what was handed in before: handing a job
-    over and being woken takes as long as the rest of a small commit. The main thread never does, since an interrupt
-    (Ctrl-C) would arrive in the middle.
+    A caller that will wait for its job commits in its own thread if no commit is under way, together with what was
+    handed in before: the hand-over to another thread and back takes as long as the rest of a small commit. The main
+    thread never does, since an interrupt (Ctrl-C) would be raised in the middle.
     """
 
     def __init__(self, commit: Callable[[Sequence[Work[Any]]], list[Any]]) -> None:
         self._commit = commit
         self._jobs: deque[_PendingWrite] = deque()
         self._changed = threading.Condition()
-        """Held while the three around it change."""
+        """Guards `_jobs`, `_busy` and `_closed`."""
         self._busy = False
-        """Somebody commits."""
+        """A commit is under way, in whichever thread."""
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="store-commits", daemon=True)
         self._thread.start()

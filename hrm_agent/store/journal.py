@@ -106,8 +106,9 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
             deltas = cursor.execute(_PATH_QUERY, (call_id,)).fetchall()
         if not deltas:
             raise KeyError(call_id)
-        opened = (plain_numbers(self._cipher.open(delta, "tokens", id_)) for id_, delta in deltas)
-        return tuple(array("i", b"".join(opened)))
+        with reading("model call", call_id):
+            opened = (plain_numbers(self._cipher.open(delta, "tokens", id_)) for id_, delta in deltas)
+            return tuple(array("i", b"".join(opened)))
 
     def write_call(self, call: Call, sent: Sequence[Any] = ()) -> Call:
         record, tokens = self._sealed_call(call)

@@ -3,9 +3,9 @@
 Every commit survives a power failure of the server (its `synchronous_commit`, on unless somebody turned it off). One
 connection writes for the whole process, and what waits is committed together (`Committer`); reads have connections of
 their own (`Readers`). Statements go out in pipeline mode, without waiting for each answer. Where an answer is all but
-certain (the epoch, a lease, the newest checkpoint of a thread that this process writes, a row that is new) the work
-goes on with it, and the server compares: if one is another, the transaction fails, and the work is done again with what
-the server says (`hrm_agent.store.postgres_cursors`). So most transactions are one round trip.
+certain (the epoch, a lease, the newest checkpoint of a thread that this process writes, that a row is new) the
+transaction asserts it instead of asking. Most transactions are thus one round trip; where an assertion fails, the
+transaction is rolled back and repeated with real questions (`hrm_agent.store.postgres_cursors`).
 
 A server that restarts in the middle is waited for: each write is idempotent, so work whose commit was not confirmed is
 done again on a new connection. Blobs are collected under an advisory lock that every writer shares.
@@ -60,7 +60,7 @@ _SAME_STATE = (
     "(SELECT * FROM unnest(%s::text[], %s::bigint[])) FOR SHARE OF leases) "
     "SELECT 1 / coalesce((SELECT count(*) FROM ours) = %s AND value = %s, false)::int FROM meta WHERE key = 'epoch'"
 )
-"""The same as questions that fail (division by zero) where the epoch or one of the leases is not what it was."""
+"""Assertions of the same: division by zero where the epoch has changed, or a lease is not ours any more."""
 _WRITER = "hrm-agent "
 """Before the owner of leases, in the name of the connection that writes under them."""
 _READERS = 4
@@ -152,14 +152,14 @@ class PostgresDatabase(Database):
                     return self._attempt(works, needed, assuming=True)
                 except _LOST:
                     raise
-                except Exception:  # of an answer that was another, or it fails again
+                except Exception:  # an expected answer was wrong, or the work itself fails and will fail again
                     _log.debug("A transaction is done again with the server's answers.", exc_info=True)
             return self._attempt(works, needed, assuming=False)
 
         return self._patiently(transaction)
 
     def _attempt(self, works: Sequence[Work[Any]], needed: frozenset[HeldLease], *, assuming: bool) -> list[Any]:
-        """One transaction. `assuming`: that all answers are those expected; else it waits for each."""
+        """One transaction. `assuming`: go on with expected answers, which the server compares; else wait for each."""
         try:
             with self._writer.pipeline(), self._writer.cursor() as cursor:
                 self.transaction += 1
@@ -186,14 +186,19 @@ class PostgresDatabase(Database):
 
     def _ask_state(self, cursor: psycopg.Cursor[Any], needed: frozenset[HeldLease], *, assuming: bool) -> None:
         """The epoch of values, and which of the leases that are needed are ours."""
-        leases = self.fence.owner, [lease.key for lease in needed], [lease.epoch for lease in needed]
+        owner, keys = self.fence.owner, [lease.key for lease in needed]
         if assuming:
-            cursor.execute(_SAME_STATE, (*leases, len(needed), self.epoch)) if needed else cursor.execute(
-                _SAME_EPOCH, (self.epoch,)
-            )
             self.fence.valid = set(needed)
+            if needed:
+                epochs = [lease.epoch for lease in needed]
+                cursor.execute(_SAME_STATE, (owner, keys, epochs, len(needed), self.epoch))
+            else:
+                cursor.execute(_SAME_EPOCH, (self.epoch,))
             return
-        cursor.execute(_STATE, leases[:2]) if needed else cursor.execute(_EPOCH)
+        if needed:
+            cursor.execute(_STATE, (owner, keys))
+        else:
+            cursor.execute(_EPOCH)
         self.epoch, ours = cursor.fetchone() or ("", [])
         self.fence.valid = {_lease(text) for text in ours}
 

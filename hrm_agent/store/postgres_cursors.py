@@ -1,9 +1,9 @@
 """Cursors of PostgreSQL that are asked as SQLite's are, in transactions of one round trip.
 
 Each answer that a transaction waits for is a round trip to the server. Most are known beforehand: a row is new, the
-newest checkpoint of a thread is the one that this process wrote last. So the expected answer is taken, and the server
-itself compares: a question becomes a statement that fails where the answer is another, and with it the transaction
-(`hrm_agent.store.cursors.answered`). Nothing is waited for but the commit.
+newest checkpoint of a thread is the one that this process wrote last. So the client goes on with the expected answer
+and sends the query as an assertion, which aborts the transaction on the server where the answer differs
+(`hrm_agent.store.cursors.answered`). The client waits for the commit only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _translated(query: str) -> Any:
 
 @lru_cache(maxsize=256)
 def _asserting(query: str) -> Any:
-    """A question of one column, which fails (division by zero) where its first row is not the one that is expected."""
+    """Assertion that a query of one row and column finds the value of the last parameter: else division by zero."""
     return _translated(
         f"WITH found (value) AS ({query}) SELECT 1 / count(*) FROM found WHERE value IS NOT DISTINCT FROM ?"
     )
@@ -34,7 +34,7 @@ def _asserting(query: str) -> Any:
 class PostgresCursor:
     """A psycopg cursor that is asked as a SQLite one is.
 
-    `assuming`: the transaction goes on with expected answers, and fails where the server has others.
+    `assuming`: `answered` asserts the expected answer instead of waiting for the real one.
     """
 
     def __init__(self, cursor: psycopg.Cursor[Any], *, assuming: bool = False) -> None:

@@ -136,7 +136,7 @@ def test_a_step_waits_for_nothing_but_its_commit(database: str, monkeypatch: pyt
 
 
 def test_another_answer_than_expected_does_the_work_again_with_it(database: str) -> None:
-    """Another process has collected values, written the same row, or gone on with the thread."""
+    """Another process has collected garbage, inserted the same row, or appended a checkpoint to the thread."""
     with open_store(database) as store, psycopg.connect(database, autocommit=True) as other:
         first = put(store, 0, None)
         second = put(store, 1, first)
