@@ -197,7 +197,7 @@ async def main(out: Path, lessons: int, steps: int, count: int, seed: int) -> di
     learned = time.process_time()
     run = out / "run"
     before = await measured(str(start), run, "before", count)
-    config = GrpoConfig(
+    config = GrpoConfig.of(
         policy=str(start), tasks="benchmarks.arc_policy:tasks", context=CONTEXT, max_tokens=128, steps=steps,
         prompts_per_step=12, group_size=6, seed=seed,
     )  # fmt: skip

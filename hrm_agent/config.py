@@ -16,7 +16,7 @@ from types import NoneType
 from typing import Any, TypeVar, cast, get_args
 
 import tomli_w
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hrm_agent.errors import ConfigError, RunError, nearest
 from hrm_agent.files import replacing
@@ -26,9 +26,11 @@ __all__ = [
     "CONFIG_FILE",
     "ONE_BY_ONE",
     "ON_RECORD",
+    "ConfigPart",
     "build_config",
     "changed_keys",
     "compare_on_resume",
+    "in_tables",
     "merge_values",
     "nested_model",
     "read_config_file",
@@ -48,6 +50,39 @@ ONE_BY_ONE = "one by one"
 """Marks a list of which each item has a flag of its own: what follows the flag may be something else."""
 
 Config = TypeVar("Config", bound=BaseModel)
+
+
+class ConfigPart(BaseModel):
+    """A table of a configuration. Its keys are unique within the whole, so that each is a flag by its own name."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+def in_tables(
+    model: type[BaseModel], values: Mapping[str, Any], renamed: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """`values` with each key that stands beside the tables and belongs to one of them put there.
+
+    `renamed`: what keys were called before.
+    """
+    renamed = renamed or {}
+    tables = {
+        key: table
+        for table, part in _parts(model).items()
+        for key in part.model_fields
+        if key not in model.model_fields
+    }
+    named = {renamed.get(key, key): value for key, value in values.items()}
+    lifted: dict[str, Any] = {key: value for key, value in named.items() if key not in tables}
+    for key, value in named.items():
+        if (table := tables.get(key)) is not None:
+            lifted[table] = {**lifted.get(table, {}), key: value}
+    return lifted
+
+
+def _parts(model: type[BaseModel]) -> dict[str, type[ConfigPart]]:
+    found = {name: nested_model(field.annotation) for name, field in model.model_fields.items()}
+    return {name: part for name, part in found.items() if part is not None and issubclass(part, ConfigPart)}
 
 
 def build_config(model: type[Config], values: Mapping[str, Any], where: str, *, on_record: bool = False) -> Config:
@@ -89,6 +124,10 @@ def _config_error(model: type[BaseModel], place: list[str], first: dict[str, Any
     holder = _model_at(model, place[:-1])
     if first["type"] == "extra_forbidden":
         keys = holder.model_fields
+        table = next((table for table, part in _parts(holder).items() if place[-1] in part.model_fields), None)
+        if table is not None:
+            place_in = ".".join([*place[:-1], table])
+            return ConfigError(f"{name!r} belongs into a table ({where}).", f"Write it below [{place_in}].")
         hint = f"{nearest(place[-1], keys)} Keys: {', '.join(keys)}.".strip()
         return ConfigError(f"There is no key {name!r} ({where}).", hint)
     field = holder.model_fields.get(place[-1]) if place else None

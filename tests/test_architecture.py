@@ -313,6 +313,7 @@ def test_files_stay_small_and_say_what_they_are() -> None:
 EVERY_FIELD = {
     "hrm_agent.config",
     "hrm_agent.runtime.settings",
+    "hrm_agent.training.config_parts",
     "hrm_agent.training.configs",
     "hrm_agent.trajectory.call_facts",
     "hrm_agent.trajectory.enums",

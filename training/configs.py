@@ -7,11 +7,11 @@ reinforcement learning are the demo's; the paper's values (rStar2-Agent, arXiv 2
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
-from hrm_agent.config import ON_RECORD
+from hrm_agent.config import ON_RECORD, in_tables
 from hrm_agent.errors import ConfigError
 from hrm_agent.runtime.settings import (
     Durability,
@@ -21,6 +21,7 @@ from hrm_agent.runtime.settings import (
     RunSettings,
     SelectionSettings,
 )
+from hrm_agent.training.config_parts import CheckpointSettings, KeepPart, LossPart, OptimPart, RolloutPart, SelectPart
 
 __all__ = [
     "FREE_IN_TRAINING",
@@ -32,9 +33,8 @@ __all__ = [
     "SftConfig",
 ]
 
-FREE_ON_RESUME = frozenset({"allow", "checkpoint_every", "checkpoints", "concurrency", "environment", "isolation"}) | {
-    "processes",
-    "rollout_processes",
+FREE_ON_RESUME = frozenset({"allow", "concurrency", "environment", "isolation", "processes"}) | {
+    *("checkpoint_every", "checkpoints", "keep.checkpoint_every", "keep.checkpoints", "rollout.processes"),
 }
 """Keys that decide how a run is carried out and not its result: they may change when it is resumed."""
 FREE_IN_TRAINING = FREE_ON_RESUME | {"data", "steps"}
@@ -101,17 +101,6 @@ class CollectConfig(TaskSettings, SelectionSettings, RunSettings, GraphSettings)
         return {**super().runner_options(), "durability": self.durability}
 
 
-class CheckpointSettings(BaseModel):
-    """Which states of a training are kept."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    checkpoints: int = Field(default=2, ge=1)
-    """Checkpoints that are kept, the newest ones: a damaged one is passed over for the one before."""
-    checkpoint_every: int = Field(default=1, ge=1)
-    """Steps from one checkpoint to the next; what comes after the last one is taken again when a run is resumed."""
-
-
 class SftConfig(CheckpointSettings):
     """How a policy is fine-tuned on conversations."""
 
@@ -168,68 +157,46 @@ class FineTuneConfig(SftConfig):
         return self
 
 
-class GrpoConfig(CheckpointSettings, TaskSettings, RolloutSettings, GraphSettings):
+class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings):
     """One run of reinforcement learning. The defaults are the demo's; the paper's values stand beside them."""
 
     policy: str = "builtin:cold-start"
     """Where to start: a built-in policy, a model folder, or hf:NAME."""
-    max_tokens: int = Field(default=256, ge=1)
-    """Most completion tokens of one reply (paper: 8K to 12K of a whole rollout)."""
-    algorithm: Literal["grpo", "grpo-random", "grpo-roc", "grpo-roc-random"] = "grpo-roc"
-    """What is trained on: all rollouts (grpo), a random G of them (grpo-random), G resampled on correct (grpo-roc), as
-    many correct and wrong ones as that, but at random (grpo-roc-random)."""
-    selection: Literal["inverse", "lowest"] = "inverse"
-    """How RoC draws positives: inverse, as in the paper; lowest, as in its released code."""
-    min_positives: int = Field(default=2, ge=0)
-    """Positives that RoC keeps of a group if there are as many; half of G at most."""
-    min_negatives: int = Field(default=2, ge=0)
-    """Negatives that RoC keeps of a group if there are as many; half of G at most."""
-    penalty_eps: float = Field(default=1e-6, gt=0)
-    """Added to a positive's penalty before it is inverted; the larger, the less the penalty matters to RoC's draw."""
-    min_group: float = Field(default=0.75, gt=0, le=1)
-    """Share of a prompt's rollouts that must be able to take part (not lost to a machine), or the group is left out."""
-    advantage_eps: float = Field(default=1e-6, gt=0)
-    """Added to the standard deviation of a group's rewards, by which advantages are divided."""
     steps: int = Field(default=30, ge=1)
     """Optimiser steps (paper: 510 in three stages)."""
-    rollout_processes: int = Field(default=1, ge=1)
-    """Processes that run the graphs of a step's rollouts, around one engine; 1: the one that trains."""
-    durability: Durability = "calls"
-    """What is committed when: calls, each model call as it ends, the steps of its graph with the next commit or some
-    milliseconds later; steps, each step before the next one begins."""
-    prompts_per_step: int = Field(default=16, ge=1)
-    """Tasks of one optimiser step, each with a group of rollouts (paper: 512)."""
-    shuffle_block: int = Field(default=480, ge=1)
-    """Tasks are drawn in blocks of this many, each in a random order of its own."""
-    group_size: int = Field(default=8, ge=2)
-    """G, the rollouts of a prompt that are trained on (paper: 16)."""
-    oversampling: int = Field(default=2, ge=1)
-    """All but grpo sample this many times G (paper: 2); grpo samples G."""
-    learning_rate: float = Field(default=5e-4, gt=0)
-    """AdamW's learning rate between warm-up and cool-down (paper: 1e-6 for 14B parameters)."""
-    warmup_steps: int = Field(default=0, ge=0)
-    """First steps, at most all, in which the learning rate rises linearly to its full value; 0: none (paper: 20)."""
-    cooldown: float = Field(default=0.67, ge=0, le=1)
-    """Share of the steps, the last ones, in which the learning rate falls to almost nothing (paper: none). 0 for a run
-    that is to be prolonged later: with another number of steps the fall would have begun elsewhere."""
-    weight_decay: float = Field(default=0.01, ge=0)
-    """AdamW's decoupled weight decay, times the learning rate in each step; 0: none."""
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    """L2 norm that the gradient of a step is scaled down to where it is larger."""
-    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
-    """AdamW's decay of the mean of gradients."""
-    adam_beta2: float = Field(default=0.999, ge=0, lt=1)
-    """AdamW's decay of the mean of squared gradients."""
-    clip_low: float = Field(default=0.2, gt=0, lt=1)
-    """Lower clip of the probability ratio. Only the default is taken: each batch is trained on once, with ratio 1."""
-    clip_high: float = Field(default=0.28, gt=0)
-    """Upper clip of the probability ratio. Only the default is taken: each batch is trained on once, with ratio 1."""
+    max_tokens: int = Field(default=256, ge=1)
+    """Most completion tokens of one reply (paper: 8K to 12K of a whole rollout)."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature of the rollouts, and of the log-probs in the loss; 0 would make all rollouts alike."""
-    micro_batch_tokens: int = Field(default=4096, ge=1)
-    """Most tokens, padding included, of one forward pass."""
     seed: int = 0
     """Decides the tasks and their order, the draw of kept rollouts, and the seeds of all model calls."""
+    rollout: RolloutPart = RolloutPart()
+    """What is sampled in a step."""
+    select: SelectPart = SelectPart()
+    """Which rollouts are trained on."""
+    loss: LossPart = LossPart()
+    """What is minimised."""
+    optim: OptimPart = OptimPart()
+    """How the weights are changed."""
+    keep: KeepPart = KeepPart()
+    """Which states of the run are kept."""
+
+    @classmethod
+    def of(cls, **keys: Any) -> Self:
+        """A configuration of keys by their own names, whichever table they stand in: `of(steps=3, group_size=4)`."""
+        return cls.model_validate(in_tables(cls, keys))
+
+    def but(self, **keys: Any) -> Self:
+        """This one with other values, by the keys' own names."""
+        return self.model_validate(in_tables(type(self), {**self.model_dump(), **keys}))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_tables(cls, values: Any, info: ValidationInfo) -> Any:
+        """Runs of earlier versions have all keys side by side: on record each goes to its table."""
+        if info.context != ON_RECORD or not isinstance(values, dict):
+            return values
+        return in_tables(cls, cast("dict[str, Any]", values), {"rollout_processes": "processes"})
 
     @model_validator(mode="after")
     def _every_key_acts(self, info: ValidationInfo) -> Self:
@@ -237,42 +204,51 @@ class GrpoConfig(CheckpointSettings, TaskSettings, RolloutSettings, GraphSetting
 
         An earlier version took it, so that of a run on record is the default.
         """
-        unused: dict[str, Any] = {}
-        by_roc = f"only grpo-roc selects by it, and the algorithm is {self.algorithm}"
-        for keys, acts, why in (
+        unused: dict[str, dict[str, Any]] = {}
+        algorithm = self.select.algorithm
+        by_roc = f"only grpo-roc selects by it, and the algorithm is {algorithm}"
+        for table, keys, acts, why in (
             (
+                "loss",
                 ("clip_low", "clip_high"),
                 False,
                 "each batch is trained on once, so the ratio is 1 and nothing is clipped",
             ),
-            (("oversampling",), self.algorithm != "grpo", "grpo samples G rollouts and trains on all of them"),
-            (_QUOTA_KEYS, self.algorithm.startswith("grpo-roc"), by_roc),
-            (_DRAW_KEYS, self.algorithm == "grpo-roc", by_roc),
+            ("rollout", ("oversampling",), algorithm != "grpo", "grpo samples G rollouts and trains on all of them"),
+            ("select", _QUOTA_KEYS, algorithm.startswith("grpo-roc"), by_roc),
+            ("select", _DRAW_KEYS, algorithm == "grpo-roc", by_roc),
         ):
+            part: BaseModel = getattr(self, table)
             for key in keys:
-                default = type(self).model_fields[key].default
-                if not acts and getattr(self, key) != default:
-                    unused[key] = default
+                default = type(part).model_fields[key].default
+                if not acts and getattr(part, key) != default:
+                    unused.setdefault(table, {})[key] = default
                     if info.context == ON_RECORD:
                         continue
                     raise ConfigError(f"{key} has no effect here: {why}.", f"Leave it out, or at {default}.")
         for key in _QUOTA_KEYS:
-            least, half = unused.get(key, getattr(self, key)), self.group_size // 2
-            if least > max(half, type(self).model_fields[key].default):
+            least, half = unused.get("select", {}).get(key, getattr(self.select, key)), self.rollout.group_size // 2
+            if least > max(half, SelectPart.model_fields[key].default):
                 raise ConfigError(
-                    f"{key} = {least} is more than half of group_size = {self.group_size}.", f"At most {half}."
+                    f"{key} = {least} is more than half of group_size = {self.rollout.group_size}.", f"At most {half}."
                 )
-        return self.model_copy(update=unused) if unused else self
+        update = {table: getattr(self, table).model_copy(update=keys) for table, keys in unused.items()}
+        return self.model_copy(update=update) if update else self
 
     def runner_options(self) -> RunnerOptions:
         """The policy stands in for every model of the graph, unconstrained: tokens chosen by a schema teach nothing."""
-        own: RunnerOptions = {"stand_in": True, "constrain": False, "durability": self.durability}
+        own: RunnerOptions = {"stand_in": True, "constrain": False, "durability": self.rollout.durability}
         return {**super().runner_options(), **own}
+
+    @property
+    def processes(self) -> int:
+        """Processes that run the graphs."""
+        return self.rollout.processes
 
     @property
     def samples(self) -> int:
         """Rollouts of a prompt."""
-        return self.group_size * (1 if self.algorithm == "grpo" else self.oversampling)
+        return self.rollout.group_size * (1 if self.select.algorithm == "grpo" else self.rollout.oversampling)
 
 
 class DemoConfig(BaseModel):

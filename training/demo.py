@@ -75,7 +75,7 @@ async def demo(
     model = await train(training, folder, on_step=on_step)
     rows = read_metrics(folder / "metrics.jsonl")
     after = await _evaluate(str(model), "after", config, folder, tell)
-    title = f"{training.algorithm}, {training.graph}, seed {training.seed}"
+    title = f"{training.select.algorithm}, {training.graph}, seed {training.seed}"
     held_out = {0: before.pass_at_1, training.steps: after.pass_at_1}
     plot_curves(rows, folder / "curves.png", title, held_out)
     solved = await _solve(str(model), config, folder, on_update)
@@ -109,7 +109,7 @@ async def _evaluate(
     asked = CollectConfig(
         policy=policy,
         count=config.eval_problems,
-        processes=config.train.rollout_processes,
+        processes=config.train.processes,
         **config.train.model_dump(include=shared),
     )
     return evaluate(await collect(asked, folder, stage=f"eval-{stage}", on_rollout=on_rollout))

@@ -57,7 +57,7 @@ async def train(
 ) -> Path:
     """Train, or resume, the run in `folder`; returns the folder of the trained model."""
     require_one_process()
-    refuse_unsendable(config.rollout_processes, config)
+    refuse_unsendable(config.processes, config)
     accelerator = Accelerator()
     policy = TrainablePolicy(config, accelerator)
     async with (
@@ -73,11 +73,11 @@ async def train(
         tasks = _tasks(config, folder)
         keep_sources(config.tasks, "train", folder)
         draw = partial(_tasks, config, folder)
-        workers = await stack.enter_async_context(opened_workers(config.rollout_processes, runner, config, draw=draw))
+        workers = await stack.enter_async_context(opened_workers(config.processes, runner, config, draw=draw))
         for step in range(policy.version, config.steps):
             phases = Phases()
             episodes = group_episodes(
-                tasks[step * config.prompts_per_step : (step + 1) * config.prompts_per_step],
+                tasks[step * config.rollout.prompts_per_step : (step + 1) * config.rollout.prompts_per_step],
                 config.samples,
                 run_id=run_id,
                 stage=f"step-{step}",
@@ -95,10 +95,10 @@ async def train(
             with phases("reward"):
                 attempts = await score(attempts)
             with phases("select"):
-                overlays = group_advantages(judge(attempts, step, run_id, config), config.advantage_eps)
+                overlays = group_advantages(judge(attempts, step, run_id, config), config.loss.advantage_eps)
                 runner.store.journal.write_overlays(overlays)
                 rollouts = [each[-1] for each in attempts]
-                batches = build_batches(rollouts, overlays, token_budget=config.micro_batch_tokens)
+                batches = build_batches(rollouts, overlays, token_budget=config.loss.micro_batch_tokens)
             with phases("update"):
                 update = policy.update(batches)
             found = group_metrics(rollouts, overlays) | selection_metrics(attempts, overlays)
@@ -116,9 +116,11 @@ async def train(
 
 def _tasks(config: GrpoConfig, folder: Path) -> list[Task]:
     """Those of all steps, in their order."""
-    count = config.steps * config.prompts_per_step
+    count = config.steps * config.rollout.prompts_per_step
     where = tasks_folder(folder)
-    tasks = training_tasks(config.tasks, seed=config.seed, count=count, block=config.shuffle_block, folder=where)
+    tasks = training_tasks(
+        config.tasks, seed=config.seed, count=count, block=config.rollout.shuffle_block, folder=where
+    )
     if config.rewards is None:
         refuse_unscored(tasks, config.tasks)
     return tasks

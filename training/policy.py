@@ -46,9 +46,9 @@ class TrainablePolicy:
         model, self.tokenizer = load_pretrained(model_folder(self.name), dtype="float32")
         optimizer = torch.optim.AdamW(
             model.parameters(),
-            lr=config.learning_rate,
-            betas=(config.adam_beta1, config.adam_beta2),
-            weight_decay=config.weight_decay,
+            lr=config.optim.learning_rate,
+            betas=(config.optim.adam_beta1, config.optim.adam_beta2),
+            weight_decay=config.optim.weight_decay,
         )
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         self.engine = TransformersEngine(accelerator.unwrap_model(self.model), self.tokenizer, name=self.name)
@@ -63,16 +63,16 @@ class TrainablePolicy:
         """One optimiser step, then version n + 1 on the engine, whether or not there was anything to learn."""
         config = self._config
         for group in self.optimizer.param_groups:
-            group["lr"] = config.learning_rate * self._schedule.share(self.version)
+            group["lr"] = config.optim.learning_rate * self._schedule.share(self.version)
         with dropout_seed(derive_seed(config.seed, "dropout", self.version)):
             metrics = policy_update(
                 self.model,
                 self.optimizer,
                 batches,
                 accelerator=self.accelerator,
-                max_grad_norm=config.max_grad_norm,
-                clip_low=config.clip_low,
-                clip_high=config.clip_high,
+                max_grad_norm=config.optim.max_grad_norm,
+                clip_low=config.loss.clip_low,
+                clip_high=config.loss.clip_high,
                 on_policy=True,
             )
         self.engine.publish(self.version + 1)
@@ -109,22 +109,23 @@ class TrainablePolicy:
             part.write_text(json.dumps({"steps": config.steps}), encoding="utf-8")
         if state is None:
             return config
-        block = int(state.get("shuffle_block", config.steps * config.prompts_per_step))
-        self._config = config.model_copy(update={"shuffle_block": block})
+        block = int(state.get("shuffle_block", config.steps * config.rollout.prompts_per_step))
+        self._config = config.but(shuffle_block=block)
         self.engine.publish(version)
         return self._config
 
     @property
     def _schedule(self) -> Schedule:
-        return Schedule(self._config.steps, self._config.warmup_steps, self._config.cooldown)
+        return Schedule(self._config.steps, self._config.optim.warmup_steps, self._config.optim.cooldown)
 
     def _checkpoints(self, run: Path) -> Checkpoints:
-        return Checkpoints(run, keep=self._config.checkpoints, every=self._config.checkpoint_every)
+        return Checkpoints(run, keep=self._config.keep.checkpoints, every=self._config.keep.checkpoint_every)
 
     def _write(self, folder: Path) -> None:
         self.save(folder)
         torch.save(self.optimizer.state_dict(), folder / _OPTIMIZER)
-        state = {"version": self.version, **self._config.model_dump(include={"steps", "shuffle_block"})}
+        config = self._config
+        state = {"version": self.version, "steps": config.steps, "shuffle_block": config.rollout.shuffle_block}
         (folder / _STATE).write_text(json.dumps(state), encoding="utf-8")
 
     def _read(self, folder: Path) -> dict[str, Any]:

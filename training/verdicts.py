@@ -59,17 +59,17 @@ def judge(rollouts: Sequence[Attempts], step: int, run_id: str, config: GrpoConf
 
 def _judge_group(group: Sequence[Attempts], step: int, run_id: str, config: GrpoConfig) -> list[Overlay]:
     options = RocOptions(
-        selection=config.selection,
-        min_negatives=config.min_negatives,
-        min_positives=config.min_positives,
-        eps=config.penalty_eps,
+        selection=config.select.selection,
+        min_negatives=config.select.min_negatives,
+        min_positives=config.select.min_positives,
+        eps=config.select.penalty_eps,
     )
 
     def selected(trajectories: Sequence[Trajectory], min_group: float = 0.0) -> list[Overlay]:
         return select(
             trajectories,
-            config.group_size,
-            config.algorithm,
+            config.rollout.group_size,
+            config.select.algorithm,
             seed=config.seed,
             run_id=run_id,
             step=step,
@@ -78,7 +78,7 @@ def _judge_group(group: Sequence[Attempts], step: int, run_id: str, config: Grpo
         )
 
     last = [attempts[-1] for attempts in group]
-    judged = _without_gradient(last, selected(last, config.min_group))
+    judged = _without_gradient(last, selected(last, config.select.min_group))
     earlier = [(first, attempts[-1]) for attempts in group for first in attempts[:-1]]
     return judged + [_superseded(selected([first])[0], second) for first, second in earlier]
 

@@ -139,7 +139,7 @@ def test_what_a_person_put_beside_a_model_stays(tmp_path: Path, capsys: pytest.C
 def policy(tmp_path_factory: pytest.TempPathFactory) -> TrainablePolicy:
     folder = tmp_path_factory.mktemp("policy")
     tiny_model(folder, hidden_size=8, intermediate_size=8, head_dim=8)
-    return TrainablePolicy(GrpoConfig(policy=str(folder), steps=9), Accelerator())
+    return TrainablePolicy(GrpoConfig.of(policy=str(folder), steps=9), Accelerator())
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +206,7 @@ def test_a_run_of_an_earlier_version_is_resumed(policy: TrainablePolicy, run: Pa
         (tmp_path / name / "state.json").write_text(json.dumps({"version": step}))
     config = policy.restore(tmp_path)
     assert (policy.version, weight(policy)) == (2, 2)
-    assert config.shuffle_block == config.steps * config.prompts_per_step, "its tasks were one block"
+    assert config.rollout.shuffle_block == config.steps * config.rollout.prompts_per_step, "its tasks were one block"
     for name in ("model.safetensors", "optimizer.pt", "state.json"):
         file = tmp_path / "checkpoint" / name
         whole = file.read_bytes()
@@ -224,9 +224,9 @@ def test_a_run_of_an_earlier_version_is_resumed(policy: TrainablePolicy, run: Pa
 
 
 def test_a_run_cannot_end_before_the_steps_that_it_took(run: Path, policy: TrainablePolicy) -> None:
-    shorter = TrainablePolicy(GrpoConfig(policy=policy.name, steps=1), Accelerator())
+    shorter = TrainablePolicy(GrpoConfig.of(policy=policy.name, steps=1), Accelerator())
     with pytest.raises(RunError, match="has taken 2 steps: it cannot end after 1"):
         shorter.restore(run)
-    other_course = TrainablePolicy(GrpoConfig(policy=policy.name, steps=3, cooldown=1.0), Accelerator())
+    other_course = TrainablePolicy(GrpoConfig.of(policy=policy.name, steps=3, cooldown=1.0), Accelerator())
     with pytest.raises(RunError, match="learning rate of step 0"):
         other_course.restore(run)

@@ -50,7 +50,7 @@ async def test_the_tokens_of_a_fenced_call_are_trained(
     store: RunStore, environment: LocalEnvironment, tmp_path: Path
 ) -> None:
     codec = learned(tmp_path / "policy")
-    config = GrpoConfig(policy=str(tmp_path / "policy"), learning_rate=1e-4, warmup_steps=0, weight_decay=0.0)
+    config = GrpoConfig.of(policy=str(tmp_path / "policy"), learning_rate=1e-4, warmup_steps=0, weight_decay=0.0)
     policy = TrainablePolicy(config, Accelerator())
     runner = EpisodeRunner(store, policy.engine, policy.name, environment, Sampling(max_tokens=64))
     trajectory = await runner.run(Episode(TASK, "thread", context={"tool_format": "fenced"}, seed=0))

@@ -21,10 +21,10 @@ from hrm_agent.trajectory.lint import lint
 
 pytestmark = pytest.mark.whole
 
-CONFIG = GrpoConfig(
+CONFIG = GrpoConfig.of(
     steps=3, prompts_per_step=2, group_size=2, seed=5, cooldown=0.0, context={"max_turns": 4, "max_tokens": 96}
 )
-ROLLOUTS = 2 * CONFIG.group_size * CONFIG.prompts_per_step
+ROLLOUTS = 2 * CONFIG.rollout.group_size * CONFIG.rollout.prompts_per_step
 """Of one step."""
 KILLS = {
     "after step 1": ("step", 1),

@@ -25,7 +25,7 @@ from hrm_agent.rewards import Rubric, ranked
 judge = ChatOpenAI(model="judge-1", base_url="{url}", api_key="none", max_retries=0)
 rubric = Rubric([ranked("The shortest answer that gives a number is best.", judge)])
 """
-STEP = GrpoConfig(
+STEP = GrpoConfig.of(
     steps=1, prompts_per_step=4, group_size=4, seed=5, context={"max_turns": 4, "max_tokens": 96},
     rewards="./judge.py:rubric",
 )  # fmt: skip

@@ -29,8 +29,8 @@ from tests.support.trajectory.samples import make_trajectory
 
 pytestmark = pytest.mark.whole
 
-CONFIG = GrpoConfig(steps=1, prompts_per_step=2, group_size=2, seed=5, context={"max_turns": 4, "max_tokens": 96})
-ROLLOUTS = CONFIG.prompts_per_step * CONFIG.samples
+CONFIG = GrpoConfig.of(steps=1, prompts_per_step=2, group_size=2, seed=5, context={"max_turns": 4, "max_tokens": 96})
+ROLLOUTS = CONFIG.rollout.prompts_per_step * CONFIG.samples
 AGAIN = "/attempt-2"
 
 Losing = Callable[[Callable[[int], bool]], None]
@@ -111,7 +111,7 @@ def test_a_run_of_the_name_of_another_in_the_same_store_is_refused(losing: Losin
 def test_files_that_a_power_cut_left_empty_are_made_again(losing: Losing, tmp_path: Path) -> None:
     losing(lambda _: False)
     folder = tmp_path / "run"
-    config = CONFIG.model_copy(update={"cooldown": 0.0})
+    config = CONFIG.but(cooldown=0.0)
     asyncio.run(train(config, folder))
     for name in ("run_id", "schedule.json"):
         assert (folder / name).stat().st_size
@@ -136,7 +136,7 @@ def test_the_name_of_a_run_is_not_guessed_where_it_was_moved(tmp_path: Path) -> 
 
 
 def test_a_run_that_is_ended_on_the_way_makes_no_third_attempt(losing: Losing, tmp_path: Path) -> None:
-    folder, config = tmp_path / "run", CONFIG.model_copy(update={"min_group": 1.0})
+    folder, config = tmp_path / "run", CONFIG.but(min_group=1.0)
     moments = [lambda t: lost(t) and AGAIN not in t.thread_id, lambda t: AGAIN in t.thread_id]
     for moment in moments:
         losing(lambda _: True)
@@ -161,7 +161,7 @@ def test_a_run_that_is_ended_on_the_way_makes_no_third_attempt(losing: Losing, t
 
     (row,) = read_metrics(folder / "metrics.jsonl")
     assert row["rollout/second_attempts"] == row["rollout/lost"] == ROLLOUTS
-    assert row["select/groups_too_small"] == CONFIG.prompts_per_step and row["stepped"] == 0
+    assert row["select/groups_too_small"] == CONFIG.rollout.prompts_per_step and row["stepped"] == 0
     assert row["skipped"] == "nothing to train: 2 of 2 groups have too few rollouts that can take part"
     assert "`hrm-agent history` and `show` say what failed" in str(why_nothing_was_learnt([row]))
     start, after = (load_file(Path(f) / "model.safetensors") for f in (model_folder(CONFIG.policy), folder / "model"))

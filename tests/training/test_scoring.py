@@ -112,7 +112,7 @@ def test_a_rubric_that_returns_no_number_stops_the_run_which_goes_on_when_it_is_
 
 @pytest.mark.whole
 def test_training_maximises_the_weighted_sum_and_drops_what_has_no_reward(here: Path) -> None:
-    config = GrpoConfig(
+    config = GrpoConfig.of(
         steps=1, prompts_per_step=4, group_size=4, seed=5, context={"max_turns": 4, "max_tokens": 96}, min_group=0.25,
         rewards="./mine.py:tidy_rubric",
     )  # fmt: skip

@@ -162,7 +162,7 @@ def test_calls_that_are_no_sample_of_the_policy_are_counted_and_have_no_gradient
 
 def test_a_group_of_which_nothing_was_sampled_is_rejected_and_says_why() -> None:
     greedy = call("c", sampling=Sampling(temperature=0.0))
-    config = GrpoConfig(algorithm="grpo", group_size=2)
+    config = GrpoConfig.of(algorithm="grpo", group_size=2)
     for rewards in ((1.0, 0.0), (1.0, 1.0)):
         group = [trajectory(i, reward, calls=(greedy,)) for i, reward in enumerate(rewards)]
         overlays = judge([(each,) for each in group], 0, "r", config)
@@ -178,7 +178,7 @@ def test_a_group_of_which_nothing_was_sampled_is_rejected_and_says_why() -> None
 @pytest.mark.whole
 def test_a_run_whose_roles_have_temperatures_of_their_own(tmp_path: Path) -> None:
     temperatures = {"planner": 0.0, "solver": 1.4, "critic": 0.7}
-    config = GrpoConfig(
+    config = GrpoConfig.of(
         graph="reasoning", steps=1, prompts_per_step=1, group_size=2, seed=1, context={"temperatures": temperatures}
     )
     asyncio.run(train(config, tmp_path / "run"))

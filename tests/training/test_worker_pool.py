@@ -377,7 +377,7 @@ def test_a_graph_that_is_an_object_is_told_before_a_worker_is_started(tmp_path: 
         asyncio.run(run(engine))
 
 
-TRAIN = GrpoConfig(
+TRAIN = GrpoConfig.of(
     steps=2, prompts_per_step=2, group_size=2, seed=5, cooldown=0.0, context={"max_turns": 4, "max_tokens": 96}
 )
 
@@ -386,7 +386,7 @@ TRAIN = GrpoConfig(
 def test_training_by_two_processes_ends_in_the_same_weights(tmp_path: Path) -> None:
     one, two = tmp_path / "one" / "run", tmp_path / "two" / "run"
     asyncio.run(train(TRAIN, one))
-    asyncio.run(train(TRAIN.model_copy(update={"rollout_processes": 2}), two))
+    asyncio.run(train(TRAIN.but(processes=2), two))
     assert facts(on_record(two)) == facts(on_record(one))
     assert {t.policy_version for t in on_record(two)} == {0, 1}
     ours, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (two, one))

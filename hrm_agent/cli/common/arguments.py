@@ -19,7 +19,7 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from hrm_agent.config import ONE_BY_ONE, build_config, merge_values, nested_model, read_config_file, to_toml
+from hrm_agent.config import ONE_BY_ONE, ConfigPart, build_config, merge_values, nested_model, read_config_file, to_toml
 from hrm_agent.errors import ConfigError, nearest
 
 __all__ = ["Parser", "add_config", "config_from", "print_config"]
@@ -74,17 +74,19 @@ def add_config(parser: Parser, model: type[BaseModel]) -> None:
         help="TOML file; flags override it" + ("; KEY=VALUE is --configurable KEY=VALUE" if pairs else ""),
     )
     parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration as TOML and stop")
-    _add_fields(parser, model, "")
+    _add_fields(parser, model)
 
 
-def _add_fields(parser: Parser, model: type[BaseModel], prefix: str) -> None:
+def _add_fields(parser: Parser, model: type[BaseModel], prefix: str = "", flags: str = "") -> None:
+    """`prefix`: where the keys stand in the configuration; `flags`: what their flags begin with."""
     group = parser.add_argument_group(f"configuration {prefix}".rstrip(" ."))
     for name, field in model.model_fields.items():
         inner = nested_model(field.annotation)
         if inner is not None:
-            _add_fields(parser, inner, f"{prefix}{name}.")
+            part = issubclass(inner, ConfigPart)
+            _add_fields(parser, inner, f"{prefix}{name}.", flags if part else f"{flags}{name}.")
         else:
-            flag = f"--{prefix}{name}".replace("_", "-")
+            flag = f"--{flags}{name}".replace("_", "-")
             group.add_argument(flag, dest=_DEST + prefix + name, default=None, help=_help(field), **_kind(field))
 
 

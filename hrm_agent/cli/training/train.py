@@ -63,7 +63,7 @@ def _rl(words: list[str]) -> int:
     if arguments.dry_run:
         print_config(config, "train rl", as_json=arguments.json)
         return 0
-    reinforce(config, run_folder(arguments.out, config.algorithm), Output(as_json=arguments.json))
+    reinforce(config, run_folder(arguments.out, config.select.algorithm), Output(as_json=arguments.json))
     return 0
 
 
@@ -89,7 +89,7 @@ def reinforce(config: GrpoConfig, folder: Path, output: Output) -> None:
     with resumed_by(f"hrm-agent resume {folder}"), alone_in(folder):  # whoever is refused leaves its configuration
         is_new = not (folder / CONFIG_FILE).exists()
         if _is_taken_up(config, "train rl", folder):
-            with progress(config.algorithm, config.steps) as advance, _withdrawn(folder, is_new=is_new):
+            with progress(config.select.algorithm, config.steps) as advance, _withdrawn(folder, is_new=is_new):
                 asyncio.run(train(config, folder, on_step=lambda row: advance(watched(row), int(row["step"]) + 1)))
         else:
             output.say(_nothing_left(folder, config.steps))
@@ -129,7 +129,7 @@ def _curves(rows: Sequence[Mapping[str, Any]], config: GrpoConfig, folder: Path)
         return ""
     from hrm_agent.training.plots import plot_curves
 
-    plot_curves(rows, folder / "curves.png", f"{config.algorithm}, {config.graph}, seed {config.seed}")
+    plot_curves(rows, folder / "curves.png", f"{config.select.algorithm}, {config.graph}, seed {config.seed}")
     return f", drawn in {folder / 'curves.png'}"
 
 
@@ -150,7 +150,7 @@ def _is_taken_up(config: GrpoConfig | FineTuneConfig, command: str, folder: Path
     The configuration is saved, by the process that `writes`, only when the run is one that can be gone on with.
     """
     from hrm_agent.training.checkpoints import Checkpoints, has_model
-    from hrm_agent.training.configs import FREE_IN_TRAINING
+    from hrm_agent.training.configs import FREE_IN_TRAINING, GrpoConfig
     from hrm_agent.training.schedule import Schedule, refuse_other_course
 
     earlier_version = (folder / "checkpoint").is_dir() and not (folder / "checkpoints").is_dir()
@@ -159,7 +159,8 @@ def _is_taken_up(config: GrpoConfig | FineTuneConfig, command: str, folder: Path
     if (folder / CONFIG_FILE).exists():
         kept = read_config_file(folder / CONFIG_FILE, command)
         before = build_config(type(config), kept, CONFIG_FILE, on_record=True)
-        schedule = Schedule(config.steps, config.warmup_steps, config.cooldown)
+        optim = config.optim if isinstance(config, GrpoConfig) else config
+        schedule = Schedule(config.steps, optim.warmup_steps, optim.cooldown)
         taken = max(Checkpoints(folder).newest_step, _steps_on_record(config, before.steps, folder))
         refuse_other_course(schedule, before.steps, taken, folder)
         if has_model(folder, config.steps):

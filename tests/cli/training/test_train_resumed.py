@@ -99,7 +99,7 @@ def test_without_a_file_nothing_is_begun(hrm: Command, tmp_path: Path, named: li
     assert not (tmp_path / "run").exists()
 
 
-RL = GrpoConfig(
+RL = GrpoConfig.of(
     algorithm="grpo", steps=4, prompts_per_step=1, group_size=2, cooldown=0.5, checkpoint_every=4, max_tokens=16
 )
 """The rate falls in the second half of the steps."""

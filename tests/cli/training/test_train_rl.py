@@ -79,13 +79,15 @@ def test_keys_that_would_do_nothing_or_harm_are_refused(flags: tuple[str, ...], 
 def test_a_key_that_never_acted_does_not_keep_an_earlier_run_from_going_on(
     algorithm: str, unused: dict[str, object], tmp_path: Path
 ) -> None:
-    config = GrpoConfig.model_validate({"algorithm": algorithm})
+    config = GrpoConfig.of(algorithm=algorithm)
     kept = {**config.model_dump(), **unused}
     assert build_config(GrpoConfig, kept, "config.toml", on_record=True) == config
     assert build_config(DemoConfig, {"train": kept}, "config.toml", on_record=True).train == config
     assert changed_keys(config, kept, "config.toml") == ""
-    with pytest.raises(ConfigError, match="has no effect here"):
+    with pytest.raises(ConfigError, match=r"belongs into a table .*\[(loss|rollout|select)\]"):
         build_config(GrpoConfig, kept, "from the flags")
+    with pytest.raises(ConfigError, match="has no effect here"):
+        GrpoConfig.of(algorithm=algorithm, **unused)
 
 
 def test_keys_that_act_are_taken(hrm: Command) -> None:
