@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from hrm_agent.config import ConfigPart
 from hrm_agent.runtime.settings import Durability
 
-__all__ = ["CheckpointSettings", "KeepPart", "LossPart", "OptimPart", "RolloutPart", "SelectPart"]
+__all__ = [
+    "CheckpointSettings",
+    "EvaluationPart",
+    "KeepPart",
+    "LossPart",
+    "OptimPart",
+    "RolloutPart",
+    "SelectPart",
+    "Stage",
+]
 
 
 class RolloutPart(ConfigPart):
@@ -23,6 +32,11 @@ class RolloutPart(ConfigPart):
     """All but grpo sample this many times G (paper: 2); grpo samples G."""
     shuffle_block: int = Field(default=480, ge=1)
     """Tasks are drawn in blocks of this many, each in a random order of its own."""
+    problems: int | None = Field(default=None, ge=1)
+    """Size of the pool that tasks are drawn from, pass after pass; none: all of a finite family, ever new ones of
+    another (paper: 42K)."""
+    refill: int = Field(default=0, ge=0)
+    """Most further prompts that a step draws in place of groups that teach nothing; 0: none (paper: none)."""
     processes: int = Field(default=1, ge=1)
     """Processes that run the graphs of a step's rollouts, around one engine; 1: the one that trains."""
     durability: Durability = "calls"
@@ -46,6 +60,9 @@ class SelectPart(ConfigPart):
     """Added to a positive's penalty before it is inverted; the larger, the less the penalty matters to RoC's draw."""
     min_group: float = Field(default=0.75, gt=0, le=1)
     """Share of a prompt's rollouts that must be able to take part (not lost to a machine), or the group is left out."""
+
+    mastered_after: int = Field(default=0, ge=0)
+    """A problem leaves the pool when all rollouts of its group were right so many times in a row; 0: none leaves."""
 
 
 class LossPart(ConfigPart):
@@ -71,6 +88,10 @@ class OptimPart(ConfigPart):
     cooldown: float = Field(default=0.67, ge=0, le=1)
     """Share of the steps, the last ones, in which the learning rate falls to almost nothing (paper: none). 0 for a run
     that is to be prolonged later: with another number of steps the fall would have begun elsewhere."""
+    fall: Literal["linear", "cosine"] = "linear"
+    """The line along which the learning rate falls in the cool-down."""
+    least_rate: float = Field(default=0.0, ge=0, le=1)
+    """Share of the full learning rate that it never falls below in the cool-down."""
     weight_decay: float = Field(default=0.01, ge=0)
     """AdamW's decoupled weight decay, times the learning rate in each step; 0: none."""
     max_grad_norm: float = Field(default=1.0, gt=0)
@@ -94,3 +115,44 @@ class CheckpointSettings(BaseModel):
 
 class KeepPart(ConfigPart, CheckpointSettings):
     """Which states of the run are kept."""
+
+
+class EvaluationPart(ConfigPart):
+    """Held-out problems while a run goes on."""
+
+    eval_every: int = Field(default=0, ge=0)
+    """Steps from one evaluation on held-out problems to the next; 0: none. The best weights go to RUN/best."""
+    eval_problems: int = Field(default=64, ge=1)
+    """Held-out problems of an evaluation, the same each time, at the temperature of training."""
+    patience: int = Field(default=0, ge=0)
+    """The run ends after so many evaluations without a better one; 0: it takes all its steps."""
+
+
+class Stage(BaseModel):
+    """A stretch of a training, with what is other in it than in the whole. What is none is as in the whole."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    name: str = ""
+    """What the stage is called in reports; empty: its number."""
+    steps: int = Field(ge=1)
+    """Optimiser steps; a stage that ends on a plateau takes as many at most."""
+    tasks: str | None = None
+    """Family of tasks."""
+    problems: int | None = Field(default=None, ge=1)
+    """Size of the pool that tasks are drawn from."""
+    rollout_tokens: int | None = Field(default=None, ge=1)
+    """Most completion tokens of a whole rollout: `max_tokens` of the graph's context."""
+    turns: int | None = Field(default=None, ge=1)
+    """Most turns of a rollout: `max_turns` of the graph's context."""
+    context: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Further options of the graph, over those of the whole."""
+    learning_rate: float | None = Field(default=None, gt=0)
+    """Learning rate between warm-up and cool-down, which each stage has of its own."""
+    reset_optimizer: bool = False
+    """Begin with a fresh state of the optimiser."""
+    leave_out_solved: int = Field(default=0, ge=0)
+    """Before the stage, roll out so many times each problem of the pool, and leave out those that were right each time
+    (paper: 8 in stage 3); 0: none is left out."""
+    plateau: int = Field(default=0, ge=0)
+    """The stage ends after so many steps in which the share of right rollouts reached no new best; 0: never early."""

@@ -21,7 +21,16 @@ from hrm_agent.runtime.settings import (
     RunSettings,
     SelectionSettings,
 )
-from hrm_agent.training.config_parts import CheckpointSettings, KeepPart, LossPart, OptimPart, RolloutPart, SelectPart
+from hrm_agent.training.config_parts import (
+    CheckpointSettings,
+    EvaluationPart,
+    KeepPart,
+    LossPart,
+    OptimPart,
+    RolloutPart,
+    SelectPart,
+    Stage,
+)
 
 __all__ = [
     "FREE_IN_TRAINING",
@@ -180,6 +189,10 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings):
     """How the weights are changed."""
     keep: KeepPart = KeepPart()
     """Which states of the run are kept."""
+    evaluation: EvaluationPart = EvaluationPart()
+    """Held-out problems while the run goes on."""
+    stages: tuple[Stage, ...] = ()
+    """Stretches of the training, one after the other; `steps` is the sum of theirs. Only in a file, as [[stages]]."""
 
     @classmethod
     def of(cls, **keys: Any) -> Self:
@@ -234,6 +247,15 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings):
                 )
         update = {table: getattr(self, table).model_copy(update=keys) for table, keys in unused.items()}
         return self.model_copy(update=update) if update else self
+
+    @model_validator(mode="after")
+    def _steps_of_stages(self) -> Self:
+        total = sum(stage.steps for stage in self.stages)
+        if not self.stages or self.steps == total:
+            return self
+        if self.steps != type(self).model_fields["steps"].default:
+            raise ConfigError(f"steps = {self.steps}, and the stages have {total} together.", "Leave steps out.")
+        return self.model_copy(update={"steps": total})
 
     def runner_options(self) -> RunnerOptions:
         """The policy stands in for every model of the graph, unconstrained: tokens chosen by a schema teach nothing."""

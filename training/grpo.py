@@ -1,8 +1,8 @@
 """Reinforcement learning over recorded graph runs: GRPO, and GRPO-RoC of rStar2-Agent (arXiv 2508.20722, section 3).
 
-One step: draw prompts, roll out a group of episodes for each through the graph, verify, select, credit, one optimiser
-step, publish. `train` below is that sentence. The algorithms (`hrm_agent.training.roc.ALGORITHMS`) differ in
-which rollouts of a group are trained on, and in nothing else.
+A step: draw prompts, roll out a group of episodes for each through the graph, verify, select, credit, update, publish.
+Four parts do it, and `train` below joins them: a `Source` draws tasks, goes from stage to stage and says when it ends;
+a `Collector` rolls out groups; a `Learner` has weights, optimiser and engine; a `Keeper` has the run's folder.
 
 Kill it anywhere. Every model and tool call of the step under way is on record, and the weights before it are in a
 checkpoint: `train` called again on the same folder takes up the step where it stood. With one seed it samples the same
@@ -14,36 +14,34 @@ run has taken continues it, to the weights of a run that was begun with so many,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 from accelerate import Accelerator
 
 from hrm_agent.training.advantages import group_advantages
 from hrm_agent.training.batch import build_batches, left_out
-from hrm_agent.training.checkpoints import keep_model
+from hrm_agent.training.collector import Collector
+from hrm_agent.training.config_parts import Stage
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.evaluation.evaluate import group_metrics
-from hrm_agent.training.metrics import MetricsLog, Phases, Row
-from hrm_agent.training.policy import TrainablePolicy
+from hrm_agent.training.keeper import Keeper
+from hrm_agent.training.learner import Learner
+from hrm_agent.training.metrics import Phases, Row
 from hrm_agent.training.processes import require_one_process
-from hrm_agent.training.rollout import (
-    group_episodes,
-    open_run,
-    refuse_other_tasks,
-    rollout_attempts,
-    run_id_of,
-    steps_with_rollouts,
-)
-from hrm_agent.training.scoring import scoring_by
-from hrm_agent.training.tasks import Task, refuse_unscored
+from hrm_agent.training.roc import is_positive, outcome_of
+from hrm_agent.training.rollout import Attempts, open_run, run_id_of, steps_with_rollouts
+from hrm_agent.training.scoring import Score, scoring_by
+from hrm_agent.training.source import Source, StepPlan, key_of, tasks_of_run
+from hrm_agent.training.tasks import Task, load_tasks
 from hrm_agent.training.tasks.sources import keep_sources, tasks_folder
-from hrm_agent.training.tasks.training_order import training_tasks
-from hrm_agent.training.verdicts import explained, judge, selection_metrics
+from hrm_agent.training.verdicts import explained, judge, judge_group, selection_metrics
 from hrm_agent.training.worker_pool import opened_workers, refuse_unsendable
-from hrm_agent.trajectory import Trajectory
+from hrm_agent.trajectory import Overlay, Trajectory, Verdict
 
 __all__ = ["train"]
 
@@ -58,69 +56,148 @@ async def train(
     """Train, or resume, the run in `folder`; returns the folder of the trained model."""
     require_one_process()
     refuse_unsendable(config.processes, config)
-    accelerator = Accelerator()
-    policy = TrainablePolicy(config, accelerator)
+    learner = Learner(config, Accelerator())
     async with (
         open_run(
-            folder, policy.name, config, store=config.store, backend=policy.engine, allow=config.allowed_types
+            folder, learner.name, config, store=config.store, backend=learner.engine, allow=config.allowed_types
         ) as runner,
         scoring_by(config, runner.store) as score,
         AsyncExitStack() as stack,
     ):
         run_id = run_id_of(folder, runner.store)
-        config = policy.restore(folder, partial(steps_with_rollouts, runner.store, run_id))
-        log = MetricsLog(folder / "metrics.jsonl", before_step=policy.version)
-        tasks = _tasks(config, folder)
+        keeper = Keeper(folder, config, learner)
+        progress = keeper.restore(partial(steps_with_rollouts, runner.store, run_id))
+        config = keeper.config
+        source = Source(config, folder, progress)
+        source.prepare()
         keep_sources(config.tasks, "train", folder)
-        draw = partial(_tasks, config, folder)
+        draw = partial(tasks_of_run, config, folder)
         workers = await stack.enter_async_context(opened_workers(config.processes, runner, config, draw=draw))
-        for step in range(policy.version, config.steps):
-            phases = Phases()
-            episodes = group_episodes(
-                tasks[step * config.rollout.prompts_per_step : (step + 1) * config.rollout.prompts_per_step],
-                config.samples,
-                run_id=run_id,
-                stage=f"step-{step}",
-                seed=config.seed,
-                graph=config.graph,
-                context=config.context,
-                verified=config.rewards is None,
-                options=config.task_options(),
-            )
-            with phases("rollout"):
-                attempts = await rollout_attempts(
-                    runner, episodes, concurrency=config.concurrency, on_done=on_rollout, workers=workers
-                )
-            refuse_other_tasks({first.thread_id: first.task for first, *_ in attempts}, episodes, folder)
-            with phases("reward"):
-                attempts = await score(attempts)
-            with phases("select"):
-                overlays = group_advantages(judge(attempts, step, run_id, config), config.loss.advantage_eps)
-                runner.store.journal.write_overlays(overlays)
-                rollouts = [each[-1] for each in attempts]
-                batches = build_batches(rollouts, overlays, token_budget=config.loss.micro_batch_tokens)
-            with phases("update"):
-                update = policy.update(batches)
-            found = group_metrics(rollouts, overlays) | selection_metrics(attempts, overlays)
-            found |= left_out(rollouts, overlays)
-            row = {"step": step, **found, **explained(update, found), **phases.seconds()}
-            log.append(row)
-            log.sync()
-            policy.checkpoint(folder)
+        collector = Collector(runner, run_id, folder, config, workers=workers, on_rollout=on_rollout)
+        run = _Run(run_id, source, collector, learner, keeper, score, runner.store.journal.write_overlays)
+        while source.goes_on(learner.version):
+            if (stage := source.entered(learner.version)) is not None:
+                await run.begin(stage)
+            if (plan := source.plan(learner.version)) is None:
+                break
+            row = await run.take(plan)
+            keeper.keep(row, source.progress)
             if on_step is not None:
                 on_step(row)
-        model = keep_model(folder, policy.version, policy.save)
-    policy.engine.close()
+        model = keeper.end()
+    learner.engine.close()
     return model
 
 
-def _tasks(config: GrpoConfig, folder: Path) -> list[Task]:
-    """Those of all steps, in their order."""
-    count = config.steps * config.rollout.prompts_per_step
-    where = tasks_folder(folder)
-    tasks = training_tasks(
-        config.tasks, seed=config.seed, count=count, block=config.rollout.shuffle_block, folder=where
-    )
-    if config.rewards is None:
-        refuse_unscored(tasks, config.tasks)
-    return tasks
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The parts of a run, and how they take a step together."""
+
+    run_id: str
+    source: Source
+    collector: Collector
+    learner: Learner
+    keeper: Keeper
+    score: Score
+    write_overlays: Callable[[Sequence[Overlay]], None]
+
+    async def take(self, plan: StepPlan) -> Row:
+        """One step; its row. A step that is taken again finds its rollouts on record."""
+        phases, config = Phases("evaluation"), plan.config
+        with phases("rollout"):
+            settled = await self._settled(plan)
+        with phases("reward"):
+            attempts = settled.attempts or await self.score(settled.unscored)
+        with phases("select"):
+            judged = settled.overlays or judge(attempts, plan.step, self.run_id, config)
+            overlays = group_advantages(judged, config.loss.advantage_eps)
+            self.write_overlays(overlays)
+            rollouts = [each[-1] for each in attempts]
+            batches = build_batches(rollouts, overlays, token_budget=config.loss.micro_batch_tokens)
+        with phases("update"):
+            update = self.learner.update(batches, plan.rate)
+        found = group_metrics(rollouts, overlays) | selection_metrics(attempts, overlays)
+        found |= left_out(rollouts, overlays) | _pool_metrics(plan, rollouts, found)
+        self.source.take_in(_right_by_problem(rollouts), found["rollout/correct"])
+        with phases("evaluation"):
+            evaluated = await self._evaluated(config)
+        row = {"step": plan.step, "stage": plan.stage, **found, **explained(update, found), **evaluated}
+        return {**row, "select/mastered": float(len(self.source.progress.mastered)), **phases.seconds()}
+
+    async def begin(self, stage: Stage) -> None:
+        """What comes before the first step of a stage."""
+        if stage.reset_optimizer:
+            self.learner.begin_optimizer_afresh()
+        if stage.leave_out_solved:
+            name = f"pool-{self.source.progress.stage}"
+            rollouts = await self._rolled_out(name, self.source.pool(), stage.leave_out_solved)
+            right = _right_by_problem(rollouts)
+            self.source.leave_out([problem for problem, each in right.items() if all(each)])
+
+    async def _settled(self, plan: StepPlan) -> _Settled:
+        """The groups of a step. Where rejected ones are replaced, each is scored and judged as it ends."""
+        config, refill = plan.config, plan.config.rollout.refill
+        groups: dict[int, tuple[Sequence[Attempts], list[Overlay]]] = {}
+        async with self.collector.groups(f"step-{plan.step}", config, plan.tasks) as under_way:
+            async for group in under_way:
+                if not refill:
+                    groups[group.place] = (group.attempts, [])
+                    continue
+                attempts = await self.score(group.attempts)
+                overlays = judge_group(attempts, plan.step, self.run_id, config)
+                groups[group.place] = (attempts, overlays)
+                may_begin = under_way.begun < len(plan.tasks) + refill
+                if may_begin and not any(overlay.verdict is Verdict.KEPT for overlay in overlays):
+                    task = self.source.next_task()
+                    if task is not None:
+                        under_way.begin(task)
+        ordered = [groups[place] for place in sorted(groups)]
+        everyone = [each for attempts, _ in ordered for each in attempts]
+        judged = [overlay for _, overlays in ordered for overlay in overlays]
+        return _Settled([], everyone, judged) if refill else _Settled(everyone, [], [])
+
+    async def _rolled_out(self, stage: str, tasks: list[Task], samples: int) -> list[Trajectory]:
+        """Rollouts that nothing is learnt from, scored."""
+        config = self.source.config
+        async with self.collector.groups(stage, config, tasks, samples=samples) as under_way:
+            groups = sorted([group async for group in under_way], key=lambda group: group.place)
+        return [each[-1] for each in await self.score([each for group in groups for each in group.attempts])]
+
+    async def _evaluated(self, config: GrpoConfig) -> Row:
+        """Accuracy on held-out problems, where an evaluation is due; the best weights are kept."""
+        taken, options = self.learner.version, config.evaluation
+        if not options.eval_every or (taken % options.eval_every and taken != config.steps):
+            return {"eval/correct": None, "eval/best": None}
+        where = tasks_folder(self.keeper.folder)
+        tasks = load_tasks(config.tasks, split="eval", seed=config.seed, count=options.eval_problems, folder=where)
+        rollouts = await self._rolled_out(f"eval-{taken}", tasks, 1)
+        correct = fmean(float(is_positive(outcome_of(each))) for each in rollouts)
+        if self.source.progress.evaluated(taken, correct):
+            self.keeper.best()
+        return {"eval/correct": correct, "eval/best": max(found for _, found in self.source.progress.evaluations)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """The rollouts of a step: as they ended, or scored and judged already."""
+
+    unscored: list[Attempts]
+    attempts: list[Attempts]
+    overlays: list[Overlay]
+
+
+def _right_by_problem(rollouts: Sequence[Trajectory]) -> dict[str, list[bool]]:
+    found: dict[str, list[bool]] = {}
+    for each in rollouts:
+        found.setdefault(key_of(each.task.family, each.task.id), []).append(is_positive(outcome_of(each)))
+    return found
+
+
+def _pool_metrics(plan: StepPlan, rollouts: Sequence[Trajectory], found: Row) -> Row:
+    """How many further prompts were drawn, and how many groups a step lacks that it was to have."""
+    groups = len({each.group_id for each in rollouts})
+    kept = groups - round(found["select/groups_rejected"] * groups)
+    return {
+        "select/refilled": float(groups - len(plan.tasks)),
+        "select/unfilled": float(max(0, plan.config.rollout.prompts_per_step - kept)),
+    }

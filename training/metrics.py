@@ -59,8 +59,9 @@ def read_metrics(path: Path) -> list[Row]:
 class Phases:
     """Wall-clock and CPU seconds by phase; the CPU time of child processes (the sandbox) is included."""
 
-    def __init__(self) -> None:
-        self._spent: dict[str, float] = {}
+    def __init__(self, *names: str) -> None:
+        """`names`: phases that are told even if they do not come."""
+        self._spent = {f"{name}{kind}": 0.0 for name in names for kind in ("_seconds", "_cpu_seconds")}
 
     @contextmanager
     def __call__(self, name: str) -> Generator[None]:

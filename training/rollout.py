@@ -7,7 +7,7 @@ that is on record already is read back instead of run, and one that was interrup
 All rollouts of a step run side by side in one event loop: a graph that waits for a tool costs nothing, and the engine
 batches whatever asks at the same moment. `concurrency` bounds how many are open at a time.
 
-A rollout that a machine failed is no sample of the policy. `rollout_attempts` runs it once more, on a thread named
+A rollout that a machine failed is no sample of the policy. `attempts_of` runs it once more, on a thread named
 after the first one and with the same seed. The second attempt is made because of what is on record of the first, so
 that a killed run finds its attempts again, and makes no third.
 """
@@ -39,11 +39,12 @@ from hrm_agent.trajectory import TaskRef, Trajectory, derive_seed
 
 __all__ = [
     "Attempts",
+    "attempts_of",
     "group_episodes",
+    "leases_of",
     "open_run",
     "refuse_other_tasks",
     "rollout",
-    "rollout_attempts",
     "run_id_of",
     "second_attempt",
     "steps_with_rollouts",
@@ -123,8 +124,11 @@ def group_episodes(
     context: Mapping[str, Any] | None = None,
     verified: bool = True,
     options: Mapping[str, Any] | None = None,
+    first: int = 0,
 ) -> list[Episode]:
     """`samples` episodes for each task, group by group. `stage` names the step (`step-7`) or the purpose (`eval`).
+
+    `first`: the place of the first task among those of the stage.
 
     `verified`: each is scored by its task's verifier as it ends; else the run scores it by a rubric. `options`: of the
     graph's runs, kept in each task's metadata (`GraphSettings.task_options`).
@@ -142,7 +146,7 @@ def group_episodes(
             verify=task.verify if verified else None,
             verify_run=task.verify_run if verified else None,
         )
-        for place, task in enumerate(tasks)
+        for place, task in enumerate(tasks, first)
         for sample in range(samples)
     ]
 
@@ -186,31 +190,28 @@ async def rollout(
     """
     run = _solver(runner, mode, concurrency, on_done, workers)
     episodes = list(episodes)
-    with _leases_of(episodes, runner, workers, mode):
+    with leases_of(episodes, runner, workers, mode):
         return await run_group(episodes, run)
 
 
-async def rollout_attempts(
+def attempts_of(
     runner: EpisodeRunner,
-    episodes: Iterable[Episode],
     *,
     concurrency: int = 256,
     on_done: Callable[[Trajectory], None] | None = None,
     workers: RolloutWorkers | None = None,
-) -> list[Attempts]:
-    """`rollout`, with a second attempt where the graph or a tool call failed by no doing of the policy."""
+) -> Callable[[Episode], Coroutine[Any, Any, Attempts]]:
+    """Runs an episode, with a second attempt where the graph or a tool call failed by no doing of the policy."""
     run = _solver(runner, ONE_RUN, concurrency, on_done, workers)
 
     async def attempts(episode: Episode) -> Attempts:
         first = await run(episode)
         return (first, await run(second_attempt(episode))) if needs_second_attempt(first) else (first,)
 
-    episodes = list(episodes)
-    with _leases_of(episodes, runner, workers):
-        return await run_group(episodes, attempts)
+    return attempts
 
 
-def _leases_of(
+def leases_of(
     episodes: Sequence[Episode], runner: EpisodeRunner, workers: RolloutWorkers | None, mode: Mode = ONE_RUN
 ) -> AbstractContextManager[None]:
     """Taken together where this process runs each episode on its own thread."""

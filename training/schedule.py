@@ -6,25 +6,37 @@ takes seconds and tells of kernels for quantized weights that nobody has.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
 from hrm_agent.errors import RunError
 
-__all__ = ["Schedule", "dropout_seed", "refuse_other_course", "trapezoid"]
+__all__ = ["Fall", "Schedule", "dropout_seed", "refuse_other_course", "trapezoid"]
+
+Fall = Literal["linear", "cosine"]
+"""Lines along which a learning rate falls."""
 
 
-def trapezoid(step: int, steps: int, warmup_steps: int, cooldown: float) -> float:
-    """The share of the rate in a step, counted from 0: a straight line up, level, and one down towards 0 at `steps`.
+def trapezoid(
+    step: int, steps: int, warmup_steps: int, cooldown: float, fall: Fall = "linear", least: float = 0.0
+) -> float:
+    """The share of the rate in a step, counted from 0: a line up, level, and a fall towards `least` at `steps`.
 
     `cooldown` is the share of the steps, the last ones, in which it falls. No share is 0, and a warm-up longer than the
     training takes as long as the training.
     """
     warmup = max(1, min(warmup_steps, steps))
-    return max(0.0, min(1.0, (step + 1) / warmup, (steps - step) / (round(cooldown * steps) + 1)))
+    left = (steps - step) / (round(cooldown * steps) + 1)
+    if fall == "cosine" and left < 1:
+        left = (1 - math.cos(math.pi * left)) / 2
+    if least:
+        left = least + (1 - least) * left
+    return max(0.0, min(1.0, (step + 1) / warmup, left))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +49,14 @@ class Schedule:
     """First steps, in which the rate rises; 0: none."""
     cooldown: float
     """Share of the steps, the last ones, in which it falls."""
+    fall: Fall = "linear"
+    """The line along which it falls."""
+    least: float = 0.0
+    """Share of the full rate that it does not fall below."""
 
     def share(self, step: int) -> float:
         """The share of the full rate in a step, counted from 0."""
-        return trapezoid(step, self.steps, self.warmup_steps, self.cooldown)
+        return trapezoid(step, self.steps, self.warmup_steps, self.cooldown, self.fall, self.least)
 
 
 def refuse_other_course(now: Schedule, steps_before: int, taken: int, folder: object) -> None:
@@ -54,7 +70,7 @@ def refuse_other_course(now: Schedule, steps_before: int, taken: int, folder: ob
             f"The run in {folder} has taken {taken} steps: it cannot end after {now.steps}.",
             f"Ask for --steps {taken} or more, or name another folder with --out.",
         )
-    before = Schedule(steps_before, now.warmup_steps, now.cooldown)
+    before = replace(now, steps=steps_before)
     other = next((step for step in range(taken) if before.share(step) != now.share(step)), None)
     if other is not None:
         raise RunError(

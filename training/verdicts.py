@@ -24,6 +24,7 @@ from hrm_agent.trajectory import DropReason, Overlay, Trajectory, Verdict
 __all__ = [
     "explained",
     "judge",
+    "judge_group",
     "selection_metrics",
     "when_learning_stopped",
     "why_nothing_is_kept",
@@ -54,10 +55,11 @@ def judge(rollouts: Sequence[Attempts], step: int, run_id: str, config: GrpoConf
     groups: dict[str, list[Attempts]] = {}
     for attempts in rollouts:
         groups.setdefault(attempts[-1].group_id, []).append(attempts)
-    return [overlay for group in groups.values() for overlay in _judge_group(group, step, run_id, config)]
+    return [overlay for group in groups.values() for overlay in judge_group(group, step, run_id, config)]
 
 
-def _judge_group(group: Sequence[Attempts], step: int, run_id: str, config: GrpoConfig) -> list[Overlay]:
+def judge_group(group: Sequence[Attempts], step: int, run_id: str, config: GrpoConfig) -> list[Overlay]:
+    """A verdict for every attempt of every rollout of one group, without advantages."""
     options = RocOptions(
         selection=config.select.selection,
         min_negatives=config.select.min_negatives,

@@ -64,6 +64,10 @@ class EngineProxy:
         self._ask(answer, (self._key, request.prompt_ids, sampling, request.schema, messages))
         return future
 
+    def publish(self, version: int, state_dict: Any = None) -> None:
+        """Raises `ModelError`: who has the engine publishes."""
+        raise ModelError("A worker process cannot publish weights.", "Publish them where the engine is.")
+
     def close(self) -> None:
         """The engine is its owner's to close."""
 

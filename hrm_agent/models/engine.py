@@ -73,6 +73,14 @@ class Engine(Protocol):
         """Number of optimiser steps behind the weights in force."""
         ...
 
+    def publish(self, version: int, state_dict: Any = None) -> None:
+        """Answer with the weights of `version` from now on; returns once they are in force.
+
+        `state_dict`: the weights, by name; None where they are shared and were changed in place. Each `Completion`
+        says which version sampled it. Raises `hrm_agent.errors.ModelError` where the weights are another's.
+        """
+        ...
+
     def submit(self, request: GenerationRequest) -> Future[Completion]:
         """Queue a request. Cancelling the future frees its place."""
         ...

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ from hrm_agent.errors import RunError
 from hrm_agent.testing import tiny_model
 from hrm_agent.training.checkpoints import MANIFEST, Checkpoints, damage, has_model, keep_model
 from hrm_agent.training.configs import GrpoConfig
-from hrm_agent.training.policy import TrainablePolicy
+from hrm_agent.training.keeper import Keeper
+from hrm_agent.training.learner import Learner
+from hrm_agent.training.source import RunProgress
 
 CUTS = 64
 """Lengths that each file is cut to."""
@@ -136,14 +139,18 @@ def test_what_a_person_put_beside_a_model_stays(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> TrainablePolicy:
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Learner:
     folder = tmp_path_factory.mktemp("policy")
     tiny_model(folder, hidden_size=8, intermediate_size=8, head_dim=8)
-    return TrainablePolicy(GrpoConfig.of(policy=str(folder), steps=9), Accelerator())
+    return Learner(GrpoConfig.of(policy=str(folder), steps=9), Accelerator())
+
+
+def keeper_of(learner: Learner, folder: Path, **other: Any) -> Keeper:
+    return Keeper(folder, GrpoConfig.of(policy=learner.name, **{"steps": 9, **other}), learner)
 
 
 @pytest.fixture(scope="module")
-def run(policy: TrainablePolicy, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(policy: Learner, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with two checkpoints, of different weights."""
     folder = tmp_path_factory.mktemp("run")
     for version in (1, 2):
@@ -153,7 +160,7 @@ def run(policy: TrainablePolicy, tmp_path_factory: pytest.TempPathFactory) -> Pa
                 parameter.grad = torch.ones_like(parameter)
         policy.optimizer.step()
         policy.engine.publish(version)
-        policy.checkpoint(folder)
+        keeper_of(policy, folder).checkpoint(RunProgress())
     return folder
 
 
@@ -161,15 +168,15 @@ def flipped(content: bytes, place: int, bit: int = 0) -> bytes:
     return content[:place] + bytes([content[place] ^ (1 << bit)]) + content[place + 1 :]
 
 
-def weight(policy: TrainablePolicy) -> float:
+def weight(policy: Learner) -> float:
     return round(float(next(policy.model.parameters()).detach().flatten()[0]))
 
 
 def test_any_damage_to_the_newest_checkpoint_is_survived(
-    policy: TrainablePolicy, run: Path, capsys: pytest.CaptureFixture[str]
+    policy: Learner, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     newest = run / "checkpoints" / "step-000002"
-    policy.restore(run)
+    keeper_of(policy, run).restore()
     assert (policy.version, weight(policy)) == (2, 2) and capsys.readouterr().err == ""
     files = sorted(path for path in newest.iterdir())
     assert {"model.safetensors", "optimizer.pt", "state.json", MANIFEST} <= {path.name for path in files}
@@ -183,28 +190,30 @@ def test_any_damage_to_the_newest_checkpoint_is_survived(
             assert told.count("\n") == 1 and file.name in told and told.endswith("resuming from step-000001.\n")
         policy.engine.publish(0)
         file.write_bytes(whole[:-1])
-        policy.restore(run)
+        keeper_of(policy, run).restore()
         assert (policy.version, weight(policy)) == (1, 1)
         file.write_bytes(whole)
         capsys.readouterr()
-    policy.restore(run)
+    keeper_of(policy, run).restore()
     assert policy.version == 2
 
 
-def test_only_where_none_is_whole_the_run_ends(policy: TrainablePolicy, run: Path, tmp_path: Path) -> None:
+def test_only_where_none_is_whole_the_run_ends(policy: Learner, run: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(run, tmp_path / "run"))
     (folder / "checkpoints" / "step-000001" / "optimizer.pt").write_bytes(b"")
     (folder / "checkpoints" / "step-000002" / "state.json").unlink()
     with pytest.raises(RunError, match=r"step-000002: state.json is missing; step-000001: optimizer.pt has 0 bytes in"):
-        policy.restore(folder)
+        keeper_of(policy, folder).restore()
 
 
-def test_a_run_of_an_earlier_version_is_resumed(policy: TrainablePolicy, run: Path, tmp_path: Path) -> None:
+def test_a_run_of_an_earlier_version_is_resumed(policy: Learner, run: Path, tmp_path: Path) -> None:
     for name, step in (("checkpoint", 2), ("checkpoint.old", 1)):
         shutil.copytree(run / "checkpoints" / f"step-{step:06}", tmp_path / name)
         (tmp_path / name / MANIFEST).unlink()
         (tmp_path / name / "state.json").write_text(json.dumps({"version": step}))
-    config = policy.restore(tmp_path)
+    keeper = keeper_of(policy, tmp_path)
+    progress, config = keeper.restore(), keeper.config
+    assert progress.cursor == 2 * config.rollout.prompts_per_step
     assert (policy.version, weight(policy)) == (2, 2)
     assert config.rollout.shuffle_block == config.steps * config.rollout.prompts_per_step, "its tasks were one block"
     for name in ("model.safetensors", "optimizer.pt", "state.json"):
@@ -212,21 +221,19 @@ def test_a_run_of_an_earlier_version_is_resumed(policy: TrainablePolicy, run: Pa
         whole = file.read_bytes()
         for cut in (0, 1, 8, len(whole) // 2, len(whole) - 1):
             file.write_bytes(whole[:cut])
-            policy.restore(tmp_path)
+            keeper_of(policy, tmp_path).restore()
             assert (policy.version, weight(policy)) == (1, 1), (name, cut)
         file.write_bytes(whole)
-    policy.restore(tmp_path)
-    policy.checkpoint(tmp_path)
+    keeper_of(policy, tmp_path).restore()
+    keeper_of(policy, tmp_path).checkpoint(RunProgress())
     assert (tmp_path / "checkpoint").exists(), "one of the new ones is not two"
     policy.engine.publish(3)
-    policy.checkpoint(tmp_path)
+    keeper_of(policy, tmp_path).checkpoint(RunProgress())
     assert not (tmp_path / "checkpoint").exists() and kept(tmp_path) == ["step-000002", "step-000003"]
 
 
-def test_a_run_cannot_end_before_the_steps_that_it_took(run: Path, policy: TrainablePolicy) -> None:
-    shorter = TrainablePolicy(GrpoConfig.of(policy=policy.name, steps=1), Accelerator())
+def test_a_run_cannot_end_before_the_steps_that_it_took(run: Path, policy: Learner) -> None:
     with pytest.raises(RunError, match="has taken 2 steps: it cannot end after 1"):
-        shorter.restore(run)
-    other_course = TrainablePolicy(GrpoConfig.of(policy=policy.name, steps=3, cooldown=1.0), Accelerator())
+        keeper_of(policy, run, steps=1).restore()
     with pytest.raises(RunError, match="learning rate of step 0"):
-        other_course.restore(run)
+        keeper_of(policy, run, steps=3, cooldown=1.0).restore()

@@ -17,8 +17,8 @@ from hrm_agent.store import RunStore
 from hrm_agent.training.advantages import whole_trajectory
 from hrm_agent.training.batch import build_batches, linearise
 from hrm_agent.training.configs import GrpoConfig, SftConfig
+from hrm_agent.training.learner import Learner
 from hrm_agent.training.penalties import penalty_error
-from hrm_agent.training.policy import TrainablePolicy
 from hrm_agent.training.sft import Conversation, answer_text, save_policy, tokenize, train_sft
 from hrm_agent.training.small_policy.architecture import new_model
 from hrm_agent.training.small_policy.cold_start import build_tokenizer
@@ -51,7 +51,7 @@ async def test_the_tokens_of_a_fenced_call_are_trained(
 ) -> None:
     codec = learned(tmp_path / "policy")
     config = GrpoConfig.of(policy=str(tmp_path / "policy"), learning_rate=1e-4, warmup_steps=0, weight_decay=0.0)
-    policy = TrainablePolicy(config, Accelerator())
+    policy = Learner(config, Accelerator())
     runner = EpisodeRunner(store, policy.engine, policy.name, environment, Sampling(max_tokens=64))
     trajectory = await runner.run(Episode(TASK, "thread", context={"tool_format": "fenced"}, seed=0))
 
@@ -67,7 +67,7 @@ async def test_the_tokens_of_a_fenced_call_are_trained(
     before = _logprob(policy, trajectory.calls[0].token_ids, len(block))
     batches = build_batches([trajectory], [_overlay(trajectory, -1.0)], token_budget=4096)
     assert sum(batch.trained_tokens for batch in batches) == sum(example.mask)
-    assert policy.update(batches)["grad_norm"] > 0
+    assert policy.update(batches, 1e-4)["grad_norm"] > 0
     assert _logprob(policy, trajectory.calls[0].token_ids, len(block)) < before, "what was punished is less likely"
     policy.engine.close()
 
@@ -79,7 +79,7 @@ def _overlay(trajectory: Any, advantage: float) -> Overlay:
     )  # fmt: skip
 
 
-def _logprob(policy: TrainablePolicy, token_ids: tuple[int, ...], last: int) -> float:
+def _logprob(policy: Learner, token_ids: tuple[int, ...], last: int) -> float:
     """Of the last tokens of a sequence, under the weights as they are."""
     ids = torch.tensor([token_ids])
     with torch.no_grad():

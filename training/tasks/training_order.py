@@ -23,19 +23,26 @@ from hrm_agent.trajectory import derive_seed
 __all__ = ["interleaved", "training_tasks"]
 
 
-def training_tasks(spec: str, *, seed: int, count: int, block: int, folder: Path | None = None) -> list[Task]:
+def training_tasks(
+    spec: str, *, seed: int, count: int, block: int, problems: int | None = None, folder: Path | None = None
+) -> list[Task]:
     """The first `count` tasks of the training split of `spec`; a longer list begins with the shorter one.
 
     Except where a family makes other tasks for another size of its data set (Reasoning Gym's `acre`) and the list grows
     by a block.
 
+    `problems`: size of the pool that is passed through again and again; None: all that the family has, or as many as
+    are asked for. A mixture has none.
+
     Raises `TaskError` for what `load_tasks` refuses, and for a family without any task.
     """
     name, _, rest = spec.partition(":")
     if name == "mix":
+        if problems:
+            raise TaskError("A mixture has no pool of one size.", "Leave `problems` out.")
         return _mixed(rest, seed, count, block, folder)
-    size = ceil(count / block) * block
-    if name == "reasoning_gym":
+    size = problems or ceil(count / block) * block
+    if name == "reasoning_gym" and not problems:
         places = _pass(size, 0, seed, block)[:count]
         return load_reasoning_gym(rest, split="train", seed=seed, count=size, places=places)
     pool = load_tasks(spec, split="train", seed=seed, count=size, folder=folder)

@@ -85,7 +85,7 @@ def _add_fields(parser: Parser, model: type[BaseModel], prefix: str = "", flags:
         if inner is not None:
             part = issubclass(inner, ConfigPart)
             _add_fields(parser, inner, f"{prefix}{name}.", flags if part else f"{flags}{name}.")
-        else:
+        elif not any(nested_model(item) for item in get_args(field.annotation)):  # a list of tables has no flag
             flag = f"--{flags}{name}".replace("_", "-")
             group.add_argument(flag, dest=_DEST + prefix + name, default=None, help=_help(field), **_kind(field))
 

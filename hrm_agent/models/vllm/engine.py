@@ -84,6 +84,12 @@ class VllmEngine:
         future.set_exception(error)
         return future
 
+    def publish(self, version: int, state_dict: Any = None) -> None:
+        """Raises `ModelError`: the weights are the server's."""
+        raise ModelError(
+            f"{self.name} cannot be given weights: they are its server's.", "Sample with an engine of this process."
+        )
+
     def capabilities(self) -> Capabilities:
         """What the server's model can do; `trainable` is whether a trainer here could change its weights."""
         return Capabilities(

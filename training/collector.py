@@ -1,0 +1,134 @@
+"""Groups of rollouts of one policy, as they end.
+
+A step begins some groups and may begin more while it looks at those that have ended: in place of each group that
+teaches nothing, another prompt (dynamic sampling). Groups are numbered in the order in which they were begun, and the
+number decides their task and their seeds. Which groups a step comes to does not depend on which of them ends first: it
+begins one more for each rejected one among those begun, and the least number of groups for which that holds is the
+same in any order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hrm_agent.runtime.episode import Episode, EpisodeRunner
+from hrm_agent.runtime.execution.run_group import run_group
+from hrm_agent.training.configs import GrpoConfig
+from hrm_agent.training.rollout import Attempts, attempts_of, group_episodes, leases_of, refuse_other_tasks
+from hrm_agent.training.tasks import Task
+from hrm_agent.training.worker_pool import RolloutWorkers
+from hrm_agent.trajectory import Trajectory
+
+__all__ = ["Collector", "Group", "Groups"]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The rollouts of one prompt."""
+
+    place: int
+    """Its number among the groups of the step."""
+    attempts: tuple[Attempts, ...]
+    """Of each rollout."""
+
+    @property
+    def versions(self) -> frozenset[int]:
+        """Of the policy that sampled them."""
+        return frozenset(call.policy_version for attempts in self.attempts for call in attempts[-1].own_calls)
+
+
+class Groups:
+    """Those of one step: an async iterator over groups as they end, to which more can be added while it goes on."""
+
+    def __init__(self, run: Callable[[int, Task], Coroutine[Any, Any, Group]]) -> None:
+        self._run = run
+        self.begun = 0
+        """How many groups were begun."""
+        self._running: set[asyncio.Task[Group]] = set()
+
+    def begin(self, task: Task) -> None:
+        """One more group."""
+        self._running.add(asyncio.create_task(self._run(self.begun, task)))
+        self.begun += 1
+
+    def __aiter__(self) -> Groups:
+        return self
+
+    async def __anext__(self) -> Group:
+        if not self._running:
+            raise StopAsyncIteration
+        ended, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+        first = ended.pop()
+        self._running.discard(first)
+        return first.result()
+
+    async def cancel(self) -> None:
+        """End what is under way."""
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+
+class Collector:
+    """Rolls out the groups of a run's steps."""
+
+    def __init__(
+        self,
+        runner: EpisodeRunner,
+        run_id: str,
+        folder: Path,
+        config: GrpoConfig,
+        *,
+        workers: RolloutWorkers | None = None,
+        on_rollout: Callable[[Trajectory], None] | None = None,
+    ) -> None:
+        """`workers`: processes that run the graphs; None: this one."""
+        self._runner, self._run_id, self._folder, self._workers = runner, run_id, folder, workers
+        self._attempt = attempts_of(runner, concurrency=config.concurrency, on_done=on_rollout, workers=workers)
+
+    @asynccontextmanager
+    async def groups(
+        self, stage: str, config: GrpoConfig, tasks: list[Task], *, samples: int | None = None
+    ) -> AsyncGenerator[Groups]:
+        """The groups of `tasks`, all under way. `stage` names the step, and with it the threads.
+
+        An error that is no fault of a policy or a graph (the store cannot be written) ends the rest, and is raised.
+        """
+        async with AsyncExitStack() as leases:
+
+            def episodes_of(place: int, task: Task) -> list[Episode]:
+                return group_episodes(
+                    [task],
+                    samples or config.samples,
+                    run_id=self._run_id,
+                    stage=stage,
+                    seed=config.seed,
+                    graph=config.graph,
+                    context=config.context,
+                    verified=config.rewards is None,
+                    options=config.task_options(),
+                    first=place,
+                )
+
+            async def run(place: int, task: Task) -> Group:
+                episodes = episodes_of(place, task)
+                if place >= len(tasks):
+                    leases.enter_context(leases_of(episodes, self._runner, self._workers))
+                attempts = await run_group(episodes, self._attempt)
+                refuse_other_tasks({first.thread_id: first.task for first, *_ in attempts}, episodes, self._folder)
+                return Group(place, tuple(attempts))
+
+            begun = [episode for place, task in enumerate(tasks) for episode in episodes_of(place, task)]
+            leases.enter_context(leases_of(begun, self._runner, self._workers))
+            groups = Groups(run)
+            try:
+                for task in tasks:
+                    groups.begin(task)
+                yield groups
+            finally:
+                await groups.cancel()

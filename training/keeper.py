@@ -1,0 +1,110 @@
+"""What a training keeps in its folder: metrics, checkpoints with all that the next step depends on, and its models.
+
+RUN/metrics.jsonl                   a row a step
+RUN/checkpoints/step-000012/        weights, optimiser, and how far the run has come
+RUN/best/                           the best weights by held-out problems, where it evaluates
+RUN/model/                          what it comes to
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hrm_agent.files import read_whole, replacing
+from hrm_agent.training.checkpoints import Checkpoints, keep_model, write_whole
+from hrm_agent.training.configs import GrpoConfig
+from hrm_agent.training.learner import Learner
+from hrm_agent.training.metrics import MetricsLog, Row
+from hrm_agent.training.schedule import Schedule, refuse_other_course
+from hrm_agent.training.source import RunProgress
+
+__all__ = ["Keeper"]
+
+_STATE = "state.json"
+_SCHEDULE = "schedule.json"
+"""How many steps the run is to take. A checkpoint says so, too, but steps after it may be those of a longer run."""
+
+
+class Keeper:
+    """The folder of a run."""
+
+    def __init__(self, folder: Path, config: GrpoConfig, learner: Learner) -> None:
+        self.folder, self.config, self._learner = folder, config, learner
+        self._log: MetricsLog | None = None
+
+    def restore(self, with_rollouts: Callable[[], int] = lambda: 0) -> RunProgress:
+        """Go on from the newest whole checkpoint, if there is one; how far the run has come.
+
+        `with_rollouts`: how many steps are behind the newest rollouts on record, which are not sampled again. Runs of
+        earlier versions drew their tasks from one block of all of them, and go on so (a `mix:` of tasks does not: they
+        drew from it in another way): `config` says it. Raises `RunError` where no checkpoint is whole, or where the
+        steps that were taken are not the first of those that are asked for now.
+        """
+        checkpoints, config = self._checkpoints, self.config
+        state = checkpoints.restore(self._read)
+        version = int(state["version"]) if state else 0
+        before = _steps_before(self.folder) or int((state or {}).get("steps", config.steps))
+        if before != config.steps:
+            taken = max(version, checkpoints.newest_step, with_rollouts())
+            optim = config.optim
+            now = Schedule(config.steps, optim.warmup_steps, optim.cooldown, optim.fall, optim.least_rate)
+            refuse_other_course(now, before, taken, self.folder)
+        with replacing(self.folder / _SCHEDULE) as part:
+            part.write_text(json.dumps({"steps": config.steps}), encoding="utf-8")
+        if state is None:
+            return RunProgress()
+        block = int(state.get("shuffle_block", config.steps * config.rollout.prompts_per_step))
+        self.config = config.but(shuffle_block=block)
+        drawn = version * config.rollout.prompts_per_step
+        return RunProgress.model_validate(state["progress"]) if "progress" in state else RunProgress(cursor=drawn)
+
+    def keep(self, row: Row, progress: RunProgress) -> None:
+        """Keep what a step came to: its row, and a checkpoint where one is due."""
+        if self._log is None:
+            self._log = MetricsLog(self.folder / "metrics.jsonl", before_step=int(row["step"]))
+        self._log.append(row)
+        self._log.sync()
+        self.checkpoint(progress)
+
+    def checkpoint(self, progress: RunProgress) -> None:
+        """Keep everything that the next step depends on, where a checkpoint is due."""
+        version = self._learner.version
+        if self._checkpoints.is_due(version, self.config.steps):
+            self._checkpoints.save(version, lambda folder: self._write(folder, progress))
+
+    def best(self) -> Path:
+        """Keep the weights as the best ones so far."""
+        return write_whole(self.folder / "best", self._learner.version, self._learner.save)
+
+    def end(self) -> Path:
+        """The folder of the trained model, written where it is not there."""
+        return keep_model(self.folder, self._learner.version, self._learner.save)
+
+    @property
+    def _checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.folder, keep=self.config.keep.checkpoints, every=self.config.keep.checkpoint_every)
+
+    def _write(self, folder: Path, progress: RunProgress) -> None:
+        config = self.config
+        self._learner.write(folder)
+        state = {
+            "version": self._learner.version,
+            "steps": config.steps,
+            "shuffle_block": config.rollout.shuffle_block,
+            "progress": progress.model_dump(),
+        }
+        (folder / _STATE).write_text(json.dumps(state), encoding="utf-8")
+
+    def _read(self, folder: Path) -> dict[str, Any]:
+        state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+        self._learner.read(folder, int(state["version"]))
+        return state
+
+
+def _steps_before(run: Path) -> int | None:
+    """`steps` of the run when it was last resumed; None for a new run, or one of an earlier version."""
+    text = read_whole(run / _SCHEDULE)
+    return int(json.loads(text)["steps"]) if text is not None else None

@@ -1,0 +1,96 @@
+"""The policy under training: weights, optimiser and version, and the engine that samples from the same weights.
+
+In one process the engine and the trainer share one module, so that publishing version n + 1 is a matter of telling
+the engine to forget its cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_model
+
+from hrm_agent.models.local.engine import TransformersEngine
+from hrm_agent.models.local.load_weights import load_pretrained
+from hrm_agent.models.policy_loader import model_folder
+from hrm_agent.training.batch import MicroBatch
+from hrm_agent.training.configs import GrpoConfig
+from hrm_agent.training.optimizer_step import policy_update
+from hrm_agent.training.schedule import dropout_seed
+from hrm_agent.training.sft import save_policy
+from hrm_agent.trajectory import derive_seed
+
+__all__ = ["Learner"]
+
+_OPTIMIZER = "optimizer.pt"
+
+
+class Learner:
+    """A causal LM with its optimiser, its version, and its engine."""
+
+    def __init__(self, config: GrpoConfig, accelerator: Accelerator) -> None:
+        """`config.policy` must name weights on this machine."""
+        self.name = config.policy
+        self.accelerator = accelerator
+        # AdamW needs single precision: at a learning rate of 1e-6 an update is lost in the rounding of half precision.
+        model, self.tokenizer = load_pretrained(model_folder(self.name), dtype="float32")
+        optim = config.optim
+        optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=optim.learning_rate,
+            betas=(optim.adam_beta1, optim.adam_beta2),
+            weight_decay=optim.weight_decay,
+        )
+        self.model, self.optimizer = accelerator.prepare(model, optimizer)
+        self.engine = TransformersEngine(accelerator.unwrap_model(self.model), self.tokenizer, name=self.name)
+        self._config = config
+
+    @property
+    def version(self) -> int:
+        """Number of optimiser steps behind the weights."""
+        return self.engine.policy_version
+
+    def update(self, batches: Sequence[MicroBatch], rate: float) -> dict[str, Any]:
+        """One optimiser step, then version n + 1 on the engine, whether or not there was anything to learn."""
+        config = self._config
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        with dropout_seed(derive_seed(config.seed, "dropout", self.version)):
+            metrics = policy_update(
+                self.model,
+                self.optimizer,
+                batches,
+                accelerator=self.accelerator,
+                max_grad_norm=config.optim.max_grad_norm,
+                clip_low=config.loss.clip_low,
+                clip_high=config.loss.clip_high,
+                on_policy=True,
+            )
+        self.engine.publish(self.version + 1)
+        return {**metrics, "learning_rate": rate}
+
+    def begin_optimizer_afresh(self) -> None:
+        """Forget the means of past gradients."""
+        self.optimizer.state.clear()
+
+    def save(self, folder: Path) -> None:
+        """Save weights, tokenizer and chat template in Hugging Face's layout, with a card that says whence they are."""
+        card = f"# {self.name}, trained\n\n{self.version} steps of reinforcement learning with\n\n```json\n"
+        card += f"{self._config.model_dump_json(indent=2)}\n```\n"
+        save_policy(self.accelerator.unwrap_model(self.model), self.tokenizer, folder, card)
+
+    def write(self, folder: Path) -> None:
+        """Weights and optimiser, for a checkpoint."""
+        self.save(folder)
+        torch.save(self.optimizer.state_dict(), folder / _OPTIMIZER)
+
+    def read(self, folder: Path, version: int) -> None:
+        """Go on from what `write` wrote, as `version`."""
+        optimizer = torch.load(folder / _OPTIMIZER, weights_only=True)
+        load_model(self.accelerator.unwrap_model(self.model), folder / "model.safetensors")
+        self.optimizer.load_state_dict(optimizer)
+        self.engine.publish(version)
