@@ -1,4 +1,4 @@
-"""The clipped surrogate of GRPO-RoC, and the log-probs it needs.
+"""The clipped surrogate of GRPO-RoC.
 
     J = 1 / N * sum over trained tokens of min(r A, clip(r, 1 - clip_low, 1 + clip_high) A),     r = pi / pi_old
 
@@ -11,115 +11,18 @@ entropy term. N is passed in: a mean over each micro-batch would weigh a token b
 
 pi is the distribution that was sampled from: the log-probs are log softmax(logits / T) with the temperature T of each
 token's own call. A policy sampled at T and trained at 1 would be another one.
-
-Of a batch's positions only a part is trained, and the output layer is the widest of the model. `token_logprobs`
-therefore narrows the hidden states to the positions that predict a trained token *before* the output layer. It does so
-by a hook on that layer, within the model's ordinary forward, so that whatever wraps the model (DDP, FSDP, LoRA) and
-whatever follows the layer (soft caps, scales) stays as it is.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from jaxtyping import Float
+from torch import Tensor
 
-from hrm_agent.training.batch import MicroBatch
-
-__all__ = [
-    "chosen_logprobs",
-    "clipped_surrogate",
-    "merge_metrics",
-    "sampled_and_recorded_logprobs",
-    "token_logits",
-    "token_logprobs",
-]
-
-CHUNK_ELEMENTS = 2**25
-"""Logits taken through the log-softmax at once: 128 MiB in single precision."""
-
-
-def token_logprobs(model: nn.Module, batch: MicroBatch) -> Float[Tensor, " N"]:
-    """Log-probs of the trained tokens of `batch` at their temperatures, in row-major order (`x_BT[loss_mask_BT]`).
-
-    Nothing may sample from the same module meanwhile: the hook is on it.
-    """
-    return chosen_logprobs(*_at(batch, batch.temperatures_BT, token_logits(model, batch)))
-
-
-def token_logits(model: nn.Module, batch: MicroBatch) -> Float[Tensor, "N V"]:
-    """The logits from which the trained tokens of `batch` were sampled, in row-major order."""
-    rows_N, columns_N = batch.loss_mask_BT.nonzero(as_tuple=True)
-    with _only_positions(_output_layer(model), rows_N, columns_N - 1):
-        return model(input_ids=batch.token_ids_BT, use_cache=False).logits
-
-
-def sampled_and_recorded_logprobs(
-    model: nn.Module, batch: MicroBatch
-) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-    """`token_logprobs`, and without a gradient the same at the temperatures at which log-probs were recorded.
-
-    The two differ where an engine recorded raw log-probs of a call at another temperature than 1. A raw log-prob of one
-    token does not determine the tempered one (that takes all logits), so such a record cannot stand in a ratio; but it
-    can be compared with what the trainer computes.
-    """
-    logits_NV = token_logits(model, batch)
-    logprobs_N = chosen_logprobs(*_at(batch, batch.temperatures_BT, logits_NV))
-    if torch.equal(batch.temperatures_BT, batch.old_temperatures_BT):
-        return logprobs_N, logprobs_N.detach()
-    return logprobs_N, chosen_logprobs(*_at(batch, batch.old_temperatures_BT, logits_NV.detach()))
-
-
-def _at(batch: MicroBatch, temperatures_BT: Tensor, logits_NV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    mask_BT = batch.loss_mask_BT
-    return logits_NV, batch.token_ids_BT[mask_BT], temperatures_BT[mask_BT]
-
-
-def _output_layer(model: nn.Module) -> nn.Module:
-    """The layer that turns hidden states into logits, inside whatever wraps the model."""
-    while not hasattr(model, "get_output_embeddings"):
-        model = model.get_submodule("module")
-    layer = model.get_output_embeddings()  # type: ignore[operator]
-    assert isinstance(layer, nn.Module)
-    return layer
-
-
-@contextmanager
-def _only_positions(layer: nn.Module, rows_N: Tensor, columns_N: Tensor) -> Generator[None]:
-    """Within the block `layer` sees the hidden states of the given positions only."""
-
-    def narrow(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Tensor]:
-        return (inputs[0][rows_N, columns_N],)
-
-    handle = layer.register_forward_pre_hook(narrow)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def chosen_logprobs(
-    logits_NV: Float[Tensor, "N V"],
-    token_ids_N: Int[Tensor, " N"],
-    temperatures_N: Float[Tensor, " N"] | None = None,
-) -> Float[Tensor, " N"]:
-    """Log-softmax of each row at its token, in single precision, a bounded number of logits at a time.
-
-    Rows are divided by their temperatures; None: 1 for all.
-    """
-    size = max(1, CHUNK_ELEMENTS // logits_NV.shape[-1])
-    logits, token_ids = logits_NV.split(size), token_ids_N.split(size)
-    if temperatures_N is None or bool((temperatures_N == 1).all()):
-        divided = (rows.float() for rows in logits)
-    else:
-        divided = (rows.float() / t[:, None] for rows, t in zip(logits, temperatures_N.split(size), strict=True))
-    chunks = zip(divided, token_ids, strict=True)
-    return torch.cat([-nn.functional.cross_entropy(rows, ids, reduction="none") for rows, ids in chunks])
+__all__ = ["clipped_surrogate", "merge_metrics"]
 
 
 def clipped_surrogate(

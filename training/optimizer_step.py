@@ -29,7 +29,8 @@ from torch import Tensor, nn
 
 from hrm_agent.errors import ModelError
 from hrm_agent.training.batch import MicroBatch
-from hrm_agent.training.loss import clipped_surrogate, merge_metrics, sampled_and_recorded_logprobs
+from hrm_agent.training.logprobs import sampled_and_recorded_logprobs
+from hrm_agent.training.loss import clipped_surrogate, merge_metrics
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -100,9 +101,9 @@ def policy_update(
 
 def _require_sampled_logprobs(batches: Sequence[MicroBatch]) -> None:
     for batch in batches:
-        wrong_N = (batch.old_temperatures_BT != batch.temperatures_BT)[batch.loss_mask_BT]
-        if wrong_N.any():
-            at = float(batch.temperatures_BT[batch.loss_mask_BT][wrong_N][0])
+        wrong_K = batch.old_temperatures_K != batch.temperatures_K
+        if wrong_K.any():
+            at = float(batch.temperatures_K[wrong_K][0])
             raise ModelError(
                 f"Tokens sampled at temperature {at:g} have raw log-probs on record, and the ratio of an off-policy "
                 "step needs those of the distribution that was sampled.",
@@ -114,12 +115,10 @@ def _require_sampled_logprobs(batches: Sequence[MicroBatch]) -> None:
 def _loss(
     model: nn.Module, batch: MicroBatch, denominator: float, on_policy: bool, clip: dict[str, Any]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    logprobs_N, comparable_N = sampled_and_recorded_logprobs(model, batch)
-    engine_logprobs_N = batch.old_logprobs_BT[batch.loss_mask_BT]
-    old_logprobs_N = logprobs_N.detach() if on_policy else engine_logprobs_N
-    advantages_N = batch.advantages_BT[batch.loss_mask_BT]
-    loss, metrics = clipped_surrogate(logprobs_N, old_logprobs_N, advantages_N, denominator, **clip)
-    difference = (comparable_N - engine_logprobs_N).abs().sum() / denominator
+    logprobs_K, comparable_K = sampled_and_recorded_logprobs(model, batch)
+    old_logprobs_K = logprobs_K.detach() if on_policy else batch.old_logprobs_K
+    loss, metrics = clipped_surrogate(logprobs_K, old_logprobs_K, batch.weights_K, denominator, **clip)
+    difference = (comparable_K - batch.old_logprobs_K).abs().sum() / denominator
     return loss, {**metrics, "engine_difference": difference}
 
 
@@ -148,9 +147,21 @@ def _agree(tokens: int, rounds: int, accelerator: Accelerator | None, device: to
 
 def _idle_batch(device: torch.device) -> MicroBatch:
     """A batch that trains nothing, for a rank that has no more."""
-    zeros = torch.zeros(1, 1, dtype=torch.long)
-    ones = torch.ones(1, 1)
-    return MicroBatch(zeros, zeros.bool(), zeros.float(), zeros.float(), ones, ones).to(device)
+    no_tokens, nothing = torch.zeros(0, dtype=torch.long), torch.zeros(0)
+    one = torch.zeros(1, dtype=torch.long)
+    return MicroBatch(
+        token_ids_N=one,
+        positions_N=one,
+        parents_N=one - 1,
+        loss_indices_K=no_tokens,
+        weights_K=nothing,
+        old_logprobs_K=nothing,
+        temperatures_K=nothing,
+        old_temperatures_K=nothing,
+        versions_K=no_tokens,
+        sequences_K=no_tokens,
+        lengths_K=nothing,
+    ).to(device)
 
 
 def _clip(model: nn.Module, max_grad_norm: float, accelerator: Accelerator | None) -> Tensor:
