@@ -40,6 +40,8 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from hrm_agent.testing import tiny_network
 from hrm_agent.training.advantages import group_advantages
 from hrm_agent.training.batch import MicroBatch, build_batches
+from hrm_agent.training.logprobs.padded import padded
+from hrm_agent.training.objectives import LossOptions
 from hrm_agent.training.optimizer_step import policy_update
 from hrm_agent.training.roc import select
 from hrm_agent.trajectory import (
@@ -125,7 +127,7 @@ def ours(trajectories: Sequence[Trajectory], overlays: Sequence[Overlay]) -> Ste
 
     def step() -> float:
         batches = build_batches(trajectories, overlays, token_budget=TOKEN_BUDGET)
-        return policy_update(model, optimizer, batches)["grad_norm"]
+        return policy_update(model, optimizer, batches, loss=LossOptions(old_logprobs="engine"))["grad_norm"]
 
     return step
 
@@ -148,11 +150,12 @@ def bare(trajectories: Sequence[Trajectory], overlays: Sequence[Overlay]) -> Ste
 
 
 def _bare_loss(model: torch.nn.Module, batch: MicroBatch, total: int) -> Tensor:
-    logits = model(input_ids=batch.token_ids_BT, use_cache=False).logits[:, :-1]
-    logprobs = logits.log_softmax(-1).gather(-1, batch.token_ids_BT[:, 1:, None])[..., 0]
-    ratio = (logprobs - batch.old_logprobs_BT[:, 1:]).exp()
-    advantages, mask = batch.advantages_BT[:, 1:], batch.loss_mask_BT[:, 1:]
-    return -(torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.28) * advantages) * mask).sum() / total
+    token_ids_BT, rows_N = padded(batch)
+    logits = model(input_ids=token_ids_BT, use_cache=False).logits[:, :-1]
+    logprobs = logits.log_softmax(-1).gather(-1, token_ids_BT[:, 1:, None])[..., 0]
+    trained = batch.loss_indices_K
+    ratio = (logprobs[rows_N[trained], batch.positions_N[trained] - 1] - batch.old_logprobs_K).exp()
+    return -torch.minimum(ratio * batch.weights_K, ratio.clamp(0.8, 1.28) * batch.weights_K).sum() / total
 
 
 def trl(trajectories: Sequence[Trajectory], overlays: Sequence[Overlay]) -> Step:

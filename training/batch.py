@@ -7,19 +7,16 @@ forked run inherited are context in its rows: they are trained where they were m
 not correctness, and the graphs here fork little; a tree-attention mask would save it and would need every architecture
 to accept one.
 
-Rows are sorted by length and cut into micro-batches under a budget of *padded* tokens, padded on the right. There is no
-attention mask and there are no position ids: in a causal model no token sees the padding to its right, and positions
-count from 0 anyway. Measured for 128 rows of about 200 tokens and a model of 460K parameters on one core, forward and
-backward: 1.30 CPU-s like this, 1.65 with an attention mask (which takes the attention off its causal kernel), 5.2 with
-rows packed into one under a block-diagonal mask, whose cost is quadratic in the packed length. The padding that packing
-would save is 2.6 % of the tokens at a budget of 2048, 5 % at 4096, 9 % at 8192.
+Rows are sorted by length and cut into micro-batches under a budget of *padded* tokens. A micro-batch itself is flat:
+the tokens that are forwarded, each with its position and the token before it, and beside them one entry for each token
+that is trained. How it is forwarded is the business of `hrm_agent.training.logprobs`.
 
 What a call was sampled at is what it is trained at: each token has its call's temperature, and the loss takes the log
 softmax of the logits divided by it. Calls whose tokens are no sample of that distribution (temperature 0, top-p, a
 schema) are context: `no_gradient` says why.
 
-By the next-token convention `token_ids_BT[b, t]` is predicted at `t - 1`. A mask, a log-prob or an advantage stands at
-the place of the token that it belongs to.
+By the next-token convention a token is predicted at the one before it. A mask, a log-prob or a weight stands at the
+place of the token that it belongs to.
 """
 
 # Shapes stand in the names of fields too.
@@ -29,16 +26,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from hrm_agent.errors import ModelError
-from hrm_agent.training.advantages import Credit, whole_trajectory
+from hrm_agent.training.advantages import Credit, as_recorded
 from hrm_agent.trajectory import Call, DropReason, LogprobKind, Overlay, Trajectory, Verdict
 from hrm_agent.trajectory.forest import paths
 
@@ -93,12 +90,18 @@ class Row:
     """True where the token is trained in this row."""
     old_logprobs: np.ndarray
     """Natural log, as the engine reported it; 0 where not trained."""
-    advantages: np.ndarray
-    """0 where not trained."""
+    weights: np.ndarray
+    """Advantage times credit; 0 where not trained."""
     temperatures: np.ndarray
     """At which the token was sampled; 1 where not trained."""
     old_temperatures: np.ndarray
     """At which `old_logprobs` are: 1 for raw ones, the token's own for tempered ones; 1 where not trained."""
+    versions: np.ndarray
+    """Policy version that sampled the token; 0 where not trained."""
+    sequence: int = 0
+    """Number of the trajectory within the batch of the whole step."""
+    sequence_tokens: int = 0
+    """Trained tokens of the trajectory, over all its rows."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -106,24 +109,34 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows of like length, right-padded to B x T."""
+    """N tokens that are forwarded, each once, and K entries of the loss, in row-major order of the rows."""
 
-    token_ids_BT: Int[Tensor, "B T"]
-    """Token ids; the padding token's where a row is padded."""
-    loss_mask_BT: Bool[Tensor, "B T"]
-    """True on tokens to train; never in column 0, which nothing predicts."""
-    old_logprobs_BT: Float[Tensor, "B T"]
-    """Natural log, as the engine reported it; 0 where not trained."""
-    advantages_BT: Float[Tensor, "B T"]
-    """Advantage of each token's call; 0 where not trained."""
-    temperatures_BT: Float[Tensor, "B T"]
-    """Sampling temperature of each token's call; 1 where not trained."""
-    old_temperatures_BT: Float[Tensor, "B T"]
-    """Temperature that `old_logprobs_BT` are at: 1 for raw ones, the call's for tempered ones; 1 where not trained."""
+    token_ids_N: Int[Tensor, " N"]
+    """Token ids; no padding among them."""
+    positions_N: Int[Tensor, " N"]
+    """Depth of each token in its sequence, from 0."""
+    parents_N: Int[Tensor, " N"]
+    """Index in N of the token before it; -1 for the first of a sequence."""
+    loss_indices_K: Int[Tensor, " K"]
+    """Index in N of each token to train, never of a first one. Siblings that sampled the same have an entry each."""
+    weights_K: Float[Tensor, " K"]
+    """Advantage times credit."""
+    old_logprobs_K: Float[Tensor, " K"]
+    """Natural log, as the engine reported it."""
+    temperatures_K: Float[Tensor, " K"]
+    """Sampling temperature of each token's call."""
+    old_temperatures_K: Float[Tensor, " K"]
+    """Temperature that `old_logprobs_K` are at: 1 for raw ones, the call's for tempered ones."""
+    versions_K: Int[Tensor, " K"]
+    """Policy version that sampled the token."""
+    sequences_K: Int[Tensor, " K"]
+    """Number of the token's trajectory within the batch of the whole step, the same in all micro-batches."""
+    lengths_K: Float[Tensor, " K"]
+    """Trained tokens of that trajectory in the whole step."""
 
     @property
     def trained_tokens(self) -> int:
-        return int(self.loss_mask_BT.sum())
+        return len(self.loss_indices_K)
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """The same on `device`."""
@@ -135,47 +148,46 @@ def build_batches(
     overlays: Iterable[Overlay],
     *,
     token_budget: int,
-    pad_id: int = 0,
-    credit: Credit = whole_trajectory,
+    whole_trajectories: bool = False,
+    credit: Credit = as_recorded,
 ) -> list[MicroBatch]:
     """Micro-batches of what the overlays keep; empty if they keep nothing.
 
     Raises `ModelError` if something was kept but none of it can be trained on.
     """
-    return micro_batches(kept_rows(trajectories, overlays, credit), token_budget=token_budget, pad_id=pad_id)
+    rows = kept_rows(trajectories, overlays, credit)
+    return micro_batches(rows, token_budget=token_budget, whole_trajectories=whole_trajectories)
 
 
 def kept_rows(
-    trajectories: Iterable[Trajectory], overlays: Iterable[Overlay], credit: Credit = whole_trajectory
+    trajectories: Iterable[Trajectory], overlays: Iterable[Overlay], credit: Credit = as_recorded
 ) -> list[Row]:
     """The rows of all kept trajectories, in the order of the overlays; an empty list if nothing was kept.
+
+    `credit` gives each call its weight: by default what the overlays say of it, or the advantage of its trajectory.
 
     Raises `ModelError` if something was kept but none of it can be trained on.
     """
     by_id = {trajectory.id: trajectory for trajectory in trajectories}
     kept = [overlay for overlay in overlays if overlay.verdict is Verdict.KEPT]
-    rows: list[Row] = []
-    for overlay in kept:
-        if overlay.advantage is None:
-            raise ValueError(f"trajectory {overlay.trajectory_id} was kept but has no advantage")
-        trajectory = by_id[overlay.trajectory_id]
-        rows += linearise(trajectory, credit(trajectory, overlay.advantage))
+    whole = [by_id[overlay.trajectory_id] for overlay in kept]
+    weights = credit(whole, kept)
+    rows = [row for sequence, each in enumerate(whole) for row in linearise(each, weights, sequence)]
     if kept and not rows:
         raise ModelError(
-            f"None of the {len(kept)} kept trajectories has a sampled token to train on: "
-            f"{_why_untrainable(by_id[kept[0].trajectory_id])}.",
+            f"None of the {len(kept)} kept trajectories has a sampled token to train on: {_why_untrainable(whole[0])}.",
             "Sample with a policy that reports token ids, at a temperature above 0 and with top_p 1.",
         )
     return rows
 
 
-def linearise(trajectory: Trajectory, advantage_by_call: Mapping[str, float]) -> list[Row]:
-    """One row for each path that has tokens to train.
+def linearise(trajectory: Trajectory, weight_by_call: Mapping[str, float], sequence: int = 0) -> list[Row]:
+    """One row for each path that has tokens to train; `sequence`: the trajectory's number within the batch.
 
-    Calls without an advantage, untrainable ones, other models' and those that a fork inherited are context only.
+    Calls without a weight, untrainable ones, other models' and those that a fork inherited are context only.
     """
     free = {call.id for call in trajectory.own_calls if no_gradient(call, trajectory.policy) is None}
-    own = free & advantage_by_call.keys()
+    own = free & weight_by_call.keys()
     trained: set[str] = set()
     rows: list[Row] = []
     for path in paths(trajectory.calls):
@@ -183,19 +195,21 @@ def linearise(trajectory: Trajectory, advantage_by_call: Mapping[str, float]) ->
         # A path stops at its last call with something to train: what follows is nobody's context.
         while path and path[-1].id not in fresh:
             path = path[:-1]
-        row = _row(path, {name: advantage_by_call[name] for name in fresh})
+        row = _row(path, {name: weight_by_call[name] for name in fresh})
         trained.update(fresh)
         if row.loss_mask.any():
             rows.append(row)
-    return rows
+    tokens = sum(int(row.loss_mask.sum()) for row in rows)
+    return [replace(row, sequence=sequence, sequence_tokens=tokens) for row in rows]
 
 
 def _row(path: Sequence[Call], fresh: Mapping[str, float]) -> Row:
     """The tokens of `path`, with the loss on the sampled tokens of the calls in `fresh`."""
     size = sum(len(call.token_ids) for call in path)
     token_ids, loss_mask = np.zeros(size, np.int64), np.zeros(size, np.bool_)
-    old_logprobs, advantages = np.zeros(size, np.float32), np.zeros(size, np.float32)
+    old_logprobs, weights = np.zeros(size, np.float32), np.zeros(size, np.float32)
     temperatures, old_temperatures = np.ones(size, np.float32), np.ones(size, np.float32)
+    versions = np.zeros(size, np.int64)
     start = 0
     for call in path:
         span = slice(start, start := start + len(call.token_ids))
@@ -204,13 +218,14 @@ def _row(path: Sequence[Call], fresh: Mapping[str, float]) -> Row:
             mask = np.asarray(call.mask, np.bool_)
             loss_mask[span] = mask
             old_logprobs[span] = np.where(mask, call.logprobs, 0.0)
-            advantages[span] = np.where(mask, fresh[call.id], 0.0)
+            weights[span] = np.where(mask, fresh[call.id], 0.0)
             temperatures[span] = np.where(mask, call.sampled_with.temperature, 1.0)
+            versions[span] = np.where(mask, call.policy_version, 0)
             if call.logprob_kind is LogprobKind.TEMPERED:
                 old_temperatures[span] = temperatures[span]
     if loss_mask[:1].any():
         raise ValueError(f"call {path[0].id} begins with a sampled token: nothing predicts the first of a sequence")
-    return Row(token_ids, loss_mask, old_logprobs, advantages, temperatures, old_temperatures)
+    return Row(token_ids, loss_mask, old_logprobs, weights, temperatures, old_temperatures, versions)
 
 
 def _why_untrainable(trajectory: Trajectory) -> str:
@@ -232,35 +247,56 @@ def _is_counted(overlay: Overlay) -> bool:
     return overlay.verdict is Verdict.KEPT or overlay.drop_reason is DropReason.NO_GRADIENT
 
 
-def micro_batches(rows: Iterable[Row], *, token_budget: int, pad_id: int = 0) -> list[MicroBatch]:
+def micro_batches(rows: Iterable[Row], *, token_budget: int, whole_trajectories: bool = False) -> list[MicroBatch]:
     """Rows in groups of at most `token_budget` padded tokens (a longer row stands alone), longest first.
 
-    Longest first, so that a budget too large for the memory fails at once and not late in the step.
+    Longest first, so that a budget too large for the memory fails at once and not late in the step. With
+    `whole_trajectories` all rows of a trajectory are in one micro-batch, whatever it takes.
     """
-    ordered = sorted(rows, key=len, reverse=True)
-    batches: list[MicroBatch] = []
-    start = 0
-    while start < len(ordered):
-        count = max(1, token_budget // len(ordered[start]))
-        batches.append(_padded(ordered[start : start + count], pad_id))
-        start += count
-    return batches
+    units = _by_trajectory(rows) if whole_trajectories else [[row] for row in rows]
+    groups: list[list[Row]] = []
+    width = 0
+    for unit in sorted(units, key=_longest, reverse=True):
+        if not groups or width * (len(groups[-1]) + len(unit)) > token_budget:
+            groups.append([])
+            width = _longest(unit)
+        groups[-1] += unit
+    return [_flat(group) for group in groups]
 
 
-def _padded(rows: Sequence[Row], pad_id: int) -> MicroBatch:
-    width = max(len(row) for row in rows)
+def _by_trajectory(rows: Iterable[Row]) -> list[list[Row]]:
+    found: dict[int, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.sequence, []).append(row)
+    return list(found.values())
+
+
+def _longest(rows: Sequence[Row]) -> int:
+    return max(len(row) for row in rows)
+
+
+def _flat(rows: Sequence[Row]) -> MicroBatch:
+    """The rows one after the other."""
+    sizes = np.array([len(row) for row in rows])
+    positions_N = np.concatenate([np.arange(size) for size in sizes])
+    loss_indices_K = np.concatenate([row.loss_mask for row in rows]).nonzero()[0]
+    parents_N = np.arange(len(positions_N)) - 1
+    parents_N[positions_N == 0] = -1
+
+    def trained(name: str) -> Tensor:
+        return torch.from_numpy(np.concatenate([getattr(row, name)[row.loss_mask] for row in rows]))
+
+    counts = [int(row.loss_mask.sum()) for row in rows]
     return MicroBatch(
-        token_ids_BT=_stack([row.token_ids for row in rows], width, pad_id),
-        loss_mask_BT=_stack([row.loss_mask for row in rows], width, False),
-        old_logprobs_BT=_stack([row.old_logprobs for row in rows], width, 0.0),
-        advantages_BT=_stack([row.advantages for row in rows], width, 0.0),
-        temperatures_BT=_stack([row.temperatures for row in rows], width, 1.0),
-        old_temperatures_BT=_stack([row.old_temperatures for row in rows], width, 1.0),
+        token_ids_N=torch.from_numpy(np.concatenate([row.token_ids for row in rows])),
+        positions_N=torch.from_numpy(positions_N),
+        parents_N=torch.from_numpy(parents_N),
+        loss_indices_K=torch.from_numpy(loss_indices_K),
+        weights_K=trained("weights"),
+        old_logprobs_K=trained("old_logprobs"),
+        temperatures_K=trained("temperatures"),
+        old_temperatures_K=trained("old_temperatures"),
+        versions_K=trained("versions"),
+        sequences_K=torch.from_numpy(np.repeat([row.sequence for row in rows], counts)),
+        lengths_K=torch.from_numpy(np.repeat(np.array([row.sequence_tokens for row in rows], np.float32), counts)),
     )
-
-
-def _stack(arrays: Sequence[np.ndarray], width: int, fill: float) -> Tensor:
-    stacked = np.full((len(arrays), width), fill, dtype=arrays[0].dtype)
-    for row, array in zip(stacked, arrays, strict=True):
-        row[: len(array)] = array
-    return torch.from_numpy(stacked)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from hrm_agent.config import ConfigPart
+from hrm_agent.config import ONE_BY_ONE, ConfigPart
+from hrm_agent.errors import ConfigError
 from hrm_agent.runtime.settings import Durability
 
 __all__ = [
@@ -17,7 +18,7 @@ __all__ = [
     "OptimPart",
     "RolloutPart",
     "SelectPart",
-    "Stage",
+    "TrainingStage",
 ]
 
 
@@ -68,14 +69,57 @@ class SelectPart(ConfigPart):
 class LossPart(ConfigPart):
     """What is minimised."""
 
+    advantages: Literal["grpo", "dr_grpo", "rloo", "reinforce_plus_plus"] = "grpo"
+    """What a rollout's reward is compared with: grpo, the mean of its group, over the deviation; dr_grpo, the mean
+    alone; rloo, the mean of the others; reinforce_plus_plus, the mean, over the deviation of the whole batch."""
     advantage_eps: float = Field(default=1e-6, gt=0)
     """Added to the standard deviation of a group's rewards, by which advantages are divided."""
+    credit: Literal["whole_trajectory", "per_role", "even"] = "whole_trajectory"
+    """How a rollout's advantage goes to its calls: whole_trajectory, the same to all; per_role, compared among calls of
+    one role that were put before the same; even, so that a rollout of many tokens weighs as one of few."""
+    frozen_roles: Annotated[tuple[str, ...], ONE_BY_ONE] = ()
+    """Role, the node that asked, whose calls are context and never trained on, such as critique; repeatable."""
+    objective: Literal["clipped", "cispo", "gspo"] = "clipped"
+    """Loss of a token: clipped, the surrogate of PPO and GRPO; cispo, the log-prob weighed by the clipped ratio, which
+    leaves no token without gradient; gspo, the surrogate with one ratio for a whole rollout."""
+    aggregation: Literal["token", "sequence", "constant"] = "token"
+    """Mean over what: token, all trained tokens (paper); sequence, rollouts, of each the mean of its tokens; constant,
+    rollouts, of each the sum of its tokens over `constant`."""
+    constant: float = Field(default=256.0, gt=0)
+    """Tokens by which the sum of a rollout is divided; only under the aggregation constant."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
-    """Lower clip of the probability ratio. Only the default is taken: each batch is trained on once, with ratio 1."""
+    """Lower clip of the probability ratio, below 1. The ratio is 1 where each batch is trained on once."""
     clip_high: float = Field(default=0.28, gt=0)
-    """Upper clip of the probability ratio. Only the default is taken: each batch is trained on once, with ratio 1."""
+    """Upper clip of the probability ratio, above 1. The ratio is 1 where each batch is trained on once."""
+    dual_clip: float | None = Field(default=None, gt=1)
+    """Largest loss of a token with a negative weight, as a multiple of it; none: unbounded (paper)."""
+    kl_coef: float = Field(default=0.0, ge=0)
+    """Coefficient of the divergence from the starting policy; 0: none, and no second model is held (paper)."""
+    old_logprobs: Literal["trainer", "engine"] = "trainer"
+    """Denominator of the ratio: trainer, log-probs that it computes before the first optimiser step; engine, those that
+    were recorded when the tokens were sampled."""
+    correction: Literal["none", "token", "sequence"] = "none"
+    """Weigh the loss by trainer's over engine's probability, so that tokens of an engine that rounds otherwise, or of
+    older weights, count as the trainer's own: by token, or by whole rollout."""
+    correction_mode: Literal["truncate", "mask"] = "truncate"
+    """What becomes of a correction above the cap: truncate, the cap; mask, 0."""
+    correction_cap: float = Field(default=2.0, gt=0)
+    """Largest correction."""
+    max_staleness: int | None = Field(default=None, ge=0)
+    """Tokens sampled by weights more than this many versions back are not trained on; none: all are."""
     micro_batch_tokens: int = Field(default=4096, ge=1)
     """Most tokens, padding included, of one forward pass."""
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        if self.dual_clip is not None and self.objective != "clipped":
+            raise ConfigError(f"dual_clip has no effect here: the objective is {self.objective}.", "Leave it out.")
+        if self.correction != "none" and self.old_logprobs == "engine":
+            raise ConfigError(
+                "correction has no effect here: with old_logprobs engine the ratio is the engine's already.",
+                "Take old_logprobs trainer, or leave correction out.",
+            )
+        return self
 
 
 class OptimPart(ConfigPart):
@@ -100,6 +144,10 @@ class OptimPart(ConfigPart):
     """AdamW's decay of the mean of gradients."""
     adam_beta2: float = Field(default=0.999, ge=0, lt=1)
     """AdamW's decay of the mean of squared gradients."""
+    mini_batches: int = Field(default=1, ge=1)
+    """Optimiser steps of a batch of rollouts, each on a part of it (paper: 1)."""
+    epochs: int = Field(default=1, ge=1)
+    """Times that a batch is trained on (paper: 1)."""
 
 
 class CheckpointSettings(BaseModel):
@@ -128,7 +176,7 @@ class EvaluationPart(ConfigPart):
     """The run ends after so many evaluations without a better one; 0: it takes all its steps."""
 
 
-class Stage(BaseModel):
+class TrainingStage(BaseModel):
     """A stretch of a training, with what is other in it than in the whole. What is none is as in the whole."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)

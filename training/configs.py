@@ -29,7 +29,7 @@ from hrm_agent.training.config_parts import (
     OptimPart,
     RolloutPart,
     SelectPart,
-    Stage,
+    TrainingStage,
 )
 
 __all__ = [
@@ -191,7 +191,7 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings):
     """Which states of the run are kept."""
     evaluation: EvaluationPart = EvaluationPart()
     """Held-out problems while the run goes on."""
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[TrainingStage, ...] = ()
     """Stretches of the training, one after the other; `steps` is the sum of theirs. Only in a file, as [[stages]]."""
 
     @classmethod
@@ -224,7 +224,7 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings):
             (
                 "loss",
                 ("clip_low", "clip_high"),
-                False,
+                self.optim.epochs * self.optim.mini_batches > 1 or self.loss.old_logprobs == "engine",
                 "each batch is trained on once, so the ratio is 1 and nothing is clipped",
             ),
             ("rollout", ("oversampling",), algorithm != "grpo", "grpo samples G rollouts and trains on all of them"),

@@ -1,8 +1,7 @@
 """Reinforcement learning over recorded graph runs: GRPO, and GRPO-RoC of rStar2-Agent (arXiv 2508.20722, section 3).
 
 A step: draw prompts, roll out a group of episodes for each through the graph, verify, select, credit, update, publish.
-Four parts do it, and `train` below joins them: a `Source` draws tasks, goes from stage to stage and says when it ends;
-a `Collector` rolls out groups; a `Learner` has weights, optimiser and engine; a `Keeper` has the run's folder.
+Four parts do it, and `train` below joins them: a `TaskSource` draws tasks and goes from stage to stage; a `Collector` rolls out groups; a `Learner` has weights, optimiser and engine; a `Keeper` has the run's folder.
 
 Kill it anywhere. Every model and tool call of the step under way is on record, and the weights before it are in a
 checkpoint: `train` called again on the same folder takes up the step where it stood. With one seed it samples the same
@@ -23,27 +22,28 @@ from statistics import fmean
 
 from accelerate import Accelerator
 
-from hrm_agent.training.advantages import group_advantages
-from hrm_agent.training.batch import build_batches, left_out
+from hrm_agent.training.advantages import by_group, credit_by_name, credited
+from hrm_agent.training.batch import MicroBatch, build_batches, left_out
 from hrm_agent.training.collector import Collector
-from hrm_agent.training.config_parts import Stage
+from hrm_agent.training.config_parts import TrainingStage
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.evaluation.evaluate import group_metrics
 from hrm_agent.training.keeper import Keeper
 from hrm_agent.training.learner import Learner
 from hrm_agent.training.metrics import Phases, Row
+from hrm_agent.training.mini_batches import split_kept
 from hrm_agent.training.processes import require_one_process
 from hrm_agent.training.roc import is_positive, outcome_of
 from hrm_agent.training.rollout import Attempts, open_run, run_id_of, steps_with_rollouts
 from hrm_agent.training.scoring import Score, scoring_by
-from hrm_agent.training.source import Source, StepPlan, key_of, tasks_of_run
+from hrm_agent.training.source import StepPlan, TaskSource, key_of, tasks_of_run
 from hrm_agent.training.tasks import Task, load_tasks
 from hrm_agent.training.tasks.sources import keep_sources, tasks_folder
 from hrm_agent.training.verdicts import explained, judge, judge_group, selection_metrics
 from hrm_agent.training.worker_pool import opened_workers, refuse_unsendable
 from hrm_agent.trajectory import Overlay, Trajectory, Verdict
 
-__all__ = ["train"]
+__all__ = ["credited_overlays", "mini_batches", "train"]
 
 
 async def train(
@@ -68,7 +68,7 @@ async def train(
         keeper = Keeper(folder, config, learner)
         progress = keeper.restore(partial(steps_with_rollouts, runner.store, run_id))
         config = keeper.config
-        source = Source(config, folder, progress)
+        source = TaskSource(config, folder, progress)
         source.prepare()
         keep_sources(config.tasks, "train", folder)
         draw = partial(tasks_of_run, config, folder)
@@ -94,7 +94,7 @@ class _Run:
     """The parts of a run, and how they take a step together."""
 
     run_id: str
-    source: Source
+    source: TaskSource
     collector: Collector
     learner: Learner
     keeper: Keeper
@@ -110,10 +110,10 @@ class _Run:
             attempts = settled.attempts or await self.score(settled.unscored)
         with phases("select"):
             judged = settled.overlays or judge(attempts, plan.step, self.run_id, config)
-            overlays = group_advantages(judged, config.loss.advantage_eps)
-            self.write_overlays(overlays)
             rollouts = [each[-1] for each in attempts]
-            batches = build_batches(rollouts, overlays, token_budget=config.loss.micro_batch_tokens)
+            overlays = credited_overlays(rollouts, judged, config)
+            self.write_overlays(overlays)
+            batches = mini_batches(rollouts, overlays, config)
         with phases("update"):
             update = self.learner.update(batches, plan.rate)
         found = group_metrics(rollouts, overlays) | selection_metrics(attempts, overlays)
@@ -124,7 +124,7 @@ class _Run:
         row = {"step": plan.step, "stage": plan.stage, **found, **explained(update, found), **evaluated}
         return {**row, "select/mastered": float(len(self.source.progress.mastered)), **phases.seconds()}
 
-    async def begin(self, stage: Stage) -> None:
+    async def begin(self, stage: TrainingStage) -> None:
         """What comes before the first step of a stage."""
         if stage.reset_optimizer:
             self.learner.begin_optimizer_afresh()
@@ -201,3 +201,22 @@ def _pool_metrics(plan: StepPlan, rollouts: Sequence[Trajectory], found: Row) ->
         "select/refilled": float(groups - len(plan.tasks)),
         "select/unfilled": float(max(0, plan.config.rollout.prompts_per_step - kept)),
     }
+
+
+def credited_overlays(rollouts: Sequence[Trajectory], judged: Sequence[Overlay], config: GrpoConfig) -> list[Overlay]:
+    """The verdicts of a step with advantages, and with what they come to for each call."""
+    loss = config.loss
+    overlays = by_group(judged, loss.advantages, loss.advantage_eps)
+    credit = credit_by_name(loss.credit, advantages=loss.advantages, eps=loss.advantage_eps, frozen=loss.frozen_roles)
+    return credited(rollouts, overlays, credit)
+
+
+def mini_batches(
+    rollouts: Sequence[Trajectory], overlays: Sequence[Overlay], config: GrpoConfig
+) -> list[list[MicroBatch]]:
+    """The micro-batches of each optimiser step of a batch."""
+    loss = config.loss
+    return [
+        build_batches(rollouts, part, token_budget=loss.micro_batch_tokens, whole_trajectories=loss.objective == "gspo")
+        for part in split_kept(overlays, config.optim.mini_batches, seed=config.seed)
+    ]

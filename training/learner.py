@@ -7,19 +7,22 @@ the engine to forget its cache.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_model
+from torch import nn
 
 from hrm_agent.models.local.engine import TransformersEngine
 from hrm_agent.models.local.load_weights import load_pretrained
 from hrm_agent.models.policy_loader import model_folder
 from hrm_agent.training.batch import MicroBatch
 from hrm_agent.training.configs import GrpoConfig
-from hrm_agent.training.optimizer_step import policy_update
+from hrm_agent.training.objectives import LossOptions
+from hrm_agent.training.optimizer_step import OptimOptions, policy_update
 from hrm_agent.training.schedule import dropout_seed
 from hrm_agent.training.sft import save_policy
 from hrm_agent.trajectory import derive_seed
@@ -48,14 +51,18 @@ class Learner:
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         self.engine = TransformersEngine(accelerator.unwrap_model(self.model), self.tokenizer, name=self.name)
         self._config = config
+        self._reference: nn.Module | None = None
+        if config.loss.kl_coef:
+            reference, _ = load_pretrained(model_folder(self.name), dtype="float32")
+            self._reference = reference.eval().requires_grad_(False).to(accelerator.device)
 
     @property
     def version(self) -> int:
         """Number of optimiser steps behind the weights."""
         return self.engine.policy_version
 
-    def update(self, batches: Sequence[MicroBatch], rate: float) -> dict[str, Any]:
-        """One optimiser step, then version n + 1 on the engine, whether or not there was anything to learn."""
+    def update(self, batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]], rate: float) -> dict[str, Any]:
+        """Learn from a step's batches, then version n + 1 on the engine, whether or not there was anything to learn."""
         config = self._config
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -64,11 +71,11 @@ class Learner:
                 self.model,
                 self.optimizer,
                 batches,
+                loss=LossOptions(**{each.name: getattr(config.loss, each.name) for each in fields(LossOptions)}),
+                optim=OptimOptions(epochs=config.optim.epochs, max_grad_norm=config.optim.max_grad_norm),
                 accelerator=self.accelerator,
-                max_grad_norm=config.optim.max_grad_norm,
-                clip_low=config.loss.clip_low,
-                clip_high=config.loss.clip_high,
-                on_policy=True,
+                reference=self._reference,
+                version=self.version,
             )
         self.engine.publish(self.version + 1)
         return {**metrics, "learning_rate": rate}

@@ -16,14 +16,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from hrm_agent.training.config_parts import Stage
+from hrm_agent.training.config_parts import TrainingStage
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.schedule import Schedule
 from hrm_agent.training.tasks import Task, refuse_unscored
 from hrm_agent.training.tasks.sources import tasks_folder
 from hrm_agent.training.tasks.training_order import training_tasks
 
-__all__ = ["RunProgress", "Source", "StepPlan", "at_stage", "key_of", "tasks_of_run"]
+__all__ = ["RunProgress", "StepPlan", "TaskSource", "at_stage", "key_of", "tasks_of_run"]
 
 
 class RunProgress(BaseModel):
@@ -76,7 +76,7 @@ class StepPlan:
     """One for each group that is begun with."""
 
 
-class Source:
+class TaskSource:
     """Draws the tasks of a run."""
 
     def __init__(self, config: GrpoConfig, folder: Path, progress: RunProgress | None = None) -> None:
@@ -107,7 +107,7 @@ class Source:
             return None
         return StepPlan(step, progress.stage, config, optim.learning_rate * schedule.share(taken), tasks)
 
-    def entered(self, step: int) -> Stage | None:
+    def entered(self, step: int) -> TrainingStage | None:
         """The stage that begins with `step`; None where none does."""
         stages = self._config.stages
         return stages[self.progress.stage] if stages and step == self.progress.began_at else None

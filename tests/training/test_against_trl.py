@@ -21,7 +21,8 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from hrm_agent.training.advantages import group_advantages
 from hrm_agent.training.batch import build_batches
-from hrm_agent.training.loss import clipped_surrogate, token_logprobs
+from hrm_agent.training.logprobs import token_logprobs
+from hrm_agent.training.objectives import clipped_surrogate
 from hrm_agent.training.roc import select
 from hrm_agent.trajectory import LogprobKind, Sampling, Trajectory
 from tests.support.training.builders import VOCABULARY, sampled_call, tiny_model, trajectory
@@ -164,10 +165,7 @@ def test_advantages_loss_and_gradient_equal_trls(recorded_rollouts, trainer):
     assert len(batches) > 1, "the case must split the batch"
     losses, clipped = [], torch.zeros(2)
     for batch in batches:
-        mask = batch.loss_mask_BT
-        loss, metrics = clipped_surrogate(
-            token_logprobs(model, batch), batch.old_logprobs_BT[mask], batch.advantages_BT[mask], total
-        )
+        loss, metrics = clipped_surrogate(token_logprobs(model, batch), batch.old_logprobs_K, batch.weights_K, total)
         loss.backward()
         losses.append(float(loss.detach()))
         clipped += torch.stack([metrics["clip_fraction_low"], metrics["clip_fraction_high"]])

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hrm_agent.errors import ModelError
-from hrm_agent.training.advantages import group_advantages, normalised, whole_trajectory
+from hrm_agent.training.advantages import group_advantages, normalised
 from hrm_agent.training.batch import Row, build_batches, kept_rows, left_out, linearise, micro_batches
+from hrm_agent.training.logprobs.padded import padded
 from hrm_agent.training.roc import select
 from hrm_agent.trajectory import Call, LogprobKind, Overlay, Trajectory, Verdict
 from tests.support.training.builders import call, group, sampled_call, trajectory
@@ -39,13 +40,13 @@ def trained_tokens(rows: list[Row]) -> Counter[int]:
 
 @given(forests())
 def test_each_sampled_token_is_trained_exactly_once_and_no_inserted_one(whole):
-    assert trained_tokens(linearise(whole, whole_trajectory(whole, 1.0))) == sampled_tokens(whole)
+    assert trained_tokens(linearise(whole, {c.id: 1.0 for c in whole.own_calls})) == sampled_tokens(whole)
 
 
 @given(forests())
 def test_each_token_stands_after_exactly_what_the_model_saw(whole):
     by_id = {c.id: c for c in whole.calls}
-    for row in linearise(whole, whole_trajectory(whole, 1.0)):
+    for row in linearise(whole, {c.id: 1.0 for c in whole.own_calls}):
         last = by_id[f"c{row.token_ids[-1] // 100}"]
         seen: list[int] = []
         while last is not None:
@@ -56,15 +57,38 @@ def test_each_token_stands_after_exactly_what_the_model_saw(whole):
 
 @given(forests(), st.integers(1, 40))
 def test_micro_batches_lose_and_repeat_nothing(whole, budget):
-    rows = linearise(whole, whole_trajectory(whole, -0.5))
-    batches = micro_batches(rows, token_budget=budget, pad_id=63)
-    assert Counter(t for b in batches for t in b.token_ids_BT[b.loss_mask_BT].tolist()) == sampled_tokens(whole)
+    rows = linearise(whole, {c.id: -0.5 for c in whole.own_calls})
+    batches = micro_batches(rows, token_budget=budget)
+    assert Counter(t for b in batches for t in b.token_ids_N[b.loss_indices_K].tolist()) == sampled_tokens(whole)
+    assert sum(len(b.token_ids_N) for b in batches) == sum(len(row) for row in rows)
     for batch in batches:
-        assert batch.token_ids_BT.numel() <= budget or len(batch.token_ids_BT) == 1
-        assert not batch.loss_mask_BT[:, 0].any()
-        assert (batch.advantages_BT == -0.5 * batch.loss_mask_BT).all()
-        assert (batch.old_logprobs_BT[~batch.loss_mask_BT] == 0).all()
-        assert batch.trained_tokens == batch.loss_mask_BT.sum()
+        token_ids_BT, _ = padded(batch)
+        assert token_ids_BT.numel() <= budget or len(token_ids_BT) == 1
+        assert (batch.parents_N[batch.loss_indices_K] >= 0).all()
+        assert (batch.weights_K == -0.5).all()
+        assert (batch.lengths_K == sum(sampled_tokens(whole).values())).all()
+        assert batch.trained_tokens == len(batch.loss_indices_K) == len(batch.versions_K)
+
+
+@given(st.lists(forests(), min_size=1, max_size=4), st.integers(1, 40))
+def test_a_micro_batch_has_all_rows_of_a_trajectory_if_that_is_asked_for(wholes, budget):
+    rows = [row for i, t in enumerate(wholes) for row in linearise(t, {c.id: 1.0 for c in t.own_calls}, i)]
+    batches = micro_batches(rows, token_budget=budget, whole_trajectories=True)
+    found = [set(b.sequences_K.tolist()) for b in batches]
+    assert sum(len(each) for each in found) == len(set().union(*found)), "none is in two"
+    assert sum(b.trained_tokens for b in batches) == sum(sum(sampled_tokens(t).values()) for t in wholes)
+
+
+def test_a_tokens_version_is_that_of_its_call():
+    calls = (
+        sampled_call("a", [1, 2], 1),
+        sampled_call("b", [3, 4, 5], 1, "a").model_copy(update={"policy_version": 7}),
+    )
+    (batch,) = micro_batches(linearise(trajectory(calls=calls), {"a": 1.0, "b": 1.0}, 3), token_budget=99)
+    assert batch.versions_K.tolist() == [0, 7, 7]
+    assert batch.sequences_K.tolist() == [3, 3, 3]
+    assert batch.lengths_K.tolist() == [3, 3, 3]
+    assert batch.positions_N.tolist() == [0, 1, 2, 3, 4] and batch.parents_N.tolist() == [-1, 0, 1, 2, 3]
 
 
 def test_a_shared_prefix_is_context_in_the_second_branch():
@@ -72,7 +96,7 @@ def test_a_shared_prefix_is_context_in_the_second_branch():
     rows = linearise(trajectory(calls=calls), {"a": 1.0, "b": 2.0, "c": 3.0})
     assert [row.token_ids.tolist() for row in rows] == [[1, 2, 3, 4], [1, 2, 5, 6]]
     assert [row.loss_mask.tolist() for row in rows] == [[False, True, False, True], [False, False, False, True]]
-    assert [row.advantages.tolist() for row in rows] == [[0, 1, 0, 2], [0, 0, 0, 3]]
+    assert [row.weights.tolist() for row in rows] == [[0, 1, 0, 2], [0, 0, 0, 3]]
 
 
 def test_logprobs_stand_at_their_tokens():
@@ -125,8 +149,8 @@ def test_advantages_are_demanded():
 
 def test_longest_rows_come_first_and_are_padded_on_the_right():
     rows = [linearise(trajectory(calls=(sampled_call("a", range(1, n), 1),)), {"a": 1.0})[0] for n in (3, 6, 4)]
-    batches = micro_batches(rows, token_budget=10, pad_id=9)
-    assert [b.token_ids_BT.tolist() for b in batches] == [[[1, 2, 3, 4, 5], [1, 2, 3, 9, 9]], [[1, 2]]]
+    batches = micro_batches(rows, token_budget=10)
+    assert [padded(b, pad_id=9)[0].tolist() for b in batches] == [[[1, 2, 3, 4, 5], [1, 2, 3, 9, 9]], [[1, 2]]]
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=16))
@@ -175,7 +199,7 @@ def test_other_models_and_constrained_calls_are_context_without_a_gradient():
     )
     mixed, plain = trajectory(0, calls=calls), trajectory(1, reward=0.0)
     overlays = group_advantages(select([mixed, plain], 2, "grpo", seed=0, run_id="r", step=0))
-    rows = linearise(mixed, whole_trajectory(mixed, 1.0))
+    rows = linearise(mixed, {c.id: 1.0 for c in mixed.own_calls})
     assert [row.loss_mask.tolist() for row in rows] == [[False, False, True, True, *[False] * 6, True, True]]
     counted = {name: count for name, count in left_out([mixed, plain], overlays).items() if count}
     assert counted == {"select/calls_of_other_models": 1.0, "select/constrained_calls": 1.0}

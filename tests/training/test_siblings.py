@@ -74,7 +74,7 @@ async def test_a_siblings_rows_hold_the_whole_prefix_as_context(tmp_path: Path) 
         prefix = original.calls[0].token_ids
         assert tuple(row.token_ids) == path_tokens(path_to(sibling.calls, own.id))
         assert tuple(row.token_ids[: len(prefix)]) == prefix and not row.loss_mask[: len(prefix)].any()
-    assert rows[0].advantages.max() > 0 > rows[1].advantages.min()
+    assert rows[0].weights.max() > 0 > rows[1].weights.min()
 
 
 async def test_a_sibling_is_judged_by_what_it_did_itself(tmp_path: Path) -> None:
