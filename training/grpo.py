@@ -1,7 +1,8 @@
 """Reinforcement learning over recorded graph runs: GRPO, and GRPO-RoC of rStar2-Agent (arXiv 2508.20722, section 3).
 
 A step: draw prompts, roll out a group of episodes for each through the graph, verify, select, credit, update, publish.
-Four parts do it, and `train` below joins them: a `TaskSource` draws tasks and goes from stage to stage; a `Collector` rolls out groups; a `Learner` has weights, optimiser and engine; a `Keeper` has the run's folder.
+Four parts do it, and `train` below joins them: a `TaskSource` draws tasks and goes from stage to stage; a `Collector`
+rolls out groups; a `Learner` has weights, optimiser and engine; a `Keeper` has the run's folder.
 
 Kill it anywhere. Every model and tool call of the step under way is on record, and the weights before it are in a
 checkpoint: `train` called again on the same folder takes up the step where it stood. With one seed it samples the same
