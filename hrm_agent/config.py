@@ -156,8 +156,13 @@ def _from_none(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, A
     for key, value in values.items():
         field = model.model_fields.get(key)
         inner = nested_model(field.annotation) if field else None
+        listed = next(filter(None, map(nested_model, get_args(field.annotation) if field else ())), None)
         if inner is not None and _is_table(value):
             read[key] = _from_none(inner, _table(value))
+        elif listed is not None and isinstance(value, (list, tuple)):
+            read[key] = [
+                _from_none(listed, _table(item)) if _is_table(item) else item for item in cast("list[Any]", value)
+            ]
         else:
             may_be_none = field is not None and NoneType in get_args(field.annotation)
             read[key] = None if value == "none" and may_be_none else value
@@ -203,6 +208,8 @@ def _without_null(value: Any) -> Any:
     if isinstance(value, dict):
         values = cast("dict[str, Any]", value)
         return {key: _without_null(item) for key, item in values.items()}
+    if isinstance(value, list):
+        return [_without_null(item) for item in cast("list[Any]", value)]
     return "none" if value is None else value
 
 

@@ -29,8 +29,8 @@ class RolloutPart(ConfigPart):
     """Tasks of one optimiser step, each with a group of rollouts (paper: 512)."""
     group_size: int = Field(default=8, ge=2)
     """G, the rollouts of a prompt that are trained on (paper: 16)."""
-    oversampling: int = Field(default=2, ge=1)
-    """All but grpo sample this many times G (paper: 2); grpo samples G."""
+    oversampling: float = Field(default=2, ge=1)
+    """All but grpo sample this many times G, rounded (paper: 2); grpo samples G."""
     shuffle_block: int = Field(default=480, ge=1)
     """Tasks are drawn in blocks of this many, each in a random order of its own."""
     problems: int | None = Field(default=None, ge=1)
@@ -196,7 +196,8 @@ class TrainingStage(BaseModel):
     context: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Further options of the graph, over those of the whole."""
     learning_rate: float | None = Field(default=None, gt=0)
-    """Learning rate between warm-up and cool-down, which each stage has of its own."""
+    """Learning rate between warm-up and cool-down. Each stage has a cool-down; a warm-up, where the optimiser
+    begins afresh."""
     reset_optimizer: bool = False
     """Begin with a fresh state of the optimiser."""
     leave_out_solved: int = Field(default=0, ge=0)

@@ -129,6 +129,8 @@ class SftConfig(CheckpointSettings):
     """First steps, at most all, in which the learning rate rises linearly to its full value; 0: none."""
     cooldown: float = Field(default=0.5, ge=0, le=1)
     """Share of the steps, the last ones, in which the learning rate falls to almost nothing."""
+    fall: Literal["linear", "cosine"] = "linear"
+    """The line along which the learning rate falls in the cool-down."""
     weight_decay: float = Field(default=0.01, ge=0)
     """Decoupled weight decay of either optimiser, times the learning rate in each step; 0: none."""
     max_grad_norm: float = Field(default=1.0, gt=0)
@@ -270,7 +272,8 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings):
     @property
     def samples(self) -> int:
         """Rollouts of a prompt."""
-        return self.rollout.group_size * (1 if self.select.algorithm == "grpo" else self.rollout.oversampling)
+        of_each = 1 if self.select.algorithm == "grpo" else self.rollout.oversampling
+        return round(self.rollout.group_size * of_each)
 
 
 class DemoConfig(BaseModel):

@@ -38,6 +38,7 @@ from hrm_agent.training.roc import is_positive, outcome_of
 from hrm_agent.training.rollout import Attempts, open_run, run_id_of, steps_with_rollouts
 from hrm_agent.training.scoring import Score, scoring_by
 from hrm_agent.training.source import StepPlan, TaskSource, key_of, tasks_of_run
+from hrm_agent.training.step_metrics import roles_of_step, rollout_metrics
 from hrm_agent.training.tasks import Task, load_tasks
 from hrm_agent.training.tasks.sources import keep_sources, tasks_folder
 from hrm_agent.training.verdicts import explained, judge, judge_group, selection_metrics
@@ -118,12 +119,13 @@ class _Run:
         with phases("update"):
             update = self.learner.update(batches, plan.rate)
         found = group_metrics(rollouts, overlays) | selection_metrics(attempts, overlays)
-        found |= left_out(rollouts, overlays) | _pool_metrics(plan, rollouts, found)
+        found |= left_out(rollouts, overlays) | rollout_metrics(rollouts) | _pool_metrics(plan, rollouts, found)
         self.source.take_in(_right_by_problem(rollouts), found["rollout/correct"])
         with phases("evaluation"):
             evaluated = await self._evaluated(config)
         row = {"step": plan.step, "stage": plan.stage, **found, **explained(update, found), **evaluated}
-        return {**row, "select/mastered": float(len(self.source.progress.mastered)), **phases.seconds()}
+        mastered = float(len(self.source.progress.mastered))
+        return {**row, "select/mastered": mastered, "roles": roles_of_step(rollouts, overlays), **phases.seconds()}
 
     async def begin(self, stage: TrainingStage) -> None:
         """What comes before the first step of a stage."""

@@ -146,7 +146,7 @@ class _Course:
         self._wrapped, *self._optimizers = accelerator.prepare(model, *optimizers)
         self._rates = [group["lr"] for group in self._groups]
         self._mean = RunningMean(model, config.average) if config.average else None
-        self._schedule = Schedule(config.steps, config.warmup_steps, config.cooldown)
+        self._schedule = Schedule(config.steps, config.warmup_steps, config.cooldown, config.fall)
         self._examples = examples
         self._wrapped.train()
 

@@ -100,8 +100,11 @@ class TaskSource:
         """What `step` is to be; None where no problem is left."""
         progress, config = self.progress, self.config
         optim, taken = config.optim, step - progress.began_at
-        length = self._config.stages[progress.stage].steps if self._config.stages else self._config.steps
-        schedule = Schedule(length, optim.warmup_steps, optim.cooldown, optim.fall, optim.least_rate)
+        stage = self._config.stages[progress.stage] if self._config.stages else None
+        length = self._config.steps if stage is None else stage.steps
+        is_fresh = stage is None or progress.stage == 0 or stage.reset_optimizer
+        warmup = optim.warmup_steps if is_fresh else 0
+        schedule = Schedule(length, warmup, optim.cooldown, optim.fall, optim.least_rate)
         tasks = [task for _ in range(config.rollout.prompts_per_step) if (task := self.next_task()) is not None]
         if not tasks:
             return None

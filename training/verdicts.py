@@ -22,6 +22,7 @@ from hrm_agent.training.rollout import Attempts
 from hrm_agent.trajectory import DropReason, Overlay, Trajectory, Verdict
 
 __all__ = [
+    "advice",
     "explained",
     "judge",
     "judge_group",
@@ -195,6 +196,12 @@ def when_learning_stopped(rows: Sequence[Row]) -> str | None:
         f"From step {int(last[0]['step']) + 1} on, {span} of the groups taught nothing: "
         f"{why_nothing_is_kept(total)}. {_advice(total, len(last))}"
     )
+
+
+def advice(rows: Sequence[Row]) -> str:
+    """What may help where many groups of these steps taught nothing."""
+    names = [name for name in rows[-1] if name.startswith(("select/", "rollout/"))]
+    return _advice({name: sum(row.get(name) or 0.0 for row in rows) for name in names}, len(rows))
 
 
 def _advice(total: Mapping[str, float], steps: int) -> str:

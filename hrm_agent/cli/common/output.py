@@ -110,14 +110,15 @@ def _bar(label: str, total: int) -> Generator[Advance]:
     )
     from rich.text import Text
 
-    class TwoLines(Progress):
-        """How things stand has a line of its own: beside the bar it would push step and time off a narrow terminal."""
+    class WithState(Progress):
+        """How things stand has lines of its own: beside the bar it would push step and time off a narrow terminal."""
 
         state = ""
 
         def get_renderables(self) -> Iterator[RenderableType]:
             yield self.make_tasks_table(self.tasks)
-            yield Text(self.state, style="dim", overflow="ellipsis", no_wrap=True)
+            for line in self.state.split("\n"):
+                yield Text(line, style="dim", overflow="ellipsis", no_wrap=True)
 
     columns = (
         TextColumn(label),
@@ -127,11 +128,11 @@ def _bar(label: str, total: int) -> Generator[Advance]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with TwoLines(*columns, console=Console(stderr=True, emoji=False)) as bar:
+    with WithState(*columns, console=Console(stderr=True, emoji=False)) as bar:
         task = bar.add_task(label, total=total)
 
         def advance(state: str, done: int | None = None) -> None:
-            bar.state = for_terminal(state)
+            bar.state = "\n".join(map(for_terminal, state.split("\n")))
             if done is None:
                 bar.update(task, advance=1)
             else:

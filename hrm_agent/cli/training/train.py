@@ -16,6 +16,7 @@ from hrm_agent.cli.common.arguments import Parser, add_config, config_from, prin
 from hrm_agent.cli.common.interrupts import resumed_by
 from hrm_agent.cli.common.output import Output, progress
 from hrm_agent.cli.common.run_folder import run_folder
+from hrm_agent.cli.training.panel import panel
 from hrm_agent.config import CONFIG_FILE, build_config, compare_on_resume, read_config_file, save_config
 from hrm_agent.errors import ConfigError, RunError, TaskError, nearest
 from hrm_agent.files import alone_in
@@ -39,7 +40,7 @@ _HELP = "\n".join(
         "`hrm-agent train rl --help` lists the options.",
     ]
 )
-_WATCHED = ("rollout/correct", "rollout/correct_with_tool_error", "select/groups_rejected", "loss")
+_WATCHED = ("rollout/correct", "rollout/correct_with_tool_error", "select/groups_rejected", "loss", "eval/correct")
 """Metrics shown while a run goes on; metrics.jsonl has all of them."""
 
 
@@ -90,7 +91,7 @@ def reinforce(config: GrpoConfig, folder: Path, output: Output) -> None:
         is_new = not (folder / CONFIG_FILE).exists()
         if _is_taken_up(config, "train rl", folder):
             with progress(config.select.algorithm, config.steps) as advance, _withdrawn(folder, is_new=is_new):
-                asyncio.run(train(config, folder, on_step=lambda row: advance(watched(row), int(row["step"]) + 1)))
+                asyncio.run(train(config, folder, on_step=_shown(config, advance)))
         else:
             output.say(_nothing_left(folder, config.steps))
     model, metrics = folder / "model", folder / "metrics.jsonl"
@@ -160,7 +161,8 @@ def _is_taken_up(config: GrpoConfig | FineTuneConfig, command: str, folder: Path
         kept = read_config_file(folder / CONFIG_FILE, command)
         before = build_config(type(config), kept, CONFIG_FILE, on_record=True)
         optim = config.optim if isinstance(config, GrpoConfig) else config
-        schedule = Schedule(config.steps, optim.warmup_steps, optim.cooldown)
+        least = config.optim.least_rate if isinstance(config, GrpoConfig) else 0.0
+        schedule = Schedule(config.steps, optim.warmup_steps, optim.cooldown, optim.fall, least)
         taken = max(Checkpoints(folder).newest_step, _steps_on_record(config, before.steps, folder))
         refuse_other_course(schedule, before.steps, taken, folder)
         if has_model(folder, config.steps):
@@ -185,6 +187,12 @@ def _steps_on_record(config: GrpoConfig | FineTuneConfig, steps_before: int, fol
 
 def _nothing_left(folder: Path, steps: int) -> str:
     return f"The run in {folder} has taken its {steps} steps already: nothing was done. More: --steps N."
+
+
+def _shown(config: GrpoConfig, advance: Callable[[str, int], None]) -> Callable[[Mapping[str, Any]], None]:
+    """A panel on a terminal, a line a step elsewhere."""
+    on_terminal = sys.stderr.isatty()
+    return lambda row: advance("\n".join(panel(row, config)) if on_terminal else watched(row), int(row["step"]) + 1)
 
 
 def watched(row: Mapping[str, Any]) -> str:
