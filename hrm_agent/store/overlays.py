@@ -30,7 +30,9 @@ class OverlaysJournal:
         )
 
     def _sealed_overlay(self, overlay: Overlay) -> bytes:
-        return self._cipher.seal(overlay.model_dump_json().encode(), "overlay", overlay.run_id, overlay.trajectory_id)
+        # Left out where it says nothing: an earlier version refuses a field that it does not know.
+        record = overlay.model_dump_json(exclude={"credit"} if overlay.credit is None else None)
+        return self._cipher.seal(record.encode(), "overlay", overlay.run_id, overlay.trajectory_id)
 
     def overlays(self, run_id: str) -> list[Overlay]:
         """All judgements of one training run, by step."""

@@ -43,6 +43,9 @@ class Overlay(Record):
     """p_format of GRPO-RoC, in [0, 1]: 1 without an answer tag, else surplus tags per turn."""
     advantage: float | None = None
     """Group-relative advantage of every token that the policy sampled; None unless kept."""
+    credit: dict[str, float] | None = None
+    """Weight in the loss of each call, by its id, where calls of one trajectory differ; a call that is missing had no
+    part in the loss. None: each call has `advantage`."""
 
 
 class JudgeCall(Record):
