@@ -41,6 +41,7 @@ from hrm_agent.testing import tiny_network
 from hrm_agent.training.advantages import group_advantages
 from hrm_agent.training.batch import MicroBatch, build_batches
 from hrm_agent.training.logprobs.padded import side_by_side
+from hrm_agent.training.objectives import LossOptions
 from hrm_agent.training.optimizer_step import policy_update
 from hrm_agent.training.roc import select
 from hrm_agent.trajectory import (
@@ -126,7 +127,7 @@ def ours(trajectories: Sequence[Trajectory], overlays: Sequence[Overlay]) -> Ste
 
     def step() -> float:
         batches = build_batches(trajectories, overlays, token_budget=TOKEN_BUDGET)
-        return policy_update(model, optimizer, batches)["grad_norm"]
+        return policy_update(model, optimizer, batches, loss=LossOptions(old_logprobs="engine"))["grad_norm"]
 
     return step
 

@@ -38,7 +38,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hrm_agent.errors import ModelError
-from hrm_agent.training.advantages import Credit, whole_trajectory
+from hrm_agent.training.advantages import Credit, as_recorded
 from hrm_agent.training.prefix_tree import GrowingTree, lexicographic, placed_rows
 from hrm_agent.trajectory import Call, DropReason, LogprobKind, Overlay, Trajectory, Verdict
 from hrm_agent.trajectory.forest import paths
@@ -162,7 +162,7 @@ def build_batches(
     token_budget: int,
     forward: ForwardName = "padded",
     whole_trajectories: bool = False,
-    credit: Credit = whole_trajectory,
+    credit: Credit = as_recorded,
 ) -> list[MicroBatch]:
     """Micro-batches of what the overlays keep; empty if they keep nothing.
 
@@ -173,36 +173,34 @@ def build_batches(
 
 
 def kept_rows(
-    trajectories: Iterable[Trajectory], overlays: Iterable[Overlay], credit: Credit = whole_trajectory
+    trajectories: Iterable[Trajectory], overlays: Iterable[Overlay], credit: Credit = as_recorded
 ) -> list[Row]:
     """The rows of all kept trajectories, in the order of the overlays; an empty list if nothing was kept.
+
+    `credit` gives each call its weight: by default what the overlays say of it, or the advantage of its trajectory.
 
     Raises `ModelError` if something was kept but none of it can be trained on.
     """
     by_id = {trajectory.id: trajectory for trajectory in trajectories}
     kept = [overlay for overlay in overlays if overlay.verdict is Verdict.KEPT]
-    rows: list[Row] = []
-    for sequence, overlay in enumerate(kept):
-        if overlay.advantage is None:
-            raise ValueError(f"trajectory {overlay.trajectory_id} was kept but has no advantage")
-        trajectory = by_id[overlay.trajectory_id]
-        rows += linearise(trajectory, credit(trajectory, overlay.advantage), sequence)
+    whole = [by_id[overlay.trajectory_id] for overlay in kept]
+    weights = credit(whole, kept)
+    rows = [row for sequence, each in enumerate(whole) for row in linearise(each, weights, sequence)]
     if kept and not rows:
         raise ModelError(
-            f"None of the {len(kept)} kept trajectories has a sampled token to train on: "
-            f"{_why_untrainable(by_id[kept[0].trajectory_id])}.",
+            f"None of the {len(kept)} kept trajectories has a sampled token to train on: {_why_untrainable(whole[0])}.",
             "Sample with a policy that reports token ids, at a temperature above 0 and with top_p 1.",
         )
     return rows
 
 
-def linearise(trajectory: Trajectory, advantage_by_call: Mapping[str, float], sequence: int = 0) -> list[Row]:
+def linearise(trajectory: Trajectory, weight_by_call: Mapping[str, float], sequence: int = 0) -> list[Row]:
     """One row for each path that has tokens to train; `sequence`: the trajectory's number within the batch.
 
-    Calls without an advantage, untrainable ones, other models' and those that a fork inherited are context only.
+    Calls without a weight, untrainable ones, other models' and those that a fork inherited are context only.
     """
     free = {call.id for call in trajectory.own_calls if no_gradient(call, trajectory.policy) is None}
-    own = free & advantage_by_call.keys()
+    own = free & weight_by_call.keys()
     trained: set[str] = set()
     rows: list[Row] = []
     for path in paths(trajectory.calls):
@@ -210,7 +208,7 @@ def linearise(trajectory: Trajectory, advantage_by_call: Mapping[str, float], se
         # A path stops at its last call with something to train: what follows is nobody's context.
         while path and path[-1].id not in fresh:
             path = path[:-1]
-        row = _row(path, {name: advantage_by_call[name] for name in fresh})
+        row = _row(path, {name: weight_by_call[name] for name in fresh})
         trained.update(fresh)
         if row.loss_mask.any():
             rows.append(row)

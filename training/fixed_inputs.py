@@ -5,6 +5,9 @@ taken with those weights, they come from it; for what is trained on later, and w
 rollout's tokens lie in several micro-batches, they come from a forward pass without gradients beforehand.
 """
 
+# Shapes stand in the names of fields too.
+# ruff: noqa: N815
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -90,7 +93,8 @@ def sequence_log_ratios(
     logprobs: Callable[[MicroBatch], Tensor], fixed: Sequence[FixedInputs], options: LossOptions
 ) -> list[Tensor]:
     """For each micro-batch the mean log ratio of each token's whole trajectory, by `logprobs` of the weights as they
-    are."""
+    are.
+    """
     differences: list[Tensor] = []
     with torch.no_grad():
         for each in fixed:

@@ -1,125 +1,248 @@
-"""One policy update: forward and backward over the micro-batches, clip the gradient, one optimiser step.
+"""One policy update: forward and backward over the micro-batches, clip the gradient, an optimiser step; or several.
 
-Each rank has micro-batches of its own, and two numbers must be agreed on. The denominator is the number of trained
-tokens of *all* ranks (divided by their number, because data-parallel training averages gradients where the loss is a
-sum). The number of rounds is the largest number of micro-batches of a rank: forward and backward are collective, so a
-rank with fewer continues with batches that train nothing, lest the others wait. Gradients are exchanged in the last
-round only.
+A batch of rollouts may be trained on once as a whole, the default, or in mini-batches of whole rollouts, an optimiser
+step each, and in several epochs. What the probability ratio is to is fixed before the first of these steps
+(`hrm_agent.training.fixed_inputs`), and what ranks have to agree on is agreed for each (`hrm_agent.training.ranks`).
 
-`on_policy` takes the trainer's own log-probs for the old ones. In a step on the same weights that sampled the batch
-they are equal in theory, and this removes the engine's rounding (1e-2 in half precision, enough to reach the clip
-bounds now and then). Either way `engine_difference`, the mean of |log pi - log pi_engine|, both at the temperature of
-the recorded ones, is a metric of every step: that engine and trainer agree is an assumption. Off policy the recorded
-ones stand in the ratio, so they have to be at the temperature of sampling; others are refused.
+`old_logprobs = trainer` takes the trainer's own log-probs for the old ones. In the first step, on the weights that
+sampled the batch, they are equal to the engine's in theory, and this removes the engine's rounding (1e-2 in half
+precision, enough to reach the clip bounds now and then). Either way `engine_difference`, the mean of
+|log pi - log pi_engine|, both at the temperature of the recorded ones, is a metric of every batch: that engine and
+trainer agree is an assumption. Where recorded log-probs stand in the loss they have to be at the temperature of
+sampling; others are refused.
 
 A step that cannot be taken (nothing is to be trained, or the gradient is not finite) leaves the weights as they are:
 `stepped` is 0, and `skipped` says why. One overflow must not end a run of days, and must not pass unseen. The metrics
-of every step have the same names; one without a value is nan.
+of every update have the same names; one without a value is nan.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from hrm_agent.errors import ModelError
+from hrm_agent.errors import ConfigError
 from hrm_agent.training.batch import MicroBatch
-from hrm_agent.training.logprobs import sampled_and_recorded_logprobs
-from hrm_agent.training.loss import clipped_surrogate, merge_metrics
+from hrm_agent.training.fixed_inputs import FixedInputs, fix_inputs, require_sampled_logprobs, sequence_log_ratios
+from hrm_agent.training.logprobs import sampled_and_recorded_logprobs, token_logprobs
+from hrm_agent.training.objectives import LossOptions, TrainedTokens, merge_metrics, policy_loss
+from hrm_agent.training.objectives.correction import mismatch
+from hrm_agent.training.objectives.merging import LARGEST
+from hrm_agent.training.ranks import Agreed, agree, exchange, idle_batch, over_ranks, sum_over_ranks
+from hrm_agent.training.staleness import fresh_only, versions_behind
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-__all__ = ["NOTHING_TO_TRAIN", "NOT_FINITE", "policy_update"]
+__all__ = ["ALL_STALE", "NOTHING_TO_TRAIN", "NOT_FINITE", "OptimOptions", "policy_update"]
 
 NOTHING_TO_TRAIN = "nothing to train"
+ALL_STALE = "all tokens are of weights that are too old"
 NOT_FINITE = "the gradient is not finite"
+_MISMATCH = ("engine_difference", "mismatch_kl", "importance_mean", "importance_square", "importance_cut")
 _MEANS = (
     "loss",
     "clip_fraction_low",
     "clip_fraction_high",
     "kl_k3",
+    "kl_reference",
     "entropy_estimate",
-    "ratio_max",
-    "engine_difference",
+    LARGEST,
+    *_MISMATCH,
 )
 """Metrics that a step without a token has no value of."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimOptions:
+    """How often a batch is trained on. Raises `ConfigError` for values that make no sense."""
+
+    epochs: int = 1
+    """Times that each mini-batch is trained on."""
+    max_grad_norm: float = 1.0
+    """L2 norm that the gradient of an optimiser step is scaled down to where it is larger."""
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or not self.max_grad_norm > 0:
+            raise ConfigError(f"{self} is no way to train.", "epochs is 1 or more, and max_grad_norm above 0.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    accelerator: Accelerator | None
+    reference: nn.Module | None
+    loss: LossOptions
+    optim: OptimOptions
+
+    @property
+    def reference_in_use(self) -> nn.Module | None:
+        return self.reference if self.loss.kl_coef else None
 
 
 def policy_update(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    batches: Sequence[MicroBatch],
+    batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]],
     *,
+    loss: LossOptions | None = None,
+    optim: OptimOptions | None = None,
     accelerator: Accelerator | None = None,
-    max_grad_norm: float = 1.0,
-    clip_low: float = 0.2,
-    clip_high: float = 0.28,
-    dual_clip: float | None = None,
-    on_policy: bool = False,
+    reference: nn.Module | None = None,
+    version: int | None = None,
 ) -> dict[str, Any]:
-    """Take one optimiser step on `batches` (this rank's share), and return metrics over all ranks.
+    """Train on `batches` (this rank's share), and return metrics over all ranks.
 
-    With an accelerator, `model` and `optimizer` are what its `prepare` returned. Besides the metrics of
-    `clipped_surrogate`: `engine_difference`, `trained_tokens`, `micro_batches` (of the rank with most), `grad_norm`
-    before clipping, `stepped`, and `skipped`, why no step was taken (None if one was). The model is left in the mode
-    (train or eval) that it was in. Raises `ModelError` off policy, where a log-prob was recorded at another temperature
-    than the one of sampling.
+    `batches` are the micro-batches of one optimiser step, or those of each of several (as many on every rank): then the
+    metrics are means over them, weighed by their tokens. With an accelerator, `model` and `optimizer` are what its
+    `prepare` returned. `reference` is the policy that `kl_coef` is about, on the model's device; `version` is the
+    policy version of the weights, for staleness.
+
+    Besides the metrics of `policy_loss` and `mismatch`: `effective_sample_size`, `trained_tokens`, `micro_batches` (of
+    the rank with most), `optimizer_steps` that were taken, `grad_norm` before clipping, `stale_tokens` that were left
+    out and `staleness_mean` of all, `stepped`, and `skipped`, why no step was taken (None if one was). The model is
+    left in the mode (train or eval) that it was in. Raises `ModelError` where the loss needs log-probs on record that
+    are not of the distribution that was sampled.
     """
+    update = _Update(model, optimizer, accelerator, reference, loss or LossOptions(), optim or OptimOptions())
+    _require_what_the_loss_needs(update, version)
     device = next(model.parameters()).device
-    if not on_policy:
-        _require_sampled_logprobs(batches)
-    tokens, rounds = _agree(sum(batch.trained_tokens for batch in batches), len(batches), accelerator, device)
-    if tokens == 0:
-        counts = {"trained_tokens": 0.0, "micro_batches": float(rounds), "grad_norm": math.nan, "stepped": 0.0}
-        return dict.fromkeys(_MEANS, math.nan) | counts | {"skipped": NOTHING_TO_TRAIN}
-    clip = {"clip_low": clip_low, "clip_high": clip_high, "dual_clip": dual_clip}
-    ranks = accelerator.num_processes if accelerator else 1
-    parts: list[dict[str, Tensor]] = []
-    optimizer.zero_grad(set_to_none=True)
+    given = [[each.to(device) for each in part] for part in _mini_batches(batches)]
+    parts, staleness = _within_bound(given, update, version, device)
+    if update.loss.old_logprobs == "engine" or update.loss.correction != "none":
+        for part in parts:
+            require_sampled_logprobs(part)
+    agreed = [agree(part, accelerator, device) for part in parts]
+    padded = [part + [idle_batch(device)] * (a.rounds - len(part)) for part, a in zip(parts, agreed, strict=True)]
+    if not any(each.tokens for each in agreed):
+        nothing = {"trained_tokens": 0.0, "micro_batches": float(sum(each.rounds for each in agreed))}
+        nothing |= {"optimizer_steps": 0.0, "grad_norm": math.nan, "stepped": 0.0}
+        row = _finished(dict.fromkeys(_MEANS, math.nan) | nothing | staleness)
+        return {**row, "skipped": ALL_STALE if staleness["stale_tokens"] else NOTHING_TO_TRAIN}
     with _training_mode(model):
-        for index in range(rounds):
-            batch = batches[index].to(device) if index < len(batches) else _idle_batch(device)
-            with _exchange(model, accelerator, last=index == rounds - 1):
-                loss, metrics = _loss(model, batch, tokens / ranks, on_policy, clip)
-                accelerator.backward(loss) if accelerator else loss.backward()
-            parts.append(metrics)
-    grad_norm = _clip(model, max_grad_norm, accelerator)
+        rows = _optimizer_steps(update, [(p, a) for p, a in zip(padded, agreed, strict=True) if a.tokens])
+    tokens = float(sum(each.tokens for each in agreed))
+    rows = _finished({**_joined(rows), "trained_tokens": tokens, **staleness})
+    return {**rows, "skipped": None if rows["stepped"] else NOT_FINITE}
+
+
+def _require_what_the_loss_needs(update: _Update, version: int | None) -> None:
+    if update.loss.kl_coef and update.reference is None:
+        raise ValueError("kl_coef is above 0, and there is no reference policy")
+    if update.loss.max_staleness is not None and version is None:
+        raise ValueError("max_staleness is given, and the version of the policy is not")
+
+
+def _mini_batches(batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]]) -> list[list[MicroBatch]]:
+    if all(isinstance(each, MicroBatch) for each in batches):
+        return [cast("list[MicroBatch]", list(batches))]
+    return [list(each) for each in cast("Sequence[Sequence[MicroBatch]]", batches)]
+
+
+def _within_bound(
+    parts: list[list[MicroBatch]], update: _Update, version: int | None, device: torch.device
+) -> tuple[list[list[MicroBatch]], dict[str, float]]:
+    """The mini-batches without tokens that are too stale, and what is to be told of it."""
+    if version is None:
+        return parts, {"stale_tokens": 0.0, "staleness_mean": math.nan}
+    behind = float(sum(versions_behind(part, version) for part in parts))
+    before = float(sum(batch.trained_tokens for part in parts for batch in part))
+    bound = update.loss.max_staleness
+    kept = parts if bound is None else [fresh_only(part, version, bound) for part in parts]
+    dropped = before - sum(batch.trained_tokens for part in kept for batch in part)
+    stale, all_behind, tokens = (sum_over_ranks(each, update.accelerator, device) for each in (dropped, behind, before))
+    return kept, {"stale_tokens": stale, "staleness_mean": all_behind / tokens if tokens else math.nan}
+
+
+def _optimizer_steps(update: _Update, parts: Sequence[tuple[list[MicroBatch], Agreed]]) -> list[dict[str, float]]:
+    """Metrics of each optimiser step, of all epochs."""
+    fixed = [
+        fix_inputs(update.model, update.reference_in_use, part, update.loss, first=index == 0, split=agreed.split)
+        for index, (part, agreed) in enumerate(parts)
+    ]
+    rows: list[dict[str, float]] = []
+    for epoch in range(update.optim.epochs):
+        for inputs, (_, agreed) in zip(fixed, parts, strict=True):
+            rows.append(_optimizer_step(update, inputs, agreed, first=not rows, epoch=epoch))
+    return rows
+
+
+def _optimizer_step(
+    update: _Update, fixed: Sequence[FixedInputs], agreed: Agreed, *, first: bool, epoch: int
+) -> dict[str, float]:
+    """`first`: the weights are still those that old log-probs are of."""
+    log_ratios: Sequence[Tensor | None] = [None] * len(fixed)
+    own = first and update.loss.old_logprobs == "trainer"
+    if update.loss.objective == "gspo" and agreed.split and not own:
+        log_ratios = sequence_log_ratios(lambda batch: token_logprobs(update.model, batch), fixed, update.loss)
+    parts: list[dict[str, Tensor]] = []
+    update.optimizer.zero_grad(set_to_none=True)
+    for index, (inputs, log_ratios_K) in enumerate(zip(fixed, log_ratios, strict=True)):
+        with exchange(update.model, update.accelerator, last=index == len(fixed) - 1):
+            loss, metrics = _loss(update, inputs, log_ratios_K, agreed, first=first, measured=epoch == 0)
+            update.accelerator.backward(loss) if update.accelerator else loss.backward()
+        parts.append(metrics)
+    grad_norm = _clip(update)
     stepped = bool(torch.isfinite(grad_norm))
     if stepped:
-        optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    counts = {"trained_tokens": tokens, "micro_batches": rounds, "grad_norm": grad_norm, "stepped": stepped}
-    means = _reduced(merge_metrics(parts), accelerator) | {name: float(value) for name, value in counts.items()}
-    return {**means, "skipped": None if stepped else NOT_FINITE}
-
-
-def _require_sampled_logprobs(batches: Sequence[MicroBatch]) -> None:
-    for batch in batches:
-        wrong_K = batch.old_temperatures_K != batch.temperatures_K
-        if wrong_K.any():
-            at = float(batch.temperatures_K[wrong_K][0])
-            raise ModelError(
-                f"Tokens sampled at temperature {at:g} have raw log-probs on record, and the ratio of an off-policy "
-                "step needs those of the distribution that was sampled.",
-                "Sample with an engine of this process, with a vLLM server in --logprobs-mode processed_logprobs, or "
-                "at temperature 1.",
-            )
+        update.optimizer.step()
+    update.optimizer.zero_grad(set_to_none=True)
+    counts = {"trained_tokens": agreed.tokens, "micro_batches": agreed.rounds, "grad_norm": grad_norm}
+    counts |= {"stepped": stepped, "optimizer_steps": stepped}
+    return over_ranks(merge_metrics(parts), update.accelerator) | {name: float(n) for name, n in counts.items()}
 
 
 def _loss(
-    model: nn.Module, batch: MicroBatch, denominator: float, on_policy: bool, clip: dict[str, Any]
+    update: _Update, fixed: FixedInputs, log_ratios_K: Tensor | None, agreed: Agreed, *, first: bool, measured: bool
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    logprobs_K, comparable_K = sampled_and_recorded_logprobs(model, batch)
-    old_logprobs_K = logprobs_K.detach() if on_policy else batch.old_logprobs_K
-    loss, metrics = clipped_surrogate(logprobs_K, old_logprobs_K, batch.weights_K, denominator, **clip)
-    difference = (comparable_K - batch.old_logprobs_K).abs().sum() / denominator
-    return loss, {**metrics, "engine_difference": difference}
+    batch, counts = fixed.batch, agreed.counts
+    logprobs_K, comparable_K = sampled_and_recorded_logprobs(update.model, batch)
+    tokens = TrainedTokens(
+        logprobs_K=logprobs_K,
+        old_logprobs_K=fixed.complete(logprobs_K, update.loss),
+        weights_K=batch.weights_K,
+        sequences_K=batch.sequences_K,
+        lengths_K=batch.lengths_K,
+        sequence_log_ratios_K=log_ratios_K,
+        corrections_K=None if fixed.correction is None else fixed.correction.weights_K,
+        reference_logprobs_K=fixed.reference_logprobs_K,
+    )
+    loss, metrics = policy_loss(tokens, counts, update.loss)
+    before_K = comparable_K if first else fixed.recorded_at_K
+    if not measured or before_K is None:
+        return loss, metrics | dict.fromkeys(_MISMATCH, logprobs_K.new_tensor(math.nan))
+    return loss, metrics | mismatch(before_K, batch.old_logprobs_K, fixed.correction, counts.tokens)
+
+
+def _joined(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Metrics of an update of those of its optimiser steps: means over tokens, as far as they have a value."""
+    if len(rows) == 1:
+        return rows[0]
+    joined = {name: _mean(rows, name) for name in rows[0]}
+    largest = {name: max(row[name] for row in rows) for name in (LARGEST, "stepped")}
+    summed = {name: sum(row[name] for row in rows) for name in ("micro_batches", "optimizer_steps")}
+    return joined | largest | summed
+
+
+def _mean(rows: Sequence[dict[str, float]], name: str) -> float:
+    known = [(row[name], row["trained_tokens"]) for row in rows if math.isfinite(row[name])]
+    if not known:
+        return rows[0][name]
+    return sum(value * tokens for value, tokens in known) / sum(tokens for _, tokens in known)
+
+
+def _finished(row: Mapping[str, float]) -> dict[str, float]:
+    """`effective_sample_size` in the place of the mean square of the weights."""
+    square = row["importance_square"]
+    size = row["importance_mean"] ** 2 / square if square else math.nan
+    return {name: value for name, value in row.items() if name != "importance_square"} | {"effective_sample_size": size}
 
 
 @contextmanager
@@ -132,49 +255,8 @@ def _training_mode(model: nn.Module) -> Generator[None]:
         model.train(before)
 
 
-def _exchange(model: nn.Module, accelerator: Accelerator | None, *, last: bool) -> AbstractContextManager[Any]:
-    """Gradients stay on their rank until the last round."""
-    return nullcontext() if accelerator is None or last else accelerator.no_sync(model)
-
-
-def _agree(tokens: int, rounds: int, accelerator: Accelerator | None, device: torch.device) -> tuple[int, int]:
-    """Trained tokens of all ranks, and the largest number of micro-batches of any."""
-    if accelerator is None:
-        return tokens, rounds
-    counts: Any = accelerator.gather(torch.tensor([[tokens, rounds]], device=device))
-    return int(counts[:, 0].sum()), int(counts[:, 1].max())
-
-
-def _idle_batch(device: torch.device) -> MicroBatch:
-    """A batch that trains nothing, for a rank that has no more."""
-    no_tokens, nothing = torch.zeros(0, dtype=torch.long), torch.zeros(0)
-    one = torch.zeros(1, dtype=torch.long)
-    return MicroBatch(
-        token_ids_N=one,
-        positions_N=one,
-        parents_N=one - 1,
-        loss_indices_K=no_tokens,
-        weights_K=nothing,
-        old_logprobs_K=nothing,
-        temperatures_K=nothing,
-        old_temperatures_K=nothing,
-        versions_K=no_tokens,
-        sequences_K=no_tokens,
-        lengths_K=nothing,
-    ).to(device)
-
-
-def _clip(model: nn.Module, max_grad_norm: float, accelerator: Accelerator | None) -> Tensor:
-    if accelerator is None:
-        return nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
-    norm: Any = accelerator.clip_grad_norm_(model.parameters(), max_grad_norm)
+def _clip(update: _Update) -> Tensor:
+    if update.accelerator is None:
+        return nn.utils.clip_grad_norm_(update.model.parameters(), update.optim.max_grad_norm)
+    norm: Any = update.accelerator.clip_grad_norm_(update.model.parameters(), update.optim.max_grad_norm)
     return torch.as_tensor(norm)
-
-
-def _reduced(metrics: dict[str, Tensor], accelerator: Accelerator | None) -> dict[str, float]:
-    """Metrics over all ranks. A rank's means were taken with its share of the denominator, so ranks are averaged."""
-    if accelerator is None:
-        return {name: float(value) for name, value in metrics.items()}
-    gathered: Any = accelerator.gather(torch.stack(list(metrics.values())).unsqueeze(0))
-    columns = zip(metrics, gathered.unbind(1), strict=True)
-    return {name: float(column.max() if name == "ratio_max" else column.mean()) for name, column in columns}

@@ -22,7 +22,8 @@ from hrm_agent.models.policy_loader import model_folder
 from hrm_agent.training.batch import MicroBatch
 from hrm_agent.training.checkpoints import Checkpoints
 from hrm_agent.training.configs import GrpoConfig
-from hrm_agent.training.optimizer_step import policy_update
+from hrm_agent.training.objectives import LossOptions
+from hrm_agent.training.optimizer_step import OptimOptions, policy_update
 from hrm_agent.training.schedule import Schedule, dropout_seed, refuse_other_course
 from hrm_agent.training.sft import save_policy
 from hrm_agent.trajectory import derive_seed
@@ -69,11 +70,10 @@ class TrainablePolicy:
                 self.model,
                 self.optimizer,
                 batches,
+                loss=LossOptions(clip_low=config.clip_low, clip_high=config.clip_high),
+                optim=OptimOptions(max_grad_norm=config.max_grad_norm),
                 accelerator=self.accelerator,
-                max_grad_norm=config.max_grad_norm,
-                clip_low=config.clip_low,
-                clip_high=config.clip_high,
-                on_policy=True,
+                version=self.version,
             )
         self.engine.publish(self.version + 1)
         return metrics

@@ -22,7 +22,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from hrm_agent.training.advantages import group_advantages
 from hrm_agent.training.batch import build_batches
 from hrm_agent.training.logprobs import token_logprobs
-from hrm_agent.training.loss import clipped_surrogate
+from hrm_agent.training.objectives import clipped_surrogate
 from hrm_agent.training.roc import select
 from hrm_agent.trajectory import LogprobKind, Sampling, Trajectory
 from tests.support.training.builders import VOCABULARY, sampled_call, tiny_model, trajectory

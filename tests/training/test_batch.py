@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hrm_agent.errors import ModelError
-from hrm_agent.training.advantages import group_advantages, normalised, whole_trajectory
+from hrm_agent.training.advantages import group_advantages, normalised
 from hrm_agent.training.batch import Row, build_batches, kept_rows, left_out, linearise, micro_batches
 from hrm_agent.training.logprobs.padded import side_by_side
 from hrm_agent.training.roc import select
@@ -40,13 +40,13 @@ def trained_tokens(rows: list[Row]) -> Counter[int]:
 
 @given(forests())
 def test_each_sampled_token_is_trained_exactly_once_and_no_inserted_one(whole):
-    assert trained_tokens(linearise(whole, whole_trajectory(whole, 1.0))) == sampled_tokens(whole)
+    assert trained_tokens(linearise(whole, {c.id: 1.0 for c in whole.own_calls})) == sampled_tokens(whole)
 
 
 @given(forests())
 def test_each_token_stands_after_exactly_what_the_model_saw(whole):
     by_id = {c.id: c for c in whole.calls}
-    for row in linearise(whole, whole_trajectory(whole, 1.0)):
+    for row in linearise(whole, {c.id: 1.0 for c in whole.own_calls}):
         last = by_id[f"c{row.token_ids[-1] // 100}"]
         seen: list[int] = []
         while last is not None:
@@ -57,7 +57,7 @@ def test_each_token_stands_after_exactly_what_the_model_saw(whole):
 
 @given(forests(), st.integers(1, 40))
 def test_micro_batches_lose_and_repeat_nothing(whole, budget):
-    rows = linearise(whole, whole_trajectory(whole, -0.5))
+    rows = linearise(whole, {c.id: -0.5 for c in whole.own_calls})
     batches = micro_batches(rows, token_budget=budget)
     assert Counter(t for b in batches for t in b.token_ids_N[b.loss_indices_K].tolist()) == sampled_tokens(whole)
     assert sum(len(b.token_ids_N) for b in batches) == sum(len(row) for row in rows)
@@ -72,7 +72,7 @@ def test_micro_batches_lose_and_repeat_nothing(whole, budget):
 
 @given(st.lists(forests(), min_size=1, max_size=4), st.integers(1, 40))
 def test_a_micro_batch_has_all_rows_of_a_trajectory_if_that_is_asked_for(wholes, budget):
-    rows = [row for i, t in enumerate(wholes) for row in linearise(t, whole_trajectory(t, 1.0), i)]
+    rows = [row for i, t in enumerate(wholes) for row in linearise(t, {c.id: 1.0 for c in t.own_calls}, i)]
     batches = micro_batches(rows, token_budget=budget, whole_trajectories=True)
     found = [set(b.sequences_K.tolist()) for b in batches]
     assert sum(len(each) for each in found) == len(set().union(*found)), "none is in two"
@@ -199,7 +199,7 @@ def test_other_models_and_constrained_calls_are_context_without_a_gradient():
     )
     mixed, plain = trajectory(0, calls=calls), trajectory(1, reward=0.0)
     overlays = group_advantages(select([mixed, plain], 2, "grpo", seed=0, run_id="r", step=0))
-    rows = linearise(mixed, whole_trajectory(mixed, 1.0))
+    rows = linearise(mixed, {c.id: 1.0 for c in mixed.own_calls})
     assert [row.loss_mask.tolist() for row in rows] == [[False, False, True, True, *[False] * 6, True, True]]
     counted = {name: count for name, count in left_out([mixed, plain], overlays).items() if count}
     assert counted == {"select/calls_of_other_models": 1.0, "select/constrained_calls": 1.0}

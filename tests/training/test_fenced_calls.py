@@ -14,7 +14,6 @@ from hrm_agent.graphs.parts.prompts import TOOL_LOOP_PROMPT, loop_system_turn
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.store import RunStore
-from hrm_agent.training.advantages import whole_trajectory
 from hrm_agent.training.batch import build_batches, linearise
 from hrm_agent.training.configs import GrpoConfig, SftConfig
 from hrm_agent.training.penalties import penalty_error
@@ -57,7 +56,7 @@ async def test_the_tokens_of_a_fenced_call_are_trained(
 
     assert [(c.status, c.value) for c in trajectory.tool_calls] == [(ToolStatus.OK, "42")]
     assert penalty_error(trajectory.tool_calls) == 0.0
-    (row,) = linearise(trajectory, whole_trajectory(trajectory, 1.0))
+    (row,) = linearise(trajectory, {c.id: 1.0 for c in trajectory.own_calls})
     (example,) = tokenize(LESSON, codec)
     assert (row.token_ids.tolist(), row.loss_mask.tolist()) == (list(example.token_ids), list(example.mask))
     trained = codec.decode(row.token_ids[row.loss_mask].tolist())

@@ -19,7 +19,8 @@ from hrm_agent.training.batch import build_batches, kept_rows, left_out, micro_b
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.grpo import train
 from hrm_agent.training.metrics import read_metrics
-from hrm_agent.training.optimizer_step import policy_update
+from hrm_agent.training.objectives import LossOptions
+from hrm_agent.training.optimizer_step import OptimOptions, policy_update
 from hrm_agent.training.verdicts import judge
 from hrm_agent.trajectory import Call, DropReason, LogprobKind, Overlay, Sampling, Trajectory, Verdict
 from tests.support.training.builders import call, tiny_model, trajectory
@@ -72,7 +73,8 @@ def gradient(calls: Sequence[Call], advantage: float, **options: Any) -> tuple[d
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     batches = build_batches([trajectory(calls=tuple(calls))], [kept(advantage)], token_budget=10_000)
     descent = torch.optim.SGD(model.parameters(), lr=1.0)
-    metrics = policy_update(model, descent, batches, max_grad_norm=1e9, **{"on_policy": True, **options})
+    loss, optim = LossOptions(**options), OptimOptions(max_grad_norm=1e9)
+    metrics = policy_update(model, descent, batches, loss=loss, optim=optim)
     return {name: before[name] - p.detach() for name, p in model.named_parameters()}, metrics
 
 
@@ -130,12 +132,12 @@ def raw_of(calls: Sequence[Call], index: int) -> tuple[float, ...]:
 
 def test_off_policy_a_ratio_takes_log_probs_of_what_was_sampled_and_no_others() -> None:
     calls = sampled((0.5, 1.0))
-    _, metrics = gradient(calls, 1.0, on_policy=False)
+    _, metrics = gradient(calls, 1.0, old_logprobs="engine")
     assert metrics["ratio_max"] == pytest.approx(1.0, abs=1e-4)
     raw = [each.model_copy(update={"logprob_kind": LogprobKind.RAW}) for each in calls]
     with pytest.raises(ModelError, match=r"sampled at temperature 0\.5 have raw log-probs.*processed_logprobs"):
-        gradient(raw, 1.0, on_policy=False)
-    assert gradient([raw[1].model_copy(update={"parent": None, "branch_reason": "root"})], 1.0, on_policy=False)
+        gradient(raw, 1.0, old_logprobs="engine")
+    assert gradient([raw[1].model_copy(update={"parent": None, "branch_reason": "root"})], 1.0, old_logprobs="engine")
 
 
 @pytest.mark.parametrize(

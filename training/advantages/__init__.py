@@ -6,8 +6,14 @@ each call: by it the calls of several roles may learn different things of one ou
 
 from __future__ import annotations
 
-from hrm_agent.training.advantages.estimators import ADVANTAGES, Estimator, by_group, estimator_by_name, group_advantages
 from hrm_agent.training.advantages.credit import CREDITS, Credit, as_recorded, credit_by_name, credited
+from hrm_agent.training.advantages.estimators import (
+    ADVANTAGES,
+    Estimator,
+    by_group,
+    estimator_by_name,
+    group_advantages,
+)
 from hrm_agent.training.advantages.grpo import normalised
 from hrm_agent.training.advantages.whole_trajectory import whole_trajectory
 

@@ -28,9 +28,7 @@ CREDITS = ("whole_trajectory", "per_role", "even")
 """Names that a user may give."""
 
 
-def credit_by_name(
-    name: str, *, advantages: str = "grpo", eps: float = 1e-6, frozen: Collection[str] = ()
-) -> Credit:
+def credit_by_name(name: str, *, advantages: str = "grpo", eps: float = 1e-6, frozen: Collection[str] = ()) -> Credit:
     """The credit `name`, under which calls of the roles `frozen` have no weight.
 
     `advantages` and `eps` are those of `by_group`: `per_role` compares siblings by them. Raises `ConfigError` for an

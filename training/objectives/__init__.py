@@ -9,6 +9,6 @@ from hrm_agent.training.objectives.clipped import clipped_surrogate
 from hrm_agent.training.objectives.merging import merge_metrics
 from hrm_agent.training.objectives.options import LossOptions
 from hrm_agent.training.objectives.policy_loss import OBJECTIVES, policy_loss
-from hrm_agent.training.objectives.tokens import Counts, Tokens
+from hrm_agent.training.objectives.tokens import Counts, TrainedTokens
 
-__all__ = ["OBJECTIVES", "Counts", "LossOptions", "Tokens", "clipped_surrogate", "merge_metrics", "policy_loss"]
+__all__ = ["OBJECTIVES", "Counts", "LossOptions", "TrainedTokens", "clipped_surrogate", "merge_metrics", "policy_loss"]

@@ -10,12 +10,12 @@ the paper's experiments.
 from __future__ import annotations
 
 from hrm_agent.training.objectives.options import LossOptions
-from hrm_agent.training.objectives.tokens import PerToken, Tokens
+from hrm_agent.training.objectives.tokens import PerToken, TrainedTokens
 
 __all__ = ["cispo"]
 
 
-def cispo(tokens: Tokens, options: LossOptions) -> PerToken:
+def cispo(tokens: TrainedTokens, options: LossOptions) -> PerToken:
     """`clipped_high_K` marks tokens of positive weight whose ratio was cut, though they have a gradient."""
     ratios_K = (tokens.logprobs_K - tokens.old_logprobs_K).exp().detach()
     bound = 1 + options.clip_high

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from hrm_agent.training.objectives.merging import means
 from hrm_agent.training.objectives.options import LossOptions
-from hrm_agent.training.objectives.tokens import PerToken, Tokens
+from hrm_agent.training.objectives.tokens import PerToken, TrainedTokens
 
 __all__ = ["clipped", "clipped_surrogate", "surrogate"]
 
 
-def clipped(tokens: Tokens, options: LossOptions) -> PerToken:
+def clipped(tokens: TrainedTokens, options: LossOptions) -> PerToken:
     """The surrogate of each token by its own ratio."""
     ratios_K = (tokens.logprobs_K - tokens.old_logprobs_K).exp()
     return surrogate(ratios_K, tokens.weights_K, options.clip_low, options.clip_high, options.dual_clip)

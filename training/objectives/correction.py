@@ -8,6 +8,9 @@ weights. An unbounded w has no bounded variance, so that it is truncated at a ca
 or masked above it, which leaves out the tokens that the trainer finds far too likely.
 """
 
+# Shapes stand in the names of fields too.
+# ruff: noqa: N815
+
 from __future__ import annotations
 
 from typing import NamedTuple

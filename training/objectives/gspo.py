@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from hrm_agent.training.objectives.clipped import surrogate
 from hrm_agent.training.objectives.options import LossOptions
-from hrm_agent.training.objectives.tokens import PerToken, Tokens, sum_by_sequence
+from hrm_agent.training.objectives.tokens import PerToken, TrainedTokens, sum_by_sequence
 
 __all__ = ["gspo"]
 
 
-def gspo(tokens: Tokens, options: LossOptions) -> PerToken:
+def gspo(tokens: TrainedTokens, options: LossOptions) -> PerToken:
     """The surrogate of each token by the ratio of its rollout."""
     own_K = tokens.logprobs_K.detach()
     mean_K = tokens.sequence_log_ratios_K

@@ -12,7 +12,7 @@ __all__ = ["LossOptions"]
 
 @dataclass(frozen=True, slots=True)
 class LossOptions:
-    """What is maximised. Raises `ConfigError` for values that make no sense, and for those that would change nothing."""
+    """What is maximised. Raises `ConfigError` for values that make no sense, or that would change nothing."""
 
     objective: Literal["clipped", "cispo", "gspo"] = "clipped"
     """Loss of a token: clipped, PPO's surrogate as in GRPO and DAPO; cispo, the log-prob weighed by the clipped ratio,

@@ -14,18 +14,18 @@ from hrm_agent.training.objectives.gspo import gspo
 from hrm_agent.training.objectives.merging import means
 from hrm_agent.training.objectives.options import LossOptions
 from hrm_agent.training.objectives.reference_kl import k3
-from hrm_agent.training.objectives.tokens import Counts, PerToken, Tokens
+from hrm_agent.training.objectives.tokens import Counts, PerToken, TrainedTokens
 
 __all__ = ["OBJECTIVES", "Objective", "policy_loss"]
 
-Objective = Callable[[Tokens, LossOptions], PerToken]
+Objective = Callable[[TrainedTokens, LossOptions], PerToken]
 """(trained tokens, options) -> loss of each."""
 
 OBJECTIVES: dict[str, Objective] = {"clipped": clipped, "cispo": cispo, "gspo": gspo}
 """By the name that a user gives."""
 
 
-def policy_loss(tokens: Tokens, counts: Counts, options: LossOptions) -> tuple[Tensor, dict[str, Tensor]]:
+def policy_loss(tokens: TrainedTokens, counts: Counts, options: LossOptions) -> tuple[Tensor, dict[str, Tensor]]:
     """This micro-batch's share of the loss, and metrics to be joined by `merge_metrics`.
 
     `kl_reference` is nan without a reference policy.

@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["Counts", "PerToken", "Tokens", "sum_by_sequence"]
+__all__ = ["Counts", "PerToken", "TrainedTokens", "sum_by_sequence"]
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class TrainedTokens:
     """The trained tokens of one micro-batch. All log-probs are at the temperature of sampling."""
 
     logprobs_K: Float[Tensor, " K"]

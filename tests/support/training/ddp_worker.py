@@ -9,6 +9,7 @@ import torch
 from accelerate import Accelerator
 
 from hrm_agent.training.batch import micro_batches
+from hrm_agent.training.objectives import LossOptions
 from hrm_agent.training.optimizer_step import policy_update
 from tests.support.training.builders import tiny_model
 from tests.training.test_loss import random_rows
@@ -22,7 +23,8 @@ def main(output: str) -> None:
     rows = random_rows(0)
     # Rank 0 has five micro-batches, rank 1 two: rank 1 must go on while it has nothing to train.
     share = rows[:5] if accelerator.process_index == 0 else rows[5:]
-    metrics = policy_update(model, optimizer, micro_batches(share, token_budget=1), accelerator=accelerator)
+    batches, loss = micro_batches(share, token_budget=1), LossOptions(old_logprobs="engine")
+    metrics = policy_update(model, optimizer, batches, accelerator=accelerator, loss=loss)
     metrics_of_none = policy_update(model, optimizer, [], accelerator=accelerator)
     if accelerator.is_main_process:
         weights = accelerator.unwrap_model(model).state_dict()
