@@ -40,7 +40,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from hrm_agent.testing import tiny_network
 from hrm_agent.training.advantages import group_advantages
 from hrm_agent.training.batch import MicroBatch, build_batches
-from hrm_agent.training.logprobs.padded import padded
+from hrm_agent.training.logprobs.padded import side_by_side
 from hrm_agent.training.objectives import LossOptions
 from hrm_agent.training.optimizer_step import policy_update
 from hrm_agent.training.roc import select
@@ -150,7 +150,7 @@ def bare(trajectories: Sequence[Trajectory], overlays: Sequence[Overlay]) -> Ste
 
 
 def _bare_loss(model: torch.nn.Module, batch: MicroBatch, total: int) -> Tensor:
-    token_ids_BT, rows_N = padded(batch)
+    token_ids_BT, rows_N = side_by_side(batch)
     logits = model(input_ids=token_ids_BT, use_cache=False).logits[:, :-1]
     logprobs = logits.log_softmax(-1).gather(-1, token_ids_BT[:, 1:, None])[..., 0]
     trained = batch.loss_indices_K

@@ -3,13 +3,15 @@
 A trajectory is a forest of calls (`hrm_agent.trajectory.forest`); what a model computes is sequences. So each path from
 a root to a leaf becomes one *row*. Where paths share a prefix, its tokens stand in each of their rows, as context, but
 the loss mask is on in the first row only: counted twice they would weigh twice. For the same reason the calls that a
-forked run inherited are context in its rows: they are trained where they were made. The repeated prefix costs compute,
-not correctness, and the graphs here fork little; a tree-attention mask would save it and would need every architecture
-to accept one.
+forked run inherited are context in its rows: they are trained where they were made.
 
-Rows are sorted by length and cut into micro-batches under a budget of *padded* tokens. A micro-batch itself is flat:
-the tokens that are forwarded, each with its position and the token before it, and beside them one entry for each token
-that is trained. How it is forwarded is the business of `hrm_agent.training.logprobs`.
+A micro-batch is flat: the tokens that are forwarded, each with its position and the token before it, and beside them
+one entry for each token that is trained. How they are forwarded (`hrm_agent.training.logprobs`) decides which rows
+stand together, under a budget of the tokens that it takes:
+
+* padded: rows of like length, the budget counts the padding
+* packed: rows of like length, one after the other
+* tree: rows with common prefixes, each prefix once; so siblings of a group stand together
 
 What a call was sampled at is what it is trained at: each token has its call's temperature, and the loss takes the log
 softmax of the logits divided by it. Calls whose tokens are no sample of that distribution (temperature 0, top-p, a
@@ -26,8 +28,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Literal
 
 import numpy as np
 import torch
@@ -36,10 +39,12 @@ from torch import Tensor
 
 from hrm_agent.errors import ModelError
 from hrm_agent.training.advantages import Credit, as_recorded
+from hrm_agent.training.prefix_tree import GrowingTree, lexicographic, placed_rows
 from hrm_agent.trajectory import Call, DropReason, LogprobKind, Overlay, Trajectory, Verdict
 from hrm_agent.trajectory.forest import paths
 
 __all__ = [
+    "ForwardName",
     "MicroBatch",
     "NoGradient",
     "Row",
@@ -50,6 +55,10 @@ __all__ = [
     "micro_batches",
     "no_gradient",
 ]
+
+
+ForwardName = Literal["padded", "packed", "tree"]
+"""How tokens reach the model: rows padded to one length, rows one after the other, or each shared prefix once."""
 
 
 class NoGradient(StrEnum):
@@ -133,6 +142,8 @@ class MicroBatch:
     """Number of the token's trajectory within the batch of the whole step, the same in all micro-batches."""
     lengths_K: Float[Tensor, " K"]
     """Trained tokens of that trajectory in the whole step."""
+    forward: ForwardName = "padded"
+    """How it is to be forwarded; of a tree, several tokens may have one parent."""
 
     @property
     def trained_tokens(self) -> int:
@@ -140,7 +151,8 @@ class MicroBatch:
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """The same on `device`."""
-        return MicroBatch(*(getattr(self, name).to(device, non_blocking=True) for name in self.__slots__))
+        moved = {name: getattr(self, name) for name in self.__slots__ if name != "forward"}
+        return replace(self, **{name: tensor.to(device, non_blocking=True) for name, tensor in moved.items()})
 
 
 def build_batches(
@@ -148,6 +160,7 @@ def build_batches(
     overlays: Iterable[Overlay],
     *,
     token_budget: int,
+    forward: ForwardName = "padded",
     whole_trajectories: bool = False,
     credit: Credit = as_recorded,
 ) -> list[MicroBatch]:
@@ -156,7 +169,7 @@ def build_batches(
     Raises `ModelError` if something was kept but none of it can be trained on.
     """
     rows = kept_rows(trajectories, overlays, credit)
-    return micro_batches(rows, token_budget=token_budget, whole_trajectories=whole_trajectories)
+    return micro_batches(rows, token_budget=token_budget, forward=forward, whole_trajectories=whole_trajectories)
 
 
 def kept_rows(
@@ -247,21 +260,28 @@ def _is_counted(overlay: Overlay) -> bool:
     return overlay.verdict is Verdict.KEPT or overlay.drop_reason is DropReason.NO_GRADIENT
 
 
-def micro_batches(rows: Iterable[Row], *, token_budget: int, whole_trajectories: bool = False) -> list[MicroBatch]:
-    """Rows in groups of at most `token_budget` padded tokens (a longer row stands alone), longest first.
+def micro_batches(
+    rows: Iterable[Row], *, token_budget: int, forward: ForwardName = "padded", whole_trajectories: bool = False
+) -> list[MicroBatch]:
+    """Rows in groups that take at most `token_budget` tokens (a longer row stands alone), longest first.
 
-    Longest first, so that a budget too large for the memory fails at once and not late in the step. With
-    `whole_trajectories` all rows of a trajectory are in one micro-batch, whatever it takes.
+    Longest first, so that a budget too large for the memory fails at once and not late in the step; of a tree, in the
+    order of their tokens. With `whole_trajectories` all rows of a trajectory are in one micro-batch, whatever it takes.
     """
     units = _by_trajectory(rows) if whole_trajectories else [[row] for row in rows]
+    if forward == "tree":
+        units = sorted(units, key=lambda unit: min(lexicographic(row.token_ids) for row in unit))
+    else:
+        units = sorted(units, key=_longest, reverse=True)
+    taken = _TAKEN[forward]()
     groups: list[list[Row]] = []
-    width = 0
-    for unit in sorted(units, key=_longest, reverse=True):
-        if not groups or width * (len(groups[-1]) + len(unit)) > token_budget:
+    for unit in units:
+        if not groups or taken.with_more(unit) > token_budget:
             groups.append([])
-            width = _longest(unit)
+            taken = _TAKEN[forward]()
+            taken.with_more(unit)
         groups[-1] += unit
-    return [_flat(group) for group in groups]
+    return [_flat(group, forward) for group in groups]
 
 
 def _by_trajectory(rows: Iterable[Row]) -> list[list[Row]]:
@@ -275,23 +295,56 @@ def _longest(rows: Sequence[Row]) -> int:
     return max(len(row) for row in rows)
 
 
-def _flat(rows: Sequence[Row]) -> MicroBatch:
-    """The rows one after the other."""
-    sizes = np.array([len(row) for row in rows])
-    positions_N = np.concatenate([np.arange(size) for size in sizes])
-    loss_indices_K = np.concatenate([row.loss_mask for row in rows]).nonzero()[0]
-    parents_N = np.arange(len(positions_N)) - 1
-    parents_N[positions_N == 0] = -1
+@dataclass(slots=True)
+class _Padded:
+    """Tokens that a micro-batch takes, while rows are added: here with all padding."""
+
+    rows: int = 0
+    width: int = 0
+
+    def with_more(self, rows: Sequence[Row]) -> int:
+        self.rows += len(rows)
+        self.width = max(self.width, _longest(rows))
+        return self.rows * self.width
+
+
+@dataclass(slots=True)
+class _Packed:
+    tokens: int = 0
+
+    def with_more(self, rows: Sequence[Row]) -> int:
+        self.tokens += sum(len(row) for row in rows)
+        return self.tokens
+
+
+@dataclass(slots=True)
+class _Tree:
+    tree: GrowingTree = field(default_factory=GrowingTree)
+
+    def with_more(self, rows: Sequence[Row]) -> int:
+        for row in rows:
+            self.tree.add(row.token_ids)
+        return self.tree.size
+
+
+_TAKEN: dict[ForwardName, type[_Padded | _Packed | _Tree]] = {"padded": _Padded, "packed": _Packed, "tree": _Tree}
+
+
+def _flat(rows: Sequence[Row], forward: ForwardName) -> MicroBatch:
+    if forward == "tree":
+        rows = sorted(rows, key=lambda row: lexicographic(row.token_ids))
+    placed = placed_rows([row.token_ids for row in rows], shared=forward == "tree")
+    counts = [int(row.loss_mask.sum()) for row in rows]
+    loss_indices = [places[row.loss_mask] for places, row in zip(placed.indices, rows, strict=True)]
 
     def trained(name: str) -> Tensor:
         return torch.from_numpy(np.concatenate([getattr(row, name)[row.loss_mask] for row in rows]))
 
-    counts = [int(row.loss_mask.sum()) for row in rows]
     return MicroBatch(
-        token_ids_N=torch.from_numpy(np.concatenate([row.token_ids for row in rows])),
-        positions_N=torch.from_numpy(positions_N),
-        parents_N=torch.from_numpy(parents_N),
-        loss_indices_K=torch.from_numpy(loss_indices_K),
+        token_ids_N=torch.from_numpy(placed.token_ids),
+        positions_N=torch.from_numpy(placed.positions),
+        parents_N=torch.from_numpy(placed.parents),
+        loss_indices_K=torch.from_numpy(np.concatenate(loss_indices)),
         weights_K=trained("weights"),
         old_logprobs_K=trained("old_logprobs"),
         temperatures_K=trained("temperatures"),
@@ -299,4 +352,5 @@ def _flat(rows: Sequence[Row]) -> MicroBatch:
         versions_K=trained("versions"),
         sequences_K=torch.from_numpy(np.repeat([row.sequence for row in rows], counts)),
         lengths_K=torch.from_numpy(np.repeat(np.array([row.sequence_tokens for row in rows], np.float32), counts)),
+        forward=forward,
     )

@@ -107,6 +107,9 @@ class LossPart(ConfigPart):
     """Largest correction."""
     max_staleness: int | None = Field(default=None, ge=0)
     """Tokens sampled by weights more than this many versions back are not trained on; none: all are."""
+    forward: Literal["padded", "packed", "tree"] = "padded"
+    """How rollouts go through the model: padded, side by side; packed, one after the other without padding; tree, what
+    siblings share (their prompt, a first turn) once. The same loss and gradients, but for rounding."""
     micro_batch_tokens: int = Field(default=4096, ge=1)
     """Most tokens, padding included, of one forward pass."""
 

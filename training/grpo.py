@@ -220,6 +220,12 @@ def mini_batches(
     """The micro-batches of each optimiser step of a batch."""
     loss = config.loss
     return [
-        build_batches(rollouts, part, token_budget=loss.micro_batch_tokens, whole_trajectories=loss.objective == "gspo")
+        build_batches(
+            rollouts,
+            part,
+            token_budget=loss.micro_batch_tokens,
+            forward=loss.forward,
+            whole_trajectories=loss.objective == "gspo",
+        )
         for part in split_kept(overlays, config.optim.mini_batches, seed=config.seed)
     ]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hrm_agent.errors import ModelError
 from hrm_agent.training.advantages import group_advantages, normalised
 from hrm_agent.training.batch import Row, build_batches, kept_rows, left_out, linearise, micro_batches
-from hrm_agent.training.logprobs.padded import padded
+from hrm_agent.training.logprobs.padded import side_by_side
 from hrm_agent.training.roc import select
 from hrm_agent.trajectory import Call, LogprobKind, Overlay, Trajectory, Verdict
 from tests.support.training.builders import call, group, sampled_call, trajectory
@@ -62,7 +62,7 @@ def test_micro_batches_lose_and_repeat_nothing(whole, budget):
     assert Counter(t for b in batches for t in b.token_ids_N[b.loss_indices_K].tolist()) == sampled_tokens(whole)
     assert sum(len(b.token_ids_N) for b in batches) == sum(len(row) for row in rows)
     for batch in batches:
-        token_ids_BT, _ = padded(batch)
+        token_ids_BT, _ = side_by_side(batch)
         assert token_ids_BT.numel() <= budget or len(token_ids_BT) == 1
         assert (batch.parents_N[batch.loss_indices_K] >= 0).all()
         assert (batch.weights_K == -0.5).all()
@@ -150,7 +150,7 @@ def test_advantages_are_demanded():
 def test_longest_rows_come_first_and_are_padded_on_the_right():
     rows = [linearise(trajectory(calls=(sampled_call("a", range(1, n), 1),)), {"a": 1.0})[0] for n in (3, 6, 4)]
     batches = micro_batches(rows, token_budget=10)
-    assert [padded(b, pad_id=9)[0].tolist() for b in batches] == [[[1, 2, 3, 4, 5], [1, 2, 3, 9, 9]], [[1, 2]]]
+    assert [side_by_side(b, pad_id=9)[0].tolist() for b in batches] == [[[1, 2, 3, 4, 5], [1, 2, 3, 9, 9]], [[1, 2]]]
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=16))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hrm_agent.training.batch import MicroBatch, Row, micro_batches
 from hrm_agent.training.logprobs import log_softmax, token_logprobs
 from hrm_agent.training.logprobs.log_softmax import chosen_logprobs
-from hrm_agent.training.logprobs.padded import padded
+from hrm_agent.training.logprobs.padded import side_by_side
 from hrm_agent.training.objectives import LossOptions, clipped_surrogate, merge_metrics
 from hrm_agent.training.optimizer_step import OptimOptions, policy_update
 from tests.support.training.builders import VOCABULARY, tiny_model
@@ -86,7 +86,7 @@ def test_padded_rows_equal_unpadded_ones(seed):
 def test_logprobs_are_the_models_own_at_the_trained_tokens():
     (batch,) = micro_batches(random_rows(1), token_budget=10_000)
     with torch.no_grad():
-        token_ids_BT, rows_N = padded(batch)
+        token_ids_BT, rows_N = side_by_side(batch)
         logits_BTV = MODEL(input_ids=token_ids_BT).logits
         ours = token_logprobs(MODEL, batch)
     whole_BT = logits_BTV.log_softmax(-1)[:, :-1].gather(-1, token_ids_BT[:, 1:, None])[..., 0]
@@ -100,9 +100,9 @@ def test_the_output_layer_sees_trained_positions_only_and_is_itself_again():
     handle = MODEL.lm_head.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape))
     with torch.no_grad():
         token_logprobs(MODEL, batch)
-        MODEL(input_ids=padded(batch)[0])
+        MODEL(input_ids=side_by_side(batch)[0])
     handle.remove()
-    assert seen == [(batch.trained_tokens, 32), (*padded(batch)[0].shape, 32)]
+    assert seen == [(batch.trained_tokens, 32), (*side_by_side(batch)[0].shape, 32)]
 
 
 def test_chunks_change_nothing(monkeypatch):

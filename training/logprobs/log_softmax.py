@@ -17,15 +17,19 @@ def chosen_logprobs(
     token_ids_K: Int[Tensor, " K"],
     temperatures_K: Float[Tensor, " K"] | None = None,
 ) -> Float[Tensor, " K"]:
-    """Log-softmax of each row at its token, in single precision, a bounded number of logits at a time.
+    """Log-softmax of each row at its token, in single precision or better, a bounded number of logits at a time.
 
     Rows are divided by their temperatures; None: 1 for all.
     """
     size = max(1, CHUNK_ELEMENTS // logits_KV.shape[-1])
     logits, token_ids = logits_KV.split(size), token_ids_K.split(size)
     if temperatures_K is None or bool((temperatures_K == 1).all()):
-        divided = (rows.float() for rows in logits)
+        divided = (_exact(rows) for rows in logits)
     else:
-        divided = (rows.float() / t[:, None] for rows, t in zip(logits, temperatures_K.split(size), strict=True))
+        divided = (_exact(rows) / t[:, None] for rows, t in zip(logits, temperatures_K.split(size), strict=True))
     chunks = zip(divided, token_ids, strict=True)
     return torch.cat([-nn.functional.cross_entropy(rows, ids, reduction="none") for rows, ids in chunks])
+
+
+def _exact(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

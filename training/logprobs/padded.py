@@ -6,20 +6,29 @@ positions count from 0 anyway.
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from hrm_agent.training.batch import MicroBatch
+from hrm_agent.training.logprobs.forward import ModelInputs
 
-__all__ = ["padded"]
+__all__ = ["padded", "side_by_side"]
 
 
-def padded(batch: MicroBatch, pad_id: int = 0) -> tuple[Int[Tensor, "B T"], Int[Tensor, " N"]]:
-    """Token ids of the rows of `batch`, and the row of each of its tokens; the column is the token's position.
+@contextmanager
+def padded(model: nn.Module, batch: MicroBatch) -> Generator[ModelInputs]:
+    """Raises `ValueError` for a batch in which tokens share a prefix."""
+    del model
+    token_ids_BT, rows_N = side_by_side(batch)
+    yield ModelInputs({"input_ids": token_ids_BT, "use_cache": False}, rows_N, batch.positions_N)
 
-    Raises `ValueError` for a batch in which a token follows another than the one before it.
-    """
+
+def side_by_side(batch: MicroBatch, pad_id: int = 0) -> tuple[Int[Tensor, "B T"], Int[Tensor, " N"]]:
+    """Token ids of the rows of `batch`, and the row of each of its tokens; the column is the token's position."""
     index_N = torch.arange(len(batch.token_ids_N), device=batch.token_ids_N.device)
     first_N = batch.parents_N == -1
     if not bool((first_N | (batch.parents_N == index_N - 1)).all()):

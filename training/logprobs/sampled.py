@@ -2,28 +2,47 @@
 
 The distribution is the one that was sampled from: log softmax(logits / T) with the temperature T of each token's own
 call. A policy sampled at T and trained at 1 would be another one.
+
+A batch of padded rows whose logits are few goes through the model as it is, to the last bit as ever. In all other cases
+no tensor of all logits is made (`vocabulary_chunks`), if the model's logits are the product of hidden states and a
+weight. Where something follows that product (a soft cap, a scale), or where the layer is another (an adapter on it, a
+quantised one), the model computes logits, one row for each entry.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from weakref import WeakSet
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hrm_agent.training.batch import MicroBatch
+from hrm_agent.training.batch import ForwardName, MicroBatch
+from hrm_agent.training.logprobs import log_softmax
+from hrm_agent.training.logprobs.forward import Forward
 from hrm_agent.training.logprobs.log_softmax import chosen_logprobs
-from hrm_agent.training.logprobs.output_layer import only_positions, output_layer
+from hrm_agent.training.logprobs.output_layer import in_place_of_logits, only_positions, output_layer
+from hrm_agent.training.logprobs.packed import packed
 from hrm_agent.training.logprobs.padded import padded
+from hrm_agent.training.logprobs.vocabulary_chunks import logprobs_from_hidden
 
-__all__ = ["sampled_and_recorded_logprobs", "token_logits", "token_logprobs"]
+__all__ = ["FORWARDS", "sampled_and_recorded_logprobs", "token_logprobs"]
+
+FORWARDS: dict[ForwardName, Forward] = {"padded": padded, "packed": packed, "tree": packed}
+"""A tree differs from packed rows by its tokens, not by the way in which they are forwarded."""
+
+_FOLLOWED: WeakSet[nn.Module] = WeakSet()
+"""Output layers behind which the model does something more."""
 
 
 def token_logprobs(model: nn.Module, batch: MicroBatch) -> Float[Tensor, " K"]:
     """Log-probs of the trained tokens of `batch` at their temperatures, in the order of its entries.
 
-    Nothing may sample from the same module meanwhile: a hook is on it.
+    Nothing may sample from the same module meanwhile: hooks are on it. Raises `ModelError` for a model that cannot be
+    forwarded as the batch is to be.
     """
-    return chosen_logprobs(token_logits(model, batch), _token_ids(batch), batch.temperatures_K)
+    return _logprobs(model, batch, [batch.temperatures_K])[0]
 
 
 def sampled_and_recorded_logprobs(
@@ -35,20 +54,56 @@ def sampled_and_recorded_logprobs(
     token does not determine the tempered one (that takes all logits), so such a record cannot stand in a ratio; but it
     can be compared with what the trainer computes.
     """
-    logits_KV = token_logits(model, batch)
-    logprobs_K = chosen_logprobs(logits_KV, _token_ids(batch), batch.temperatures_K)
     if torch.equal(batch.temperatures_K, batch.old_temperatures_K):
+        logprobs_K = token_logprobs(model, batch)
         return logprobs_K, logprobs_K.detach()
-    return logprobs_K, chosen_logprobs(logits_KV.detach(), _token_ids(batch), batch.old_temperatures_K)
+    logprobs_K, recorded_K = _logprobs(model, batch, [batch.temperatures_K, batch.old_temperatures_K])
+    return logprobs_K, recorded_K
 
 
-def token_logits(model: nn.Module, batch: MicroBatch) -> Float[Tensor, "K V"]:
+def _logprobs(model: nn.Module, batch: MicroBatch, temperatures: Sequence[Tensor]) -> list[Tensor]:
+    """At the first of the temperatures with a gradient, at others without."""
+    layer = output_layer(model)
+    if type(layer) is nn.Linear and layer not in _FOLLOWED and not _as_it_is(batch, layer):
+        found = _from_hidden(model, layer, batch, temperatures)
+        if found is not None:
+            return found
+        _FOLLOWED.add(layer)
+    logits_KV, token_ids_K = _logits(model, batch), batch.token_ids_N[batch.loss_indices_K]
+    first, *others = temperatures
+    without = [chosen_logprobs(logits_KV.detach(), token_ids_K, each) for each in others]
+    return [chosen_logprobs(logits_KV, token_ids_K, first), *without]
+
+
+def _as_it_is(batch: MicroBatch, layer: nn.Linear) -> bool:
+    return batch.forward == "padded" and batch.trained_tokens * layer.out_features <= log_softmax.CHUNK_ELEMENTS
+
+
+def _from_hidden(
+    model: nn.Module, layer: nn.Linear, batch: MicroBatch, temperatures: Sequence[Tensor]
+) -> list[Tensor] | None:
+    """None if the model's logits are something else than the output of `layer`."""
+    token_ids_K = batch.token_ids_N[batch.loss_indices_K]
+    before_P, places_K = batch.parents_N[batch.loss_indices_K].unique(return_inverse=True)
+    first, *others = temperatures
+
+    def compute(hidden_PD: Tensor, layer: nn.Module) -> list[Tensor]:
+        assert isinstance(layer, nn.Linear)
+        found = [logprobs_from_hidden(hidden_PD, layer, places_K, token_ids_K, first)]
+        with torch.no_grad():
+            return found + [logprobs_from_hidden(hidden_PD, layer, places_K, token_ids_K, each) for each in others]
+
+    with FORWARDS[batch.forward](model, batch) as inputs:
+        places = inputs.rows_N[before_P], inputs.columns_N[before_P]
+        with in_place_of_logits(layer, *places, compute) as found:
+            logits = model(**inputs.arguments).logits
+    return found.result if found.is_last(logits) else None
+
+
+def _logits(model: nn.Module, batch: MicroBatch) -> Float[Tensor, "K V"]:
     """The logits from which the trained tokens of `batch` were sampled, in the order of its entries."""
-    token_ids_BT, rows_N = padded(batch)
     before_K = batch.parents_N[batch.loss_indices_K]
-    with only_positions(output_layer(model), rows_N[before_K], batch.positions_N[before_K]):
-        return model(input_ids=token_ids_BT, use_cache=False).logits
-
-
-def _token_ids(batch: MicroBatch) -> Tensor:
-    return batch.token_ids_N[batch.loss_indices_K]
+    with FORWARDS[batch.forward](model, batch) as inputs:
+        places = inputs.rows_N[before_K], inputs.columns_N[before_K]
+        with only_positions(output_layer(model), *places):
+            return model(**inputs.arguments).logits

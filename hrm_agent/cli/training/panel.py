@@ -30,8 +30,8 @@ def panel(row: Mapping[str, Any], config: GrpoConfig) -> list[str]:
         + (f", {held_out}" if held_out else "")
         + f", tool errors {_number(row.get('rollout/correct_with_tool_error'))} of them",
         f"tokens {_number(row['rollout/sampled_tokens'], 0)}, kept {_number(row['select/kept'], 0)}"
-        + f" of {_number(row['rollout/count'], 0)} rollouts"
-        + f", entropy {_number(row.get('entropy_estimate'))}, rate {row['learning_rate']:.1e}",
+        f" of {_number(row['rollout/count'], 0)} rollouts"
+        f", entropy {_number(row.get('entropy_estimate'))}, rate {row['learning_rate']:.1e}",
     ]
     rejected = row.get("select/groups_rejected") or 0.0
     if rejected >= _MANY:

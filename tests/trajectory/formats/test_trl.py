@@ -13,7 +13,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from hrm_agent.trajectory.formats import export_to
 from hrm_agent.trajectory.formats.trl import rollout_columns
 from tests.support.training.builders import tiny_model
-from tests.training.test_against_trl import GENERATIONS, REWARDS, rollouts, tokenizer
+from tests.support.training.trl_oracle import GENERATIONS, REWARDS, rollouts, tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
 

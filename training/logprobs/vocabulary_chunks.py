@@ -1,0 +1,131 @@
+"""Log-probs from hidden states and the output layer's weight, without the logits of all positions at once.
+
+    log p(y | h) = (w_y . h + b_y) / T - log sum_v exp((w_v . h + b_v) / T)
+
+A chunk of positions goes through the output layer, and of its logits one number for each entry is kept. The backward
+pass computes a chunk's probabilities again, unless all of them are few: then they are kept. Several entries may be
+predicted at one position (siblings that share it): its logits are computed once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+__all__ = ["logprobs_from_hidden"]
+
+CHUNK_ELEMENTS = 2**23
+"""Logits computed at once: 32 MiB in single precision."""
+KEPT_ELEMENTS = 2**23
+"""Most probabilities that are kept for the backward pass."""
+
+
+def logprobs_from_hidden(
+    hidden_PD: Float[Tensor, "P D"],
+    layer: nn.Linear,
+    places_K: Int[Tensor, " K"],
+    token_ids_K: Int[Tensor, " K"],
+    temperatures_K: Float[Tensor, " K"],
+) -> Float[Tensor, " K"]:
+    """Log-prob of each entry's token, predicted by the hidden state at its place, at its temperature."""
+    temperatures_P = temperatures_K.new_ones(len(hidden_PD))
+    temperatures_P[places_K] = temperatures_K
+    if not torch.equal(temperatures_P[places_K], temperatures_K):
+        # Siblings at several temperatures: each entry has a distribution of its own.
+        hidden_PD, temperatures_P = hidden_PD[places_K], temperatures_K
+        places_K = torch.arange(len(places_K), device=places_K.device)
+    return _Chunked.apply(hidden_PD, layer.weight, layer.bias, places_K, token_ids_K, temperatures_P)  # type: ignore[no-any-return]
+
+
+class _Chunked(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        places: Tensor,
+        token_ids: Tensor,
+        temperatures: Tensor,
+    ) -> Tensor:
+        exact = torch.promote_types(hidden.dtype, torch.float32)
+        scale = None if bool((temperatures == 1).all()) else temperatures.reciprocal().to(exact)
+        chunks = _chunks(places, len(hidden), weight.shape[0])
+        logprobs = torch.empty(len(places), dtype=exact, device=hidden.device)
+        log_sums = torch.empty(len(hidden), dtype=exact, device=hidden.device)
+        keeps = any(ctx.needs_input_grad) and len(hidden) * weight.shape[0] <= KEPT_ELEMENTS
+        kept: list[Tensor] = []
+        for start, stop, entries in chunks:
+            logits = _logits(hidden[start:stop], weight, bias, None if scale is None else scale[start:stop], exact)
+            most = logits.amax(-1)
+            chosen = logits[places[entries] - start, token_ids[entries]]
+            logits.sub_(most[:, None]).exp_()
+            sums = logits.sum(-1)
+            log_sums[start:stop] = sums.log() + most
+            logprobs[entries] = chosen - log_sums[places[entries]]
+            if keeps:
+                kept.append(logits.div_(sums[:, None]))
+        ctx.save_for_backward(hidden, weight, bias, places, token_ids, scale, log_sums, *kept)
+        ctx.chunks, ctx.keeps, ctx.exact = chunks, keeps, exact
+        return logprobs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        hidden, weight, bias, places, token_ids, scale, log_sums, *kept = ctx.saved_tensors
+        needs_hidden, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        grad = grads[0]
+        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=ctx.exact) if needs_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=ctx.exact) if needs_bias and bias is not None else None
+        blame = torch.zeros_like(log_sums).index_add_(0, places, grad)
+        for number, (start, stop, entries) in enumerate(ctx.chunks):
+            part = None if scale is None else scale[start:stop]
+            if ctx.keeps:
+                grad_logits = kept[number] * -blame[start:stop, None]
+            else:
+                logits = _logits(hidden[start:stop], weight, bias, part, ctx.exact)
+                grad_logits = logits.sub_(log_sums[start:stop, None]).exp_().mul_(-blame[start:stop, None])
+            grad_logits.index_put_((places[entries] - start, token_ids[entries]), grad[entries], accumulate=True)
+            if part is not None:
+                grad_logits.mul_(part[:, None])
+            if grad_bias is not None:
+                grad_bias += grad_logits.sum(0)
+            grad_logits = grad_logits.to(hidden.dtype)
+            if grad_hidden is not None:
+                torch.mm(grad_logits, weight.to(hidden.dtype), out=grad_hidden[start:stop])
+            if grad_weight is not None:
+                _add_product(grad_weight, grad_logits, hidden[start:stop])
+        return (
+            grad_hidden,
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if grad_bias is None or bias is None else grad_bias.to(bias.dtype),
+            None,
+            None,
+            None,
+        )
+
+
+def _add_product(onto: Tensor, grad_logits: Tensor, hidden: Tensor) -> None:
+    if onto.dtype == hidden.dtype:
+        onto.addmm_(grad_logits.T, hidden)
+    else:
+        onto += grad_logits.T @ hidden
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, exact: torch.dtype) -> Tensor:
+    logits = nn.functional.linear(hidden, weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype))
+    logits = logits.to(exact)
+    return logits if scale is None else logits.mul_(scale[:, None])
+
+
+def _chunks(places: Tensor, count: int, vocabulary: int) -> list[tuple[int, int, Tensor]]:
+    """Stretches of the positions, and the entries that are predicted in each."""
+    size = max(1, CHUNK_ELEMENTS // vocabulary)
+    order = places.argsort(stable=True)
+    starts = range(0, count, size)
+    bounds = torch.searchsorted(places[order], torch.tensor([*starts, count], device=places.device)).tolist()
+    spans = zip(starts, bounds[:-1], bounds[1:], strict=True)
+    return [(start, min(count, start + size), order[first:last]) for start, first, last in spans]
