@@ -25,13 +25,13 @@ def panel(row: Mapping[str, Any], config: GrpoConfig) -> list[str]:
         number = int(row["stage"])
         stage = f"stage {number + 1} of {len(config.stages)} {config.stages[number].name}".rstrip() + "; "
     held_out = _pair("held-out", row.get("eval/correct"), f"best {_number(row.get('eval/best'))}")
+    tools = f"tool errors {_number(row.get('rollout/correct_with_tool_error'))} of them"
+    kept = f"kept {_number(row['select/kept'], 0)} of {_number(row['rollout/count'], 0)} rollouts"
+    tokens, entropy = _number(row["rollout/sampled_tokens"], 0), _number(row.get("entropy_estimate"))
+    right = f"{stage}correct {_number(row['rollout/correct'])}"
     lines = [
-        f"{stage}correct {_number(row['rollout/correct'])}"
-        + (f", {held_out}" if held_out else "")
-        + f", tool errors {_number(row.get('rollout/correct_with_tool_error'))} of them",
-        f"tokens {_number(row['rollout/sampled_tokens'], 0)}, kept {_number(row['select/kept'], 0)}"
-        f" of {_number(row['rollout/count'], 0)} rollouts"
-        f", entropy {_number(row.get('entropy_estimate'))}, rate {row['learning_rate']:.1e}",
+        ", ".join(filter(None, [right, held_out, tools])),
+        f"tokens {tokens}, {kept}, entropy {entropy}, rate {row['learning_rate']:.1e}",
     ]
     rejected = row.get("select/groups_rejected") or 0.0
     if rejected >= _MANY:

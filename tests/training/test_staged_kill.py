@@ -1,0 +1,122 @@
+"""`kill -9` of a training with all that it may hold: stages, refill, mastered problems, evaluations, checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hrm_agent.store import open_store
+from hrm_agent.training import checkpoints
+from hrm_agent.training.config_parts import TrainingStage
+from hrm_agent.training.configs import GrpoConfig
+from hrm_agent.training.grpo import train
+from hrm_agent.training.metrics import read_metrics
+from hrm_agent.trajectory import Verdict
+
+CONFIG = GrpoConfig.of(
+    stages=(
+        TrainingStage(name="short", steps=2, rollout_tokens=48, turns=2),
+        TrainingStage(name="long", steps=2, rollout_tokens=96, turns=3, leave_out_solved=2, reset_optimizer=True),
+    ),
+    prompts_per_step=2,
+    group_size=2,
+    refill=2,
+    problems=8,
+    mastered_after=1,
+    eval_every=2,
+    eval_problems=4,
+    cooldown=0.0,
+    seed=3,
+)
+FEW, MANY = 3, 50
+SYNCS = 40
+"""More than the files that the checkpoints of the first steps have."""
+
+
+def killed_at(event: str, count: int, folder: Path) -> None:
+    """Take the run in `folder` up to the `count`-th such event, in a process that then kills itself."""
+    if (child := os.fork()) == 0:
+        _run_until(event, count, folder)
+        os._exit(0)  # it has fewer
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in ((-signal.SIGKILL, 0) if count else (0,))
+
+
+def _run_until(event: str, count: int, folder: Path) -> None:
+    left = count
+
+    def happened(what: str) -> None:
+        nonlocal left
+        left -= what == event
+        if left == 0 < count:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    original: Callable[[Path], None] = checkpoints._sync
+
+    def counted(path: Path) -> None:
+        happened("sync")
+        original(path)
+
+    checkpoints._sync = counted
+    asyncio.run(train(CONFIG, folder, on_rollout=lambda _: happened("rollout"), on_step=lambda _: happened("step")))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    killed_at("never", 0, folder)
+    return folder
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    with open_store(folder / "store.db") as store:
+        tokens = {t.thread_id: [call.token_ids for call in t.calls] for t in store.journal.trajectories()}
+        verdicts = {(o.step, o.group_id): o.verdict for o in store.journal.overlays("run")}
+    names = (
+        "step",
+        "stage",
+        "rollout/correct",
+        "select/refilled",
+        "select/unfilled",
+        "select/mastered",
+        "eval/correct",
+    )
+    rows = [{name: row[name] for name in names} for row in read_metrics(folder / "metrics.jsonl")]
+    return {"tokens": tokens, "verdicts": verdicts, "rows": rows}
+
+
+def test_the_undisturbed_run_has_all_that_is_to_be_killed(undisturbed: Path) -> None:
+    found = facts(undisturbed)
+    rows = found["rows"]
+    assert [row["stage"] for row in rows] == [0, 0, 1, 1]
+    assert any(row["select/refilled"] for row in rows) and any(row["select/mastered"] for row in rows)
+    assert [row["eval/correct"] is not None for row in rows] == [False, True, False, True]
+    assert any("/pool-1/" in thread for thread in found["tokens"]) and (undisturbed / "best").is_dir()
+    assert Verdict.GROUP_REJECTED in found["verdicts"].values()
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [*range(FEW), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(FEW, MANY))],
+)
+def test_a_run_that_is_killed_anywhere_comes_to_the_same(seed: int, undisturbed: Path, tmp_path: Path) -> None:
+    rng, folder = random.Random(seed), tmp_path / "run"
+    rollouts = len(facts(undisturbed)["tokens"])
+    event = ("rollout", "rollout", "step", "sync")[seed % 4]
+    most = {"rollout": rollouts, "step": CONFIG.steps, "sync": SYNCS}[event]
+    killed_at(event, rng.randint(1, most), folder)
+    killed_at("never", 0, folder)
+    assert facts(folder) == facts(undisturbed)
+    ours, theirs = (load_file(each / "model" / "model.safetensors") for each in (folder, undisturbed))
+    for name, weights in ours.items():
+        # Rollouts that went on together after the kill are batched otherwise than they were before.
+        torch.testing.assert_close(weights, theirs[name], rtol=0, atol=1e-5)
