@@ -16,6 +16,7 @@ from hrm_agent.training.logprobs import token_logprobs
 from hrm_agent.training.mini_batches import split_kept
 from hrm_agent.training.objectives import LossOptions
 from hrm_agent.training.optimizer_step import OptimOptions, policy_update
+from hrm_agent.training.reference import load_reference
 from hrm_agent.training.roc import select
 from hrm_agent.training.staleness import fresh_only
 from tests.support.training.builders import group, tiny_model
@@ -214,3 +215,10 @@ def test_mini_batches_are_of_whole_rollouts_and_the_same_each_time() -> None:
     assert split_kept([], 2, seed=1) == [[], []]
     with pytest.raises(ConfigError, match="into 0 mini-batches"):
         split_kept(overlays, 0, seed=1)
+
+
+def test_the_reference_is_the_policy_that_training_starts_with() -> None:
+    reference = load_reference("builtin:cold-start", "cpu")
+    assert not reference.training
+    assert not any(p.requires_grad for p in reference.parameters())
+    assert sum(p.numel() for p in reference.parameters()) > 100_000
