@@ -16,7 +16,7 @@ from hrm_agent.training.batch import NoGradient, no_gradient
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.eligibility import fault_of
 from hrm_agent.training.metrics import Row
-from hrm_agent.training.optimizer_step import NOT_FINITE, NOTHING_TO_TRAIN
+from hrm_agent.training.optimizer_step import ALL_STALE, NOT_FINITE, NOTHING_TO_TRAIN
 from hrm_agent.training.roc import RocOptions, select
 from hrm_agent.training.rollout import Attempts
 from hrm_agent.trajectory import DropReason, Overlay, Trajectory, Verdict
@@ -170,6 +170,8 @@ def why_nothing_was_learnt(rows: Sequence[Row]) -> str | None:
         return None
     if any(row.get("skipped") == NOT_FINITE for row in rows):
         return f"Nothing was learnt: {NOT_FINITE}. Lower learning_rate, and look at the rewards."
+    if any(row.get("skipped") == ALL_STALE for row in rows):
+        return f"Nothing was learnt: {ALL_STALE}. Raise max_staleness, or sample with newer weights."
     names = [name for name in rows[-1] if name.startswith(("select/", "rollout/"))]
     total = {name: sum(row.get(name) or 0.0 for row in rows) for name in names}
     steps = f"{len(rows)} step{'s' * (len(rows) != 1)}"

@@ -134,6 +134,21 @@ def test_a_step_judged_again_replaces_its_judgement(store: RunStore) -> None:
     assert [o.reason for o in store.journal.overlays("run")] == ["second"]
 
 
+def test_a_judgement_keeps_what_calls_were_credited_with_where_they_differ(store: RunStore, tmp_path: Path) -> None:
+    """One that says nothing of it is written as by earlier versions, which refuse fields that they do not know."""
+    plain = Overlay(
+        run_id="run", step=0, trajectory_id="a", group_id="g", reward=1.0, verdict=Verdict.KEPT, reason="x",
+        penalty_error=0.0, penalty_format=0.0, advantage=0.5,
+    )  # fmt: skip
+    credited = plain.model_copy(update={"trajectory_id": "b", "credit": {"call": 0.25, "other": -1.0}})
+    none = plain.model_copy(update={"trajectory_id": "c", "credit": {}})
+    store.journal.write_overlays([plain, credited, none])
+    assert store.journal.overlays("run") == [plain, credited, none]
+    with closing(sqlite3.connect(tmp_path / "store.db")) as file:
+        records = [bytes(row[0]) for row in file.execute("SELECT record FROM overlays ORDER BY seq")]
+    assert [b"credit" in record for record in records] == [False, True, True]
+
+
 def test_threads_write_side_by_side(store: RunStore) -> None:
     def write(number: int) -> None:
         for index in range(20):

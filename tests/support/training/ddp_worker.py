@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 
 from hrm_agent.training.batch import micro_batches
 from hrm_agent.training.objectives import LossOptions
-from hrm_agent.training.optimizer_step import policy_update
+from hrm_agent.training.optimizer_step import OptimOptions, policy_update
 from tests.support.training.builders import tiny_model
 from tests.training.test_loss import random_rows
+from tests.training.test_optimizer_step import numbered
+
+SEVERAL_STEPS: dict[str, Any] = {
+    "loss": LossOptions(objective="gspo", aggregation="sequence", correction="sequence", correction_cap=1.5),
+    "optim": OptimOptions(epochs=2, max_grad_norm=0.5),
+    "version": 1,
+}
 
 
 def main(output: str) -> None:
@@ -26,9 +34,17 @@ def main(output: str) -> None:
     batches, loss = micro_batches(share, token_budget=1), LossOptions(old_logprobs="engine")
     metrics = policy_update(model, optimizer, batches, accelerator=accelerator, loss=loss)
     metrics_of_none = policy_update(model, optimizer, [], accelerator=accelerator)
+    first = {name: p.clone() for name, p in accelerator.unwrap_model(model).state_dict().items()}
+    # Of the first mini-batch rank 0 has two trajectories, each of two micro-batches, and rank 1 one; of the second,
+    # rank 1 alone.
+    mine = ((0, 1), ()) if accelerator.process_index == 0 else ((2,), (3,))
+    rows = numbered(random_rows(1, 8))
+    parts = [micro_batches([row for row in rows if row.sequence in part], token_budget=1) for part in mine]
+    metrics_of_several = policy_update(model, optimizer, parts, accelerator=accelerator, **SEVERAL_STEPS)
     if accelerator.is_main_process:
         weights = accelerator.unwrap_model(model).state_dict()
-        torch.save({"weights": weights, "metrics": metrics, "none": metrics_of_none}, output)
+        rows_of_metrics = {"metrics": metrics, "none": metrics_of_none, "several": metrics_of_several}
+        torch.save({"first": first, "weights": weights, **rows_of_metrics}, output)
     accelerator.wait_for_everyone()
     os._exit(0)  # taking gloo's process group down now and then hangs, after all work is done
 
