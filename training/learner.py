@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_model
-from torch import nn
 
 from hrm_agent.models.local.engine import TransformersEngine
 from hrm_agent.models.local.load_weights import load_pretrained
@@ -23,6 +22,7 @@ from hrm_agent.training.batch import MicroBatch
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.objectives import LossOptions
 from hrm_agent.training.optimizer_step import OptimOptions, policy_update
+from hrm_agent.training.reference import load_reference
 from hrm_agent.training.schedule import dropout_seed
 from hrm_agent.training.sft import save_policy
 from hrm_agent.trajectory import derive_seed
@@ -51,10 +51,7 @@ class Learner:
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         self.engine = TransformersEngine(accelerator.unwrap_model(self.model), self.tokenizer, name=self.name)
         self._config = config
-        self._reference: nn.Module | None = None
-        if config.loss.kl_coef:
-            reference, _ = load_pretrained(model_folder(self.name), dtype="float32")
-            self._reference = reference.eval().requires_grad_(False).to(accelerator.device)
+        self._reference = load_reference(self.name, accelerator.device) if config.loss.kl_coef else None
 
     @property
     def version(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +38,7 @@ CONFIG = GrpoConfig.of(
     cooldown=0.0,
     seed=3,
 )
+PHASES = ("rollout", "reward", "select", "update", "evaluation")
 FEW, MANY = 3, 50
 SYNCS = 40
 """More than the files that the checkpoints of the first steps have."""
@@ -102,6 +104,19 @@ def test_the_undisturbed_run_has_all_that_is_to_be_killed(undisturbed: Path) -> 
     assert [row["eval/correct"] is not None for row in rows] == [False, True, False, True]
     assert any("/pool-1/" in thread for thread in found["tokens"]) and (undisturbed / "best").is_dir()
     assert Verdict.GROUP_REJECTED in found["verdicts"].values()
+
+
+def test_the_page_of_metrics_lists_what_a_row_has(undisturbed: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    rows = read_metrics(undisturbed / "metrics.jsonl")
+    assert all(row.keys() == rows[0].keys() for row in rows)
+    tables = [line.split("|")[1] for line in page.split("## Speed")[0].splitlines() if line.startswith("| `")]
+    listed = {name for cell in tables for name in re.findall(r"`([^`]+)`", cell)}
+    times = {f"{phase}_{kind}" for phase in PHASES for kind in ("seconds", "cpu_seconds")}
+    assert listed | times | {"roles"} == rows[0].keys()
+    (of_role,) = {frozenset(each) for row in rows for each in row["roles"].values()}
+    section = page.split("## Roles")[1].split("##")[0]
+    assert of_role == set(re.findall(r"`([a-z_]+)` \(", section))
 
 
 @pytest.mark.parametrize(
