@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from math import isfinite
@@ -93,14 +93,15 @@ def reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: boo
     if config.rewards is not None:
         load_rubric(config.rewards)
     said: list[str] = []
+    learn: Callable[..., Coroutine[Any, Any, Path]] = train
     if config.source:
         from hrm_agent.cli.training.from_groups import chosen_groups
         from hrm_agent.training.offline import train_on_record
 
+        learn = train_on_record
         config, said = chosen_groups(config, folder, one_pass=one_pass)
     else:
         tell_changed_sources(config.tasks, "train", folder)
-    learn = train_on_record if config.source else train
     with resumed_by(f"hrm-agent resume {folder}"), alone_in(folder):  # whoever is refused leaves its configuration
         is_new = not (folder / CONFIG_FILE).exists()
         if _is_taken_up(config, "train rl", folder):
