@@ -97,7 +97,8 @@ class LossPart(ConfigPart):
     """Coefficient of the divergence from the starting policy; 0: none, and no second model is held (paper)."""
     old_logprobs: Literal["trainer", "engine"] = "trainer"
     """Denominator of the ratio: trainer, log-probs that it computes before the first optimiser step; engine, those that
-    were recorded when the tokens were sampled."""
+    were recorded when the tokens were sampled. With --from, trainer without a correction is for steps whose tokens the
+    very weights sampled that take it, and the others go by engine."""
     correction: Literal["none", "token", "sequence"] = "none"
     """Weigh the loss by trainer's over engine's probability, so that tokens of an engine that rounds otherwise, or of
     older weights, count as the trainer's own: by token, or by whole rollout."""

@@ -173,8 +173,12 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings):
 
     policy: str = "builtin:cold-start"
     """Where to start: a built-in policy, a model folder, or hf:NAME."""
+    source: tuple[StoreUrl, ...] = ()
+    """Stores, run folders or exported files whose runs are learned from, and nothing is sampled; also --from."""
+    by: str = ""
+    """With source: scores that stand for each run's own rewards, by the name of `hrm-agent rescore`, or feedback."""
     steps: int = Field(default=30, ge=1)
-    """Optimiser steps (paper: 510 in three stages)."""
+    """Optimiser steps (paper: 510 in three stages); with --from, unless given, one pass over what is on record."""
     max_tokens: int = Field(default=256, ge=1)
     """Most completion tokens of one reply (paper: 8K to 12K of a whole rollout)."""
     temperature: float = Field(default=1.0, gt=0)
@@ -226,7 +230,7 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings):
             (
                 "loss",
                 ("clip_low", "clip_high"),
-                self.optim.epochs * self.optim.mini_batches > 1 or self.loss.old_logprobs == "engine",
+                self.optim.epochs * self.optim.mini_batches > 1 or self.loss.old_logprobs == "engine" or self.source,
                 "each batch is trained on once, so the ratio is 1 and nothing is clipped",
             ),
             ("rollout", ("oversampling",), algorithm != "grpo", "grpo samples G rollouts and trains on all of them"),
@@ -249,6 +253,27 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings):
                 )
         update = {table: getattr(self, table).model_copy(update=keys) for table, keys in unused.items()}
         return self.model_copy(update=update) if update else self
+
+    @model_validator(mode="after")
+    def _nothing_is_sampled(self) -> Self:
+        """Keys of sampling say nothing here, and are taken: a run's own configuration is, with other rewards."""
+        if not self.source:
+            if self.by:
+                raise ConfigError("by chooses scores of runs on record.", "Name the record: --from STORE.")
+            return self
+        if self.by and self.rewards is not None:
+            raise ConfigError("Both by and rewards were named.", "Learn from scores on record, or from new ones.")
+        draws = {
+            "stages": bool(self.stages),
+            "refill": bool(self.rollout.refill),
+            "mastered_after": bool(self.select.mastered_after),
+            "eval_every": bool(self.evaluation.eval_every),
+        }
+        for key in (key for key, given in draws.items() if given):
+            raise ConfigError(
+                f"{key} has no effect with --from: no problem is drawn, and none is put.", "Leave it out."
+            )
+        return self
 
     @model_validator(mode="after")
     def _steps_of_stages(self) -> Self:

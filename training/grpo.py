@@ -45,7 +45,7 @@ from hrm_agent.training.verdicts import explained, judge, judge_group, selection
 from hrm_agent.training.worker_pool import opened_workers, refuse_unsendable
 from hrm_agent.trajectory import Overlay, Trajectory, Verdict
 
-__all__ = ["credited_overlays", "mini_batches", "train"]
+__all__ = ["Settled", "TrainingRun", "credited_overlays", "mini_batches", "train"]
 
 
 async def train(
@@ -57,6 +57,8 @@ async def train(
 ) -> Path:
     """Train, or resume, the run in `folder`; returns the folder of the trained model."""
     require_one_process()
+    if config.source:
+        raise ValueError("runs on record are learned from by `hrm_agent.training.offline.train_on_record`")
     refuse_unsendable(config.processes, config)
     learner = Learner(config, Accelerator())
     async with (
@@ -76,7 +78,7 @@ async def train(
         draw = partial(tasks_of_run, config, folder)
         workers = await stack.enter_async_context(opened_workers(config.processes, runner, config, draw=draw))
         collector = Collector(runner, run_id, folder, config, workers=workers, on_rollout=on_rollout)
-        run = _Run(run_id, source, collector, learner, keeper, score, runner.store.journal.write_overlays)
+        run = _SamplingRun(run_id, source, learner, keeper, score, runner.store.journal.write_overlays, collector)
         while source.goes_on(learner.version):
             if (stage := source.entered(learner.version)) is not None:
                 await run.begin(stage)
@@ -92,22 +94,39 @@ async def train(
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """The parts of a run, and how they take a step together."""
+class Settled:
+    """The rollouts of a step: as they ended, or scored and judged already."""
+
+    unscored: list[Attempts]
+    """As they ended."""
+    attempts: list[Attempts]
+    """Scored ones, with `overlays`."""
+    overlays: list[Overlay]
+    """Their verdicts."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRun:
+    """The parts of a run, and how they take a step together. Where its rollouts come from, a subclass says."""
 
     run_id: str
+    """Its name, in overlays."""
     source: TaskSource
-    collector: Collector
+    """What each step is to be."""
     learner: Learner
+    """Weights and optimiser."""
     keeper: Keeper
+    """Its folder."""
     score: Score
+    """Rewards of rollouts that have none."""
     write_overlays: Callable[[Sequence[Overlay]], None]
+    """Keeps the verdicts of a step."""
 
     async def take(self, plan: StepPlan) -> Row:
         """One step; its row. A step that is taken again finds its rollouts on record."""
         phases, config = Phases("evaluation"), plan.config
         with phases("rollout"):
-            settled = await self._settled(plan)
+            settled = await self.settled(plan)
         with phases("reward"):
             attempts = settled.attempts or await self.score(settled.unscored)
         with phases("select"):
@@ -122,10 +141,26 @@ class _Run:
         found |= left_out(rollouts, overlays) | rollout_metrics(rollouts) | _pool_metrics(plan, rollouts, found)
         self.source.take_in(_right_by_problem(rollouts), found["rollout/correct"])
         with phases("evaluation"):
-            evaluated = await self._evaluated(config)
+            evaluated = await self.evaluated(config)
         row = {"step": plan.step, "stage": plan.stage, **found, **explained(update, found), **evaluated}
         mastered = float(len(self.source.progress.mastered))
         return {**row, "select/mastered": mastered, "roles": roles_of_step(rollouts, overlays), **phases.seconds()}
+
+    async def settled(self, plan: StepPlan) -> Settled:
+        """The rollouts of a step."""
+        raise NotImplementedError
+
+    async def evaluated(self, config: GrpoConfig) -> Row:
+        """Accuracy on held-out problems, where there is any."""
+        del config
+        return {"eval/correct": None, "eval/best": None}
+
+
+@dataclass(frozen=True, slots=True)
+class _SamplingRun(TrainingRun):
+    """A run whose rollouts are sampled by the policy under training."""
+
+    collector: Collector
 
     async def begin(self, stage: TrainingStage) -> None:
         """What comes before the first step of a stage."""
@@ -137,7 +172,7 @@ class _Run:
             right = _right_by_problem(rollouts)
             self.source.leave_out([problem for problem, each in right.items() if all(each)])
 
-    async def _settled(self, plan: StepPlan) -> _Settled:
+    async def settled(self, plan: StepPlan) -> Settled:
         """The groups of a step. Where rejected ones are replaced, each is scored and judged as it ends."""
         config, refill = plan.config, plan.config.rollout.refill
         groups: dict[int, tuple[Sequence[Attempts], list[Overlay]]] = {}
@@ -157,7 +192,7 @@ class _Run:
         ordered = [groups[place] for place in sorted(groups)]
         everyone = [each for attempts, _ in ordered for each in attempts]
         judged = [overlay for _, overlays in ordered for overlay in overlays]
-        return _Settled([], everyone, judged) if refill else _Settled(everyone, [], [])
+        return Settled([], everyone, judged) if refill else Settled(everyone, [], [])
 
     async def _rolled_out(self, stage: str, tasks: list[Task], samples: int) -> list[Trajectory]:
         """Rollouts that nothing is learnt from, scored."""
@@ -166,7 +201,7 @@ class _Run:
             groups = sorted([group async for group in under_way], key=lambda group: group.place)
         return [each[-1] for each in await self.score([each for group in groups for each in group.attempts])]
 
-    async def _evaluated(self, config: GrpoConfig) -> Row:
+    async def evaluated(self, config: GrpoConfig) -> Row:
         """Accuracy on held-out problems, where an evaluation is due; the best weights are kept."""
         taken, options = self.learner.version, config.evaluation
         if not options.eval_every or (taken % options.eval_every and taken != config.steps):
@@ -178,15 +213,6 @@ class _Run:
         if self.source.progress.evaluated(taken, correct):
             self.keeper.best()
         return {"eval/correct": correct, "eval/best": max(found for _, found in self.source.progress.evaluations)}
-
-
-@dataclass(frozen=True, slots=True)
-class _Settled:
-    """The rollouts of a step: as they ended, or scored and judged already."""
-
-    unscored: list[Attempts]
-    attempts: list[Attempts]
-    overlays: list[Overlay]
 
 
 def _right_by_problem(rollouts: Sequence[Trajectory]) -> dict[str, list[bool]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -49,33 +50,47 @@ class Learner:
             weight_decay=optim.weight_decay,
         )
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
-        self.engine = TransformersEngine(accelerator.unwrap_model(self.model), self.tokenizer, name=self.name)
+        self.version = 0
+        """Number of optimiser steps behind the weights."""
         self._config = config
         self._reference = load_reference(self.name, accelerator.device) if config.loss.kl_coef else None
 
-    @property
-    def version(self) -> int:
-        """Number of optimiser steps behind the weights."""
-        return self.engine.policy_version
+    @cached_property
+    def engine(self) -> TransformersEngine:
+        """Made when it is first asked for: a training that samples nothing has none."""
+        engine = TransformersEngine(self.accelerator.unwrap_model(self.model), self.tokenizer, name=self.name)
+        engine.publish(self.version)
+        return engine
+
+    def _publish(self, version: int) -> None:
+        self.version = version
+        if "engine" in self.__dict__:
+            self.engine.publish(version)
 
     def update(self, batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]], rate: float) -> dict[str, Any]:
         """Learn from a step's batches, then version n + 1 on the engine, whether or not there was anything to learn."""
         config = self._config
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+        loss = self.loss_options(batches)
         with dropout_seed(derive_seed(config.seed, "dropout", self.version)):
             metrics = policy_update(
                 self.model,
                 self.optimizer,
                 batches,
-                loss=LossOptions(**{each.name: getattr(config.loss, each.name) for each in fields(LossOptions)}),
+                loss=loss,
                 optim=OptimOptions(epochs=config.optim.epochs, max_grad_norm=config.optim.max_grad_norm),
                 accelerator=self.accelerator,
                 reference=self._reference,
                 version=self.version,
             )
-        self.engine.publish(self.version + 1)
+        self._publish(self.version + 1)
         return {**metrics, "learning_rate": rate}
+
+    def loss_options(self, batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]]) -> LossOptions:
+        """What is minimised on the batches of a step."""
+        del batches
+        return LossOptions(**{each.name: getattr(self._config.loss, each.name) for each in fields(LossOptions)})
 
     def begin_optimizer_afresh(self) -> None:
         """Forget the means of past gradients."""
@@ -97,4 +112,4 @@ class Learner:
         optimizer = torch.load(folder / _OPTIMIZER, weights_only=True)
         load_model(self.accelerator.unwrap_model(self.model), folder / "model.safetensors")
         self.optimizer.load_state_dict(optimizer)
-        self.engine.publish(version)
+        self._publish(version)

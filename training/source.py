@@ -98,17 +98,20 @@ class TaskSource:
 
     def plan(self, step: int) -> StepPlan | None:
         """What `step` is to be; None where no problem is left."""
-        progress, config = self.progress, self.config
-        optim, taken = config.optim, step - progress.began_at
-        stage = self._config.stages[progress.stage] if self._config.stages else None
-        length = self._config.steps if stage is None else stage.steps
-        is_fresh = stage is None or progress.stage == 0 or stage.reset_optimizer
-        warmup = optim.warmup_steps if is_fresh else 0
-        schedule = Schedule(length, warmup, optim.cooldown, optim.fall, optim.least_rate)
+        config = self.config
         tasks = [task for _ in range(config.rollout.prompts_per_step) if (task := self.next_task()) is not None]
         if not tasks:
             return None
-        return StepPlan(step, progress.stage, config, optim.learning_rate * schedule.share(taken), tasks)
+        return StepPlan(step, self.progress.stage, config, self.rate(step), tasks)
+
+    def rate(self, step: int) -> float:
+        """Learning rate of `step`."""
+        progress, optim = self.progress, self.config.optim
+        stage = self._config.stages[progress.stage] if self._config.stages else None
+        length = self._config.steps if stage is None else stage.steps
+        is_fresh = stage is None or progress.stage == 0 or stage.reset_optimizer
+        schedule = Schedule(length, optim.warmup_steps if is_fresh else 0, optim.cooldown, optim.fall, optim.least_rate)
+        return optim.learning_rate * schedule.share(step - progress.began_at)
 
     def entered(self, step: int) -> TrainingStage | None:
         """The stage that begins with `step`; None where none does."""

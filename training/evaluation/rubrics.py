@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from statistics import fmean
 
-from hrm_agent.errors import RunError
+from hrm_agent.errors import ConfigError, RunError, nearest
 from hrm_agent.intervals import Estimate, bootstrapped
+from hrm_agent.store import RunStore
 from hrm_agent.training.evaluation.compare import with_width
 from hrm_agent.training.evaluation.samples import Problem
 from hrm_agent.training.evaluation.statistics import sign_flip_p
 from hrm_agent.training.roc import is_positive, outcome_of
-from hrm_agent.trajectory import RunStatus, Scoring, Trajectory, content_hash
+from hrm_agent.trajectory import FEEDBACK, RunStatus, Scoring, Trajectory, content_hash
 
 __all__ = [
     "RECORDED",
@@ -30,6 +31,7 @@ __all__ = [
     "recorded_scorings",
     "reward_means",
     "scored_by",
+    "scorings_named",
 ]
 
 RECORDED = "recorded"
@@ -120,6 +122,22 @@ def recorded_scorings(trajectories: Iterable[Trajectory]) -> dict[str, Scoring]:
         for t in trajectories
         if t.rewards and t.status is not RunStatus.RUNNING
     }
+
+
+def scorings_named(store: RunStore, name: str, headers: Iterable[Trajectory]) -> Mapping[str, Scoring]:
+    """The scores that stand under a name, by trajectory id. Raises `ConfigError` if there are none of that name."""
+    if name == RECORDED:
+        return recorded_scorings(headers)
+    known = store.scorings.rubrics()
+    if name not in known:
+        if name == FEEDBACK:
+            raise ConfigError(
+                f"Nobody has said anything of a run in {store.url}.", "`hrm-agent serve` takes POST /v1/feedback."
+            )
+        there = f"There is {', '.join([*known, RECORDED])}."
+        hint = f"{nearest(name, [*known, RECORDED])} {there} A rubric is named as module:attribute.".strip()
+        raise ConfigError(f"There are no scores {name!r} in {store.url}.", hint)
+    return store.scorings.by_rubric(name)
 
 
 def scored_by(trajectory: Trajectory, scorings: Mapping[str, Scoring]) -> Trajectory | None:

@@ -1,36 +1,17 @@
-"""Scores of runs by their name, and as rows and lines for people."""
+"""Scores of runs as rows and lines for people."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from hrm_agent.errors import ConfigError, nearest
 from hrm_agent.intervals import Estimate
-from hrm_agent.store import RunStore
-from hrm_agent.training.evaluation.rubrics import RECORDED, FaultCount, RubricComparison, recorded_scorings
-from hrm_agent.trajectory import FEEDBACK, Scoring, Trajectory
+from hrm_agent.training.evaluation.rubrics import FaultCount, RubricComparison
 
-__all__ = ["differing_lines", "fault_rows", "mean_rows", "rubric_comparison_rows", "scorings_named"]
+__all__ = ["differing_lines", "fault_rows", "mean_rows", "rubric_comparison_rows"]
 
 _SHOWN = 20
 """Trajectories of a comparison that are listed; all of them stand in the JSON."""
 _REASON_CHARACTERS = 200
-
-
-def scorings_named(store: RunStore, name: str, headers: Iterable[Trajectory]) -> Mapping[str, Scoring]:
-    """The scores that stand under a name, by trajectory id. Raises `ConfigError` if there are none of that name."""
-    if name == RECORDED:
-        return recorded_scorings(headers)
-    known = store.scorings.rubrics()
-    if name not in known:
-        if name == FEEDBACK:
-            raise ConfigError(
-                f"Nobody has said anything of a run in {store.url}.", "`hrm-agent serve` takes POST /v1/feedback."
-            )
-        there = f"There is {', '.join([*known, RECORDED])}."
-        hint = f"{nearest(name, [*known, RECORDED])} {there} A rubric is named as module:attribute.".strip()
-        raise ConfigError(f"There are no scores {name!r} in {store.url}.", hint)
-    return store.scorings.by_rubric(name)
 
 
 def mean_rows(means: Mapping[str, Estimate]) -> list[Sequence[object]]:

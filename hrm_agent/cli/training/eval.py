@@ -10,7 +10,6 @@ from typing import Any
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.run_folder import existing_store, is_file, run_folder, stored_trajectories
-from hrm_agent.cli.common.scorings import scorings_named
 from hrm_agent.cli.training.collect import collected, exit_code
 from hrm_agent.errors import ConfigError
 from hrm_agent.training.configs import CollectConfig
@@ -25,7 +24,7 @@ from hrm_agent.training.evaluation.reports import (
     write_comparison,
     write_results,
 )
-from hrm_agent.training.evaluation.rubrics import scored_by
+from hrm_agent.training.evaluation.rubrics import scored_by, scorings_named
 from hrm_agent.training.evaluation.samples import samples_of
 from hrm_agent.trajectory import RunStatus, Trajectory
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from math import isfinite
@@ -57,19 +57,26 @@ def _rl(words: list[str]) -> int:
     from hrm_agent.training.configs import GrpoConfig
 
     parser = Parser("train rl", "Reinforcement learning on recorded graph runs.")
+    help_text = "learn from the rollouts of stores, run folders or exports, and sample nothing"
+    parser.add_argument("--from", dest="source", metavar="STORE", nargs="+", action="extend", help=help_text)
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="run folder; one on record is resumed [a new one]")
     add_config(parser, GrpoConfig)
     arguments = parser.read(words)
+    if arguments.source is not None:  # a key of the configuration by a shorter name
+        setattr(arguments, "config:source", arguments.source)
     config = config_from(arguments, GrpoConfig, "train rl")
     if arguments.dry_run:
         print_config(config, "train rl", as_json=arguments.json)
         return 0
-    reinforce(config, run_folder(arguments.out, config.select.algorithm), Output(as_json=arguments.json))
+    in_file = read_config_file(arguments.config, "train rl") if arguments.config else {}
+    one_pass = bool(config.source) and getattr(arguments, "config:steps") is None and "steps" not in in_file
+    folder = run_folder(arguments.out, config.select.algorithm)
+    reinforce(config, folder, Output(as_json=arguments.json), one_pass=one_pass)
     return 0
 
 
-def reinforce(config: GrpoConfig, folder: Path, output: Output) -> None:
-    """Train, or go on, in `folder`."""
+def reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bool = False) -> None:
+    """Train, or go on, in `folder`. `one_pass`: over what is on record, whatever the configuration has for steps."""
     from hrm_agent.cli.training.collect import tell_changed_sources
     from hrm_agent.models.policy_loader import model_folder
     from hrm_agent.models.slow_start import told_if_slow
@@ -86,12 +93,23 @@ def reinforce(config: GrpoConfig, folder: Path, output: Output) -> None:
     model_folder(config.policy)  # before there is a folder: what cannot be trained leaves nothing behind
     if config.rewards is not None:
         load_rubric(config.rewards)
-    tell_changed_sources(config.tasks, "train", folder)
+    said: list[str] = []
+    learn: Callable[..., Coroutine[Any, Any, Path]] = train
+    if config.source:
+        from hrm_agent.cli.training.from_groups import chosen_groups
+        from hrm_agent.training.offline import train_on_record
+
+        learn = train_on_record
+        config, said = chosen_groups(config, folder, one_pass=one_pass)
+    else:
+        tell_changed_sources(config.tasks, "train", folder)
     with resumed_by(f"hrm-agent resume {folder}"), alone_in(folder):  # whoever is refused leaves its configuration
         is_new = not (folder / CONFIG_FILE).exists()
         if _is_taken_up(config, "train rl", folder):
+            for line in said:
+                output.say(line)
             with progress(config.select.algorithm, config.steps) as advance, _withdrawn(folder, is_new=is_new):
-                asyncio.run(train(config, folder, on_step=_shown(config, advance)))
+                asyncio.run(learn(config, folder, on_step=_shown(config, advance)))
         else:
             output.say(_nothing_left(folder, config.steps))
     model, metrics = folder / "model", folder / "metrics.jsonl"
@@ -112,7 +130,8 @@ def reinforce(config: GrpoConfig, folder: Path, output: Output) -> None:
     curves = _curves(rows, config, folder) if rows else ""
     told = f"The run has {steps}; the metrics are {metrics}{curves}" if rows else f"{metrics} has no rows"
     output.say(f"{told}; the policy is {model}.")
-    output.say(f"Next: hrm-agent eval --policy {model}{_same(config)}, hrm-agent history --store {folder}")
+    rollouts = "" if config.source else f", hrm-agent history --store {folder}"
+    output.say(f"Next: hrm-agent eval --policy {model}{_same(config)}{rollouts}")
 
 
 def _same(config: GrpoConfig) -> str:

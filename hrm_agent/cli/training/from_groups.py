@@ -1,0 +1,36 @@
+"""What `train rl --from` learns from: groups of rollouts on record, selected once, when a run is begun."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hrm_agent.errors import RunError
+from hrm_agent.models.slow_start import told_if_slow
+
+if TYPE_CHECKING:
+    from hrm_agent.training.configs import GrpoConfig
+
+__all__ = ["chosen_groups"]
+
+
+def chosen_groups(config: GrpoConfig, folder: Path, *, one_pass: bool) -> tuple[GrpoConfig, list[str]]:
+    """The configuration with whole paths, and with the steps of `one_pass` where that is asked for; what to say of it.
+
+    Raises `TaskError`, before there is a folder, where nothing can be learned from.
+    """
+    with told_if_slow("loading torch; the first time this takes up to a minute"):
+        from hrm_agent.training.offline import own_store
+        from hrm_agent.training.recorded_groups import kept_groups, select_groups
+
+    whole = tuple(where if "://" in where else str(Path(where).resolve()) for where in config.source)
+    config = config.but(source=whole)
+    groups = kept_groups(folder)
+    if groups is not None and groups.sources != whole:
+        raise RunError(
+            f"The run in {folder} learns from {', '.join(groups.sources)}.", "Name another folder with --out."
+        )
+    groups = groups or select_groups(config, own_store(config, folder))
+    if one_pass:
+        config = config.but(steps=groups.steps_of_pass(config.rollout.prompts_per_step))
+    return config, groups.lines(config.steps, config.rollout.prompts_per_step)
