@@ -62,7 +62,8 @@ class Learner:
         engine.publish(self.version)
         return engine
 
-    def _publish(self, version: int) -> None:
+    def publish(self, version: int) -> None:
+        """The weights are those of `version` from now on, for the engine too, where there is one."""
         self.version = version
         if "engine" in self.__dict__:
             self.engine.publish(version)
@@ -84,7 +85,7 @@ class Learner:
                 reference=self._reference,
                 version=self.version,
             )
-        self._publish(self.version + 1)
+        self.publish(self.version + 1)
         return {**metrics, "learning_rate": rate}
 
     def loss_options(self, batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]]) -> LossOptions:
@@ -112,4 +113,4 @@ class Learner:
         optimizer = torch.load(folder / _OPTIMIZER, weights_only=True)
         load_model(self.accelerator.unwrap_model(self.model), folder / "model.safetensors")
         self.optimizer.load_state_dict(optimizer)
-        self._publish(version)
+        self.publish(version)

@@ -159,7 +159,7 @@ def run(policy: Learner, tmp_path_factory: pytest.TempPathFactory) -> Path:
                 parameter.fill_(float(version))
                 parameter.grad = torch.ones_like(parameter)
         policy.optimizer.step()
-        policy.engine.publish(version)
+        policy.publish(version)
         keeper_of(policy, folder).checkpoint(RunProgress())
     return folder
 
@@ -188,7 +188,7 @@ def test_any_damage_to_the_newest_checkpoint_is_survived(
             assert Checkpoints(run).restore(lambda path: path.name) == "step-000001", (file.name, damaged)
             told = capsys.readouterr().err
             assert told.count("\n") == 1 and file.name in told and told.endswith("resuming from step-000001.\n")
-        policy.engine.publish(0)
+        policy.publish(0)
         file.write_bytes(whole[:-1])
         keeper_of(policy, run).restore()
         assert (policy.version, weight(policy)) == (1, 1)
@@ -227,7 +227,7 @@ def test_a_run_of_an_earlier_version_is_resumed(policy: Learner, run: Path, tmp_
     keeper_of(policy, tmp_path).restore()
     keeper_of(policy, tmp_path).checkpoint(RunProgress())
     assert (tmp_path / "checkpoint").exists(), "one of the new ones is not two"
-    policy.engine.publish(3)
+    policy.publish(3)
     keeper_of(policy, tmp_path).checkpoint(RunProgress())
     assert not (tmp_path / "checkpoint").exists() and kept(tmp_path) == ["step-000002", "step-000003"]
 
