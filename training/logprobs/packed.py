@@ -8,7 +8,7 @@ takes a model of transformers whose attention can be replaced and whose tokens m
 from __future__ import annotations
 
 import inspect
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -19,8 +19,9 @@ from transformers.modeling_utils import AttentionInterface
 
 from hrm_agent.errors import ModelError
 from hrm_agent.training.batch import MicroBatch
+from hrm_agent.training.logprobs.attention_plan import AttentionPlan, runs_of
 from hrm_agent.training.logprobs.forward import ModelInputs
-from hrm_agent.training.logprobs.path_attention import Run, path_attention, runs_of
+from hrm_agent.training.logprobs.path_attention import path_attention
 
 __all__ = ["packed"]
 
@@ -39,7 +40,7 @@ def packed(model: nn.Module, batch: MicroBatch) -> Generator[ModelInputs]:
         "input_ids": tokens[None],
         "position_ids": batch.positions_N[None],
         "use_cache": False,
-        "paths": runs_of(batch.parents_N.cpu().numpy()),
+        "paths": AttentionPlan(runs_of(batch.parents_N.cpu().numpy()), device=tokens.device),
     }
     with _attention_along_paths(inner):
         yield ModelInputs(arguments, torch.zeros_like(tokens), torch.arange(len(tokens), device=tokens.device))
@@ -93,7 +94,7 @@ def _attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    paths: Sequence[Run],
+    paths: AttentionPlan,
     scaling: float | None = None,
     dropout: float = 0.0,
     **options: Any,
@@ -102,10 +103,10 @@ def _attention(
     del attention_mask
     _refuse_options(module, paths, dropout, options)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return path_attention(query[0], key[0], value[0], paths, scale)[None], None
+    return path_attention(*(states[0].transpose(0, 1) for states in (query, key, value)), paths, scale)[None], None
 
 
-def _refuse_options(module: Any, paths: Sequence[Run], dropout: float, options: dict[str, Any]) -> None:
+def _refuse_options(module: Any, paths: AttentionPlan, dropout: float, options: dict[str, Any]) -> None:
     name = type(module).__name__
     if unknown := [option for option in _REFUSED if options.get(option) is not None]:
         raise _refusal(f"{name} uses {', '.join(unknown)}")
@@ -114,6 +115,5 @@ def _refuse_options(module: Any, paths: Sequence[Run], dropout: float, options: 
     if not getattr(module, "is_causal", True):
         raise _refusal(f"{name} is not causal")
     window = options.get("sliding_window")
-    longest = max(run.prefix_tokens + run.stop - run.start for run in paths)
-    if window is not None and window < longest:
-        raise _refusal(f"{name} sees {window} tokens back, and a sequence has {longest}")
+    if window is not None and window < paths.longest:
+        raise _refusal(f"{name} sees {window} tokens back, and a sequence has {paths.longest}")
