@@ -21,7 +21,7 @@ from torch import Tensor
 
 __all__ = ["AttentionPlan", "RoundRows", "Rows", "Run", "runs_of"]
 
-BLOCK = 256
+BLOCK = 160
 """Most queries of a job."""
 ROUND_PRODUCTS = 2**16
 """Most pairs of a query and a key in a round, for each head: then it stays in a cache."""
