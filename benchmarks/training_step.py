@@ -1,17 +1,21 @@
 """One training step on fixed trajectories: ours, TRL's GRPOTrainer, and a bare torch loop.
 
-    python benchmarks/training_step.py [--repeats 7] [--json FILE]
+    python -m benchmarks.training_step [--repeats 7] [--rollouts FOLDER ...] [--json FILE]
 
-All three compute the same gradient from the same trajectories (its norm is compared before anything is timed), with
-forward, backward, gradient clipping and an AdamW step on the same small Qwen3. What is timed beyond that:
+All compute the same gradient from the same trajectories (its norm is compared before anything is timed), with forward,
+backward, gradient clipping and an AdamW step on the same small Qwen3. What is timed beyond that:
 
-* ours: everything from the stored records on, linearising and padding included (`build_batches`, `policy_update`)
+* padded, packed, tree: ours, by each way to forward a batch; everything from the stored records on, linearising
+  included (`build_batches`, `policy_update`)
 * TRL: `compute_loss` on ready tensors, with the entropy and the metrics that it always takes, in micro-batches of
   `TRL_ROWS` rows, the fastest of 8, 16, 32 and 64
 * bare: ready tensors, the micro-batches that ours makes; logits of all positions, log-softmax, gather, clip, step
 
 CPU seconds are those of the whole process over all threads. The contestants take turns within each repeat, so that a
-noisy neighbour disturbs all of them; medians are reported.
+noisy neighbour disturbs all of them; medians are reported, and the least.
+
+Beside that: the peak memory of the log-probs at a vocabulary of 150,000, in a process of its own, by whole logits and
+by chunks; and of the rollouts in the given run folders, selected as in training, the tokens that each way forwards.
 """
 
 from __future__ import annotations
@@ -21,10 +25,13 @@ import json
 import random
 import resource
 import statistics
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from datasets import Dataset
@@ -37,11 +44,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from hrm_agent.store import open_store
 from hrm_agent.testing import tiny_network
 from hrm_agent.training.advantages import group_advantages
-from hrm_agent.training.batch import MicroBatch, build_batches
+from hrm_agent.training.batch import ForwardName, MicroBatch, build_batches, kept_rows, micro_batches
+from hrm_agent.training.logprobs.log_softmax import chosen_logprobs
 from hrm_agent.training.logprobs.padded import side_by_side
-from hrm_agent.training.objectives import LossOptions
+from hrm_agent.training.logprobs.vocabulary_chunks import logprobs_from_hidden
 from hrm_agent.training.optimizer_step import policy_update
 from hrm_agent.training.roc import select
 from hrm_agent.trajectory import (
@@ -58,25 +67,40 @@ from hrm_agent.trajectory import (
 VOCABULARY = 512
 TOKEN_BUDGET = 4096
 TRL_ROWS = 64
-SHAPES = {"32 x 256 tokens": (32, 256, 0), "128 x about 200 tokens": (128, 200, 60)}
-"""Rollouts, their mean length, and how far lengths lie from it."""
-QUICK = {"8 x 32 tokens": (8, 32, 0)}
+SHAPES = {
+    "32 x 256 tokens": (32, 256, 0, False),
+    "128 x about 200 tokens": (128, 200, 60, False),
+    "128 x about 200, groups share prompts": (128, 200, 60, True),
+}
+"""Rollouts, their mean length, how far lengths lie from it, and whether a group has one prompt."""
+QUICK = {"8 x 32 tokens": (8, 32, 0, True)}
+WIDE = 150_000
+"""Vocabulary at which memory is measured."""
 
 
 def small_qwen3() -> PreTrainedModel:
     return tiny_network(vocab_size=VOCABULARY, bos_token_id=1)
 
 
-def fixed_trajectories(count: int, length: int, spread: int) -> list[Trajectory]:
-    """Groups of eight; a third of each rollout is prompt, then a turn, a tool response and a second turn."""
+def fixed_trajectories(count: int, length: int, spread: int, one_prompt: bool) -> list[Trajectory]:
+    """Groups of eight; a third of each rollout is prompt, then a turn, a tool response and a second turn.
+
+    With `one_prompt` the rollouts of a group have the first third of the mean length in common.
+    """
     rng = random.Random(0)
-    return [_trajectory(i, length + rng.randint(-spread, spread), rng) for i in range(count)]
+    made: list[Trajectory] = []
+    for index in range(count):
+        if index % 8 == 0:
+            prompt = tuple(rng.randrange(3, VOCABULARY) for _ in range(length // 3))
+        made.append(_trajectory(index, length + rng.randint(-spread, spread), rng, prompt if one_prompt else ()))
+    return made
 
 
-def _trajectory(index: int, length: int, rng: random.Random) -> Trajectory:
-    prompt, response = length // 3, length // 8
+def _trajectory(index: int, length: int, rng: random.Random, common: tuple[int, ...]) -> Trajectory:
+    prompt, response = len(common) or length // 3, length // 8
     turn = (length - prompt - response) // 2
     first = _call(f"{index}-a", None, prompt, turn, rng)
+    first = first.model_copy(update={"token_ids": (*common, *first.token_ids[len(common) :])})
     second = _call(f"{index}-b", first.id, response, length - prompt - response - turn, rng)
     return Trajectory(
         id=str(index),
@@ -121,13 +145,13 @@ Step = Callable[[], float]
 """Takes one optimiser step and returns the gradient's norm."""
 
 
-def ours(trajectories: Sequence[Trajectory], overlays: Sequence[Overlay]) -> Step:
+def ours(trajectories: Sequence[Trajectory], overlays: Sequence[Overlay], forward: ForwardName) -> Step:
     model = small_qwen3()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.01)
 
     def step() -> float:
-        batches = build_batches(trajectories, overlays, token_budget=TOKEN_BUDGET)
-        return policy_update(model, optimizer, batches, loss=LossOptions(old_logprobs="engine"))["grad_norm"]
+        batches = build_batches(trajectories, overlays, token_budget=TOKEN_BUDGET, forward=forward)
+        return policy_update(model, optimizer, batches)["grad_norm"]
 
     return step
 
@@ -137,10 +161,11 @@ def bare(trajectories: Sequence[Trajectory], overlays: Sequence[Overlay]) -> Ste
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.01)
     batches = build_batches(trajectories, overlays, token_budget=TOKEN_BUDGET)
     total = sum(batch.trained_tokens for batch in batches)
+    ready = [(batch, *side_by_side(batch)) for batch in batches]
 
     def step() -> float:
-        for batch in batches:
-            _bare_loss(model, batch, total).backward()
+        for part in ready:
+            _bare_loss(model, *part, total).backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -149,8 +174,7 @@ def bare(trajectories: Sequence[Trajectory], overlays: Sequence[Overlay]) -> Ste
     return step
 
 
-def _bare_loss(model: torch.nn.Module, batch: MicroBatch, total: int) -> Tensor:
-    token_ids_BT, rows_N = side_by_side(batch)
+def _bare_loss(model: torch.nn.Module, batch: MicroBatch, token_ids_BT: Tensor, rows_N: Tensor, total: int) -> Tensor:
     logits = model(input_ids=token_ids_BT, use_cache=False).logits[:, :-1]
     logprobs = logits.log_softmax(-1).gather(-1, token_ids_BT[:, 1:, None])[..., 0]
     trained = batch.loss_indices_K
@@ -241,8 +265,8 @@ def cpu_seconds(step: Step) -> float:
     return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
-def measure(shape: tuple[int, int, int], repeats: int) -> dict[str, float]:
-    """Median CPU seconds of a step, by contestant."""
+def measure(shape: tuple[int, int, int, bool], repeats: int) -> dict[str, dict[str, float]]:
+    """CPU seconds of a step, by contestant: the median and the least."""
     trajectories = fixed_trajectories(*shape)
     overlays = credited(trajectories)
     steps = {name: make(trajectories, overlays) for name, make in CONTESTANTS.items()}
@@ -253,28 +277,90 @@ def measure(shape: tuple[int, int, int], repeats: int) -> dict[str, float]:
     for _ in range(repeats):
         for name, step in steps.items():
             seconds[name].append(cpu_seconds(step))
-    return {name: statistics.median(values) for name, values in seconds.items()}
+    return {
+        "medians": {name: statistics.median(values) for name, values in seconds.items()},
+        "least": {name: min(values) for name, values in seconds.items()},
+    }
 
 
-CONTESTANTS = {"ours": ours, "TRL": trl, "bare torch": bare}
+CONTESTANTS: dict[str, Callable[[Sequence[Trajectory], Sequence[Overlay]], Step]] = {
+    **{forward: partial(ours, forward=forward) for forward in get_args(ForwardName)},
+    "TRL": trl,
+    "bare torch": bare,
+}
+
+
+def peak_mebibytes(way: str, positions: int) -> float:
+    """Of forward and backward of `positions` log-probs at a wide vocabulary, over what the weights take."""
+    words = [sys.executable, __file__, "--peak-of", way, "--positions", str(positions)]
+    return float(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+
+
+def _peak(way: str, positions: int) -> float:
+    layer = torch.nn.Linear(64, WIDE, bias=False)
+    layer.weight.grad = torch.zeros_like(layer.weight)
+    hidden = torch.randn(positions, 64, requires_grad=True)
+    places = torch.arange(positions)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if way == "whole":
+        chosen_logprobs(layer(hidden), places).sum().backward()
+    else:
+        logprobs_from_hidden(hidden, layer, places, places, torch.ones(positions)).sum().backward()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+def forwarded(folder: Path) -> dict[str, int]:
+    """Tokens that a step forwards, by the way it does, of the rollouts in a run folder that GRPO-RoC keeps."""
+    with open_store(folder / "store.db") as store:
+        trajectories = list(store.journal.trajectories())
+    groups: dict[str, list[Trajectory]] = {}
+    for each in trajectories:
+        groups.setdefault(each.group_id, []).append(each)
+    judged = [overlay for group in groups.values() for overlay in select(group, len(group) // 2, seed=0)]
+    rows = kept_rows(trajectories, group_advantages(judged))
+    found = {"rows": len(rows)}
+    for forward in get_args(ForwardName):
+        batches = micro_batches(rows, token_budget=TOKEN_BUDGET, forward=forward)
+        sizes = [side_by_side(b)[0].numel() if forward == "padded" else len(b.token_ids_N) for b in batches]
+        found[forward] = sum(sizes)
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="few and short rollouts, which say little")
-    parser.add_argument("--json", type=Path, help="write the medians to this file as well")
+    parser.add_argument("--rollouts", type=Path, nargs="*", default=[], help="run folders whose tokens are counted")
+    parser.add_argument("--positions", type=int, default=1024, help="log-probs whose memory is measured")
+    parser.add_argument("--peak-of", choices=["whole", "chunks"], help=argparse.SUPPRESS)
+    parser.add_argument("--json", type=Path, help="write the figures to this file as well")
     arguments = parser.parse_args()
+    if arguments.peak_of:
+        print(_peak(arguments.peak_of, arguments.positions))
+        return
     shapes = QUICK if arguments.quick else SHAPES
+    positions = 32 if arguments.quick else arguments.positions
     results = {name: measure(shape, arguments.repeats) for name, shape in shapes.items()}
-    table = Table("rollouts", *CONTESTANTS, "ours / TRL", "ours / bare", title="CPU seconds of a training step")
-    for name, seconds in results.items():
-        mine = seconds["ours"]
-        ratios = (f"{mine / seconds[other]:.2f}" for other in ("TRL", "bare torch"))
-        table.add_row(name, *(f"{value:.3f}" for value in seconds.values()), *ratios)
-    Console().print(table)
+    peaks = {way: peak_mebibytes(way, positions) for way in ("whole", "chunks")}
+    tokens = {folder.name: forwarded(folder) for folder in arguments.rollouts}
+    table = Table("rollouts", *CONTESTANTS, title="CPU seconds of a training step (and of TRL's)")
+    for name, found in results.items():
+        seconds = found["medians"]
+        table.add_row(name, *(f"{value:.3f} ({value / seconds['TRL']:.2f})" for value in seconds.values()))
+    console = Console()
+    console.print(table)
+    console.print(f"MiB of {positions} log-probs at a vocabulary of {WIDE:,}: {peaks}")
+    for name, counts in tokens.items():
+        console.print(f"tokens forwarded of {name}: {counts}, tree / padded {counts['tree'] / counts['padded']:.2f}")
     if arguments.json:
-        record = {"unit": "CPU seconds", "repeats": arguments.repeats, "medians": results}
+        record = {
+            "unit": "CPU seconds",
+            "repeats": arguments.repeats,
+            "medians": {name: found["medians"] for name, found in results.items()},
+            "least": {name: found["least"] for name, found in results.items()},
+            "log_probs_peak_mib": {"vocabulary": WIDE, "positions": positions, **peaks},
+            "forwarded_tokens": tokens,
+        }
         arguments.json.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -3,12 +3,15 @@
 A layer of a transformer treats tokens one by one, but for its attention. So the model runs with an attention function
 of ours, in which a token sees its own path only (`path_attention`), and with the positions of the tokens on it. That
 takes a model of transformers whose attention can be replaced and whose tokens meet nowhere else; others are refused.
+
+Of the last layer only tokens that predict a trained one are wanted. The others are keys in it, but ask nothing, and
+skip what follows its attention where that is a plain MLP.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -19,8 +22,9 @@ from transformers.modeling_utils import AttentionInterface
 
 from hrm_agent.errors import ModelError
 from hrm_agent.training.batch import MicroBatch
+from hrm_agent.training.logprobs.attention_plan import AttentionPlan, Run, runs_of
 from hrm_agent.training.logprobs.forward import ModelInputs
-from hrm_agent.training.logprobs.path_attention import Run, path_attention, runs_of
+from hrm_agent.training.logprobs.path_attention import path_attention
 
 __all__ = ["packed"]
 
@@ -35,14 +39,66 @@ def packed(model: nn.Module, batch: MicroBatch) -> Generator[ModelInputs]:
     inner = _transformers_model(model)
     _refuse(inner)
     tokens = batch.token_ids_N
+    wanted_P = batch.parents_N[batch.loss_indices_K].unique()
+    paths = _Paths(runs_of(batch.parents_N.cpu().numpy()), wanted_P, _last_layer(inner))
     arguments = {
         "input_ids": tokens[None],
         "position_ids": batch.positions_N[None],
         "use_cache": False,
-        "paths": runs_of(batch.parents_N.cpu().numpy()),
+        "paths": paths,
     }
-    with _attention_along_paths(inner):
+    with _attention_along_paths(inner), _only_for(wanted_P, _plain_mlp(inner)):
         yield ModelInputs(arguments, torch.zeros_like(tokens), torch.arange(len(tokens), device=tokens.device))
+
+
+class _Paths:
+    """Plans for the layers of a model."""
+
+    def __init__(self, runs: tuple[Run, ...], wanted_P: Tensor, last: int) -> None:
+        device = wanted_P.device
+        self.plan = AttentionPlan(runs, device=device)
+        self._last, self._plan_of_last = last, AttentionPlan(runs, asking=wanted_P.cpu().numpy(), device=device)
+
+    def of(self, layer: int | None) -> AttentionPlan:
+        return self._plan_of_last if layer == self._last else self.plan
+
+
+def _last_layer(model: PreTrainedModel) -> int:
+    return int(model.config.get_text_config().num_hidden_layers) - 1
+
+
+def _plain_mlp(model: PreTrainedModel) -> nn.Module | None:
+    """The MLP of the last layer, if it treats tokens one by one and gives one tensor."""
+    layers = getattr(getattr(model, "model", None), "layers", None)
+    mlp = getattr(layers[-1], "mlp", None) if isinstance(layers, nn.ModuleList) else None
+    if mlp is None or any(isinstance(module, nn.ModuleList) for module in mlp.modules()):
+        return None
+    with_weights = [module for module in mlp.modules() if next(module.parameters(recurse=False), None) is not None]
+    return mlp if with_weights and all(isinstance(module, nn.Linear) for module in with_weights) else None
+
+
+@contextmanager
+def _only_for(wanted_P: Tensor, mlp: nn.Module | None) -> Generator[None]:
+    """Within the block `mlp` sees the given tokens only, and gives 0 for others."""
+    if mlp is None:
+        yield
+        return
+    tokens: list[int] = []
+
+    def narrow(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Tensor]:
+        tokens.append(inputs[0].shape[1])
+        return (inputs[0].index_select(1, wanted_P),)
+
+    def widen(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+        whole = output.new_zeros(output.shape[0], tokens.pop(), output.shape[2])
+        return whole.index_copy(1, wanted_P, output)
+
+    handles = mlp.register_forward_pre_hook(narrow), mlp.register_forward_hook(widen)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _transformers_model(model: nn.Module) -> PreTrainedModel:
@@ -93,19 +149,20 @@ def _attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    paths: Sequence[Run],
+    paths: _Paths,
     scaling: float | None = None,
     dropout: float = 0.0,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """What the model's layers call; [1, heads, tokens, head size] each."""
     del attention_mask
-    _refuse_options(module, paths, dropout, options)
+    plan = paths.of(getattr(module, "layer_idx", None))
+    _refuse_options(module, paths.plan.longest, dropout, options)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return path_attention(query[0], key[0], value[0], paths, scale)[None], None
+    return path_attention(*(states[0].transpose(0, 1) for states in (query, key, value)), plan, scale)[None], None
 
 
-def _refuse_options(module: Any, paths: Sequence[Run], dropout: float, options: dict[str, Any]) -> None:
+def _refuse_options(module: Any, longest: int, dropout: float, options: dict[str, Any]) -> None:
     name = type(module).__name__
     if unknown := [option for option in _REFUSED if options.get(option) is not None]:
         raise _refusal(f"{name} uses {', '.join(unknown)}")
@@ -114,6 +171,5 @@ def _refuse_options(module: Any, paths: Sequence[Run], dropout: float, options: 
     if not getattr(module, "is_causal", True):
         raise _refusal(f"{name} is not causal")
     window = options.get("sliding_window")
-    longest = max(run.prefix_tokens + run.stop - run.start for run in paths)
     if window is not None and window < longest:
         raise _refusal(f"{name} sees {window} tokens back, and a sequence has {longest}")

@@ -1,0 +1,256 @@
+"""Which tokens of one sequence attend to which, as products of dense matrices.
+
+Tokens stand in one sequence, and each sees those on its path to the root, and itself. A *run* is a stretch of the
+sequence in which each token follows the one before; the first of a run follows none, or one within an earlier run. So
+the path of a run is a few intervals of the sequence and the run itself.
+
+A *job* is a stretch of a run that asks, and all keys of its path. Jobs of like size are done at once, padded to one
+size: a *round*. What is computed is what is needed, but for half a block on the diagonal and a little padding: the cost
+grows with the tokens times the length of their paths, not with the square of all tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["AttentionPlan", "RoundRows", "Rows", "Run", "runs_of"]
+
+BLOCK = 160
+"""Most queries of a job."""
+ROUND_PRODUCTS = 2**16
+"""Most pairs of a query and a key in a round, for each head: then it stays in a cache."""
+PADDING = 1.15
+"""Pairs in a round, over those that are needed."""
+
+Intervals = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Tokens that follow each other, and what is before them."""
+
+    start: int
+    """Index of the first token."""
+    stop: int
+    """Index behind the last one."""
+    prefix: Intervals
+    """Intervals of the tokens before it, from the root on."""
+
+
+def runs_of(parents: np.ndarray) -> tuple[Run, ...]:
+    """The runs of a sequence in which `parents[i]` is the index of the token before i, -1 for none.
+
+    Raises `ValueError` where a token stands before the one that it follows.
+    """
+    index = np.arange(len(parents))
+    if (parents >= index).any():
+        raise ValueError("a token stands before the one that it follows")
+    starts = np.flatnonzero((parents != index - 1) | (index == 0))
+    bounds = [*starts.tolist(), len(parents)]
+    runs: list[Run] = []
+    for start, stop in pairwise(bounds):
+        before, prefix = int(parents[start]), ()
+        if before >= 0:
+            earlier = runs[int(np.searchsorted(starts, before, side="right")) - 1]
+            prefix = (*earlier.prefix, (earlier.start, before + 1))
+        runs.append(Run(start, stop, prefix))
+    return tuple(runs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    queries: np.ndarray
+    """Indices of the tokens that ask, ascending."""
+    own: tuple[int, int]
+    """The interval that they are in."""
+    prefix: Intervals
+    """All before it."""
+
+    @property
+    def before(self) -> int:
+        return sum(stop - start for start, stop in self.prefix)
+
+    @property
+    def keys(self) -> int:
+        return self.before + self.own[1] - self.own[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """Jobs that are done at once, padded to T queries and L keys."""
+
+    jobs: list[_Job]
+    queries: np.ndarray
+    """[B, T] index of each query, -1 where padded."""
+    keys: np.ndarray
+    """[B, L] index of each key on the path, 0 where padded."""
+    mask: Tensor
+    """[B or 1, 1, T, L] minus infinity where a query may not look, else 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRows:
+    """A round, for vectors that are listed by token and head."""
+
+    jobs: int
+    """Number B of its jobs."""
+    query_shape: tuple[int, int]
+    """Products at once, and queries of each."""
+    key_shape: tuple[int, int]
+    """Products at once, and keys of each."""
+    query_rows: Tensor
+    """Which vectors its queries are."""
+    key_rows: Tensor
+    """Which vectors its keys are."""
+    mask: Tensor
+    """[B or 1, 1, T, L] minus infinity where a query may not look, else 0."""
+    asking: slice
+    """Its queries among those of all rounds."""
+    known: slice
+    """Its keys among those of all rounds."""
+    prefixes: tuple[tuple[slice, Intervals], ...]
+    """Jobs that have one prefix, and that prefix; those without are left out."""
+
+    def of_queries(self, vectors: Tensor) -> Tensor:
+        return vectors.index_select(0, self.query_rows).view(*self.query_shape, -1)
+
+    def of_keys(self, vectors: Tensor) -> Tensor:
+        return vectors.index_select(0, self.key_rows).view(*self.key_shape, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """All rounds, for vectors that are listed by token and head."""
+
+    rounds: tuple[RoundRows, ...]
+    """In an order of their own."""
+    shared: int
+    """Heads of keys."""
+    queries: int
+    """Queries of all rounds, with padding."""
+    keys: int
+    """Keys of all rounds, with padding and repeats."""
+    query_places: Tensor
+    """Where among the queries of all rounds each vector asks; behind the last if nowhere."""
+    key_places: Tensor
+    """Where among the keys of all rounds each vector is a key of its own job; behind the last if nowhere."""
+
+
+class AttentionPlan:
+    """Who looks where in one sequence."""
+
+    def __init__(
+        self, runs: Sequence[Run], *, asking: np.ndarray | None = None, device: torch.device | str = "cpu"
+    ) -> None:
+        """`asking`: ascending indices of the tokens whose results are wanted, None for all."""
+        self.longest = max(sum(b - a for a, b in (*run.prefix, (run.start, run.stop))) for run in runs)
+        """Tokens on the longest path."""
+        self._size = max(run.stop for run in runs)
+        self._device = device
+        jobs = sorted(_jobs(runs, asking), key=lambda job: (len(job.queries), job.keys, job.prefix))
+        self._rounds = [self._round(group) for group in _grouped(jobs)]
+        self._made: dict[tuple[int, int], Rows] = {}
+
+    @property
+    def products(self) -> int:
+        """Pairs of a query and a key, with padding."""
+        return sum(each.queries.size * each.keys.shape[1] for each in self._rounds)
+
+    def rows(self, heads: int, shared: int) -> Rows:
+        """For `heads` heads of queries, and `shared` of keys; layers that are alike get the same."""
+        if (heads, shared) not in self._made:
+            self._made[heads, shared] = self._rows(heads, shared)
+        return self._made[heads, shared]
+
+    def _round(self, jobs: list[_Job]) -> _Round:
+        width, length = max(len(job.queries) for job in jobs), max(job.keys for job in jobs)
+        queries, keys = np.full((len(jobs), width), -1), np.zeros((len(jobs), length), np.int64)
+        depths = np.zeros((len(jobs), width), np.int64)
+        for row, job in enumerate(jobs):
+            queries[row, : len(job.queries)] = job.queries
+            keys[row, : job.keys] = np.concatenate([np.arange(*each) for each in (*job.prefix, job.own)])
+            depths[row, : len(job.queries)] = job.queries - job.own[0] + job.before
+        if (depths == depths[0]).all():
+            depths = depths[:1]
+        mask = np.where(np.arange(length) > depths[..., None], np.float32(-np.inf), np.float32(0))
+        return _Round(jobs, queries, keys, self._tensor(mask[:, None]))
+
+    def _rows(self, heads: int, shared: int) -> Rows:
+        rounds: list[RoundRows] = []
+        query_places, key_places = np.full((self._size, heads), -1), np.full((self._size, shared), -1)
+        asked = known = 0
+        for each in self._rounds:
+            count, width = each.queries.shape
+            length = each.keys.shape[1]
+            by_head = each.queries[:, None] * heads + np.arange(heads)[:, None]
+            query_rows = np.where(each.queries[:, None] < 0, self._size * heads, by_head)
+            key_rows = each.keys[:, None] * shared + np.arange(shared)[:, None]
+            places = asked + np.arange(query_rows.size).reshape(query_rows.shape)
+            own_places = known + np.arange(key_rows.size).reshape(key_rows.shape)
+            for row, job in enumerate(each.jobs):
+                query_places[job.queries] = places[row, :, : len(job.queries)].T
+                key_places[slice(*job.own)] = own_places[row, :, job.before : job.keys].T
+            rounds.append(
+                RoundRows(
+                    jobs=count,
+                    query_shape=(count * shared, heads // shared * width),
+                    key_shape=(count * shared, length),
+                    query_rows=self._tensor(query_rows.ravel()),
+                    key_rows=self._tensor(key_rows.ravel()),
+                    mask=each.mask,
+                    asking=slice(asked, asked := asked + query_rows.size),
+                    known=slice(known, known := known + key_rows.size),
+                    prefixes=tuple(_prefixes(each.jobs)),
+                )
+            )
+        query_places[query_places < 0] = asked
+        key_places[key_places < 0] = known
+        places, own = self._tensor(query_places.ravel()), self._tensor(key_places.ravel())
+        return Rows(tuple(rounds), shared, asked, known, places, own)
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+def _prefixes(jobs: Sequence[_Job]) -> Iterator[tuple[slice, Intervals]]:
+    first = 0
+    for prefix, members in groupby(jobs, key=lambda job: job.prefix):
+        last = first + len(list(members))
+        if prefix:
+            yield slice(first, last), prefix
+        first = last
+
+
+def _jobs(runs: Sequence[Run], asking: np.ndarray | None) -> Iterator[_Job]:
+    for run in runs:
+        count = -(-(run.stop - run.start) // BLOCK)
+        bounds = [run.start + (run.stop - run.start) * i // count for i in range(count + 1)]
+        for start, stop in pairwise(bounds):
+            queries = np.arange(start, stop)
+            if asking is not None:
+                queries = asking[slice(*np.searchsorted(asking, (start, stop)))]
+            if len(queries):
+                prefix = run.prefix if start == run.start else (*run.prefix, (run.start, start))
+                yield _Job(queries, (start, int(queries[-1]) + 1), prefix)
+
+
+def _grouped(jobs: Sequence[_Job]) -> Iterator[list[_Job]]:
+    """Neighbours that are of like size."""
+    group: list[_Job] = []
+    width = length = needed = 0
+    for job in jobs:
+        wider, longer = max(width, len(job.queries)), max(length, job.keys)
+        more, all_needed = (len(group) + 1) * wider * longer, needed + len(job.queries) * job.keys
+        if group and (more > ROUND_PRODUCTS or more > PADDING * all_needed + 1024 * len(group)):
+            yield group
+            group, wider, longer, all_needed = [], len(job.queries), job.keys, len(job.queries) * job.keys
+        group.append(job)
+        width, length, needed = wider, longer, all_needed
+    if group:
+        yield group
