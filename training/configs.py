@@ -22,6 +22,7 @@ from hrm_agent.runtime.settings import (
     SelectionSettings,
 )
 from hrm_agent.training.config_parts import (
+    AdapterPart,
     CheckpointSettings,
     EvaluationPart,
     KeepPart,
@@ -187,6 +188,8 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings):
     """What is minimised."""
     optim: OptimPart = OptimPart()
     """How the weights are changed."""
+    adapter: AdapterPart = AdapterPart()
+    """What is trained in place of all weights."""
     keep: KeepPart = KeepPart()
     """Which states of the run are kept."""
     evaluation: EvaluationPart = EvaluationPart()

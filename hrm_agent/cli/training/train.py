@@ -82,7 +82,8 @@ def reinforce(config: GrpoConfig, folder: Path, output: Output) -> None:
     if not is_first_process():
         return  # the first one says why they cannot run together
     require_one_process()
-    model_folder(config.policy)  # before there is a folder: what cannot be trained leaves nothing behind
+    # Before there is a folder: what cannot be trained leaves nothing behind.
+    model_folder(config.policy, adapter=config.adapter.lora_rank > 0)
     if config.rewards is not None:
         load_rubric(config.rewards)
     tell_changed_sources(config.tasks, "train", folder)
