@@ -155,6 +155,8 @@ class FineTuneConfig(SftConfig):
     """With source: only runs with at least this reward; none: all, verified or not."""
     by: str = ""
     """With source: scores that stand for each run's own rewards, by the name of `hrm-agent rescore`, or feedback."""
+    adapter: AdapterPart = AdapterPart()
+    """What is trained in place of all weights."""
     roles: tuple[str, ...] = ()
     """With source: only answers of these roles, the nodes that asked, such as solve; also --role. Empty: all."""
 

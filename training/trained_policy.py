@@ -38,7 +38,7 @@ class TrainedPolicy:
     """How the weights were loaded."""
 
     @classmethod
-    def load(cls, name: str, adapter: AdapterPart, *, dtype: str, device: torch.device, seed: int) -> Self:
+    def load(cls, name: str, adapter: AdapterPart, *, dtype: str, device: torch.device | str, seed: int) -> Self:
         """A policy, loaded to be trained. Raises `ModelError` for one that cannot be."""
         wanted = adapter.lora_rank > 0
         folder = model_folder(name, adapter=wanted)

@@ -125,17 +125,20 @@ def model_folder(name: str, *, adapter: bool = False) -> str:
             f"{name!r} cannot be trained: it is an adapter, and not a model.",
             f"Train {base}; or merge the adapter into it by PEFT, and train that.",
         )
-    allowed = (None, "nf4") if adapter else (None,)
-    if asked.options.load not in allowed or asked.options != LoadOptions(load=asked.options.load):
-        nf4 = asked.options == LoadOptions(load="nf4")
-        kept = f"{asked.base}?load=nf4" if adapter and asked.options.load == "nf4" else asked.base
+    in_4_bits = asked.options == LoadOptions(load="nf4")
+    if asked.options == LoadOptions() or (adapter and in_4_bits):
+        return local_folder(asked)
+    if adapter:
         raise ModelError(
-            f"{name!r} cannot be trained: "
-            + ("weights in 8 bits pass no exact gradient on, " if adapter else "quantized weights have no gradient, ")
-            + "an adapter is not part of the weights, and the trainer chooses type and device itself.",
-            f"Train {kept}." + (" With lora_rank an adapter is trained on weights in 4 bits." if nf4 else ""),
+            f"{name!r} cannot be trained: a new adapter is trained on weights as they are stored or in 4 bits, and the"
+            " trainer chooses type and device itself.",
+            f"Train {asked.base} or {asked.base}?load=nf4.",
         )
-    return local_folder(asked)
+    raise ModelError(
+        f"{name!r} cannot be trained: quantized weights have no gradient, an adapter is not part of the weights,"
+        " and the trainer chooses type and device itself.",
+        f"Train {asked.base}." + (" Or train an adapter on weights in 4 bits: --lora-rank 8." if in_4_bits else ""),
+    )
 
 
 _TRAINABLE = "What can be trained: a model folder, hf:NAME, builtin:cold-start or builtin:trained."
