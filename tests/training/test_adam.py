@@ -84,7 +84,7 @@ def test_tensors_too_small_to_quantize_take_adamws_steps() -> None:
 
 
 def test_what_is_small_beside_its_neighbours_takes_no_leap() -> None:
-    """A block in which gradients differ by a thousand: squares would be rounded to 0, and the step be infinite nearly."""
+    """A block in which gradients differ by a thousand: squares would be rounded to 0, and steps be without a bound."""
     weight = nn.Parameter(torch.zeros(4096))
     optimizer = AdamW8bit([weight], lr=0.01, weight_decay=0.0)
     gradient = torch.ones(4096)
