@@ -11,6 +11,7 @@ from hrm_agent.errors import ConfigError
 from hrm_agent.runtime.settings import Durability
 
 __all__ = [
+    "AdapterPart",
     "CheckpointSettings",
     "EvaluationPart",
     "KeepPart",
@@ -126,8 +127,44 @@ class LossPart(ConfigPart):
         return self
 
 
+class AdapterPart(ConfigPart):
+    """What is trained in place of all weights, on a model that stays as it is."""
+
+    lora_rank: int = Field(default=0, ge=0)
+    """Rank of a LoRA adapter, which is trained and saved alone (the model may be loaded with ?load=nf4); 0: none, all
+    weights are trained (paper: none)."""
+    lora_alpha: float | None = Field(default=None, gt=0)
+    """What the adapter adds is scaled by this over its rank; none: twice the rank."""
+    lora_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Share of a layer's inputs that the adapter does not see in a forward pass of the training; 0: it sees all."""
+    lora_targets: Annotated[tuple[str, ...], ONE_BY_ONE] = ("all-linear",)
+    """Layer that the adapter is on, such as q_proj; repeatable. all-linear: all but the output layer."""
+
+    @model_validator(mode="after")
+    def _every_key_acts(self) -> Self:
+        for key in ("lora_alpha", "lora_dropout", "lora_targets"):
+            if not self.lora_rank and getattr(self, key) != type(self).model_fields[key].default:
+                raise ConfigError(f"{key} has no effect here: there is no adapter.", "Set lora_rank, 8 for example.")
+        if not self.lora_targets:
+            raise ConfigError("lora_targets names no layer.", "Leave it out for all linear ones.")
+        return self
+
+    @property
+    def alpha(self) -> float:
+        """`lora_alpha`, as it is to be taken."""
+        return 2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
+
+
 class OptimPart(ConfigPart):
     """How the weights are changed."""
+
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
+    """adamw8bit: AdamW that keeps its means of gradients in 8 bits, a quarter of the memory; by bitsandbytes."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the weights, in the trainer and its engine; bfloat16: what is trained has masters in float32, which the
+    optimiser changes."""
+    gradient_checkpointing: bool = False
+    """Compute layers again in the backward pass: the memory of one layer's activations for a third more arithmetic."""
 
     learning_rate: float = Field(default=5e-4, gt=0)
     """AdamW's learning rate between warm-up and cool-down (paper: 1e-6 for 14B parameters)."""

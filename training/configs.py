@@ -22,6 +22,7 @@ from hrm_agent.runtime.settings import (
     SelectionSettings,
 )
 from hrm_agent.training.config_parts import (
+    AdapterPart,
     CheckpointSettings,
     EvaluationPart,
     KeepPart,
@@ -156,6 +157,8 @@ class FineTuneConfig(SftConfig):
     """With source: only runs with at least this reward; none: all, verified or not."""
     by: str = ""
     """With source: scores that stand for each run's own rewards, by the name of `hrm-agent rescore`, or feedback."""
+    adapter: AdapterPart = AdapterPart()
+    """What is trained in place of all weights."""
     roles: tuple[str, ...] = ()
     """With source: only answers of these roles, the nodes that asked, such as solve; also --role. Empty: all."""
 
@@ -193,6 +196,8 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings):
     """What is minimised."""
     optim: OptimPart = OptimPart()
     """How the weights are changed."""
+    adapter: AdapterPart = AdapterPart()
+    """What is trained in place of all weights."""
     keep: KeepPart = KeepPart()
     """Which states of the run are kept."""
     evaluation: EvaluationPart = EvaluationPart()

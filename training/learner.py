@@ -14,18 +14,15 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from safetensors.torch import load_model
 
 from hrm_agent.models.local.engine import TransformersEngine
-from hrm_agent.models.local.load_weights import load_pretrained
-from hrm_agent.models.policy_loader import model_folder
+from hrm_agent.training.adam import make_adamw
 from hrm_agent.training.batch import MicroBatch
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.objectives import LossOptions
 from hrm_agent.training.optimizer_step import OptimOptions, policy_update
-from hrm_agent.training.reference import load_reference
 from hrm_agent.training.schedule import dropout_seed
-from hrm_agent.training.sft import save_policy
+from hrm_agent.training.trained_policy import TrainedPolicy
 from hrm_agent.trajectory import derive_seed
 
 __all__ = ["Learner"]
@@ -40,20 +37,22 @@ class Learner:
         """`config.policy` must name weights on this machine."""
         self.name = config.policy
         self.accelerator = accelerator
-        # AdamW needs single precision: at a learning rate of 1e-6 an update is lost in the rounding of half precision.
-        model, self.tokenizer = load_pretrained(model_folder(self.name), dtype="float32")
         optim = config.optim
-        optimizer = torch.optim.AdamW(
-            model.parameters(),
-            lr=optim.learning_rate,
-            betas=(optim.adam_beta1, optim.adam_beta2),
-            weight_decay=optim.weight_decay,
+        self._policy = TrainedPolicy.load(
+            self.name,
+            config.adapter,
+            dtype=optim.dtype,
+            device=accelerator.device,
+            seed=derive_seed(config.seed, "adapter"),
         )
-        self.model, self.optimizer = accelerator.prepare(model, optimizer)
+        if optim.gradient_checkpointing:
+            self._policy.recompute_activations()
+        model, self.tokenizer = self._policy.model, self._policy.tokenizer
+        self.model, self.optimizer = accelerator.prepare(model, make_adamw(model, optim))
         self.version = 0
         """Number of optimiser steps behind the weights."""
         self._config = config
-        self._reference = load_reference(self.name, accelerator.device) if config.loss.kl_coef else None
+        self._reference = self._policy.reference() if config.loss.kl_coef else None
 
     @cached_property
     def engine(self) -> TransformersEngine:
@@ -98,10 +97,13 @@ class Learner:
         self.optimizer.state.clear()
 
     def save(self, folder: Path) -> None:
-        """Save weights, tokenizer and chat template in Hugging Face's layout, with a card that says whence they are."""
+        """Save weights, tokenizer and chat template in Hugging Face's layout, with a card that says whence they are.
+
+        Where an adapter is trained, it alone is saved.
+        """
         card = f"# {self.name}, trained\n\n{self.version} steps of reinforcement learning with\n\n```json\n"
         card += f"{self._config.model_dump_json(indent=2)}\n```\n"
-        save_policy(self.accelerator.unwrap_model(self.model), self.tokenizer, folder, card)
+        self._policy.save(folder, card)
 
     def write(self, folder: Path) -> None:
         """Weights and optimiser, for a checkpoint."""
@@ -111,6 +113,6 @@ class Learner:
     def read(self, folder: Path, version: int) -> None:
         """Go on from what `write` wrote, as `version`."""
         optimizer = torch.load(folder / _OPTIMIZER, weights_only=True)
-        load_model(self.accelerator.unwrap_model(self.model), folder / "model.safetensors")
+        self._policy.read(folder)
         self.optimizer.load_state_dict(optimizer)
         self.publish(version)

@@ -37,6 +37,7 @@ from transformers import PreTrainedModel
 from hrm_agent.errors import ConfigError, RunError, TaskError
 from hrm_agent.models.codec.tool_calls import tool_call_text
 from hrm_agent.models.engine import Codec, TemplateMismatch
+from hrm_agent.training.adapter import Adapter
 from hrm_agent.training.checkpoints import Checkpoints
 from hrm_agent.training.configs import SftConfig
 from hrm_agent.training.metrics import MetricsLog
@@ -96,13 +97,14 @@ def train_sft(
     *,
     metrics_path: Path | None = None,
     checkpoints: Checkpoints | None = None,
+    adapter: Adapter | None = None,
     progress: Callable[[Metrics], None] | None = None,
 ) -> list[Metrics]:
     """Train `model` in place; one row of metrics per step, written to `metrics_path` as JSON lines as they come.
 
     With `checkpoints` the run goes on from the newest whole one, and keeps its own. The rows are those of the steps
     that are taken now. Raises `RunError` where the checkpoints are of other conversations, or the steps that were taken
-    are not the first of those that are asked for now.
+    are not the first of those that are asked for now. `adapter` is what is trained in the model, if not all of it.
     """
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     if config.batch_size < accelerator.num_processes:
@@ -113,7 +115,7 @@ def train_sft(
     examples = [example for conversation in conversations for example in tokenize(conversation, codec)]
     if not examples:
         raise TaskError("No conversation holds an answer to learn from.", "Add one with an assistant message.")
-    course = _Course(model, config, examples, accelerator)
+    course = _Course(model, config, examples, accelerator, adapter)
     taken = checkpoints.restore(course.read) if checkpoints is not None else None
     if checkpoints is not None and taken is not None:
         course.refuse_another(taken, checkpoints)
@@ -139,9 +141,15 @@ class _Course:
     """What a run of fine-tuning holds from step to step."""
 
     def __init__(
-        self, model: PreTrainedModel, config: SftConfig, examples: Sequence[Example], accelerator: Accelerator
+        self,
+        model: PreTrainedModel,
+        config: SftConfig,
+        examples: Sequence[Example],
+        accelerator: Accelerator,
+        adapter: Adapter | None,
     ) -> None:
         optimizers = make_optimizers(model, config)
+        self._adapter = adapter
         self._model, self._config, self._accelerator = model, config, accelerator
         self._wrapped, *self._optimizers = accelerator.prepare(model, *optimizers)
         self._rates = [group["lr"] for group in self._groups]
@@ -186,7 +194,7 @@ class _Course:
 
     def write(self, step: int, folder: Path) -> None:
         """Everything that the next step depends on, and what tells whether a run is this one."""
-        self._model.save_pretrained(folder)
+        self._model.save_pretrained(folder) if self._adapter is None else self._adapter.save(folder)
         kept = {"optimizers": [optimizer.state_dict() for optimizer in self._optimizers]}
         torch.save(kept | ({"mean": self._mean.state_dict()} if self._mean else {}), folder / _OPTIMIZERS)
         state = {"step": step, "steps": self._config.steps, "examples": self._fingerprint}
@@ -196,7 +204,10 @@ class _Course:
         """Go on from what `write` wrote."""
         state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
         kept = torch.load(folder / _OPTIMIZERS, weights_only=True)
-        load_model(self._model, folder / "model.safetensors")
+        if self._adapter is None:
+            load_model(self._model, folder / "model.safetensors")
+        else:
+            self._adapter.load(folder)
         for optimizer, each in zip(self._optimizers, kept["optimizers"], strict=True):
             optimizer.load_state_dict(each)
         if self._mean is not None:

@@ -17,6 +17,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import HumanMessage
 
 from hrm_agent.errors import ModelError
+from hrm_agent.models.adapter_folder import on_its_base
 from hrm_agent.models.capabilities import Capabilities, Lack
 from hrm_agent.models.current_policy import Backend
 from hrm_agent.models.engine import Engine, GenerationRequest
@@ -110,6 +111,7 @@ def _without_loading(asked: ModelString) -> Capabilities:
 
 
 def _local(asked: ModelString) -> Capabilities:
+    asked = on_its_base(asked)
     options, folder = asked.options, Path(local_folder(asked))
     needed = {"torch", "transformers", "llguidance"}
     needed |= {"bitsandbytes"} if options.load else set()

@@ -3,7 +3,7 @@
 | string | policy |
 |---|---|
 | `builtin:trained`, `builtin:cold-start` | the small policies that the package ships |
-| a folder | a model saved by training, or any causal LM in Hugging Face's layout |
+| a folder | a model or an adapter saved by training, or any causal LM in Hugging Face's layout |
 | `hf:NAME` | a causal LM from the Hugging Face hub |
 | one of these and `?load=nf4&adapter=PATH` | the same, loaded in another way (`hrm_agent.models.model_string`) |
 | `vllm:URL` | a causal LM on a vLLM server |
@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from hrm_agent.errors import ModelError, nearest
+from hrm_agent.models.adapter_folder import is_adapter_folder, on_its_base
 from hrm_agent.models.current_policy import DEFAULT_POLICY, Backend
 from hrm_agent.models.engine import Codec
 from hrm_agent.models.model_string import LoadOptions, ModelString, is_folder, parse_model
@@ -94,7 +95,7 @@ def load_codec(name: str) -> Codec:
         from hrm_agent.models.vllm.engine import load_vllm_codec
 
         return load_vllm_codec(name)
-    folder = local_folder(asked)
+    folder = local_folder(on_its_base(asked))
     if find_spec("transformers") is None:
         raise ModelError(f"The tokenizer of {name!r} needs transformers.", "Run `pip install 'hrm-agent[train]'`.")
     from transformers import AutoTokenizer
@@ -107,23 +108,37 @@ def load_codec(name: str) -> Codec:
         raise ModelError(f"The tokenizer of {name!r} cannot be loaded: {error}.") from error
 
 
-def model_folder(name: str) -> str:
+def model_folder(name: str, *, adapter: bool = False) -> str:
     """The folder, or the hub's name, of weights that are to be trained. Raises `ModelError`.
 
     Options say how weights are loaded to answer; a trainer needs them whole, in its own precision, and as one model.
+    Where it trains an `adapter` on weights that stay as they are, those may be in 4 bits.
     """
     asked = parse_model(name)
     if not asked.local:
         raise ModelError(f"{name!r} cannot be trained: {_not_ours(asked.scheme)}.", _TRAINABLE)
     if not asked.name or (not asked.scheme and not is_folder(asked.name)):
         raise ModelError(f"There is no model folder {asked.base!r}.", _TRAINABLE)
-    if asked.options != LoadOptions():
+    if not asked.scheme and is_adapter_folder(asked.name):
+        base = on_its_base(asked).base
         raise ModelError(
-            f"{name!r} cannot be trained: quantized weights have no gradient, an adapter is not part of the weights,"
-            " and the trainer chooses type and device itself.",
-            f"Train {asked.base}.",
+            f"{name!r} cannot be trained: it is an adapter, and not a model.",
+            f"Train {base}; or merge the adapter into it by PEFT, and train that.",
         )
-    return local_folder(asked)
+    in_4_bits = asked.options == LoadOptions(load="nf4")
+    if asked.options == LoadOptions() or (adapter and in_4_bits):
+        return local_folder(asked)
+    if adapter:
+        raise ModelError(
+            f"{name!r} cannot be trained: a new adapter is trained on weights as they are stored or in 4 bits, and the"
+            " trainer chooses type and device itself.",
+            f"Train {asked.base} or {asked.base}?load=nf4.",
+        )
+    raise ModelError(
+        f"{name!r} cannot be trained: quantized weights have no gradient, an adapter is not part of the weights,"
+        " and the trainer chooses type and device itself.",
+        f"Train {asked.base}." + (" Or train an adapter on weights in 4 bits: --lora-rank 8." if in_4_bits else ""),
+    )
 
 
 _TRAINABLE = "What can be trained: a model folder, hf:NAME, builtin:cold-start or builtin:trained."
@@ -159,7 +174,8 @@ def local_folder(asked: ModelString) -> str:
 
 
 def _local(asked: ModelString) -> Backend:
-    folder = local_folder(asked)
+    whole = on_its_base(asked)
+    folder = local_folder(whole)
     if find_spec("torch") is None or find_spec("transformers") is None:
         raise ModelError(
             f"Policy {asked.text!r} needs torch and transformers.", "Run `pip install 'hrm-agent[train]'`."
@@ -167,7 +183,7 @@ def _local(asked: ModelString) -> Backend:
     with told_if_slow(f"loading torch and {asked.text}; the first time this takes up to a minute"):
         from hrm_agent.models.local.load_weights import load_engine
 
-        return load_engine(folder, name=asked.text, options=asked.options)
+        return load_engine(folder, name=asked.text, options=whole.options)
 
 
 def _scripted(path: Path, name: str) -> Backend:

@@ -12,13 +12,14 @@ import torch
 
 from hrm_agent.errors import ConfigError, ModelError
 from hrm_agent.training.batch import MicroBatch, Row, micro_batches
+from hrm_agent.training.config_parts import AdapterPart
 from hrm_agent.training.logprobs import token_logprobs
 from hrm_agent.training.mini_batches import split_kept
 from hrm_agent.training.objectives import LossOptions
 from hrm_agent.training.optimizer_step import OptimOptions, policy_update
-from hrm_agent.training.reference import load_reference
 from hrm_agent.training.roc import select
 from hrm_agent.training.staleness import fresh_only
+from hrm_agent.training.trained_policy import TrainedPolicy
 from tests.support.training.builders import group, tiny_model
 from tests.training.test_loss import random_rows
 
@@ -218,7 +219,9 @@ def test_mini_batches_are_of_whole_rollouts_and_the_same_each_time() -> None:
 
 
 def test_the_reference_is_the_policy_that_training_starts_with() -> None:
-    reference = load_reference("builtin:cold-start", "cpu")
+    reference = TrainedPolicy.load(
+        "builtin:cold-start", AdapterPart(), dtype="float32", device="cpu", seed=0
+    ).reference()
     assert not reference.training
     assert not any(p.requires_grad for p in reference.parameters())
     assert sum(p.numel() for p in reference.parameters()) > 100_000

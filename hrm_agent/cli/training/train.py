@@ -90,7 +90,8 @@ def reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: boo
     if not is_first_process():
         return  # the first one says why they cannot run together
     require_one_process()
-    model_folder(config.policy)  # before there is a folder: what cannot be trained leaves nothing behind
+    # Before there is a folder: what cannot be trained leaves nothing behind.
+    model_folder(config.policy, adapter=config.adapter.lora_rank > 0)
     if config.rewards is not None:
         load_rubric(config.rewards)
     said: list[str] = []
@@ -268,7 +269,8 @@ def fine_tune(config: FineTuneConfig, folder: Path, output: Output) -> None:
     model = folder / "model"
     output.result({"folder": str(folder), "model": str(model), **({"taken": chosen.data()} if chosen else {})})
     output.say(f"The policy is {model}, the metrics are {folder / 'metrics.jsonl'}.")
-    output.say(f"Next: hrm-agent eval --policy {model}, hrm-agent train rl --policy {model}")
+    more = "" if config.adapter.lora_rank else f", hrm-agent train rl --policy {model}"
+    output.say(f"Next: hrm-agent eval --policy {model}{more}")
 
 
 def _with_whole_paths(config: FineTuneConfig) -> FineTuneConfig:
@@ -285,10 +287,9 @@ def _with_whole_paths(config: FineTuneConfig) -> FineTuneConfig:
 def _fine_tune(config: FineTuneConfig, folder: Path, *, writes: bool) -> None:
     from hrm_agent.cli.training.from_records import CONVERSATIONS
     from hrm_agent.models.codec.chat_template import ChatTemplateCodec
-    from hrm_agent.models.local.load_weights import load_pretrained
-    from hrm_agent.models.policy_loader import model_folder
     from hrm_agent.training.checkpoints import Checkpoints, keep_model
-    from hrm_agent.training.sft import read_chats, save_policy, train_sft, wait_for_all
+    from hrm_agent.training.sft import read_chats, train_sft, wait_for_all
+    from hrm_agent.training.trained_policy import TrainedPolicy
 
     data = folder / CONVERSATIONS if config.source else Path(config.data)
     if config.source:
@@ -297,21 +298,22 @@ def _fine_tune(config: FineTuneConfig, folder: Path, *, writes: bool) -> None:
     if not conversations:
         raise TaskError(f"{data} holds no conversation.", 'A line: {"messages": [...]}.')
     # In half precision an update at a small learning rate is lost in the rounding.
-    model, tokenizer = load_pretrained(model_folder(config.policy), dtype="float32")
+    policy = TrainedPolicy.load(config.policy, config.adapter, dtype="float32", device="cpu", seed=config.seed)
     with progress("sft", config.steps) as advance:
         train_sft(
-            model,
-            ChatTemplateCodec(tokenizer),
+            policy.model,
+            ChatTemplateCodec(policy.tokenizer),
             conversations,
             config,
             metrics_path=folder / "metrics.jsonl",
             checkpoints=Checkpoints(folder, keep=config.checkpoints, every=config.checkpoint_every),
+            adapter=policy.adapter,
             progress=lambda row: advance(f"loss {row['loss']:.3f}, accuracy {row['accuracy']:.3f}", int(row["step"])),
         )
     card = f"# {folder.name}\n\n{config.policy}, fine-tuned by {config.steps} steps on {data.name} "
     card += "(`hrm-agent train sft`).\n"
     if writes:
-        keep_model(folder, config.steps, lambda part: save_policy(model, tokenizer, part, card))
+        keep_model(folder, config.steps, lambda part: policy.save(part, card))
 
 
 _KINDS: dict[str, Callable[[list[str]], int]] = {"rl": _rl, "sft": _sft}

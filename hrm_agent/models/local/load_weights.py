@@ -20,7 +20,7 @@ from hrm_agent.models.local.engine import TransformersEngine
 from hrm_agent.models.model_string import LoadOptions
 from hrm_agent.models.nf4 import choose_kernels
 
-__all__ = ["best_device", "load_engine", "load_for_answers", "load_pretrained"]
+__all__ = ["best_device", "load_engine", "load_for_answers", "load_pretrained", "need_package", "quiet_libraries"]
 
 _library: Any = transformers
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model")
@@ -51,8 +51,8 @@ def load_for_answers(path_or_name: str, options: LoadOptions) -> tuple[Any, Any]
     if options.load is None:
         model, tokenizer = load_pretrained(path_or_name, dtype=options.dtype, device=device)
     else:
-        _need("bitsandbytes", "quant", f"load={options.load}")
-        _hush()
+        need_package("bitsandbytes", "quant", f"load={options.load}")
+        quiet_libraries()
         kinds = {"dtype": options.dtype, "quantization_config": _quantization(path_or_name, options)}
         model, tokenizer = _read(path_or_name, {**kinds, "device_map": {"": device}})
         choose_kernels(model, options.kernel)
@@ -99,8 +99,8 @@ def _quantization(path_or_name: str, options: LoadOptions) -> Any:
 
 def _adapted(model: Any, adapter: str) -> Any:
     """The model with the adapter's layers put into it."""
-    _need("peft", "adapters", f"adapter={adapter}")
-    _hush()
+    need_package("peft", "adapters", f"adapter={adapter}")
+    quiet_libraries()
     import peft
 
     before = {name for name, _ in model.named_parameters()}
@@ -116,12 +116,13 @@ def _adapted(model: Any, adapter: str) -> Any:
     return adapted.requires_grad_(False)
 
 
-def _hush() -> None:
+def quiet_libraries() -> None:
     """bitsandbytes, which PEFT imports too, tells of a kernel that it could download, and of casts in every step."""
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
-def _need(package: str, extra: str, why: str) -> None:
+def need_package(package: str, extra: str, why: str) -> None:
+    """Raises `ModelError`, with the command that installs the extra, where `package` is missing."""
     if find_spec(package) is None:
         raise ModelError(f"{why} needs {package}.", f"Run `pip install 'hrm-agent[{extra}]'`.")
 

@@ -1,0 +1,66 @@
+"""Folders that hold an adapter and no weights of a model: which model it is for, and how that is loaded.
+
+A training of an adapter writes PEFT's two files, which any program that knows PEFT can use, and beside them the string
+of the model that the adapter was trained on, with the type and the quantization of its weights: an adapter that was
+trained beside weights in 4 bits makes up for their rounding, and is for those.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from hrm_agent.errors import ModelError
+from hrm_agent.models.model_string import LoadOptions, ModelString, is_folder, parse_model
+
+__all__ = ["BASE_FILE", "is_adapter_folder", "on_its_base", "write_base"]
+
+BASE_FILE = "base.json"
+"""Names the model that an adapter was trained on; without it, PEFT's own file does."""
+_CONFIG = "adapter_config.json"
+
+
+def is_adapter_folder(path: str) -> bool:
+    """Whether a folder has an adapter, and no model of its own."""
+    return is_folder(path) and Path(path, _CONFIG).is_file() and not Path(path, "config.json").is_file()
+
+
+def on_its_base(asked: ModelString) -> ModelString:
+    """The model of an adapter's folder, with the adapter on it; any other string as it is. Raises `ModelError`.
+
+    Options that the string gives come before those that the adapter was trained with.
+    """
+    if asked.scheme or not is_adapter_folder(asked.name):
+        return asked
+    base = parse_model(_base_of(asked.name))
+    if asked.options.adapter or base.options.adapter or (not base.scheme and is_adapter_folder(base.name)):
+        raise ModelError(f"{asked.text!r} is an adapter on top of another one.", "Merge one into its model by PEFT.")
+    usual = LoadOptions()
+    given: dict[str, Any] = {
+        each.name: value
+        for each in fields(LoadOptions)
+        if (value := getattr(asked.options, each.name)) != getattr(usual, each.name)
+    }
+    options = replace(base.options, **{**given, "adapter": asked.name})
+    return ModelString(asked.text, base.scheme, base.name, options)
+
+
+def write_base(folder: Path, model: str) -> None:
+    """Say in an adapter's folder which model it is for."""
+    (folder / BASE_FILE).write_text(json.dumps({"model": model}) + "\n", encoding="utf-8")
+
+
+def _base_of(folder: str) -> str:
+    own = Path(folder, BASE_FILE)
+    try:
+        if own.is_file():
+            return str(json.loads(own.read_text(encoding="utf-8"))["model"])
+        named = json.loads(Path(folder, _CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
+        return named if is_folder(named) else f"hf:{named}"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(
+            f"The adapter {folder!r} does not say which model it is for.",
+            f"Name the model, and the adapter as its option: MODEL?adapter={folder}.",
+        ) from error

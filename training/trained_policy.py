@@ -1,0 +1,91 @@
+"""What a training changes: all weights of a model, or an adapter on weights that stay as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import quote
+
+import torch
+from safetensors.torch import load_model
+from torch import nn
+
+from hrm_agent.errors import ModelError
+from hrm_agent.models.local.load_weights import load_for_answers
+from hrm_agent.models.model_string import LoadOptions, parse_model
+from hrm_agent.models.policy_loader import model_folder
+from hrm_agent.training.adapter import Adapter
+from hrm_agent.training.config_parts import AdapterPart
+from hrm_agent.training.sft import save_policy
+
+__all__ = ["TrainedPolicy"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedPolicy:
+    """A causal LM under training."""
+
+    name: str
+    """Its model string."""
+    model: Any
+    """With the adapter's layers in it, if there is one."""
+    tokenizer: Any
+    """Never trained."""
+    adapter: Adapter | None
+    """None where all weights are trained."""
+    options: LoadOptions
+    """How the weights were loaded."""
+
+    @classmethod
+    def load(cls, name: str, adapter: AdapterPart, *, dtype: str, device: torch.device | str, seed: int) -> Self:
+        """A policy, loaded to be trained. Raises `ModelError` for one that cannot be."""
+        wanted = adapter.lora_rank > 0
+        folder = model_folder(name, adapter=wanted)
+        options = replace(parse_model(name).options, dtype=dtype, device=str(device))
+        model, tokenizer = load_for_answers(folder, options)
+        if not wanted:
+            return cls(name, model, tokenizer, None, options)
+        base = _named(name, replace(options, device="auto"))
+        put = Adapter.put_into(model, adapter, base=base, folder=folder, seed=seed)
+        return cls(name, model, tokenizer, put, options)
+
+    def save(self, folder: Path, card: str) -> None:
+        """What is trained, and a card; of a whole model also its tokenizer and chat template."""
+        if self.adapter is None:
+            save_policy(self.model, self.tokenizer, folder, card)
+        else:
+            self.adapter.save(folder)
+            (folder / "README.md").write_text(card, encoding="utf-8")
+
+    def read(self, folder: Path) -> None:
+        """Take the weights that `save` wrote."""
+        if self.adapter is None:
+            load_model(self.model, folder / "model.safetensors")
+        else:
+            self.adapter.load(folder)
+
+    def reference(self) -> nn.Module:
+        """The policy as it was before any training: a second model, or the same without its adapter."""
+        if self.adapter is not None:
+            return self.adapter.without()
+        model, _ = load_for_answers(model_folder(self.name), self.options)
+        return model.eval().requires_grad_(False)
+
+    def recompute_activations(self) -> None:
+        """Keep only what goes into each layer for the backward pass, which computes the rest again."""
+        if not getattr(self.model, "supports_gradient_checkpointing", False):
+            raise ModelError(
+                f"{self.name!r} cannot compute its layers again in the backward pass.",
+                "Leave gradient_checkpointing out.",
+            )
+        self.model.gradient_checkpointing_enable({"use_reentrant": False})
+
+
+def _named(name: str, options: LoadOptions) -> str:
+    """The model string of the same weights, from any folder, with options."""
+    asked, usual = parse_model(name), LoadOptions()
+    base = asked.base if asked.scheme else str(Path(asked.name).resolve())
+    given = {each.name: getattr(options, each.name) for each in fields(LoadOptions)}
+    shown = [f"{key}={quote(value)}" for key, value in given.items() if value != getattr(usual, key)]
+    return f"{base}?{'&'.join(shown)}" if shown else base
