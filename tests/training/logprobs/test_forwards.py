@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -173,6 +174,29 @@ def test_models_whose_tokens_meet_otherwise_are_refused(model: Callable[[], nn.M
         network.get_output_embeddings = lambda: network  # type: ignore[assignment]
     with pytest.raises(ModelError, match=f'{reason}.*forward = "padded"'):
         token_logprobs(network, batch)
+
+
+def test_a_wrapped_model_exchanges_the_gradients_of_a_tree(tmp_path: Path) -> None:
+    rows = rows_of(tool_loops(12))
+    expected, gradient = loss_and_gradient(tiny_model().double(), batches_of(rows, "padded", 1))
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(tiny_model().double())
+        exchanged: list[Tensor] = []
+        wrapped.register_comm_hook(None, lambda _, bucket: _counted(bucket, exchanged))
+        loss, found = loss_and_gradient(wrapped, batches_of(rows, "tree", 1))
+    finally:
+        torch.distributed.destroy_process_group()
+    assert loss == pytest.approx(expected, rel=1e-9)
+    torch.testing.assert_close(found, gradient, atol=1e-6 * float(gradient.abs().max()), rtol=1e-6)
+    assert sum(each.numel() for each in exchanged) == sum(p.numel() for p in wrapped.parameters())
+
+
+def _counted(bucket: Any, exchanged: list[Tensor]) -> torch.futures.Future[Tensor]:
+    exchanged.append(bucket.buffer())
+    done: torch.futures.Future[Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
 
 
 def test_adapters_are_trained_alike() -> None:
