@@ -63,7 +63,9 @@ def test_a_policy_that_cannot_be_trained_is_refused_for_its_own_reason(
         (("--adam-beta1", "1"), "less than 1"),
         (("--min-group", "0"), "greater than 0"),
         (("--min-group", "1.5"), "less than or equal to 1"),
-        (("--dual-clip", "3"), "dual-clip"),
+        (("--dual-clip", "0.5"), "greater than 1"),
+        (("--dual-clip", "3", "--objective", "gspo"), "dual_clip has no effect here: the objective is gspo"),
+        (("--correction", "token", "--old-logprobs", "engine"), "correction has no effect here"),
     ],
     ids=" ".join,
 )
