@@ -18,7 +18,7 @@ from hrm_agent.cli.common.output import Output, progress
 from hrm_agent.cli.common.run_folder import run_folder
 from hrm_agent.cli.training.panel import panel
 from hrm_agent.config import CONFIG_FILE, build_config, compare_on_resume, read_config_file, save_config
-from hrm_agent.errors import ConfigError, RunError, TaskError, nearest
+from hrm_agent.errors import ConfigError, ModelError, RunError, TaskError, nearest
 from hrm_agent.files import alone_in
 from hrm_agent.rewards import load_rubric
 
@@ -156,11 +156,11 @@ def _curves(rows: Sequence[Mapping[str, Any]], config: GrpoConfig, folder: Path)
 
 @contextmanager
 def _withdrawn(folder: Path, *, is_new: bool) -> Generator[None]:
-    """The configuration of a new run whose tasks are refused is not kept: right ones can be named next."""
+    """The configuration of a new run whose tasks or policy are refused is not kept: right ones can be named next."""
     try:
         yield
-    except TaskError:
-        if is_new:
+    except (ModelError, TaskError) as error:
+        if is_new and (isinstance(error, TaskError) or not (folder / "run_id").exists()):  # before anything was sampled
             (folder / CONFIG_FILE).unlink()
         raise
 

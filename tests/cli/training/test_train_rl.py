@@ -56,6 +56,7 @@ def test_a_policy_that_cannot_be_trained_is_refused_for_its_own_reason(
         (("--algorithm", "grpo", "--oversampling", "4"), "oversampling has no effect here"),
         (("--algorithm", "grpo", "--selection", "lowest"), "only grpo-roc selects by it, and the algorithm is grpo"),
         (("--algorithm", "grpo-random", "--penalty-eps", "0.1"), "penalty_eps has no effect here"),
+        (("--lora-alpha", "8"), "lora_alpha has no effect here: there is no adapter"),
         (("--min-positives", "5"), "min_positives = 5 is more than half of group_size = 8. At most 4."),
         (("--min-negatives", "-1"), "greater than or equal to 0"),
         (("--penalty-eps", "0"), "greater than 0"),
@@ -90,6 +91,15 @@ def test_a_key_that_never_acted_does_not_keep_an_earlier_run_from_going_on(
         build_config(GrpoConfig, kept, "from the flags")
     with pytest.raises(ConfigError, match="has no effect here"):
         GrpoConfig.of(algorithm=algorithm, **unused)
+
+
+def test_layers_that_the_model_lacks_are_refused_and_right_ones_can_be_named_next(hrm: Command) -> None:
+    failed = hrm("train", "rl", *SMALL, "--lora-rank", "2", "--lora-targets", "query")
+    assert failed.code == 2 and "takes no adapter on query" in failed.err and "q_proj" in failed.err
+    assert not Path("run", "config.toml").exists()
+    done = hrm("train", "rl", *SMALL, "--lora-rank", "2", "--lora-targets", "q_proj", "--lora-targets", "v_proj")
+    assert done.code == 0, done.err
+    assert json.loads(Path("run/model/adapter_config.json").read_text())["r"] == 2
 
 
 def test_keys_that_act_are_taken(hrm: Command) -> None:
