@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["AttentionPlan", "RoundRows", "AttentionRows", "Run", "runs_of"]
+__all__ = ["AttentionPlan", "AttentionRows", "RoundRows", "Run", "runs_of"]
 
 BLOCK = 160
 """Most queries of a job."""

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hrm_agent.training.logprobs.attention_plan import AttentionPlan, RoundRows, AttentionRows
+from hrm_agent.training.logprobs.attention_plan import AttentionPlan, AttentionRows, RoundRows
 
 __all__ = ["path_attention"]
 
