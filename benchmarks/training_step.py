@@ -68,12 +68,13 @@ VOCABULARY = 512
 TOKEN_BUDGET = 4096
 TRL_ROWS = 64
 SHAPES = {
-    "32 x 256 tokens": (32, 256, 0, False),
-    "128 x about 200 tokens": (128, 200, 60, False),
-    "128 x about 200, groups share prompts": (128, 200, 60, True),
+    "32 x 256 tokens": (32, 256, 0, 0),
+    "128 x about 200 tokens": (128, 200, 60, 0),
+    "128 x about 200, a group shares 66": (128, 200, 60, 66),
+    "128 x about 200, a group shares 100": (128, 200, 60, 100),
 }
-"""Rollouts, their mean length, how far lengths lie from it, and whether a group has one prompt."""
-QUICK = {"8 x 32 tokens": (8, 32, 0, True)}
+"""Rollouts, their mean length, how far lengths lie from it, and the tokens of a group's one prompt (0: one each)."""
+QUICK = {"8 x 32 tokens": (8, 32, 0, 10)}
 WIDE = 150_000
 """Vocabulary at which memory is measured."""
 
@@ -82,17 +83,18 @@ def small_qwen3() -> PreTrainedModel:
     return tiny_network(vocab_size=VOCABULARY, bos_token_id=1)
 
 
-def fixed_trajectories(count: int, length: int, spread: int, one_prompt: bool) -> list[Trajectory]:
+def fixed_trajectories(count: int, length: int, spread: int, common: int) -> list[Trajectory]:
     """Groups of eight; a third of each rollout is prompt, then a turn, a tool response and a second turn.
 
-    With `one_prompt` the rollouts of a group have the first third of the mean length in common.
+    With `common` the prompt is so many tokens, and the same for all rollouts of a group.
     """
     rng = random.Random(0)
     made: list[Trajectory] = []
+    prompt: tuple[int, ...] = ()
     for index in range(count):
         if index % 8 == 0:
-            prompt = tuple(rng.randrange(3, VOCABULARY) for _ in range(length // 3))
-        made.append(_trajectory(index, length + rng.randint(-spread, spread), rng, prompt if one_prompt else ()))
+            prompt = tuple(rng.randrange(3, VOCABULARY) for _ in range(common))
+        made.append(_trajectory(index, length + rng.randint(-spread, spread), rng, prompt))
     return made
 
 
@@ -265,7 +267,7 @@ def cpu_seconds(step: Step) -> float:
     return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
-def measure(shape: tuple[int, int, int, bool], repeats: int) -> dict[str, dict[str, float]]:
+def measure(shape: tuple[int, int, int, int], repeats: int) -> dict[str, dict[str, float]]:
     """CPU seconds of a step, by contestant: the median and the least."""
     trajectories = fixed_trajectories(*shape)
     overlays = credited(trajectories)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["AttentionPlan", "PathRows", "RoundRows", "Run", "runs_of"]
+__all__ = ["AttentionPlan", "AttentionRows", "RoundRows", "Run", "runs_of"]
 
 BLOCK = 160
 """Most queries of a job."""
@@ -125,7 +125,7 @@ class RoundRows:
 
 
 @dataclass(frozen=True, slots=True)
-class PathRows:
+class AttentionRows:
     """All rounds, for vectors that are listed by token and head."""
 
     rounds: tuple[RoundRows, ...]
@@ -155,14 +155,14 @@ class AttentionPlan:
         self._device = device
         jobs = sorted(_jobs(runs, asking), key=lambda job: (len(job.queries), job.keys, job.prefix))
         self._rounds = [self._round(group) for group in _grouped(jobs)]
-        self._made: dict[tuple[int, int], PathRows] = {}
+        self._made: dict[tuple[int, int], AttentionRows] = {}
 
     @property
     def products(self) -> int:
         """Pairs of a query and a key, with padding."""
         return sum(each.queries.size * each.keys.shape[1] for each in self._rounds)
 
-    def rows(self, heads: int, shared: int) -> PathRows:
+    def rows(self, heads: int, shared: int) -> AttentionRows:
         """For `heads` heads of queries, and `shared` of keys; layers that are alike get the same."""
         if (heads, shared) not in self._made:
             self._made[heads, shared] = self._rows(heads, shared)
@@ -181,7 +181,7 @@ class AttentionPlan:
         mask = np.where(np.arange(length) > depths[..., None], np.float32(-np.inf), np.float32(0))
         return _Round(jobs, queries, keys, self._tensor(mask[:, None]))
 
-    def _rows(self, heads: int, shared: int) -> PathRows:
+    def _rows(self, heads: int, shared: int) -> AttentionRows:
         rounds: list[RoundRows] = []
         query_places, key_places = np.full((self._size, heads), -1), np.full((self._size, shared), -1)
         asked = known = 0
@@ -212,7 +212,7 @@ class AttentionPlan:
         query_places[query_places < 0] = asked
         key_places[key_places < 0] = known
         places, own = self._tensor(query_places.ravel()), self._tensor(key_places.ravel())
-        return PathRows(tuple(rounds), shared, asked, known, places, own)
+        return AttentionRows(tuple(rounds), shared, asked, known, places, own)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device)

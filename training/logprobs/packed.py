@@ -159,8 +159,8 @@ def _attention(
     plan = paths.of(getattr(module, "layer_idx", None))
     _refuse_options(module, paths.plan.longest, dropout, options)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    query_NHD, key_NHD, value_NHD = (states[0].transpose(0, 1) for states in (query, key, value))
-    return path_attention(query_NHD, key_NHD, value_NHD, plan, scale)[None], None
+    query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
+    return path_attention(query, key, value, plan, scale)[None], None
 
 
 def _refuse_options(module: Any, longest: int, dropout: float, options: dict[str, Any]) -> None:

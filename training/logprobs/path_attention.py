@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hrm_agent.training.logprobs.attention_plan import AttentionPlan, PathRows, RoundRows
+from hrm_agent.training.logprobs.attention_plan import AttentionPlan, AttentionRows, RoundRows
 
 __all__ = ["path_attention"]
 
@@ -57,7 +57,7 @@ class _PathAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         queries, keys, values, *kept = ctx.saved_tensors
-        rows: PathRows = ctx.rows
+        rows: AttentionRows = ctx.rows
         grad_found = _with_nothing(grads[0], 1.0)
         grad_queries = queries.new_empty(rows.queries + 1, queries.shape[1])
         grad_keys = keys.new_empty(rows.keys + 1, keys.shape[1])
@@ -93,7 +93,7 @@ def _probabilities(queries: Tensor, keys: Tensor, each: RoundRows) -> Tensor:
     return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(queries.dtype)
 
 
-def _gathered(grads: Tensor, rows: PathRows) -> Tensor:
+def _gathered(grads: Tensor, rows: AttentionRows) -> Tensor:
     """Gradients of keys where their tokens stand: those of their own jobs, and of all whose prefix they are in."""
     whole = grads.index_select(0, rows.key_places).view(-1, rows.shared, grads.shape[1])
     for each in rows.rounds:
