@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from pydantic import BaseModel
+
 from hrm_agent.answers.final_answer import final_answer
 from hrm_agent.answers.typed_reply import UnparsableAnswer, read_as
-from hrm_agent.graphs.reasoning.critique import CriticAnswer
-from hrm_agent.graphs.reasoning.plan import PlannerAnswer
 from hrm_agent.langgraph_format import namespace_parts
 from hrm_agent.training.tasks.verify import text_answer
 from hrm_agent.training.tasks.word_problems import TEMPLATES
@@ -25,6 +25,24 @@ __all__ = ["FaultShare", "fault_shares"]
 
 _SUBGOALS = {template.name: [name for name, _, _ in template.plan] for template in TEMPLATES}
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
+
+
+class _Named(BaseModel):
+    """A subgoal, as far as it matters here."""
+
+    name: str = ""
+
+
+class _Plan(BaseModel):
+    """What a planner answers with."""
+
+    subgoals: list[_Named]
+
+
+class _Verdict(BaseModel):
+    """What a critic answers with."""
+
+    action: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +96,7 @@ def _faults(calls: Sequence[Call], subgoals: Sequence[str]) -> list[tuple[str, b
 
 def _is_cut(plan: str, subgoals: Sequence[str]) -> bool:
     try:
-        return subgoals[-1] not in [subgoal.name for subgoal in read_as(PlannerAnswer, plan).subgoals]
+        return subgoals[-1] not in [subgoal.name for subgoal in read_as(_Plan, plan).subgoals]
     except UnparsableAnswer:
         return True
 
@@ -97,7 +115,7 @@ def _critic_faults(call: Call, subgoals: Sequence[str]) -> list[tuple[str, bool]
     results = dict(line.split(" = ", 1) for line in shown.splitlines() if " = " in line)
     whole = subgoals[-1] in results and all(_NUMBER.fullmatch(value) for value in results.values())
     try:
-        accepts = read_as(CriticAnswer, _text(call)).action == "accept"
+        accepts = read_as(_Verdict, _text(call)).action == "accept"
     except UnparsableAnswer:
         accepts = True  # as the graph takes it
     return [("critique_reject", not accepts)] if whole else [("critique_accept", accepts)]
