@@ -58,7 +58,7 @@ from hrm_agent.trajectory import derive_seed
 
 __all__ = ["CRITIC_KINDS", "FORMULA_THOUGHT", "NO_FAULTS", "ROLE_KINDS", "RoleFaults", "faulty_demonstrations"]
 
-ROLE_KINDS = {"tool_loop": 20, "solver": 32, "synthesizer": 12, "planner": 16, "critic": 20}
+ROLE_KINDS = {"tool_loop": 22, "solver": 32, "synthesizer": 12, "planner": 16, "critic": 18}
 """Parts of a hundred demonstrations. Those of the tool loop keep it as it was."""
 CRITIC_KINDS = {"tool_loop": 12, "solver": 18, "synthesizer": 5, "planner": 5, "critic": 60}
 """The same where the critic is to learn what a flaw looks like."""
@@ -72,19 +72,19 @@ FORMULA_THOUGHT = "The formula says it."
 class RoleFaults:
     """How often each fault is shown. Raises `ConfigError` for what is no share."""
 
-    plan_cut: float = 0.25
+    plan_cut: float = 0.2
     """Of plans: the last subgoal is left out."""
-    solve_guess: float = 0.08
+    solve_guess: float = 0.07
     """Of solvers: a guess."""
     solve_formula: float = 0.08
     """Of the other solvers: the formula in place of its value."""
     solve_bad_call: float = 0.25
     """Of solvers that use the tool: a first call that fails."""
-    critique_accept: float = 0.4
+    critique_accept: float = 0.35
     """Of verdicts on flawed results: consent."""
-    critique_reject: float = 0.1
+    critique_reject: float = 0.08
     """Of verdicts on results without a flaw: anything but consent."""
-    synthesize_form: float = 0.12
+    synthesize_form: float = 0.1
     """Of final texts: not in the form that was asked for."""
 
     def __post_init__(self) -> None:
