@@ -69,7 +69,7 @@ format: $(STAMP) ## rewrite the sources in the common format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-policy: $(STAMP) ## rebuild the two policies that are shipped, from nothing
+policy: $(STAMP) ## rebuild the policies that are shipped, from nothing
 	$(BIN)/python -m hrm_agent.training.small_policy
 
 bench: system $(STAMP) ## every benchmark, some minutes each; the numbers go to benchmarks/results

@@ -2,7 +2,7 @@
 
 | string | policy |
 |---|---|
-| `builtin:trained`, `builtin:cold-start` | the small policies that the package ships |
+| `builtin:trained`, `builtin:cold-start`, `builtin:roles-cold-start` | the small policies that the package ships |
 | a folder | a model or an adapter saved by training, or any causal LM in Hugging Face's layout |
 | `hf:NAME` | a causal LM from the Hugging Face hub |
 | one of these and `?load=nf4&adapter=PATH` | the same, loaded in another way (`hrm_agent.models.model_string`) |
@@ -38,7 +38,7 @@ __all__ = [
     "model_folder",
 ]
 
-BUILTIN_POLICIES = ("cold-start", "trained")
+BUILTIN_POLICIES = ("cold-start", "roles-cold-start", "trained")
 _SHIPPED = Path(__file__).parent / "builtin"
 _loaded: dict[tuple[int, str], Backend] = {}
 """By process id: a fork has none of the threads that answer."""
@@ -141,7 +141,7 @@ def model_folder(name: str, *, adapter: bool = False) -> str:
     )
 
 
-_TRAINABLE = "What can be trained: a model folder, hf:NAME, builtin:cold-start or builtin:trained."
+_TRAINABLE = "What can be trained: a model folder, hf:NAME, or a built-in policy such as builtin:cold-start."
 
 
 def _not_ours(scheme: str) -> str:

@@ -1,6 +1,6 @@
-"""Rebuild the policies that the package ships: the cold start, then what GRPO-RoC makes of it.
+"""Rebuild the policies that the package ships: a cold start, what GRPO-RoC makes of it, and a cold start of the roles.
 
-    python -m hrm_agent.training.small_policy [--out FOLDER] [--runs FOLDER] [--seed N] [--only cold-start|trained]
+    python -m hrm_agent.training.small_policy [--out FOLDER] [--runs FOLDER] [--seed N] [--only NAME]
     python -m hrm_agent.training.small_policy --check
 
 Each is measured on held-out problems through the graphs, the engine and the sandbox, and the figures go to its card.
@@ -17,13 +17,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import hrm_agent.models
-from hrm_agent.training.small_policy.cards import figures_text, spread_text
+from hrm_agent.training.small_policy.cards import figures_text, roles_text, spread_text
 from hrm_agent.training.small_policy.cold_start import COLD_START, build_cold_start
-from hrm_agent.training.small_policy.figures import measure
-from hrm_agent.training.small_policy.inputs import Inputs, cold_start_inputs, stale, trained_inputs
+from hrm_agent.training.small_policy.figures import Figures, measure, measure_roles
+from hrm_agent.training.small_policy.inputs import Inputs, cold_start_inputs, roles_inputs, stale, trained_inputs
+from hrm_agent.training.small_policy.roles_cold_start import ROLES_COLD_START, build_roles_cold_start
 from hrm_agent.training.small_policy.trained import REINFORCEMENT, build_trained
 
 __all__ = ["main"]
+
+NAMES = ("cold-start", "trained", "roles-cold-start")
+"""In the order in which they are built."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -34,7 +38,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path(hrm_agent.models.__file__).parent / "builtin")
     parser.add_argument("--runs", type=Path, default=Path("runs/small-policy"), help="where the runs are recorded")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=["cold-start", "trained"], help="build one of the two")
+    parser.add_argument("--only", choices=NAMES, help="build one of them")
     parser.add_argument("--check", action="store_true", help="only say whether those in the folder are up to date")
     options = parser.parse_args(arguments)
     if options.check:
@@ -45,21 +49,25 @@ def main(arguments: list[str] | None = None) -> None:
 
 def build(out: Path, runs: Path, seed: int = 0, only: str | None = None) -> None:
     """Build into `out`, measure, and write the cards; the figures lie in `runs` as JSON, too."""
-    cold, trained = out / "cold-start", out / "trained"
+    cold, trained, roles = (out / name for name in NAMES)
     runs.mkdir(parents=True, exist_ok=True)
     inputs = cold_start_inputs(seed)
-    if only != "trained":
+    if only in (None, "cold-start"):
         seconds = _timed(lambda: build_cold_start(cold, seed, _teller(COLD_START.steps, "loss")))
         _finish(cold, runs, inputs, seconds)
-    if only != "cold-start":
+    if only in (None, "trained"):
         tell = _teller(REINFORCEMENT.steps, "rollout/correct")
         seconds = _timed(lambda: build_trained(cold, trained, runs / "train", seed, tell))
         _finish(trained, runs, trained_inputs(cold, inputs, seed), seconds)
+    if only in (None, "roles-cold-start"):
+        tell = _teller(ROLES_COLD_START.steps, "loss")
+        seconds = _timed(lambda: build_roles_cold_start(cold, roles, seed, tell))
+        _finish(roles, runs, roles_inputs(cold, inputs, seed), seconds)
 
 
 def _check(out: Path, seed: int) -> None:
     old = stale(out, seed)
-    for name in ("cold-start", "trained"):
+    for name in NAMES:
         sys.stdout.write(
             f"{name}: {'not what would be built now: run `make policy`' if name in old else 'up to date'}\n"
         )
@@ -69,14 +77,22 @@ def _check(out: Path, seed: int) -> None:
 def _finish(policy: Path, runs: Path, inputs: Inputs, seconds: float) -> None:
     """Measure a policy; its card gets its figures, those of other seeds, and what it was made from."""
     began = time.perf_counter()
-    found = measure(policy, runs / f"eval-{policy.name}")
+    found, text = _measured(policy, runs / f"eval-{policy.name}")
     measuring = time.perf_counter() - began
     told = {"figures": {name: figures.rounded() for name, figures in found.items()}, "seconds": seconds}
     (runs / f"{policy.name}.json").write_text(json.dumps({**told, "measuring_seconds": measuring}), encoding="utf-8")
-    text = figures_text(found)
     with (policy / "README.md").open("a", encoding="utf-8") as card:
         card.write(f"{text}{spread_text(policy.name, inputs)}\n{inputs}\n")
     sys.stderr.write(text)
+
+
+def _measured(policy: Path, run: Path) -> tuple[dict[str, Figures], str]:
+    """A policy's figures by graph, and the text that its card has of them."""
+    if policy.name == "roles-cold-start":
+        found = measure_roles(policy, run)
+        return found.by_graph, roles_text(found)
+    figures = measure(policy, run)
+    return figures, figures_text(figures)
 
 
 def _timed(work: Callable[[], object]) -> float:

@@ -8,15 +8,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hrm_agent.training.small_policy.figures import EVAL_SEED, Figures
+from hrm_agent.training.small_policy.figures import EVAL_SEED, Figures, RoleFigures
 from hrm_agent.training.small_policy.inputs import Inputs, inputs_of_card
 
-__all__ = ["SPREAD", "figures_of_card", "figures_text", "read_spread", "spread_text"]
+__all__ = [
+    "SPREAD",
+    "faults_of_card",
+    "figures_of_card",
+    "figures_text",
+    "read_spread",
+    "roles_text",
+    "spread_text",
+]
 
 SPREAD = Path(__file__).with_name("spread.json")
 """What `hrm_agent.training.small_policy.spread` found."""
 
 _ROW = re.compile(r"^\| (\w+) \| [\d.]+ \| (\d+) \| ([\d.]+) \([^|]*\| ([\d.]+) \|$", re.MULTILINE)
+
+_FAULT = re.compile(r"^\| `(\w+)` \| (\d+) \| (\d+) \| [\d.]+ \|$", re.MULTILINE)
 
 
 def figures_text(found: Mapping[str, Figures]) -> str:
@@ -36,6 +46,23 @@ def _row(graph: str, found: Figures) -> str:
 def figures_of_card(card: str) -> dict[str, tuple[int, float, float]]:
     """By graph: rollouts, share of correct answers, and share of the correct ones with a tool error."""
     return {graph: (int(count), float(right), float(errors)) for graph, count, right, errors in _ROW.findall(card)}
+
+
+def roles_text(found: RoleFigures) -> str:
+    """The figures of a policy whose roles err, and how often each fault was made."""
+    low, high = found.greedy.interval
+    greedy = f"At temperature 0 {found.greedy.correct:.3f} ({low:.3f} to {high:.3f}) of the same problems are solved."
+    head = "\n**Faults** in the hierarchical graph at temperature 1 (`training/small_policy/fault_counts.py`).\n\n"
+    rows = [
+        f"| `{name}` | {fault.made} | {fault.chances} | {fault.share:.3f} |" for name, fault in found.faults.items()
+    ]
+    table = "\n".join(["| fault | made | of so many chances | share |", "|---|---|---|---|", *rows])
+    return f"{figures_text(found.by_graph)}\n{greedy}\n{head}{table}\n"
+
+
+def faults_of_card(card: str) -> dict[str, tuple[int, int]]:
+    """By fault: how often it was made, of how many chances."""
+    return {name: (int(made), int(chances)) for name, made, chances in _FAULT.findall(card)}
 
 
 def read_spread() -> dict[str, Any]:

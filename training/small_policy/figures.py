@@ -9,8 +9,10 @@ from pathlib import Path
 from hrm_agent.training.collect import collect
 from hrm_agent.training.configs import CollectConfig
 from hrm_agent.training.evaluation.evaluate import Evaluation, evaluate
+from hrm_agent.training.small_policy.fault_counts import FaultShare, fault_shares
+from hrm_agent.trajectory import Trajectory
 
-__all__ = ["EVAL_SEED", "GRAPHS", "Figures", "measure"]
+__all__ = ["EVAL_SEED", "GRAPHS", "Figures", "RoleFigures", "measure", "measure_roles"]
 
 EVAL_SEED = 1
 GRAPHS = ("tool_loop", "reasoning")
@@ -36,19 +38,48 @@ class Figures:
         return {"correct": round(self.correct, 3), "tool_errors": round(self.tool_errors, 3)}
 
 
+@dataclass(frozen=True, slots=True)
+class RoleFigures:
+    """Of a policy whose roles err, on the same problems."""
+
+    by_graph: dict[str, Figures]
+    """The tool loop, and the hierarchical graph at temperature 1."""
+    greedy: Figures
+    """The hierarchical graph at temperature 0."""
+    faults: dict[str, FaultShare]
+    """By the name of a field of `RoleFaults`, in the hierarchical graph at temperature 1."""
+
+
 def measure(policy: Path | str, run: Path) -> dict[str, Figures]:
     """By graph, on the same problems for every policy.
 
     The tool loop is sampled four times on each problem: a standard error of 0.016 is what makes two cold starts
     comparable.
     """
-    loop = CollectConfig(policy=str(policy), count=256, samples=4, seed=EVAL_SEED)
     roles = CollectConfig(policy=str(policy), count=100, graph="reasoning", temperature=0, seed=EVAL_SEED)
-    return {config.graph: _figures(config, run / config.graph) for config in (loop, roles)}
+    return {config.graph: _figures(config, _runs(config, run / config.graph)) for config in (_tool_loop(policy), roles)}
 
 
-def _figures(config: CollectConfig, run: Path) -> Figures:
-    found: Evaluation = evaluate(asyncio.run(collect(config, run)))
+def measure_roles(policy: Path | str, run: Path) -> RoleFigures:
+    """What `measure` says, with the hierarchical graph on 256 problems, sampled and greedy."""
+    loop = _tool_loop(policy)
+    sampled = CollectConfig(policy=str(policy), count=256, graph="reasoning", seed=EVAL_SEED)
+    greedy = sampled.model_copy(update={"temperature": 0.0})
+    runs = _runs(sampled, run / "reasoning")
+    by_graph = {"tool_loop": _figures(loop, _runs(loop, run / "tool_loop")), "reasoning": _figures(sampled, runs)}
+    return RoleFigures(by_graph, _figures(greedy, _runs(greedy, run / "greedy")), fault_shares(runs))
+
+
+def _tool_loop(policy: Path | str) -> CollectConfig:
+    return CollectConfig(policy=str(policy), count=256, samples=4, seed=EVAL_SEED)
+
+
+def _runs(config: CollectConfig, run: Path) -> list[Trajectory]:
+    return asyncio.run(collect(config, run))
+
+
+def _figures(config: CollectConfig, runs: list[Trajectory]) -> Figures:
+    found: Evaluation = evaluate(runs)
     return Figures(
         config.temperature, found.trajectories, found.pass_at_1, found.interval, found.correct_with_tool_error
     )

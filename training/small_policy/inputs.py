@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
 from hrm_agent.training.grpo import train
@@ -31,10 +31,16 @@ from hrm_agent.training.metrics import read_metrics
 from hrm_agent.training.sft import tokenize, train_sft
 from hrm_agent.training.small_policy.architecture import new_model
 from hrm_agent.training.small_policy.cold_start import COLD_START, TOKENIZER_TEXTS, build_tokenizer
+from hrm_agent.training.small_policy.roles_cold_start import (
+    LOOKING,
+    ROLES_COLD_START,
+    erring_lessons,
+    looking_lessons,
+)
 from hrm_agent.training.small_policy.traces import demonstrations
 from hrm_agent.training.small_policy.trained import REINFORCEMENT
 
-__all__ = ["Inputs", "cold_start_inputs", "inputs_of_card", "stale", "trained_inputs"]
+__all__ = ["Inputs", "cold_start_inputs", "inputs_of_card", "roles_inputs", "stale", "trained_inputs"]
 
 TOLERANCE = 3e-5
 """Relative difference of two rehearsals that are the same but for rounding."""
@@ -49,6 +55,9 @@ RL_KEYS = (
     "clip_low", "clip_high", "temperature",
 )  # fmt: skip
 """By name, so that an option that is added, and does nothing unless it is set, makes no weights stale."""
+
+ROLE_LESSONS = 2000
+"""Demonstrations of the roles whose tokens the digest covers."""
 
 _LINE = re.compile(r"^Inputs: `([0-9a-f]{16})`, rehearsal ((?:\S+ ?)+)$", re.MULTILINE)
 
@@ -87,10 +96,13 @@ def stale(builtin: Path, seed: int = 0) -> list[str]:
     """Of the policies in a folder, those that are missing, or would come out otherwise if they were built now."""
     cold = cold_start_inputs(seed)
     if not _agrees(builtin / "cold-start", cold):
-        return ["cold-start", "trained"]
-    if not (builtin / "trained").exists():
-        return ["trained"]
-    return [] if _agrees(builtin / "trained", trained_inputs(builtin / "cold-start", cold, seed)) else ["trained"]
+        return ["cold-start", "roles-cold-start", "trained"]
+    made_of = {"roles-cold-start": roles_inputs, "trained": trained_inputs}
+    return [
+        name
+        for name, inputs in made_of.items()
+        if not (builtin / name).exists() or not _agrees(builtin / name, inputs(builtin / "cold-start", cold, seed))
+    ]
 
 
 def _agrees(policy: Path, now: Inputs) -> bool:
@@ -111,6 +123,20 @@ def cold_start_inputs(seed: int = 0) -> Inputs:
     short = COLD_START.model_copy(update={"steps": 4, "batch_size": 8, "warmup_steps": 1, "seed": seed})
     rows = train_sft(model, codec, lessons[:32], short)
     return Inputs(digest, (*(row["loss"] for row in rows), _change(before, _weights(model))))
+
+
+def roles_inputs(cold: Path, made_from: Inputs, seed: int = 0) -> Inputs:
+    """Some seconds: two steps of each part of the fine-tuning on the roles, from the cold start in `cold`."""
+    parts = [(LOOKING, looking_lessons(seed, ROLE_LESSONS)), (ROLES_COLD_START, erring_lessons(seed, ROLE_LESSONS))]
+    codec = ChatTemplateCodec(AutoTokenizer.from_pretrained(cold))
+    tokens = [[e.token_ids, e.mask] for _, lessons in parts for lesson in lessons for e in tokenize(lesson, codec)]
+    recipe = [config.model_dump(mode="json", include=set(SFT_KEYS)) for config, _ in parts]
+    model = _load(cold)
+    before, losses = _weights(model), list[float]()
+    for config, lessons in parts:
+        short = config.model_copy(update={"steps": 2, "batch_size": 8, "warmup_steps": 1, "seed": seed})
+        losses += [row["loss"] for row in train_sft(model, codec, lessons[:16], short)]
+    return Inputs(_digest(seed, made_from.digest, tokens, recipe), (*losses, _change(before, _weights(model))))
 
 
 def trained_inputs(cold: Path, made_from: Inputs, seed: int = 0) -> Inputs:

@@ -41,13 +41,24 @@ from hrm_agent.trajectory import derive_seed
 
 __all__ = [
     "FAILED",
+    "GUESS_THOUGHTS",
     "PYTHON_TOOL",
+    "REPAIR_THOUGHTS",
+    "SOLVER_THOUGHT",
+    "answer_turn",
+    "broken",
     "critic_trace",
     "demonstrations",
+    "draw_form",
+    "evenly",
+    "missing_hint",
+    "plan_results",
     "planner_trace",
     "solver_trace",
     "synthesizer_trace",
     "tool_loop_trace",
+    "tool_turns",
+    "wrong_number",
 ]
 
 GUESS_SHARE = 0.38
@@ -79,13 +90,13 @@ LAST_THOUGHTS = ("That is the value.", "Python has computed it.")
 def demonstrations(split: Split, seed: int, count: int) -> Iterator[Conversation]:
     """`count` conversations of all kinds, mixed as `KINDS` says, each about a problem of its own."""
     rng = random.Random(derive_seed(seed, "demonstrations", split))
-    guesses = _evenly(GUESS_SHARE)
+    guesses = evenly(GUESS_SHARE)
     for problem in sample_problems(split, seed, count):
         kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
         yield tool_loop_trace(problem, rng, next(guesses)) if kind == "tool_loop" else TRACES[kind](problem, rng)
 
 
-def _evenly(share: float) -> Iterator[bool]:
+def evenly(share: float) -> Iterator[bool]:
     """True in this share of any stretch, give or take one.
 
     A policy guesses as often as its last few hundred traces of the tool loop did. Were each drawn for itself, policies
@@ -100,22 +111,22 @@ def tool_loop_trace(problem: WordProblem, rng: random.Random, guess: bool | None
     if guess is None:
         guess = rng.random() < GUESS_SHARE
     if guess:
-        return _conversation(*head, _answer(rng.choice(GUESS_THOUGHTS), wrong_guess(problem, rng)))
-    slip = _call(rng.choice(FIRST_THOUGHTS), broken(problem.expression, rng)) if rng.random() < SLIP_SHARE else []
+        return _conversation(*head, answer_turn(rng.choice(GUESS_THOUGHTS), wrong_guess(problem, rng)))
+    slip = tool_turns(rng.choice(FIRST_THOUGHTS), broken(problem.expression, rng)) if rng.random() < SLIP_SHARE else []
     thought = rng.choice(REPAIR_THOUGHTS if slip else FIRST_THOUGHTS)
     return _conversation(
         *head,
         *slip,
-        *_call(thought, problem.expression),
-        _answer(rng.choice(LAST_THOUGHTS), problem.answer),
+        *tool_turns(thought, problem.expression),
+        answer_turn(rng.choice(LAST_THOUGHTS), problem.answer),
     )
 
 
 def planner_trace(problem: WordProblem, rng: random.Random) -> Conversation:
     """The planner: the template's plan, with or without a hint of the critic."""
-    hint = _missing(rng.choice(problem.plan)) if rng.random() < HINT_SHARE else ""
+    hint = missing_hint(rng.choice(problem.plan)) if rng.random() < HINT_SHARE else ""
     subgoals = [{"name": step.name, "goal": step.goal, "needs": list(step.needs)} for step in problem.plan]
-    request = planner_request(problem.prompt(_form(rng)), hint)
+    request = planner_request(problem.prompt(draw_form(rng)), hint)
     return _role(PLANNER_PROMPT, request, json.dumps({"subgoals": subgoals}))
 
 
@@ -123,30 +134,30 @@ def solver_trace(problem: WordProblem, rng: random.Random) -> Conversation:
     """A solver: one call, then the value."""
     step = rng.choice(problem.plan)
     known = {earlier.name: earlier.value for earlier in problem.plan if earlier.name in step.needs}
-    hint = _missing(step) if rng.random() < REVISION_SHARE else ""
+    hint = missing_hint(step) if rng.random() < REVISION_SHARE else ""
     return _conversation(
         SystemMessage(SOLVER_PROMPT),
-        HumanMessage(solver_request(problem.prompt(_form(rng)), step.goal, known, hint)),
-        *_call(SOLVER_THOUGHT, step.code),
-        _answer(LAST_THOUGHTS[0], step.value),
+        HumanMessage(solver_request(problem.prompt(draw_form(rng)), step.goal, known, hint)),
+        *tool_turns(SOLVER_THOUGHT, step.code),
+        answer_turn(LAST_THOUGHTS[0], step.value),
     )
 
 
 def critic_trace(problem: WordProblem, rng: random.Random) -> Conversation:
     """The critic: accept if every result is there, else send back the subgoal that has none."""
-    results, verdict = _results(problem), {"action": "accept"}
+    results, verdict = plan_results(problem), {"action": "accept"}
     if rng.random() < LOST_SHARE:
         lost = rng.choice(problem.plan)
         results[lost.name] = FAILED
-        verdict = {"action": "revise", "subgoal": lost.name, "hint": _missing(lost)}
-    return _role(CRITIC_PROMPT, critic_request(problem.prompt(_form(rng)), results), json.dumps(verdict))
+        verdict = {"action": "revise", "subgoal": lost.name, "hint": missing_hint(lost)}
+    return _role(CRITIC_PROMPT, critic_request(problem.prompt(draw_form(rng)), results), json.dumps(verdict))
 
 
 def synthesizer_trace(problem: WordProblem, rng: random.Random) -> Conversation:
     """The synthesizer: the last result, in the format asked for by the problem or beside it."""
-    form = _form(rng)
+    form = draw_form(rng)
     asked = f"Answer: <{problem.unit}>" if rng.random() < FORMAT_SHARE else ""
-    request = synthesizer_request(problem.prompt(form), _results(problem), asked)
+    request = synthesizer_request(problem.prompt(form), plan_results(problem), asked)
     return _role(SYNTHESIZER_PROMPT, request, problem.final_text("exact" if asked else form))
 
 
@@ -160,12 +171,17 @@ TRACES: dict[str, Callable[[WordProblem, random.Random], Conversation]] = {
 
 
 def wrong_guess(problem: WordProblem, rng: random.Random) -> str:
-    """A number as long as the answer, with the same first digit if it has several, that is not the answer."""
-    kept = 1 if len(problem.answer) > 1 else 0
+    """A number as long as the answer that is not the answer."""
+    return wrong_number(problem.answer, rng)
+
+
+def wrong_number(value: str, rng: random.Random) -> str:
+    """Another number of the same length, with the same first digit if it has several."""
+    kept = 1 if len(value) > 1 else 0
     while True:
-        rest = (rng.choice(digits) if char in digits else char for char in problem.answer[kept:])
-        guess = problem.answer[:kept] + "".join(rest)
-        if guess != problem.answer:
+        rest = (rng.choice(digits) if char in digits else char for char in value[kept:])
+        guess = value[:kept] + "".join(rest)
+        if guess != value:
             return guess
 
 
@@ -180,15 +196,18 @@ def broken(expression: str, rng: random.Random) -> str:
             return f"{expression})"
 
 
-def _form(rng: random.Random) -> Form:
+def draw_form(rng: random.Random) -> Form:
+    """The problem asks, or prescribes the final text."""
     return rng.choice(("plain", "exact"))
 
 
-def _results(problem: WordProblem) -> dict[str, str]:
+def plan_results(problem: WordProblem) -> dict[str, str]:
+    """The values of the plan's subgoals, all of them right."""
     return {step.name: step.value for step in problem.plan}
 
 
-def _missing(step: PlanStep) -> str:
+def missing_hint(step: PlanStep) -> str:
+    """What the critic says of a subgoal that has no value."""
     return f"{step.name} is missing"
 
 
@@ -200,11 +219,12 @@ def _conversation(*messages: BaseMessage) -> Conversation:
     return Conversation(messages, (PYTHON_TOOL,))
 
 
-def _answer(thought: str, value: str) -> AIMessage:
+def answer_turn(thought: str, value: str) -> AIMessage:
+    """The last turn of a tool loop."""
     return AIMessage(f"<reason>{thought}</reason><answer>\\boxed{{{value}}}</answer>")
 
 
-def _call(thought: str, code: str) -> list[BaseMessage]:
+def tool_turns(thought: str, code: str) -> list[BaseMessage]:
     """A tool call and what the tool shows for it."""
     call = {"name": PYTHON_TOOL["function"]["name"], "args": {"code": code}, "id": "call"}
     return [

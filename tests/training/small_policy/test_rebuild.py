@@ -42,7 +42,7 @@ def test_cards_say_what_the_weights_were_made_from() -> None:
 @pytest.mark.timeout(2400)
 def test_the_shipped_policies_are_what_their_cards_say(tmp_path: Path) -> None:
     folder = shipped("trained").parent
-    old = stale(folder)
+    old = [name for name in stale(folder) if name in POLICIES]
     if old:
         folder = tmp_path / "built"
         main(["--out", str(folder), "--runs", str(tmp_path / "runs")])

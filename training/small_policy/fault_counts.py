@@ -1,0 +1,129 @@
+"""Which faults of `hrm_agent.training.small_policy.role_faults` a recorded run of the hierarchical graph has in it.
+
+Told from the record alone: a plan against the subgoals of the problem's template, a solver's calls and value, a verdict
+against the results that the critic was shown, the final text against what a verifier reads. The table of roles that
+`hrm-agent eval` prints cannot say this, for it knows no right plan.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+
+from hrm_agent.answers.final_answer import final_answer
+from hrm_agent.answers.typed_reply import UnparsableAnswer, read_as
+from hrm_agent.langgraph_format import namespace_parts
+from hrm_agent.training.tasks.verify import text_answer
+from hrm_agent.training.tasks.word_problems import TEMPLATES
+from hrm_agent.trajectory import Call, Trajectory
+
+__all__ = ["FaultShare", "fault_shares"]
+
+_SUBGOALS = {template.name: [name for name, _, _ in template.plan] for template in TEMPLATES}
+_NUMBER = re.compile(r"-?\d+(\.\d+)?")
+
+
+class _Named(BaseModel):
+    """A subgoal, as far as it matters here."""
+
+    name: str = ""
+
+
+class _Plan(BaseModel):
+    """What a planner answers with."""
+
+    subgoals: list[_Named]
+
+
+class _Verdict(BaseModel):
+    """What a critic answers with."""
+
+    action: str
+
+
+@dataclass(frozen=True, slots=True)
+class FaultShare:
+    """How often one fault was made, of the times that it could have been."""
+
+    made: int
+    """Times that the fault was made."""
+    chances: int
+    """Times that the role was in a position to make it."""
+
+    @property
+    def share(self) -> float:
+        """In [0, 1]; 0 where there was no chance."""
+        return self.made / self.chances if self.chances else 0.0
+
+
+def fault_shares(trajectories: Iterable[Trajectory]) -> dict[str, FaultShare]:
+    """By the name of a field of `RoleFaults`: what was seen of it in runs of word problems."""
+    made, chances = Counter[str](), Counter[str]()
+    for trajectory in trajectories:
+        subgoals = _SUBGOALS[str(trajectory.task.metadata["template"])]
+        for calls in _runs(trajectory):
+            for fault, is_made in _faults(calls, subgoals):
+                chances[fault] += 1
+                made[fault] += is_made
+    return {fault: FaultShare(made[fault], chances[fault]) for fault in chances}
+
+
+def _runs(trajectory: Trajectory) -> list[list[Call]]:
+    """The calls of each run of a role, in their order."""
+    runs: dict[str, list[Call]] = {}
+    for call in trajectory.own_calls:
+        task = next((part.task_id for part in namespace_parts(call.identity.checkpoint_ns)), call.identity.task_id)
+        runs.setdefault(task, []).append(call)
+    return list(runs.values())
+
+
+def _faults(calls: Sequence[Call], subgoals: Sequence[str]) -> list[tuple[str, bool]]:
+    """The faults that a run could have made, and whether it did."""
+    match calls[0].identity.role:
+        case "plan":
+            return [("plan_cut", _is_cut(_text(calls[0]), subgoals))]
+        case "solve":
+            return _solver_faults(calls)
+        case "critique":
+            return _critic_faults(calls[0], subgoals)
+        case _:
+            return [("synthesize_form", text_answer(_text(calls[0])) is None)]
+
+
+def _is_cut(plan: str, subgoals: Sequence[str]) -> bool:
+    try:
+        return subgoals[-1] not in [subgoal.name for subgoal in read_as(_Plan, plan).subgoals]
+    except UnparsableAnswer:
+        return True
+
+
+def _solver_faults(calls: Sequence[Call]) -> list[tuple[str, bool]]:
+    if calls[0].response.get("tool_calls") or calls[0].response.get("invalid_tool_calls"):
+        good = len(calls) > 1 and not _calls_tool(calls[1])
+        return [("solve_guess", False), ("solve_formula", False), ("solve_bad_call", not good)]
+    value = final_answer(_text(calls[0])) or ""
+    guessed = _NUMBER.fullmatch(value) is not None
+    return [("solve_guess", guessed), *([] if guessed else [("solve_formula", True)])]
+
+
+def _critic_faults(call: Call, subgoals: Sequence[str]) -> list[tuple[str, bool]]:
+    shown = str((call.request or ({},))[-1].get("content", "")).partition("\nResults:\n")[2]
+    results = dict(line.split(" = ", 1) for line in shown.splitlines() if " = " in line)
+    whole = subgoals[-1] in results and all(_NUMBER.fullmatch(value) for value in results.values())
+    try:
+        accepts = read_as(_Verdict, _text(call)).action == "accept"
+    except UnparsableAnswer:
+        accepts = True  # as the graph takes it
+    return [("critique_reject", not accepts)] if whole else [("critique_accept", accepts)]
+
+
+def _calls_tool(call: Call) -> bool:
+    return bool(call.response.get("tool_calls") or call.response.get("invalid_tool_calls"))
+
+
+def _text(call: Call) -> str:
+    return str(call.response.get("content") or "")

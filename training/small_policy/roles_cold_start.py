@@ -1,0 +1,92 @@
+"""A cold start of the four roles: the small policy's, fine-tuned on roles that err, in two minutes on a CPU.
+
+`builtin:cold-start` errs in the tool loop alone, and its roles solve nearly everything. This one errs in every role of
+the hierarchical graph (`hrm_agent.training.small_policy.role_faults`), so that reinforcement learning on that graph has
+something to put right. Demonstrations and weights are a function of the seed and of the cold start.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hrm_agent.models.codec.chat_template import ChatTemplateCodec
+from hrm_agent.training.configs import SftConfig
+from hrm_agent.training.sft import Conversation, save_policy, train_sft
+from hrm_agent.training.small_policy.role_faults import CRITIC_KINDS, NO_FAULTS, RoleFaults, faulty_demonstrations
+from hrm_agent.trajectory import derive_seed
+
+__all__ = ["LOOKING", "ROLES_COLD_START", "build_roles_cold_start", "erring_lessons", "looking_lessons"]
+
+LOOKING = SftConfig(
+    steps=250,
+    batch_size=32,
+    learning_rate=1e-3,
+    warmup_steps=10,
+    cooldown=0.5,
+    micro_batch_tokens=1024,
+)
+"""The first part of the recipe: the roles without a fault, most of them critics, who learn what a flaw looks like."""
+ROLES_COLD_START = SftConfig(
+    steps=150,
+    batch_size=32,
+    learning_rate=5e-4,
+    warmup_steps=10,
+    cooldown=0.8,
+    average=0.97,
+    micro_batch_tokens=1024,
+)
+"""The second part: the roles with faults. The seed of both is replaced by the caller's."""
+CARD = Path(__file__).with_name("roles_cold_start_card.md")
+
+
+def build_roles_cold_start(
+    start: Path,
+    out: Path,
+    seed: int = 0,
+    progress: Callable[[dict[str, float]], None] | None = None,
+    configs: tuple[SftConfig, SftConfig] = (LOOKING, ROLES_COLD_START),
+    faults: RoleFaults | None = None,
+) -> dict[str, float]:
+    """Fine-tune the policy in `start` and save it to `out`. Returns the figures of the model card.
+
+    `progress` is called with each row of the second part.
+    """
+    cpu_began, faults = time.process_time(), faults or RoleFaults()
+    looking, erring = (config.model_copy(update={"seed": seed}) for config in configs)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(start, dtype="float32"),
+        AutoTokenizer.from_pretrained(start),
+    )
+    codec = ChatTemplateCodec(tokenizer)
+    train_sft(model, codec, looking_lessons(seed, looking.steps * looking.batch_size), looking)
+    lessons = erring_lessons(seed, erring.steps * erring.batch_size, faults)
+    last = train_sft(model, codec, lessons, erring, progress=progress)[-1]
+    metrics = {
+        "loss": last["loss"],
+        "accuracy": last["accuracy"],
+        "conversations": len(lessons),
+        "cpu_seconds": time.process_time() - cpu_began,
+    }
+    save_policy(model, tokenizer, out, _card(seed, looking, erring, faults, metrics))
+    return metrics
+
+
+def looking_lessons(seed: int, count: int) -> list[Conversation]:
+    """Demonstrations of the first part."""
+    return list(faulty_demonstrations("train", derive_seed(seed, "looking"), count, NO_FAULTS, CRITIC_KINDS))
+
+
+def erring_lessons(seed: int, count: int, faults: RoleFaults | None = None) -> list[Conversation]:
+    """Demonstrations of the second part."""
+    return list(faulty_demonstrations("train", seed, count, faults))
+
+
+def _card(seed: int, looking: SftConfig, erring: SftConfig, faults: RoleFaults, metrics: dict[str, float]) -> str:
+    """The model card: `roles_cold_start_card.md` with the run's numbers."""
+    text = CARD.read_text(encoding="utf-8")
+    return text.format(seed=seed, looking=looking, erring=erring, **asdict(faults), **metrics)
