@@ -120,9 +120,9 @@ def test_layers_that_are_computed_again_have_the_same_gradients(keys: dict[str, 
     after: list[dict[str, torch.Tensor]] = []
     for again in (False, True):
         ours = learner(gradient_checkpointing=again, **keys)
+        batch = batch_of(ours.engine)
         layer, calls = ours.model.model.layers[0].mlp, list[bool]()
         layer.register_forward_pre_hook(lambda *_, calls=calls: calls.append(torch.is_grad_enabled()))
-        batch = batch_of(ours.engine)
         ours.update([batch], 1e-3)
         ours.update([batch], 1e-3)
         assert calls == [True] * (4 if again else 2)
