@@ -42,11 +42,13 @@ class TrainedPolicy:
         """A policy, loaded to be trained. Raises `ModelError` for one that cannot be."""
         wanted = adapter.lora_rank > 0
         folder = model_folder(name, adapter=wanted)
-        options = replace(parse_model(name).options, dtype=dtype, device=str(device))
+        asked = parse_model(name).options
+        # Not packed for answers: packing would round the scales anew whenever engine and trainer take turns.
+        options = replace(asked, dtype=dtype, device=str(device), kernel="plain")
         model, tokenizer = load_for_answers(folder, options)
         if not wanted:
             return cls(name, model, tokenizer, None, options)
-        base = _named(name, replace(options, device="auto"))
+        base = _named(name, replace(options, device="auto", kernel=asked.kernel))
         put = Adapter.put_into(model, adapter, base=base, folder=folder, seed=seed)
         return cls(name, model, tokenizer, put, options)
 

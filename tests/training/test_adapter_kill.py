@@ -15,7 +15,7 @@ from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.grpo import train
 from hrm_agent.training.metrics import read_metrics
 
-pytestmark = pytest.mark.whole
+pytestmark = pytest.mark.slow
 
 PLAIN = GrpoConfig.of(
     steps=2,

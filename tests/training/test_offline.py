@@ -175,6 +175,7 @@ def _turned(scoring: Scoring) -> dict[str, float]:
     return {"outcome": 1 - scoring.outcome, "total": 1 - scoring.outcome}
 
 
+@pytest.mark.slow
 def test_a_rubric_scores_now_and_once(sampled: Path, tmp_path: Path) -> None:
     class Cut(Exception):
         pass

@@ -39,7 +39,7 @@ CONFIG = GrpoConfig.of(
     seed=3,
 )
 PHASES = ("rollout", "reward", "select", "update", "evaluation")
-FEW, MANY = 3, 50
+FEW, MANY = 1, 50
 SYNCS = 40
 """More than the files that the checkpoints of the first steps have."""
 

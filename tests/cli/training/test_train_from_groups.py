@@ -30,6 +30,7 @@ def weights(folder: str) -> bytes:
     return Path(folder, "model", "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_record_is_learned_from_killed_resumed_and_prolonged(hrm: Command, tmp_path: Path) -> None:
     sampled = hrm("train", "rl", *SMALL, "--steps", "2", "--out", "sampled")
     assert sampled.code == 0, sampled.err

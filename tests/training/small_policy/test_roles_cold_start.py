@@ -45,6 +45,7 @@ def test_the_tool_loop_is_kept(card: str) -> None:
     assert figures_of_card(card)["tool_loop"][1] == pytest.approx(figures_of_card(before)["tool_loop"][1], abs=0.1)
 
 
+@pytest.mark.slow
 async def test_it_answers_and_errs_by_chance_and_not_for_want_of_knowing(tmp_path: Path) -> None:
     """The same problems: most are solved at temperature 0, far from all at 1, where each role errs."""
     asked = CollectConfig(policy=NAME, count=60, seed=7, graph="reasoning")
