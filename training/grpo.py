@@ -14,6 +14,7 @@ run has taken continues it, to the weights of a run that was begun with so many,
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -106,7 +107,7 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingRun:
+class TrainingRun(ABC):
     """The parts of a run, and how they take a step together. Where its rollouts come from, a subclass says."""
 
     run_id: str
@@ -146,9 +147,9 @@ class TrainingRun:
         mastered = float(len(self.source.progress.mastered))
         return {**row, "select/mastered": mastered, "roles": roles_of_step(rollouts, overlays), **phases.seconds()}
 
+    @abstractmethod
     async def settled(self, plan: StepPlan) -> Settled:
         """The rollouts of a step."""
-        raise NotImplementedError
 
     async def evaluated(self, config: GrpoConfig) -> Row:
         """Accuracy on held-out problems, where there is any."""
@@ -233,7 +234,7 @@ def _pool_metrics(plan: StepPlan, rollouts: Sequence[Trajectory], found: Row) ->
 
 
 def credited_overlays(rollouts: Sequence[Trajectory], judged: Sequence[Overlay], config: GrpoConfig) -> list[Overlay]:
-    """The verdicts of a step with advantages, and with what they come to for each call."""
+    """The overlays of a step with advantages, and the weight of each call."""
     loss = config.loss
     overlays = by_group(judged, loss.advantages, loss.advantage_eps)
     credit = credit_by_name(loss.credit, advantages=loss.advantages, eps=loss.advantage_eps, frozen=loss.frozen_roles)

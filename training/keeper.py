@@ -3,7 +3,7 @@
 RUN/metrics.jsonl                   a row a step
 RUN/checkpoints/step-000012/        weights, optimiser, and how far the run has come
 RUN/best/                           the best weights by held-out problems, where it evaluates
-RUN/model/                          what it comes to
+RUN/model/                          the weights after the last step
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Keeper:
         return RunProgress.model_validate(state["progress"]) if "progress" in state else RunProgress(cursor=drawn)
 
     def keep(self, row: Row, progress: RunProgress) -> None:
-        """Keep what a step came to: its row, and a checkpoint where one is due."""
+        """Append the row of a step, and save a checkpoint where one is due."""
         if self._log is None:
             self._log = MetricsLog(self.folder / "metrics.jsonl", before_step=int(row["step"]))
         self._log.append(row)

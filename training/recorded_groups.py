@@ -111,7 +111,7 @@ class RecordedGroups(BaseModel):
 
 
 def kept_groups(folder: Path) -> RecordedGroups | None:
-    """Those of the run in `folder`; None where there is none yet."""
+    """The recorded groups kept in the run `folder`; None for a new run."""
     text = read_whole(folder / GROUPS)
     if text is None:
         return None

@@ -46,7 +46,7 @@ class RecordedRuns(Protocol):
         ...
 
     def scorings(self, name: str, headers: Iterable[Trajectory]) -> Mapping[str, Scoring]:
-        """Scores of that name by trajectory id. Raises `ConfigError` if there are none."""
+        """Trajectory id -> scores under that name. Raises `ConfigError` if there are none."""
         ...
 
 

@@ -74,7 +74,7 @@ class Engine(Protocol):
         ...
 
     def publish(self, version: int, state_dict: Any = None) -> None:
-        """Answer with the weights of `version` from now on; returns once they are in force.
+        """Switch to the weights of `version`; returns once new requests are sampled with them.
 
         `state_dict`: the weights, by name; None where they are shared and were changed in place. Each `Completion`
         says which version sampled it. Raises `hrm_agent.errors.ModelError` where the weights are another's.

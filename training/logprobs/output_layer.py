@@ -45,7 +45,7 @@ def only_positions(layer: nn.Module, rows_K: Tensor, columns_K: Tensor) -> Gener
 
 
 class Found:
-    """What `in_place_of_logits` came to."""
+    """What `in_place_of_logits` computed, and the logits it was checked against."""
 
     result: Any = None
     """Of `compute`."""

@@ -61,7 +61,7 @@ class FaultShare:
 
 
 def fault_shares(trajectories: Iterable[Trajectory]) -> dict[str, FaultShare]:
-    """By the name of a field of `RoleFaults`: what was seen of it in runs of word problems."""
+    """Field of `RoleFaults` -> how often runs of word problems made that fault."""
     made, chances = Counter[str](), Counter[str]()
     for trajectory in trajectories:
         subgoals = _SUBGOALS[str(trajectory.task.metadata["template"])]
