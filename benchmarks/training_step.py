@@ -51,6 +51,7 @@ from hrm_agent.training.batch import ForwardName, MicroBatch, build_batches, kep
 from hrm_agent.training.logprobs.log_softmax import chosen_logprobs
 from hrm_agent.training.logprobs.padded import side_by_side
 from hrm_agent.training.logprobs.vocabulary_chunks import logprobs_from_hidden
+from hrm_agent.training.objectives import LossOptions
 from hrm_agent.training.optimizer_step import policy_update
 from hrm_agent.training.roc import select
 from hrm_agent.trajectory import (
@@ -153,7 +154,7 @@ def ours(trajectories: Sequence[Trajectory], overlays: Sequence[Overlay], forwar
 
     def step() -> float:
         batches = build_batches(trajectories, overlays, token_budget=TOKEN_BUDGET, forward=forward)
-        return policy_update(model, optimizer, batches)["grad_norm"]
+        return policy_update(model, optimizer, batches, loss=LossOptions(old_logprobs="engine"))["grad_norm"]
 
     return step
 

@@ -26,6 +26,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
+from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.grpo import train
 from hrm_agent.training.metrics import read_metrics
 from hrm_agent.training.sft import tokenize, train_sft
@@ -40,7 +41,7 @@ from hrm_agent.training.small_policy.roles_cold_start import (
 from hrm_agent.training.small_policy.traces import demonstrations
 from hrm_agent.training.small_policy.trained import REINFORCEMENT
 
-__all__ = ["Inputs", "cold_start_inputs", "inputs_of_card", "roles_inputs", "stale", "trained_inputs"]
+__all__ = ["Inputs", "cold_start_inputs", "inputs_of_card", "roles_inputs", "stale", "trained_digest", "trained_inputs"]
 
 TOLERANCE = 3e-5
 """Relative difference of two rehearsals that are the same but for rounding."""
@@ -142,14 +143,24 @@ def roles_inputs(cold: Path, made_from: Inputs, seed: int = 0) -> Inputs:
 def trained_inputs(cold: Path, made_from: Inputs, seed: int = 0) -> Inputs:
     """Some seconds: two steps of reinforcement learning from the cold start in `cold`."""
     config = REINFORCEMENT.model_copy(update={"policy": str(cold), "seed": seed})
-    digest = _digest(seed, made_from.digest, config.model_dump(mode="json", include=set(RL_KEYS)))
-    short = config.model_copy(update={"steps": 2, "prompts_per_step": 2, "group_size": 4, "shuffle_block": 4})
+    digest = trained_digest(made_from, config)
+    short = config.but(steps=2, prompts_per_step=2, group_size=4, shuffle_block=4)
     with TemporaryDirectory() as folder:
         model = asyncio.run(train(short, Path(folder) / "rehearsal"))
         rows = read_metrics(Path(folder) / "rehearsal" / "metrics.jsonl")
         change = _change(_weights(_load(cold)), _weights(_load(model)))
     seen = [float(row.get(key) or 0.0) for row in rows for key in ("trained_tokens", "grad_norm")]
     return Inputs(digest, (*seen, change))
+
+
+def trained_digest(made_from: Inputs, config: GrpoConfig) -> str:
+    """Of the weights that are started from, and of what `RL_KEYS` stand for, whichever table holds them."""
+    values = config.model_dump(mode="json")
+    for part in (config.rollout, config.select, config.loss, config.optim):
+        values |= part.model_dump(mode="json")
+    if (whole := int(config.rollout.oversampling)) == config.rollout.oversampling:
+        values["oversampling"] = whole  # hashed as what it was when nothing else was allowed
+    return _digest(config.seed, made_from.digest, {key: values[key] for key in RL_KEYS})
 
 
 def _digest(*parts: Any) -> str:

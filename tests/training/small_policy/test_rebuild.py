@@ -13,7 +13,8 @@ from hrm_agent.models.policy_loader import model_folder
 from hrm_agent.training.small_policy.__main__ import main
 from hrm_agent.training.small_policy.cards import figures_of_card, read_spread
 from hrm_agent.training.small_policy.figures import measure
-from hrm_agent.training.small_policy.inputs import cold_start_inputs, inputs_of_card, stale
+from hrm_agent.training.small_policy.inputs import cold_start_inputs, inputs_of_card, stale, trained_digest
+from hrm_agent.training.small_policy.trained import CARD, REINFORCEMENT
 
 POLICIES = ("cold-start", "trained")
 
@@ -65,6 +66,19 @@ def test_the_shipped_policies_are_what_their_cards_say(tmp_path: Path) -> None:
     cold, trained = (found[name]["tool_loop"] for name in POLICIES)
     assert 0.5 <= cold[1] <= 0.65
     assert trained[1] >= 0.80 and trained[2] <= cold[2] / 5
+
+
+def test_the_card_of_a_build_is_written_from_the_configuration() -> None:
+    text = CARD.read_text(encoding="utf-8").format(config=REINFORCEMENT)
+    assert "30 steps of grpo-roc" in text and "16 rollouts each" in text and "clip 0.2 / 0.28" in text
+
+
+def test_where_a_key_stands_makes_no_weights_stale() -> None:
+    said = {name: inputs_of_card(card(shipped(name))) for name in POLICIES}
+    cold, trained = said["cold-start"], said["trained"]
+    assert cold is not None and trained is not None
+    assert trained_digest(cold, REINFORCEMENT) == trained.digest
+    assert trained_digest(cold, REINFORCEMENT.but(oversampling=2.5)) != trained.digest
 
 
 @pytest.mark.parametrize("policy", POLICIES)
