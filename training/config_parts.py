@@ -60,6 +60,9 @@ class SelectPart(ConfigPart):
     """Negatives that RoC keeps of a group if there are as many; half of G at most."""
     penalty_eps: float = Field(default=1e-6, gt=0)
     """Added to a positive's penalty before it is inverted; the larger, the less the penalty matters to RoC's draw."""
+    penalties: Literal["whole", "by_role"] = "whole"
+    """What RoC's penalties are counted over: whole, all calls and turns of a rollout (paper); by_role, those of each
+    role, the node that asked, and the rollout has the mean over the roles that have tools, or that answer."""
     min_group: float = Field(default=0.75, gt=0, le=1)
     """Share of a prompt's rollouts that must be able to take part (not lost to a machine), or the group is left out."""
 

@@ -51,7 +51,7 @@ FREE_IN_TRAINING = FREE_ON_RESUME | {"data", "steps"}
 """Keys that may change when a training is resumed. It looks at data and steps itself: a run may be prolonged."""
 
 _QUOTA_KEYS = ("min_positives", "min_negatives")
-_DRAW_KEYS = ("selection", "penalty_eps")
+_DRAW_KEYS = ("selection", "penalty_eps", "penalties")
 
 TANK = (
     "A tank holds 1200 L. It leaks 2% per hour for 3 hours, then is refilled by 150 L. "

@@ -41,7 +41,16 @@ from hrm_agent.training.code_facts import CodeFacts, code_facts
 from hrm_agent.trajectory import Call, ToolCall, ToolStatus, Trajectory
 from hrm_agent.trajectory.forest import conversations
 
-__all__ = ["CountedCalls", "count_calls", "penalty_error", "penalty_format", "policy_tool_calls"]
+__all__ = [
+    "CountedCalls",
+    "answer_tags",
+    "asked_ids",
+    "count_calls",
+    "error_share",
+    "penalty_error",
+    "penalty_format",
+    "policy_tool_calls",
+]
 
 _BLANK = re.compile(r"#[^\n]*|\s+")
 
@@ -50,9 +59,9 @@ _BLANK = re.compile(r"#[^\n]*|\s+")
 class CountedCalls:
     """The tool calls of a rollout that ended through the policy's own doing."""
 
-    failed: int
+    failed_calls: tuple[ToolCall, ...]
     """Calls that failed, repeats left out."""
-    effective: int
+    effective_calls: tuple[ToolCall, ...]
     """Calls that went well and were of use."""
     padding: frozenset[str]
     """`tool_call_id` of each call that counts in neither."""
@@ -60,9 +69,17 @@ class CountedCalls:
     """`tool_call_id` of each call that counts in one of them."""
 
     @property
+    def failed(self) -> int:
+        return len(self.failed_calls)
+
+    @property
+    def effective(self) -> int:
+        return len(self.effective_calls)
+
+    @property
     def error(self) -> float:
         """p_err."""
-        return self.failed / (self.failed + self.effective) if self.failed + self.effective else 0.5
+        return error_share(self.failed, self.effective)
 
 
 def count_calls(tool_calls: Sequence[ToolCall]) -> CountedCalls:
@@ -77,7 +94,12 @@ def count_calls(tool_calls: Sequence[ToolCall]) -> CountedCalls:
     good = [call for call in effective if _asked(call) not in failed and _form(call) not in known]
     counted = frozenset(call.tool_call_id for call in (*known.values(), *good))
     padding = frozenset(call.tool_call_id for call in ended) - counted
-    return CountedCalls(len(failed), len(good), padding, counted)
+    return CountedCalls(tuple(failed.values()), tuple(good), padding, counted)
+
+
+def error_share(failed: int, effective: int) -> float:
+    """p_err of so many calls: the share of failed ones; 0.5 without any."""
+    return failed / (failed + effective) if failed + effective else 0.5
 
 
 def penalty_error(tool_calls: Sequence[ToolCall]) -> float:
@@ -89,20 +111,31 @@ def policy_tool_calls(trajectory: Trajectory) -> list[ToolCall]:
     """Those of a rollout's own tool calls that its policy asked for, or that no model did."""
     asked: dict[bool, set[str]] = {True: set(), False: set()}
     for call in trajectory.own_calls:
-        made = [*(call.response.get("tool_calls") or ()), *(call.response.get("invalid_tool_calls") or ())]
-        asked[call.model == trajectory.policy].update([*(str(each.get("id")) for each in made), *block_ids(call.id)])
+        asked[call.model == trajectory.policy].update(asked_ids(call))
     others = asked[False] - asked[True]
     return [call for call in trajectory.own_tool_calls if call.tool_call_id not in others]
 
 
-def penalty_format(calls: Sequence[Call], tools: CountedCalls | None = None, policy: str | None = None) -> float:
+def asked_ids(call: Call) -> list[str]:
+    """`tool_call_id` of each tool call that a model call asked for, or may have by a fenced block."""
+    made = [*(call.response.get("tool_calls") or ()), *(call.response.get("invalid_tool_calls") or ())]
+    return [*(str(each.get("id")) for each in made), *block_ids(call.id)]
+
+
+def penalty_format(
+    calls: Sequence[Call], tools: CountedCalls | None = None, policy: str | None = None, role: str | None = None
+) -> float:
     """1 without an answer tag, else the surplus of answer tags per turn, at most 1.
 
-    `tools`: which tool calls count; None: all. `policy`: the model whose turns count; None: all.
+    `tools`: which tool calls count; None: all. `policy`, `role`: the model and the role whose turns count; None: all.
     """
-    own = {call.id for call in calls if policy is None or call.model == policy}
+    own = {
+        call.id
+        for call in calls
+        if (policy is None or call.model == policy) and (role is None or call.identity.role == role)
+    }
     talks = [[call for call in talk if call.id in own] for talk in conversations(calls)]
-    tags = [sum(map(_answer_tags, talk)) for talk in talks]
+    tags = [sum(map(answer_tags, talk)) for talk in talks]
     if not any(tags):
         return 1.0
     turns = sum(tools is None or not _only_pads(call, tools) for talk in talks for call in talk)
@@ -211,10 +244,11 @@ def _only_pads(call: Call, tools: CountedCalls) -> bool:
     listed: list[Any] = call.response.get("tool_calls") or []
     asked = [each.get("id") for each in listed]
     asked += [id_ for id_ in block_ids(call.id) if id_ in tools.padding or id_ in tools.counted]
-    return bool(asked) and not _answer_tags(call) and tools.padding.issuperset(asked)
+    return bool(asked) and not answer_tags(call) and tools.padding.issuperset(asked)
 
 
-def _answer_tags(call: Call) -> int:
+def answer_tags(call: Call) -> int:
+    """Answer tags in the text of a model call."""
     return _text(call.response.get("content")).count("<answer>")
 
 

@@ -23,6 +23,8 @@ Three deviations from the paper and the code released with it, each because of a
 * Surplus answer tags are counted within each conversation. With one conversation this is the paper's answer_tags - 1; a
   graph in which several solvers answer once each has no surplus. Only the policy's own messages are counted.
 
+For graphs of several roles the penalties can be counted by role (`hrm_agent.training.role_penalties`).
+
 What is right is the outcome (`correct`); what is maximised is the reward, a rubric's weighted sum where the run has
 one. The quotas go by the outcome, the advantages by the reward.
 
@@ -49,7 +51,8 @@ from typing import Literal
 from hrm_agent.errors import ConfigError, nearest
 from hrm_agent.training.eligibility import Why, fault_of, too_small
 from hrm_agent.training.penalties import count_calls, penalty_error, penalty_format, policy_tool_calls
-from hrm_agent.trajectory import DropReason, Overlay, RunStatus, Trajectory, Verdict, derive_seed
+from hrm_agent.training.role_penalties import mean_penalties, role_penalties
+from hrm_agent.trajectory import DropReason, Overlay, RolePenalty, RunStatus, Trajectory, Verdict, derive_seed
 
 __all__ = [
     "ALGORITHMS",
@@ -77,6 +80,8 @@ class RocOptions:
     """Positives that are kept if there are as many."""
     eps: float = 1e-6
     """Added to the penalty. So small a value takes positives without penalty before all others."""
+    penalties: Literal["whole", "by_role"] = "whole"
+    """Over all calls and turns (the paper), or the means over roles (`hrm_agent.training.role_penalties`)."""
 
     def __post_init__(self) -> None:
         if self.eps <= 0 or self.min_negatives < 0 or self.min_positives < 0:
@@ -97,6 +102,8 @@ class SelectableRollout:
     """p_err, in [0, 1]."""
     penalty_format: float
     """p_format, in [0, 1]."""
+    by_role: Mapping[str, RolePenalty]
+    """What the two are means over; empty where they are over the whole rollout."""
 
     @property
     def penalty(self) -> float:
@@ -134,12 +141,13 @@ def select(
     chosen = _algorithm(algorithm)
     if keep < 2:
         raise ConfigError(f"{keep} rollouts of a group are to be kept.", "Keep 2 or more: one alone has no contrast.")
-    judged = {trajectory.id: _candidate(trajectory) for trajectory in group}
+    options = options or RocOptions()
+    judged = {trajectory.id: _candidate(trajectory, options) for trajectory in group}
     ordered = sorted(group, key=lambda t: (t.sample_index, t.id))
     candidates = [judged[trajectory.id] for trajectory in ordered if fault_of(trajectory) is None]
     task = group[0].task if group else None
     rng = random.Random(derive_seed(seed, "select", step, task and task.family, task and task.id))
-    kept = chosen(candidates, keep, rng, options or RocOptions())
+    kept = chosen(candidates, keep, rng, options)
     rejection = too_small(len(candidates), len(group), min_group) or _rejection(candidates, kept)
     return [_judge(judged[trajectory.id], kept, rejection, run_id, step) for trajectory in group]
 
@@ -266,10 +274,14 @@ def _uniform(
 _SELECTIONS: Mapping[str, Draw] = {"inverse": _inverse, "lowest": _lowest}
 
 
-def _candidate(trajectory: Trajectory) -> SelectableRollout:
+def _candidate(trajectory: Trajectory, options: RocOptions) -> SelectableRollout:
     counted = count_calls(policy_tool_calls(trajectory))
-    form = penalty_format(trajectory.own_calls, counted, trajectory.policy)
-    return SelectableRollout(trajectory, reward_of(trajectory), outcome_of(trajectory), counted.error, form)
+    by_role = role_penalties(trajectory, counted) if options.penalties == "by_role" else {}
+    if by_role:
+        error, form = mean_penalties(by_role.values())
+    else:
+        error, form = counted.error, penalty_format(trajectory.own_calls, counted, trajectory.policy)
+    return SelectableRollout(trajectory, reward_of(trajectory), outcome_of(trajectory), error, form, by_role)
 
 
 # --- verdicts ---------------------------------------------------------------------------------------------------------
@@ -302,6 +314,7 @@ def _judge(rollout: SelectableRollout, kept: Reasons, rejection: Why | None, run
         drop_reason=drop_reason,
         penalty_error=rollout.penalty_error,
         penalty_format=rollout.penalty_format,
+        penalty_by_role=dict(rollout.by_role) or None,
     )
 
 

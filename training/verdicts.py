@@ -66,6 +66,7 @@ def judge_group(group: Sequence[Attempts], step: int, run_id: str, config: GrpoC
         min_negatives=config.select.min_negatives,
         min_positives=config.select.min_positives,
         eps=config.select.penalty_eps,
+        penalties=config.select.penalties,
     )
 
     def selected(trajectories: Sequence[Trajectory], min_group: float = 0.0) -> list[Overlay]:

@@ -30,8 +30,9 @@ class OverlaysJournal:
         )
 
     def _sealed_overlay(self, overlay: Overlay) -> bytes:
-        # Left out where it says nothing: an earlier version refuses a field that it does not know.
-        record = overlay.model_dump_json(exclude={"credit"} if overlay.credit is None else None)
+        # Left out where they say nothing: an earlier version refuses a field that it does not know.
+        silent = {name for name in ("credit", "penalty_by_role") if getattr(overlay, name) is None}
+        record = overlay.model_dump_json(exclude=silent)
         return self._cipher.seal(record.encode(), "overlay", overlay.run_id, overlay.trajectory_id)
 
     def overlays(self, run_id: str) -> list[Overlay]:

@@ -4,7 +4,7 @@ from hrm_agent.trajectory.draws import OpenDraws, TaskDraws
 from hrm_agent.trajectory.enums import RewardFault
 from hrm_agent.trajectory.ids import TASK_INPUTS, call_id, content_hash, derive_seed, tool_record_id
 from hrm_agent.trajectory.journal import CheckpointLineage, Journal, MemoryJournal
-from hrm_agent.trajectory.judgements import FEEDBACK, Feedback, JudgeCall, Overlay, RewardScore, Scoring
+from hrm_agent.trajectory.judgements import FEEDBACK, Feedback, JudgeCall, Overlay, RewardScore, RolePenalty, Scoring
 from hrm_agent.trajectory.recording import Recording, active_recording, open_recording, recording
 from hrm_agent.trajectory.schema import (
     SCHEMA_VERSION,
@@ -52,6 +52,7 @@ __all__ = [
     "Recording",
     "RewardFault",
     "RewardScore",
+    "RolePenalty",
     "RunStatus",
     "Sampling",
     "Scoring",

@@ -49,6 +49,7 @@ _RECORDS: tuple[type[BaseModel], ...] = (
     schema.CallUsage,
     schema.ToolCall,
     judgements.Overlay,
+    judgements.RolePenalty,
     judgements.Scoring,
     judgements.RewardScore,
     judgements.JudgeCall,

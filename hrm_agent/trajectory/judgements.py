@@ -12,10 +12,23 @@ from pydantic import Field
 from hrm_agent.trajectory.enums import DropReason, RewardFault, Verdict
 from hrm_agent.trajectory.record import Record
 
-__all__ = ["FEEDBACK", "Feedback", "JudgeCall", "Overlay", "RewardScore", "Scoring"]
+__all__ = ["FEEDBACK", "Feedback", "JudgeCall", "Overlay", "RewardScore", "RolePenalty", "Scoring"]
 
 FEEDBACK = "feedback"
 """The rubric under which stands what people said of a run."""
+
+
+class RolePenalty(Record):
+    """What GRPO-RoC holds against one role of a trajectory, where it counts each by itself."""
+
+    failed: int
+    """Tool calls of the role that failed, repeats left out."""
+    effective: int
+    """Tool calls of the role that went well and were of use."""
+    error: float | None = None
+    """p_err of the role, in [0, 1]; None for a role without tools."""
+    format: float | None = None
+    """p_format of the role, in [0, 1]; None for a role that no answer tag is asked of."""
 
 
 class Overlay(Record):
@@ -41,6 +54,8 @@ class Overlay(Record):
     """p_err of GRPO-RoC, in [0, 1]: share of distinct tool calls that failed; 0.5 without any."""
     penalty_format: float
     """p_format of GRPO-RoC, in [0, 1]: 1 without an answer tag, else surplus tags per turn."""
+    penalty_by_role: dict[str, RolePenalty] | None = None
+    """What the two penalties are means over, where they were counted by role. None: over all calls and turns."""
     advantage: float | None = None
     """Group-relative advantage of every token that the policy sampled; None unless kept."""
     credit: dict[str, float] | None = None

@@ -56,6 +56,8 @@ def test_a_policy_that_cannot_be_trained_is_refused_for_its_own_reason(
         (("--algorithm", "grpo", "--oversampling", "4"), "oversampling has no effect here"),
         (("--algorithm", "grpo", "--selection", "lowest"), "only grpo-roc selects by it, and the algorithm is grpo"),
         (("--algorithm", "grpo-random", "--penalty-eps", "0.1"), "penalty_eps has no effect here"),
+        (("--algorithm", "grpo-roc-random", "--penalties", "by_role"), "penalties has no effect here"),
+        (("--algorithm", "grpo", "--penalties", "by_role"), "only grpo-roc selects by it, and the algorithm is grpo"),
         (("--lora-alpha", "8"), "lora_alpha has no effect here: there is no adapter"),
         (("--min-positives", "5"), "min_positives = 5 is more than half of group_size = 8. At most 4."),
         (("--min-negatives", "-1"), "greater than or equal to 0"),
@@ -104,7 +106,7 @@ def test_layers_that_the_model_lacks_are_refused_and_right_ones_can_be_named_nex
 
 def test_keys_that_act_are_taken(hrm: Command) -> None:
     flags = ("--min-positives", "4", "--min-negatives", "0", "--penalty-eps", "0.1", "--adam-beta2", "0.99")
-    assert hrm("train", "rl", *flags, "--min-group", "1", "--dry-run").code == 0
+    assert hrm("train", "rl", *flags, "--min-group", "1", "--penalties", "by_role", "--dry-run").code == 0
     assert hrm("train", "rl", "--algorithm", "grpo", "--clip-low", "0.2", "--oversampling", "2", "--dry-run").code == 0
 
 
