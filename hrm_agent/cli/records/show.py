@@ -11,7 +11,7 @@ from hrm_agent.cli.common.formatting import call_lines, models_of, tool_call_lin
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.own_types import add_own_types, allowed_names
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
-from hrm_agent.trajectory import Call, Overlay, Scoring, ToolCall, Trajectory, Turn
+from hrm_agent.trajectory import Call, Overlay, RolePenalty, Scoring, ToolCall, Trajectory, Turn
 
 __all__ = ["run"]
 
@@ -59,18 +59,37 @@ def _print(output: Output, trajectory: Trajectory, verdicts: list[Overlay]) -> N
     output.table(("trajectory", trajectory.id), list(_header(trajectory)))
     output.say()
     numbers = {turn.id: number for number, turn in enumerate(trajectory.turns, start=2)}
+    credited = _credited(trajectory, verdicts)
     for record in sorted([*trajectory.turns, *trajectory.calls, *trajectory.tool_calls], key=_moment):
         if isinstance(record, Turn):
             output.say(f"turn {numbers[record.id]}: {record.prompt}\n", style="bold magenta")
             continue
         first, *rest = call_lines(record) if isinstance(record, Call) else tool_call_lines(record)
-        output.say(first, style="bold" if isinstance(record, Call) else "cyan")
+        output.say(first + credited.get(record.id, ""), style="bold" if isinstance(record, Call) else "cyan")
         for line in rest:
             output.say(line)
         output.say()
     for verdict in verdicts:
         credit = "" if verdict.advantage is None else f", advantage {verdict.advantage:+.3f}"
         output.say(f"step {verdict.step} of {verdict.run_id}: {verdict.verdict.value}{credit}: {verdict.reason}")
+        for role, penalty in (verdict.penalty_by_role or {}).items():
+            output.say(f"  {role}: {_held_against(penalty)}")
+
+
+def _credited(trajectory: Trajectory, verdicts: list[Overlay]) -> dict[str, str]:
+    """By the id of a call, what it was credited with; empty where its run gave all calls the same."""
+    return {
+        call.id: f", credit {given[call.id]:+.3f}" if call.id in given else ", no credit"
+        for given in (verdict.credit for verdict in verdicts)
+        if given is not None
+        for call in trajectory.own_calls
+    }
+
+
+def _held_against(penalty: RolePenalty) -> str:
+    counted = f"{penalty.failed} of {penalty.failed + penalty.effective} tool calls that count failed"
+    error = "no tools" if penalty.error is None else f"p_err {penalty.error:.3f} ({counted})"
+    return error + ("" if penalty.format is None else f", p_format {penalty.format:.3f}")
 
 
 def _scored(scoring: Scoring) -> Iterator[str]:

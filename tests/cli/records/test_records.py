@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from hrm_agent.store import open_store
-from hrm_agent.trajectory import Overlay, Trajectory, Verdict
+from hrm_agent.trajectory import Overlay, RolePenalty, Trajectory, Verdict
 from hrm_agent.trajectory.formats import read_jsonl, read_parquet
 from tests.cli.conftest import Command
 from tests.support.trajectory.samples import make_call, make_trajectory
@@ -143,6 +143,47 @@ def test_show(store: str, hrm: Command) -> None:
     whole = hrm("show", "thread-1", "--store", store, "--json").json
     assert whole["overlays"][0]["verdict"] == "dropped"
     assert whole["calls"] == json.loads(make_trajectory().model_dump_json())["calls"]
+
+
+def test_show_prints_what_a_training_credited_to_each_call(store: str, hrm: Command) -> None:
+    asked, *others = make_trajectory().calls
+    verdict = Overlay(
+        run_id="run-1",
+        step=0,
+        trajectory_id="trajectory-1",
+        group_id="group-1",
+        reward=1.0,
+        verdict=Verdict.KEPT,
+        reason="one of 2 of 3 positives",
+        penalty_error=0.25,
+        penalty_format=0.0,
+        advantage=0.5,
+    )
+    by_role = {
+        "plan": RolePenalty(failed=0, effective=0),
+        "solve": RolePenalty(failed=1, effective=3, error=0.25, format=0.0),
+    }
+    credited = verdict.model_copy(update={"credit": {asked.id: -0.25}, "penalty_by_role": by_role})
+
+    def shown(overlay: Overlay) -> list[str]:
+        with open_store(store) as opened:
+            opened.journal.write_overlays([overlay])
+        return hrm("show", "trajectory-1", "--store", store).out.splitlines()
+
+    assert not any("credit" in line for line in shown(verdict)), "the advantage says it, of all calls"
+    lines = shown(credited)
+    beside = [line for line in lines if "credit" in line]
+    beside_each = ["credit -0.250", *["no credit"] * len(others)]
+    assert [(line.split()[1], line.rpartition(", ")[2]) for line in beside] == [
+        (each.id[:8], credit) for each, credit in zip([asked, *others], beside_each, strict=True)
+    ]
+    assert lines[-3:] == [
+        "step 0 of run-1: kept, advantage +0.500: one of 2 of 3 positives",
+        "  plan: no tools",
+        "  solve: p_err 0.250 (1 of 4 tool calls that count failed), p_format 0.000",
+    ]
+    (found,) = hrm("show", "trajectory-1", "--store", store, "--json").json["overlays"]
+    assert Overlay.model_validate(found) == credited
 
 
 def test_show_of_nothing(store: str, hrm: Command) -> None:
