@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.grpo import train
 from hrm_agent.training.metrics import read_metrics
+from tests.support.training.killed_training import assert_same_weights, killed_runs
 
 pytestmark = pytest.mark.slow
 
@@ -32,28 +29,6 @@ PLAIN = GrpoConfig.of(
 )
 CONFIGS = {"lora": PLAIN, "qlora": PLAIN.but(policy="builtin:cold-start?load=nf4", optimizer="adamw8bit")}
 KILLS = {"after step 1": ("step", 1), "inside step 2": ("rollout", 8 + 3)}
-PROGRAM = """
-import asyncio, os, signal, sys
-from pathlib import Path
-from tests.training.test_adapter_kill import CONFIGS, KILLS
-from hrm_agent.training.grpo import train
-
-def run(kind, name):
-    what, count = KILLS[name]
-    def happened(event):
-        nonlocal count
-        count -= event == what
-        if count == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-    on = {f"on_{event}": lambda _, event=event: happened(event) for event in ("step", "rollout")}
-    asyncio.run(train(CONFIGS[kind], Path(sys.argv[1], name, "run"), **on))
-
-for name in KILLS:
-    if (child := os.fork()) == 0:
-        run(sys.argv[2], name)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, name
-"""
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
@@ -71,9 +46,7 @@ def undisturbed(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def killed(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs that killed themselves when they had ended so many steps or rollouts, by name."""
-    folder = tmp_path_factory.mktemp("killed")
-    subprocess.run([sys.executable, "-c", PROGRAM, str(folder), kind], check=True)
-    return folder
+    return killed_runs(CONFIGS[kind], tmp_path_factory.mktemp("killed"), KILLS)
 
 
 @pytest.mark.parametrize("name", KILLS)
@@ -84,10 +57,6 @@ def test_a_resumed_run_comes_to_the_adapter_of_an_undisturbed_one(
     asyncio.run(train(CONFIGS[kind], folder))
     rows = read_metrics(folder / "metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1] and all(row["stepped"] for row in rows)
-    ours, theirs = (load_file(each / "model" / "adapter_model.safetensors") for each in (folder, undisturbed))
-    assert ours.keys() == theirs.keys()
-    # Rollouts that went on together after the kill are batched otherwise than they were before.
-    tolerance = 0.0 if name.startswith("after") else 1e-4
-    for tensor, weights in ours.items():
-        torch.testing.assert_close(weights, theirs[tensor], rtol=0, atol=tolerance)
+    atol = 0.0 if name.startswith("after") else 1e-4
+    ours = assert_same_weights(folder, undisturbed, atol=atol, file="adapter_model.safetensors")
     assert any(weights.abs().max() > 1e-3 for tensor, weights in ours.items() if "lora_B" in tensor)

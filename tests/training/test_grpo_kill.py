@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.grpo import train
 from hrm_agent.training.metrics import read_metrics
 from hrm_agent.trajectory.lint import lint
+from tests.support.training.killed_training import assert_same_weights, killed_runs, sampled_tokens
 
 pytestmark = pytest.mark.whole
 
@@ -32,28 +31,6 @@ KILLS = {
     "inside step 1": ("rollout", ROLLOUTS // 2),
     "inside step 3": ("rollout", 2 * ROLLOUTS + 3),
 }
-PROGRAM = """
-import asyncio, os, signal, sys
-from pathlib import Path
-from tests.training.test_grpo_kill import CONFIG, KILLS
-from hrm_agent.training.grpo import train
-
-def run(name):
-    what, count = KILLS[name]
-    def happened(event):
-        nonlocal count
-        count -= event == what
-        if count == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-    on = {f"on_{event}": lambda _, event=event: happened(event) for event in ("step", "rollout")}
-    asyncio.run(train(CONFIG, Path(sys.argv[1], name, "run"), **on))
-
-for name in KILLS:
-    if (child := os.fork()) == 0:
-        run(name)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, name
-"""
 
 
 @pytest.fixture(scope="module")
@@ -66,27 +43,15 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs that killed themselves at the moment when they had ended so many steps or rollouts, by name."""
-    folder = tmp_path_factory.mktemp("killed")
-    subprocess.run([sys.executable, "-c", PROGRAM, str(folder)], check=True)
-    return folder
-
-
-def tokens(folder: Path) -> dict[str, list[tuple[int, ...]]]:
-    with open_store(folder / "store.db") as store:
-        return {t.thread_id: [call.token_ids for call in t.calls] for t in store.journal.trajectories()}
+    return killed_runs(CONFIG, tmp_path_factory.mktemp("killed"), KILLS)
 
 
 @pytest.mark.parametrize("name", KILLS)
 def test_resumed_training_equals_an_undisturbed_run(name: str, undisturbed: Path, killed: Path) -> None:
     folder = killed / name / "run"
     asyncio.run(train(CONFIG, folder))
-    assert tokens(folder) == tokens(undisturbed)
-    ours, theirs = (load_file(f / "model" / "model.safetensors") for f in (folder, undisturbed))
-    assert ours.keys() == theirs.keys()
-    # Rollouts that went on together after the kill are batched otherwise than they were before.
-    tolerance = 0.0 if name.startswith("after") else 1e-5
-    for tensor, weights in ours.items():
-        torch.testing.assert_close(weights, theirs[tensor], rtol=0, atol=tolerance)
+    assert sampled_tokens(folder) == sampled_tokens(undisturbed)
+    assert_same_weights(folder, undisturbed, atol=0.0 if name.startswith("after") else 1e-5)
     assert [row["step"] for row in read_metrics(folder / "metrics.jsonl")] == [0, 1, 2]
 
 
@@ -101,7 +66,7 @@ def test_a_prolonged_run_and_one_with_a_damaged_checkpoint_equal_an_undisturbed_
     asyncio.run(train(CONFIG, folder, on_rollout=lambda each: rollouts.append(each.thread_id)))
     assert "optimizer.pt has 100 bytes" in capsys.readouterr().err
     assert len(rollouts) == 2 * ROLLOUTS, "the second step is taken again, from the record"
-    assert tokens(folder) == tokens(undisturbed)
+    assert sampled_tokens(folder) == sampled_tokens(undisturbed)
     assert (folder / "model" / "model.safetensors").read_bytes() == (
         undisturbed / "model" / "model.safetensors"
     ).read_bytes()

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import re
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from hrm_agent.store import open_store
-from hrm_agent.training import checkpoints
 from hrm_agent.training.config_parts import TrainingStage
 from hrm_agent.training.configs import GrpoConfig
-from hrm_agent.training.grpo import train
 from hrm_agent.training.metrics import read_metrics
 from hrm_agent.trajectory import Verdict
+from tests.support.training.killed_training import assert_same_weights, forked, sampled_tokens
 
 CONFIG = GrpoConfig.of(
     stages=(
@@ -45,44 +40,15 @@ SYNCS = 40
 """More than the files that the checkpoints of the first steps have."""
 
 
-def killed_at(event: str, count: int, folder: Path) -> None:
-    """Take the run in `folder` up to the `count`-th such event, in a process that then kills itself."""
-    if (child := os.fork()) == 0:
-        _run_until(event, count, folder)
-        os._exit(0)  # it has fewer
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert code in ((-signal.SIGKILL, 0) if count else (0,))
-
-
-def _run_until(event: str, count: int, folder: Path) -> None:
-    left = count
-
-    def happened(what: str) -> None:
-        nonlocal left
-        left -= what == event
-        if left == 0 < count:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    original: Callable[[Path], None] = checkpoints._sync
-
-    def counted(path: Path) -> None:
-        happened("sync")
-        original(path)
-
-    checkpoints._sync = counted
-    asyncio.run(train(CONFIG, folder, on_rollout=lambda _: happened("rollout"), on_step=lambda _: happened("step")))
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed") / "run"
-    killed_at("never", 0, folder)
+    assert forked(CONFIG, folder) == 0
     return folder
 
 
 def facts(folder: Path) -> dict[str, Any]:
     with open_store(folder / "store.db") as store:
-        tokens = {t.thread_id: [call.token_ids for call in t.calls] for t in store.journal.trajectories()}
         verdicts = {(o.step, o.group_id): o.verdict for o in store.journal.overlays("run")}
     names = (
         "step",
@@ -94,7 +60,7 @@ def facts(folder: Path) -> dict[str, Any]:
         "eval/correct",
     )
     rows = [{name: row[name] for name in names} for row in read_metrics(folder / "metrics.jsonl")]
-    return {"tokens": tokens, "verdicts": verdicts, "rows": rows}
+    return {"tokens": sampled_tokens(folder), "verdicts": verdicts, "rows": rows}
 
 
 def test_the_undisturbed_run_has_all_that_is_to_be_killed(undisturbed: Path) -> None:
@@ -129,10 +95,7 @@ def test_a_run_that_is_killed_anywhere_comes_to_the_same(seed: int, undisturbed:
     rollouts = len(facts(undisturbed)["tokens"])
     event = ("rollout", "rollout", "step", "sync")[seed % 4]
     most = {"rollout": rollouts, "step": CONFIG.steps, "sync": SYNCS}[event]
-    killed_at(event, rng.randint(1, most), folder)
-    killed_at("never", 0, folder)
+    assert forked(CONFIG, folder, event, rng.randint(1, most)) in (-signal.SIGKILL, 0)
+    assert forked(CONFIG, folder) == 0
     assert facts(folder) == facts(undisturbed)
-    ours, theirs = (load_file(each / "model" / "model.safetensors") for each in (folder, undisturbed))
-    for name, weights in ours.items():
-        # Rollouts that went on together after the kill are batched otherwise than they were before.
-        torch.testing.assert_close(weights, theirs[name], rtol=0, atol=1e-5)
+    assert_same_weights(folder, undisturbed, atol=1e-5)

@@ -6,6 +6,7 @@ The rollouts reach TRL the way a user's would (`rollout_func` with `env_mask`).
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,21 @@ def trainer_of(recorded: list[Trajectory], temperature: float, folder: Path) -> 
     def reward(completions: list[Any], **_: Any) -> list[float]:
         return list(REWARDS[: len(completions)])
 
+    loss: dict[str, Any] = {
+        "loss_type": "dapo",
+        "epsilon": 0.2,
+        "epsilon_high": 0.28,
+        "beta": 0.0,
+        "scale_rewards": "group",
+        "temperature": temperature,
+    }
+    return trainer_with(rollout_func, reward, folder, **loss)
+
+
+def trainer_with(
+    rollout_func: Callable[..., dict[str, Any]], reward: Callable[..., list[float]], folder: Path, **loss: Any
+) -> GRPOTrainer:
+    """One that takes its rollouts and their rewards from these functions."""
     config = GRPOConfig(
         output_dir=str(folder),
         use_cpu=True,
@@ -115,13 +131,8 @@ def trainer_of(recorded: list[Trajectory], temperature: float, folder: Path) -> 
         per_device_train_batch_size=len(REWARDS),
         num_generations=GENERATIONS,
         max_completion_length=32,
-        loss_type="dapo",
-        epsilon=0.2,
-        epsilon_high=0.28,
-        beta=0.0,
-        scale_rewards="group",
-        temperature=temperature,
         gradient_checkpointing=False,
+        **loss,
     )
     trainer = GRPOTrainer(
         model=tiny_model(),
