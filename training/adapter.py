@@ -5,11 +5,13 @@ PEFT puts its layers into the model in place: the model is the same object of th
 training has to know. The adapter's weights are in single precision whatever the model's own are in, 4 bits included.
 
 A folder of an adapter has PEFT's two files and the model's name (`hrm_agent.models.adapter_folder`): neither weights
-nor the tokenizer of the model, which a training leaves as they are.
+nor the tokenizer of the model, which a training leaves as they are. A training may start from such a folder: it trains
+that adapter on, of the rank, the strength and the layers that stand in it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,8 +19,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from hrm_agent.errors import ModelError
-from hrm_agent.models.adapter_folder import write_base
+from hrm_agent.errors import ConfigError, ModelError
+from hrm_agent.models.adapter_folder import rank_on_record, write_base
 from hrm_agent.models.local.load_weights import need_package, quiet_libraries
 from hrm_agent.training.config_parts import AdapterPart
 from hrm_agent.training.schedule import dropout_seed
@@ -27,44 +29,62 @@ __all__ = ["Adapter"]
 
 _ALL = ("all-linear",)
 _WEIGHTS = "adapter_model.safetensors"
+_BEYOND = (
+    "alora_invocation_tokens",
+    "arrow_config",
+    "kasa_config",
+    "layer_replication",
+    "lora_bias",
+    "modules_to_save",
+    "monteclora_config",
+    "target_parameters",
+    "trainable_token_indices",
+    "use_bdlora",
+    "use_dora",
+    "use_qalora",
+    "velora_config",
+)
+"""Keys of PEFT that make an adapter more than the one kind that is trained here."""
+_CHANGE_THE_MODEL = ("corda", "loftq", "olora", "pissa")
+"""Ways to begin an adapter that take a part of the model's own weights away."""
 
 
 class Adapter:
     """The layers of an adapter in a model."""
 
-    def __init__(self, wrapped: Any, base: str) -> None:
-        """`wrapped` is PEFT's; `base` is the string of the model."""
-        self._wrapped, self._base = wrapped, base
+    def __init__(self, wrapped: Any, base: str, *, began_with: str | None = None) -> None:
+        """`wrapped` is PEFT's; `base` is the string of the model; `began_with` the folder that its weights are from."""
+        self._wrapped, self._base, self._began_with = wrapped, base, began_with
 
     @classmethod
-    def put_into(cls, model: Any, options: AdapterPart, *, base: str, folder: str, seed: int) -> Self:
-        """A fresh adapter, which changes nothing yet, in a model; from here on no other weight of it is trained.
+    def put_into(
+        cls, model: Any, options: AdapterPart, *, base: str, folder: str, seed: int, start: str | None = None
+    ) -> Self:
+        """An adapter in a model, of which from here on no other weight is trained: a fresh one, which changes nothing
+        yet, or the one in the folder `start`.
 
         `base` is the model's string, `folder` its folder or name on the hub. Raises `ModelError` where the model has no
-        layer of those that `options` name.
+        layer of those that `options` name, and `ConfigError` where they name another adapter than `start` has.
         """
         need_package("peft", "adapters", f"lora_rank = {options.lora_rank}")
         quiet_libraries()
         import peft
 
-        targets = "all-linear" if options.lora_targets == _ALL else list(options.lora_targets)
-        config = peft.LoraConfig(
-            r=options.lora_rank,
-            lora_alpha=options.alpha,  # pyright: ignore[reportArgumentType]: a float serves as well
-            lora_dropout=options.lora_dropout,
-            target_modules=targets,
-            task_type="CAUSAL_LM",
-        )
+        config = _fresh(options) if start is None else _on_record(start, options)
         try:
             with dropout_seed(seed):
                 wrapped = peft.get_peft_model(model, config)
         except (ValueError, TypeError) as error:
+            targets = ", ".join(options.lora_targets if start is None else _targets(config))
             raise ModelError(
-                f"{base!r} takes no adapter on {', '.join(options.lora_targets)}: {str(error).partition('. ')[0]}.",
+                f"{base!r} takes no adapter on {targets}: {str(error).partition('. ')[0]}.",
                 f"lora_targets of this model: {', '.join(_linear(model)) or 'it has no linear layer'}.",
             ) from error
         config.base_model_name_or_path = str(Path(folder).resolve()) if Path(folder).is_dir() else folder
-        return cls(wrapped, base)
+        put = cls(wrapped, base, began_with=start)
+        if start is not None:
+            put.load(Path(start))
+        return put
 
     def save(self, folder: Path) -> None:
         """Weights and configuration of the adapter, and the name of its model."""
@@ -83,17 +103,27 @@ class Adapter:
             raise ModelError(f"The adapter in {folder} is another one: {name!r} does not fit, for example.")
         peft.set_peft_model_state_dict(self._wrapped, given)
 
-    def without(self) -> nn.Module:
-        """The model as it is without the adapter, on the same weights."""
-        return _Without(self._wrapped)
+    def reference(self) -> nn.Module:
+        """The policy that a training starts from, to be asked for before it: the model without the adapter where that
+        is a fresh one, else with the weights that the adapter has now. All on the same weights of the model.
+        """
+        if self._began_with is None:
+            return _Reference(self._wrapped, None)
+        named = self._wrapped.get_base_model().named_parameters()
+        kept = {name: weight.detach().clone() for name, weight in named if weight.requires_grad}
+        return _Reference(self._wrapped, kept)
 
 
-class _Without(nn.Module):
-    """Runs a model with its adapter switched off, and without dropout. Not for gradients."""
+class _Reference(nn.Module):
+    """Runs a model with its adapter switched off, or with other weights of it, and without dropout. Not for gradients.
 
-    def __init__(self, wrapped: Any) -> None:
+    `kept`: those weights, by their names in the model; None switches the adapter off.
+    """
+
+    def __init__(self, wrapped: Any, kept: dict[str, torch.Tensor] | None) -> None:
         super().__init__()
         self._held = (wrapped,)  # in a tuple: no part of this module, which would change its mode with its own
+        self._kept = kept
 
     def get_output_embeddings(self) -> nn.Module:
         return self._held[0].get_output_embeddings()
@@ -101,10 +131,68 @@ class _Without(nn.Module):
     def forward(self, **inputs: Any) -> Any:
         model, training = self._held[0], self._held[0].training
         try:
-            with model.disable_adapter(), torch.no_grad():
-                return model.eval().get_base_model()(**inputs)
+            with torch.no_grad():
+                base = model.eval().get_base_model()
+                if self._kept is not None:
+                    return torch.func.functional_call(base, self._kept, (), inputs)
+                with model.disable_adapter():
+                    return base(**inputs)
         finally:
             model.train(training)
+
+
+def _fresh(options: AdapterPart) -> Any:
+    import peft
+
+    return peft.LoraConfig(
+        r=options.lora_rank,
+        lora_alpha=options.alpha,  # pyright: ignore[reportArgumentType]: a float serves as well
+        lora_dropout=options.lora_dropout,
+        target_modules="all-linear" if options.lora_targets == _ALL else list(options.lora_targets),
+        task_type="CAUSAL_LM",
+    )
+
+
+def _on_record(start: str, options: AdapterPart) -> Any:
+    """The configuration of the adapter in a folder; of `options` the dropout, which is a run's own.
+
+    Raises `ConfigError` where they ask for another rank, strength or layers, and `ModelError` for another kind.
+    """
+    import peft
+
+    rank = rank_on_record(start)
+    if not Path(start, _WEIGHTS).is_file():
+        raise ModelError(f"The adapter {start!r} has no weights ({_WEIGHTS}).", "Save it by PEFT, as safetensors.")
+    config: Any = peft.PeftConfig.from_pretrained(start)
+    beyond = [key for key in _BEYOND if getattr(config, key, None)]
+    beyond += ["bias"] if getattr(config, "bias", "none") != "none" else []
+    beyond += ["init_lora_weights"] if str(config.init_lora_weights).startswith(_CHANGE_THE_MODEL) else []
+    if config.peft_type != peft.PeftType.LORA or beyond:
+        what = ", ".join(beyond) or str(config.peft_type)
+        raise ModelError(
+            f"The adapter {start!r} is of a kind that is not trained here ({what}).",
+            "Merge it into its model by PEFT, and train that.",
+        )
+    asked = (
+        ("lora_rank", options.lora_rank, rank),
+        ("lora_alpha", options.lora_alpha, float(config.lora_alpha)),
+        ("lora_targets", None if options.lora_targets == _ALL else sorted(options.lora_targets), _targets(config)),
+    )
+    for key, given, known in asked:
+        if given is not None and given != known:
+            shown = [", ".join(each) if isinstance(each, list) else f"{each:g}" for each in (given, known)]
+            raise ConfigError(
+                f"{key} = {shown[0]}, and the adapter in {start} has {shown[1]}.",
+                f"Set {key} to {shown[1]} to train that adapter on, or name its model as policy for a new one.",
+            )
+    config.lora_dropout, config.inference_mode = options.lora_dropout, False
+    config.init_lora_weights = True  # the weights come from the folder
+    return config
+
+
+def _targets(config: Any) -> list[str]:
+    given: str | Iterable[str] = config.target_modules
+    return [given] if isinstance(given, str) else sorted(given)
 
 
 def _linear(model: nn.Module) -> list[str]:

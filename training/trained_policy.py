@@ -12,8 +12,9 @@ from safetensors.torch import load_model
 from torch import nn
 
 from hrm_agent.errors import ModelError
+from hrm_agent.models.adapter_folder import on_its_base
 from hrm_agent.models.local.load_weights import load_for_answers
-from hrm_agent.models.model_string import LoadOptions, parse_model
+from hrm_agent.models.model_string import LoadOptions, ModelString, parse_model
 from hrm_agent.models.policy_loader import model_folder
 from hrm_agent.training.adapter import Adapter
 from hrm_agent.training.config_parts import AdapterPart
@@ -42,14 +43,15 @@ class TrainedPolicy:
         """A policy, loaded to be trained. Raises `ModelError` for one that cannot be."""
         wanted = adapter.lora_rank > 0
         folder = model_folder(name, adapter=wanted)
-        asked = parse_model(name).options
+        whole = on_its_base(parse_model(name))
         # Not packed for answers: packing would round the scales anew whenever engine and trainer take turns.
-        options = replace(asked, dtype=dtype, device=str(device), kernel="plain")
+        options = replace(whole.options, adapter=None, dtype=dtype, device=str(device), kernel="plain")
         model, tokenizer = load_for_answers(folder, options)
         if not wanted:
             return cls(name, model, tokenizer, None, options)
-        base = _named(name, replace(options, device="auto", kernel=asked.kernel))
-        put = Adapter.put_into(model, adapter, base=base, folder=folder, seed=seed)
+        base = _named(whole, replace(options, device="auto", kernel=whole.options.kernel))
+        start = whole.options.adapter
+        put = Adapter.put_into(model, adapter, base=base, folder=folder, seed=seed, start=start)
         return cls(name, model, tokenizer, put, options)
 
     def save(self, folder: Path, card: str) -> None:
@@ -68,9 +70,11 @@ class TrainedPolicy:
             self.adapter.load(folder)
 
     def reference(self) -> nn.Module:
-        """The policy as it was before any training: a second model, or the same without its adapter."""
+        """The policy that the training starts from, to be asked for before it: a second model; or the same without its
+        adapter, or with the weights that the adapter has now, where it began with some on record.
+        """
         if self.adapter is not None:
-            return self.adapter.without()
+            return self.adapter.reference()
         model, _ = load_for_answers(model_folder(self.name), self.options)
         return model.eval().requires_grad_(False)
 
@@ -84,9 +88,9 @@ class TrainedPolicy:
         self.model.gradient_checkpointing_enable({"use_reentrant": False})
 
 
-def _named(name: str, options: LoadOptions) -> str:
+def _named(asked: ModelString, options: LoadOptions) -> str:
     """The model string of the same weights, from any folder, with options."""
-    asked, usual = parse_model(name), LoadOptions()
+    usual = LoadOptions()
     base = asked.base if asked.scheme else str(Path(asked.name).resolve())
     given = {each.name: getattr(options, each.name) for each in fields(LoadOptions)}
     shown = [f"{key}={quote(value)}" for key, value in given.items() if value != getattr(usual, key)]

@@ -15,7 +15,7 @@ from typing import Any
 from hrm_agent.errors import ModelError
 from hrm_agent.models.model_string import LoadOptions, ModelString, is_folder, parse_model
 
-__all__ = ["BASE_FILE", "is_adapter_folder", "on_its_base", "write_base"]
+__all__ = ["BASE_FILE", "is_adapter_folder", "on_its_base", "rank_on_record", "write_base"]
 
 BASE_FILE = "base.json"
 """Names the model that an adapter was trained on; without it, PEFT's own file does."""
@@ -45,6 +45,16 @@ def on_its_base(asked: ModelString) -> ModelString:
     }
     options = replace(base.options, **{**given, "adapter": asked.name})
     return ModelString(asked.text, base.scheme, base.name, options)
+
+
+def rank_on_record(folder: str) -> int:
+    """Rank of the adapter in a folder. Raises `ModelError` where its configuration has none."""
+    try:
+        return int(json.loads(Path(folder, _CONFIG).read_text(encoding="utf-8"))["r"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(
+            f"The adapter {folder!r} has no rank in its {_CONFIG}.", "Only LoRA adapters of PEFT can be trained on."
+        ) from error
 
 
 def write_base(folder: Path, model: str) -> None:

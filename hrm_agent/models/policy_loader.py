@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from hrm_agent.errors import ModelError, nearest
-from hrm_agent.models.adapter_folder import is_adapter_folder, on_its_base
+from hrm_agent.models.adapter_folder import is_adapter_folder, on_its_base, rank_on_record
 from hrm_agent.models.current_policy import DEFAULT_POLICY, Backend
 from hrm_agent.models.engine import Codec
 from hrm_agent.models.model_string import LoadOptions, ModelString, is_folder, parse_model
@@ -112,25 +112,28 @@ def model_folder(name: str, *, adapter: bool = False) -> str:
     """The folder, or the hub's name, of weights that are to be trained. Raises `ModelError`.
 
     Options say how weights are loaded to answer; a trainer needs them whole, in its own precision, and as one model.
-    Where it trains an `adapter` on weights that stay as they are, those may be in 4 bits.
+    Where it trains an `adapter` on weights that stay as they are, those may be in 4 bits, and the folder of an adapter
+    names those that it is for.
     """
-    asked = parse_model(name)
+    asked = whole = parse_model(name)
     if not asked.local:
         raise ModelError(f"{name!r} cannot be trained: {_not_ours(asked.scheme)}.", _TRAINABLE)
     if not asked.name or (not asked.scheme and not is_folder(asked.name)):
         raise ModelError(f"There is no model folder {asked.base!r}.", _TRAINABLE)
     if not asked.scheme and is_adapter_folder(asked.name):
-        base = on_its_base(asked).base
-        raise ModelError(
-            f"{name!r} cannot be trained: it is an adapter, and not a model.",
-            f"Train {base}; or merge the adapter into it by PEFT, and train that.",
-        )
+        whole = on_its_base(asked)
+        if not adapter:
+            raise ModelError(
+                f"{name!r} cannot be trained whole: it is an adapter, and not a model.",
+                f"Train the adapter on: --lora-rank {rank_on_record(asked.name)}; or merge it into {whole.base} by "
+                "PEFT, and train that.",
+            )
     in_4_bits = asked.options == LoadOptions(load="nf4")
     if asked.options == LoadOptions() or (adapter and in_4_bits):
-        return local_folder(asked)
+        return local_folder(whole)
     if adapter:
         raise ModelError(
-            f"{name!r} cannot be trained: a new adapter is trained on weights as they are stored or in 4 bits, and the"
+            f"{name!r} cannot be trained: an adapter is trained on weights as they are stored or in 4 bits, and the"
             " trainer chooses type and device itself.",
             f"Train {asked.base} or {asked.base}?load=nf4.",
         )

@@ -269,7 +269,8 @@ def fine_tune(config: FineTuneConfig, folder: Path, output: Output) -> None:
     model = folder / "model"
     output.result({"folder": str(folder), "model": str(model), **({"taken": chosen.data()} if chosen else {})})
     output.say(f"The policy is {model}, the metrics are {folder / 'metrics.jsonl'}.")
-    more = "" if config.adapter.lora_rank else f", hrm-agent train rl --policy {model}"
+    rank = f" --lora-rank {config.adapter.lora_rank}" if config.adapter.lora_rank else ""
+    more = f", hrm-agent train rl --policy {model}{rank}"
     output.say(f"Next: hrm-agent eval --policy {model}{more}")
 
 
