@@ -120,6 +120,9 @@ class SftConfig(CheckpointSettings):
     """Conversations of one step, over all processes."""
     micro_batch_tokens: int = Field(default=8192, ge=1)
     """Most tokens, padding included, that one process holds at a time; a longer conversation goes alone."""
+    forward: Literal["padded", "packed"] = "padded"
+    """How conversations go through the model: padded, side by side; packed, one after the other without padding, each
+    seeing itself alone. The same loss and gradients, but for rounding."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """Muon for the matrices of the layers and AdamW for the rest: fewer steps where a model is trained from nothing."""
     learning_rate: float = Field(default=3e-3, gt=0)

@@ -6,7 +6,8 @@ meet them, and on its own turns alone (their end-of-turn tokens included). If th
 conversation continues as a second example, as a rollout continues with a new root.
 
 One optimiser step is one batch, however it is cut into micro-batches: the loss is the mean over the batch's trained
-tokens, in all micro-batches and processes together. Micro-batches hold conversations of similar length.
+tokens, in all micro-batches and processes together. Micro-batches hold conversations of similar length, side by side;
+or they are packed, one conversation after the other in one sequence, in which each sees itself alone.
 On one thread of one machine the weights are a function of the seed, to the bit. The batch, the learning rate and the
 dropout of a step follow from its number; weights, optimisers and the running mean are in the checkpoint. So a run that
 is resumed, however it ended, comes to the same weights as one that was never interrupted.
@@ -27,6 +28,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from accelerate import Accelerator, PartialState
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
@@ -38,8 +40,10 @@ from hrm_agent.errors import ConfigError, RunError, TaskError
 from hrm_agent.models.codec.tool_calls import tool_call_text
 from hrm_agent.models.engine import Codec, TemplateMismatch
 from hrm_agent.training.adapter import Adapter
+from hrm_agent.training.batch import MicroBatch, Row, micro_batches
 from hrm_agent.training.checkpoints import Checkpoints
 from hrm_agent.training.configs import SftConfig
+from hrm_agent.training.logprobs import trained_logits
 from hrm_agent.training.metrics import MetricsLog
 from hrm_agent.training.optimizers import RunningMean, make_optimizers
 from hrm_agent.training.schedule import Schedule, dropout_seed, refuse_other_course
@@ -113,6 +117,8 @@ def train_sft(
             f"Set batch_size to {accelerator.num_processes} or more.",
         )
     examples = [example for conversation in conversations for example in tokenize(conversation, codec)]
+    if config.forward == "packed":
+        examples = [example for example in examples if any(example.mask[1:])]  # nothing is asked of the others
     if not examples:
         raise TaskError("No conversation holds an answer to learn from.", "Add one with an assistant message.")
     course = _Course(model, config, examples, accelerator, adapter)
@@ -328,12 +334,13 @@ def _micro_batches(examples: Sequence[Example], most_tokens: int) -> list[list[E
 def _train_step(accelerator: Accelerator, model: Any, batch: Sequence[Example], config: SftConfig) -> Metrics:
     """Gradients of one batch, clipped. The loss is the mean over its trained tokens, in every process together."""
     trained = max(1, sum(sum(example.mask[1:]) for example in batch))
-    shares = _micro_batches(batch[accelerator.process_index :: accelerator.num_processes], config.micro_batch_tokens)
+    own = batch[accelerator.process_index :: accelerator.num_processes]
+    losses = (_packed_losses if config.forward == "packed" else _padded_losses)(model, own, config, accelerator.device)
     totals = torch.zeros(2, device=accelerator.device)
-    for i, share in enumerate(shares):
-        last = i == len(shares) - 1
+    for i, compute in enumerate(losses):
+        last = i == len(losses) - 1
         with nullcontext() if last else accelerator.no_sync(model):
-            loss, hits = _loss(model, share, accelerator.device)
+            loss, hits = compute()
             accelerator.backward(loss * (accelerator.num_processes / trained))
         totals += torch.stack([loss.detach(), hits])
     norm = accelerator.clip_grad_norm_(model.parameters(), config.max_grad_norm)
@@ -341,6 +348,34 @@ def _train_step(accelerator: Accelerator, model: Any, batch: Sequence[Example], 
     mean_loss, accuracy = (summed / trained).tolist()
     tokens = sum(len(example.token_ids) for example in batch)
     return {"loss": mean_loss, "accuracy": accuracy, "tokens": tokens, "grad_norm": float(norm or 0.0)}
+
+
+_Loss = Callable[[], tuple[torch.Tensor, torch.Tensor]]
+"""Of one micro-batch: the summed cross entropy of the trained tokens, and how many of them are the most probable."""
+
+
+def _padded_losses(model: Any, examples: Sequence[Example], config: SftConfig, device: torch.device) -> list[_Loss]:
+    return [partial(_loss, model, share, device) for share in _micro_batches(examples, config.micro_batch_tokens)]
+
+
+def _packed_losses(model: Any, examples: Sequence[Example], config: SftConfig, device: torch.device) -> list[_Loss]:
+    batches = micro_batches(map(_row, examples), token_budget=config.micro_batch_tokens, forward="packed")
+    return [partial(_packed_loss, model, batch.to(device)) for batch in batches]
+
+
+def _row(example: Example) -> Row:
+    """As a row of a policy update, of which only the tokens and what is trained matter here."""
+    size = len(example.token_ids)
+    trained = np.array(example.mask, np.bool_)
+    trained[0] = False  # nothing predicts the first token
+    zeros, ones = np.zeros(size, np.float32), np.ones(size, np.float32)
+    tokens = np.array(example.token_ids, np.int64)
+    return Row(tokens, trained, zeros, zeros, ones, ones, np.zeros(size, np.int64))
+
+
+def _packed_loss(model: Any, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    logits_KV, target_K = trained_logits(model, batch).float(), batch.token_ids_N[batch.loss_indices_K]
+    return cross_entropy(logits_KV, target_K, reduction="sum"), (logits_KV.argmax(-1) == target_K).sum()
 
 
 def _loss(model: Any, examples: Sequence[Example], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

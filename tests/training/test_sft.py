@@ -67,6 +67,31 @@ def test_micro_batches_make_the_step_of_one_batch(tokenizer, codec, lessons):
     assert split["tokens"] == whole["tokens"]
 
 
+def test_packed_conversations_see_themselves_alone(tokenizer, codec, lessons):
+    def trained(forward, budget):
+        model = new_model(tokenizer, 0)
+        config = SHORT.model_copy(update={"steps": 2, "forward": forward, "micro_batch_tokens": budget})
+        return train_sft(model, codec, lessons, config)
+
+    rows = trained("padded", 100_000)
+    for budget in (100_000, 700):
+        for row, other in zip(rows, trained("packed", budget), strict=True):
+            assert other["loss"] == pytest.approx(row["loss"], rel=1e-5)
+            assert other["grad_norm"] == pytest.approx(row["grad_norm"], rel=1e-4)
+            assert other["accuracy"] == row["accuracy"] and other["tokens"] == row["tokens"]
+
+
+def test_a_packed_conversation_without_a_trained_token_is_passed_over(tokenizer, codec, lessons):
+    context = AIMessage("nothing to learn", additional_kwargs={"weight": 0})
+    silent = Conversation((HumanMessage("hello"), context))
+    config = SHORT.model_copy(update={"steps": 1, "forward": "packed", "batch_size": 4})
+    with_it = train_sft(new_model(tokenizer, 0), codec, [silent, *lessons], config)
+    without = train_sft(new_model(tokenizer, 0), codec, lessons, config)
+    assert with_it[0]["loss"] == without[0]["loss"]
+    with pytest.raises(TaskError, match="answer to learn from"):
+        train_sft(new_model(tokenizer, 0), codec, [silent], config)
+
+
 def test_only_the_policys_own_tokens_are_learnt(tokenizer, codec):
     """A conversation whose answer is known by heart has no loss left, however strange its prompt."""
     model = new_model(tokenizer, 0)

@@ -27,7 +27,7 @@ from hrm_agent.training.logprobs.packed import packed
 from hrm_agent.training.logprobs.padded import padded
 from hrm_agent.training.logprobs.vocabulary_chunks import logprobs_from_hidden
 
-__all__ = ["FORWARDS", "sampled_and_recorded_logprobs", "token_logprobs"]
+__all__ = ["FORWARDS", "sampled_and_recorded_logprobs", "token_logprobs", "trained_logits"]
 
 FORWARDS: dict[ForwardName, Forward] = {"padded": padded, "packed": packed, "tree": packed}
 """A tree differs from packed rows by its tokens, not by the way in which they are forwarded."""
@@ -69,7 +69,7 @@ def _logprobs(model: nn.Module, batch: MicroBatch, temperatures: Sequence[Tensor
         if found is not None:
             return found
         _FOLLOWED.add(layer)
-    logits_KV, token_ids_K = _logits(model, batch), batch.token_ids_N[batch.loss_indices_K]
+    logits_KV, token_ids_K = trained_logits(model, batch), batch.token_ids_N[batch.loss_indices_K]
     first, *others = temperatures
     without = [chosen_logprobs(logits_KV.detach(), token_ids_K, each) for each in others]
     return [chosen_logprobs(logits_KV, token_ids_K, first), *without]
@@ -100,8 +100,8 @@ def _from_hidden(
     return found.result if found.is_last(logits) else None
 
 
-def _logits(model: nn.Module, batch: MicroBatch) -> Float[Tensor, "K V"]:
-    """The logits from which the trained tokens of `batch` were sampled, in the order of its entries."""
+def trained_logits(model: nn.Module, batch: MicroBatch) -> Float[Tensor, "K V"]:
+    """The logits that predict the trained tokens of `batch`, in the order of its entries, at temperature 1."""
     before_K = batch.parents_N[batch.loss_indices_K]
     with FORWARDS[batch.forward](model, batch) as inputs:
         places = inputs.rows_N[before_K], inputs.columns_N[before_K]

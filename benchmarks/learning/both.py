@@ -1,0 +1,28 @@
+"""A graph of both agents: a problem goes to the tool loop or to the four roles, as its text decides."""
+
+from __future__ import annotations
+
+from typing import Literal
+from zlib import crc32
+
+from langgraph.graph import END, START, StateGraph
+
+from hrm_agent.graphs.reasoning import graph as reasoning
+from hrm_agent.graphs.tool_loop import LoopState
+from hrm_agent.graphs.tool_loop import graph as tool_loop
+
+__all__ = ["graph"]
+
+
+async def route(state: LoopState) -> Literal["tool_loop", "reasoning"]:
+    """The same for all rollouts of a problem, which are compared with each other."""
+    return "reasoning" if crc32(state["messages"][0].text.encode()) % 2 else "tool_loop"
+
+
+_builder = StateGraph(LoopState)
+_builder.add_node("tool_loop", tool_loop)
+_builder.add_node("reasoning", reasoning)
+_builder.add_conditional_edges(START, route)
+_builder.add_edge("tool_loop", END)
+_builder.add_edge("reasoning", END)
+graph = _builder.compile()
