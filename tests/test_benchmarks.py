@@ -27,6 +27,7 @@ QUICK = {
     "environment": "--quick --clients 1 8",
     "environment.load": "--quick",
     "environment.queue": "--quick",
+    "learning": "--quick --seeds 1 --problems 2 --only together",
     "orchestration": "--conversations 2 --repeats 1",
     "processes": "--problems 8 --repeats 1",
     "rescoring": "--quick",
