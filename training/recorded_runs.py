@@ -46,7 +46,7 @@ class RecordedRuns(Protocol):
         ...
 
     def scorings(self, name: str, headers: Iterable[Trajectory]) -> Mapping[str, Scoring]:
-        """Trajectory id -> scores under that name. Raises `ConfigError` if there are none."""
+        """The scores of each trajectory, by its id. Raises `ConfigError` if nothing was scored under this name."""
         ...
 
 
