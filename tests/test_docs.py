@@ -3,8 +3,9 @@
 Each page has a folder of its own, in which its blocks run from top to bottom: `python` in one namespace, `bash` line by
 line; a block that names a file (`python own.py`) is saved as that file. Of the lines of bash, `hrm-agent` is run (in
 the background until the page's end, if it ends in `&`), `sh` and what it is piped to are run by bash, `python -m
-pytest` runs a file of the page, a `make` target has to exist, and a few commands that would change the machine are only
-recognised; anything else is a mistake. A page with a block under a comment `<!-- slow -->` is left to the slow tests.
+pytest` runs a file of the page and `python -m hrm_agent...` a module of the package, a `make` target has to exist, and
+a few commands that would change the machine are only recognised; anything else is a mistake. A page with a block under
+a comment `<!-- slow -->` is left to the slow tests.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def run_line(line: str, page: Path, shell: ExitStack) -> None:
         shell.enter_context(running(words[1:-1]))
     elif words[0] == "hrm-agent":
         assert main(words[1:]) == 0, f"{page.name}: {line}"
-    elif words[:3] == ["python", "-m", "pytest"]:
+    elif words[:2] == ["python", "-m"] and words[2].split(".")[0] in ("pytest", "hrm_agent"):
         own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         ended = subprocess.run([sys.executable, *words[1:]], env=own, check=False)
         assert ended.returncode == 0, f"{page.name}: {line}"
