@@ -30,7 +30,18 @@ PLAIN = GrpoConfig.of(
     kl_coef=0.01,
     context={"max_turns": 4, "max_tokens": 96},
 )
-CONFIGS = {"lora": PLAIN, "qlora": PLAIN.but(policy="builtin:cold-start?load=nf4", optimizer="adamw8bit")}
+CONFIGS = {
+    "lora": PLAIN,
+    "qlora": PLAIN.but(policy="builtin:cold-start?load=nf4", optimizer="adamw8bit"),
+    "roles": PLAIN.but(
+        policy="builtin:roles-cold-start",
+        graph="reasoning",
+        context={"max_tokens": 768},
+        lora_roles=("plan", "solve", "synthesize"),
+        frozen_roles=("plan",),
+        seed=1,
+    ),
+}
 KILLS = {"after step 1": ("step", 1), "inside step 2": ("rollout", 8 + 3)}
 PROGRAM = """
 import asyncio, os, signal, sys
@@ -84,10 +95,16 @@ def test_a_resumed_run_comes_to_the_adapter_of_an_undisturbed_one(
     asyncio.run(train(CONFIGS[kind], folder))
     rows = read_metrics(folder / "metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1] and all(row["stepped"] for row in rows)
-    ours, theirs = (load_file(each / "model" / "adapter_model.safetensors") for each in (folder, undisturbed))
+    ours, theirs = (_weights(each / "model") for each in (folder, undisturbed))
     assert ours.keys() == theirs.keys()
     # Rollouts that went on together after the kill are batched otherwise than they were before.
     tolerance = 0.0 if name.startswith("after") else 1e-4
     for tensor, weights in ours.items():
         torch.testing.assert_close(weights, theirs[tensor], rtol=0, atol=tolerance)
     assert any(weights.abs().max() > 1e-3 for tensor, weights in ours.items() if "lora_B" in tensor)
+
+
+def _weights(model: Path) -> dict[str, torch.Tensor]:
+    """Those of all adapters in a folder."""
+    files = sorted(model.rglob("adapter_model.safetensors"))
+    return {f"{file.parent.name}/{name}": weight for file in files for name, weight in load_file(file).items()}
