@@ -39,6 +39,7 @@ CONFIGS = {
         context={"max_tokens": 768},
         lora_roles=("plan", "solve", "synthesize"),
         frozen_roles=("plan",),
+        lora_dropout=0.0,
         seed=1,
     ),
 }
@@ -97,8 +98,9 @@ def test_a_resumed_run_comes_to_the_adapter_of_an_undisturbed_one(
     assert [row["step"] for row in rows] == [0, 1] and all(row["stepped"] for row in rows)
     ours, theirs = (_weights(each / "model") for each in (folder, undisturbed))
     assert ours.keys() == theirs.keys()
-    # Rollouts that went on together after the kill are batched otherwise than they were before.
-    tolerance = 0.0 if name.startswith("after") else 1e-4
+    # Rollouts that went on together after the kill are batched otherwise than they were before; and solvers that run
+    # side by side end in any order, in which their tokens are summed.
+    tolerance = 0.0 if name.startswith("after") and kind != "roles" else 1e-4
     for tensor, weights in ours.items():
         torch.testing.assert_close(weights, theirs[tensor], rtol=0, atol=tolerance)
     assert any(weights.abs().max() > 1e-3 for tensor, weights in ours.items() if "lora_B" in tensor)

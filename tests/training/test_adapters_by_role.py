@@ -332,7 +332,8 @@ def test_a_run_on_four_roles_goes_on_to_the_same_adapters_and_keeps_no_other_wei
         before, one, other = (
             load_file(each / role / WEIGHTS_FILE) for each in (fresh, model, tmp_path / "resumed" / "model")
         )
-        assert all(torch.equal(one[name], other[name]) for name in one)
+        for name in one:  # not to the bit: solvers side by side end in any order, in which their tokens are summed
+            torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-4 if role != "critique" else 0.0)
         changed[role] = any(not torch.equal(one[name], before[name]) for name in one)
     assert changed == {"": True, "plan": True, "solve": True, "critique": False}
     (checkpoint, *_) = sorted((tmp_path / "resumed" / "checkpoints").iterdir())
