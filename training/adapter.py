@@ -11,7 +11,8 @@ that adapter on, of the rank, the strength and the layers that stand in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,15 +21,15 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hrm_agent.errors import ConfigError, ModelError
-from hrm_agent.models.adapter_folder import rank_on_record, write_base
+from hrm_agent.models.adapter_folder import rank_on_record, roles_on_record, write_base
 from hrm_agent.models.local.load_weights import need_package, quiet_libraries
+from hrm_agent.models.local.role_adapters import WEIGHTS_FILE, AdapterRoute, route_of
 from hrm_agent.training.config_parts import AdapterPart
 from hrm_agent.training.schedule import dropout_seed
 
-__all__ = ["Adapter"]
+__all__ = ["Adapter", "ReferencePolicy", "fresh_config", "recorded_config", "refused_layers"]
 
 _ALL = ("all-linear",)
-_WEIGHTS = "adapter_model.safetensors"
 _BEYOND = (
     "alora_invocation_tokens",
     "arrow_config",
@@ -70,16 +71,18 @@ class Adapter:
         quiet_libraries()
         import peft
 
-        config = _fresh(options) if start is None else _on_record(start, options)
-        try:
-            with dropout_seed(seed):
-                wrapped = peft.get_peft_model(model, config)
-        except (ValueError, TypeError) as error:
-            targets = ", ".join(options.lora_targets if start is None else _targets(config))
-            raise ModelError(
-                f"{base!r} takes no adapter on {targets}: {str(error).partition('. ')[0]}.",
-                f"lora_targets of this model: {', '.join(_linear(model)) or 'it has no linear layer'}.",
-            ) from error
+        if start is not None and (roles := roles_on_record(start)):
+            named = ", ".join(roles)
+            raise ConfigError(
+                f"lora_roles names no role, and in {start} each of {named} has an adapter of its own.",
+                f"Set lora_roles to {named}; or train the adapter of one alone: {Path(start, roles[0])}.",
+            )
+        config = fresh_config(options) if start is None else recorded_config(start, options)
+        with (
+            refused_layers(model, base, options.lora_targets if start is None else _targets(config)),
+            dropout_seed(seed),
+        ):
+            wrapped = peft.get_peft_model(model, config)
         config.base_model_name_or_path = str(Path(folder).resolve()) if Path(folder).is_dir() else folder
         put = cls(wrapped, base, began_with=start)
         if start is not None:
@@ -96,7 +99,7 @@ class Adapter:
         """Take the weights that `save` wrote. Raises `ModelError` where they are another adapter's."""
         import peft
 
-        given, own = load_file(folder / _WEIGHTS), peft.get_peft_model_state_dict(self._wrapped)
+        given, own = load_file(folder / WEIGHTS_FILE), peft.get_peft_model_state_dict(self._wrapped)
         shapes = [{name: weight.shape for name, weight in weights.items()} for weights in (given, own)]
         if shapes[0] != shapes[1]:
             name = min(name for name in given.keys() | own.keys() if shapes[0].get(name) != shapes[1].get(name))
@@ -107,41 +110,42 @@ class Adapter:
         """The policy that a training starts from, to be asked for before it: the model without the adapter where that
         is a fresh one, else with the weights that the adapter has now. All on the same weights of the model.
         """
-        if self._began_with is None:
-            return _Reference(self._wrapped, None)
-        named = self._wrapped.get_base_model().named_parameters()
-        kept = {name: weight.detach().clone() for name, weight in named if weight.requires_grad}
-        return _Reference(self._wrapped, kept)
+        fresh = self._began_with is None
+        return ReferencePolicy(self._wrapped.get_base_model(), self._wrapped.disable_adapter if fresh else None)
 
 
-class _Reference(nn.Module):
-    """Runs a model with its adapter switched off, or with other weights of it, and without dropout. Not for gradients.
+class ReferencePolicy(nn.Module):
+    """Runs a model with its adapters switched off, or as they are now, and without dropout. Not for gradients."""
 
-    `kept`: those weights, by their names in the model; None switches the adapter off.
-    """
-
-    def __init__(self, wrapped: Any, kept: dict[str, torch.Tensor] | None) -> None:
+    def __init__(self, model: Any, off: Callable[[], AbstractContextManager[Any]] | None) -> None:
+        """`off` switches the adapters of `model` off; None keeps a copy of their weights, to run with."""
         super().__init__()
-        self._held = (wrapped,)  # in a tuple: no part of this module, which would change its mode with its own
-        self._kept = kept
+        self._held = (model,)  # in a tuple: no part of this module, which would change its mode with its own
+        self._off = off
+        named = () if off else model.named_parameters()
+        self._kept = {name: weight.detach().clone() for name, weight in named if weight.requires_grad}
+
+    @property
+    def adapter_route(self) -> AdapterRoute | None:
+        """The model's."""
+        return route_of(self._held[0])
 
     def get_output_embeddings(self) -> nn.Module:
+        """The model's."""
         return self._held[0].get_output_embeddings()
 
     def forward(self, **inputs: Any) -> Any:
+        """What the model gives."""
         model, training = self._held[0], self._held[0].training
         try:
-            with torch.no_grad():
-                base = model.eval().get_base_model()
-                if self._kept is not None:
-                    return torch.func.functional_call(base, self._kept, (), inputs)
-                with model.disable_adapter():
-                    return base(**inputs)
+            with torch.no_grad(), self._off() if self._off else nullcontext():
+                return torch.func.functional_call(model.eval(), self._kept, (), inputs)
         finally:
             model.train(training)
 
 
-def _fresh(options: AdapterPart) -> Any:
+def fresh_config(options: AdapterPart) -> Any:
+    """PEFT's configuration of an adapter that begins with nothing."""
     import peft
 
     return peft.LoraConfig(
@@ -153,7 +157,7 @@ def _fresh(options: AdapterPart) -> Any:
     )
 
 
-def _on_record(start: str, options: AdapterPart) -> Any:
+def recorded_config(start: str, options: AdapterPart) -> Any:
     """The configuration of the adapter in a folder; of `options` the dropout, which is a run's own.
 
     Raises `ConfigError` where they ask for another rank, strength or layers, and `ModelError` for another kind.
@@ -161,8 +165,8 @@ def _on_record(start: str, options: AdapterPart) -> Any:
     import peft
 
     rank = rank_on_record(start)
-    if not Path(start, _WEIGHTS).is_file():
-        raise ModelError(f"The adapter {start!r} has no weights ({_WEIGHTS}).", "Save it by PEFT, as safetensors.")
+    if not Path(start, WEIGHTS_FILE).is_file():
+        raise ModelError(f"The adapter {start!r} has no weights ({WEIGHTS_FILE}).", "Save it by PEFT, as safetensors.")
     config: Any = peft.PeftConfig.from_pretrained(start)
     beyond = [key for key in _BEYOND if getattr(config, key, None)]
     beyond += ["bias"] if getattr(config, "bias", "none") != "none" else []
@@ -188,6 +192,18 @@ def _on_record(start: str, options: AdapterPart) -> Any:
     config.lora_dropout, config.inference_mode = options.lora_dropout, False
     config.init_lora_weights = True  # the weights come from the folder
     return config
+
+
+@contextmanager
+def refused_layers(model: nn.Module, base: str, targets: Iterable[str]) -> Generator[None]:
+    """Says in the words of this project that PEFT finds no layer for an adapter."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise ModelError(
+            f"{base!r} takes no adapter on {', '.join(targets)}: {str(error).partition('. ')[0]}.",
+            f"lora_targets of this model: {', '.join(_linear(model)) or 'it has no linear layer'}.",
+        ) from error
 
 
 def _targets(config: Any) -> list[str]:

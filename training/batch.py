@@ -27,7 +27,7 @@ place of the token that it belongs to.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
@@ -111,6 +111,8 @@ class Row:
     """Number of the trajectory within the batch of the whole step."""
     sequence_tokens: int = 0
     """Trained tokens of the trajectory, over all its rows."""
+    role: str = ""
+    """Role whose adapter sampled what is trained; empty for the one that all others share."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -142,6 +144,8 @@ class MicroBatch:
     """Number of the token's trajectory within the batch of the whole step, the same in all micro-batches."""
     lengths_K: Float[Tensor, " K"]
     """Trained tokens of that trajectory in the whole step."""
+    role: str = ""
+    """Role through whose adapter all tokens go; empty for the one that all others share."""
     forward: ForwardName = "padded"
     """How it is to be forwarded; of a tree, several tokens may have one parent."""
 
@@ -151,7 +155,7 @@ class MicroBatch:
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """The same on `device`."""
-        moved = {name: getattr(self, name) for name in self.__slots__ if name != "forward"}
+        moved = {name: getattr(self, name) for name in self.__slots__ if name not in ("role", "forward")}
         return replace(self, **{name: tensor.to(device, non_blocking=True) for name, tensor in moved.items()})
 
 
@@ -163,17 +167,21 @@ def build_batches(
     forward: ForwardName = "padded",
     whole_trajectories: bool = False,
     credit: Credit = as_recorded,
+    roles: Collection[str] = (),
 ) -> list[MicroBatch]:
-    """Micro-batches of what the overlays keep; empty if they keep nothing.
+    """Micro-batches of what the overlays keep; empty if they keep nothing. `roles`: those with an adapter of their own.
 
     Raises `ModelError` if something was kept but none of it can be trained on.
     """
-    rows = kept_rows(trajectories, overlays, credit)
+    rows = kept_rows(trajectories, overlays, credit, roles)
     return micro_batches(rows, token_budget=token_budget, forward=forward, whole_trajectories=whole_trajectories)
 
 
 def kept_rows(
-    trajectories: Iterable[Trajectory], overlays: Iterable[Overlay], credit: Credit = as_recorded
+    trajectories: Iterable[Trajectory],
+    overlays: Iterable[Overlay],
+    credit: Credit = as_recorded,
+    roles: Collection[str] = (),
 ) -> list[Row]:
     """The rows of all kept trajectories, in the order of the overlays; an empty list if nothing was kept.
 
@@ -185,7 +193,7 @@ def kept_rows(
     kept = [overlay for overlay in overlays if overlay.verdict is Verdict.KEPT]
     whole = [by_id[overlay.trajectory_id] for overlay in kept]
     weights = credit(whole, kept)
-    rows = [row for sequence, each in enumerate(whole) for row in linearise(each, weights, sequence)]
+    rows = [row for sequence, each in enumerate(whole) for row in linearise(each, weights, sequence, roles)]
     if kept and not rows:
         raise ModelError(
             f"None of the {len(kept)} kept trajectories has a sampled token to train on: {_why_untrainable(whole[0])}.",
@@ -194,26 +202,35 @@ def kept_rows(
     return rows
 
 
-def linearise(trajectory: Trajectory, weight_by_call: Mapping[str, float], sequence: int = 0) -> list[Row]:
+def linearise(
+    trajectory: Trajectory, weight_by_call: Mapping[str, float], sequence: int = 0, roles: Collection[str] = ()
+) -> list[Row]:
     """One row for each path that has tokens to train; `sequence`: the trajectory's number within the batch.
 
-    Calls without a weight, untrainable ones, other models' and those that a fork inherited are context only.
+    `roles` have adapters of their own. A call was sampled through its role's, with all that is before it: so a path
+    whose calls are of several adapters becomes a row for each, in which calls of the others are context. Calls
+    without a weight, untrainable ones, other models' and those that a fork inherited are context only.
     """
     free = {call.id for call in trajectory.own_calls if no_gradient(call, trajectory.policy) is None}
     own = free & weight_by_call.keys()
     trained: set[str] = set()
     rows: list[Row] = []
     for path in paths(trajectory.calls):
-        fresh = [c.id for c in path if c.id in own and c.id not in trained]
-        # A path stops at its last call with something to train: what follows is nobody's context.
-        while path and path[-1].id not in fresh:
-            path = path[:-1]
-        row = _row(path, {name: weight_by_call[name] for name in fresh})
+        fresh = {c.id: _adapter_of(c, roles) for c in path if c.id in own and c.id not in trained}
+        for role in dict.fromkeys(fresh.values()):
+            mine = [name for name, adapter in fresh.items() if adapter == role]
+            # A path stops at its last call with something to train: what follows is nobody's context.
+            last = max(place for place, call in enumerate(path) if call.id in mine)
+            row = _row(path[: last + 1], {name: weight_by_call[name] for name in mine})
+            if row.loss_mask.any():
+                rows.append(replace(row, role=role))
         trained.update(fresh)
-        if row.loss_mask.any():
-            rows.append(row)
     tokens = sum(int(row.loss_mask.sum()) for row in rows)
     return [replace(row, sequence=sequence, sequence_tokens=tokens) for row in rows]
+
+
+def _adapter_of(call: Call, roles: Collection[str]) -> str:
+    return call.identity.role if call.identity.role in roles else ""
 
 
 def _row(path: Sequence[Call], fresh: Mapping[str, float]) -> Row:
@@ -267,7 +284,21 @@ def micro_batches(
 
     Longest first, so that a budget too large for the memory fails at once and not late in the step; of a tree, in the
     order of their tokens. With `whole_trajectories` all rows of a trajectory are in one micro-batch, whatever it takes.
+    Rows that go through different adapters never stand together.
     """
+    by_role: dict[str, list[Row]] = {}
+    for row in rows:
+        by_role.setdefault(row.role, []).append(row)
+    return [
+        batch
+        for role in sorted(by_role)
+        for batch in _of_one_adapter(by_role[role], token_budget, forward, whole_trajectories)
+    ]
+
+
+def _of_one_adapter(
+    rows: Iterable[Row], token_budget: int, forward: ForwardName, whole_trajectories: bool
+) -> list[MicroBatch]:
     units = _by_trajectory(rows) if whole_trajectories else [[row] for row in rows]
     if forward == "tree":
         units = sorted(units, key=lambda unit: min(lexicographic(row.token_ids) for row in unit))
@@ -352,5 +383,6 @@ def _flat(rows: Sequence[Row], forward: ForwardName) -> MicroBatch:
         versions_K=trained("versions"),
         sequences_K=torch.from_numpy(np.repeat([row.sequence for row in rows], counts)),
         lengths_K=torch.from_numpy(np.repeat(np.array([row.sequence_tokens for row in rows], np.float32), counts)),
+        role=rows[0].role,
         forward=forward,
     )

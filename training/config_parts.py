@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -142,14 +143,23 @@ class AdapterPart(ConfigPart):
     """Share of a layer's inputs that the adapter does not see in a forward pass of the training; 0: it sees all."""
     lora_targets: Annotated[tuple[str, ...], ONE_BY_ONE] = ("all-linear",)
     """Layer that the adapter is on, such as q_proj; repeatable. all-linear: all but the output layer."""
+    lora_roles: Annotated[tuple[str, ...], ONE_BY_ONE] = ()
+    """Role, the node that asked, with an adapter of its own, such as plan; repeatable. All others share one; none
+    named: all roles do."""
 
     @model_validator(mode="after")
     def _every_key_acts(self) -> Self:
-        for key in ("lora_alpha", "lora_dropout", "lora_targets"):
+        for key in ("lora_alpha", "lora_dropout", "lora_targets", "lora_roles"):
             if not self.lora_rank and getattr(self, key) != type(self).model_fields[key].default:
                 raise ConfigError(f"{key} has no effect here: there is no adapter.", "Set lora_rank, 8 for example.")
         if not self.lora_targets:
             raise ConfigError("lora_targets names no layer.", "Leave it out for all linear ones.")
+        for role in self.lora_roles:
+            if not re.fullmatch(r"\w[\w -]*", role) or self.lora_roles.count(role) > 1:
+                raise ConfigError(
+                    f"lora_roles cannot have {role!r}: its adapter is kept in a folder of that name, once.",
+                    "Name each role once; a node has letters, digits, _ and - in its name, or its adapter is shared.",
+                )
         return self
 
     @property

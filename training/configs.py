@@ -169,6 +169,11 @@ class FineTuneConfig(SftConfig):
     def _one_source(self) -> Self:
         if self.source and self.data:
             raise ConfigError("Both a file and --from were named.", "Learn from the one or from the other.")
+        if self.adapter.lora_roles:
+            raise ConfigError(
+                "lora_roles is of `train rl`: conversations do not say which role each answer is of.",
+                "Leave it out; the adapter of one role is tuned as FOLDER/ROLE, on its answers (--role).",
+            )
         if not self.source and (self.roles or self.by or self.reward is not None):
             raise ConfigError("reward, by and roles choose among runs on record.", "Name the record: --from STORE.")
         return self

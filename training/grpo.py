@@ -24,6 +24,7 @@ from statistics import fmean
 
 from accelerate import Accelerator
 
+from hrm_agent.runtime.episode import refuse_other_roles
 from hrm_agent.training.advantages import by_group, credit_by_name, credited
 from hrm_agent.training.batch import MicroBatch, build_batches, left_out
 from hrm_agent.training.collector import Collector
@@ -61,6 +62,7 @@ async def train(
     if config.source:
         raise ValueError("runs on record are learned from by `hrm_agent.training.offline.train_on_record`")
     refuse_unsendable(config.processes, config)
+    refuse_other_roles(config.adapter.lora_roles, "lora_roles", config.graph, config.configurable)
     learner = Learner(config, Accelerator())
     async with (
         open_run(
@@ -253,6 +255,7 @@ def mini_batches(
             token_budget=loss.micro_batch_tokens,
             forward=loss.forward,
             whole_trajectories=loss.objective == "gspo",
+            roles=config.adapter.lora_roles,
         )
         for part in split_kept(overlays, config.optim.mini_batches, seed=config.seed)
     ]

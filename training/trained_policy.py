@@ -17,6 +17,7 @@ from hrm_agent.models.local.load_weights import load_for_answers
 from hrm_agent.models.model_string import LoadOptions, ModelString, parse_model
 from hrm_agent.models.policy_loader import model_folder
 from hrm_agent.training.adapter import Adapter
+from hrm_agent.training.adapters_by_role import AdaptersByRole
 from hrm_agent.training.config_parts import AdapterPart
 from hrm_agent.training.sft import save_policy
 
@@ -51,7 +52,8 @@ class TrainedPolicy:
             return cls(name, model, tokenizer, None, options)
         base = _named(whole, replace(options, device="auto", kernel=whole.options.kernel))
         start = whole.options.adapter
-        put = Adapter.put_into(model, adapter, base=base, folder=folder, seed=seed, start=start)
+        kind = AdaptersByRole if adapter.lora_roles else Adapter
+        put = kind.put_into(model, adapter, base=base, folder=folder, seed=seed, start=start)
         return cls(name, model, tokenizer, put, options)
 
     def save(self, folder: Path, card: str) -> None:

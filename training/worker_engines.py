@@ -61,7 +61,7 @@ class EngineProxy:
         future.add_done_callback(lambda done: answer.cancel() if done.cancelled() else None)
         messages = tuple(request.messages) if self._reads_messages else ()
         sampling = request.sampling.model_dump()
-        self._ask(answer, (self._key, request.prompt_ids, sampling, request.schema, messages))
+        self._ask(answer, (self._key, request.prompt_ids, sampling, request.schema, messages, request.role))
         return future
 
     def publish(self, version: int, state_dict: Any = None) -> None:
@@ -108,8 +108,8 @@ class EngineHost:
             self._send([("error", number, told(error))])
 
     def ask(self, number: int, request: Message) -> None:
-        key, prompt_ids, sampling, schema, messages = request
-        asked = GenerationRequest(prompt_ids, Sampling.model_construct(**sampling), messages, None, schema)
+        key, prompt_ids, sampling, schema, messages, role = request
+        asked = GenerationRequest(prompt_ids, Sampling.model_construct(**sampling), messages, None, schema, role)
         try:
             future = self._engines[key].submit(asked)
         except Exception as error:

@@ -3,11 +3,15 @@
 A training of an adapter writes PEFT's two files, which any program that knows PEFT can use, and beside them the string
 of the model that the adapter was trained on, with the type and the quantization of its weights: an adapter that was
 trained beside weights in 4 bits makes up for their rounding, and is for those.
+
+Where a graph's roles have adapters of their own, each is such a folder by itself, inside the one of the adapter that
+all other roles share.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +19,7 @@ from typing import Any
 from hrm_agent.errors import ModelError
 from hrm_agent.models.model_string import LoadOptions, ModelString, is_folder, parse_model
 
-__all__ = ["BASE_FILE", "is_adapter_folder", "on_its_base", "rank_on_record", "write_base"]
+__all__ = ["BASE_FILE", "is_adapter_folder", "on_its_base", "rank_on_record", "roles_on_record", "write_base"]
 
 BASE_FILE = "base.json"
 """Names the model that an adapter was trained on; without it, PEFT's own file does."""
@@ -57,9 +61,21 @@ def rank_on_record(folder: str) -> int:
         ) from error
 
 
-def write_base(folder: Path, model: str) -> None:
-    """Say in an adapter's folder which model it is for."""
-    (folder / BASE_FILE).write_text(json.dumps({"model": model}) + "\n", encoding="utf-8")
+def roles_on_record(folder: str) -> tuple[str, ...]:
+    """Roles that have an adapter of their own in a subfolder, of their name; empty for an adapter of all roles."""
+    try:
+        text = Path(folder, BASE_FILE).read_text(encoding="utf-8")
+        return tuple(str(role) for role in json.loads(text).get("roles", ()))
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ModelError(f"The file {BASE_FILE} of the adapter {folder!r} cannot be read: {error}.") from error
+
+
+def write_base(folder: Path, model: str, roles: Sequence[str] = ()) -> None:
+    """Say in an adapter's folder which model it is for, and which roles have one of their own in a subfolder."""
+    said = {"model": model, **({"roles": list(roles)} if roles else {})}
+    (folder / BASE_FILE).write_text(json.dumps(said) + "\n", encoding="utf-8")
 
 
 def _base_of(folder: str) -> str:

@@ -109,6 +109,11 @@ class PendingCall:
     def call_id(self) -> str:
         return call_id(self.identity.thread_id, self.identity.task_id, self.call_index)
 
+    @property
+    def role(self) -> str:
+        """Who asks."""
+        return self.identity.role
+
 
 def open_call(
     recording: Recording,

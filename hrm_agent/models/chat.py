@@ -262,7 +262,7 @@ class _PolicyCall:
         else:
             self._prefix = find_prefix(self.recording, self.backend, pending)
             request = GenerationRequest(
-                self._prefix.prompt_ids, pending.sampling, pending.messages, on_token, self._schema
+                self._prefix.prompt_ids, pending.sampling, pending.messages, on_token, self._schema, pending.role
             )
             self._future = self.backend.submit(request)
         return self._future

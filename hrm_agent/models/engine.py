@@ -32,6 +32,8 @@ class GenerationRequest:
     """Called from the engine's thread with each sampled token; must not block."""
     schema: Mapping[str, Any] | None = None
     """JSON schema that the answer's text is to follow; an engine that cannot hold it to that ignores it."""
+    role: str = ""
+    """Who asks, as `GraphIdentity.role` has it: an engine with adapters by role answers through this one's."""
 
 
 @dataclass(frozen=True, slots=True)

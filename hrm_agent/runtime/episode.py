@@ -43,7 +43,7 @@ from hrm_agent.runtime.execution.conversation import (
 from hrm_agent.runtime.execution.graph_names import graph_name
 from hrm_agent.runtime.execution.graph_run import GraphRun, OnChunk, OnEvent, OnUpdate, StreamCallbacks
 from hrm_agent.runtime.execution.lazy_policy import model_that_answered, policy_for
-from hrm_agent.runtime.execution.loading import BUILTIN_GRAPHS, Graph, opened_graph
+from hrm_agent.runtime.execution.loading import BUILTIN_GRAPHS, Graph, opened_graph, refuse_other_roles
 from hrm_agent.runtime.execution.run_context import CONTEXT, run_context
 from hrm_agent.runtime.execution.run_group import run_group
 from hrm_agent.runtime.settings import Durability, RolloutSettings, RunSettings
@@ -74,6 +74,7 @@ __all__ = [
     "OnEvent",
     "OnUpdate",
     "policy_for",
+    "refuse_other_roles",
 ]
 
 NO_ANSWER: Any = object()

@@ -27,7 +27,20 @@ PLAIN = GrpoConfig.of(
     kl_coef=0.01,
     context={"max_turns": 4, "max_tokens": 96},
 )
-CONFIGS = {"lora": PLAIN, "qlora": PLAIN.but(policy="builtin:cold-start?load=nf4", optimizer="adamw8bit")}
+CONFIGS = {
+    "lora": PLAIN,
+    "qlora": PLAIN.but(policy="builtin:cold-start?load=nf4", optimizer="adamw8bit"),
+    "roles": PLAIN.but(
+        policy="builtin:roles-cold-start",
+        graph="reasoning",
+        context={"max_tokens": 768},
+        lora_roles=("plan", "solve", "synthesize"),
+        frozen_roles=("plan",),
+        lora_dropout=0.0,
+        seed=1,
+    ),
+}
+WEIGHTS = "adapter_model.safetensors"
 KILLS = {"after step 1": ("step", 1), "inside step 2": ("rollout", 8 + 3)}
 
 
@@ -57,6 +70,11 @@ def test_a_resumed_run_comes_to_the_adapter_of_an_undisturbed_one(
     asyncio.run(train(CONFIGS[kind], folder))
     rows = read_metrics(folder / "metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1] and all(row["stepped"] for row in rows)
-    atol = 0.0 if name.startswith("after") else 1e-4
-    ours = assert_same_weights(folder, undisturbed, atol=atol, file="adapter_model.safetensors")
-    assert any(weights.abs().max() > 1e-3 for tensor, weights in ours.items() if "lora_B" in tensor)
+    # Rollouts that went on together after the kill are batched otherwise than they were before; and solvers that run
+    # side by side end in any order, in which their tokens are summed.
+    atol = 0.0 if name.startswith("after") and kind != "roles" else 1e-4
+    files = sorted(path.relative_to(folder / "model") for path in (folder / "model").rglob(WEIGHTS))
+    assert len(files) == 1 + len(CONFIGS[kind].adapter.lora_roles)
+    ours = [assert_same_weights(folder, undisturbed, atol=atol, file=str(file)) for file in files]
+    grown = [weights for each in ours for tensor, weights in each.items() if "lora_B" in tensor]
+    assert any(weights.abs().max() > 1e-3 for weights in grown)

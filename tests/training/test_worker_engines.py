@@ -6,6 +6,7 @@ import asyncio
 import pickle
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -83,6 +84,15 @@ def test_a_proxy_answers_as_the_engine_does(name: str) -> None:
         assert here.logprobs == pytest.approx(there.logprobs, abs=1e-5)
 
     asyncio.run(ask())
+
+
+def test_who_asks_is_told() -> None:
+    with ScriptedEngine(lambda _: "42") as engine:
+        heard: list[str] = []
+        submit = engine.submit
+        engine.submit = lambda request: (heard.append(request.role), submit(request))[1]  # type: ignore[method-assign]
+        through_proxy(engine, lambda proxy: proxy.submit(replace(asked(proxy), role="plan")))
+        assert heard == ["plan"]
 
 
 def test_tokens_are_told_one_by_one_and_what_hears_them_may_fail() -> None:

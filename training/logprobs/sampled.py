@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hrm_agent.models.local.role_adapters import route_of
 from hrm_agent.training.batch import ForwardName, MicroBatch
 from hrm_agent.training.logprobs import log_softmax
 from hrm_agent.training.logprobs.forward import Forward
@@ -63,6 +64,8 @@ def sampled_and_recorded_logprobs(
 
 def _logprobs(model: nn.Module, batch: MicroBatch, temperatures: Sequence[Tensor]) -> list[Tensor]:
     """At the first of the temperatures with a gradient, at others without."""
+    if (route := route_of(model)) is not None:
+        route.all_through(batch.role)
     layer = output_layer(model)
     if type(layer) is nn.Linear and layer not in _FOLLOWED and not _as_it_is(batch, layer):
         found = _from_hidden(model, layer, batch, temperatures)

@@ -32,7 +32,14 @@ class StepInput:
     """A packed step with its tokens, and the rows whose next token it decides."""
 
     def __init__(
-        self, ids_T: Array, positions_T: Array, step: PackedStep, fed_R: Array, last_S: Array, row_S: Array
+        self,
+        ids_T: Array,
+        positions_T: Array,
+        step: PackedStep,
+        fed_R: Array,
+        last_S: Array,
+        row_S: Array,
+        adapters_T: Array,
     ) -> None:
         device = step.pool.shape.device
         self.ids_1T = tensor_on(device, ids_T).unsqueeze(0)
@@ -43,13 +50,16 @@ class StepInput:
         self.last_S = tensor_on(device, last_S)
         """Index among the tokens of the last one of each row that is to be sampled."""
         self.row_S = row_S
+        self.adapters_T = adapters_T
+        """Number of the adapter that each token goes through."""
 
 
 class Rows:
     """Tokens and cache of all rows, and what the engine notes beside them. One thread only.
 
     `known` and `cached` count a row's tokens; `start` is where its answer begins and `limit` where it has to end;
-    `seed`, `temperature` and `top_p` say how it is sampled, `held` whether under a schema, and `jobs` for whom.
+    `seed`, `temperature` and `top_p` say how it is sampled, `held` whether under a schema, and `jobs` for whom. Its
+    cache is of one `adapter`, and never seen by a prompt for another one.
     """
 
     def __init__(self, pool: KVPool) -> None:
@@ -73,6 +83,7 @@ class Rows:
             "temperature": np.ones(rows, np.float64),
             "top_p": np.ones(rows, np.float64),
             "held": np.zeros(rows, bool),
+            "adapter": np.zeros(rows, np.int64),
             "jobs": np.full(rows, None, object),
         }
         for name, array in old.items():
@@ -84,18 +95,19 @@ class Rows:
         self.start, self.limit, self.seed = self._state["start"], self._state["limit"], self._state["seed"]
         self.temperature, self.top_p = self._state["temperature"], self._state["top_p"]
         self.held, self.jobs = self._state["held"], cast("Any", self._state["jobs"])
+        self.adapter = self._state["adapter"]
 
     @property
     def active(self) -> int:
         return int((self.kind != IDLE).sum())
 
-    def prefixes(self, prompt: Array) -> Array:
-        """Length of the common prefix of the prompt with each row's known tokens."""
+    def prefixes(self, prompt: Array, adapter: int = 0) -> Array:
+        """Length of the common prefix of the prompt with each row's known tokens; 0 for rows of another adapter."""
         width = min(len(prompt), self.pool.length)
         differs = self.tokens[:, :width] != prompt[:width]
         first = differs.argmax(axis=1)
         first[~differs[np.arange(len(first)), first]] = width
-        return np.minimum(first, self.known)
+        return np.where(self.adapter == adapter, np.minimum(first, self.known), 0)
 
     def place(self, prompt: Array, prefix_R: Array) -> int:
         """Put a prompt into a row, with the longest cached prefix; -1 if every row is busy."""
@@ -174,7 +186,8 @@ class Rows:
             self._feeding(sampling, fed_F),
         )
         ids_T = self.tokens[rows_T, positions_T]
-        return StepInput(ids_T, positions_T, step, fed_R, (ends_R - 1)[done_R], np.flatnonzero(done_R))
+        last_S, row_S = (ends_R - 1)[done_R], np.flatnonzero(done_R)
+        return StepInput(ids_T, positions_T, step, fed_R, last_S, row_S, self.adapter[rows_T])
 
     def advance(self, done: StepInput, token_S: Array, logprob_S: Array) -> None:
         """Enter what a step fed and sampled."""

@@ -44,6 +44,7 @@ from hrm_agent.models.local.kv_cache import KVPool, tensor_on
 from hrm_agent.models.local.model_inspection import capabilities_of, kv_shape, load_weights, longest_conversation
 from hrm_agent.models.local.packed_attention import replica
 from hrm_agent.models.local.pending_request import PendingRequest, objection
+from hrm_agent.models.local.role_adapters import route_of
 from hrm_agent.models.local.sampling import Held, sample_rows, seed_state, uniform
 from hrm_agent.trajectory import FinishReason, LogprobKind
 
@@ -88,6 +89,7 @@ class TransformersEngine:
         """Tokens that went through the model so far; what was found in the cache is not among them."""
         self.sampled_tokens = 0
         self._model = replica(model)
+        self._route = route_of(self._model)
         self._vocab_size = int(model.get_input_embeddings().weight.shape[0])
         shape = kv_shape(model)
         self.schemas = Schemas(self.codec, self._vocab_size)
@@ -117,6 +119,7 @@ class TransformersEngine:
             future.set_exception(error)
             return future
         job = PendingRequest(request, future, self.max_length)
+        job.adapter = 0 if self._route is None else self._route.number(request.role)
         future.add_done_callback(lambda done: self._cancelled.append(job) if done.cancelled() else None)
         schema = None if request.schema is None else self.schemas.compile(request.schema)
         if schema is None or schema.done():
@@ -242,6 +245,8 @@ class TransformersEngine:
 
     def _forward(self, step: StepInput) -> torch.Tensor:
         keep = step.last_S if len(step.row_S) else torch.zeros(1, dtype=torch.int64, device=self._no_mask.device)
+        if self._route is not None:
+            self._route.by_token(step.adapters_T, keep.device)
         output = self._model(
             input_ids=step.ids_1T,
             position_ids=step.positions_1T,
@@ -330,7 +335,7 @@ class TransformersEngine:
     def _place(self, job: PendingRequest) -> bool:
         """Give a row to a request; False if it had better wait for a prefix that is being fed just now."""
         rows = self._rows
-        prefix_R = rows.prefixes(job.prompt)
+        prefix_R = rows.prefixes(job.prompt, job.adapter)
         ready = int(np.minimum(prefix_R, rows.cached).max())
         coming_R = np.where(rows.kind == FEEDING, prefix_R, 0)
         if min(int(coming_R.max()), len(job.prompt) - 1) > ready + _WORTH_WAITING:
@@ -340,7 +345,7 @@ class TransformersEngine:
         sampling = job.request.sampling
         rows.start[row], rows.limit[row], rows.jobs[row] = len(job.prompt), job.limit, job
         rows.temperature[row], rows.top_p[row] = sampling.temperature, sampling.top_p
-        rows.held[row] = job.held is not None
+        rows.held[row], rows.adapter[row] = job.held is not None, job.adapter
         rows.seed[row] = seed_state(secrets.randbits(63) if sampling.seed is None else sampling.seed)
         job.queue_seconds = time.monotonic() - job.submitted_at
         return True

@@ -8,6 +8,7 @@ round it away in 4 bits.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ import torch
 import transformers
 
 from hrm_agent.errors import ModelError
+from hrm_agent.models.adapter_folder import roles_on_record
 from hrm_agent.models.local.engine import TransformersEngine
+from hrm_agent.models.local.role_adapters import put_adapters, read_adapter
 from hrm_agent.models.model_string import LoadOptions
 from hrm_agent.models.nf4 import choose_kernels
 
@@ -104,7 +107,10 @@ def _adapted(model: Any, adapter: str) -> Any:
     import peft
 
     before = {name for name, _ in model.named_parameters()}
+    roles = roles_on_record(adapter)
     try:
+        if roles:
+            return _adapted_by_role(model, adapter, roles)
         adapted = peft.PeftModel.from_pretrained(model, adapter).get_base_model()
     except Exception as error:  # whatever the files made the library raise
         raise ModelError(
@@ -114,6 +120,18 @@ def _adapted(model: Any, adapter: str) -> Any:
     if before == {name for name, _ in adapted.named_parameters()}:
         raise ModelError(f"The adapter {adapter!r} changes nothing in the model.", "Use one made for this model.")
     return adapted.requires_grad_(False)
+
+
+def _adapted_by_role(model: Any, adapter: str, roles: Sequence[str]) -> Any:
+    """The model with the adapters of its roles, each of which answers through its own."""
+    import peft
+
+    folders = [Path(adapter), *(Path(adapter, role) for role in roles)]
+    configs = [peft.PeftConfig.from_pretrained(str(folder)) for folder in folders]
+    route = put_adapters(model, configs, roles)
+    for name, folder in zip(route.names().values(), folders, strict=True):
+        read_adapter(model, name, folder)
+    return model.requires_grad_(False)
 
 
 def quiet_libraries() -> None:

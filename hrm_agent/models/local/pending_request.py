@@ -31,6 +31,8 @@ class PendingRequest:
         """Whether the cache holds the whole prompt, so that it can be copied; True also when the job is over."""
         self.donor: PendingRequest | None = None
         """The job whose prompt this one waits to copy from."""
+        self.adapter = 0
+        """Number of the adapter that it is answered through; 0 where all roles share one, or there is none."""
         self.held: ConstrainedAnswer | None = None
         """The answer's way through its schema; None where it is free."""
         self.submitted_at = time.monotonic()

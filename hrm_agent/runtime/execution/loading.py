@@ -11,7 +11,7 @@ import functools
 import importlib.util
 import inspect
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -19,16 +19,17 @@ from types import ModuleType
 from typing import Any
 
 from langgraph.graph import StateGraph
+from langgraph.graph.state import CompiledStateGraph
 from langgraph.pregel import Pregel
 
 from hrm_agent.async_bridge import run_sync
-from hrm_agent.errors import GraphError, HrmError, nearest
+from hrm_agent.errors import ConfigError, GraphError, HrmError, nearest
 from hrm_agent.import_by_name import import_by_name, search_in
-from hrm_agent.langgraph_format import await_missing_checkpoints
+from hrm_agent.langgraph_format import START, await_missing_checkpoints
 from hrm_agent.runtime.execution.builtin_graphs import BUILTIN_GRAPHS
 from hrm_agent.runtime.execution.runnables import graph_around, is_runnable
 
-__all__ = ["BUILTIN_GRAPHS", "Graph", "load_graph", "opened_graph", "unnamed"]
+__all__ = ["BUILTIN_GRAPHS", "Graph", "load_graph", "opened_graph", "refuse_other_roles", "unnamed"]
 
 Graph = Pregel[Any, Any, Any, Any]
 
@@ -56,6 +57,22 @@ def load_graph(graph: Any, configurable: Mapping[str, Any] | None = None) -> Gra
     if isinstance(found, Pregel):
         return found
     return _looked_at(found, _label(graph), json.dumps(dict(configurable or {}), sort_keys=True, default=str))
+
+
+def refuse_other_roles(roles: Sequence[str], key: str, graph: Any, configurable: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` where one of `roles`, the value of the key `key`, is no node of the graph.
+
+    Other kinds than a graph of states (a functional workflow) do not say their nodes beforehand: nothing is refused.
+    """
+    found = load_graph(graph, configurable) if roles else None
+    if not isinstance(found, CompiledStateGraph):
+        return
+    known = [name for name in found.nodes if name != START]
+    for role in (role for role in roles if role not in known):
+        raise ConfigError(
+            f"{key} names {role!r}, and the graph {_label(graph)} has no such node. {nearest(role, known)}".strip(),
+            f"It has {', '.join(known)}.",
+        )
 
 
 @asynccontextmanager

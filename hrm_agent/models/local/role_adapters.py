@@ -1,0 +1,177 @@
+"""Several LoRA adapters on one model, of which each token of a forward pass goes through one.
+
+A graph's roles share the model's own weights, and each may have an adapter of its own. The engine answers them in one
+batch, so in one pass tokens of several roles stand side by side: per token it is said which adapter is meant, and in
+every layer the tokens of one are multiplied together. What an adapter adds to a token depends on that token alone, so
+no other is in its answer. A trainer forwards tokens of one role at a time, through the same layers.
+
+PEFT puts the layers in, one set of weights for each adapter; what it adds itself is switched off, for good, and a hook
+adds what the route says. Its own way with several adapters in a batch goes by the first dimension, and the engine has
+all tokens in one row. A replica of the model (`hrm_agent.models.local.packed_attention`) has a route of its own on the
+same weights.
+
+Files are PEFT's: the adapter that roles without one share, and in a subfolder for each role its own. Any of these
+folders is an adapter by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from hrm_agent.errors import ModelError
+from hrm_agent.models.local.kv_cache import tensor_on
+
+__all__ = ["WEIGHTS_FILE", "AdapterRoute", "put_adapters", "read_adapter", "route_of", "write_adapter"]
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+"""PEFT's file of an adapter's weights."""
+_PREFIX = "base_model.model."
+_SHARED = "default"
+
+
+class AdapterRoute:
+    """Which adapter tokens go through, in all layers of one model. To be used by one thread at a time."""
+
+    def __init__(self, roles: Sequence[str]) -> None:
+        """`roles` have an adapter each; all others share one."""
+        self.roles = tuple(roles)
+        self._parts: list[tuple[str, Tensor | None]] = [(_SHARED, None)]
+        self._tokens = 0
+
+    def number(self, role: str) -> int:
+        """Of the adapter that a role goes through: 0 for the one that is shared."""
+        return self.roles.index(role) + 1 if role in self.roles else 0
+
+    def names(self) -> dict[str, str]:
+        """Role -> the name of its adapter in the model; the shared one's role is empty."""
+        return {"": _SHARED} | {role: _name(number) for number, role in enumerate(self.roles, start=1)}
+
+    def all_through(self, role: str) -> None:
+        """From now on all tokens are a role's. It stands until it is said otherwise: a backward pass that computes
+        layers again needs it, too.
+        """
+        self._parts = [(_name(self.number(role)), None)]
+
+    def by_token(self, adapters_T: np.ndarray[Any, Any], device: torch.device) -> None:
+        """The tokens of the next pass, [1, T], go through adapters by their numbers."""
+        numbers = np.unique(adapters_T)
+        if len(numbers) == 1:
+            self._parts = [(_name(int(numbers[0])), None)]
+            return
+        self._tokens = len(adapters_T)
+        self._parts = [(_name(int(n)), tensor_on(device, np.flatnonzero(adapters_T == n))) for n in numbers]
+
+    @contextmanager
+    def off(self) -> Generator[None]:
+        """Inside the block the model is as it is without adapters."""
+        parts, self._parts = self._parts, []
+        try:
+            yield
+        finally:
+            self._parts = parts
+
+    def add(self, layer: Any, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        """What a layer gives, with what the adapters add: its forward hook."""
+        given: Tensor = inputs[0]
+        for name, places in self._parts:
+            if places is None:
+                output = output + _added(layer, name, given, output.dtype)
+                continue
+            if given.shape[:-1] != (1, self._tokens):
+                raise ModelError(
+                    "A layer of the model sees other tokens than those that are fed (of experts, for example), so "
+                    "adapters of several roles cannot be told apart there.",
+                    "Leave the layer out of lora_targets.",
+                )
+            output = output.index_add(1, places, _added(layer, name, given[:, places], output.dtype))
+        return output
+
+
+def _name(number: int) -> str:
+    """In the model; a role's own name may have a dot, which a module's name may not."""
+    return f"role_{number}" if number else _SHARED
+
+
+def _added(layer: Any, name: str, given: Tensor, dtype: torch.dtype) -> Tensor:
+    first: nn.Linear = layer.lora_A[name]
+    inner = first(layer.lora_dropout[name](given.to(first.weight.dtype)))
+    return (layer.lora_B[name](inner) * layer.scaling[name]).to(dtype)
+
+
+def route_of(model: nn.Module) -> AdapterRoute | None:
+    """The route of a model with adapters by role; None for any other."""
+    return getattr(model, "adapter_route", None)
+
+
+def put_adapters(model: Any, configs: Sequence[Any], roles: Sequence[str]) -> AdapterRoute:
+    """Fresh adapters in a model, by PEFT's configurations: of the shared one first, then of `roles` in their order.
+
+    Raises `ModelError` where one is on a layer on which roles could not be told apart; what PEFT raises goes through.
+    """
+    import peft
+
+    route = AdapterRoute(roles)
+    wrapped: Any = None
+    for name, config in zip(route.names().values(), configs, strict=True):
+        if wrapped is None:
+            wrapped = peft.get_peft_model(model, config, adapter_name=name)
+        else:
+            wrapped.add_adapter(name, config)
+    for path, layer in _layers(model):
+        if not isinstance(layer.base_layer, nn.Linear) or layer.base_layer is _own_layer(model.get_output_embeddings()):
+            raise ModelError(
+                f"Adapters of several roles cannot be on {path!r}: it is no linear layer inside the model.",
+                "Name linear layers other than the output layer as lora_targets.",
+            )
+        layer._disable_adapters = True
+        layer.register_forward_hook(route.add)
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(".lora_" in name)
+    model.adapter_route = route
+    return route
+
+
+def _layers(model: nn.Module) -> list[tuple[str, Any]]:
+    from peft.tuners.lora import LoraLayer
+
+    return [(path, layer) for path, layer in model.named_modules() if isinstance(layer, LoraLayer)]
+
+
+def _own_layer(layer: Any) -> Any:
+    return getattr(layer, "base_layer", layer)
+
+
+def _weights(model: nn.Module, name: str) -> dict[str, Tensor]:
+    """An adapter's weights, under the names that they have in PEFT's file."""
+    return {
+        f"{_PREFIX}{path}.{part}.weight": getattr(layer, part)[name].weight
+        for path, layer in _layers(model)
+        for part in ("lora_A", "lora_B")
+        if name in getattr(layer, part)
+    }
+
+
+def write_adapter(model: nn.Module, name: str, folder: Path) -> None:
+    """The weights of an adapter, as PEFT keeps them."""
+    kept = {key: weight.detach().cpu().contiguous() for key, weight in _weights(model, name).items()}
+    save_file(kept, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+
+
+def read_adapter(model: nn.Module, name: str, folder: Path) -> None:
+    """Take the weights in a folder. Raises `ModelError` where they are another adapter's."""
+    given, own = load_file(folder / WEIGHTS_FILE), _weights(model, name)
+    shapes = [{key: weight.shape for key, weight in weights.items()} for weights in (given, own)]
+    if shapes[0] != shapes[1]:
+        key = min(key for key in given.keys() | own.keys() if shapes[0].get(key) != shapes[1].get(key))
+        raise ModelError(f"The adapter in {folder} is another one: {key!r} does not fit, for example.")
+    with torch.no_grad():
+        for key, weight in given.items():
+            own[key].copy_(weight)
