@@ -80,6 +80,7 @@ def reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: boo
     from hrm_agent.cli.training.collect import tell_changed_sources
     from hrm_agent.models.policy_loader import model_folder
     from hrm_agent.models.slow_start import told_if_slow
+    from hrm_agent.runtime.execution.loading import load_graph, refuse_other_roles
 
     with told_if_slow("loading torch; the first time this takes up to a minute"):
         from hrm_agent.training.grpo import train
@@ -103,6 +104,9 @@ def reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: boo
         learn = train_on_record
         config, said = chosen_groups(config, folder, one_pass=one_pass)
     else:
+        if not (folder / CONFIG_FILE).exists():
+            load_graph(config.graph, config.configurable)
+            refuse_other_roles(config.adapter.lora_roles, "lora_roles", config.graph, config.configurable)
         tell_changed_sources(config.tasks, "train", folder)
     with resumed_by(f"hrm-agent resume {folder}"), alone_in(folder):  # whoever is refused leaves its configuration
         is_new = not (folder / CONFIG_FILE).exists()

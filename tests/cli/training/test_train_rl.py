@@ -104,6 +104,21 @@ def test_layers_that_the_model_lacks_are_refused_and_right_ones_can_be_named_nex
     assert json.loads(Path("run/model/adapter_config.json").read_text())["r"] == 2
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--graph", "nosuch"), "There is no graph 'nosuch'"),
+        (("--lora-rank", "2", "--lora-roles", "plan"), "'plan', and the graph tool_loop has no such node"),
+    ],
+)
+def test_a_graph_or_a_role_that_there_is_not_leaves_no_run_behind(
+    hrm: Command, flags: tuple[str, ...], said: str
+) -> None:
+    failed = hrm("train", "rl", *SMALL, *flags)
+    assert failed.code == 2 and said in failed.err
+    assert not Path("run").exists(), "with right ones the folder can be named again"
+
+
 def test_keys_that_act_are_taken(hrm: Command) -> None:
     flags = ("--min-positives", "4", "--min-negatives", "0", "--penalty-eps", "0.1", "--adam-beta2", "0.99")
     assert hrm("train", "rl", *flags, "--min-group", "1", "--penalties", "by_role", "--dry-run").code == 0
