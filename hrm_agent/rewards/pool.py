@@ -72,11 +72,13 @@ class RewardPool:
         self._gate = asyncio.Semaphore(workers * MAX_JOBS)
         self._workers = workers
         self._opening = asyncio.Lock()
+        self._closed = False
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._closed = True
         for worker in list(self._all):
             await worker.close()
 
@@ -117,6 +119,8 @@ class RewardPool:
             return free
 
     async def _open(self, *, alone: bool = False) -> _Worker:
+        if self._closed:  # a job that its run has given up
+            raise asyncio.CancelledError
         worker = _Worker(self._rewards, alone=alone)
         self._all.add(worker)
         await worker.open(self._spec, self._folder, self._variables)
@@ -153,6 +157,7 @@ class _Worker:
         self._jobs: dict[int, _Job] = {}
         self._numbers = 0
         self._tasks: list[asyncio.Task[None]] = []
+        self._starting: asyncio.Task[asyncio.subprocess.Process] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._ended = False
         self._soiled = False
@@ -168,7 +173,7 @@ class _Worker:
 
     async def open(self, spec: str, folder: str, variables: Mapping[str, str]) -> None:
         paths = os.pathsep.join(path for path in sys.path if path)
-        self._process = await asyncio.create_subprocess_exec(
+        starting = asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "hrm_agent.rewards.worker",
@@ -177,9 +182,14 @@ class _Worker:
             env={**variables, "PYTHONPATH": paths},
             start_new_session=True,
         )
+        # A start that is cancelled halfway with all other tasks waits for ever for a process that nobody tells it of
+        # (CPython 3.11). So it is a task of its own, which `close` waits for.
+        self._starting = asyncio.create_task(starting)
+        self._process = await asyncio.shield(self._starting)
         try:
             async with asyncio.timeout(_OPEN_SECONDS):
-                await self._send(("open", spec, folder))
+                with suppress(ConnectionError):
+                    await self._send(("open", spec, folder))
                 answer = await self._receive()
         except TimeoutError:
             await self.close()
@@ -238,7 +248,8 @@ class _Worker:
         if (error := answer.get("error")) is not None:
             job.names.clear()
             job.began = None
-            job.done.set_exception(HrmError(*error))
+            if not job.done.done():
+                job.done.set_exception(HrmError(*error))
         elif (name := answer.get("began")) is not None:
             job.began = name
             job.deadline = time.monotonic() + self._rewards[name].timeout_seconds + GRACE_SECONDS
@@ -248,7 +259,7 @@ class _Worker:
             job.scores[name] = [RewardScore.model_validate(score) for score in answer["scores"]]
             job.names.remove(name)
             job.began = None
-            if not job.names:
+            if not job.names and not job.done.done():
                 job.done.set_result(None)
 
     async def _watch(self) -> None:
@@ -273,6 +284,8 @@ class _Worker:
     async def close(self) -> None:
         """End the process and all that its functions have started."""
         self._ended = True
+        if self._starting is not None:
+            self._process = await self._starting
         self._kill()
         if self._process is not None:
             await self._process.wait()

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 
 from hrm_agent.errors import ConfigError, HrmError
@@ -99,6 +100,22 @@ async def test_what_a_reward_has_started_is_ended_with_its_process(tmp_path: Pat
     state = Path(f"/proc/{(tmp_path / 'pid').read_text()}/stat")
     while state.exists() and state.read_text().split()[2] != "Z":
         await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_a_scoring_given_up_while_its_process_starts_leaves_none_behind_and_hangs_nobody(turns: int) -> None:
+    """`turns` of the event loop after it began, all tasks are cancelled at once, as at the end of `asyncio.run`."""
+
+    async def given_up() -> None:
+        async with opened_scorer(HOSTILE, folder=Path.cwd()) as scorer:
+            scoring.append(asyncio.create_task(scorer.score([rollout("42")])))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+    scoring: list[asyncio.Task[list[Scoring]]] = []
+    asyncio.run(given_up())
+    assert scoring[0].cancelled() or isinstance(scoring[0].exception(), ConfigError)
+    assert [child for child in psutil.Process().children() if "hrm_agent.rewards.worker" in child.cmdline()] == []
 
 
 async def test_a_group_is_compared_by_id_not_by_place() -> None:
