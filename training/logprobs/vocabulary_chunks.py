@@ -9,6 +9,7 @@ predicted at one position (siblings that share it): its logits are computed once
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -58,8 +59,10 @@ class _Chunked(torch.autograd.Function):
         log_sums = torch.empty(len(hidden), dtype=exact, device=hidden.device)
         keeps = any(ctx.needs_input_grad) and len(hidden) * weight.shape[0] <= KEPT_ELEMENTS
         kept: list[Tensor] = []
+        buffer = None if keeps else _buffer(chunks, weight, exact)
         for start, stop, entries in chunks:
-            logits = _logits(hidden[start:stop], weight, bias, None if scale is None else scale[start:stop], exact)
+            part = None if scale is None else scale[start:stop]
+            logits = _logits(hidden[start:stop], weight, bias, part, exact, buffer)
             most = logits.amax(-1)
             chosen = logits[places[entries] - start, token_ids[entries]]
             logits.sub_(most[:, None]).exp_()
@@ -81,12 +84,13 @@ class _Chunked(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=ctx.exact) if needs_weight else None
         grad_bias = torch.zeros_like(bias, dtype=ctx.exact) if needs_bias and bias is not None else None
         blame = torch.zeros_like(log_sums).index_add_(0, places, grad)
+        buffer = None if ctx.keeps else _buffer(ctx.chunks, weight, ctx.exact)
         for number, (start, stop, entries) in enumerate(ctx.chunks):
             part = None if scale is None else scale[start:stop]
             if ctx.keeps:
                 grad_logits = kept[number] * -blame[start:stop, None]
             else:
-                logits = _logits(hidden[start:stop], weight, bias, part, ctx.exact)
+                logits = _logits(hidden[start:stop], weight, bias, part, ctx.exact, buffer)
                 grad_logits = logits.sub_(log_sums[start:stop, None]).exp_().mul_(-blame[start:stop, None])
             grad_logits.index_put_((places[entries] - start, token_ids[entries]), grad[entries], accumulate=True)
             if part is not None:
@@ -115,9 +119,24 @@ def _add_product(onto: Tensor, grad_logits: Tensor, hidden: Tensor) -> None:
         onto += grad_logits.T @ hidden
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, exact: torch.dtype) -> Tensor:
-    logits = nn.functional.linear(hidden, weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype))
-    logits = logits.to(exact)
+def _buffer(chunks: Sequence[tuple[int, int, Tensor]], weight: Tensor, exact: torch.dtype) -> Tensor:
+    """For the logits of one chunk after the other: tensors of their own would leave holes in the memory behind them."""
+    most = max((stop - start for start, stop, _ in chunks), default=0)
+    return torch.empty(most, weight.shape[0], dtype=exact, device=weight.device)
+
+
+def _logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, exact: torch.dtype, out: Tensor | None
+) -> Tensor:
+    """In the first rows of `out`, where that is given."""
+    weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
+    if out is None or hidden.dtype != exact:
+        logits = nn.functional.linear(hidden, weight, bias)
+        logits = logits.to(exact) if out is None else out[: len(hidden)].copy_(logits)
+    elif bias is None:
+        logits = torch.mm(hidden, weight.T, out=out[: len(hidden)])
+    else:
+        logits = torch.addmm(bias, hidden, weight.T, out=out[: len(hidden)])
     return logits if scale is None else logits.mul_(scale[:, None])
 
 
