@@ -126,6 +126,11 @@ class ReferencePolicy(nn.Module):
         self._kept = {name: weight.detach().clone() for name, weight in named if weight.requires_grad}
 
     @property
+    def policy(self) -> nn.Module:
+        """The model that it runs."""
+        return self._held[0]
+
+    @property
     def adapter_route(self) -> AdapterRoute | None:
         """The model's."""
         return route_of(self._held[0])

@@ -168,12 +168,13 @@ def build_batches(
     whole_trajectories: bool = False,
     credit: Credit = as_recorded,
     roles: Collection[str] = (),
+    may_be_empty: bool = False,
 ) -> list[MicroBatch]:
     """Micro-batches of what the overlays keep; empty if they keep nothing. `roles`: those with an adapter of their own.
 
-    Raises `ModelError` if something was kept but none of it can be trained on.
+    Raises `ModelError` if something was kept but none of it can be trained on, unless it `may_be_empty`.
     """
-    rows = kept_rows(trajectories, overlays, credit, roles)
+    rows = kept_rows(trajectories, overlays, credit, roles, may_be_empty=may_be_empty)
     return micro_batches(rows, token_budget=token_budget, forward=forward, whole_trajectories=whole_trajectories)
 
 
@@ -182,22 +183,25 @@ def kept_rows(
     overlays: Iterable[Overlay],
     credit: Credit = as_recorded,
     roles: Collection[str] = (),
+    *,
+    may_be_empty: bool = False,
 ) -> list[Row]:
     """The rows of all kept trajectories, in the order of the overlays; an empty list if nothing was kept.
 
     `credit` gives each call its weight: by default what the overlays say of it, or the advantage of its trajectory.
 
-    Raises `ModelError` if something was kept but none of it can be trained on.
+    Raises `ModelError` if something was kept but none of it can be trained on, unless it `may_be_empty`.
     """
     by_id = {trajectory.id: trajectory for trajectory in trajectories}
     kept = [overlay for overlay in overlays if overlay.verdict is Verdict.KEPT]
     whole = [by_id[overlay.trajectory_id] for overlay in kept]
     weights = credit(whole, kept)
     rows = [row for sequence, each in enumerate(whole) for row in linearise(each, weights, sequence, roles)]
-    if kept and not rows:
+    if kept and not rows and not may_be_empty:
         raise ModelError(
             f"None of the {len(kept)} kept trajectories has a sampled token to train on: {_why_untrainable(whole[0])}.",
-            "Sample with a policy that reports token ids, at a temperature above 0 and with top_p 1.",
+            "Sample with a policy that reports token ids, at a temperature above 0 and with top_p 1; freeze not all "
+            "roles.",
         )
     return rows
 
@@ -263,6 +267,8 @@ def _why_untrainable(trajectory: Trajectory) -> str:
     others = [call.model for call in trajectory.own_calls if call.model != trajectory.policy]
     if not reasons and others:
         return f"its calls are of {others[0]!r}, the policy is {trajectory.policy!r}"
+    if not reasons and any(no_gradient(call, trajectory.policy) is None for call in trajectory.own_calls):
+        return "the roles of its calls are frozen"
     return reasons[0] if reasons else "no call sampled a token"
 
 

@@ -246,6 +246,18 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings):
                 self.optim.epochs * self.optim.mini_batches > 1 or self.loss.old_logprobs == "engine" or self.source,
                 "each batch is trained on once, so the ratio is 1 and nothing is clipped",
             ),
+            (
+                "evaluation",
+                ("patience", "eval_problems"),
+                self.evaluation.eval_every > 0,
+                "nothing is evaluated without eval_every",
+            ),
+            (
+                "loss",
+                ("correction_cap", "correction_mode"),
+                self.loss.correction != "none",
+                "nothing is corrected without correction",
+            ),
             ("rollout", ("oversampling",), algorithm != "grpo", "grpo samples G rollouts and trains on all of them"),
             ("select", _QUOTA_KEYS, algorithm.startswith("grpo-roc"), by_roc),
             ("select", _DRAW_KEYS, algorithm == "grpo-roc", by_roc),
@@ -266,6 +278,25 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings):
                 )
         update = {table: getattr(self, table).model_copy(update=keys) for table, keys in unused.items()}
         return self.model_copy(update=update) if update else self
+
+    @model_validator(mode="after")
+    def _passes_go_together(self) -> Self:
+        """Ways to compute that are right alone and wrong together."""
+        optim, loss = self.optim, self.loss
+        if optim.gradient_checkpointing and loss.forward != "padded":
+            raise ConfigError(
+                f"gradient_checkpointing does not go with forward = {loss.forward}: layers are computed again when the "
+                "attention along paths is gone.",
+                "Take forward = padded, or smaller micro_batch_tokens without gradient_checkpointing.",
+            )
+        by_sequence = loss.objective == "gspo" or loss.correction == "sequence"
+        if self.adapter.lora_dropout and (optim.mini_batches * optim.epochs > 1 or by_sequence):
+            raise ConfigError(
+                "lora_dropout does not go with several optimiser steps a batch, nor with ratios of whole rollouts: the "
+                "old log-probs would come from another draw of what is dropped, and the ratio would be noise.",
+                "Leave lora_dropout out, or mini_batches and epochs at 1 with a loss by token.",
+            )
+        return self
 
     @model_validator(mode="after")
     def _nothing_is_sampled(self) -> Self:

@@ -39,10 +39,10 @@ from hrm_agent.training.processes import require_one_process
 from hrm_agent.training.roc import is_positive, outcome_of
 from hrm_agent.training.rollout import Attempts, open_run, run_id_of, steps_with_rollouts
 from hrm_agent.training.scoring import Score, scoring_by
-from hrm_agent.training.source import StepPlan, TaskSource, key_of, tasks_of_run
+from hrm_agent.training.source import StepPlan, TaskSource, held_out, key_of, tasks_of_run
 from hrm_agent.training.step_metrics import roles_of_step, rollout_metrics
-from hrm_agent.training.tasks import Task, load_tasks
-from hrm_agent.training.tasks.sources import keep_sources, tasks_folder
+from hrm_agent.training.tasks import Task
+from hrm_agent.training.tasks.sources import keep_sources
 from hrm_agent.training.verdicts import explained, judge, judge_group, selection_metrics
 from hrm_agent.training.worker_pool import opened_workers, refuse_unsendable
 from hrm_agent.trajectory import Overlay, Trajectory, Verdict
@@ -63,6 +63,7 @@ async def train(
         raise ValueError("runs on record are learned from by `hrm_agent.training.offline.train_on_record`")
     refuse_unsendable(config.processes, config)
     refuse_other_roles(config.adapter.lora_roles, "lora_roles", config.graph, config.configurable)
+    refuse_other_roles(config.loss.frozen_roles, "frozen_roles", config.graph, config.configurable)
     learner = Learner(config, Accelerator())
     async with (
         open_run(
@@ -86,6 +87,8 @@ async def train(
             if (stage := source.entered(learner.version)) is not None:
                 await run.begin(stage)
             if (plan := source.plan(learner.version)) is None:
+                if source.ran_out(learner.version):
+                    continue
                 break
             row = await run.take(plan)
             keeper.keep(row, source.progress)
@@ -209,9 +212,7 @@ class _SamplingRun(TrainingRun):
         taken, options = self.learner.version, config.evaluation
         if not options.eval_every or (taken % options.eval_every and taken != config.steps):
             return {"eval/correct": None, "eval/best": None}
-        where = tasks_folder(self.keeper.folder)
-        tasks = load_tasks(config.tasks, split="eval", seed=config.seed, count=options.eval_problems, folder=where)
-        rollouts = await self._rolled_out(f"eval-{taken}", tasks, 1)
+        rollouts = await self._rolled_out(f"eval-{taken}", held_out(config, self.keeper.folder), 1)
         correct = fmean(float(is_positive(outcome_of(each))) for each in rollouts)
         if self.source.progress.evaluated(taken, correct):
             self.keeper.best()
@@ -246,16 +247,20 @@ def credited_overlays(rollouts: Sequence[Trajectory], judged: Sequence[Overlay],
 def mini_batches(
     rollouts: Sequence[Trajectory], overlays: Sequence[Overlay], config: GrpoConfig
 ) -> list[list[MicroBatch]]:
-    """The micro-batches of each optimiser step of a batch."""
+    """The micro-batches of each optimiser step of a batch; a part in which no token is trained has none.
+
+    Raises `ModelError` if something was kept but none of it can be trained on.
+    """
     loss = config.loss
-    return [
-        build_batches(
-            rollouts,
-            part,
-            token_budget=loss.micro_batch_tokens,
-            forward=loss.forward,
-            whole_trajectories=loss.objective == "gspo",
-            roles=config.adapter.lora_roles,
-        )
-        for part in split_kept(overlays, config.optim.mini_batches, seed=config.seed)
+    build = partial(
+        build_batches,
+        rollouts,
+        token_budget=loss.micro_batch_tokens,
+        forward=loss.forward,
+        whole_trajectories=loss.objective == "gspo",
+        roles=config.adapter.lora_roles,
+    )
+    found = [
+        build(part, may_be_empty=True) for part in split_kept(overlays, config.optim.mini_batches, seed=config.seed)
     ]
+    return found if any(found) else [build(overlays)]

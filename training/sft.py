@@ -305,7 +305,7 @@ def _read_chat(line: str, place: str) -> Conversation:
 def save_policy(model: PreTrainedModel, tokenizer: Any, folder: Path, card: str) -> None:
     """Weights (safetensors), configuration, tokenizer with chat template, and the model card as README.md."""
     folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, max_shard_size="100TB")  # one file: a checkpoint is read back from it
     tokenizer.save_pretrained(folder)
     (folder / "README.md").write_text(card, encoding="utf-8")
 

@@ -9,6 +9,7 @@ that step: a step that is taken again, from the rollouts on record, comes to the
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,11 @@ from pydantic import BaseModel, ConfigDict
 from hrm_agent.training.config_parts import TrainingStage
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.schedule import Schedule
-from hrm_agent.training.tasks import Task, refuse_unscored
+from hrm_agent.training.tasks import Task, load_tasks, refuse_unscored
 from hrm_agent.training.tasks.sources import tasks_folder
 from hrm_agent.training.tasks.training_order import training_tasks
 
-__all__ = ["RunProgress", "StepPlan", "TaskSource", "at_stage", "key_of", "tasks_of_run"]
+__all__ = ["RunProgress", "StepPlan", "TaskSource", "at_stage", "held_out", "key_of", "tasks_of_run"]
 
 
 class RunProgress(BaseModel):
@@ -54,9 +55,13 @@ class RunProgress(BaseModel):
         self.evaluations = [*self.evaluations, (steps, accuracy)]
         return accuracy > best
 
-    def is_patience_spent(self, patience: int) -> bool:
-        """Whether the last `patience` evaluations were no better than one before them; never for 0."""
-        found = [accuracy for _, accuracy in self.evaluations]
+    def is_patience_spent(self, patience: int, every: int) -> bool:
+        """Whether the last `patience` evaluations were no better than one before them; never for 0.
+
+        Those of each `every`-th step count. The one at the end of a run that is prolonged later would not have been in
+        a run that was begun with so many steps.
+        """
+        found = [accuracy for steps, accuracy in self.evaluations if not every or steps % every == 0]
         return bool(0 < patience < len(found)) and max(found[-patience:]) <= max(found[:-patience])
 
 
@@ -90,11 +95,23 @@ class TaskSource:
         while self._stage_is_over(step):
             if not self._next_stage(step):
                 return False
-        return step < self._config.steps and not self.progress.is_patience_spent(self.config.evaluation.patience)
+        patience, every = self.config.evaluation.patience, self.config.evaluation.eval_every
+        return step < self._config.steps and not self.progress.is_patience_spent(patience, every)
 
     def prepare(self) -> None:
-        """Raise `TaskError` where the tasks cannot be trained on."""
+        """Raise `TaskError` where the tasks of a stage cannot be trained on."""
         self._extend()
+        for number in range(len(self._config.stages)):
+            _tasks(at_stage(self._config, number), self._folder, 1)
+
+    def ran_out(self, step: int) -> bool:
+        """No problem is left for `step`: say so, and go over to the next stage. False where there is none."""
+        stages, number = self._config.stages, self.progress.stage
+        goes_on = self._next_stage(step)
+        whose = f"of stage {stages[number].name or number + 1} " if stages else ""
+        then = "the next stage begins" if goes_on else "the training ends here"
+        sys.stderr.write(f"hrm-agent: No problem {whose}is left after {step} steps; {then}.\n")
+        return goes_on
 
     def plan(self, step: int) -> StepPlan | None:
         """What `step` is to be; None where no problem is left."""
@@ -138,9 +155,10 @@ class TaskSource:
         return None
 
     def pool(self) -> list[Task]:
-        """Every problem of the stage's pool once: as many as it has, or as the stage would draw at most."""
+        """Every problem of the stage's pool once: as many as it has, or as the run would draw at most."""
         self._extend()
-        return list({key_of(task.family, task.id): task for task in self._order}.values())
+        most = _places(self._config, self.config)
+        return list({key_of(task.family, task.id): task for task in self._order[:most]}.values())
 
     def take_in(self, groups: Mapping[str, list[bool]], correct: float) -> None:
         """What a step showed: by problem, which of its rollouts were right; and the share of right ones."""
@@ -219,10 +237,21 @@ def at_stage(config: GrpoConfig, number: int) -> GrpoConfig:
 def tasks_of_run(config: GrpoConfig, folder: Path) -> list[Task]:
     """All that a run may draw, each once: what its worker processes have to know."""
     found: dict[tuple[str, str], Task] = {}
+    leave = config.select.mastered_after > 0 or any(stage.leave_out_solved for stage in config.stages)
     for number in range(max(1, len(config.stages))):
         staged = at_stage(config, number)
-        found |= {(task.family, task.id): task for task in _tasks(staged, folder, _places(config, staged))}
+        most = _places(config, staged) * (2 if leave else 1)  # each problem that has left is passed over once
+        tasks = _tasks(staged, folder, most)
+        if config.evaluation.eval_every:
+            tasks = [*tasks, *held_out(staged, folder)]
+        found |= {(task.family, task.id): task for task in tasks}
     return list(found.values())
+
+
+def held_out(config: GrpoConfig, folder: Path) -> list[Task]:
+    """The problems of an evaluation, the same each time."""
+    count = config.evaluation.eval_problems
+    return load_tasks(config.tasks, split="eval", seed=config.seed, count=count, folder=tasks_folder(folder))
 
 
 def _places(config: GrpoConfig, staged: GrpoConfig) -> int:

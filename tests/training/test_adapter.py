@@ -20,7 +20,7 @@ from hrm_agent.models.local import load_weights
 from hrm_agent.models.local.load_weights import load_for_answers
 from hrm_agent.models.model_string import parse_model
 from hrm_agent.models.policy_loader import load_policy, model_folder
-from hrm_agent.training.batch import MicroBatch
+from hrm_agent.training.batch import ForwardName, MicroBatch
 from hrm_agent.training.checkpoints import Checkpoints
 from hrm_agent.training.config_parts import AdapterPart
 from hrm_agent.training.configs import GrpoConfig, SftConfig
@@ -65,6 +65,16 @@ def batch_of(engine: Any, weight: float = 1.0) -> MicroBatch:
 
 def weights_of(model: nn.Module, *, trained: bool) -> dict[str, torch.Tensor]:
     return {name: each.detach().clone() for name, each in model.named_parameters() if each.requires_grad == trained}
+
+
+@pytest.mark.parametrize("forward", ["packed", "tree"])
+def test_an_adapter_is_held_to_its_start_however_rows_are_forwarded(forward: ForwardName) -> None:
+    padded, other = learner(kl_coef=0.1), learner(kl_coef=0.1, forward=forward)
+    batch = batch_of(padded.engine)
+    for _ in range(3):
+        rows = [padded.update([batch], 5e-3), other.update([replace(batch, forward=forward)], 5e-3)]
+        assert rows[0]["kl_reference"] == pytest.approx(rows[1]["kl_reference"], rel=1e-3, abs=1e-7)
+    assert rows[0]["kl_reference"] > 0
 
 
 @pytest.mark.parametrize("policy", [MODEL, IN_4_BITS])

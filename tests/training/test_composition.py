@@ -7,8 +7,11 @@ from itertools import product
 import pytest
 import torch
 
+from hrm_agent.errors import ModelError
 from hrm_agent.training.advantages import ADVANTAGES, CREDITS, by_group, credit_by_name, credited
-from hrm_agent.training.batch import build_batches
+from hrm_agent.training.batch import MicroBatch, build_batches
+from hrm_agent.training.configs import GrpoConfig
+from hrm_agent.training.grpo import credited_overlays, mini_batches
 from hrm_agent.training.objectives import OBJECTIVES, LossOptions
 from hrm_agent.training.optimizer_step import policy_update
 from hrm_agent.training.roc import ALGORITHMS, select
@@ -66,3 +69,18 @@ def test_every_selection_goes_with_every_advantage_credit_and_objective(algorith
         assert (metrics["stepped"], metrics["trained_tokens"]) == (1, tokens), (advantages, credit)
         norms.add(round(metrics["grad_norm"], 6))
     assert len(norms) > 6, "the choices must make a difference"
+
+
+def test_a_part_of_a_batch_without_a_token_to_train_is_passed_over_and_a_whole_one_is_refused() -> None:
+    """Of the rollouts of each prompt the planner is frozen; one has no other call."""
+    alone = [each.model_copy(update={"calls": each.calls[:1]}) if not n else each for n, each in enumerate(GROUPS[0])]
+
+    def parts(frozen: tuple[str, ...]) -> list[list[MicroBatch]]:
+        config = GrpoConfig.of(algorithm="grpo", mini_batches=8, group_size=8, frozen_roles=frozen)
+        judged = select(alone, 8, "grpo", seed=3)
+        return mini_batches(alone, credited_overlays(alone, judged, config), config)
+
+    assert sorted(len(part) for part in parts(("plan",))) == [0, *[1] * 7]
+    assert [len(part) for part in parts(())] == [1] * 8
+    with pytest.raises(ModelError, match=r"None of the 8 kept .* the roles of its calls are frozen"):
+        parts(("plan", "solve"))

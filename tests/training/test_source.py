@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from hrm_agent.config import build_config
-from hrm_agent.errors import ConfigError
+from hrm_agent.errors import ConfigError, TaskError
 from hrm_agent.training.collector import Group, Groups
 from hrm_agent.training.config_parts import TrainingStage
 from hrm_agent.training.configs import GrpoConfig, SftConfig
 from hrm_agent.training.schedule import Schedule
-from hrm_agent.training.source import RunProgress, StepPlan, TaskSource, key_of, tasks_of_run
+from hrm_agent.training.source import RunProgress, StepPlan, TaskSource, held_out, key_of, tasks_of_run
 from hrm_agent.training.tasks import Task
 from hrm_agent.training.tasks.training_order import training_tasks
 
@@ -99,12 +99,69 @@ def test_problems_that_are_mastered_leave_and_an_empty_pool_ends_the_run(tmp_pat
     assert source.plan(7) is None
 
 
+def test_a_stage_without_problems_gives_way_to_the_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = GrpoConfig.of(
+        stages=(
+            TrainingStage(name="few", steps=5, problems=4),
+            TrainingStage(steps=2, tasks="reasoning_gym:basic_arithmetic", problems=6),
+        ),
+        prompts_per_step=4,
+        mastered_after=1,
+    )
+    source = TaskSource(config, tmp_path)
+    plan = source.plan(0)
+    assert plan is not None
+    source.take_in({key_of(task.family, task.id): [True] for task in plan.tasks}, 1.0)
+    assert source.goes_on(1) and source.plan(1) is None and source.ran_out(1)
+    assert "No problem of stage few is left after 1 steps; the next stage begins" in capsys.readouterr().err
+    assert source.goes_on(1) and source.entered(1) is not None
+    plan = source.plan(1)
+    assert plan is not None and plan.stage == 1
+    source.leave_out([key_of(task.family, task.id) for task in source.pool()])
+    assert source.plan(2) is None and not source.ran_out(2)
+    assert "No problem of stage 2 is left after 2 steps; the training ends here" in capsys.readouterr().err
+
+
+def test_tasks_of_every_stage_are_looked_at_before_the_first(tmp_path: Path) -> None:
+    stages = (STAGES[0], TrainingStage(steps=1, tasks="no_such_family"))
+    with pytest.raises(TaskError, match="no_such_family"):
+        TaskSource(GrpoConfig.of(stages=stages), tmp_path).prepare()
+
+
+@pytest.mark.parametrize("problems", [None, 5])
+def test_workers_know_every_task_that_is_drawn_tried_out_or_held_out(problems: int | None, tmp_path: Path) -> None:
+    stages = (
+        TrainingStage(steps=2, problems=problems, leave_out_solved=2),
+        TrainingStage(steps=3, problems=problems, leave_out_solved=2),
+    )
+    config = GrpoConfig.of(stages=stages, prompts_per_step=3, refill=1, mastered_after=1, eval_every=2, eval_problems=4)
+    known = {key_of(task.family, task.id) for task in tasks_of_run(config, tmp_path)}
+    assert {key_of(task.family, task.id) for task in held_out(config, tmp_path)} < known
+    source, step, used = TaskSource(config, tmp_path), 0, set[str]()
+    while source.goes_on(step):
+        if source.entered(step) is not None:
+            pool = [key_of(task.family, task.id) for task in source.pool()]
+            used |= {*pool}
+            source.leave_out(pool[::2])
+        if (plan := source.plan(step)) is None:
+            assert source.ran_out(step) or step
+            break
+        drawn = [*plan.tasks, source.next_task()]
+        names = [key_of(task.family, task.id) for task in drawn if task is not None]
+        used |= {*names}
+        source.take_in({name: [True] for name in names[:1]}, 0.5)
+        step += 1
+    assert used <= known and (problems or step == 5)
+
+
 def test_a_run_ends_when_its_patience_is_spent(tmp_path: Path) -> None:
     source = TaskSource(GrpoConfig.of(eval_every=1, patience=2), tmp_path)
     for step, (accuracy, is_best) in enumerate([(0.5, True), (0.7, True), (0.7, False)]):
         assert source.progress.evaluated(step, accuracy) is is_best
         assert source.goes_on(step)
     assert not source.progress.evaluated(3, 0.6) and not source.goes_on(4)
+    other = TaskSource(GrpoConfig.of(eval_every=2, patience=2), tmp_path, source.progress)
+    assert other.goes_on(4), "the evaluations at 1 and 3 are not of its steps"
 
 
 @pytest.mark.parametrize("rejected", [set[int](), {0}, {1, 4, 5}, {0, 1, 2, 3, 4}, set(range(20))])
@@ -181,6 +238,10 @@ def test_the_cool_down_falls_along_either_line_and_not_below_its_floor() -> None
         ({"stages": STAGES, "steps": 9}, "steps = 9, and the stages have 7 together"),
         ({"dual_clip": 3.0, "objective": "gspo"}, "dual_clip has no effect here"),
         ({"correction": "token", "old_logprobs": "engine"}, "correction has no effect here"),
+        ({"gradient_checkpointing": True, "forward": "tree"}, "gradient_checkpointing does not go with forward = tree"),
+        ({"gradient_checkpointing": True, "forward": "packed"}, "does not go with forward = packed"),
+        ({"lora_rank": 4, "lora_dropout": 0.1, "mini_batches": 2}, "lora_dropout does not go with several"),
+        ({"lora_rank": 4, "lora_dropout": 0.1, "objective": "gspo"}, "nor with ratios of whole rollouts"),
     ],
 )
 def test_what_does_not_go_together_is_refused(given: dict[str, Any], said: str) -> None:

@@ -36,7 +36,7 @@ _LAYERS = {"attention", "full_attention", "sliding_attention"}
 @contextmanager
 def packed(model: nn.Module, batch: MicroBatch) -> Generator[ModelInputs]:
     """Raises `ModelError` for a model that cannot be run like this."""
-    inner = _transformers_model(model)
+    inner = _transformers_model(getattr(model, "policy", model))
     _refuse(inner)
     tokens = batch.token_ids_N
     wanted_P = batch.parents_N[batch.loss_indices_K].unique()

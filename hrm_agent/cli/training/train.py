@@ -106,7 +106,8 @@ def reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: boo
     else:
         if not (folder / CONFIG_FILE).exists():
             load_graph(config.graph, config.configurable)
-            refuse_other_roles(config.adapter.lora_roles, "lora_roles", config.graph, config.configurable)
+            for key, roles in (("lora_roles", config.adapter.lora_roles), ("frozen_roles", config.loss.frozen_roles)):
+                refuse_other_roles(roles, key, config.graph, config.configurable)
         tell_changed_sources(config.tasks, "train", folder)
     with resumed_by(f"hrm-agent resume {folder}"), alone_in(folder):  # whoever is refused leaves its configuration
         is_new = not (folder / CONFIG_FILE).exists()

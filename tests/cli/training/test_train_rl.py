@@ -69,6 +69,8 @@ def test_a_policy_that_cannot_be_trained_is_refused_for_its_own_reason(
         (("--dual-clip", "0.5"), "greater than 1"),
         (("--dual-clip", "3", "--objective", "gspo"), "dual_clip has no effect here: the objective is gspo"),
         (("--correction", "token", "--old-logprobs", "engine"), "correction has no effect here"),
+        (("--correction-cap", "3"), "correction_cap has no effect here: nothing is corrected without correction"),
+        (("--patience", "3"), "patience has no effect here: nothing is evaluated without eval_every"),
     ],
     ids=" ".join,
 )
@@ -109,6 +111,7 @@ def test_layers_that_the_model_lacks_are_refused_and_right_ones_can_be_named_nex
     [
         (("--graph", "nosuch"), "There is no graph 'nosuch'"),
         (("--lora-rank", "2", "--lora-roles", "plan"), "'plan', and the graph tool_loop has no such node"),
+        (("--frozen-roles", "critic"), "frozen_roles names 'critic', and the graph tool_loop has no such node"),
     ],
 )
 def test_a_graph_or_a_role_that_there_is_not_leaves_no_run_behind(
