@@ -328,6 +328,12 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings):
             raise ConfigError(f"steps = {self.steps}, and the stages have {total} together.", "Leave steps out.")
         return self.model_copy(update={"steps": total})
 
+    @property
+    def tasks_of_stages(self) -> tuple[str, ...]:
+        """Families of tasks that a stage has in place of `tasks`, each once."""
+        own = [stage.tasks for stage in self.stages if stage.tasks is not None and stage.tasks != self.tasks]
+        return tuple(dict.fromkeys(own))
+
     def runner_options(self) -> RunnerOptions:
         """The policy stands in for every model of the graph, unconstrained: tokens chosen by a schema teach nothing."""
         own: RunnerOptions = {"stand_in": True, "constrain": False, "durability": self.rollout.durability}

@@ -78,7 +78,7 @@ async def train(
         config = keeper.config
         source = TaskSource(config, folder, progress)
         source.prepare()
-        keep_sources(config.tasks, "train", folder)
+        keep_sources(config.tasks, "train", folder, *config.tasks_of_stages)
         draw = partial(tasks_of_run, config, folder)
         workers = await stack.enter_async_context(opened_workers(config.processes, runner, config, draw=draw))
         collector = Collector(runner, run_id, folder, config, workers=workers, on_rollout=on_rollout)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -65,14 +65,19 @@ def read_sources(run: Path) -> TaskSources | None:
         raise RunError(f"{path} cannot be read: {lines[0]}.", "Delete it to take the tasks as they are now.") from error
 
 
-def keep_sources(spec: str, split: str, run: Path) -> None:
-    """Write what the tasks of a new run come from; what is kept of a run that began earlier stays."""
+def keep_sources(spec: str, split: str, run: Path, *others: str) -> None:
+    """Write what the tasks of a new run come from; what is kept of a run that began earlier stays.
+
+    `others`: those of its stages, where they are other ones.
+    """
     if not (run / SOURCES_FILE).exists():
         with replacing(run / SOURCES_FILE) as part:
-            part.write_text(_sources_of(spec, split, Path.cwd()).model_dump_json(indent=2) + "\n", encoding="utf-8")
+            part.write_text(
+                _sources_of((spec, *others), split, Path.cwd()).model_dump_json(indent=2) + "\n", encoding="utf-8"
+            )
 
 
-def changed_sources(spec: str, split: str, run: Path) -> list[str]:
+def changed_sources(spec: str, split: str, run: Path, *others: str) -> list[str]:
     """Modules and files whose source or content is not what it was when the run began.
 
     Raises `RunError` where a package has another version.
@@ -80,7 +85,7 @@ def changed_sources(spec: str, split: str, run: Path) -> list[str]:
     kept = read_sources(run)
     if kept is None:
         return []
-    now = _sources_of(spec, split, tasks_folder(run))
+    now = _sources_of((spec, *others), split, tasks_folder(run))
     if now.specs != kept.specs:  # other tasks are asked for, which the run's options refuse
         return []
     for name, version in kept.versions.items():
@@ -93,9 +98,11 @@ def changed_sources(spec: str, split: str, run: Path) -> list[str]:
     return [name for name, digest in kept.digests.items() if now.digests.get(name) != digest]
 
 
-def _sources_of(spec: str, split: str, folder: Path) -> TaskSources:
-    kind, rest = kind_of(spec)
-    specs = [part.spec for part in read_mixture(rest, FAMILY_NAMES)] if kind == "mix" else [spec]
+def _sources_of(given: Iterable[str], split: str, folder: Path) -> TaskSources:
+    specs: list[str] = []
+    for spec in given:
+        kind, rest = kind_of(spec)
+        specs += [part.spec for part in read_mixture(rest, FAMILY_NAMES)] if kind == "mix" else [spec]
     digests: dict[str, str] = {}
     versions: dict[str, str] = {}
     for each in specs:

@@ -92,8 +92,8 @@ def _tell_unasked(policy: str, trajectories: Sequence[Trajectory]) -> None:
     print(f"hrm-agent: {said} --stand-in puts the policy in the place of a graph's own chat model.", file=sys.stderr)
 
 
-def tell_changed_sources(tasks: str, split: str, folder: Path) -> None:
+def tell_changed_sources(tasks: str, split: str, folder: Path, *others: str) -> None:
     """A line on stderr where the code or the files that the tasks of a run are from have changed since it began."""
-    if changed := changed_sources(tasks, split, folder):
+    if changed := changed_sources(tasks, split, folder, *others):
         said = f"changed since the run in {folder} began; tasks that are on record are not run again."
         print(f"hrm-agent: {', '.join(changed)} {'has' if len(changed) == 1 else 'have'} {said}", file=sys.stderr)

@@ -108,7 +108,7 @@ def reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: boo
             load_graph(config.graph, config.configurable)
             for key, roles in (("lora_roles", config.adapter.lora_roles), ("frozen_roles", config.loss.frozen_roles)):
                 refuse_other_roles(roles, key, config.graph, config.configurable)
-        tell_changed_sources(config.tasks, "train", folder)
+        tell_changed_sources(config.tasks, "train", folder, *config.tasks_of_stages)
     with resumed_by(f"hrm-agent resume {folder}"), alone_in(folder):  # whoever is refused leaves its configuration
         is_new = not (folder / CONFIG_FILE).exists()
         if _is_taken_up(config, "train rl", folder):

@@ -12,9 +12,10 @@ from hrm_agent.errors import RunError
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.store import open_store
 from hrm_agent.training.collect import collect
-from hrm_agent.training.configs import CollectConfig
+from hrm_agent.training.config_parts import TrainingStage
+from hrm_agent.training.configs import CollectConfig, GrpoConfig
 from hrm_agent.training.tasks import verifier_of
-from hrm_agent.training.tasks.sources import changed_sources, read_sources, tasks_folder
+from hrm_agent.training.tasks.sources import changed_sources, keep_sources, read_sources, tasks_folder
 from hrm_agent.trajectory import Trajectory
 from tests.support.graphs.scripts import boxed
 from tests.support.lent import lend
@@ -67,6 +68,20 @@ def test_what_has_changed_is_named_and_other_tasks_are_refused(home: Path) -> No
     (home / "rows.csv").write_text("question,answer\n1 + 1?,2\n3 + 3?,6\n")
     with pytest.raises(RunError, match=r"is of task 'rows.csv:.'; .* The tasks have changed since the run began"):
         run(home / "run", "rows.csv")
+
+
+def test_what_a_stage_draws_from_is_kept_and_compared_as_well(home: Path) -> None:
+    stages = (
+        TrainingStage(steps=1),
+        TrainingStage(steps=1, tasks="rows.csv"),
+        TrainingStage(steps=1, tasks="rows.csv"),
+    )
+    config = GrpoConfig.of(tasks="./mine.py:tasks", stages=stages)
+    assert config.tasks_of_stages == ("rows.csv",)
+    (home / "run").mkdir()
+    keep_sources(config.tasks, "train", home / "run", *config.tasks_of_stages)
+    (home / "rows.csv").write_text("question,answer\n1 + 1?,2\n2 + 2?,5\n")
+    assert changed_sources(config.tasks, "train", home / "run", *config.tasks_of_stages) == ["rows.csv"]
 
 
 def test_code_that_has_changed_is_named(home: Path) -> None:
