@@ -157,7 +157,8 @@ class _Selection:
         self._config, self._runs, self._tokens = config, runs, tokens
         self._left_out, self._context, self._idle = Counter[str](), Counter[str](), Counter[str]()
         self._rewards: dict[str, dict[str, float]] = {}
-        self._seen: set[str] = set()
+        self._seen: dict[str, dict[str, float]] = {}
+        """By group, when each of its rollouts began."""
         self._calls = 0
         """That can be trained on."""
 
@@ -209,14 +210,24 @@ class _Selection:
                 found.setdefault((header.run_id, header.group_id), []).append(header)
         own: dict[tuple[str, str], list[Trajectory]] = {}
         for key, members in found.items():
-            if key[1] in self._seen:
+            began = {member.id: member.started_at for member in members}
+            if (known := self._seen.get(key[1])) is not None:
+                self._refuse_another_of_its_name(key[0], known, began)
                 self._left_out["of a group that is on record twice"] += len(members)
             elif len(_rollouts(members)) < 2:
                 self._left_out["alone in its group: there is nothing to compare it with"] += len(members)
             else:
-                self._seen.add(key[1])
+                self._seen[key[1]] = began
                 own[key] = members
         return dict(sorted(own.items(), key=lambda item: _place(item[1][0])))
+
+    def _refuse_another_of_its_name(self, run_id: str, known: Mapping[str, float], began: Mapping[str, float]) -> None:
+        if any(known[name] != began[name] for name in known.keys() & began.keys()):
+            raise ConfigError(
+                f"--from names two different runs that are both called {run_id!r}, after their folders: their rollouts "
+                "cannot be told apart.",
+                "Learn from one of them; or sample one again in a folder of another name.",
+            )
 
     def _lack(self, header: Trajectory, steps: Mapping[str, Mapping[str, int]]) -> str:
         if header.status is RunStatus.RUNNING:

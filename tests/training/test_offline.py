@@ -255,6 +255,13 @@ def test_what_is_left_out_is_counted(sampled: Path, tmp_path: Path) -> None:
     assert sum("left out" in line for line in found.lines(3, 3)) == 5
 
 
+def test_two_runs_of_one_name_are_not_taken_for_one(sampled: Path, tmp_path: Path) -> None:
+    later = [each.model_copy(update={"started_at": each.started_at + 60}) for each in stored(sampled)]
+    path = exported(tmp_path / "later.jsonl", later)
+    with pytest.raises(ConfigError, match=r"two different runs that are both called 'run'"):
+        select_groups(CONFIG.but(source=[str(path), str(sampled)]), str(tmp_path / "x.db"))
+
+
 def greedy(trajectory: Trajectory) -> Trajectory:
     def of(call: Any) -> Any:
         return call.model_copy(update={"sampling": call.sampling.model_copy(update={"temperature": 0.0})})
