@@ -105,7 +105,10 @@ class TaskSource:
             _tasks(at_stage(self._config, number), self._folder, 1)
 
     def ran_out(self, step: int) -> bool:
-        """No problem is left for `step`: say so, and go over to the next stage. False where there is none."""
+        """Report on stderr that the pool has no problem left for `step`, and begin the next stage.
+
+        Returns False where this was the last one.
+        """
         stages, number = self._config.stages, self.progress.stage
         goes_on = self._next_stage(step)
         whose = f"of stage {stages[number].name or number + 1} " if stages else ""

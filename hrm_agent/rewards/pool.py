@@ -182,8 +182,8 @@ class _Worker:
             env={**variables, "PYTHONPATH": paths},
             start_new_session=True,
         )
-        # A start that is cancelled halfway with all other tasks waits for ever for a process that nobody tells it of
-        # (CPython 3.11). So it is a task of its own, which `close` waits for.
+        # In CPython 3.11 `create_subprocess_exec` hangs if it is cancelled together with the task that connects its
+        # pipes, as at the end of `asyncio.run`. So it runs in a task of its own, and `close` waits for that.
         self._starting = asyncio.create_task(starting)
         self._process = await asyncio.shield(self._starting)
         try:

@@ -120,7 +120,7 @@ def _add_product(onto: Tensor, grad_logits: Tensor, hidden: Tensor) -> None:
 
 
 def _buffer(chunks: Sequence[tuple[int, int, Tensor]], weight: Tensor, exact: torch.dtype) -> Tensor:
-    """For the logits of one chunk after the other: tensors of their own would leave holes in the memory behind them."""
+    """One allocation for the logits of all chunks in turn. An allocation for each fragments the heap."""
     most = max((stop - start for start, stop, _ in chunks), default=0)
     return torch.empty(most, weight.shape[0], dtype=exact, device=weight.device)
 

@@ -66,9 +66,9 @@ def read_sources(run: Path) -> TaskSources | None:
 
 
 def keep_sources(spec: str, split: str, run: Path, *others: str) -> None:
-    """Write what the tasks of a new run come from; what is kept of a run that began earlier stays.
+    """Write `tasks.json` of a new run; that of a run which is resumed is left as it is.
 
-    `others`: those of its stages, where they are other ones.
+    `others`: the families of its stages, where they differ from `spec`.
     """
     if not (run / SOURCES_FILE).exists():
         with replacing(run / SOURCES_FILE) as part:
