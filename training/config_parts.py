@@ -14,6 +14,7 @@ from hrm_agent.runtime.settings import Durability
 __all__ = [
     "AdapterPart",
     "CheckpointSettings",
+    "EnginesPart",
     "EvaluationPart",
     "KeepPart",
     "LossPart",
@@ -129,6 +130,60 @@ class LossPart(ConfigPart):
                 "Take old_logprobs trainer, or leave correction out.",
             )
         return self
+
+
+class EnginesPart(ConfigPart):
+    """What samples the rollouts."""
+
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """transformers, this process with the very weights that are trained; vllm, servers that are given the weights after
+    each update, and are proved to sample with them."""
+    servers: Annotated[tuple[str, ...], ONE_BY_ONE] = ()
+    """A vLLM server that takes weights (docs/scale.md), as vllm:http://HOST:PORT/v1; repeatable."""
+    server_count: int = Field(default=0, ge=0)
+    """vLLM servers to be started on this machine, each on one GPU where there are any; 0, and none named: 1."""
+    server_python: str = ""
+    """Interpreter of the environment that has vLLM, for servers started here; empty: this one."""
+    server_options: Annotated[tuple[str, ...], ONE_BY_ONE] = ()
+    """Further option of `vllm serve` for servers started here, such as --server-options=--max-model-len=8192;
+    repeatable."""
+    assign: Literal["expected_peak", "least_requests", "safe_maximum", "static_prompts", "static_rollouts"] = (
+        "expected_peak"
+    )
+    """Which rollouts are on which server at a time: expected_peak, as many as their caches hold at the peak that the
+    last step's lengths foretell; safe_maximum, as many as hold the longest (paper); the others all at once, by fewest
+    requests, or split by prompts or by rollouts."""
+    weights_folder: str = ""
+    """Folder that this machine and the servers see, for weights; empty: this machine's memory."""
+    publish_tolerance: float | None = Field(default=None, gt=0)
+    """How far log-probs of a server may be from the trainer's after a publish; none: 1e-4 at most in float32, 0.05 on
+    average in half precision."""
+    server_patience: float = Field(default=600.0, gt=0)
+    """Seconds that rollouts wait for a server when none is there; then the run ends, and can be resumed."""
+
+    @model_validator(mode="after")
+    def _every_key_acts(self) -> Self:
+        own = ("server_python", "server_options")
+        for key in (key for key in type(self).model_fields if key != "engine"):
+            if getattr(self, key) == type(self).model_fields[key].default:
+                continue
+            if self.engine != "vllm":
+                raise ConfigError(f"{key} has no effect here: no server samples.", "Set engine to vllm.")
+            if key in own and self.servers and not self.server_count:
+                raise ConfigError(
+                    f"{key} has no effect here: no server is started, since some are named.", "Set server_count."
+                )
+        for url in self.servers:
+            if not url.startswith("vllm:"):
+                raise ConfigError(f"{url!r} names no vLLM server.", "Write vllm:http://HOST:PORT/v1.")
+            if self.servers.count(url) > 1:
+                raise ConfigError(f"The server {url} is named twice.", "Name each once.")
+        return self
+
+    @property
+    def own(self) -> int:
+        """Servers to be started."""
+        return self.server_count if self.servers or self.server_count else 1
 
 
 class AdapterPart(ConfigPart):

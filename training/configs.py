@@ -24,6 +24,7 @@ from hrm_agent.runtime.settings import (
 from hrm_agent.training.config_parts import (
     AdapterPart,
     CheckpointSettings,
+    EnginesPart,
     EvaluationPart,
     KeepPart,
     LossPart,
@@ -45,6 +46,7 @@ __all__ = [
 
 FREE_ON_RESUME = frozenset({"allow", "concurrency", "environment", "isolation", "processes"}) | {
     *("checkpoint_every", "checkpoints", "keep.checkpoint_every", "keep.checkpoints", "rollout.processes"),
+    *(f"engines.{key}" for key in EnginesPart.model_fields if key != "engine"),
 }
 """Keys that decide how a run is carried out and not its result: they may change when it is resumed."""
 FREE_IN_TRAINING = FREE_ON_RESUME | {"data", "steps"}
@@ -198,6 +200,8 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings):
     """Decides the tasks and their order, the draw of kept rollouts, and the seeds of all model calls."""
     rollout: RolloutPart = RolloutPart()
     """What is sampled in a step."""
+    engines: EnginesPart = EnginesPart()
+    """What samples them."""
     select: SelectPart = SelectPart()
     """Which rollouts are trained on."""
     loss: LossPart = LossPart()
@@ -308,6 +312,7 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings):
         if self.by and self.rewards is not None:
             raise ConfigError("Both by and rewards were named.", "Learn from scores on record, or from new ones.")
         draws = {
+            "engine": self.engines.engine != "transformers",
             "stages": bool(self.stages),
             "refill": bool(self.rollout.refill),
             "mastered_after": bool(self.select.mastered_after),

@@ -14,9 +14,10 @@ run has taken continues it, to the weights of a run that was begun with so many,
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from statistics import fmean
 
 from accelerate import Accelerator
 
+from hrm_agent.models import Engine
 from hrm_agent.runtime.episode import refuse_other_roles
 from hrm_agent.training.advantages import by_group, credit_by_name, credited
 from hrm_agent.training.batch import MicroBatch, build_batches, left_out
@@ -64,10 +66,11 @@ async def train(
     refuse_unsendable(config.processes, config)
     refuse_other_roles(config.adapter.lora_roles, "lora_roles", config.graph, config.configurable)
     refuse_other_roles(config.loss.frozen_roles, "frozen_roles", config.graph, config.configurable)
-    learner = Learner(config, Accelerator())
+    learner = Learner(config, Accelerator(), folder)
     async with (
+        _opened_engine(learner) as engine,
         open_run(
-            folder, learner.name, config, store=config.store, backend=learner.engine, allow=config.allowed_types
+            folder, learner.name, config, store=config.store, backend=engine, allow=config.allowed_types
         ) as runner,
         scoring_by(config, runner.store) as score,
         AsyncExitStack() as stack,
@@ -94,9 +97,17 @@ async def train(
             keeper.keep(row, source.progress)
             if on_step is not None:
                 on_step(row)
-        model = keeper.end()
-    learner.engine.close()
-    return model
+        return keeper.end()
+
+
+@asynccontextmanager
+async def _opened_engine(learner: Learner) -> AsyncGenerator[Engine]:
+    """What samples, until the run is over: it may be servers that this process has started."""
+    engine = await asyncio.to_thread(lambda: learner.engine)
+    try:
+        yield engine
+    finally:
+        await asyncio.to_thread(engine.close)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +160,8 @@ class TrainingRun(ABC):
         with phases("evaluation"):
             evaluated = await self.evaluated(config)
         row = {"step": plan.step, "stage": plan.stage, **found, **explained(update, found), **evaluated}
+        if engines := self.learner.engine_metrics():
+            row["engines"] = engines
         mastered = float(len(self.source.progress.mastered))
         return {**row, "select/mastered": mastered, "roles": roles_of_step(rollouts, overlays), **phases.seconds()}
 

@@ -1,7 +1,7 @@
 """The policy under training: weights, optimiser and version, and the engine that samples from the same weights.
 
 In one process the engine and the trainer share one module, so that publishing version n + 1 is a matter of telling
-the engine to forget its cache.
+the engine to forget its cache. Servers are given the weights.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from hrm_agent.models import Engine
 from hrm_agent.models.local.engine import TransformersEngine
 from hrm_agent.training.adam import make_adamw
 from hrm_agent.training.batch import MicroBatch
@@ -33,8 +34,8 @@ _OPTIMIZER = "optimizer.pt"
 class Learner:
     """A causal LM with its optimiser, its version, and its engine."""
 
-    def __init__(self, config: GrpoConfig, accelerator: Accelerator) -> None:
-        """`config.policy` must name weights on this machine."""
+    def __init__(self, config: GrpoConfig, accelerator: Accelerator, folder: Path | None = None) -> None:
+        """`config.policy` must name weights on this machine. `folder`: the run's, where servers write their logs."""
         self.name = config.policy
         self.accelerator = accelerator
         optim = config.optim
@@ -51,21 +52,50 @@ class Learner:
         self.model, self.optimizer = accelerator.prepare(model, make_adamw(model, optim))
         self.version = 0
         """Number of optimiser steps behind the weights."""
-        self._config = config
+        self._config, self._folder = config, folder
         self._reference = self._policy.reference() if config.loss.kl_coef else None
 
     @cached_property
-    def engine(self) -> TransformersEngine:
+    def engine(self) -> Engine:
         """Made when it is first asked for: a training that samples nothing has none."""
-        engine = TransformersEngine(self.accelerator.unwrap_model(self.model), self.tokenizer, name=self.name)
-        engine.publish(self.version)
+        if self._config.engines.engine == "vllm":
+            from hrm_agent.training.engines import open_fleet
+
+            assert self._folder is not None, "servers write their logs to the run's folder"
+            engine = open_fleet(self._config, self._folder, self.tokenizer, self._score)
+        else:
+            engine = TransformersEngine(self.accelerator.unwrap_model(self.model), self.tokenizer, name=self.name)
+        self._publish_to(engine)
         return engine
 
     def publish(self, version: int) -> None:
         """The weights are those of `version` from now on, for the engine too, where there is one."""
         self.version = version
         if "engine" in self.__dict__:
-            self.engine.publish(version)
+            self._publish_to(self.engine)
+
+    def engine_metrics(self) -> dict[str, float]:
+        """Of the servers that sample; empty where this process does."""
+        engine: Any = self.__dict__.get("engine")
+        return dict(engine.metrics()) if self._config.engines.engine == "vllm" and engine is not None else {}
+
+    def _publish_to(self, engine: Engine) -> None:
+        if self._config.engines.engine != "vllm":
+            engine.publish(self.version)
+        elif self._policy.adapter is not None:
+            engine.publish(self.version, self._policy.adapter.save)
+        else:
+            engine.publish(self.version, dict(self.accelerator.unwrap_model(self.model).named_parameters()))
+
+    @torch.no_grad()
+    def _score(self, token_ids: Sequence[int]) -> list[float]:
+        """Log-prob of each token of a text but the first, at temperature 1."""
+        model = self.accelerator.unwrap_model(self.model)
+        training = model.training
+        ids = torch.tensor([list(token_ids)], device=self.accelerator.device)
+        logprobs = model.eval()(ids).logits[0, :-1].float().log_softmax(-1)
+        model.train(training)
+        return logprobs.gather(-1, ids[0, 1:, None])[:, 0].tolist()
 
     def update(self, batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]], rate: float) -> dict[str, Any]:
         """Learn from a step's batches, then version n + 1 on the engine, whether or not there was anything to learn."""

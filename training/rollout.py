@@ -27,6 +27,7 @@ from hrm_agent.errors import RunError
 from hrm_agent.files import alone_in, read_whole, replacing
 from hrm_agent.frozen_heap import frozen_heap
 from hrm_agent.models import Backend, load_policy
+from hrm_agent.models.engine import KeepsRollouts
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.run_group import run_group
 from hrm_agent.runtime.selection.strategies import ONE_RUN, Mode, solve
@@ -235,12 +236,20 @@ def _solver(
     gate = asyncio.Semaphore(concurrency)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(concurrency, thread_name_prefix="episode"))
 
+    engine = runner.backend
+
     async def run(episode: Episode) -> Trajectory:
-        if workers is not None:
-            async with gate:
-                trajectory = await workers.run(episode)
-        else:
-            trajectory = (await solve(runner, episode, mode, gate=gate)).trajectory
+        counted = False
+        try:
+            if workers is not None:
+                async with gate:
+                    trajectory = await workers.run(episode)
+            else:
+                trajectory = (await solve(runner, episode, mode, gate=gate)).trajectory
+            counted = True
+        finally:
+            if isinstance(engine, KeepsRollouts):
+                engine.rollout_ended(episode.thread_id, counted=counted)
         if on_done is not None:
             on_done(trajectory)
         return trajectory

@@ -26,7 +26,7 @@ from hrm_agent.trajectory import FinishReason, LogprobKind, Sampling
 
 __all__ = ["EngineHost", "EngineProxy"]
 
-_OF_WEIGHTS = ("hrm_agent.models.local.", "hrm_agent.models.vllm.")
+_OF_WEIGHTS = ("hrm_agent.models.local.", "hrm_agent.models.vllm.", "hrm_agent.training.engine_fleet")
 """Engines that look at nothing but tokens: the messages behind a prompt are not sent for them."""
 
 
@@ -61,7 +61,8 @@ class EngineProxy:
         future.add_done_callback(lambda done: answer.cancel() if done.cancelled() else None)
         messages = tuple(request.messages) if self._reads_messages else ()
         sampling = request.sampling.model_dump()
-        self._ask(answer, (self._key, request.prompt_ids, sampling, request.schema, messages, request.role))
+        asked = (self._key, request.prompt_ids, sampling, request.schema, messages, request.role, request.thread)
+        self._ask(answer, asked)
         return future
 
     def publish(self, version: int, state_dict: Any = None) -> None:
@@ -108,8 +109,9 @@ class EngineHost:
             self._send([("error", number, told(error))])
 
     def ask(self, number: int, request: Message) -> None:
-        key, prompt_ids, sampling, schema, messages, role = request
-        asked = GenerationRequest(prompt_ids, Sampling.model_construct(**sampling), messages, None, schema, role)
+        key, prompt_ids, sampling, schema, messages, role, thread = request
+        known = Sampling.model_construct(**sampling)
+        asked = GenerationRequest(prompt_ids, known, messages, None, schema, role, thread)
         try:
             future = self._engines[key].submit(asked)
         except Exception as error:

@@ -261,9 +261,8 @@ class _PolicyCall:
             self._future = ask_in_thread(self.backend, pending, self.options)
         else:
             self._prefix = find_prefix(self.recording, self.backend, pending)
-            request = GenerationRequest(
-                self._prefix.prompt_ids, pending.sampling, pending.messages, on_token, self._schema, pending.role
-            )
+            seen = (self._prefix.prompt_ids, pending.sampling, pending.messages)
+            request = GenerationRequest(*seen, on_token, self._schema, pending.role, pending.thread)
             self._future = self.backend.submit(request)
         return self._future
 

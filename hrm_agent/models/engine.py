@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from langchain_core.messages import BaseMessage
 
 from hrm_agent.trajectory import FinishReason, LogprobKind, Sampling
 
-__all__ = ["Codec", "Completion", "Engine", "GenerationRequest", "ParsedTurn", "TemplateMismatch"]
+__all__ = ["Codec", "Completion", "Engine", "GenerationRequest", "KeepsRollouts", "ParsedTurn", "TemplateMismatch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,8 @@ class GenerationRequest:
     """JSON schema that the answer's text is to follow; an engine that cannot hold it to that ignores it."""
     role: str = ""
     """Who asks, as `GraphIdentity.role` has it: an engine with adapters by role answers through this one's."""
+    thread: str = ""
+    """The rollout that asks, by its LangGraph thread: its turns are best answered where the ones before were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,15 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Stop; pending requests fail with `hrm_agent.errors.ModelError`."""
+        ...
+
+
+@runtime_checkable
+class KeepsRollouts(Protocol):
+    """What an engine also is that keeps room for a rollout between its turns."""
+
+    def rollout_ended(self, thread: str, *, counted: bool = True) -> None:
+        """The rollout on `thread` asks for nothing more. `counted`: it came to an end of its own."""
         ...
 
 

@@ -14,8 +14,9 @@ Log-probs are the server's, before or after the temperature as it was started (`
 another temperature than 1 are right, and yet not those of the distribution that was sampled: for that one start the
 server with `--logprobs-mode processed_logprobs`.
 
-Limits: the weights are the server's, and `policy_version` stays 0; a trainer samples in its own process. Time that a
-request waits inside of the server is not known here: `queue_seconds` counts the wait for one of `max_requests` places.
+Limits: the weights are the server's; who gives it others says so by `serve` (`hrm_agent.training.engine_fleet`). Time
+that a request waits inside of the server is not known here: `queue_seconds` counts the wait for one of `max_requests`
+places.
 """
 
 from __future__ import annotations
@@ -51,15 +52,21 @@ _PROBE = "The answer to 17 * 23 is 391. Größe, 漢字, 🎉\n\tdef f(x): retur
 class VllmEngine:
     """Samples on a vLLM server, for many callers at once."""
 
-    def __init__(self, address: VllmAddress, served: Served, codec: PolicyCodec, *, max_requests: int = 256) -> None:
-        """At most `max_requests` are with the server at once; the others wait here, first come first served."""
-        self.name = address.name
+    def __init__(
+        self, address: VllmAddress, served: Served, codec: PolicyCodec, *, name: str = "", max_requests: int = 256
+    ) -> None:
+        """At most `max_requests` are with the server at once; the others wait here, first come first served.
+
+        `name`: what calls are recorded under; empty: the server's address.
+        """
+        self.name = name or address.name
         self.codec = codec
         self.logprob_kind = served.logprob_kind
         self.policy_version = 0
+        self._model = served.model
         self.max_length = served.max_length
         """Prompt and answer are at most so many tokens; None where the server did not say."""
-        self._address, self._served = address, served
+        self._address = address
         self._closed = False
         self._process = os.getpid()
         """A fork has no thread for the loop, and what it closes is its parent's."""
@@ -85,10 +92,24 @@ class VllmEngine:
         return future
 
     def publish(self, version: int, state_dict: Any = None) -> None:
-        """Raises `ModelError`: the weights are the server's."""
+        """Raises `ModelError`: weights go to a server by `hrm_agent.models.vllm.weights`, and `serve` says which."""
         raise ModelError(
-            f"{self.name} cannot be given weights: they are its server's.", "Sample with an engine of this process."
+            f"{self.name} cannot be given weights: they are its server's.", "Train with `--engine vllm --servers URL`."
         )
+
+    @property
+    def address(self) -> VllmAddress:
+        """The server's."""
+        return self._address
+
+    @property
+    def model(self) -> str:
+        """The name under which the server has what it is asked for."""
+        return self._model
+
+    def serve(self, version: int, model: str = "") -> None:
+        """From the next request on the server's weights are those of `version`, under the name of `model` if given."""
+        self.policy_version, self._model = version, model or self._model
 
     def capabilities(self) -> Capabilities:
         """What the server's model can do; `trainable` is whether a trainer here could change its weights."""
@@ -148,9 +169,9 @@ class VllmEngine:
 
     async def _sample(self, request: GenerationRequest, waited: float) -> Completion:
         limit = self._limit(request)
-        answer = VllmReply(request, self._address, self.codec, limit)
-        await self._connection.ask(request_body(request, self._served.model, self.codec, limit), answer.take)
-        return answer.completion(self.policy_version, waited)
+        answer, version = VllmReply(request, self._address, self.codec, limit), self.policy_version
+        await self._connection.ask(request_body(request, self._model, self.codec, limit), answer.take)
+        return answer.completion(version, waited)
 
     async def _hang_up(self) -> None:
         pending = self._tasks.copy()

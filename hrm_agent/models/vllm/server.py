@@ -28,6 +28,7 @@ from hrm_agent.trajectory import LogprobKind
 __all__ = [
     "Refusal",
     "Served",
+    "ServerGoneError",
     "VllmAddress",
     "look_up",
     "object_of",
@@ -87,6 +88,10 @@ class Served:
 
 class Refusal(ModelError):
     """The server understood and refused (HTTP 400): asking again as it is has no use."""
+
+
+class ServerGoneError(ModelError):
+    """The server is not there, went away while it answered, or failed: another may answer the same request."""
 
 
 def parse_address(name: str) -> VllmAddress:
@@ -270,7 +275,7 @@ def _is_list(value: Any) -> bool:
 def unreachable(address: VllmAddress, error: Exception) -> ModelError:
     """The server is not there, or went away while it answered."""
     why = str(error) or type(error).__name__
-    return ModelError(
+    return ServerGoneError(
         f"The vLLM server at {address.url} does not answer: {why}.",
         "Start it (docs/models.md, vLLM), or check the address; `hrm-agent resume` continues a run that stopped.",
     )
@@ -293,7 +298,7 @@ def refusal(address: VllmAddress, status: int, body: str) -> ModelError:
                 "Shorten it, or start the server with a larger --max-model-len.",
             )
         return Refusal(f"The vLLM server at {address.url} refused the request: {said}")
-    return ModelError(
+    return ServerGoneError(
         f"The vLLM server at {address.url} failed (HTTP {status}): {said}",
         "See its log; `hrm-agent resume` continues a run that stopped.",
     )

@@ -1,0 +1,137 @@
+"""vLLM servers that a training starts itself: on the loopback, on free ports, ended with it whatever ends it.
+
+A server writes all that it says to a log of its own. The interpreter may be another than this one, since vLLM pins
+versions of its own; it needs nothing of this package but one folder on its path (`in_server`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import which
+
+from hrm_agent.errors import ModelError
+from hrm_agent.models.vllm.weights import EXTENSION, EXTENSION_FOLDER
+
+__all__ = ["LaunchOptions", "VllmProcess"]
+
+_TERM_SECONDS, _KILL_SECONDS = 10.0, 10.0
+_SHOWN_LINES, _SHOWN_BYTES = 12, 256 << 10
+_SHOWN_ERRORS, _SHOWN_CHARACTERS = 4, 600
+_ERROR = re.compile(r"\b\w+(?:Error|Exception): .*")
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """How servers are started."""
+
+    model: str
+    """Folder of the weights that they begin with."""
+    python: str = ""
+    """Interpreter that has vLLM; empty: this one."""
+    arguments: tuple[str, ...] = ()
+    """Further options of `vllm serve`."""
+    adapters: bool = False
+    """Whether they are to take adapters while they run."""
+    devices: tuple[str, ...] = ()
+    """`CUDA_VISIBLE_DEVICES` of each, in turn; empty: all see all."""
+
+
+class VllmProcess:
+    """One server. Started at once; ready when its `/health` says so.
+
+    The kernel ends it when the *thread* that started it is gone, so that one has to live as long as it is wanted.
+    """
+
+    def __init__(self, options: LaunchOptions, log: Path, number: int = 0) -> None:
+        """Raises `ModelError` where the interpreter cannot be run."""
+        self.port, self.log = _free_port(), log
+        python = options.python or sys.executable
+        tied = [which("setpriv"), "--pdeathsig", "TERM", "--"] if which("setpriv") else []
+        command = [
+            *(str(part) for part in tied),
+            *(python, "-m", "vllm.entrypoints.openai.api_server", "--model", options.model),
+            *("--host", "127.0.0.1", "--port", str(self.port), "--worker-extension-cls", EXTENSION),
+            *("--logprobs-mode", "processed_logprobs", *(("--enable-lora",) if options.adapters else ())),
+            *options.arguments,
+        ]
+        log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with log.open("ab") as opened:
+                self._process = subprocess.Popen(
+                    command,
+                    env=_environment(options, number),
+                    stdin=subprocess.DEVNULL,
+                    stdout=opened,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise ModelError(
+                f"A vLLM server cannot be started by {python!r}: {error.strerror or error}.",
+                "Name the interpreter of an environment that has vLLM with --server-python.",
+            ) from error
+
+    @property
+    def url(self) -> str:
+        """Up to and with `/v1`."""
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    @property
+    def pid(self) -> int:
+        """Of the server, whose process group all its workers belong to."""
+        return self._process.pid
+
+    @property
+    def ended(self) -> str | None:
+        """How it ended, in words, with the end of its log; None while it runs."""
+        code = self._process.poll()
+        if code is None:
+            return None
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return f"{how}; what {self.log} says:\n{_cause(self.log)}"
+
+    def stop(self) -> None:
+        """End it and its workers."""
+        for sign, seconds in ((signal.SIGTERM, _TERM_SECONDS), (signal.SIGKILL, _KILL_SECONDS)):
+            if self._process.poll() is None:
+                self._signal(sign)
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(seconds)
+        self._signal(signal.SIGKILL)  # workers that it left behind
+
+    def _signal(self, sign: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, sign)
+
+
+def _environment(options: LaunchOptions, number: int) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    kept |= {"PYTHONPATH": str(EXTENSION_FOLDER), "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    if options.adapters:
+        kept["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+    if options.devices:
+        kept["CUDA_VISIBLE_DEVICES"] = options.devices[number % len(options.devices)]
+    return kept
+
+
+def _free_port() -> int:
+    with closing(socket.socket()) as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
+
+
+def _cause(log: Path) -> str:
+    """The errors in a log, the first of which is the cause of the others; its last lines where it has none."""
+    with suppress(OSError):
+        lines = log.read_bytes()[-_SHOWN_BYTES:].decode(errors="replace").splitlines()
+        errors = dict.fromkeys(found[0][:_SHOWN_CHARACTERS] for line in lines if (found := _ERROR.search(line)))
+        return "\n".join(list(errors)[:_SHOWN_ERRORS] or lines[-_SHOWN_LINES:])
+    return "(no log)"

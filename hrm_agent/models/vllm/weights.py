@@ -1,0 +1,167 @@
+"""Weights for a vLLM server, and its word for which it has: the client of `in_server/hrm_agent_weights.py`.
+
+The server must run in dev mode with that extension (`launch.py` starts it so, docs/scale.md says how to do it by hand).
+In dev mode whoever reaches its port can run any method of its workers: keep it on the loopback or in a closed network.
+A key, where the server has one, is not asked for by these routes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+
+from hrm_agent.errors import ModelError
+from hrm_agent.models.vllm.server import HTTP_OK, VllmAddress, client_options, object_of, refusal, unreachable
+
+__all__ = ["EXTENSION", "EXTENSION_FOLDER", "ServerFacts", "WeightsClient"]
+
+EXTENSION = "hrm_agent_weights.WeightsFromTrainer"
+EXTENSION_FOLDER = Path(__file__).parent / "in_server"
+"""To be on the server's PYTHONPATH."""
+_SECONDS = 600.0
+_HEALTH_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What a server says of its engine."""
+
+    kv_tokens: int
+    """Tokens that its KV cache holds."""
+    max_running: int
+    """Requests that it samples for at once."""
+    dtype: str
+    """Of its weights: float32, bfloat16, float16."""
+
+
+class WeightsClient:
+    """One server's weights. Every method raises `ModelError` where the server fails or refuses. Thread-safe."""
+
+    def __init__(self, address: VllmAddress, model: str) -> None:
+        """`model`: the name under which the server has its base model."""
+        self.address, self.model = address, model
+        self._root = address.url.removesuffix("/v1")
+        self._client = httpx.Client(timeout=_SECONDS, **client_options(address))
+
+    def facts(self) -> ServerFacts:
+        """Size of its cache, and its dtype."""
+        said = self._value("GET", "/server_info?config_format=json")
+        try:
+            config = said["vllm_config"]
+            blocks, size = config["cache_config"]["num_gpu_blocks"], config["cache_config"]["block_size"]
+            dtype = str(config["model_config"]["dtype"]).removeprefix("torch.")
+            return ServerFacts(int(blocks) * int(size), int(config["scheduler_config"]["max_num_seqs"]), dtype)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelError(
+                f"The vLLM server at {self.address.url} does not say how large its cache is.", "Take vLLM 0.32."
+            ) from error
+
+    def is_healthy(self) -> bool:
+        """Whether it answers, within seconds."""
+        try:
+            return self._client.get(f"{self._root}/health", timeout=_HEALTH_SECONDS).status_code == HTTP_OK
+        except httpx.HTTPError:
+            return False
+
+    def version(self) -> int | None:
+        """Version of the weights that it took last; None where it has only what it was started with."""
+        versions = {entry.get("version") for entry in self._rpc("hrm_weights_version")}
+        found = versions.pop() if len(versions) == 1 else None
+        return found if isinstance(found, int) else None
+
+    def take(self, path: Path, version: int) -> None:
+        """Load all weights from a safetensors file that the server can read, then drop the cache of the old ones."""
+        self._rpc("hrm_take_weights", str(path), str(version))
+        self.drop_cache()
+
+    def take_adapter(self, folder: Path, name: str) -> None:
+        """Load an adapter in PEFT's files; requests name it as their model."""
+        self._posted("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+
+    def drop_adapter(self, name: str) -> None:
+        """Forget an adapter."""
+        self._posted("/v1/unload_lora_adapter", {"lora_name": name})
+
+    def drop_cache(self) -> None:
+        """Forget the keys and values of all prefixes. No request may be under way."""
+        if self._value("POST", "/reset_prefix_cache").get("success") is not True:
+            raise ModelError(
+                f"The vLLM server at {self.address.url} keeps the cache of its former weights: it is answering others.",
+                "Let nobody else use the server while a training runs.",
+            )
+
+    def differing(self, path: Path) -> tuple[list[str], list[str]]:
+        """Names of the tensors in a file that the server does not compute with, and of those it cannot say it of."""
+        found = self._rpc("hrm_differing_weights", str(path))
+        sides = [sorted({str(name) for entry in found for name in entry.get(key, ())}) for key in _SIDES]
+        return sides[0], sides[1]
+
+    def logprobs(self, token_ids: Sequence[int], model: str | None = None) -> list[float]:
+        """Log-prob of each token but the first, after those before it, computed without the cache."""
+        asked = {
+            "model": model or self.model,
+            "prompt": list(token_ids),
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "prompt_logprobs": 0,
+        }
+        said = self._value("POST", "/v1/completions", asked)
+        try:
+            after_first = said["choices"][0]["prompt_logprobs"][1:]
+            return [float(at[str(token)]["logprob"]) for token, at in zip(token_ids[1:], after_first, strict=True)]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise ModelError(
+                f"The vLLM server at {self.address.url} gives no log-probs of a prompt.", "Take vLLM 0.32."
+            ) from error
+
+    def close(self) -> None:
+        """Hang up."""
+        self._client.close()
+
+    def _rpc(self, method: str, *args: str) -> list[dict[str, Any]]:
+        try:
+            found: Any = self._value("POST", "/collective_rpc", {"method": method, "args": list(args)}).get("results")
+        except ModelError as error:
+            if "Not Found" not in error.message and "has no attribute" not in error.message:
+                raise
+            raise ModelError(
+                f"The vLLM server at {self.address.url} takes no weights.",
+                f"Start it with VLLM_SERVER_DEV_MODE=1, PYTHONPATH={EXTENSION_FOLDER} and "
+                f"--worker-extension-cls {EXTENSION} (docs/scale.md).",
+            ) from error
+        entries = cast("list[Any]", found) if isinstance(found, list) else []
+        answers = [cast("dict[str, Any]", entry) for entry in entries if isinstance(entry, dict)]
+        if not answers or len(answers) != len(entries):
+            raise ModelError(f"The vLLM server at {self.address.url} does not say what became of {method}.")
+        return answers
+
+    def _value(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        status, text = self._asked(method, path, body)
+        if status != HTTP_OK:
+            raise refusal(self.address, status, text)
+        return object_of(self.address, text)
+
+    def _posted(self, path: str, body: dict[str, Any]) -> None:
+        status, text = self._asked("POST", path, body)
+        if status == HTTP_OK:
+            return
+        if "Not Found" in text:
+            raise ModelError(
+                f"The vLLM server at {self.address.url} takes no adapters.",
+                "Start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 (docs/scale.md).",
+            )
+        raise refusal(self.address, status, text)
+
+    def _asked(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, str]:
+        try:
+            answer = self._client.request(method, f"{self._root}{path}", json=body)
+        except httpx.HTTPError as error:
+            raise unreachable(self.address, error) from error
+        return answer.status_code, answer.text
+
+
+_SIDES = ("differing", "unknown")

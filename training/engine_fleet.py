@@ -1,0 +1,285 @@
+"""vLLM servers as the engine of a training: started and watched here or by others, given new weights, proved current.
+
+To graphs and to the trainer a fleet is one engine. `publish` gives every server the weights of the next version while
+it stays up: it is sent nothing meanwhile, ends or gives back what it is at, takes the weights from a file, forgets its
+cache, and is compared with the trainer (`hrm_agent.training.weights_proof`). A request is answered by one version from
+its first token to its last, and says which.
+
+One thread watches. A server that ended, or answers nothing for a while, loses its rollouts to the others; one of ours
+is started again; and one that is back gets the weights of the version in force, and their proof, before its first
+request. While no server is there requests wait, for `patience` seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from hrm_agent.errors import ModelError
+from hrm_agent.models.codec.chat_template import PolicyCodec
+from hrm_agent.models.engine import Completion, GenerationRequest
+from hrm_agent.models.vllm.server import ServerGoneError
+from hrm_agent.training.engine_routing import EngineRouter
+from hrm_agent.training.fleet_server import FleetOptions, FleetServer
+from hrm_agent.training.scheduler import RolloutScheduler
+from hrm_agent.training.weights_file import Publication, WeightsFolder
+from hrm_agent.training.weights_proof import PROBE_TEXT, Difference, Scored, refuse_other_weights
+from hrm_agent.trajectory import LogprobKind
+
+__all__ = ["EngineFleet"]
+
+_LOOK_SECONDS = 1.0
+
+
+class EngineFleet:
+    """Several vLLM servers, as an `Engine`."""
+
+    def __init__(
+        self,
+        name: str,
+        codec: PolicyCodec,
+        options: FleetOptions,
+        scheduler: RolloutScheduler,
+        score: Callable[[Sequence[int]], list[float]],
+    ) -> None:
+        """`name`: what calls are recorded under. `score`: the trainer's log-prob of each token of a text but the first.
+
+        Returns when the servers are there; those that do not come within `patience` are done without, as long as one
+        is. Raises `ModelError` where none is. Before the first `publish` requests wait.
+        """
+        self.name, self.codec, self.policy_version = name, codec, 0
+        self._options, self._score = options, score
+        self._router = EngineRouter(scheduler)
+        self._folder = WeightsFolder(options.run, options.weights)
+        self._publication: Publication | None = None
+        self._servers = [FleetServer(number, options) for number in range(options.count + len(options.servers))]
+        self._renewing = threading.Lock()
+        self._closing = threading.Event()
+        self._looked = threading.Condition()
+        self._failure: ModelError | None = None
+        self._alone_since = time.monotonic()
+        self._last: dict[str, float] = {}
+        self._watcher = threading.Thread(target=self._watch, name="engines", daemon=True)
+        self._watcher.start()
+        try:
+            self._wait_for_servers()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def logprob_kind(self) -> LogprobKind:
+        """Of the servers."""
+        return next(server.engine.logprob_kind for server in self._servers if server.engine is not None)
+
+    @property
+    def servers(self) -> tuple[FleetServer, ...]:
+        """All of them, there or not."""
+        return tuple(self._servers)
+
+    def submit(self, request: GenerationRequest) -> Future[Completion]:
+        """Send a request to the server that its rollout is placed on."""
+        if self._failure is not None:
+            raise self._failure
+        return self._router.submit(request)
+
+    def rollout_ended(self, thread: str, *, counted: bool = True) -> None:
+        """A rollout asks for nothing more."""
+        self._router.rollout_ended(thread, counted=counted)
+
+    def metrics(self) -> Mapping[str, float]:
+        """Of the last publish, and of the servers since the start."""
+        load = self._router.scheduler.load()
+        counts = {"engines": len(load.engines), "lost": self._router.lost, "asked_again": self._router.asked_again}
+        return {name: float(value) for name, value in counts.items()} | {"moves": float(load.moves)} | self._last
+
+    def publish(self, version: int, state_dict: Any = None) -> None:
+        """Give every server the weights of `version`, and prove that it samples with them.
+
+        `state_dict`: all weights, by Hugging Face's names; or a function that writes an adapter to a folder. A server
+        that is away gets them when it is back. Raises `ModelError` where one took them and samples with others.
+        """
+        started = time.monotonic()
+        with self._renewing:
+            if self._failure is not None:
+                raise self._failure
+            publication = self._written(version, state_dict)
+            self._router.step_ended()
+            self._publication, self.policy_version = publication, version
+            present = [server for server in self._servers if server.engine is not None]
+            with ThreadPoolExecutor(len(self._servers)) as threads:
+                taken = list(threads.map(lambda server: self._renewed(server, publication), present))
+            largest = 0.0
+            for server, found in zip(present, taken, strict=True):
+                if found is None:
+                    continue
+                try:
+                    fresh, difference = self._prove(server, publication, found)
+                except ServerGoneError as error:
+                    self._lose(server, error.message)
+                    continue
+                largest = max(largest, difference.largest)
+                self._publication = replace(publication, texts=(publication.texts[0], fresh))
+                self._take_in(server)
+            self._folder.keep_only(version)
+        self._last = {"publish_seconds": time.monotonic() - started, "proof_largest": largest}
+        self._wait_for_servers(at_least=1)
+
+    def close(self) -> None:
+        """Stop; pending requests fail with `ModelError`. Servers of our own end."""
+        self._closing.set()
+        self._router.close(ModelError(f"The engines of {self.name!r} are closed.", "Open new ones."))
+        with self._looked:
+            self._looked.notify_all()
+        if threading.current_thread() is not self._watcher:
+            self._watcher.join()
+        with ThreadPoolExecutor(max(1, len(self._servers))) as threads:
+            list(threads.map(lambda server: server.close(), self._servers))
+        self._folder.close()
+
+    # weights
+
+    def _written(self, version: int, state_dict: Any) -> Publication:
+        ids = tuple(self.codec.encode_answer(PROBE_TEXT))
+        text = Scored(ids, tuple(self._score(ids)))
+        if callable(state_dict):
+            path = self._folder.place(version, adapter=True)
+            state_dict(path)
+        else:
+            path = self._folder.write(version, state_dict)
+        return Publication(version, path, (text,))
+
+    def _renewed(self, server: FleetServer, publication: Publication) -> Completion | None:
+        """A sample with the new weights, which are in force there from now on; None if the server was lost."""
+        self._router.hold(server.name)
+        if server.name in self._router.names and not self._router.drain(
+            server.name, abort=self._options.abort, seconds=self._options.patience
+        ):
+            self._lose(server, "did not end what it was at")
+            return None
+        try:
+            server.take(publication)
+            return server.sample(publication.texts[0].token_ids[:8])
+        except ModelError as error:
+            if server.is_there():
+                raise
+            self._lose(server, error.message)
+            return None
+
+    def _prove(self, server: FleetServer, publication: Publication, sample: Completion) -> tuple[Scored, Difference]:
+        """The sample, scored, and how far the server is off. Raises `ModelError` where it is too far."""
+        head = publication.texts[0].token_ids[:8]
+        ids = (*head, *sample.token_ids)
+        fresh = Scored(ids, tuple(self._score(ids)))
+        own = Difference.of(fresh.logprobs[-len(sample.logprobs) :], sample.logprobs)
+        return fresh, self._held_to(server, publication, own)
+
+    def _held_to(self, server: FleetServer, publication: Publication, sampled: Difference | None = None) -> Difference:
+        differences = [sampled] if sampled is not None else []
+        differences += [Difference.of(text.logprobs, server.logprobs(text.token_ids)) for text in publication.texts]
+        found = Difference(max(each.largest for each in differences), max(each.mean for each in differences))
+        refuse_other_weights(
+            where=server.url,
+            version=publication.version,
+            dtype=server.dtype,
+            tolerance=self._options.tolerance,
+            found=found,
+            differing=server.differing(publication),
+        )
+        return found
+
+    def _take_in(self, server: FleetServer) -> None:
+        if server.name in self._router.names:
+            self._router.release(server.name)
+            return
+        engine, facts = server.engine, server.facts
+        assert engine is not None
+        assert facts is not None
+        self._router.join(server.name, engine, facts.kv_tokens, facts.max_running, self._options.costs)
+
+    def _lose(self, server: FleetServer, why: str) -> None:
+        if server.name in self._router.names:
+            sys.stderr.write(f"hrm-agent: the engine at {server.url} is gone ({why}); its rollouts go on in others.\n")
+        self._router.leave(server.name)
+        server.forget()
+
+    # the watcher's thread, in which servers of our own are started: they live as long as it
+
+    def _watch(self) -> None:
+        while not self._closing.is_set():
+            for server in self._servers:
+                self._look_at(server)
+            self._give_up_where_nobody_comes()
+            with self._looked:
+                self._looked.notify_all()
+            self._closing.wait(_LOOK_SECONDS)
+
+    def _look_at(self, server: FleetServer) -> None:
+        try:
+            gone = server.look()
+            if gone is not None:
+                self._lose(server, gone)
+            if server.engine is not None and server.name not in self._router.names:
+                self._bring_up_to_date(server)
+        except ServerGoneError as error:
+            self._lose(server, error.message)
+        except ModelError as error:
+            took_weights = server.took is not None
+            self._lose(server, error.message)
+            server.refuse(error)
+            if took_weights:  # and samples with others: nobody may train on that
+                self._failure = error
+                self._router.fail_all(error)
+
+    def _bring_up_to_date(self, server: FleetServer) -> None:
+        """A server that has come after a publish. Where one is under way, that takes care of it."""
+        if not self._renewing.acquire(blocking=False):
+            return
+        try:
+            publication = self._publication
+            if publication is not None and server.name not in self._router.names:
+                server.take(publication)
+                self._held_to(server, publication)
+                self._take_in(server)
+        finally:
+            self._renewing.release()
+
+    def _give_up_where_nobody_comes(self) -> None:
+        now = time.monotonic()
+        if self._router.names or not self._router.unanswered:
+            self._alone_since = now
+        elif now - self._alone_since > self._options.patience or all(server.refused for server in self._servers):
+            self._router.fail_all(self._nobody())
+
+    def _nobody(self) -> ModelError:
+        found = next((server.refused for server in self._servers if server.refused is not None), None)
+        return found or ModelError(
+            f"No vLLM server of {self.name!r} has come within {self._options.patience:g} s.",
+            "See their logs (engines/ in the run's folder); what was recorded is kept, and the run can be resumed.",
+        )
+
+    def _wait_for_servers(self, at_least: int | None = None) -> None:
+        """Until all have come, or as many as asked for; what comes within the patience is enough if any has.
+
+        At the start one that is refused is an error: it was asked for, and nobody would look for it later.
+        """
+        until = time.monotonic() + self._options.patience
+        with self._looked:
+            while not self._closing.is_set():
+                there = sum(server.engine is not None for server in self._servers)
+                refused = [server.refused for server in self._servers if server.refused is not None]
+                if refused and (at_least is None or len(refused) == len(self._servers)):
+                    raise refused[0]
+                if there >= (at_least or len(self._servers)):
+                    return
+                left = until - time.monotonic()
+                if left <= 0 and there:
+                    return
+                if left <= 0:
+                    raise self._nobody()
+                self._looked.wait(min(left, _LOOK_SECONDS))

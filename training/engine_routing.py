@@ -1,0 +1,368 @@
+"""Requests over several engines: each goes where its rollout is placed, and on to another engine where that one dies.
+
+`RolloutScheduler` decides; this carries it out. A request that waits for room waits here. One whose engine went away is
+asked again elsewhere with its own seed: it had no answer, so nothing is sampled twice. Thread-safe: requests come from
+any thread, and answers from the engines' own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import Protocol
+
+from hrm_agent.errors import ModelError
+from hrm_agent.models.engine import Completion, GenerationRequest
+from hrm_agent.models.vllm.server import ServerGoneError
+from hrm_agent.training.scheduler import Placement, RolloutScheduler
+from hrm_agent.training.scheduling_policies import IterationCosts
+
+__all__ = ["EngineRouter", "RoutedEngine"]
+
+
+class RoutedEngine(Protocol):
+    """What answers requests behind a router."""
+
+    def submit(self, request: GenerationRequest) -> Future[Completion]:
+        """As `hrm_agent.models.Engine`. Fails with `ServerGoneError` where another engine may answer it."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A request and its answer to come."""
+
+    request: GenerationRequest
+    future: Future[Completion]
+    rollout: _Rollout
+    attempt: int = 0
+    """How often it was sent: what an earlier attempt says is not heard any more."""
+    inner: Future[Completion] | None = None
+    """The engine's own future, while it is there."""
+
+
+@dataclass(slots=True, eq=False)
+class _Rollout:
+    name: str
+    once: bool
+    """Of one request, asked by nobody's rollout: over when it is answered."""
+    asked: set[_Asked] = field(default_factory=set[_Asked])
+    """Requests without an answer: several where a graph asks in parallel."""
+    waiting: list[_Asked] = field(default_factory=list[_Asked])
+    """Those of them that are with no engine."""
+    member: _Member | None = None
+    """Where it is placed."""
+    in_turn: bool = True
+    """As the scheduler knows it: a turn of it is under way, or waits for room."""
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    """An engine behind the router."""
+
+    name: str
+    engine: RoutedEngine
+    asked: set[_Asked] = field(default_factory=set[_Asked])
+    """With the engine."""
+    held: list[_Asked] | None = None
+    """Requests that came while it takes none; None while it takes them."""
+
+
+class EngineRouter:
+    """Engines by name, and the rollouts on them."""
+
+    def __init__(self, scheduler: RolloutScheduler) -> None:
+        self._scheduler = scheduler
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._members: dict[str, _Member] = {}
+        self._rollouts: dict[str, _Rollout] = {}
+        self._numbers = count()
+        self._to_send: list[tuple[_Member, _Asked]] = []
+        self._closed: ModelError | None = None
+        self.lost = 0
+        """How often an engine was lost, so far."""
+        self.asked_again = 0
+        """Requests that were sent to another engine, so far."""
+
+    @property
+    def scheduler(self) -> RolloutScheduler:
+        """To be read, for metrics."""
+        return self._scheduler
+
+    @property
+    def names(self) -> list[str]:
+        """Of the engines that are there."""
+        with self._lock:
+            return list(self._members)
+
+    @property
+    def unanswered(self) -> int:
+        """Requests without an answer."""
+        with self._lock:
+            return sum(len(rollout.asked) for rollout in self._rollouts.values())
+
+    # requests
+
+    def submit(self, request: GenerationRequest) -> Future[Completion]:
+        """Send a request, or keep it until there is room. Cancelling the future takes it back."""
+        future: Future[Completion] = Future()
+        with self._lock:
+            if self._closed is not None:
+                raise self._closed
+            rollout = self._rollout_of(request)
+            asked = _Asked(request, future, rollout)
+            rollout.asked.add(asked)
+            self._place(rollout, asked)
+        future.add_done_callback(partial(self._taken_back, asked))
+        self._send()
+        return future
+
+    def rollout_ended(self, name: str, *, counted: bool = True) -> None:
+        """A rollout is over: what it still asks for is taken back, and its room is given to others.
+
+        `counted`: its length is one of those that the next step's rollouts are expected to have.
+        """
+        with self._lock:
+            rollout = self._rollouts.pop(name, None)
+            if rollout is None:
+                return
+            left = list(rollout.asked)
+            rollout.asked.clear()
+            self._apply(self._scheduler.ended(name, counted=counted))
+        for asked in left:
+            asked.future.cancel()
+            self._drop(asked)
+        self._send()
+
+    def step_ended(self) -> None:
+        """The lengths of the rollouts since the last time are what the coming ones are expected to have."""
+        with self._lock:
+            self._scheduler.step_ended()
+
+    # engines
+
+    def join(
+        self, name: str, engine: RoutedEngine, capacity_tokens: int, max_running: int, costs: IterationCosts | None
+    ) -> None:
+        """An engine is there, for the first time or again."""
+        with self._lock:
+            self._members[name] = _Member(name, engine)
+            self._apply(self._scheduler.join(name, capacity_tokens, max_running, costs=costs))
+            self._changed.notify_all()
+        self._send()
+
+    def leave(self, name: str) -> None:
+        """An engine is gone. Its requests are asked for again elsewhere, or wait until there is an engine."""
+        with self._lock:
+            member = self._members.pop(name, None)
+            if member is None:
+                return
+            self.lost += 1
+            moved = [*member.asked, *(member.held or ()), *(asked for to, asked in self._to_send if to is member)]
+            self._to_send = [(to, asked) for to, asked in self._to_send if to is not member]
+            self.asked_again += len(member.asked)
+            for rollout in self._rollouts.values():
+                if rollout.member is member:
+                    rollout.member = None
+            for asked in moved:
+                asked.attempt += 1
+                asked.rollout.waiting.append(asked)
+            self._apply(self._scheduler.leave(name))
+            self._changed.notify_all()
+        for asked in moved:
+            if asked.inner is not None:
+                asked.inner.cancel()
+        self._send()
+
+    def hold(self, name: str) -> bool:
+        """Send it nothing until `release`; False if it is not there."""
+        with self._lock:
+            member = self._members.get(name)
+            if member is None or member.held is not None:
+                return False
+            member.held = []
+            return True
+
+    def drain(self, name: str, *, abort: bool, seconds: float) -> bool:
+        """Wait until a held engine has answered all; or, with `abort`, take back what it is at, to be asked anew.
+
+        False if it is gone, or is not done within `seconds`.
+        """
+        with self._lock:
+            member = self._members.get(name)
+            taken: list[_Asked] = []
+            if member is not None and abort:
+                taken, held = list(member.asked), member.held
+                assert held is not None, "an engine is held before it is drained"
+                member.asked.clear()
+                for asked in taken:
+                    asked.attempt += 1
+                held.extend(taken)
+        for asked in taken:
+            if asked.inner is not None:
+                asked.inner.cancel()
+        with self._lock:
+            done = self._changed.wait_for(lambda: not self._busy(name), seconds)
+            return done and member is not None and self._members.get(name) is member
+
+    def release(self, name: str) -> None:
+        """A held engine takes requests again."""
+        with self._lock:
+            member = self._members.get(name)
+            if member is None:
+                return
+            held, member.held = member.held or [], None
+            self._to_send += [(member, asked) for asked in held]
+        self._send()
+
+    def fail_all(self, error: ModelError) -> None:
+        """Answer everything that waits with an error."""
+        with self._lock:
+            left = [asked for rollout in self._rollouts.values() for asked in rollout.asked]
+        for asked in left:
+            self._settle(asked, error)
+
+    def close(self, error: ModelError) -> None:
+        """Take nothing any more; what is under way fails with `error`."""
+        with self._lock:
+            self._closed = error
+        self.fail_all(error)
+
+    # under the lock
+
+    def _busy(self, name: str) -> bool:
+        member = self._members.get(name)
+        return member is not None and bool(member.asked)
+
+    def _rollout_of(self, request: GenerationRequest) -> _Rollout:
+        name = request.thread or f"request {next(self._numbers)}"
+        return self._rollouts.get(name) or _Rollout(name, once=not request.thread)
+
+    def _place(self, rollout: _Rollout, asked: _Asked) -> None:
+        tokens = len(asked.request.prompt_ids)
+        if rollout.name not in self._rollouts:
+            self._rollouts[rollout.name] = rollout
+            rollout.waiting.append(asked)
+            self._apply(self._scheduler.arrive(rollout.name, rollout.name.rpartition("/")[0], tokens))
+        elif not rollout.in_turn:
+            rollout.in_turn = True
+            rollout.waiting.append(asked)
+            self._apply(self._scheduler.turn_asked(rollout.name, tokens))
+        elif rollout.member is not None:
+            self._to_send.append((rollout.member, asked))
+        else:
+            rollout.waiting.append(asked)
+
+    def _apply(self, placements: Iterable[Placement]) -> None:
+        for placement in placements:
+            rollout = self._rollouts[placement.rollout]
+            rollout.member = self._members[placement.engine]
+            self._to_send += [(rollout.member, asked) for asked in rollout.waiting]
+            rollout.waiting.clear()
+            if not rollout.asked:  # what it waited for was taken back
+                self._turn_over(rollout)
+
+    def _turn_over(self, rollout: _Rollout) -> None:
+        if self._rollouts.get(rollout.name) is not rollout:
+            return
+        if rollout.once:
+            del self._rollouts[rollout.name]
+            self._apply(self._scheduler.ended(rollout.name, counted=False))
+        elif (
+            rollout.in_turn and rollout.member is not None
+        ):  # one that waits in the queue ends its turn once it is placed
+            rollout.in_turn = False
+            self._apply(self._scheduler.turn_ended(rollout.name))
+
+    # without it
+
+    def _send(self) -> None:
+        while True:
+            with self._lock:
+                if not self._to_send:
+                    return
+                member, asked = self._to_send.pop(0)
+                if asked not in asked.rollout.asked:
+                    continue  # taken back meanwhile
+                if member.held is not None:
+                    member.held.append(asked)
+                    continue
+                member.asked.add(asked)
+                asked.attempt += 1
+                attempt = asked.attempt
+            try:
+                inner = member.engine.submit(asked.request)
+            except ModelError as error:
+                inner = Future[Completion]()
+                inner.set_exception(error)
+            asked.inner = inner
+            inner.add_done_callback(partial(self._answered, member, asked, attempt))
+
+    def _answered(self, member: _Member, asked: _Asked, attempt: int, inner: Future[Completion]) -> None:
+        with self._lock:
+            member.asked.discard(asked)
+            self._changed.notify_all()
+            stale = asked.attempt != attempt or inner.cancelled()
+        if stale:
+            return
+        error = inner.exception()
+        if isinstance(error, ServerGoneError) and asked.request.on_token is None:
+            with self._lock:
+                known = self._members.get(member.name) is member
+                member.asked.add(asked)  # to be asked again with the others
+            if known:
+                self.leave(member.name)
+                return
+        self._settle(asked, error or inner.result())
+
+    def _settle(self, asked: _Asked, answer: BaseException | Completion) -> None:
+        with self._lock:
+            rollout = asked.rollout
+            if asked not in rollout.asked:
+                return
+            rollout.asked.discard(asked)
+            if isinstance(answer, Completion):
+                with suppress(KeyError):
+                    tokens = len(asked.request.prompt_ids) + len(answer.token_ids)
+                    self._scheduler.grow(rollout.name, tokens)
+            if not rollout.asked:
+                self._turn_over(rollout)
+        if asked.future.set_running_or_notify_cancel():
+            if isinstance(answer, BaseException):
+                asked.future.set_exception(answer)
+            else:
+                asked.future.set_result(answer)
+        self._send()
+
+    def _taken_back(self, asked: _Asked, future: Future[Completion]) -> None:
+        if not future.cancelled():
+            return
+        with self._lock:
+            if asked not in asked.rollout.asked:
+                return
+            asked.rollout.asked.discard(asked)
+        self._drop(asked)
+        with self._lock:
+            if not asked.rollout.asked:
+                self._turn_over(asked.rollout)
+        self._send()
+
+    def _drop(self, asked: _Asked) -> None:
+        """Take a request away from wherever it is."""
+        with self._lock:
+            asked.attempt += 1
+            for member in self._members.values():
+                member.asked.discard(asked)
+                if member.held is not None and asked in member.held:
+                    member.held.remove(asked)
+            if asked in asked.rollout.waiting:
+                asked.rollout.waiting.remove(asked)
+            self._changed.notify_all()
+        if asked.inner is not None:
+            asked.inner.cancel()
