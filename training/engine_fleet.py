@@ -224,6 +224,7 @@ class EngineFleet:
             gone = server.look()
             if gone is not None:
                 self._lose(server, gone)
+            self._refuse_other_logprobs(server)
             if server.engine is not None and server.name not in self._router.names:
                 self._bring_up_to_date(server)
         except ServerGoneError as error:
@@ -235,6 +236,15 @@ class EngineFleet:
             if took_weights:  # and samples with others: nobody may train on that
                 self._failure = error
                 self._router.fail_all(error)
+
+    def _refuse_other_logprobs(self, server: FleetServer) -> None:
+        """The record names one kind for all of a run's calls."""
+        kinds = {each.engine.logprob_kind for each in self._servers if each.engine is not None}
+        if server.engine is not None and len(kinds) > 1:
+            raise ModelError(
+                f"The vLLM server at {server.url} gives log-probs of another kind than the other servers.",
+                "Start them all with --logprobs-mode processed_logprobs, as those that are started here.",
+            )
 
     def _bring_up_to_date(self, server: FleetServer) -> None:
         """A server that has come after a publish. Where one is under way, that takes care of it."""

@@ -132,6 +132,8 @@ def _cause(log: Path) -> str:
     """The errors in a log, the first of which is the cause of the others; its last lines where it has none."""
     with suppress(OSError):
         lines = log.read_bytes()[-_SHOWN_BYTES:].decode(errors="replace").splitlines()
-        errors = dict.fromkeys(found[0][:_SHOWN_CHARACTERS] for line in lines if (found := _ERROR.search(line)))
+        errors = dict.fromkeys(
+            found[0][:_SHOWN_CHARACTERS] for line in lines if "WARNING" not in line and (found := _ERROR.search(line))
+        )
         return "\n".join(list(errors)[:_SHOWN_ERRORS] or lines[-_SHOWN_LINES:])
     return "(no log)"

@@ -8,6 +8,8 @@ import pytest
 
 from hrm_agent.models.policy_loader import model_folder
 from hrm_agent.models.vllm.engine import VllmEngine, open_vllm
+from hrm_agent.models.vllm.weights import EXTENSION_FOLDER
+from tests.support.vllm.fleet import FAULTY, IN_SERVER
 from tests.support.vllm.server import MISSING, VllmServer, find_python
 
 POLICY = "builtin:trained"
@@ -18,7 +20,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     python = find_python()
     if python is None:
         pytest.fail(MISSING, pytrace=False)
-    started = VllmServer(python, model_folder(POLICY), tmp_path_factory.mktemp("vllm"))
+    path = f"{EXTENSION_FOLDER}:{IN_SERVER}"
+    started = VllmServer(python, model_folder(POLICY), tmp_path_factory.mktemp("vllm"), *FAULTY, path=path)
     yield started
     started.stop()
 

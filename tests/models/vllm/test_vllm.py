@@ -9,6 +9,7 @@ import asyncio
 import json
 import threading
 from concurrent.futures import Future, wait
+from pathlib import Path
 from typing import Any, Literal
 
 import httpx
@@ -30,7 +31,8 @@ from hrm_agent.training.tasks import load_tasks
 from hrm_agent.trajectory import Call, FinishReason, LogprobKind, Recording, RunStatus, Sampling, Trajectory, recording
 from hrm_agent.trajectory.lint import lint
 from tests.models.vllm.conftest import POLICY
-from tests.support.vllm.server import VllmServer
+from tests.models.vllm.fleet_checks import check_a_fleet, check_a_training_on_servers
+from tests.support.vllm.server import VllmServer, find_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -84,7 +86,13 @@ async def run(engine: VllmEngine, store: RunStore, environment: LocalEnvironment
 
 
 async def test_runs_on_a_server(
-    server: VllmServer, engine: VllmEngine, store: RunStore, environment: LocalEnvironment, model: Any
+    server: VllmServer,
+    engine: VllmEngine,
+    store: RunStore,
+    environment: LocalEnvironment,
+    model: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for graph in ("tool_loop", "reasoning"):
         await check_a_run_is_recorded_with_the_servers_own_tokens_and_logprobs(
@@ -94,6 +102,12 @@ async def test_runs_on_a_server(
     await check_an_answer_is_held_to_a_schema_and_streamed(engine, store)
     await asyncio.to_thread(check_seeds_temperatures_streams_and_stops, engine, model)
     await asyncio.to_thread(check_a_cancelled_request_leaves_the_server, server, engine)
+    python = find_python()
+    assert python is not None
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(python.parents[1] / "cache"))
+    await asyncio.to_thread(check_a_fleet, server, python, tmp_path / "fleet")
+    await asyncio.to_thread(check_a_training_on_servers, server, python, tmp_path / "run")
 
 
 async def check_a_run_is_recorded_with_the_servers_own_tokens_and_logprobs(

@@ -17,13 +17,13 @@ import httpx
 
 from tests.support.postgres import free_port
 
-__all__ = ["MISSING", "VllmServer", "find_python"]
+__all__ = ["MISSING", "OPTIONS", "VllmServer", "find_python"]
 
 PROJECT = Path(__file__).parents[3]
 MISSING = "The vLLM server of the tests is not installed: run `make vllm`, or tests/support/vllm/install."
 _START_SECONDS = 600.0
-_OPTIONS = (
-    *("--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager", "--max-model-len", "1024"),
+OPTIONS = (
+    *("--dtype", "float32", "--enforce-eager", "--max-model-len", "1024"),
     *("--max-num-seqs", "32", "--block-size", "32"),
     # a policy this small would go on with white space for ever where a schema allows it
     *("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}'),
@@ -41,7 +41,8 @@ def find_python() -> Path | None:
 class VllmServer:
     """Started at once, and ready when the constructor returns. Raises `RuntimeError` with the end of its log."""
 
-    def __init__(self, python: Path, model: str, folder: Path, *options: str) -> None:
+    def __init__(self, python: Path, model: str, folder: Path, *options: str, path: str = "") -> None:
+        """`path`: of the server, for modules that it is to find."""
         self.port = free_port()
         self._log = folder / "vllm.log"
         command = [
@@ -54,14 +55,16 @@ class VllmServer:
             "vllm.entrypoints.openai.api_server",
             "--model",
             model,
+            "--host",
+            "127.0.0.1",
             "--port",
             str(self.port),
         ]
         started = time.monotonic()
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [*map(str, command), *_OPTIONS, *options],
-                env=_environment(python),
+                [*map(str, command), *OPTIONS, *options],
+                env=_environment(python) | ({"PYTHONPATH": path, "VLLM_SERVER_DEV_MODE": "1"} if path else {}),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
