@@ -1,7 +1,8 @@
 """The policy under training: weights, optimiser and version, and the engine that samples from the same weights.
 
 In one process the engine and the trainer share one module, so that publishing version n + 1 is a matter of telling
-the engine to forget its cache.
+the engine to forget its cache. Where rollouts are under way while the weights change, the engine has a copy of what is
+trained, and publishing copies it anew between two of the engine's steps.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from hrm_agent.models import Engine
 from hrm_agent.models.local.engine import TransformersEngine
+from hrm_agent.models.restarting import RestartingEngine
 from hrm_agent.training.adam import make_adamw
 from hrm_agent.training.batch import MicroBatch
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.objectives import LossOptions
 from hrm_agent.training.optimizer_step import OptimOptions, policy_update
 from hrm_agent.training.schedule import dropout_seed
-from hrm_agent.training.trained_policy import TrainedPolicy
+from hrm_agent.training.trained_policy import TrainedPolicy, copy_of_trained
 from hrm_agent.trajectory import derive_seed
 
 __all__ = ["Learner"]
@@ -55,9 +58,13 @@ class Learner:
         self._reference = self._policy.reference() if config.loss.kl_coef else None
 
     @cached_property
-    def engine(self) -> TransformersEngine:
+    def engine(self) -> Engine:
         """Made when it is first asked for: a training that samples nothing has none."""
-        engine = TransformersEngine(self.accelerator.unwrap_model(self.model), self.tokenizer, name=self.name)
+        model, rollout = self.accelerator.unwrap_model(self.model), self._config.rollout
+        model = copy_of_trained(model) if rollout.versions_behind else model
+        engine: Engine = TransformersEngine(model, self.tokenizer, name=self.name)
+        if rollout.on_publish == "abort":
+            engine = RestartingEngine(engine)
         engine.publish(self.version)
         return engine
 
@@ -65,7 +72,8 @@ class Learner:
         """The weights are those of `version` from now on, for the engine too, where there is one."""
         self.version = version
         if "engine" in self.__dict__:
-            self.engine.publish(version)
+            is_apart = self._config.rollout.versions_behind > 0
+            self.engine.publish(version, self.accelerator.unwrap_model(self.model).state_dict() if is_apart else None)
 
     def update(self, batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]], rate: float) -> dict[str, Any]:
         """Learn from a step's batches, then version n + 1 on the engine, whether or not there was anything to learn."""

@@ -117,8 +117,8 @@ def policy_update(
     Besides the metrics of `policy_loss` and `mismatch`: `effective_sample_size`, `trained_tokens`, `micro_batches` (of
     the rank with most), `optimizer_steps` that were taken, `grad_norm` before clipping, `stale_tokens` that were left
     out, `staleness_mean` and `staleness_max` of all, `stepped`, and `skipped`, why no step was taken (None if one was).
-    The model is left in the mode (train or eval) that it was in. Raises `ModelError` where the loss needs log-probs on record that
-    are not of the distribution that was sampled.
+    The model is left in the mode (train or eval) that it was in. Raises `ModelError` where the loss needs log-probs on
+    record that are not of the distribution that was sampled.
     """
     update = _Update(model, optimizer, accelerator, reference, loss or LossOptions(), optim or OptimOptions())
     _require_what_the_loss_needs(update, version)

@@ -59,7 +59,9 @@ class Stragglers:
         try:
             late = await _late(set(running), quorum_of(len(episodes), options.group_quorum), options.group_deadline)
             if late:
-                self._cut([running[task] for task in late], step, f"{len(running) - len(late)} of {len(episodes)}", options)
+                self._cut(
+                    [running[task] for task in late], step, f"{len(running) - len(late)} of {len(episodes)}", options
+                )
         finally:
             left = [task for task in running if not task.done()]
             for task in left:
