@@ -1,12 +1,15 @@
 """What reinforcement learning makes of the small policies, over several seeds: a claim each.
 
-    python -m benchmarks.learning [--only demo roles together stages] [--seeds 3] [--jobs 2] [--folder F] [--json FILE]
+    python -m benchmarks.learning [--only demo roles together stages behind] [--seeds 3] [--jobs 2] [--folder F]
+        [--json FILE]
 
 * `demo`: the course of `make demo`, and the one that takes 0.7 of its rollouts: accuracy on held-out problems, share of
   the rollouts that are trained on.
 * `roles`: the four-role agent from a start that errs in each role, by each way to credit its calls, at equal rollouts.
 * `together`: one policy trained on the tool loop and on the four roles at once, measured on each.
 * `stages`: `configs/laptop.toml`, stage by stage.
+* `behind`: the tool loop with the weights that sample at most 0, 1 and 2 versions behind those that learn, at equal
+  rollouts. Its wall clocks are to be compared with `--jobs 1`.
 
 Accuracies are on held-out problems at the temperature of training, with 95 % intervals; each training is one process of
 one thread, `--jobs` of them side by side. With `--folder` runs are kept, and what is there already is not run again.
@@ -119,7 +122,31 @@ def stages(folder: Path, seed: int, problems: int, quick: bool) -> list[Job]:
     return [job]
 
 
-CLAIMS = {"demo": demo, "roles": roles, "together": together, "stages": stages}
+def behind(folder: Path, seed: int, problems: int, quick: bool) -> list[Job]:
+    """A job for each bound on the versions behind."""
+
+    def job(versions: int) -> Row:
+        place = folder / f"behind-{versions}-{seed}"
+        keys = {"steps": "20", "versions-behind": str(versions), "correction": "token" if versions else "none"}
+        model = trained(place, *_flags(keys | (QUICK if quick else {}), seed))
+        found = evaluated(Path(f"{place}-after"), model, *_held_out(problems))
+        rows = rows_of(place)
+        spent = [name for name in rows[0] if name.endswith("_seconds") and not name.endswith("_cpu_seconds")]
+        return {
+            "way": f"{versions} versions behind",
+            "rollouts": rollouts_of(rows),
+            "staleness_mean": fmean(row["staleness_mean"] for row in rows),
+            "staleness_max": max(row["staleness_max"] for row in rows),
+            "effective_sample_size": min(row["effective_sample_size"] for row in rows),
+            "update_overlap": fmean(row["update_overlap"] for row in rows),
+            "seconds": sum(row[name] for row in rows for name in spent),
+            "after": found,
+        }
+
+    return [lambda versions=versions: job(versions) for versions in (0, 1, 2)]
+
+
+CLAIMS = {"demo": demo, "roles": roles, "together": together, "stages": stages, "behind": behind}
 
 
 def starts(folder: Path, problems: int) -> list[Job]:
