@@ -96,7 +96,8 @@ def test_no_token_is_older_than_the_bound(behind: int, tmp_path: Path) -> None:
     assert_within_bound(tmp_path / "run", behind)
     found, rows = on_record(tmp_path / "run"), read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert len(found) == CONFIG.steps * ROLLOUTS and [f for each in found.values() for f in lint(each)] == []
-    assert all(0 <= row["staleness_mean"] <= row["staleness_max"] <= behind for row in rows)
+    trained = [row for row in rows if row["staleness_mean"] is not None]  # None: all groups had equal rewards
+    assert trained and all(0 <= row["staleness_mean"] <= row["staleness_max"] <= behind for row in trained)
     assert {row["stale_tokens"] for row in rows} == {0.0}
     older = [t for thread, t in found.items() for c in t.own_calls if c.policy_version < (step_of(thread) or 0)]
     assert older, "something was sampled ahead"
@@ -133,7 +134,7 @@ def test_stages_refill_and_evaluations_come_to_the_same_from_the_record(tmp_path
     rows, tokens = read_metrics(folder / "metrics.jsonl"), sampled_tokens(folder)
     assert [row["stage"] for row in rows] == [0, 0, 1, 1]
     assert [row["eval/correct"] is not None for row in rows] == [False, True, False, True]
-    assert any(row["staleness_max"] for row in rows) and rows[2]["staleness_max"] == 0.0, "a stage begins on its own"
+    assert any(row["staleness_max"] for row in rows) and not rows[2]["staleness_max"], "a stage begins on its own"
     evaluated = {thread: each for thread, each in on_record(folder).items() if "/eval-" in thread}
     for thread, each in evaluated.items():
         version = int(thread.split("/")[1].removeprefix("eval-"))
