@@ -54,7 +54,7 @@ class RolloutPart(ConfigPart):
     began with; abort, they are asked for again. Whole rollouts go on either way."""
     group_quorum: float = Field(default=1, gt=0, le=1)
     """Share of a prompt's rollouts after which the others have group_deadline left; what has not ended then is cut off:
-    kept to be resumed by hand, and no part of the step. 1: all are waited for."""
+    it stays on record as it stands, and is no part of the step. 1: all are waited for."""
     group_deadline: float = Field(default=60, ge=0)
     """Seconds that the last rollouts of a prompt are waited for once its quorum has ended."""
 

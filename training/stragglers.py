@@ -2,10 +2,11 @@
 
 Where one rollout of a group hangs, all others wait for it, and with them the step. With a quorum a group waits for so
 many of its rollouts, then some seconds more, and cuts the rest off: they are cancelled at what they have committed,
-which stays on record and can be resumed by hand. They are no failures of the policy, and take no part in the step.
+which stays on record; `hrm-agent fork THREAD --run --policy RUN/model` goes on from there. They are no failures of the
+policy, and take no part in the step.
 
 Which rollouts were cut off is written as a verdict before they are cancelled. A step that is taken again finds it, and
-comes to the same groups, even if one of them has been resumed and has ended since.
+comes to the same groups, even if one of them has ended since.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ class DropReason(StrEnum):
     NOT_ENDED = "not_ended"
     """The run is still under way."""
     CUT_OFF = "cut_off"
-    """Its group went on without it (`group_quorum`); it is kept as it stood and can be resumed."""
+    """Its group went on without it (`group_quorum`); it stays on record as it stood, and can be forked."""
     TOO_OLD = "too_old"
     """Weights sampled it that are further back than the run allows (`versions_behind`)."""
     NOT_SCORED = "not_scored"

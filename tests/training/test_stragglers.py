@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hrm_agent.cli.main import main
-from hrm_agent.runtime.episode import Episode
+from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.training.config_parts import RolloutPart
 from hrm_agent.training.configs import GrpoConfig
@@ -53,6 +53,15 @@ def hanging(folder: Path) -> dict[str, Trajectory]:
     return {thread: each for thread, each in threads(folder).items() if thread.endswith("/1")}
 
 
+async def resumed(cut: Trajectory, folder: Path) -> None:
+    """Let a rollout end, as the trainer would."""
+    names = ("task", "thread_id", "run_id", "group_id", "sample_index")
+    episode = Episode(graph=CONFIG.graph, seed=0, **{name: getattr(cut, name) for name in names})
+    with open_store(folder / "store.db") as store:
+        async with EpisodeRunner.open(store, str(folder / "model"), CONFIG) as runner:
+            await runner.run(episode)
+
+
 @pytest.mark.whole
 def test_a_group_goes_on_without_a_rollout_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -71,9 +80,13 @@ def test_a_group_goes_on_without_a_rollout_that_hangs(
     assert "3 of 4 rollouts of its group had ended" in said[next(iter(cut.values())).id].reason
 
     monkeypatch.delenv(HANGS)
-    assert main(["resume", min(cut), "--store", str(folder), "--policy", CONFIG.policy]) == 0
+    flags = ["--store", str(folder), "--graph", CONFIG.graph, "--policy", str(folder / "model"), "--name", "forked"]
+    assert main(["fork", min(cut), "--run", *flags]) == 0
     capsys.readouterr()
-    assert threads(folder)[min(cut)].status is RunStatus.COMPLETED
+    forked = next(each for thread, each in threads(folder).items() if "forked" in thread)
+    assert forked.status is RunStatus.COMPLETED and forked.calls[0].id == cut[min(cut)].calls[0].id
+    asyncio.run(resumed(cut[max(cut)], folder))
+    assert threads(folder)[max(cut)].status is RunStatus.COMPLETED
     again = Path(shutil.copytree(folder, tmp_path / "again" / "run"))
     shutil.rmtree(again / "model")
     shutil.rmtree(again / "checkpoints")
