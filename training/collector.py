@@ -10,6 +10,7 @@ same in any order.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.run_group import run_group
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.rollout import Attempts, attempts_of, group_episodes, leases_of, refuse_other_tasks
+from hrm_agent.training.stragglers import Stragglers
 from hrm_agent.training.tasks import Task
 from hrm_agent.training.worker_pool import RolloutWorkers
 from hrm_agent.trajectory import Trajectory
@@ -34,7 +36,9 @@ class Group:
     place: int
     """Its number among the groups of the step."""
     attempts: tuple[Attempts, ...]
-    """Of each rollout."""
+    """Of each rollout that has ended."""
+    cut_off: int = 0
+    """How many more there were, which it has gone on without."""
 
     @property
     def versions(self) -> frozenset[int]:
@@ -50,11 +54,21 @@ class Groups:
         self.begun = 0
         """How many groups were begun."""
         self._running: set[asyncio.Task[Group]] = set()
+        self._last_ended = 0.0
 
     def begin(self, task: Task) -> None:
         """One more group."""
-        self._running.add(asyncio.create_task(self._run(self.begun, task)))
+        running = asyncio.create_task(self._run(self.begun, task))
+        running.add_done_callback(self._note_end)
+        self._running.add(running)
         self.begun += 1
+
+    def _note_end(self, _: asyncio.Task[Group]) -> None:
+        self._last_ended = time.monotonic()
+
+    def busy_until(self, now: float) -> float:
+        """When the last group that was begun has ended, by `time.monotonic`; `now` where one has not."""
+        return self._last_ended if all(task.done() for task in self._running) else now
 
     def __aiter__(self) -> Groups:
         return self
@@ -89,13 +103,22 @@ class Collector:
     ) -> None:
         """`workers`: processes that run the graphs; None: this one."""
         self._runner, self._run_id, self._folder, self._workers = runner, run_id, folder, workers
+        self._stragglers = Stragglers(runner.store, run_id)
         self._attempt = attempts_of(runner, concurrency=config.concurrency, on_done=on_rollout, workers=workers)
 
     @asynccontextmanager
     async def groups(
-        self, stage: str, config: GrpoConfig, tasks: list[Task], *, samples: int | None = None
+        self,
+        stage: str,
+        config: GrpoConfig,
+        tasks: list[Task],
+        *,
+        samples: int | None = None,
+        step: int | None = None,
     ) -> AsyncGenerator[Groups]:
         """The groups of `tasks`, all under way. `stage` names the step, and with it the threads.
+
+        `step`: the step that trains on them, whose groups may go on without their last rollouts; None: all are wanted.
 
         An error that is no fault of a policy or a graph (the store cannot be written) ends the rest, and is raised.
         """
@@ -119,9 +142,13 @@ class Collector:
                 episodes = episodes_of(place, task)
                 if place >= len(tasks):
                     leases.enter_context(leases_of(episodes, self._runner, self._workers))
-                attempts = await run_group(episodes, self._attempt)
+                if step is None:
+                    attempts = await run_group(episodes, self._attempt)
+                else:
+                    options = config.rollout
+                    attempts = await self._stragglers.run_group(episodes, self._attempt, step=step, options=options)
                 refuse_other_tasks({first.thread_id: first.task for first, *_ in attempts}, episodes, self._folder)
-                return Group(place, tuple(attempts))
+                return Group(place, tuple(attempts), len(episodes) - len(attempts))
 
             begun = [episode for place, task in enumerate(tasks) for episode in episodes_of(place, task)]
             leases.enter_context(leases_of(begun, self._runner, self._workers))

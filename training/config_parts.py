@@ -22,6 +22,7 @@ __all__ = [
     "RolloutPart",
     "SelectPart",
     "TrainingStage",
+    "refuse_uncorrected",
 ]
 
 
@@ -46,6 +47,17 @@ class RolloutPart(ConfigPart):
     durability: Durability = "calls"
     """What is committed when: calls, each model call as it ends, the steps of its graph with the next commit or some
     milliseconds later; steps, each step before the next one begins."""
+    versions_behind: int = Field(default=0, ge=0)
+    """Most versions between the weights that sample and those that learn: while these change, the rollouts of so many
+    coming steps are under way. Above 0 with `correction` (token is usual) or old_logprobs engine; 0: none are."""
+    on_publish: Literal["finish", "abort"] = "finish"
+    """What becomes of replies under way when new weights are published: finish, they end with the weights that they
+    began with; abort, they are asked for again. Whole rollouts go on either way."""
+    group_quorum: float = Field(default=1, gt=0, le=1)
+    """Share of a prompt's rollouts after which the others have group_deadline left; what has not ended then is cut off:
+    it stays on record as it stands, and is no part of the step. 1: all are waited for."""
+    group_deadline: float = Field(default=60, ge=0)
+    """Seconds that the last rollouts of a prompt are waited for once its quorum has ended."""
 
 
 class SelectPart(ConfigPart):
@@ -314,3 +326,18 @@ class TrainingStage(BaseModel):
     (paper: 8 in stage 3); 0: none is left out."""
     plateau: int = Field(default=0, ge=0)
     """The stage ends after so many steps in which the share of right rollouts reached no new best; 0: never early."""
+
+
+def refuse_uncorrected(rollout: RolloutPart, loss: LossPart, samples: int) -> None:
+    """Raise `ConfigError` where older weights sample and nothing corrects for it, or one of `samples` is a quorum."""
+    behind, share = rollout.versions_behind, rollout.group_quorum
+    if behind and loss.correction == "none" and loss.old_logprobs != "engine":
+        raise ConfigError(
+            f"versions_behind = {behind} trains on tokens of older weights, and nothing corrects for that.",
+            "Set correction = token, which weighs each by the ratio of its probabilities, or old_logprobs = engine.",
+        )
+    if share < 1 and share * samples <= 1:
+        raise ConfigError(
+            f"group_quorum = {share:g} is one of {samples} rollouts, and one alone teaches nothing.",
+            f"Set it above {1 / samples:g}.",
+        )

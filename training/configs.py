@@ -32,6 +32,7 @@ from hrm_agent.training.config_parts import (
     RolloutPart,
     SelectPart,
     TrainingStage,
+    refuse_uncorrected,
 )
 
 __all__ = [
@@ -262,6 +263,18 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings):
                 self.loss.correction != "none",
                 "nothing is corrected without correction",
             ),
+            (
+                "rollout",
+                ("on_publish",),
+                self.rollout.versions_behind > 0,
+                "without versions_behind nothing is under way when weights are published",
+            ),
+            (
+                "rollout",
+                ("group_deadline",),
+                self.rollout.group_quorum < 1,
+                "without group_quorum all rollouts are waited for",
+            ),
             ("rollout", ("oversampling",), algorithm != "grpo", "grpo samples G rollouts and trains on all of them"),
             ("select", _QUOTA_KEYS, algorithm.startswith("grpo-roc"), by_roc),
             ("select", _DRAW_KEYS, algorithm == "grpo-roc", by_roc),
@@ -300,6 +313,11 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings):
                 "old log-probs would come from another draw of what is dropped, and the ratio would be noise.",
                 "Leave lora_dropout out, or mini_batches and epochs at 1 with a loss by token.",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _older_weights_sample(self) -> Self:
+        refuse_uncorrected(self.rollout, self.loss, self.samples)
         return self
 
     @model_validator(mode="after")

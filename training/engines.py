@@ -49,6 +49,7 @@ def open_fleet(
         weights=Path(engines.weights_folder) if engines.weights_folder else None,
         tolerance=engines.publish_tolerance,
         patience=engines.server_patience,
+        abort=config.rollout.on_publish == "abort",
     )
     scheduler = RolloutScheduler(_policy(config), seed=config.seed)
     return EngineFleet(config.policy, ChatTemplateCodec(tokenizer), options, scheduler, score)

@@ -10,24 +10,31 @@ tokens (the noise of a call is a function of its place, not of time), and since 
 log-probs as the old ones, the update depends on the tokens alone. So a run whose newest checkpoint is damaged takes the
 steps since the one before again, from the rollouts on record, to the same weights; and `train` with more steps than a
 run has taken continues it, to the weights of a run that was begun with so many, if the learning rates agree.
+
+With `versions_behind` rollouts of coming steps are under way while a step is taken (`hrm_agent.training.ahead`). Which
+weights sample a token is then a matter of time, so two such runs differ; what is on record is trained on as it is.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from accelerate import Accelerator
 
 from hrm_agent.models import Engine
 from hrm_agent.runtime.episode import refuse_other_roles
 from hrm_agent.training.advantages import by_group, credit_by_name, credited
+from hrm_agent.training.ahead import StepsUnderWay, with_bound
 from hrm_agent.training.batch import MicroBatch, build_batches, left_out
 from hrm_agent.training.collector import Collector
 from hrm_agent.training.config_parts import TrainingStage
@@ -66,7 +73,7 @@ async def train(
     refuse_unsendable(config.processes, config)
     refuse_other_roles(config.adapter.lora_roles, "lora_roles", config.graph, config.configurable)
     refuse_other_roles(config.loss.frozen_roles, "frozen_roles", config.graph, config.configurable)
-    learner = Learner(config, Accelerator(), folder)
+    learner = Learner(with_bound(config), Accelerator(), folder)
     async with (
         _opened_engine(learner) as engine,
         open_run(
@@ -77,7 +84,8 @@ async def train(
     ):
         run_id = run_id_of(folder, runner.store)
         keeper = Keeper(folder, config, learner)
-        progress = keeper.restore(partial(steps_with_rollouts, runner.store, run_id))
+        behind = config.rollout.versions_behind
+        progress = keeper.restore(partial(steps_with_rollouts, runner.store, run_id, behind))
         config = keeper.config
         source = TaskSource(config, folder, progress)
         source.prepare()
@@ -85,7 +93,10 @@ async def train(
         draw = partial(tasks_of_run, config, folder)
         workers = await stack.enter_async_context(opened_workers(config.processes, runner, config, draw=draw))
         collector = Collector(runner, run_id, folder, config, workers=workers, on_rollout=on_rollout)
-        run = _SamplingRun(run_id, source, learner, keeper, score, runner.store.journal.write_overlays, collector)
+        thread = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="learner")) if behind else None
+        under_way = await stack.enter_async_context(StepsUnderWay(collector))
+        write = runner.store.journal.write_overlays
+        run = _SamplingRun(run_id, source, learner, keeper, score, write, collector, under_way, thread)
         while source.goes_on(learner.version):
             if (stage := source.entered(learner.version)) is not None:
                 await run.begin(stage)
@@ -94,7 +105,7 @@ async def train(
                     continue
                 break
             row = await run.take(plan)
-            keeper.keep(row, source.progress)
+            await run.apart(keeper.keep, row, source.progress)
             if on_step is not None:
                 on_step(row)
         return keeper.end()
@@ -120,6 +131,8 @@ class Settled:
     """Scored ones, with `overlays`."""
     overlays: list[Overlay]
     """Their verdicts."""
+    cut_off: int = 0
+    """How many more there were, which their groups have gone on without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +166,13 @@ class TrainingRun(ABC):
             self.write_overlays(overlays)
             batches = mini_batches(rollouts, overlays, config)
         with phases("update"):
-            update = self.learner.update(batches, plan.rate)
+            update = await self.updated(batches, plan.rate)
         found = group_metrics(rollouts, overlays) | selection_metrics(attempts, overlays)
         found |= left_out(rollouts, overlays) | rollout_metrics(rollouts) | _pool_metrics(plan, rollouts, found)
         self.source.take_in(_right_by_problem(rollouts), found["rollout/correct"])
         with phases("evaluation"):
             evaluated = await self.evaluated(config)
+        found["rollout/cut_off"] = float(settled.cut_off)
         row = {"step": plan.step, "stage": plan.stage, **found, **explained(update, found), **evaluated}
         if engines := self.learner.engine_metrics():
             row["engines"] = engines
@@ -168,6 +182,10 @@ class TrainingRun(ABC):
     @abstractmethod
     async def settled(self, plan: StepPlan) -> Settled:
         """The rollouts of a step."""
+
+    async def updated(self, batches: list[list[MicroBatch]], rate: float) -> Row:
+        """Metrics of the step's update."""
+        return {**self.learner.update(batches, rate), "update_overlap": 0.0}
 
     async def evaluated(self, config: GrpoConfig) -> Row:
         """Accuracy on held-out problems, where there is any."""
@@ -180,6 +198,9 @@ class _SamplingRun(TrainingRun):
     """A run whose rollouts are sampled by the policy under training."""
 
     collector: Collector
+    under_way: StepsUnderWay
+    thread: ThreadPoolExecutor | None
+    """Where the weights are used while rollouts are under way; None: nothing is under way then."""
 
     async def begin(self, stage: TrainingStage) -> None:
         """What comes before the first step of a stage."""
@@ -195,8 +216,10 @@ class _SamplingRun(TrainingRun):
         """The groups of a step. Where rejected ones are replaced, each is scored and judged as it ends."""
         config, refill = plan.config, plan.config.rollout.refill
         groups: dict[int, tuple[Sequence[Attempts], list[Overlay]]] = {}
-        async with self.collector.groups(f"step-{plan.step}", config, plan.tasks) as under_way:
+        cut_off = 0
+        async with self.under_way.groups(plan, self.source.ahead(plan.step)) as under_way:
             async for group in under_way:
+                cut_off += group.cut_off
                 if not refill:
                     groups[group.place] = (group.attempts, [])
                     continue
@@ -211,7 +234,19 @@ class _SamplingRun(TrainingRun):
         ordered = [groups[place] for place in sorted(groups)]
         everyone = [each for attempts, _ in ordered for each in attempts]
         judged = [overlay for _, overlays in ordered for overlay in overlays]
-        return Settled([], everyone, judged) if refill else Settled(everyone, [], [])
+        return Settled([], everyone, judged, cut_off) if refill else Settled(everyone, [], [], cut_off)
+
+    async def updated(self, batches: list[list[MicroBatch]], rate: float) -> Row:
+        """Metrics of the step's update, and in what share of its time rollouts of coming steps were under way."""
+        began = time.monotonic()
+        metrics = await self.apart(self.learner.update, batches, rate)
+        return {**metrics, "update_overlap": self.under_way.share_busy(began)}
+
+    async def apart(self, do: Callable[..., Any], *given: Any) -> Any:
+        """What `do` gives; while rollouts are under way, in a thread of its own."""
+        if self.thread is None:
+            return do(*given)
+        return await asyncio.get_running_loop().run_in_executor(self.thread, do, *given)
 
     async def _rolled_out(self, stage: str, tasks: list[Task], samples: int) -> list[Trajectory]:
         """Rollouts that nothing is learnt from, scored."""
@@ -228,7 +263,7 @@ class _SamplingRun(TrainingRun):
         rollouts = await self._rolled_out(f"eval-{taken}", held_out(config, self.keeper.folder), 1)
         correct = fmean(float(is_positive(outcome_of(each))) for each in rollouts)
         if self.source.progress.evaluated(taken, correct):
-            self.keeper.best()
+            await self.apart(self.keeper.best)
         return {"eval/correct": correct, "eval/best": max(found for _, found in self.source.progress.evaluations)}
 
 

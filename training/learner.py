@@ -1,7 +1,8 @@
 """The policy under training: weights, optimiser and version, and the engine that samples from the same weights.
 
 In one process the engine and the trainer share one module, so that publishing version n + 1 is a matter of telling
-the engine to forget its cache. Servers are given the weights.
+the engine to forget its cache. Where rollouts are under way while the weights change, the engine has a copy of what is
+trained, and publishing copies it anew between two of the engine's steps. Servers are given the weights.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from accelerate import Accelerator
 
 from hrm_agent.models import Engine
 from hrm_agent.models.local.engine import TransformersEngine
+from hrm_agent.models.restarting import RestartingEngine
 from hrm_agent.training.adam import make_adamw
 from hrm_agent.training.batch import MicroBatch
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.objectives import LossOptions
 from hrm_agent.training.optimizer_step import OptimOptions, policy_update
 from hrm_agent.training.schedule import dropout_seed
-from hrm_agent.training.trained_policy import TrainedPolicy
+from hrm_agent.training.trained_policy import TrainedPolicy, copy_of_trained
 from hrm_agent.trajectory import derive_seed
 
 __all__ = ["Learner"]
@@ -58,13 +60,18 @@ class Learner:
     @cached_property
     def engine(self) -> Engine:
         """Made when it is first asked for: a training that samples nothing has none."""
-        if self._config.engines.engine == "vllm":
+        rollout = self._config.rollout
+        if self._on_servers:
             from hrm_agent.training.engines import open_fleet
 
             assert self._folder is not None, "servers write their logs to the run's folder"
-            engine = open_fleet(self._config, self._folder, self.tokenizer, self._score)
+            engine: Engine = open_fleet(self._config, self._folder, self.tokenizer, self._score)
         else:
-            engine = TransformersEngine(self.accelerator.unwrap_model(self.model), self.tokenizer, name=self.name)
+            model = self.accelerator.unwrap_model(self.model)
+            model = copy_of_trained(model) if rollout.versions_behind else model
+            engine = TransformersEngine(model, self.tokenizer, name=self.name)
+            if rollout.on_publish == "abort":
+                engine = RestartingEngine(engine)
         self._publish_to(engine)
         return engine
 
@@ -77,15 +84,18 @@ class Learner:
     def engine_metrics(self) -> dict[str, float]:
         """Of the servers that sample; empty where this process does."""
         engine: Any = self.__dict__.get("engine")
-        return dict(engine.metrics()) if self._config.engines.engine == "vllm" and engine is not None else {}
+        return dict(engine.metrics()) if self._on_servers and engine is not None else {}
+
+    @property
+    def _on_servers(self) -> bool:
+        return self._config.engines.engine == "vllm"
 
     def _publish_to(self, engine: Engine) -> None:
-        if self._config.engines.engine != "vllm":
-            engine.publish(self.version)
-        elif self._policy.adapter is not None:
-            engine.publish(self.version, self._policy.adapter.save)
-        else:
-            engine.publish(self.version, dict(self.accelerator.unwrap_model(self.model).named_parameters()))
+        model, adapter = self.accelerator.unwrap_model(self.model), self._policy.adapter
+        if self._on_servers:
+            engine.publish(self.version, dict(model.named_parameters()) if adapter is None else adapter.save)
+        else:  # the engine has the very weights, or a copy
+            engine.publish(self.version, model.state_dict() if self._config.rollout.versions_behind else None)
 
     @torch.no_grad()
     def _score(self, token_ids: Sequence[int]) -> list[float]:

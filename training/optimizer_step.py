@@ -34,8 +34,16 @@ from hrm_agent.training.logprobs import sampled_and_recorded_logprobs, token_log
 from hrm_agent.training.objectives import LossOptions, TrainedTokens, merge_metrics, policy_loss
 from hrm_agent.training.objectives.correction import mismatch
 from hrm_agent.training.objectives.merging import LARGEST
-from hrm_agent.training.ranks import Agreed, agree, exchange, idle_batch, over_ranks, sum_over_ranks
-from hrm_agent.training.staleness import fresh_only, versions_behind
+from hrm_agent.training.ranks import (
+    Agreed,
+    agree,
+    exchange,
+    idle_batch,
+    max_over_ranks,
+    over_ranks,
+    sum_over_ranks,
+)
+from hrm_agent.training.staleness import fresh_only, most_behind, versions_behind
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -57,6 +65,7 @@ _MEANS = (
     *_MISMATCH,
 )
 """Metrics that a step without a token has no value of."""
+_NO_STALENESS = {"staleness_mean": math.nan, "staleness_max": math.nan}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +116,9 @@ def policy_update(
 
     Besides the metrics of `policy_loss` and `mismatch`: `effective_sample_size`, `trained_tokens`, `micro_batches` (of
     the rank with most), `optimizer_steps` that were taken, `grad_norm` before clipping, `stale_tokens` that were left
-    out and `staleness_mean` of all, `stepped`, and `skipped`, why no step was taken (None if one was). The model is
-    left in the mode (train or eval) that it was in. Raises `ModelError` where the loss needs log-probs on record that
-    are not of the distribution that was sampled.
+    out, `staleness_mean` and `staleness_max` of all, `stepped`, and `skipped`, why no step was taken (None if one was).
+    The model is left in the mode (train or eval) that it was in. Raises `ModelError` where the loss needs log-probs on
+    record that are not of the distribution that was sampled.
     """
     update = _Update(model, optimizer, accelerator, reference, loss or LossOptions(), optim or OptimOptions())
     _require_what_the_loss_needs(update, version)
@@ -151,14 +160,16 @@ def _within_bound(
 ) -> tuple[list[list[MicroBatch]], dict[str, float]]:
     """The mini-batches without tokens that are too stale, and what is to be told of it."""
     if version is None:
-        return parts, {"stale_tokens": 0.0, "staleness_mean": math.nan}
+        return parts, {"stale_tokens": 0.0, **_NO_STALENESS}
     behind = float(sum(versions_behind(part, version) for part in parts))
     before = float(sum(batch.trained_tokens for part in parts for batch in part))
     bound = update.loss.max_staleness
     kept = parts if bound is None else [fresh_only(part, version, bound) for part in parts]
     dropped = before - sum(batch.trained_tokens for part in kept for batch in part)
     stale, all_behind, tokens = (sum_over_ranks(each, update.accelerator, device) for each in (dropped, behind, before))
-    return kept, {"stale_tokens": stale, "staleness_mean": all_behind / tokens if tokens else math.nan}
+    most = max_over_ranks(max((most_behind(part, version) for part in parts), default=0), update.accelerator, device)
+    told = {"staleness_mean": all_behind / tokens, "staleness_max": float(most)} if tokens else _NO_STALENESS
+    return kept, {"stale_tokens": stale, **told}
 
 
 def _optimizer_steps(update: _Update, parts: Sequence[tuple[list[MicroBatch], Agreed]]) -> list[dict[str, float]]:

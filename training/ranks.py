@@ -23,7 +23,7 @@ from hrm_agent.training.objectives.merging import LARGEST
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-__all__ = ["Agreed", "agree", "exchange", "idle_batch", "over_ranks", "sum_over_ranks"]
+__all__ = ["Agreed", "agree", "exchange", "idle_batch", "max_over_ranks", "over_ranks", "sum_over_ranks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,14 @@ def sum_over_ranks(value: float, accelerator: Accelerator | None, device: torch.
         return value
     gathered: Any = accelerator.gather(torch.tensor([value], dtype=torch.float64, device=device))
     return float(gathered.sum())
+
+
+def max_over_ranks(value: float, accelerator: Accelerator | None, device: torch.device) -> float:
+    """The largest of each rank's value."""
+    if accelerator is None:
+        return value
+    gathered: Any = accelerator.gather(torch.tensor([value], dtype=torch.float64, device=device))
+    return float(gathered.max())
 
 
 def over_ranks(metrics: Mapping[str, Tensor], accelerator: Accelerator | None) -> dict[str, float]:

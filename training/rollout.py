@@ -108,10 +108,11 @@ def _refuse_unknown_name(kept: Path, name: str, store: RunStore | None) -> None:
         )
 
 
-def steps_with_rollouts(store: RunStore, run_id: str) -> int:
-    """How many steps of a training are behind its newest rollouts: those of step n depend on the n steps before it."""
+def steps_with_rollouts(store: RunStore, run_id: str, ahead: int = 0) -> int:
+    """How many steps of a training are behind its newest rollouts: n - `ahead` behind those of step n."""
     stages = (thread.thread_id.removeprefix(f"{run_id}/").partition("/")[0] for thread in store.threads(run_id=run_id))
-    return max((int(found[1]) for stage in stages if (found := _STEP.fullmatch(stage))), default=0)
+    newest = max((int(found[1]) for stage in stages if (found := _STEP.fullmatch(stage))), default=0)
+    return max(0, newest - ahead)
 
 
 def group_episodes(

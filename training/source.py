@@ -24,7 +24,18 @@ from hrm_agent.training.tasks import Task, load_tasks, refuse_unscored
 from hrm_agent.training.tasks.sources import tasks_folder
 from hrm_agent.training.tasks.training_order import training_tasks
 
-__all__ = ["RunProgress", "StepPlan", "TaskSource", "at_stage", "held_out", "key_of", "tasks_of_run"]
+__all__ = ["BegunStep", "RunProgress", "StepPlan", "TaskSource", "at_stage", "held_out", "key_of", "tasks_of_run"]
+
+
+class BegunStep(BaseModel):
+    """A step whose rollouts are under way before it is taken."""
+
+    model_config = ConfigDict(frozen=True)
+
+    step: int
+    """Its number, from 0."""
+    places: list[int]
+    """Of its tasks, in the order of its stage."""
 
 
 class RunProgress(BaseModel):
@@ -48,6 +59,8 @@ class RunProgress(BaseModel):
     """Steps since then."""
     evaluations: list[tuple[int, float]] = []
     """Steps behind the weights, and their accuracy on held-out problems."""
+    begun: list[BegunStep] = []
+    """The steps that come next, as far as they are under way already; all of this stage."""
 
     def evaluated(self, steps: int, accuracy: float) -> bool:
         """Take in an evaluation; whether it is the best so far."""
@@ -117,12 +130,35 @@ class TaskSource:
         return goes_on
 
     def plan(self, step: int) -> StepPlan | None:
-        """What `step` is to be; None where no problem is left."""
-        config = self.config
-        tasks = [task for _ in range(config.rollout.prompts_per_step) if (task := self.next_task()) is not None]
-        if not tasks:
-            return None
-        return StepPlan(step, self.progress.stage, config, self.rate(step), tasks)
+        """What `step` is to be, or what it was begun as; None where no problem is left."""
+        progress = self.progress
+        if progress.begun and progress.begun[0].step == step:
+            begun, *progress.begun = progress.begun
+            return self._planned(begun)
+        places = self._draw()
+        return self._planned(BegunStep(step=step, places=places)) if places else None
+
+    def ahead(self, step: int) -> list[StepPlan]:
+        """The steps after `step` that are to be under way while it is taken: `versions_behind` of them.
+
+        None is of a later stage: its first step comes when all that was begun has been taken.
+        """
+        progress, behind = self.progress, self.config.rollout.versions_behind
+        stages = self._config.stages
+        end = progress.began_at + stages[progress.stage].steps if stages else self._config.steps
+        for coming in range(step + 1 + len(progress.begun), min(step + 1 + behind, end)):
+            if self._is_on_plateau or not (places := self._draw()):
+                break
+            progress.begun = [*progress.begun, BegunStep(step=coming, places=places)]
+        return [self._planned(each) for each in progress.begun if each.step < end]
+
+    def _draw(self) -> list[int]:
+        places = (self._next_place() for _ in range(self.config.rollout.prompts_per_step))
+        return [place for place in places if place is not None]
+
+    def _planned(self, begun: BegunStep) -> StepPlan:
+        tasks = [self._task(place) for place in begun.places]
+        return StepPlan(begun.step, self.progress.stage, self.config, self.rate(begun.step), tasks)
 
     def rate(self, step: int) -> float:
         """Learning rate of `step`."""
@@ -145,17 +181,24 @@ class TaskSource:
 
     def next_task(self) -> Task | None:
         """The next one of the stage's order that has not left; None where all have."""
+        place = self._next_place()
+        return None if place is None else self._task(place)
+
+    def _next_place(self) -> int | None:
         progress, passed = self.progress, 0
         mastered = set(progress.mastered)
         while passed <= 2 * len(mastered):  # in two passes every problem of the pool comes up
-            if progress.cursor >= len(self._order) or self._order_of != self._wanted:
-                self._extend()
-            task = self._order[progress.cursor]
+            task = self._task(progress.cursor)
             progress.cursor += 1
             if key_of(task.family, task.id) not in mastered:
-                return task
+                return progress.cursor - 1
             passed += 1
         return None
+
+    def _task(self, place: int) -> Task:
+        if place >= len(self._order) or self._order_of != self._wanted:
+            self._extend()
+        return self._order[place]
 
     def pool(self) -> list[Task]:
         """Every problem of the stage's pool once: as many as it has, or as the run would draw at most."""
@@ -183,12 +226,15 @@ class TaskSource:
         progress.mastered = [*dict.fromkeys([*progress.mastered, *problems])]
 
     def _stage_is_over(self, step: int) -> bool:
-        progress = self.progress
-        stages = self._config.stages
-        if not stages:
+        progress, stages = self.progress, self._config.stages
+        if not stages or progress.begun:
             return False
-        plateau = stages[progress.stage].plateau
-        return step - progress.began_at >= stages[progress.stage].steps or 0 < plateau <= progress.since_best
+        return step - progress.began_at >= stages[progress.stage].steps or self._is_on_plateau
+
+    @property
+    def _is_on_plateau(self) -> bool:
+        stages, progress = self._config.stages, self.progress
+        return bool(stages) and 0 < stages[progress.stage].plateau <= progress.since_best
 
     def _next_stage(self, step: int) -> bool:
         progress, before = self.progress, self._wanted

@@ -11,7 +11,7 @@ from torch import Tensor
 from hrm_agent.training.batch import MicroBatch
 from hrm_agent.training.objectives.tokens import sum_by_sequence
 
-__all__ = ["fresh_only", "versions_behind"]
+__all__ = ["fresh_only", "most_behind", "versions_behind"]
 
 _BY_TOKEN = (
     "loss_indices_K",
@@ -28,6 +28,11 @@ _BY_TOKEN = (
 def versions_behind(batches: Sequence[MicroBatch], version: int) -> int:
     """Sum over the trained tokens of how many versions before `version` they were sampled by."""
     return sum(int((version - batch.versions_K).sum()) for batch in batches)
+
+
+def most_behind(batches: Sequence[MicroBatch], version: int) -> int:
+    """How many versions before `version` the oldest of the trained tokens was sampled by; 0 without any."""
+    return max((int((version - batch.versions_K).max()) for batch in batches if batch.trained_tokens), default=0)
 
 
 def fresh_only(batches: Sequence[MicroBatch], version: int, max_staleness: int) -> list[MicroBatch]:

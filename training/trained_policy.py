@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
@@ -21,7 +22,7 @@ from hrm_agent.training.adapters_by_role import AdaptersByRole
 from hrm_agent.training.config_parts import AdapterPart
 from hrm_agent.training.sft import save_policy
 
-__all__ = ["TrainedPolicy"]
+__all__ = ["TrainedPolicy", "copy_of_trained"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,12 @@ class TrainedPolicy:
                 "Leave gradient_checkpointing out.",
             )
         self.model.gradient_checkpointing_enable({"use_reentrant": False})
+
+
+def copy_of_trained(model: Any) -> Any:
+    """A model of the same weights, to sample from while `model` is trained: those that do not change are shared."""
+    fixed = {id(weight): weight for weight in model.parameters() if not weight.requires_grad}
+    return copy.deepcopy(model, fixed).requires_grad_(False)
 
 
 def _named(asked: ModelString, options: LoadOptions) -> str:

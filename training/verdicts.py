@@ -81,8 +81,10 @@ def judge_group(group: Sequence[Attempts], step: int, run_id: str, config: GrpoC
             min_group=min_group,
         )
 
-    last = [attempts[-1] for attempts in group]
-    judged = _without_gradient(last, selected(last, config.select.min_group))
+    old = {attempts[-1].id: why for attempts in group if (why := _too_old(attempts[-1], step, config))}
+    last = [attempts[-1] for attempts in group if attempts[-1].id not in old]
+    judged = _without_gradient(last, selected(last, config.select.min_group)) if last else []
+    judged += [_left_out(selected([each[-1]])[0], old[each[-1].id]) for each in group if each[-1].id in old]
     earlier = [(first, attempts[-1]) for attempts in group for first in attempts[:-1]]
     return judged + [_superseded(selected([first])[0], second) for first, second in earlier]
 
@@ -107,6 +109,24 @@ def _without_gradient(group: Sequence[Trajectory], overlays: list[Overlay]) -> l
     }
     ids = {trajectory.id for trajectory in able}
     return [o.model_copy(update=said) if o.trajectory_id in ids else o for o in overlays]
+
+
+def _too_old(trajectory: Trajectory, step: int, config: GrpoConfig) -> str | None:
+    """What is wrong with a rollout of which a token is of weights further back than the run allows; None if none is.
+
+    No rollout is begun so early. One on record can be: of a run that allowed more.
+    """
+    bound = config.rollout.versions_behind
+    if not bound or config.source:  # versions of another training's record say nothing
+        return None
+    versions = (call.policy_version for call in trajectory.own_calls if no_gradient(call, trajectory.policy) is None)
+    behind = step - min(versions, default=step)
+    return f"sampled by weights {behind} versions back, more than versions_behind = {bound}" if behind > bound else None
+
+
+def _left_out(overlay: Overlay, why: str) -> Overlay:
+    dropped = {"verdict": Verdict.DROPPED, "drop_reason": DropReason.TOO_OLD, "reason": why}
+    return overlay.model_copy(update=dropped)
 
 
 def _superseded(overlay: Overlay, second: Trajectory) -> Overlay:

@@ -26,7 +26,10 @@ from hrm_agent.trajectory import FinishReason, LogprobKind, Sampling
 
 __all__ = ["EngineHost", "EngineProxy"]
 
-_OF_WEIGHTS = ("hrm_agent.models.local.", "hrm_agent.models.vllm.", "hrm_agent.training.engine_fleet")
+_OF_WEIGHTS = (
+    *("hrm_agent.models.local.", "hrm_agent.models.restarting", "hrm_agent.models.vllm."),
+    "hrm_agent.training.engine_fleet",
+)
 """Engines that look at nothing but tokens: the messages behind a prompt are not sent for them."""
 
 

@@ -1,12 +1,15 @@
 """What reinforcement learning makes of the small policies, over several seeds: a claim each.
 
-    python -m benchmarks.learning [--only demo roles together stages] [--seeds 3] [--jobs 2] [--folder F] [--json FILE]
+    python -m benchmarks.learning [--only CLAIM ...] [--seeds 3] [--jobs 2] [--folder F] [--json FILE]
 
 * `demo`: the course of `make demo`, and the one that takes 0.7 of its rollouts: accuracy on held-out problems, share of
   the rollouts that are trained on.
 * `roles`: the four-role agent from a start that errs in each role, by each way to credit its calls, at equal rollouts.
 * `together`: one policy trained on the tool loop and on the four roles at once, measured on each.
 * `stages`: `configs/laptop.toml`, stage by stage.
+* `behind`: the tool loop with the weights that sample at most 0, 1 and 2 versions behind those that learn, at equal
+  rollouts.
+* `waiting`: the same with few rollouts of which each waits ten seconds: wall clocks, to be compared with `--jobs 1`.
 
 Accuracies are on held-out problems at the temperature of training, with 95 % intervals; each training is one process of
 one thread, `--jobs` of them side by side. With `--folder` runs are kept, and what is there already is not run again.
@@ -19,6 +22,7 @@ import json
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -39,6 +43,8 @@ DEMO: dict[str, dict[str, str]] = {
         "learning-rate": "8e-4",
     },
 }
+BOUNDS = (0, 1, 2)
+"""Of `versions_behind`."""
 QUICK = {"steps": "1", "prompts-per-step": "2", "group-size": "2"}
 
 
@@ -119,7 +125,45 @@ def stages(folder: Path, seed: int, problems: int, quick: bool) -> list[Job]:
     return [job]
 
 
-CLAIMS = {"demo": demo, "roles": roles, "together": together, "stages": stages}
+def behind(folder: Path, seed: int, problems: int, quick: bool) -> list[Job]:
+    """A job for each bound on the versions behind."""
+    return [partial(_behind, folder / f"behind-{k}-{seed}", k, {"steps": "20"}, seed, problems, quick) for k in BOUNDS]
+
+
+def waiting(folder: Path, seed: int, problems: int, quick: bool) -> list[Job]:
+    """A job for each bound on the versions behind."""
+    keys = {
+        "steps": "8",
+        "prompts-per-step": "4",
+        "group-size": "4",
+        "graph": f"{Path(__file__).with_name('waiting.py')}:graph",
+    }
+    return [partial(_behind, folder / f"waiting-{k}-{seed}", k, keys, seed, problems, quick) for k in BOUNDS]
+
+
+def _behind(place: Path, versions: int, keys: dict[str, str], seed: int, problems: int, quick: bool) -> Row:
+    keys = keys | {"versions-behind": str(versions), "correction": "token" if versions else "none"}
+    model = trained(place, *_flags(keys | (QUICK if quick else {}), seed))
+    found = evaluated(Path(f"{place}-after"), model, *_held_out(problems))
+    rows = rows_of(place)
+    known = [row for row in rows if row["staleness_max"] is not None]
+    spent = {kind: [name for name in rows[0] if name.endswith(kind)] for kind in ("_seconds", "_cpu_seconds")}
+    cpu = sum(row[name] for row in rows for name in spent["_cpu_seconds"])
+    return {
+        "way": f"{versions} versions behind",
+        "rollouts": rollouts_of(rows),
+        "staleness_mean": fmean(row["staleness_mean"] for row in known),
+        "staleness_max": max(row["staleness_max"] for row in known),
+        "importance_cut": max(row["importance_cut"] for row in known),
+        "effective_sample_size": min(row["effective_sample_size"] for row in known),
+        "update_overlap": fmean(row["update_overlap"] for row in rows),
+        "cpu_seconds": cpu,
+        "seconds": sum(row[name] for row in rows for name in spent["_seconds"]) - cpu,
+        "after": found,
+    }
+
+
+CLAIMS = {"demo": demo, "roles": roles, "together": together, "stages": stages, "behind": behind, "waiting": waiting}
 
 
 def starts(folder: Path, problems: int) -> list[Job]:

@@ -181,6 +181,10 @@ class DropReason(StrEnum):
     """The run was stopped from outside."""
     NOT_ENDED = "not_ended"
     """The run is still under way."""
+    CUT_OFF = "cut_off"
+    """Its group went on without it (`group_quorum`); it stays on record as it stood, and can be forked."""
+    TOO_OLD = "too_old"
+    """Weights sampled it that are further back than the run allows (`versions_behind`)."""
     NOT_SCORED = "not_scored"
     """A reward function failed, or none gave a value: the run has no reward, which is not a reward of 0."""
 

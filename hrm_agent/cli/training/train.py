@@ -207,7 +207,7 @@ def _steps_on_record(config: GrpoConfig | FineTuneConfig, steps_before: int, fol
     if not isinstance(config, GrpoConfig) or config.steps == steps_before:
         return 0
     with open_store(config.store or folder / "store.db") as store:
-        return steps_with_rollouts(store, run_id_of(folder))
+        return steps_with_rollouts(store, run_id_of(folder), config.rollout.versions_behind)
 
 
 def _nothing_left(folder: Path, steps: int) -> str:

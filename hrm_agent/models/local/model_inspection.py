@@ -83,4 +83,5 @@ def load_weights(model: Any, state_dict: Mapping[str, torch.Tensor]) -> None:
         )
     with torch.no_grad():
         for key, weight in state_dict.items():
-            own[key].copy_(weight)
+            if own[key].data_ptr() != weight.data_ptr():  # else it is shared
+                own[key].copy_(weight)
