@@ -1,10 +1,9 @@
 """Workers that run a run's graphs around one engine, which stays in this process with the weights.
 
 They are processes of this machine, or actors of a Ray cluster. Each opens the run's store itself. Commits are atomic
-across processes in SQLite and PostgreSQL, and each thread
-has a lease, so that what was built for several commands on one store holds here as it stands; records that went
-through this process would be written by the one that the engine needs most. What a worker hands over of a rollout that
-has ended is what it has read back from the store.
+across processes in SQLite and PostgreSQL, and each thread has a lease, so that what was built for several commands on
+one store holds here as it stands; records that went through this process would be written by the one that the engine
+needs most. What a worker hands over of a rollout that has ended is what it has read back from the store.
 
 A worker that dies takes nothing with it but what it had not committed. Its leases are taken from it, and its rollouts
 handed to another, which goes on from the record, as a resumed run does. Workers that die without having ended a
@@ -210,8 +209,7 @@ async def opened_workers(
     draw: Callable[[], list[Task]],
     mode: Mode = ONE_RUN,
 ) -> AsyncGenerator[RolloutWorkers | None]:
-    """Workers for the episodes of a run, on this machine or on the cluster `config.ray`; None where one process is asked
-    for, which is this one.
+    """Workers for the episodes of a run; None where one process of this machine is asked for, which is this one.
 
     `draw`: draws the run's tasks anew, there.
     """

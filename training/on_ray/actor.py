@@ -101,11 +101,12 @@ def worker_class() -> type[Any]:
             install = f"On that node: `pip install 'hrm-agent[ray,train]=={version}'`."
             try:
                 from hrm_agent import __version__
+
+                if __version__ != version:
+                    return *where, f"It has hrm_agent {__version__}, and the trainer has {version}.", install
                 from hrm_agent.training.on_ray.actor import ActorSide, this_host
             except Exception as error:
                 return *where, f"It cannot import hrm_agent: {type(error).__name__}: {error}.", install
-            if __version__ != version:
-                return *where, f"It has hrm_agent {__version__}, and the trainer has {version}.", install
             if on_host and this_host() != on_host:
                 shared = "Record in PostgreSQL, which all nodes reach: --store postgresql://..."
                 return *where, "The store is a file of another machine.", shared

@@ -44,6 +44,7 @@ PLACE_SECONDS = 30.0
 """A line says that a worker waits for a place when it has waited so long."""
 NOWHERE_SECONDS = 600.0
 """The run ends when no worker has found a place for so long."""
+_REACH_SECONDS = 5.0
 _RAY_WAITS_SECONDS = "600"
 """Ray ends a process that has not reached the head for so long; by default (60) a trainer in the midst of an update
 would be gone before it could say anything."""
@@ -110,6 +111,8 @@ class WorkerCluster:
             await asyncio.sleep(LOOK_SECONDS)
             if await _answers(host, int(port)):
                 silent_since = None
+                if any(not worker.place for worker in self._waiting):
+                    self._look_at_waiting()
             elif silent_since is None:
                 silent_since = time.monotonic()
             elif time.monotonic() - silent_since >= HEADLESS_SECONDS:
@@ -120,8 +123,6 @@ class WorkerCluster:
                     )
                 )
                 return
-            elif any(not worker.place for worker in self._waiting):
-                self._look_at_waiting()
 
     def _look_at_waiting(self) -> None:
         since = min(since for worker, since in self._waiting.items() if not worker.place)
@@ -144,7 +145,7 @@ class WorkerCluster:
 
 async def _answers(host: str, port: int) -> bool:
     try:
-        async with asyncio.timeout(LOOK_SECONDS):
+        async with asyncio.timeout(_REACH_SECONDS):
             _, writer = await asyncio.open_connection(host, port)
     except (OSError, TimeoutError):
         return False
