@@ -23,6 +23,7 @@ from hrm_agent.testing import loopback_only
 from tests.support import postgres as postgresql
 from tests.support.cgroups import missing_cgroup
 from tests.support.postgres import PostgresServer
+from tests.support.ray_cluster import running_cluster
 from tests.support.wiki import server as mediawiki
 from tests.support.wiki.server import WikiServer
 
@@ -91,6 +92,13 @@ def fresh_database(postgres: PostgresServer) -> Iterator[str]:
     url = postgres.create_database()
     yield url
     postgres.drop_database(url)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[Any]:
+    """The Ray cluster of this session, with as many nodes as the last test has left (`with_nodes`)."""
+    with running_cluster() as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")

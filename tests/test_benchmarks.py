@@ -30,6 +30,7 @@ QUICK = {
     "learning": "--quick --seeds 1 --problems 2 --only together",
     "orchestration": "--conversations 2 --repeats 1",
     "processes": "--problems 8 --repeats 1",
+    "ray_workers": "--nodes 1 --rollouts 8 --burn 1 --wait 10",
     "rescoring": "--quick",
     "retrieval_index": "--chunks 500 --questions 20",
     "retrieval_shown": "--quick",

@@ -44,6 +44,8 @@ class RolloutPart(ConfigPart):
     """Most further prompts that a step draws in place of groups that teach nothing; 0: none (paper: none)."""
     processes: int = Field(default=1, ge=1)
     """Processes that run the graphs of a step's rollouts, around one engine; 1: the one that trains."""
+    ray: str | None = None
+    """Ray cluster that these processes are spread over, as HOST:PORT, auto or local; none: this machine."""
     durability: Durability = "calls"
     """What is committed when: calls, each model call as it ends, the steps of its graph with the next commit or some
     milliseconds later; steps, each step before the next one begins."""

@@ -45,9 +45,10 @@ __all__ = [
     "SftConfig",
 ]
 
-FREE_ON_RESUME = frozenset({"allow", "concurrency", "environment", "isolation", "processes"}) | {
+FREE_ON_RESUME = frozenset({"allow", "concurrency", "environment", "isolation", "processes", "ray"}) | {
     *("checkpoint_every", "checkpoints", "keep.checkpoint_every", "keep.checkpoints", "rollout.processes"),
     *(f"engines.{key}" for key in EnginesPart.model_fields if key != "engine"),
+    "rollout.ray",
 }
 """Keys that decide how a run is carried out and not its result: they may change when it is resumed."""
 FREE_IN_TRAINING = FREE_ON_RESUME | {"data", "steps"}
@@ -104,6 +105,8 @@ class CollectConfig(TaskSettings, SelectionSettings, RunSettings, GraphSettings)
     """Rollouts of each task."""
     processes: int = Field(default=1, ge=1)
     """Processes that run the graphs, around one engine; 1: the one that has the engine."""
+    ray: str | None = None
+    """Ray cluster that these processes are spread over, as HOST:PORT, auto or local; none: this machine."""
     durability: Durability = "calls"
     """What is committed when: calls, each model call as it ends, the steps of its graph with the next commit or some
     milliseconds later; steps, each step before the next one begins."""
@@ -366,6 +369,11 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings):
     def processes(self) -> int:
         """Processes that run the graphs."""
         return self.rollout.processes
+
+    @property
+    def ray(self) -> str | None:
+        """Address of the Ray cluster that they are on."""
+        return self.rollout.ray
 
     @property
     def samples(self) -> int:

@@ -1,8 +1,9 @@
-"""A rollout worker: `python -m hrm_agent.training.worker_process`, started by `hrm_agent.training.worker_pool`.
+"""A rollout worker: `python -m hrm_agent.training.worker_process`, started by `hrm_agent.training.worker_subprocess`.
 
 It runs episodes as its parent would: on the run's store, which it opens itself, with an environment and tasks of its
 own, and with the parent's engine. What it is told it reads in a thread of its own: a node that waits for an answer
-without giving way to the event loop gets that answer all the same.
+without giving way to the event loop gets that answer all the same. All but its connection is the same in a worker
+that is an actor of a Ray cluster (`hrm_agent.training.on_ray`).
 
 It ends with its parent: the kernel kills it when that is gone. Where the parent closes the connection, the runs under
 way are cancelled, as an interrupt cancels them in one process; they are resumed from the record.
@@ -17,7 +18,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -40,31 +41,20 @@ from hrm_agent.training.worker_engines import EngineProxy
 from hrm_agent.training.worker_wire import LENGTH, Message, WorkerSetup, error_of, packed, told, unpacked
 from hrm_agent.trajectory import TaskRef
 
-__all__ = ["main"]
+__all__ = ["Parent", "main", "serve"]
 
 
-class _Parent:
+class Parent:
     """The connection to the process that started this one. Thread-safe."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection, self._file = connection, connection.makefile("rb")
-        self._sending, self._numbers = threading.Lock(), count(1)
+    def __init__(self, receive: Callable[[], Sequence[Message]], write: Callable[[bytes], None]) -> None:
+        """`receive`: waits for the next messages, none at the end. `write`: sends a frame, from any thread."""
+        self.receive, self._write, self._numbers = receive, write, count(1)
         self._asked: dict[int, Future[Any]] = {}
         self._gone = False
 
-    def receive(self) -> Sequence[Message]:
-        """The next messages; none at the end."""
-        header = self._file.read(LENGTH.size)
-        if len(header) < LENGTH.size:
-            return ()
-        (length,) = LENGTH.unpack(header)
-        data = self._file.read(length)
-        return unpacked(data) if len(data) == length else ()
-
     def send(self, *messages: Message) -> None:
-        data = packed(messages)
-        with self._sending, suppress(OSError):  # the parent is gone: the end of what it says tells
-            self._connection.sendall(data)
+        self._write(packed(messages))
 
     def engine(self, name: str) -> Engine:
         """What stands here for the engine of a model string; it is loaded there."""
@@ -112,13 +102,18 @@ def _closed() -> ModelError:
 class _Rollouts:
     """The runs of this worker."""
 
-    def __init__(self, setup: WorkerSetup, runner: EpisodeRunner, parent: _Parent) -> None:
+    def __init__(self, setup: WorkerSetup, runner: EpisodeRunner, parent: Parent) -> None:
         self._setup, self._runner, self._parent = setup, runner, parent
         self._gate = asyncio.Semaphore(setup.concurrency)
         threads = ThreadPoolExecutor(setup.concurrency, thread_name_prefix="episode")
         asyncio.get_running_loop().set_default_executor(threads)
         self._tasks = {_key(task.ref()): task for task in setup.tasks()} if setup.tasks is not None else None
         self._running: dict[int, asyncio.Task[None]] = {}
+
+    @property
+    def owner(self) -> str:
+        """By which this worker owns leases in the store."""
+        return self._runner.store.owner
 
     async def serve(self, commands: asyncio.Queue[Message]) -> None:
         """Until the parent has nothing more to say; then cancel what is under way, and wait for what it gives back."""
@@ -190,7 +185,7 @@ def _verified_by(task: Task, episode: Episode) -> Episode:
 
 
 @asynccontextmanager
-async def _opened(setup: WorkerSetup, parent: _Parent) -> AsyncGenerator[_Rollouts]:
+async def _opened(setup: WorkerSetup, parent: Parent) -> AsyncGenerator[_Rollouts]:
     config = setup.config
     with open_store(setup.store, create=False, allow=config.allowed_types) as store:
         backend = setup.policy if setup.is_lazy else load_policy(setup.policy)
@@ -212,7 +207,28 @@ def _environment(setup: WorkerSetup) -> Environment:
     )
 
 
-async def _serve(parent: _Parent) -> None:
+class _Socket:
+    """A connection, by its two ends."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._file = connection, connection.makefile("rb")
+        self._sending = threading.Lock()
+
+    def receive(self) -> Sequence[Message]:
+        header = self._file.read(LENGTH.size)
+        if len(header) < LENGTH.size:
+            return ()
+        (length,) = LENGTH.unpack(header)
+        data = self._file.read(length)
+        return unpacked(data) if len(data) == length else ()
+
+    def write(self, frame: bytes) -> None:
+        with self._sending, suppress(OSError):  # the parent is gone: the end of what it says tells
+            self._connection.sendall(LENGTH.pack(len(frame)) + frame)
+
+
+async def serve(parent: Parent) -> None:
+    """Load what the parent says first, then run what it asks for until it has nothing more to say."""
     loop = asyncio.get_running_loop()
     first = await asyncio.to_thread(parent.receive)
     if not first:
@@ -235,7 +251,7 @@ async def _serve(parent: _Parent) -> None:
     load_elsewhere(parent.engine)
     try:
         async with _opened(pickle.loads(setup), parent) as rollouts:  # noqa: S301 - only the parent can write it
-            parent.send(("open",))
+            parent.send(("open", rollouts.owner))
             with frozen_heap():
                 await rollouts.serve(commands)
             parent.close()
@@ -253,7 +269,8 @@ def main() -> None:
     if os.getppid() != parent:  # it was gone before the kernel knew what to do then
         return
     with socket.socket(fileno=descriptor) as connection:
-        asyncio.run(_serve(_Parent(connection)))
+        ends = _Socket(connection)
+        asyncio.run(serve(Parent(ends.receive, ends.write)))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""What a trainer and its rollout workers say to each other, over a socket that nobody else has.
+"""What a trainer and its rollout workers say to each other, over a socket that nobody else has, or over Ray.
 
-A frame is a length and a pickled list of messages; a message is a tuple that begins with its kind. Both ends are
+A frame is a pickled list of messages; a message is a tuple that begins with its kind. Both ends are
 processes of one program and of one user, and a worker runs only what its parent would have run itself: what one end
 says, the other may unpickle. Texts of models and tools are strings in it and nothing else.
 
 | from the worker | | to the worker | |
 |---|---|---|---|
-| `open` | what it needs is loaded | `setup` | a `WorkerSetup`, once, pickled |
+| `open` | what it needs is loaded; by which it owns leases | `setup` | a `WorkerSetup`, once, pickled |
 | `refused` | it cannot be opened | `run` | a number, an episode, pickled, the version of the policy |
 | `ended` | a run, and its trajectory | `stop` | a run that nobody waits for any more |
 | `failed` | a run, and its error | `engine` | what stands for an engine |
@@ -32,6 +32,7 @@ from hrm_agent.training.tasks.base import Task
 __all__ = ["LENGTH", "Message", "WorkerSetup", "error_of", "packed", "told", "unpacked"]
 
 LENGTH = struct.Struct("<Q")
+"""What goes before a frame on a socket."""
 Message = tuple[Any, ...]
 
 
@@ -61,11 +62,11 @@ class WorkerSetup:
 
 def packed(messages: Sequence[Message]) -> bytes:
     """A frame. Raises whatever an object raises that cannot be sent."""
-    data = pickle.dumps(messages, pickle.HIGHEST_PROTOCOL)
-    return LENGTH.pack(len(data)) + data
+    return pickle.dumps(messages, pickle.HIGHEST_PROTOCOL)
 
 
 def unpacked(data: bytes) -> Sequence[Message]:
+    """The messages of a frame."""
     return pickle.loads(data)  # noqa: S301 - only the other end can write it
 
 

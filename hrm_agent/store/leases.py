@@ -213,6 +213,16 @@ class Leases:
         if rows:
             self._database.defer(lambda cursor: cursor.executemany(query, rows))
 
+    def take_from(self, owner: str) -> None:
+        """Give back, in its place, what an owner holds that is known to be dead; if it lives, it has lost it all."""
+        query = "UPDATE leases SET owner = ?, epoch = epoch + 1, expires_at = 0 WHERE owner = ? AND expires_at > 0"
+
+        def take(cursor: WriteCursor) -> None:
+            self._database.end_writes_of(cursor, owner)
+            cursor.execute(query, (self._fence.owner, owner))
+
+        self._database.add(take)
+
     def _acquire_new(self, cursor: WriteCursor, thread_ids: Sequence[str]) -> dict[str, int]:
         """Thread -> epoch, of those that nobody has ever run."""
         some, known = f"({placeholders(len(thread_ids))})", set[str]()

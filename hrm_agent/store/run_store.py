@@ -124,6 +124,15 @@ class RunStore:
         """For threads that are run inside the block, in about this order: their leases are taken many at a time."""
         return self._leases.ahead(thread_ids)
 
+    @property
+    def owner(self) -> str:
+        """By which this opening of the store owns leases."""
+        return self.database.fence.owner
+
+    def take_leases_from(self, owner: str) -> None:
+        """Of a process that is known to be dead, perhaps on another machine: its threads can be taken up at once."""
+        self._leases.take_from(owner)
+
     def fork_thread(self, source: str, target: str, checkpoint_id: str) -> None:
         """Begin the thread `target` with the lineage of `source` up to a checkpoint, as if it had run there.
 

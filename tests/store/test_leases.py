@@ -78,6 +78,28 @@ def test_an_error_gives_a_lease_back(url: str, store: RunStore) -> None:
         assert held(store) == ["t"]
 
 
+def test_leases_of_a_process_that_is_known_to_be_dead_are_free_at_once_and_lost_if_it_lives(
+    url: str, store: RunStore
+) -> None:
+    config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+    with open_store(url) as other:
+        with other.lease("t") as lost:
+            store.take_leases_from(other.owner)
+            with store.lease("t"):
+                with pytest.raises(LeaseLostError):
+                    other.checkpointer.put(
+                        config, empty_checkpoint(), {"source": "input", "step": -1, "parents": {}}, {}
+                    )
+                other._leases.renew()
+                assert isinstance(lost.error, LeaseLostError)
+                assert held(store) == ["t"]
+        other.database.flush()
+        store.database.flush()
+        assert held(store) == []
+        with other.lease("t"):
+            assert held(store) == ["t"]
+
+
 def test_a_lease_that_is_taken_again_at_once_stays(url: str, store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """What gave back the one before it says so later: by then another thread of the process may hold it again."""
     put_off, defer = list[Any](), store.database.defer

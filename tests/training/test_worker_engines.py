@@ -18,7 +18,7 @@ from hrm_agent.models import Engine, GenerationRequest, load_policy
 from hrm_agent.models.codec.bytes import ByteCodec
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.training.worker_engines import EngineHost, EngineProxy
-from hrm_agent.training.worker_wire import LENGTH, Message, error_of, packed, told, unpacked
+from hrm_agent.training.worker_wire import Message, error_of, packed, told, unpacked
 from hrm_agent.trajectory import Sampling
 
 TALK = (HumanMessage("What is 6 * 7?"),)
@@ -47,7 +47,7 @@ class Joined:
         return found
 
     def hear(self, messages: Sequence[Message]) -> None:
-        for kind, number, found in unpacked(packed(messages)[LENGTH.size :]):
+        for kind, number, found in unpacked(packed(messages)):
             future = self._waiting.pop(number)
             if kind == "error":
                 future.set_exception(error_of(*found))
@@ -58,7 +58,7 @@ class Joined:
         number = next(self._numbers)
         self._waiting[number] = answer
         answer.add_done_callback(lambda done: self.host.cancel(number) if done.cancelled() else None)
-        self.host.ask(number, unpacked(packed([request])[LENGTH.size :])[0])
+        self.host.ask(number, unpacked(packed([request]))[0])
 
 
 def through_proxy(engine: Engine, work: Callable[[EngineProxy], Future[Any]]) -> Any:

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hrm_agent.environment.isolation import Isolation
+from hrm_agent.environment.on_ray.connection import line_of
 from hrm_agent.environment.on_ray.node import POLL_SECONDS, RayNode
 from hrm_agent.environment.scheduler.workers import Work, Workers
 
-__all__ = ["Node", "RayCluster", "answer_of", "line_of"]
+__all__ = ["Node", "RayCluster", "answer_of"]
 
 _LOG = logging.getLogger(__name__)
 LOOK_SECONDS = 2.0
@@ -175,11 +176,6 @@ class RayCluster:
 async def answer_of(reference: Any, seconds: float) -> Any:
     """What a Ray call returned. Raises what it raised, or TimeoutError."""
     return await asyncio.wait_for(asyncio.wrap_future(reference.future()), seconds)
-
-
-def line_of(error: object) -> str:
-    """The first line of what Ray says, of which there is much."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _has_cpus(node: dict[str, Any]) -> bool:

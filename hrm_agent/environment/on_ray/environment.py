@@ -19,34 +19,21 @@ model-written code, which has no network in its slot at level L2. A cluster that
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from hrm_agent.environment.base import Environment, ExecutionResult, Submission
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation
 from hrm_agent.environment.local.slots import LocalWorkers
-from hrm_agent.environment.on_ray.cluster import line_of
+from hrm_agent.environment.on_ray.connection import connect, release
 from hrm_agent.environment.on_ray.workers import RayWorkers
 from hrm_agent.environment.scheduler.admission import Bounds
 from hrm_agent.environment.scheduler.scheduler import Scheduler
 from hrm_agent.environment.scheduler.workers import Workers
-from hrm_agent.errors import HrmError
 
 __all__ = ["RayEnvironment"]
-
-_REACH_SECONDS = 5.0
-_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
-_lock = threading.Lock()
-_open = 0
-"""Environments that use a connection made here; the last one ends it."""
-_START = "Start one with `ray start --head`, or give no address: then one is started on this machine."
 
 
 class RayEnvironment(Environment):
@@ -75,7 +62,7 @@ class RayEnvironment(Environment):
 
         Raises HrmError where Ray is not installed or out of reach, or where no node isolates by `isolation`.
         """
-        self._ray, self._ours = _connect(address)
+        self._ray, self._ours = connect(address)
         try:
             make = factory or partial(LocalWorkers, slots, isolation=isolation, packages=packages, cgroup=cgroup)
             self._workers = RayWorkers(self._ray, make, isolation, overhang)
@@ -120,64 +107,9 @@ class RayEnvironment(Environment):
     def _disconnect(self) -> None:
         if self._ours:
             self._ours = False
-            _release(self._ray)
+            release(self._ray)
 
 
 def _answer(future: Future[ExecutionResult], result: ExecutionResult) -> None:
     if future.set_running_or_notify_cancel():
         future.set_result(result)
-
-
-def _connect(address: str | None) -> tuple[Any, bool]:
-    """Ray, and whether it was connected here."""
-    global _open
-    address = address or os.environ.get("RAY_ADDRESS") or "local"
-    with _lock:
-        ray = _imported(address)
-        if not ray.is_initialized():
-            _init(ray, address)
-        elif not _open:
-            return ray, False
-        _open += 1
-        return ray, True
-
-
-def _release(ray: Any) -> None:
-    global _open
-    with _lock:
-        _open -= 1
-        if not _open:
-            ray.shutdown()
-
-
-def _imported(address: str) -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if address == "local" or address.rpartition(":")[0] in _LOOPBACK:
-        # Else Ray puts the machine's outer address for loopback. The name is of where that is done without being asked.
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    try:
-        return import_module("ray")
-    except ImportError:
-        raise HrmError("Ray is not installed.", "pip install 'hrm-agent[ray]'") from None
-
-
-def _init(ray: Any, address: str) -> None:
-    if address not in {"local", "auto"}:
-        _reach(address)
-    here = {"_node_ip_address": "127.0.0.1"} if address == "local" else {}
-    try:
-        ray.init(address, include_dashboard=False, log_to_driver=False, logging_level="WARNING", **here)
-    except Exception as error:  # of many kinds
-        raise HrmError(f"No connection to Ray at {address}: {line_of(error)}", _START) from error
-
-
-def _reach(address: str) -> None:
-    """Raises HrmError where nobody listens, since Ray would wait for that for ever."""
-    host, _, port = address.rpartition(":")
-    if "//" in host or not host or not port.isdigit():
-        where = "Run the driver on a node of the cluster, and give HOST:PORT of the head, or `auto`."
-        raise HrmError(f"{address!r} is not the address of a Ray cluster.", where)
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        raise HrmError(f"No Ray cluster answers at {address}: {error}.", _START) from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
 import re
 import subprocess
@@ -27,6 +26,7 @@ from hrm_agent.trajectory import ToolStatus
 from tests.support.environment.contract import LONG, SLOTS, EnvironmentContract, run_batch
 from tests.support.environment.held import HOLD, let_go, until_held
 from tests.support.environment.scheduler_workers import ThreadWorkers
+from tests.support.ray_cluster import node_options, with_nodes
 
 pytestmark = [pytest.mark.whole, pytest.mark.slow]
 
@@ -35,39 +35,8 @@ NODES = 2
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # else Ray binds to the machine's outer address
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    from ray.cluster_utils import Cluster
-
-    others = descendants()
-    cluster = Cluster(
-        initialize_head=True, head_node_args={"include_dashboard": False, "no_monitor": True, **node_options(cpus=0)}
-    )
-    for _ in range(NODES):
-        cluster.add_node(**node_options())
-    yield cluster
-    started = descendants() - others
-    cluster.shutdown()
-    block_until(lambda: not [pid for pid in started if Path(f"/proc/{pid}/exe").exists()])
-
-
-def node_options(cpus: int = 1) -> dict[str, Any]:
-    return {"num_cpus": cpus, "node_ip_address": "127.0.0.1", "include_log_monitor": False}
-
-
-def descendants() -> set[int]:
-    """Processes below this one."""
-    parents: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-    found = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {os.getpid()}
+def cluster(ray_cluster: Any) -> Any:
+    return with_nodes(ray_cluster, NODES)
 
 
 @pytest.fixture(scope="module")
