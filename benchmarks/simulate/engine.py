@@ -1,8 +1,8 @@
 """One engine: sequences that decode together, in a cache that may not hold them all.
 
 An iteration with `n` sequences and `K` tokens in the cache takes max(W, C (n + p)) + O + A K seconds, of which p tokens
-of prompts are computed on the way. Time passes in stretches in which nothing changes but the lengths: until a turn ends,
-the blocks run out, or a turn is asked for. What does not fit is preempted, the last one first, and computed again when
+of prompts are computed on the way. Time passes in stretches in which nothing changes but the lengths: until a turn
+ends, the blocks run out, or a turn is asked for. What does not fit is preempted, the last one first, and computed again when
 all of it fits (vLLM's "Optimization and Tuning"); what waits is admitted in order.
 """
 
@@ -147,7 +147,8 @@ class SimulatedEngine:
     def _steps(self) -> int:
         """Iterations until a turn ends, or before the blocks run out."""
         most = int(self._left.min())
-        if self._taken(most) <= self.blocks.free:
+        at_most = self.running * (most // self.blocks.size + 1)
+        if at_most <= self.blocks.free or self._taken(most) <= self.blocks.free:
             return most
         low, high = 1, most  # `low` iterations fit, `high` do not
         while high - low > 1:
@@ -157,8 +158,9 @@ class SimulatedEngine:
 
     def _taken(self, steps: int) -> int:
         """Blocks that so many iterations of what runs will take."""
-        more = np.maximum(steps - -self._tokens % self.blocks.size, 0)
-        return int((-(-more // self.blocks.size)).sum())
+        size = self.blocks.size
+        spare = -self._tokens % size
+        return int((np.maximum(steps + size - 1 - spare, 0) // size).sum())
 
     def _preempt(self) -> None:
         victim = self._running.pop()
@@ -213,17 +215,17 @@ class SimulatedEngine:
         self._tokens = self._tokens + steps
         self._left = self._left - steps
         self._started, self._in_step = None, True
-        over = [i for i, left in enumerate(self._left.tolist()) if left == 0] if self._left.min() == 0 else []
+        over: list[int] = np.flatnonzero(self._left == 0).tolist()
         finished = [self._running[i] for i in over]
         if over:
             for i, each in zip(over, finished, strict=True):
-                each.tokens, each.left = int(self._tokens[i]), 0
+                each.tokens = int(self._tokens[i])
                 each.computed = max(each.computed, each.tokens)
                 self.blocks.release(each.name, each.group, each.prompt, each.tokens)
             keep = self._left > 0
             self._tokens, self._left = self._tokens[keep], self._left[keep]
-            self._running = [each for each in self._running if each.left]
-            # `left` of a running sequence is that of its last admission, and above 0
+            for i in reversed(over):
+                del self._running[i]
         for each in finished:
             self._ended(each)
         self._in_step = False

@@ -60,7 +60,7 @@ def least_seconds(rollouts: Sequence[Planned], model: EngineModel, engines: int)
     iterations = max(resident / model.capacity_tokens, sampled / model.max_running)
     work = max(model.weights_s * iterations, model.token_s * (sampled + fed)) + model.overhead_s * iterations
     work += model.cached_token_s * resident
-    return max(work / engines, max(_alone(each, model) for each in rollouts))
+    return max(work / engines, *(_alone(each, model) for each in rollouts))
 
 
 def _token_steps(rollout: Planned) -> float:
@@ -126,7 +126,7 @@ class _Step:
     def _turn_over(self, sequence: EngineSequence) -> None:
         name = sequence.name
         plan, self.tokens[name], self.computed[name] = self.plans[name], sequence.tokens, sequence.computed
-        if self.streamed:
+        if self.streamed and self.scheduler.policy.watches_growth:
             for other, tokens in self.engines[self.home[name]].lengths():
                 self.scheduler.grow(other, tokens)
         self.scheduler.grow(name, sequence.tokens)
