@@ -34,6 +34,7 @@ QUICK = {
     "retrieval_index": "--chunks 500 --questions 20",
     "retrieval_shown": "--quick",
     "rollout_profile": "--rollouts 8 --repeats 1",
+    "simulate": "--quick",
     "store": "--quick --repeats 1",
     "training_step": "--quick --repeats 1",
 }

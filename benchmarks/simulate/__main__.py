@@ -1,12 +1,13 @@
 """What a step of rollouts costs on many engines, simulated: policies of the scheduler, and the paper's size.
 
-    python -m benchmarks.simulate policies [--tightness 0.15 0.3 0.6 1 2] [--seeds 2] [--policies NAME ...]
+    python -m benchmarks.simulate policies [--tightness 0.15 0.3 0.6] [--seeds 1] [--policies NAME ...]
     python -m benchmarks.simulate step [--times 1 10] [--json FILE] [--pictures FOLDER] [--processes 2]
 
 `policies` has one row for each policy, tightness and seed: share is the least time a step could have taken over the one
 it took, the last columns how many times as fast it is as others on the same work. `step` has the paper's size, 64
 engines and 512 prompts x 32 with limits of 8K and 12K, and so many times the engines and the prompts: what engines,
-environment and store have to bear. Times are those of the model, in seconds of the real thing; `docs/scale.md` has the assumptions.
+environment and store have to bear. Times are those of the model, in seconds of the real thing; `docs/scale.md` has the
+assumptions.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("what", nargs="?", choices=("policies", "step"), default="policies")
     parser.add_argument("--engine", type=Path, default=ENGINES / "mi300x-qwen3-14b.json", help="its constants")
     parser.add_argument("--engines", type=int, default=64, help="with 8 prompts x 32 for each")
-    parser.add_argument("--tightness", type=float, nargs="+", default=[0.15, 0.3, 0.6, 1.0, 2.0])
+    parser.add_argument("--tightness", type=float, nargs="+", default=[0.15, 0.3, 0.6])
     parser.add_argument("--times", type=int, nargs="+", default=[1, 10], help="of the paper's size, for `step`")
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--policies", nargs="+", choices=sorted(POLICIES), help="all of them, by default")
     parser.add_argument("--blind", action="store_true", help="the scheduler learns lengths at the end of turns only")
     parser.add_argument("--processes", type=int, default=1, help="that simulate at the same time")

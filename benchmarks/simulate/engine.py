@@ -2,8 +2,8 @@
 
 An iteration with `n` sequences and `K` tokens in the cache takes max(W, C (n + p)) + O + A K seconds, of which p tokens
 of prompts are computed on the way. Time passes in stretches in which nothing changes but the lengths: until a turn
-ends, the blocks run out, or a turn is asked for. What does not fit is preempted, the last one first, and computed again when
-all of it fits (vLLM's "Optimization and Tuning"); what waits is admitted in order.
+ends, the blocks run out, or a turn is asked for. What does not fit is preempted, the last one first, and computed
+again when all of it fits (vLLM's "Optimization and Tuning"); what waits is admitted in order.
 """
 
 from __future__ import annotations
