@@ -35,6 +35,7 @@ QUICK = {
     "retrieval_shown": "--quick",
     "rollout_profile": "--rollouts 8 --repeats 1",
     "simulate": "--quick",
+    "simulate.break_even": "--quick --seeds 1",
     "store": "--quick --repeats 1",
     "training_step": "--quick --repeats 1",
 }

@@ -359,7 +359,7 @@ class ExpectedPeak(_Admission):
         total.peak = highest(total.total, self.deviations) + engine.prompt_tokens
 
 
-_OVERHEAD_BOUND = 0.4
+_OVERHEAD_BOUND = 0.15
 """Below that share of computation, iterations cost the same with few and many: holding back loses (docs/scale.md)."""
 
 

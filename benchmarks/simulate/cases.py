@@ -36,7 +36,11 @@ class Case:
     tightness: float
     """Tokens of all caches over those of all rollouts when they end: 1 holds everybody."""
     options: dict[str, float] = field(default_factory=dict[str, float])
+    """Of the policy."""
     streamed: bool = True
+    """Whether the scheduler hears of tokens as they are sampled, and not only when a turn ends."""
+    told: bool = True
+    """Whether it is given the constants of the engine."""
     watch_seconds: float = 0.0
 
     @property
@@ -102,6 +106,7 @@ def run_case(case: Case) -> Outcome:
         _curve(case.work, case.seed),
         seed=case.seed,
         streamed=case.streamed,
+        told=case.told,
         watch_seconds=case.watch_seconds,
     )
 
@@ -119,7 +124,7 @@ def row_of(case: Case, outcome: Outcome) -> dict[str, Any]:
     model = {name: value for name, value in asdict(case.model).items() if name != "source"}
     return {
         "policy": case.policy,
-        **{name: getattr(case, name) for name in ("options", "engines", "seed", "tightness", "streamed")},
+        **{name: getattr(case, name) for name in ("options", "engines", "seed", "tightness", "streamed", "told")},
         "model": model,
         "work": asdict(case.work),
         **{name: value for name, value in asdict(outcome).items() if name != "timeline"},

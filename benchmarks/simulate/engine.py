@@ -1,7 +1,7 @@
 """One engine: sequences that decode together, in a cache that may not hold them all.
 
-An iteration with `n` sequences and `K` tokens in the cache takes max(W, C (n + p)) + O + A K seconds, of which p tokens
-of prompts are computed on the way. Time passes in stretches in which nothing changes but the lengths: until a turn
+An iteration with `n` sequences and `K` tokens in the cache takes max(W, C n + P p) + O + A K seconds, where p tokens of
+prompts are computed on the way. Time passes in stretches in which nothing changes but the lengths: until a turn
 ends, the blocks run out, or a turn is asked for. What does not fit is preempted, the last one first, and computed
 again when all of it fits (vLLM's "Optimization and Tuning"); what waits is admitted in order.
 """
@@ -36,11 +36,18 @@ class EngineModel:
     """Of the key-value cache."""
     block_tokens: int = 16
     max_running: int = 256
+    prompt_token_s: float = 0.0
+    """Seconds to compute a token of a prompt, where that is less than `token_s`; 0: the same."""
     source: str = ""
     """Where the constants come from."""
 
-    def base(self, sequences: int) -> float:
-        return max(self.weights_s, self.token_s * sequences) + self.overhead_s
+    @property
+    def fed_token_s(self) -> float:
+        return self.prompt_token_s or self.token_s
+
+    def base(self, sequences: int, fed: int = 0) -> float:
+        """An iteration without the reads of its cache; `fed` tokens of prompts are computed on the way."""
+        return max(self.weights_s, self.token_s * sequences + self.fed_token_s * fed) + self.overhead_s
 
 
 @dataclass(slots=True, eq=False)
@@ -108,8 +115,7 @@ class SimulatedEngine:
             assert not self._waiting, "a sequence alone does not fit into the cache"
             self._started = None
             return
-        base = self.model.base(self.running)
-        self._prefill = self.model.base(self.running + fresh) - base
+        self._prefill = self.model.base(self.running, fresh) - self.model.base(self.running)
         self._resident = int(self._tokens.sum())
         self._started, self._planned = self._env.now, self._steps()
         self._wake(self._seconds(self._planned))

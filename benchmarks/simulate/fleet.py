@@ -15,7 +15,7 @@ from benchmarks.simulate.engine import Sequence as EngineSequence
 from benchmarks.simulate.workload import Planned
 from hrm_agent.training.length_curve import LengthCurve
 from hrm_agent.training.scheduler import Placement, RolloutScheduler
-from hrm_agent.training.scheduling_policies import SchedulingPolicy
+from hrm_agent.training.scheduling_policies import IterationCosts, SchedulingPolicy
 
 
 @dataclass
@@ -58,8 +58,8 @@ def least_seconds(rollouts: Sequence[Planned], model: EngineModel, engines: int)
     shared = {each.group: each.prompt_tokens for each in rollouts}
     fed = sum(shared.values()) + sum(each.response_tokens - each.sampled_tokens for each in rollouts)
     iterations = max(resident / model.capacity_tokens, sampled / model.max_running)
-    work = max(model.weights_s * iterations, model.token_s * (sampled + fed)) + model.overhead_s * iterations
-    work += model.cached_token_s * resident
+    work = max(model.weights_s * iterations, model.token_s * sampled + model.fed_token_s * fed)
+    work += model.overhead_s * iterations + model.cached_token_s * resident
     return max(work / engines, *(_alone(each, model) for each in rollouts))
 
 
@@ -74,7 +74,7 @@ def _token_steps(rollout: Planned) -> float:
 
 def _alone(rollout: Planned, model: EngineModel) -> float:
     seconds = rollout.sampled_tokens * model.base(1) + model.cached_token_s * _token_steps(rollout)
-    return seconds + sum(turn.tool_seconds + turn.tool_tokens * model.token_s for turn in rollout.turns)
+    return seconds + sum(turn.tool_seconds + turn.tool_tokens * model.fed_token_s for turn in rollout.turns)
 
 
 class _Step:
@@ -99,16 +99,18 @@ class _Step:
         for each in rollouts:
             self.group_left[each.group] = self.group_left.get(each.group, 0) + 1
 
-    def start(self, model: EngineModel) -> None:
+    def start(self, model: EngineModel, told: bool) -> None:
+        costs = IterationCosts(model.weights_s, model.overhead_s, model.token_s) if told else None
         for name in self.names:
-            self._told("join", name, model.capacity_tokens, model.max_running, block_tokens=model.block_tokens)
+            sizes = (model.capacity_tokens, model.max_running)
+            self._told("join", name, *sizes, block_tokens=model.block_tokens, costs=costs)
         for each in self.rollouts:
             self._told("arrive", each.name, each.group, each.prompt_tokens)
 
     def _told(self, what: str, *words: Any, **named: Any) -> None:
-        begin = time.perf_counter()
+        begin = time.process_time()
         placements: list[Placement] = getattr(self.scheduler, what)(*words, **named)
-        self.cpu += time.perf_counter() - begin
+        self.cpu += time.process_time() - begin
         self.decisions += 1
         for placement in placements:
             self._send(placement)
@@ -168,14 +170,18 @@ def simulate(
     *,
     seed: int = 0,
     streamed: bool = True,
+    told: bool = True,
     watch_seconds: float = 0.0,
 ) -> Outcome:
-    """One step from its start to its last rollout. `streamed` tells the scheduler of tokens as they are sampled."""
+    """One step from its start to its last rollout.
+
+    `streamed` tells the scheduler of tokens as they are sampled, `told` of the engines' constants.
+    """
     step = _Step(rollouts, model, engines, RolloutScheduler(policy, lengths, seed), streamed)
     timeline: list[list[int]] = []
     if watch_seconds:
         step.env.process(step.watch(watch_seconds, timeline))
-    step.start(model)
+    step.start(model, told)
     step.env.run()
     assert len(step.ends) == len(rollouts), "rollouts were lost"
     seconds, machines = max(step.ends), step.engines.values()

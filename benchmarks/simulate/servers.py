@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -56,20 +57,24 @@ def servers(count: int, model: Path, folder: Path, blocks: int, max_running: int
         raise ModelError(MISSING)
     options = ("--num-gpu-blocks-override", str(blocks), "--block-size", str(BLOCK_TOKENS))
     options += ("--max-num-seqs", str(max_running), "--max-model-len", "512", "--enable-prefix-caching")
+
+    def started(i: int) -> VllmServer:
+        own = folder / f"server-{i}"
+        own.mkdir(parents=True, exist_ok=True)
+        return VllmServer(python, str(model), own, *options)
+
     with ExitStack() as stack:
-        urls: list[str] = []
-        for i in range(count):
-            own = folder / f"server-{i}"
-            own.mkdir(parents=True, exist_ok=True)
-            server = VllmServer(python, str(model), own, *options)
-            stack.callback(server.stop)
-            url = server.url.removesuffix("/v1")
+        with ThreadPoolExecutor(count) as pool:  # a server takes a minute or more to start
+            futures = [pool.submit(started, i) for i in range(count)]
+            for future in futures:
+                future.add_done_callback(lambda done: None if done.exception() else stack.callback(done.result().stop))
+        urls = [future.result().url.removesuffix("/v1") for future in futures]
+        for url in urls:
             if (found := cache_blocks(url)) != blocks:
                 raise ModelError(
                     f"The server has {found} blocks and not the {blocks} that it was started with.",
                     "Its version of vLLM does not honour --num-gpu-blocks-override: take one that does.",
                 )
-            urls.append(url)
         yield urls
 
 

@@ -75,7 +75,7 @@ def test_what_is_admitted_fits_when_it_is_played_out() -> None:
 
 def test_an_engine_that_is_bound_by_overhead_takes_everybody() -> None:
     curve = LengthCurve.of([1_000] * 10)
-    costs = {"overhead": IterationCosts(0.005, 0.005, 0.0002), "compute": IterationCosts(0.005, 0.005, 0.002)}
+    costs = {"overhead": IterationCosts(0.005, 0.005, 0.0001), "compute": IterationCosts(0.005, 0.005, 0.002)}
     for name, known in costs.items():
         scheduler = RolloutScheduler(ExpectedPeak(), curve)
         scheduler.join("engine", 10_000, 256, costs=known)
