@@ -49,7 +49,8 @@ def step_cases(options: argparse.Namespace) -> list[Case]:
     work = Workload(groups=8 * options.engines)
     found: list[Case] = []
     for times in options.times:
-        for limit, mean in LIMITS.items():
+        for limit in options.limits:
+            mean = LIMITS[limit]
             engines, sized = options.engines * times, replace(work, max_response=limit, mean_response=mean).times(times)
             tightness = options.model.capacity_tokens * engines / (sized.count * (mean + sized.prompt_tokens))
             found += cases_of(options.model, engines, sized, 1, tightness, options.policies)
@@ -63,6 +64,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--engines", type=int, default=64, help="with 8 prompts x 32 for each")
     parser.add_argument("--tightness", type=float, nargs="+", default=[0.15, 0.3, 0.6])
     parser.add_argument("--times", type=int, nargs="+", default=[1, 10], help="of the paper's size, for `step`")
+    parser.add_argument("--limits", type=int, nargs="+", choices=LIMITS, default=[*LIMITS], help="longest responses")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--policies", nargs="+", choices=sorted(POLICIES), help="all of them, by default")
     parser.add_argument("--blind", action="store_true", help="the scheduler learns lengths at the end of turns only")

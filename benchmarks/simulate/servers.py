@@ -64,10 +64,11 @@ def servers(count: int, model: Path, folder: Path, blocks: int, max_running: int
         return VllmServer(python, str(model), own, *options)
 
     with ExitStack() as stack:
-        with ThreadPoolExecutor(count) as pool:  # a server takes a minute or more to start
-            futures = [pool.submit(started, i) for i in range(count)]
-            for future in futures:
-                future.add_done_callback(lambda done: None if done.exception() else stack.callback(done.result().stop))
+        # A server takes a minute or more to start, and goes down with the thread that started it, which has to stay.
+        pool = stack.enter_context(ThreadPoolExecutor(count))
+        futures = [pool.submit(started, i) for i in range(count)]
+        for future in futures:
+            future.add_done_callback(lambda done: None if done.exception() else stack.callback(done.result().stop))
         urls = [future.result().url.removesuffix("/v1") for future in futures]
         for url in urls:
             if (found := cache_blocks(url)) != blocks:
