@@ -4,7 +4,7 @@
                                        [--policies NAME ...] [--blocks 32] [--json FILE]
 
 Lengths and tool delays are drawn once and replayed (`ignore_eos`, `max_tokens`), so that every policy does the same
-work; the policies take turns, each with empty caches. FILE has the constants that `benchmarks.simulate.measure` found
+work; the policies take turns, each with prompts of its own, which no cache has seen. FILE has the constants that `benchmarks.simulate.measure` found
 of such a server. Run it on a quiet machine with a core for each server.
 """
 
@@ -46,8 +46,8 @@ Row = dict[str, Any]
 class Router:
     """Rollouts that are replayed against servers, as the scheduler places them."""
 
-    def __init__(self, scheduler: RolloutScheduler, client: httpx.AsyncClient, name: str) -> None:
-        self._scheduler, self._client, self._name = scheduler, client, name
+    def __init__(self, scheduler: RolloutScheduler, client: httpx.AsyncClient, name: str, salt: str) -> None:
+        self._scheduler, self._client, self._name, self._salt = scheduler, client, name, salt
         self._sent: dict[str, asyncio.Future[str]] = {}
 
     def told(self, placements: Sequence[Placement]) -> None:
@@ -55,7 +55,7 @@ class Router:
             self._sent[each.rollout].set_result(each.engine)
 
     async def rollout(self, plan: Planned) -> None:
-        tokens = tokens_of(f"prompt {plan.group}", plan.prompt_tokens)
+        tokens = tokens_of(f"{self._salt} {plan.group}", plan.prompt_tokens)
         for i, turn in enumerate(plan.turns):
             waits = self._sent[plan.name] = asyncio.get_running_loop().create_future()
             if i == 0:
@@ -91,18 +91,22 @@ def tokens_of(name: str, count: int) -> list[int]:
 
 
 async def step(
-    rollouts: Sequence[Planned], urls: Sequence[str], model: EngineModel, policy: SchedulingPolicy, curve: LengthCurve
+    rollouts: Sequence[Planned],
+    urls: Sequence[str],
+    model: EngineModel,
+    policy: SchedulingPolicy,
+    curve: LengthCurve,
+    salt: str,
 ) -> Row:
-    """One step from empty caches. Its seconds, and what the servers counted."""
+    """One step whose prompts no cache has seen. Its seconds, and what the servers counted."""
     scheduler = RolloutScheduler(policy, curve)
     async with httpx.AsyncClient(trust_env=False, timeout=3_600, limits=httpx.Limits(max_connections=None)) as client:
         name = (await client.get(f"{urls[0]}/v1/models")).json()["data"][0]["id"]
         for url in urls:
-            (await client.post(f"{url}/reset_prefix_cache")).raise_for_status()
             costs = IterationCosts(model.weights_s, model.overhead_s, model.token_s)
             scheduler.join(url, model.capacity_tokens, model.max_running, block_tokens=BLOCK_TOKENS, costs=costs)
         before = {what: sum(counter(url, key) for url in urls) for what, key in COUNTERS.items()}
-        router, begin = Router(scheduler, client, name), time.perf_counter()
+        router, begin = Router(scheduler, client, name, salt), time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for plan in rollouts:
                 group.create_task(router.rollout(plan))
@@ -127,10 +131,10 @@ def measure(options: argparse.Namespace, folder: Path) -> list[Row]:
     found: dict[str, list[Row]] = {name: [] for name in options.policies}
     network = options.model or random_model(folder / "model")
     with servers(options.servers, network, folder, options.blocks) as urls:
-        for _ in range(options.repeats):
+        for repeat in range(options.repeats):
             for name in options.policies:
                 policy = scheduling_policy(name, **extra.get(name, {}))
-                found[name].append(asyncio.run(step(rollouts, urls, model, policy, curve)))
+                found[name].append(asyncio.run(step(rollouts, urls, model, policy, curve, f"{name} {repeat}")))
     rows: list[Row] = []
     for name, steps in found.items():
         policy = scheduling_policy(name, **extra.get(name, {}))

@@ -7,7 +7,7 @@ has random weights and the layers of a 0.5B one; what it says does not matter, s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -50,7 +50,7 @@ def random_model(folder: Path) -> Path:
 
 
 @contextmanager
-def servers(count: int, model: Path, folder: Path, blocks: int, max_running: int = 64) -> Iterator[list[str]]:
+def servers(count: int, model: Path, folder: Path, blocks: int, max_running: int = 64) -> Generator[list[str]]:
     """Addresses of so many, each with a cache of `blocks`. Raises `ModelError` if one has another number of them."""
     python = find_python()
     if python is None:
