@@ -4,8 +4,8 @@
                                        [--policies NAME ...] [--blocks 32] [--json FILE]
 
 Lengths and tool delays are drawn once and replayed (`ignore_eos`, `max_tokens`), so that every policy does the same
-work; the policies take turns, each with prompts of its own, which no cache has seen. FILE has the constants that `benchmarks.simulate.measure` found
-of such a server. Run it on a quiet machine with a core for each server.
+work; the policies take turns, each with prompts of its own, which no cache has seen. FILE has the constants that
+`benchmarks.simulate.measure` found of such a server. Run it on a quiet machine with a core for each server.
 """
 
 from __future__ import annotations
