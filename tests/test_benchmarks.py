@@ -35,6 +35,8 @@ QUICK = {
     "retrieval_index": "--chunks 500 --questions 20",
     "retrieval_shown": "--quick",
     "rollout_profile": "--rollouts 8 --repeats 1",
+    "simulate": "--quick",
+    "simulate.break_even": "--quick --seeds 1",
     "store": "--quick --repeats 1",
     "training_step": "--quick --repeats 1",
 }

@@ -7,7 +7,7 @@ rollouts that have finished *so far* are biased to the short ones, which is why 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,9 +78,9 @@ class PeakTable:
         """Of one rollout that has `tokens` past its prompt: (mean and variance, horizon)."""
         return self._rows_B2H[min(int(tokens / self._width), len(self._rows_B2H) - 1)]
 
-    def total(self, tokens: Iterable[float]) -> Floats:
+    def total(self, tokens: Sequence[float]) -> Floats:
         """Of several: (mean and variance, horizon)."""
-        found = (np.fromiter(tokens, np.float64) / self._width).astype(np.int64)
+        found = (np.array(tokens, np.float64) / self._width).astype(np.int64)
         return self._rows_B2H[np.minimum(found, len(self._rows_B2H) - 1)].sum(axis=0)
 
 

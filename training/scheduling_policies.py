@@ -66,18 +66,17 @@ class RolloutState:
     placed: bool = False
     """Whether it has been on an engine."""
 
-    @property
-    def response_tokens(self) -> int:
-        """Tokens past the prompt."""
-        return max(0, self.tokens - self.prompt_tokens)
+    response_tokens: int = 0
+    """Of `tokens`, those past the prompt."""
 
     def set_tokens(self, tokens: int) -> None:
         """Of the whole context; its engine's sums follow."""
-        before = self.response_tokens
-        self.tokens = tokens
-        if self.engine is not None:
-            self.engine.response_tokens += self.response_tokens - before
-            self.engine.changes += 1
+        response = tokens - self.prompt_tokens if tokens > self.prompt_tokens else 0
+        engine = self.engine
+        if engine is not None:
+            engine.response_tokens += response - self.response_tokens
+            engine.changes += 1
+        self.tokens, self.response_tokens = tokens, response
 
 
 @dataclass(slots=True, eq=False)
@@ -141,6 +140,8 @@ class SchedulingPolicy:
     """Says where there is room. This one, which the others are made of, admits everybody where the fewest are."""
 
     name = "least_requests"
+    watches_growth = False
+    """Whether it looks at what a rollout holds in the middle of a turn: if not, `grow` at a turn's end will do."""
     _random: random.Random
 
     def start(self, chance: random.Random, lengths: LengthCurve | None) -> None:
@@ -292,6 +293,7 @@ class ExpectedPeak(_Admission):
     """
 
     name = "expected_peak"
+    watches_growth = True
 
     def __init__(self, deviations: float = 2.0, *, admit_all: bool = False) -> None:
         self.deviations = deviations
@@ -347,7 +349,7 @@ class ExpectedPeak(_Admission):
         known = self._totals.get(engine.name)
         if known is None or known.changes != engine.changes:
             spare = engine.block_tokens / 2
-            known = _Total(table.total(each.response_tokens + spare for each in engine.live.values()))
+            known = _Total(table.total([each.response_tokens + spare for each in engine.live.values()]))
             self._settle(known, engine)
             self._totals[engine.name] = known
         return known
@@ -357,7 +359,7 @@ class ExpectedPeak(_Admission):
         total.peak = highest(total.total, self.deviations) + engine.prompt_tokens
 
 
-_OVERHEAD_BOUND = 0.4
+_OVERHEAD_BOUND = 0.15
 """Below that share of computation, iterations cost the same with few and many: holding back loses (docs/scale.md)."""
 
 

