@@ -178,6 +178,9 @@ class OptimPart(ConfigPart):
     optimiser changes."""
     gradient_checkpointing: bool = False
     """Compute layers again in the backward pass: the memory of one layer's activations for a third more arithmetic."""
+    sharding: Literal["none", "ddp", "fsdp2"] = "none"
+    """How several processes, started by torchrun, train together: none, there is one process; ddp, each holds all
+    weights and the whole optimiser; fsdp2, each holds a share of both, and beside it the weights it samples with."""
 
     learning_rate: float = Field(default=5e-4, gt=0)
     """AdamW's learning rate between warm-up and cool-down (paper: 1e-6 for 14B parameters)."""

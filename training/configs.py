@@ -45,6 +45,7 @@ __all__ = [
 
 FREE_ON_RESUME = frozenset({"allow", "concurrency", "environment", "isolation", "processes"}) | {
     *("checkpoint_every", "checkpoints", "keep.checkpoint_every", "keep.checkpoints", "rollout.processes"),
+    "optim.sharding",
 }
 """Keys that decide how a run is carried out and not its result: they may change when it is resumed."""
 FREE_IN_TRAINING = FREE_ON_RESUME | {"data", "steps"}
@@ -296,6 +297,23 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings):
                 "old log-probs would come from another draw of what is dropped, and the ratio would be noise.",
                 "Leave lora_dropout out, or mini_batches and epochs at 1 with a loss by token.",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_go_together(self) -> Self:
+        """What several processes cannot do, or do in another way."""
+        sharding = self.optim.sharding
+        if sharding == "none":
+            return self
+        whole = "whole weights on each process: take ddp" if sharding == "fsdp2" else ""
+        for given, what, hint in (
+            (bool(self.source), "--from", "Learn from what is on record in one process."),
+            (self.rollout.processes > 1, "processes", "Each rank runs graphs already: start more ranks."),
+            (whole and self.adapter.lora_rank > 0, "lora_rank", f"An adapter needs {whole}."),
+            (whole and self.optim.optimizer == "adamw8bit", "optimizer = adamw8bit", f"8 bits need {whole}."),
+        ):
+            if given:
+                raise ConfigError(f"sharding = {sharding} does not go with {what}.", hint)
         return self
 
     @model_validator(mode="after")

@@ -22,12 +22,14 @@ from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.objectives import LossOptions
 from hrm_agent.training.optimizer_step import OptimOptions, policy_update
 from hrm_agent.training.schedule import dropout_seed
+from hrm_agent.training.sharded_checkpoint import is_sharded, read_sharded
 from hrm_agent.training.trained_policy import TrainedPolicy
 from hrm_agent.trajectory import derive_seed
 
-__all__ = ["Learner"]
+__all__ = ["OPTIMIZER_FILE", "Learner"]
 
-_OPTIMIZER = "optimizer.pt"
+OPTIMIZER_FILE = "optimizer.pt"
+"""State dict of the optimiser, in a checkpoint of whole weights."""
 
 
 class Learner:
@@ -48,11 +50,15 @@ class Learner:
         if optim.gradient_checkpointing:
             self._policy.recompute_activations()
         model, self.tokenizer = self._policy.model, self._policy.tokenizer
-        self.model, self.optimizer = accelerator.prepare(model, make_adamw(model, optim))
+        self._config = config
+        self.model, self.optimizer = self._prepared(model)
         self.version = 0
         """Number of optimiser steps behind the weights."""
-        self._config = config
         self._reference = self._policy.reference() if config.loss.kl_coef else None
+
+    def _prepared(self, model: Any) -> tuple[Any, Any]:
+        """What is trained, and its optimiser."""
+        return self.accelerator.prepare(model, make_adamw(model, self._config.optim))
 
     @cached_property
     def engine(self) -> TransformersEngine:
@@ -73,7 +79,8 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         loss = self.loss_options(batches)
-        with dropout_seed(derive_seed(config.seed, "dropout", self.version)):
+        rank = self.accelerator.process_index
+        with dropout_seed(derive_seed(config.seed, "dropout", self.version, *((rank,) if rank else ()))):
             metrics = policy_update(
                 self.model,
                 self.optimizer,
@@ -108,11 +115,15 @@ class Learner:
     def write(self, folder: Path) -> None:
         """Weights and optimiser, for a checkpoint."""
         self.save(folder)
-        torch.save(self.optimizer.state_dict(), folder / _OPTIMIZER)
+        torch.save(self.optimizer.state_dict(), folder / OPTIMIZER_FILE)
 
     def read(self, folder: Path, version: int) -> None:
-        """Go on from what `write` wrote, as `version`."""
-        optimizer = torch.load(folder / _OPTIMIZER, weights_only=True)
+        """Go on from what `write` wrote, here or on several ranks, as `version`."""
+        if is_sharded(folder):
+            read_sharded(folder, self._policy.model, self.optimizer)
+            self.publish(version)
+            return
+        optimizer = torch.load(folder / OPTIMIZER_FILE, weights_only=True)
         self._policy.read(folder)
         self.optimizer.load_state_dict(optimizer)
         self.publish(version)
