@@ -43,7 +43,7 @@ def require_ranks(sharding: str) -> int:
     if "WORLD_SIZE" not in os.environ:
         if count:
             raise ConfigError(
-                f"sharding = {sharding}, and mpirun started these processes.", f"Start them by {TORCHRUN}"
+                f"sharding = {sharding}, and mpirun started these {count} processes.", f"Start them by {TORCHRUN}"
             )
         raise ConfigError(
             f"sharding = {sharding} is for several processes, and this one was started by itself (on a machine without "
