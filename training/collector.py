@@ -20,10 +20,16 @@ from typing import Any
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.run_group import run_group
 from hrm_agent.training.configs import GrpoConfig
-from hrm_agent.training.rollout import Attempts, attempts_of, group_episodes, leases_of, refuse_other_tasks
+from hrm_agent.training.rollout import (
+    Attempts,
+    RunsEpisodes,
+    attempts_of,
+    group_episodes,
+    leases_of,
+    refuse_other_tasks,
+)
 from hrm_agent.training.stragglers import Stragglers
 from hrm_agent.training.tasks import Task
-from hrm_agent.training.worker_pool import RolloutWorkers
 from hrm_agent.trajectory import Trajectory
 
 __all__ = ["Collector", "Group", "Groups"]
@@ -98,7 +104,7 @@ class Collector:
         folder: Path,
         config: GrpoConfig,
         *,
-        workers: RolloutWorkers | None = None,
+        workers: RunsEpisodes | None = None,
         on_rollout: Callable[[Trajectory], None] | None = None,
     ) -> None:
         """`workers`: processes that run the graphs; None: this one."""

@@ -23,6 +23,7 @@ __all__ = [
     "SelectPart",
     "TrainingStage",
     "refuse_uncorrected",
+    "refuse_with_ranks",
 ]
 
 
@@ -247,6 +248,9 @@ class OptimPart(ConfigPart):
     optimiser changes."""
     gradient_checkpointing: bool = False
     """Compute layers again in the backward pass: the memory of one layer's activations for a third more arithmetic."""
+    sharding: Literal["none", "ddp", "fsdp2"] = "none"
+    """How several processes, started by torchrun, train together: none, there is one process; ddp, each holds all
+    weights and the whole optimiser; fsdp2, each holds a share of both, and beside it the weights it samples with."""
 
     learning_rate: float = Field(default=5e-4, gt=0)
     """AdamW's learning rate between warm-up and cool-down (paper: 1e-6 for 14B parameters)."""
@@ -343,3 +347,18 @@ def refuse_uncorrected(rollout: RolloutPart, loss: LossPart, samples: int) -> No
             f"group_quorum = {share:g} is one of {samples} rollouts, and one alone teaches nothing.",
             f"Set it above {1 / samples:g}.",
         )
+
+
+def refuse_with_ranks(rollout: RolloutPart, optim: OptimPart, adapter: AdapterPart, *, on_record: bool) -> None:
+    """Raise `ConfigError` for what several processes cannot do, or do in another way."""
+    whole = "whole weights on each process: take ddp" if optim.sharding == "fsdp2" else ""
+    for given, what, hint in (
+        (on_record, "--from", "Learn from what is on record in one process."),
+        (rollout.processes > 1, "processes", "Each rank runs graphs already: start more ranks."),
+        (rollout.ray, "ray", "Each rank runs graphs already: start more ranks."),
+        (rollout.versions_behind > 0, "versions_behind", "Several ranks take their steps one after the other."),
+        (whole and adapter.lora_rank > 0, "lora_rank", f"An adapter needs {whole}."),
+        (whole and optim.optimizer == "adamw8bit", "optimizer = adamw8bit", f"8 bits need {whole}."),
+    ):
+        if given:
+            raise ConfigError(f"sharding = {optim.sharding} does not go with {what}.", hint)

@@ -33,6 +33,7 @@ from hrm_agent.training.config_parts import (
     SelectPart,
     TrainingStage,
     refuse_uncorrected,
+    refuse_with_ranks,
 )
 
 __all__ = [
@@ -48,7 +49,7 @@ __all__ = [
 FREE_ON_RESUME = frozenset({"allow", "concurrency", "environment", "isolation", "processes", "ray"}) | {
     *("checkpoint_every", "checkpoints", "keep.checkpoint_every", "keep.checkpoints", "rollout.processes"),
     *(f"engines.{key}" for key in EnginesPart.model_fields if key != "engine"),
-    "rollout.ray",
+    *("rollout.ray", "optim.sharding"),
 }
 """Keys that decide how a run is carried out and not its result: they may change when it is resumed."""
 FREE_IN_TRAINING = FREE_ON_RESUME | {"data", "steps"}
@@ -321,6 +322,8 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings):
     @model_validator(mode="after")
     def _older_weights_sample(self) -> Self:
         refuse_uncorrected(self.rollout, self.loss, self.samples)
+        if self.optim.sharding != "none":
+            refuse_with_ranks(self.rollout, self.optim, self.adapter, on_record=bool(self.source))
         return self
 
     @model_validator(mode="after")

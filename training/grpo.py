@@ -40,11 +40,13 @@ from hrm_agent.training.collector import Collector
 from hrm_agent.training.config_parts import TrainingStage
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.evaluation.evaluate import group_metrics
+from hrm_agent.training.follower import follow, led
 from hrm_agent.training.keeper import Keeper
 from hrm_agent.training.learner import Learner
 from hrm_agent.training.metrics import Phases, Row
 from hrm_agent.training.mini_batches import split_kept
-from hrm_agent.training.processes import require_one_process
+from hrm_agent.training.parallel import Ranks, several_ranks
+from hrm_agent.training.rank_rollouts import opened_ranks
 from hrm_agent.training.roc import is_positive, outcome_of
 from hrm_agent.training.rollout import Attempts, open_run, run_id_of, steps_with_rollouts
 from hrm_agent.training.scoring import Score, scoring_by
@@ -58,6 +60,9 @@ from hrm_agent.trajectory import Overlay, Trajectory, Verdict
 
 __all__ = ["Settled", "TrainingRun", "credited_overlays", "mini_batches", "train"]
 
+_LEAST_BUDGET = 64
+"""Tokens of a micro-batch that is not made smaller for the sake of ranks."""
+
 
 async def train(
     config: GrpoConfig,
@@ -66,14 +71,31 @@ async def train(
     on_rollout: Callable[[Trajectory], None] | None = None,
     on_step: Callable[[Row], None] | None = None,
 ) -> Path:
-    """Train, or resume, the run in `folder`; returns the folder of the trained model."""
-    require_one_process()
+    """Train, or resume, the run in `folder`; returns the folder of the trained model.
+
+    In one of several processes, take part in the training that the first of them leads (`optim.sharding`).
+    """
     if config.source:
         raise ValueError("runs on record are learned from by `hrm_agent.training.offline.train_on_record`")
+    with several_ranks(config) as ranks:
+        if ranks is not None and not ranks.leads:
+            await follow(ranks)
+            return folder / "model"
+        return await _train(config, folder, ranks, on_rollout, on_step)
+
+
+async def _train(
+    config: GrpoConfig,
+    folder: Path,
+    ranks: Ranks | None,
+    on_rollout: Callable[[Trajectory], None] | None,
+    on_step: Callable[[Row], None] | None,
+) -> Path:
     refuse_unsendable(config.processes, config)
     refuse_other_roles(config.adapter.lora_roles, "lora_roles", config.graph, config.configurable)
     refuse_other_roles(config.loss.frozen_roles, "frozen_roles", config.graph, config.configurable)
-    learner = Learner(with_bound(config), Accelerator(), folder)
+    config = with_bound(config)
+    learner = Learner(config, Accelerator(), folder) if ranks is None else led(ranks, config)
     async with (
         _opened_engine(learner) as engine,
         open_run(
@@ -91,7 +113,11 @@ async def train(
         source.prepare()
         keep_sources(config.tasks, "train", folder, *config.tasks_of_stages)
         draw = partial(tasks_of_run, config, folder)
-        workers = await stack.enter_async_context(opened_workers(config.processes, runner, config, draw=draw))
+        workers = await stack.enter_async_context(
+            opened_workers(config.processes, runner, config, draw=draw)
+            if ranks is None
+            else opened_ranks(ranks, runner, config, draw=draw)
+        )
         collector = Collector(runner, run_id, folder, config, workers=workers, on_rollout=on_rollout)
         thread = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="learner")) if behind else None
         under_way = await stack.enter_async_context(StepsUnderWay(collector))
@@ -164,7 +190,7 @@ class TrainingRun(ABC):
             rollouts = [each[-1] for each in attempts]
             overlays = credited_overlays(rollouts, judged, config)
             self.write_overlays(overlays)
-            batches = mini_batches(rollouts, overlays, config)
+            batches = mini_batches(rollouts, overlays, config, ranks=self.learner.accelerator.num_processes)
         with phases("update"):
             update = await self.updated(batches, plan.rate)
         found = group_metrics(rollouts, overlays) | selection_metrics(attempts, overlays)
@@ -293,9 +319,11 @@ def credited_overlays(rollouts: Sequence[Trajectory], judged: Sequence[Overlay],
 
 
 def mini_batches(
-    rollouts: Sequence[Trajectory], overlays: Sequence[Overlay], config: GrpoConfig
+    rollouts: Sequence[Trajectory], overlays: Sequence[Overlay], config: GrpoConfig, *, ranks: int = 1
 ) -> list[list[MicroBatch]]:
     """The micro-batches of each optimiser step of a batch; a part in which no token is trained has none.
+
+    Smaller ones than configured where there would be fewer than `ranks`, which compute them side by side.
 
     Raises `ModelError` if something was kept but none of it can be trained on.
     """
@@ -303,12 +331,14 @@ def mini_batches(
     build = partial(
         build_batches,
         rollouts,
-        token_budget=loss.micro_batch_tokens,
         forward=loss.forward,
         whole_trajectories=loss.objective == "gspo",
         roles=config.adapter.lora_roles,
     )
-    found = [
-        build(part, may_be_empty=True) for part in split_kept(overlays, config.optim.mini_batches, seed=config.seed)
-    ]
-    return found if any(found) else [build(overlays)]
+    parts = split_kept(overlays, config.optim.mini_batches, seed=config.seed)
+    budget = loss.micro_batch_tokens
+    found = [build(part, token_budget=budget, may_be_empty=True) for part in parts]
+    while any(0 < len(part) < ranks for part in found) and budget > _LEAST_BUDGET:
+        budget = budget * 3 // 4
+        found = [build(part, token_budget=budget, may_be_empty=True) for part in parts]
+    return found if any(found) else [build(overlays, token_budget=budget)]

@@ -25,12 +25,14 @@ from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.objectives import LossOptions
 from hrm_agent.training.optimizer_step import OptimOptions, policy_update
 from hrm_agent.training.schedule import dropout_seed
+from hrm_agent.training.sharded_checkpoint import is_sharded, read_sharded
 from hrm_agent.training.trained_policy import TrainedPolicy, copy_of_trained
 from hrm_agent.trajectory import derive_seed
 
-__all__ = ["Learner"]
+__all__ = ["OPTIMIZER_FILE", "Learner"]
 
-_OPTIMIZER = "optimizer.pt"
+OPTIMIZER_FILE = "optimizer.pt"
+"""State dict of the optimiser, in a checkpoint of whole weights."""
 
 
 class Learner:
@@ -51,11 +53,16 @@ class Learner:
         if optim.gradient_checkpointing:
             self._policy.recompute_activations()
         model, self.tokenizer = self._policy.model, self._policy.tokenizer
-        self.model, self.optimizer = accelerator.prepare(model, make_adamw(model, optim))
+        self._config = config
+        self.model, self.optimizer = self._prepared(model)
         self.version = 0
         """Number of optimiser steps behind the weights."""
-        self._config, self._folder = config, folder
+        self._folder = folder
         self._reference = self._policy.reference() if config.loss.kl_coef else None
+
+    def _prepared(self, model: Any) -> tuple[Any, Any]:
+        """What is trained, and its optimiser."""
+        return self.accelerator.prepare(model, make_adamw(model, self._config.optim))
 
     @cached_property
     def engine(self) -> Engine:
@@ -91,7 +98,7 @@ class Learner:
         return self._config.engines.engine == "vllm"
 
     def _publish_to(self, engine: Engine) -> None:
-        model, adapter = self.accelerator.unwrap_model(self.model), self._policy.adapter
+        model, adapter = self._policy.model, self._policy.adapter
         if self._on_servers:
             engine.publish(self.version, dict(model.named_parameters()) if adapter is None else adapter.save)
         else:  # the engine has the very weights, or a copy
@@ -100,7 +107,7 @@ class Learner:
     @torch.no_grad()
     def _score(self, token_ids: Sequence[int]) -> list[float]:
         """Log-prob of each token of a text but the first, at temperature 1."""
-        model = self.accelerator.unwrap_model(self.model)
+        model = self._policy.model
         training = model.training
         ids = torch.tensor([list(token_ids)], device=self.accelerator.device)
         logprobs = model.eval()(ids).logits[0, :-1].float().log_softmax(-1)
@@ -113,7 +120,8 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         loss = self.loss_options(batches)
-        with dropout_seed(derive_seed(config.seed, "dropout", self.version)):
+        rank = self.accelerator.process_index
+        with dropout_seed(derive_seed(config.seed, "dropout", self.version, *((rank,) if rank else ()))):
             metrics = policy_update(
                 self.model,
                 self.optimizer,
@@ -148,11 +156,15 @@ class Learner:
     def write(self, folder: Path) -> None:
         """Weights and optimiser, for a checkpoint."""
         self.save(folder)
-        torch.save(self.optimizer.state_dict(), folder / _OPTIMIZER)
+        torch.save(self.optimizer.state_dict(), folder / OPTIMIZER_FILE)
 
     def read(self, folder: Path, version: int) -> None:
-        """Go on from what `write` wrote, as `version`."""
-        optimizer = torch.load(folder / _OPTIMIZER, weights_only=True)
+        """Go on from what `write` wrote, here or on several ranks, as `version`."""
+        if is_sharded(folder):
+            read_sharded(folder, self._policy.model, self.optimizer)
+            self.publish(version)
+            return
+        optimizer = torch.load(folder / OPTIMIZER_FILE, weights_only=True)
         self._policy.read(folder)
         self.optimizer.load_state_dict(optimizer)
         self.publish(version)

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from hrm_agent.errors import ConfigError
 from hrm_agent.training.batch import MicroBatch
@@ -270,4 +271,4 @@ def _clip(update: _Update) -> Tensor:
     if update.accelerator is None:
         return nn.utils.clip_grad_norm_(update.model.parameters(), update.optim.max_grad_norm)
     norm: Any = update.accelerator.clip_grad_norm_(update.model.parameters(), update.optim.max_grad_norm)
-    return torch.as_tensor(norm)
+    return norm.full_tensor() if isinstance(norm, DTensor) else torch.as_tensor(norm)

@@ -1,4 +1,4 @@
-"""Whether this is one of several processes of a training.
+"""Whether this is one of several processes of a training, and whether they were started as they have to be.
 
 Asked of the environment, as launchers set it: Accelerate joins processes without an accelerator only if it is told to,
 so its own count is 1 in each of them.
@@ -10,11 +10,14 @@ import os
 
 from hrm_agent.errors import ConfigError
 
-__all__ = ["is_first_process", "require_one_process"]
+__all__ = ["is_first_process", "require_one_process", "require_ranks"]
 
 _SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 _RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
 """torchrun and accelerate launch; three kinds of mpirun."""
+_JOINED_BY = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+_OF_ACCELERATE = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")
+TORCHRUN = "torchrun --nproc_per_node 2 -m hrm_agent train rl --sharding ddp ..."
 
 
 def require_one_process() -> None:
@@ -22,9 +25,45 @@ def require_one_process() -> None:
     count = _first(_SIZES)
     if count > 1:
         raise ConfigError(
-            f"Reinforcement learning runs in one process, and {count} were started: they would share no rollouts.",
-            "Start it without torchrun, accelerate launch or mpirun.",
+            f"This runs in one process, and {count} were started: they would share nothing.",
+            "Start it without torchrun, accelerate launch or mpirun; `train rl` runs in several that are told how to "
+            "train together: --sharding ddp, or fsdp2.",
         )
+
+
+def require_ranks(sharding: str) -> int:
+    """The number of processes of a training that was asked to be sharded so.
+
+    Raises `ConfigError` where they were started otherwise than the training needs.
+    """
+    if sharding == "none":
+        require_one_process()
+        return 1
+    count = _first(_SIZES)
+    if "WORLD_SIZE" not in os.environ:
+        if count:
+            raise ConfigError(
+                f"sharding = {sharding}, and mpirun started these {count} processes.", f"Start them by {TORCHRUN}"
+            )
+        raise ConfigError(
+            f"sharding = {sharding} is for several processes, and this one was started by itself (on a machine without "
+            "an accelerator `accelerate launch` starts one, whatever number it is given).",
+            f"Start them by {TORCHRUN}; or go on in one process: --sharding none.",
+        )
+    lacking = [name for name in _JOINED_BY if name not in os.environ]
+    if lacking:
+        raise ConfigError(
+            f"{count} processes were started, and {', '.join(lacking)} is not set: they cannot find each other.",
+            f"Start them by {TORCHRUN}",
+        )
+    for name in _OF_ACCELERATE:
+        if os.environ.get(name, "").lower() == "true":
+            raise ConfigError(
+                f"accelerate launch was told of a way of its own to share the weights ({name}), and sharding = "
+                f"{sharding} is another.",
+                "Leave it out of accelerate's configuration: `accelerate launch --num_processes 2 -m hrm_agent ...`.",
+            )
+    return count
 
 
 def is_first_process() -> bool:

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from hrm_agent.errors import RunError
 from hrm_agent.files import alone_in, read_whole, replacing
@@ -35,11 +35,11 @@ from hrm_agent.runtime.settings import RolloutSettings
 from hrm_agent.store import STORE_POINTER, RunStore, open_store
 from hrm_agent.training.eligibility import SECOND_ATTEMPT, needs_second_attempt
 from hrm_agent.training.tasks.base import Task
-from hrm_agent.training.worker_pool import RolloutWorkers
 from hrm_agent.trajectory import TaskRef, Trajectory, derive_seed
 
 __all__ = [
     "Attempts",
+    "RunsEpisodes",
     "attempts_of",
     "group_episodes",
     "leases_of",
@@ -54,6 +54,14 @@ __all__ = [
 _STEP = re.compile(r"step-(\d+)")
 Attempts = tuple[Trajectory, ...]
 """The runs of one episode, one or two; the last one counts."""
+
+
+class RunsEpisodes(Protocol):
+    """Other processes, which run episodes for this one."""
+
+    async def run(self, episode: Episode) -> Trajectory:
+        """Run, resume or read back an episode."""
+        ...
 
 
 @asynccontextmanager
@@ -180,7 +188,7 @@ async def rollout(
     mode: Mode = ONE_RUN,
     concurrency: int = 256,
     on_done: Callable[[Trajectory], None] | None = None,
-    workers: RolloutWorkers | None = None,
+    workers: RunsEpisodes | None = None,
 ) -> list[Trajectory]:
     """Run all episodes, each by `mode`; their trajectories in the order of `episodes`.
 
@@ -201,7 +209,7 @@ def attempts_of(
     *,
     concurrency: int = 256,
     on_done: Callable[[Trajectory], None] | None = None,
-    workers: RolloutWorkers | None = None,
+    workers: RunsEpisodes | None = None,
 ) -> Callable[[Episode], Coroutine[Any, Any, Attempts]]:
     """Runs an episode, with a second attempt where the graph or a tool call failed by no doing of the policy."""
     run = _solver(runner, ONE_RUN, concurrency, on_done, workers)
@@ -214,7 +222,7 @@ def attempts_of(
 
 
 def leases_of(
-    episodes: Sequence[Episode], runner: EpisodeRunner, workers: RolloutWorkers | None, mode: Mode = ONE_RUN
+    episodes: Sequence[Episode], runner: EpisodeRunner, workers: RunsEpisodes | None, mode: Mode = ONE_RUN
 ) -> AbstractContextManager[None]:
     """Taken together where this process runs each episode on its own thread."""
     if workers is not None or mode != ONE_RUN:
@@ -232,7 +240,7 @@ def _solver(
     mode: Mode,
     concurrency: int,
     on_done: Callable[[Trajectory], None] | None,
-    workers: RolloutWorkers | None,
+    workers: RunsEpisodes | None,
 ) -> Callable[[Episode], Coroutine[Any, Any, Trajectory]]:
     gate = asyncio.Semaphore(concurrency)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(concurrency, thread_name_prefix="episode"))

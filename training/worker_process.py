@@ -23,7 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 from hrm_agent.environment.base import Environment
 from hrm_agent.environment.local.environment import LocalEnvironment
@@ -41,7 +41,7 @@ from hrm_agent.training.worker_engines import EngineProxy
 from hrm_agent.training.worker_wire import LENGTH, Message, WorkerSetup, error_of, packed, told, unpacked
 from hrm_agent.trajectory import TaskRef
 
-__all__ = ["Parent", "main", "serve"]
+__all__ = ["Asking", "Parent", "WorkerRollouts", "main", "opened_rollouts", "serve"]
 
 
 class Parent:
@@ -95,14 +95,20 @@ class Parent:
             self.settle("error", number, (type(error).__name__, error.message, error.hint))
 
 
+class Asking(Protocol):
+    """Who asks for runs, and is told how they ended."""
+
+    def send(self, *messages: Message) -> None: ...
+
+
 def _closed() -> ModelError:
     return ModelError("The process that has the engine has ended.", "Resume the run.")
 
 
-class _Rollouts:
-    """The runs of this worker."""
+class WorkerRollouts:
+    """The runs of this process, which another one asks for."""
 
-    def __init__(self, setup: WorkerSetup, runner: EpisodeRunner, parent: Parent) -> None:
+    def __init__(self, setup: WorkerSetup, runner: EpisodeRunner, parent: Asking) -> None:
         self._setup, self._runner, self._parent = setup, runner, parent
         self._gate = asyncio.Semaphore(setup.concurrency)
         threads = ThreadPoolExecutor(setup.concurrency, thread_name_prefix="episode")
@@ -185,14 +191,17 @@ def _verified_by(task: Task, episode: Episode) -> Episode:
 
 
 @asynccontextmanager
-async def _opened(setup: WorkerSetup, parent: Parent) -> AsyncGenerator[_Rollouts]:
+async def opened_rollouts(
+    setup: WorkerSetup, parent: Asking, engine: Engine | None = None
+) -> AsyncGenerator[WorkerRollouts]:
+    """Runs episodes on the run's store, with `engine`, or with what stands here for the parent's."""
     config = setup.config
     with open_store(setup.store, create=False, allow=config.allowed_types) as store:
-        backend = setup.policy if setup.is_lazy else load_policy(setup.policy)
+        backend = engine or (setup.policy if setup.is_lazy else load_policy(setup.policy))
         environment = _environment(setup)
         try:
             runner = EpisodeRunner(store, backend, setup.policy, environment, **config.runner_options())
-            yield _Rollouts(setup, runner, parent)
+            yield WorkerRollouts(setup, runner, parent)
         finally:
             await environment.close()
 
@@ -250,7 +259,7 @@ async def serve(parent: Parent) -> None:
     threading.Thread(target=read, name="parent", daemon=True).start()
     load_elsewhere(parent.engine)
     try:
-        async with _opened(pickle.loads(setup), parent) as rollouts:  # noqa: S301 - only the parent can write it
+        async with opened_rollouts(pickle.loads(setup), parent) as rollouts:  # noqa: S301 - only the parent can write it
             parent.send(("open", rollouts.owner))
             with frozen_heap():
                 await rollouts.serve(commands)

@@ -76,21 +76,35 @@ def _rl(words: list[str]) -> int:
 
 
 def reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bool = False) -> None:
-    """Train, or go on, in `folder`. `one_pass`: over what is on record, whatever the configuration has for steps."""
+    """Train, or go on, in `folder`. `one_pass`: over what is on record, whatever the configuration has for steps.
+
+    In one of several processes, take part in what the first of them does.
+    """
+    from hrm_agent.models.slow_start import told_if_slow
+    from hrm_agent.training.processes import is_first_process, require_ranks
+
+    if config.optim.sharding == "none" and not is_first_process():
+        return  # the first one says why they cannot run together
+    require_ranks(config.optim.sharding)
+    with told_if_slow("loading torch; the first time this takes up to a minute"):
+        from hrm_agent.training.follower import follow
+    from hrm_agent.training.parallel import several_ranks
+
+    with several_ranks(config) as ranks:
+        if ranks is not None and not ranks.leads:
+            asyncio.run(follow(ranks))
+        else:
+            _reinforce(config, folder, output, one_pass=one_pass)
+
+
+def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bool) -> None:
     from hrm_agent.cli.training.collect import tell_changed_sources
     from hrm_agent.models.policy_loader import model_folder
-    from hrm_agent.models.slow_start import told_if_slow
     from hrm_agent.runtime.execution.loading import load_graph, refuse_other_roles
-
-    with told_if_slow("loading torch; the first time this takes up to a minute"):
-        from hrm_agent.training.grpo import train
+    from hrm_agent.training.grpo import train
     from hrm_agent.training.metrics import read_metrics
-    from hrm_agent.training.processes import is_first_process, require_one_process
     from hrm_agent.training.verdicts import when_learning_stopped, why_nothing_was_learnt
 
-    if not is_first_process():
-        return  # the first one says why they cannot run together
-    require_one_process()
     # Before there is a folder: what cannot be trained leaves nothing behind.
     model_folder(config.policy, adapter=config.adapter.lora_rank > 0)
     if config.rewards is not None:

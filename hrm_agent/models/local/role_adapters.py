@@ -107,8 +107,8 @@ def _added(layer: Any, name: str, given: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def route_of(model: nn.Module) -> AdapterRoute | None:
-    """The route of a model with adapters by role; None for any other."""
-    return getattr(model, "adapter_route", None)
+    """The route of a model with adapters by role, within what shares it out over ranks; None for any other."""
+    return getattr(getattr(model, "module", model), "adapter_route", None)
 
 
 def put_adapters(model: Any, configs: Sequence[Any], roles: Sequence[str]) -> AdapterRoute:

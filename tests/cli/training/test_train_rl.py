@@ -184,7 +184,7 @@ def test_a_rank_that_is_left_in_the_environment_is_not_another_process(monkeypat
 
 
 @pytest.mark.slow
-def test_torchrun_on_a_machine_without_an_accelerator_is_refused_once(tmp_path: Path) -> None:
+def test_torchrun_without_a_way_to_share_the_training_is_refused_once(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "hrm_agent.cli.main"]
     with subprocess.Popen(
         [*command, "train", "rl", *SMALL],
@@ -201,5 +201,5 @@ def test_torchrun_on_a_machine_without_an_accelerator_is_refused_once(tmp_path: 
             if launched.poll() is None:
                 os.killpg(launched.pid, signal.SIGKILL)
     assert launched.returncode != 0
-    assert said.count("Reinforcement learning runs in one process, and 2 were started") == 1
+    assert said.count("This runs in one process, and 2 were started") == 1
     assert list(tmp_path.iterdir()) == []
