@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from hrm_agent.config import ONE_BY_ONE, ConfigPart
 from hrm_agent.errors import ConfigError
@@ -21,10 +21,23 @@ __all__ = [
     "OptimPart",
     "RolloutPart",
     "SelectPart",
+    "StoreUrl",
     "TrainingStage",
     "refuse_uncorrected",
     "refuse_with_ranks",
 ]
+
+
+def _without_password(url: str) -> str:
+    if re.match(r"\w+://[^/@]*:[^/@]*@", url):
+        raise ConfigError(
+            "The URL of the store has a password in it, which would be saved beside the run.",
+            "Put it into PGPASSWORD or ~/.pgpass.",
+        )
+    return url
+
+
+StoreUrl = Annotated[str, AfterValidator(_without_password)]
 
 
 class RolloutPart(ConfigPart):
@@ -360,5 +373,5 @@ def refuse_with_ranks(rollout: RolloutPart, optim: OptimPart, adapter: AdapterPa
         (whole and adapter.lora_rank > 0, "lora_rank", f"An adapter needs {whole}."),
         (whole and optim.optimizer == "adamw8bit", "optimizer = adamw8bit", f"8 bits need {whole}."),
     ):
-        if given:
+        if optim.sharding != "none" and given:
             raise ConfigError(f"sharding = {optim.sharding} does not go with {what}.", hint)

@@ -6,10 +6,9 @@ reinforcement learning are the demo's; the paper's values (rStar2-Agent, arXiv 2
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Any, Literal, Self, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
 from hrm_agent.config import ON_RECORD, in_tables
 from hrm_agent.errors import ConfigError
@@ -31,6 +30,7 @@ from hrm_agent.training.config_parts import (
     OptimPart,
     RolloutPart,
     SelectPart,
+    StoreUrl,
     TrainingStage,
     refuse_uncorrected,
     refuse_with_ranks,
@@ -46,11 +46,13 @@ __all__ = [
     "SftConfig",
 ]
 
-FREE_ON_RESUME = frozenset({"allow", "concurrency", "environment", "isolation", "processes", "ray"}) | {
-    *("checkpoint_every", "checkpoints", "keep.checkpoint_every", "keep.checkpoints", "rollout.processes"),
-    *(f"engines.{key}" for key in EnginesPart.model_fields if key != "engine"),
-    *("rollout.ray", "optim.sharding"),
-}
+FREE_ON_RESUME = frozenset(
+    {
+        *("allow", "checkpoint_every", "checkpoints", "concurrency", "environment", "isolation", "processes", "ray"),
+        *("keep.checkpoint_every", "keep.checkpoints", "optim.sharding", "rollout.processes", "rollout.ray"),
+        *(f"engines.{key}" for key in EnginesPart.model_fields if key != "engine"),
+    }
+)
 """Keys that decide how a run is carried out and not its result: they may change when it is resumed."""
 FREE_IN_TRAINING = FREE_ON_RESUME | {"data", "steps"}
 """Keys that may change when a training is resumed. It looks at data and steps itself: a run may be prolonged."""
@@ -62,18 +64,6 @@ TANK = (
     "A tank holds 1200 L. It leaks 2% per hour for 3 hours, then is refilled by 150 L. "
     "Return exactly: 'Answer: <liters>'."
 )
-
-
-def _without_password(url: str) -> str:
-    if re.match(r"\w+://[^/@]*:[^/@]*@", url):
-        raise ConfigError(
-            "The URL of the store has a password in it, which would be saved beside the run.",
-            "Put it into PGPASSWORD or ~/.pgpass.",
-        )
-    return url
-
-
-StoreUrl = Annotated[str, AfterValidator(_without_password)]
 
 
 class TaskSettings(BaseModel):
@@ -322,8 +312,7 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings):
     @model_validator(mode="after")
     def _older_weights_sample(self) -> Self:
         refuse_uncorrected(self.rollout, self.loss, self.samples)
-        if self.optim.sharding != "none":
-            refuse_with_ranks(self.rollout, self.optim, self.adapter, on_record=bool(self.source))
+        refuse_with_ranks(self.rollout, self.optim, self.adapter, on_record=bool(self.source))
         return self
 
     @model_validator(mode="after")

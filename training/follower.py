@@ -10,6 +10,7 @@ import asyncio
 import pickle
 import sys
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 from hrm_agent.errors import RunError
 from hrm_agent.frozen_heap import frozen_heap
@@ -24,10 +25,10 @@ __all__ = ["follow", "led"]
 _OVER = "over"
 
 
-def led(ranks: Ranks, config: GrpoConfig) -> RankLearner:
+def led(ranks: Ranks, config: GrpoConfig, folder: Path) -> RankLearner:
     """The learner of rank 0, with which the others make theirs."""
     ranks.order("begin", lambda _: (config,))
-    return RankLearner(config, ranks)
+    return RankLearner(config, ranks, folder)
 
 
 async def follow(ranks: Ranks) -> None:

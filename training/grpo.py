@@ -95,7 +95,7 @@ async def _train(
     refuse_other_roles(config.adapter.lora_roles, "lora_roles", config.graph, config.configurable)
     refuse_other_roles(config.loss.frozen_roles, "frozen_roles", config.graph, config.configurable)
     config = with_bound(config)
-    learner = Learner(config, Accelerator(), folder) if ranks is None else led(ranks, config)
+    learner = Learner(config, Accelerator(), folder) if ranks is None else led(ranks, config, folder)
     async with (
         _opened_engine(learner) as engine,
         open_run(
@@ -115,7 +115,7 @@ async def _train(
         draw = partial(tasks_of_run, config, folder)
         workers = await stack.enter_async_context(
             opened_workers(config.processes, runner, config, draw=draw)
-            if ranks is None
+            if ranks is None or config.engines.engine == "vllm"
             else opened_ranks(ranks, runner, config, draw=draw)
         )
         collector = Collector(runner, run_id, folder, config, workers=workers, on_rollout=on_rollout)

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 
+from hrm_agent.models import Engine
 from hrm_agent.models.local.engine import TransformersEngine
 from hrm_agent.training.adam import make_adamw
 from hrm_agent.training.batch import MicroBatch
@@ -29,11 +30,11 @@ __all__ = ["RankLearner", "shared_out"]
 class RankLearner(Learner):
     """Weights of which the ranks hold copies or shares."""
 
-    def __init__(self, config: GrpoConfig, ranks: Ranks) -> None:
-        """All ranks have to make theirs together."""
+    def __init__(self, config: GrpoConfig, ranks: Ranks, folder: Path | None = None) -> None:
+        """All ranks have to make theirs together. `folder`: the run's, of rank 0."""
         self._ranks = ranks
         self._sharded = ranks.sharding == "fsdp2"
-        super().__init__(config, ranks.accelerator)
+        super().__init__(config, ranks.accelerator, folder)
         if self._sharded and self._reference is not None:
             self._reference = self._shard(self._reference).eval().requires_grad_(False)
         self._by_sequence = config.loss.objective == "gspo" or config.loss.correction == "sequence"
@@ -48,8 +49,10 @@ class RankLearner(Learner):
         return shard(model, ranks=self._ranks.count, device=self.accelerator.device)
 
     @cached_property
-    def engine(self) -> TransformersEngine:
-        """Samples with all weights, on each rank."""
+    def engine(self) -> Engine:
+        """Samples with all weights, on each rank; servers are rank 0's."""
+        if self._on_servers:
+            return super().engine
         engine = TransformersEngine(self._policy.model, self.tokenizer, name=self.name)
         engine.publish(self.version)
         return engine
