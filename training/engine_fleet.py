@@ -28,7 +28,7 @@ from hrm_agent.training.engine_routing import EngineRouter
 from hrm_agent.training.fleet_server import FleetOptions, FleetServer
 from hrm_agent.training.scheduler import RolloutScheduler
 from hrm_agent.training.weights_file import Publication, WeightsFolder
-from hrm_agent.training.weights_proof import PROBE_TEXT, Difference, Scored, refuse_other_weights
+from hrm_agent.training.weights_proof import PROBE_TEXT, LogprobDifference, ScoredText, refuse_other_weights
 from hrm_agent.trajectory import LogprobKind
 
 __all__ = ["EngineFleet"]
@@ -146,7 +146,7 @@ class EngineFleet:
 
     def _written(self, version: int, state_dict: Any) -> Publication:
         ids = tuple(self.codec.encode_answer(PROBE_TEXT))
-        text = Scored(ids, tuple(self._score(ids)))
+        text = ScoredText(ids, tuple(self._score(ids)))
         if callable(state_dict):
             path = self._folder.place(version, adapter=True)
             state_dict(path)
@@ -171,18 +171,24 @@ class EngineFleet:
             self._lose(server, error.message)
             return None
 
-    def _prove(self, server: FleetServer, publication: Publication, sample: Completion) -> tuple[Scored, Difference]:
+    def _prove(
+        self, server: FleetServer, publication: Publication, sample: Completion
+    ) -> tuple[ScoredText, LogprobDifference]:
         """The sample, scored, and how far the server is off. Raises `ModelError` where it is too far."""
         head = publication.texts[0].token_ids[:8]
         ids = (*head, *sample.token_ids)
-        fresh = Scored(ids, tuple(self._score(ids)))
-        own = Difference.of(fresh.logprobs[-len(sample.logprobs) :], sample.logprobs)
+        fresh = ScoredText(ids, tuple(self._score(ids)))
+        own = LogprobDifference.of(fresh.logprobs[-len(sample.logprobs) :], sample.logprobs)
         return fresh, self._held_to(server, publication, own)
 
-    def _held_to(self, server: FleetServer, publication: Publication, sampled: Difference | None = None) -> Difference:
+    def _held_to(
+        self, server: FleetServer, publication: Publication, sampled: LogprobDifference | None = None
+    ) -> LogprobDifference:
         differences = [sampled] if sampled is not None else []
-        differences += [Difference.of(text.logprobs, server.logprobs(text.token_ids)) for text in publication.texts]
-        found = Difference(max(each.largest for each in differences), max(each.mean for each in differences))
+        differences += [
+            LogprobDifference.of(text.logprobs, server.logprobs(text.token_ids)) for text in publication.texts
+        ]
+        found = LogprobDifference(max(each.largest for each in differences), max(each.mean for each in differences))
         refuse_other_weights(
             where=server.url,
             version=publication.version,

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hrm_agent.errors import RunError
-from hrm_agent.training.weights_proof import Scored
+from hrm_agent.training.weights_proof import ScoredText
 
 __all__ = ["Publication", "WeightsFolder"]
 
@@ -35,7 +35,7 @@ class Publication:
     """Optimiser steps behind them."""
     path: Path
     """A safetensors file of all weights, or the folder of an adapter."""
-    texts: tuple[Scored, ...]
+    texts: tuple[ScoredText, ...]
     """With the trainer's log-probs."""
 
     @property

@@ -21,7 +21,7 @@ from statistics import fmean
 
 from hrm_agent.errors import ModelError
 
-__all__ = ["PROBE_TEXT", "Difference", "Scored", "refuse_other_weights"]
+__all__ = ["PROBE_TEXT", "LogprobDifference", "ScoredText", "refuse_other_weights"]
 
 PROBE_TEXT = (
     "A tank holds 1200 L. It leaks 2% per hour for 3 hours, then is refilled by 150 L. Let me compute: "
@@ -33,7 +33,7 @@ _NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoredText:
     """A text and its log-probs by the trainer."""
 
     token_ids: tuple[int, ...]
@@ -43,7 +43,7 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class LogprobDifference:
     """How far an engine's log-probs are from the trainer's."""
 
     largest: float
@@ -52,14 +52,14 @@ class Difference:
     """Mean of the absolute differences."""
 
     @classmethod
-    def of(cls, ours: Sequence[float], theirs: Sequence[float]) -> Difference:
+    def of(cls, ours: Sequence[float], theirs: Sequence[float]) -> LogprobDifference:
         """Of log-probs of the same tokens."""
         apart = [abs(a - b) for a, b in zip(ours, theirs, strict=True)]
         return cls(max(apart, default=0.0), fmean(apart) if apart else 0.0)
 
 
 def refuse_other_weights(
-    where: str, version: int, dtype: str, tolerance: float | None, found: Difference, differing: Sequence[str]
+    where: str, version: int, dtype: str, tolerance: float | None, found: LogprobDifference, differing: Sequence[str]
 ) -> None:
     """Raise `ModelError` where an engine does not sample with the weights of `version`. `where`: its address.
 
