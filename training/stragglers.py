@@ -21,7 +21,8 @@ from hrm_agent.runtime.episode import Episode
 from hrm_agent.runtime.execution.run_group import run_group
 from hrm_agent.store import RunStore
 from hrm_agent.training.config_parts import RolloutPart
-from hrm_agent.training.rollout import Attempts
+from hrm_agent.training.eligibility import needs_second_attempt
+from hrm_agent.training.rollout import Attempts, second_attempt
 from hrm_agent.trajectory import DropReason, Overlay, Verdict
 
 __all__ = ["Stragglers", "quorum_of"]
@@ -59,16 +60,27 @@ class Stragglers:
         }
         try:
             late = await _late(set(running), quorum_of(len(episodes), options.group_quorum), options.group_deadline)
-            if late:
+            cut = [task for task in late if not self._has_ended(running[task])]
+            if cut:
                 self._cut(
-                    [running[task] for task in late], step, f"{len(running) - len(late)} of {len(episodes)}", options
+                    [running[task] for task in cut], step, f"{len(running) - len(cut)} of {len(episodes)}", options
                 )
+            in_time = [task for task in running if task not in cut]
+            await asyncio.gather(*in_time)
         finally:
             left = [task for task in running if not task.done()]
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
-        return [task.result() for task in running if task not in late]
+        return [task.result() for task in in_time]
+
+    def _has_ended(self, episode: Episode) -> bool:
+        """Whether all of a rollout is on record, though who waits for it does not know yet: it is read back, say."""
+        journal = self._store.journal
+        if not journal.is_over(episode.trajectory_id):
+            return False
+        second = second_attempt(episode).trajectory_id
+        return not needs_second_attempt(journal.trajectory(episode.trajectory_id)) or journal.is_over(second)
 
     def _cut(self, episodes: Sequence[Episode], step: int, ended: str, options: RolloutPart) -> None:
         """Keep it as a verdict that a group goes on without these."""

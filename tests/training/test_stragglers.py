@@ -146,5 +146,26 @@ def test_who_comes_in_time_is_not_cut_off_and_an_error_ends_the_rest(store: RunS
     assert len(cancelled) == 2 and store.journal.overlays("run") == []
 
 
+def test_what_has_ended_on_record_is_never_cut_off(store: RunStore) -> None:
+    """A step that is taken again reads back one rollout after the other."""
+    one, two, ended, failed = episodes(4)
+    for episode, status in ((ended, RunStatus.COMPLETED), (failed, RunStatus.FAILED)):
+        store.journal.write_trajectory(episode.begun("m").model_copy(update={"status": status, "ended_at": 2e9}))
+
+    async def attempt(episode: Episode) -> Attempts:
+        if episode is failed:  # its second attempt hangs
+            await asyncio.Event().wait()
+        while episode is ended and not store.journal.overlays("run"):
+            await asyncio.sleep(0)
+        return (trajectory(thread_id=episode.thread_id),)
+
+    async def scene() -> list[str]:
+        found = await Stragglers(store, "run").run_group([one, two, ended, failed], attempt, step=0, options=OPTIONS)
+        return [each[-1].thread_id for each in found]
+
+    assert asyncio.run(scene()) == [one.thread_id, two.thread_id, ended.thread_id]
+    assert [each.trajectory_id for each in store.journal.overlays("run")] == [failed.trajectory_id]
+
+
 def test_a_quorum_is_a_share_of_the_group() -> None:
     assert [quorum_of(count, share) for count, share in ((4, 0.75), (25, 0.28), (16, 0.5), (3, 0.5))] == [3, 7, 8, 2]
