@@ -103,7 +103,7 @@ class RayWorker(WorkerHandle):
 
     async def close(self) -> None:
         self._told_to_end = True
-        if self._tasks and self._ended is None:
+        if self._tasks and not self._tasks[0].done():  # it speaks, also where the cluster's head is gone
             with suppress(Exception):
                 self._actor.take.remote([])
             await asyncio.wait(self._tasks[:1], timeout=GRACE_SECONDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -178,9 +179,10 @@ def test_a_node_is_lost_and_another_joins_and_nothing_is_lost_or_doubled(
 
 
 PROGRAM = """
-import asyncio, sys
+import asyncio, psutil, sys
 from pathlib import Path
 from hrm_agent.errors import RunError
+from hrm_agent.store import open_store
 from hrm_agent.training.collect import collect
 from hrm_agent.training.on_ray import cluster as on_ray
 from tests.support.ray_cluster import node_options, running_cluster
@@ -200,7 +202,10 @@ with running_cluster() as cluster:
     try:
         asyncio.run(collect(config, Path(sys.argv[1]), on_rollout=kill_the_head))
     except RunError as error:
-        print("TOLD", error, flush=True)
+        print(error)
+    with open_store(Path(sys.argv[1]) / "store.db") as store, store.database.read() as cursor:
+        held = cursor.execute("SELECT COUNT(*) FROM leases WHERE expires_at > 0").fetchone()[0]
+    print(f"{held} leases are held, by {len(psutil.Process().children(recursive=True))} processes that live")
 """
 
 
@@ -209,6 +214,7 @@ def test_a_head_that_dies_ends_the_run_which_goes_on_on_another_cluster(address:
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, timeout=300, check=False)
     assert "is gone, and with it the cluster. What was recorded is kept." in done.stdout, done.stderr
+    assert re.search("^0 leases are held, by [1-9]", done.stdout, re.MULTILINE), "workers have given them back"
     before = on_record(tmp_path / "run")
     kept = {each.thread_id: each for each in before if each.status is not RunStatus.RUNNING}
     assert 3 <= len(kept) < 80
