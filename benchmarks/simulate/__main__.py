@@ -22,7 +22,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.simulate.cases import ENGINES, Case, cases_of, read_model, row_of, run_cases
+from benchmarks.simulate.cases import ENGINES, Case, cases_of, read_model, read_rows, row_of, run_cases
 from benchmarks.simulate.fleet import Outcome
 from benchmarks.simulate.report import Found, compared, costs, draw_engines, draw_shares
 from benchmarks.simulate.workload import Workload
@@ -69,6 +69,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--policies", nargs="+", choices=sorted(POLICIES), help="all of them, by default")
     parser.add_argument("--blind", action="store_true", help="the scheduler learns lengths at the end of turns only")
     parser.add_argument("--processes", type=int, default=1, help="that simulate at the same time")
+    parser.add_argument(
+        "--seen", type=Path, nargs="+", metavar="FILE", help="show what earlier runs wrote, run nothing"
+    )
     parser.add_argument("--quick", action="store_true", help="two engines, one seed: to see that it runs")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     parser.add_argument("--pictures", type=Path, help="draw into this folder")
@@ -90,6 +93,10 @@ def pictures(found: Found, options: argparse.Namespace) -> None:
         )
 
 
+def _place(found: tuple[Case, Outcome]) -> tuple[float, int, str]:
+    return found[0].tightness, found[0].seed, found[0].policy
+
+
 def main() -> None:
     options = _options()
     console = Console(width=150)  # of a table; a report is read from a file as well
@@ -107,7 +114,10 @@ def main() -> None:
         console.print(f"{case.tightness:.2f} {case.label}: {outcome.seconds:,.0f} s, {outcome.share:.3f}", style="dim")
         return case, outcome
 
-    found: Any = run_cases(cases, options.processes, report)
+    if options.seen:
+        found: Any = sorted((each for path in options.seen for each in read_rows(path)), key=_place)
+    else:
+        found = run_cases(cases, options.processes, report)
     console.print(compared(found) if options.what == "policies" else costs(found))
     console.print(f"Simulated. {options.model.source}")
     if options.pictures:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -129,3 +129,13 @@ def row_of(case: Case, outcome: Outcome) -> dict[str, Any]:
         "work": asdict(case.work),
         **{name: value for name, value in asdict(outcome).items() if name != "timeline"},
     }
+
+
+def read_rows(path: Path) -> list[tuple[Case, Outcome]]:
+    """What an earlier run wrote with `row_of`."""
+    found: list[tuple[Case, Outcome]] = []
+    for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+        told = {field.name: row[field.name] for field in fields(Outcome) if field.name in row}
+        known = {name: row[name] for name in ("policy", "engines", "seed", "tightness", "options")}
+        found.append((Case(EngineModel(**row["model"]), work=Workload(**row["work"]), **known), Outcome(**told)))
+    return found
