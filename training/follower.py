@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import pickle
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack
+from typing import Any
 
 from hrm_agent.errors import RunError
 from hrm_agent.frozen_heap import frozen_heap
@@ -73,9 +75,9 @@ async def _end(serving: asyncio.Task[None], rollouts: asyncio.Queue[Message]) ->
     await serving
 
 
-def _train(learner: RankLearner, kind: str, *rest: object) -> None:
+def _train(learner: RankLearner, kind: str, *rest: Any) -> None:
     """A step that all ranks take together; nothing else goes on here meanwhile."""
-    steps = {
+    steps: dict[str, Callable[..., Any]] = {
         "update": learner.update,
         "read": learner.read,
         "write": learner.write,
