@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import pickle
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 from hrm_agent.errors import RunError
 from hrm_agent.frozen_heap import frozen_heap
@@ -74,9 +76,9 @@ async def _end(serving: asyncio.Task[None], rollouts: asyncio.Queue[Message]) ->
     await serving
 
 
-def _train(learner: RankLearner, kind: str, *rest: object) -> None:
+def _train(learner: RankLearner, kind: str, *rest: Any) -> None:
     """A step that all ranks take together; nothing else goes on here meanwhile."""
-    steps = {
+    steps: dict[str, Callable[..., Any]] = {
         "update": learner.update,
         "read": learner.read,
         "write": learner.write,

@@ -29,7 +29,7 @@ from torch import distributed
 from hrm_agent.errors import ConfigError, HrmError, RunError
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.processes import require_ranks
-from hrm_agent.training.rank_links import FALLEN, Link, LinkListener, linked_to
+from hrm_agent.training.rank_links import FALLEN, RankLink, RankListener, linked_to
 from hrm_agent.training.worker_wire import Message, told
 
 __all__ = ["Ranks", "several_ranks"]
@@ -50,7 +50,7 @@ class Ranks:
     """`ddp` or `fsdp2`."""
     on_one_machine: bool
     """Whether all of them are."""
-    links: Mapping[int, Link]
+    links: Mapping[int, RankLink]
     """To each other rank by its number, on rank 0; to rank 0, on the others."""
 
     @property
@@ -178,8 +178,8 @@ def _join(config: GrpoConfig, count: int) -> Ranks:
     return Ranks(accelerator, config.optim.sharding, on_one_machine, _links(accelerator, on_one_machine))
 
 
-def _links(accelerator: Accelerator, on_one_machine: bool) -> Mapping[int, Link]:
-    listener = LinkListener("127.0.0.1" if on_one_machine else "") if accelerator.is_main_process else None
+def _links(accelerator: Accelerator, on_one_machine: bool) -> Mapping[int, RankLink]:
+    listener = RankListener("127.0.0.1" if on_one_machine else "") if accelerator.is_main_process else None
     places: list[Any] = [listener.place if listener else None]
     distributed.broadcast_object_list(places, device=accelerator.device)
     if listener is not None:

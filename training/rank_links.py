@@ -22,7 +22,7 @@ from functools import partial
 from hrm_agent.errors import RunError
 from hrm_agent.training.worker_wire import LENGTH, Message, packed, unpacked
 
-__all__ = ["FALLEN", "Link", "LinkListener", "linked_to"]
+__all__ = ["FALLEN", "RankLink", "RankListener", "linked_to"]
 
 FALLEN = "fallen"
 """Message of a process that ends by an error, which it tells."""
@@ -32,7 +32,7 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
 """A machine that lost its power says nothing: after a minute and a half its connections are over."""
 
 
-class Link:
+class RankLink:
     """A connection to another rank. Thread-safe."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -113,7 +113,7 @@ class Link:
             self._connection.shutdown(socket.SHUT_RDWR)
 
 
-class LinkListener:
+class RankListener:
     """Where the other ranks connect to the first one."""
 
     def __init__(self, host: str) -> None:
@@ -125,9 +125,9 @@ class LinkListener:
         """Port, and what to say there."""
         return self._socket.getsockname()[1], self._secret
 
-    def accept(self, count: int) -> dict[int, Link]:
+    def accept(self, count: int) -> dict[int, RankLink]:
         """Connections to ranks 1 to `count` - 1, each by its number."""
-        links: dict[int, Link] = {}
+        links: dict[int, RankLink] = {}
         self._socket.settimeout(_CONNECT_SECONDS)
         with self._socket:
             while len(links) < count - 1:
@@ -141,13 +141,13 @@ class LinkListener:
                         f"Ranks {lacking} did not connect to rank 0.", "Look whether a firewall is between them."
                     ) from None
                 if hmac.compare_digest(said[:_SECRET_BYTES], self._secret):
-                    links[LENGTH.unpack(said[_SECRET_BYTES:])[0]] = Link(connection)
+                    links[LENGTH.unpack(said[_SECRET_BYTES:])[0]] = RankLink(connection)
                 else:
                     connection.close()
         return links
 
 
-def linked_to(host: str, place: tuple[int, bytes], rank: int) -> Link:
+def linked_to(host: str, place: tuple[int, bytes], rank: int) -> RankLink:
     """The connection of `rank` to rank 0, which listens at `place`."""
     port, secret = place
     try:
@@ -157,7 +157,7 @@ def linked_to(host: str, place: tuple[int, bytes], rank: int) -> Link:
             f"Rank {rank} cannot reach rank 0 at {host}:{port}: {error}.", "Look whether a firewall is between them."
         ) from error
     connection.sendall(secret + LENGTH.pack(rank))
-    return Link(connection)
+    return RankLink(connection)
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:

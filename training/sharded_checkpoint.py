@@ -9,12 +9,15 @@ manifest (`hrm_agent.training.checkpoints`) like all others.
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed import checkpoint
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 
 from hrm_agent.training.sharded_weights import held_by, refresh
@@ -37,13 +40,13 @@ def write_sharded(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
         state[f"{_WEIGHT}/{name}"] = weight
         for key, value in optimizer.state.get(weight, {}).items():
             state[f"{_STATE}/{key}/{name}"] = value
-    checkpoint.save(state, checkpoint_id=folder / _FOLDER)
+    save(state, checkpoint_id=folder / _FOLDER)
 
 
 @torch.no_grad()
 def read_sharded(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
     """Take what `write_sharded` wrote, on however many ranks it was. All ranks have to call it."""
-    written = checkpoint.FileSystemReader(folder / _FOLDER).read_metadata().state_dict_metadata
+    written = FileSystemReader(folder / _FOLDER).read_metadata().state_dict_metadata
     held = dict(held_by(model, optimizer))
     optimizer.state.clear()
     state: dict[str, Any] = {f"{_WEIGHT}/{name}": weight.detach() for name, weight in held.items()}
@@ -52,5 +55,7 @@ def read_sharded(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
         of_weight = written[entry].size == held[name].shape  # pyright: ignore[reportAttributeAccessIssue]
         value: Tensor = torch.zeros_like(held[name]) if of_weight else torch.zeros(())
         state[entry] = optimizer.state[held[name]][key] = value
-    checkpoint.load(state, checkpoint_id=folder / _FOLDER, no_dist=not distributed.is_initialized())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that there is no process group, in a process that needs none
+        load(state, checkpoint_id=folder / _FOLDER, no_dist=not distributed.is_initialized())
     refresh(optimizer)

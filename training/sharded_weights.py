@@ -35,7 +35,7 @@ def shard(model: Any, *, ranks: int, device: torch.device) -> Any:
     model.requires_grad_(False)
     mesh = init_device_mesh(device.type, (ranks,))
     rounded = MixedPrecisionPolicy(param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32)
-    units = set(getattr(model, "_no_split_modules", None) or ())
+    units: set[str] = set(getattr(model, "_no_split_modules", None) or ())
     for layer in [each for each in sharded.modules() if type(each).__name__ in units]:
         fully_shard(layer, mesh=mesh, mp_policy=rounded)
     return fully_shard(sharded, mesh=mesh, mp_policy=rounded)
@@ -63,7 +63,7 @@ def put(whole: Tensor, place: Tensor) -> None:
 
 def take_whole(sharded: nn.Module, optimizer: Optimizer, whole: nn.Module, kept: dict[str, Any]) -> None:
     """Weights and optimiser, as one process has saved them: those of `whole`, and its optimiser's state dict."""
-    trained = [name for name, weight in whole.named_parameters()]
+    trained = [name for name, _ in whole.named_parameters()]
     masters = dict(zip(trained, kept.get("masters", ()), strict=False))
     weights = dict(whole.named_parameters())
     for name, weight in sharded.named_parameters():
