@@ -7,7 +7,7 @@ the trainer:
 
 * the log-probs of a fixed text, which the server computes without its cache;
 * the log-probs of fresh samples, which took the way of every rollout: prefill, cache, decoding, sampler;
-* the tensors, layer by layer (`hrm_agent.models.vllm.in_server`), which also says *which* are wrong.
+* the tensors, layer by layer (`hrm_agent/models/vllm/in_server/hrm_agent_weights.py`): that says *which* are wrong.
 
 How far log-probs may differ depends on the dtype of the server's weights. In float32 the largest difference counts. In
 half precision single tokens differ by up to 0.8 with equal weights, so there the mean does.
