@@ -34,6 +34,7 @@ from hrm_agent.trajectory import LogprobKind
 __all__ = ["EngineFleet"]
 
 _LOOK_SECONDS = 1.0
+_CLOSE_SECONDS = 30.0
 
 
 class EngineFleet:
@@ -137,7 +138,7 @@ class EngineFleet:
         with self._looked:
             self._looked.notify_all()
         if threading.current_thread() is not self._watcher:
-            self._watcher.join()
+            self._watcher.join(_CLOSE_SECONDS)  # it may be waiting for a server that answers nothing
         with ThreadPoolExecutor(max(1, len(self._servers))) as threads:
             list(threads.map(lambda server: server.close(), self._servers))
         self._folder.close()

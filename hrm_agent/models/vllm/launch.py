@@ -54,6 +54,8 @@ class VllmProcess:
         """Raises `ModelError` where the interpreter cannot be run."""
         self.port, self.log = _free_port(), log
         python = options.python or sys.executable
+        if which(python) is None:
+            raise _unusable(python, "there is no such program")
         tied = [which("setpriv"), "--pdeathsig", "TERM", "--"] if which("setpriv") else []
         command = [
             *(str(part) for part in tied),
@@ -65,6 +67,7 @@ class VllmProcess:
         log.parent.mkdir(parents=True, exist_ok=True)
         try:
             with log.open("ab") as opened:
+                self._said_before = opened.tell()
                 self._process = subprocess.Popen(
                     command,
                     env=_environment(options, number),
@@ -74,10 +77,7 @@ class VllmProcess:
                     start_new_session=True,
                 )
         except OSError as error:
-            raise ModelError(
-                f"A vLLM server cannot be started by {python!r}: {error.strerror or error}.",
-                "Name the interpreter of an environment that has vLLM with --server-python.",
-            ) from error
+            raise _unusable(python, error.strerror or str(error)) from error
 
     @property
     def url(self) -> str:
@@ -96,7 +96,7 @@ class VllmProcess:
         if code is None:
             return None
         how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return f"{how}; what {self.log} says:\n{_cause(self.log)}"
+        return f"{how}; what {self.log} says:\n{_cause(self.log, self._said_before)}"
 
     def stop(self) -> None:
         """End it and its workers."""
@@ -128,10 +128,17 @@ def _free_port() -> int:
         return int(bound.getsockname()[1])
 
 
-def _cause(log: Path) -> str:
+def _unusable(python: str, why: str) -> ModelError:
+    return ModelError(
+        f"A vLLM server cannot be started by {python!r}: {why}.",
+        "Name the interpreter of an environment that has vLLM with --server-python.",
+    )
+
+
+def _cause(log: Path, start: int) -> str:
     """The errors in a log, the first of which is the cause of the others; its last lines where it has none."""
     with suppress(OSError):
-        lines = log.read_bytes()[-_SHOWN_BYTES:].decode(errors="replace").splitlines()
+        lines = log.read_bytes()[start:][-_SHOWN_BYTES:].decode(errors="replace").splitlines()
         errors = dict.fromkeys(
             found[0][:_SHOWN_CHARACTERS] for line in lines if "WARNING" not in line and (found := _ERROR.search(line))
         )
