@@ -50,9 +50,9 @@ class VllmProcess:
     The kernel ends it when the *thread* that started it is gone, so that one has to live as long as it is wanted.
     """
 
-    def __init__(self, options: LaunchOptions, log: Path, number: int = 0) -> None:
-        """Raises `ModelError` where the interpreter cannot be run."""
-        self.port, self.log = _free_port(), log
+    def __init__(self, options: LaunchOptions, log: Path, number: int = 0, *, port: int | None = None) -> None:
+        """`port`: None takes a free one. Raises `ModelError` where the interpreter cannot be run."""
+        self.port, self.log = port or _free_port(), log
         python = options.python or sys.executable
         if which(python) is None:
             raise _unusable(python, "there is no such program")

@@ -1,0 +1,237 @@
+"""Kills at random under a training on two vLLM servers, and what is on record afterwards.
+
+    python -m tests.models.vllm.kills [--kills 50] [--steps 6] [--seed 0] [--minutes 60] [--json FILE]
+
+A trainer with two worker processes samples on two servers. At random moments the trainer, a worker or a server is
+killed by SIGKILL; servers are started again as their owner would, the trainer by its own command. Before each kill the
+calls on record are noted. At the end: each call that was on record is there with the same tokens, each step has its
+rollouts once, each token is of the version that its step began with, and every trajectory is lintless.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import psutil
+
+from hrm_agent.models.policy_loader import model_folder
+from hrm_agent.models.vllm.launch import LaunchOptions, VllmProcess
+from hrm_agent.store import open_store
+from hrm_agent.trajectory import RunStatus
+from hrm_agent.trajectory.lint import lint
+from tests.support.vllm.server import MISSING, OPTIONS, find_python
+
+POLICY = "builtin:cold-start"
+PROMPTS, GROUP = 4, 4
+ROLLOUTS = PROMPTS * GROUP * 2
+Calls = dict[str, tuple[int, ...]]
+
+
+class Servers:
+    """Two, on ports that they keep."""
+
+    def __init__(self, python: Path, folder: Path) -> None:
+        self._options = LaunchOptions(model_folder(POLICY), str(python), OPTIONS)
+        self._folder = folder
+        self._running = [self._start(number) for number in range(2)]
+
+    @property
+    def urls(self) -> list[str]:
+        return [each.url for each in self._running]
+
+    def kill(self, chance: random.Random) -> None:
+        number = chance.randrange(2)
+        with suppress(ProcessLookupError):
+            os.killpg(self._running[number].pid, signal.SIGKILL)
+
+    def mend(self) -> None:
+        """Start those again that have ended."""
+        for number, each in enumerate(self._running):
+            if each.ended is not None:
+                each.stop()
+                self._running[number] = self._start(number, each.port)
+
+    def wait(self) -> None:
+        for each in self._running:
+            while not answers(each.url):
+                assert each.ended is None, each.ended
+                time.sleep(0.5)
+
+    def stop(self) -> None:
+        for each in self._running:
+            each.stop()
+
+    def _start(self, number: int, port: int | None = None) -> VllmProcess:
+        return VllmProcess(self._options, self._folder / f"server-{number}.log", port=port)
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url.removesuffix('/v1')}/health", timeout=2).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+@contextmanager
+def on_two_servers() -> Iterator[tuple[Servers, Path]]:
+    python = find_python()
+    if python is None:
+        sys.exit(MISSING)
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with tempfile.TemporaryDirectory() as kept:
+        servers = Servers(python, Path(kept))
+        try:
+            servers.wait()
+            yield servers, Path(kept)
+        finally:
+            servers.stop()
+
+
+def calls_of(folder: Path) -> Calls:
+    """The tokens of each call on record."""
+    if not (folder / "store.db").exists():
+        return {}
+    with open_store(folder / "store.db", create=False) as store:
+        headers = list(store.journal.headers("run_id = ?", (folder.name,)))
+        return {call.id: call.token_ids for header in headers for call in store.journal.with_calls(header).own_calls}
+
+
+def trainer(folder: Path, steps: int, seed: int, urls: list[str]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "hrm_agent", "train", "rl", "--steps", str(steps), "--seed", str(seed)]
+    command += ["--prompts-per-step", str(PROMPTS), "--group-size", str(GROUP), "--processes", "2"]
+    command += ["--engine", "vllm", *(word for url in urls for word in ("--servers", f"vllm:{url}"))]
+    with folder.with_suffix(".log").open("ab") as log:
+        return subprocess.Popen([*command, "--out", str(folder)], stdout=log, stderr=log, start_new_session=True)
+
+
+class Run:
+    """A training that is killed now and then until it has ended."""
+
+    def __init__(self, folder: Path, steps: int, seed: int, servers: Servers) -> None:
+        self.folder, self.steps, self.seed, self.servers = folder, steps, seed, servers
+        self.known: Calls = {}
+        self.kills: Counter[str] = Counter()
+        self._process = self._started()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        return trainer(self.folder, self.steps, self.seed, self.servers.urls)
+
+    def go_on(self, chance: random.Random) -> bool:
+        """Kill something, and mend it; False where the training has ended."""
+        until = time.monotonic() + chance.uniform(2, 25)
+        while time.monotonic() < until:
+            self.servers.mend()
+            code = self._process.poll()
+            if code == 0:
+                return False
+            assert code is None, self.folder.with_suffix(".log").read_text()[-3000:]
+            time.sleep(0.2)
+        self.known |= calls_of(self.folder)
+        what = chance.choices(["trainer", "worker", "server"], [3, 3, 2])[0]
+        if what == "server":
+            self.servers.kill(chance)
+        elif what == "worker":
+            workers = [each.pid for each in psutil.Process(self._process.pid).children() if is_worker(each)]
+            if not workers:
+                return True
+            with suppress(ProcessLookupError):
+                os.kill(chance.choice(workers), signal.SIGKILL)
+        else:
+            os.kill(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = self._started()
+        self.kills[what] += 1
+        return True
+
+    def finish(self) -> None:
+        """Without further kills."""
+        while (code := self._process.poll()) is None:
+            self.servers.mend()
+            time.sleep(0.5)
+        assert code == 0, self.folder.with_suffix(".log").read_text()[-3000:]
+
+    def end(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+
+    def check(self) -> int:
+        """The number of calls on record. Raises `AssertionError` where something was lost, or is there twice."""
+        with open_store(self.folder / "store.db", create=False) as store:
+            headers = list(store.journal.headers("run_id = ?", (self.folder.name,)))
+            steps = Counter(each.thread_id.split("/")[1] for each in headers if not each.thread_id.endswith("again"))
+            assert steps == {f"step-{step}": ROLLOUTS for step in range(self.steps)}, steps
+            calls = 0
+            for header in headers:
+                found = store.journal.with_calls(header)
+                assert found.status is not RunStatus.RUNNING, found.thread_id
+                assert lint(found) == [], found.thread_id
+                version = int(found.thread_id.split("/")[1].removeprefix("step-"))
+                assert {call.policy_version for call in found.own_calls} == {version}, found.thread_id
+                assert len({call.id for call in found.own_calls}) == len(found.own_calls)
+                calls += len(found.own_calls)
+        now = calls_of(self.folder)
+        assert {name: now.get(name) for name in self.known} == self.known
+        rows = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        assert [row["step"] for row in rows] == list(range(self.steps))
+        assert max(row["engine_difference"] for row in rows) < 1e-4
+        return calls
+
+
+def is_worker(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return "hrm_agent.training.worker_process" in process.cmdline()
+    return False
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=6, help="of each training; there are as many as the kills need")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=60, help="after which nothing more is killed")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    chance, started = random.Random(options.seed), time.monotonic()
+    kills: Counter[str] = Counter()
+    calls = runs = 0
+
+    def is_over() -> bool:
+        return kills.total() >= options.kills or time.monotonic() - started > options.minutes * 60
+
+    with on_two_servers() as (servers, folder):
+        while not is_over():
+            run = Run(folder / f"run-{runs}", options.steps, options.seed + runs, servers)
+            try:
+                before = kills.copy()
+                while not is_over() and run.go_on(chance):
+                    kills = before + run.kills
+                    sys.stdout.write(f"{time.monotonic() - started:6.0f} s: {dict(kills)}\n")
+                    sys.stdout.flush()
+                run.finish()
+                calls += run.check()
+            finally:
+                run.end()
+            runs += 1
+            sys.stdout.write(f"run {runs}: all there, nothing twice; {calls} calls so far\n")
+    result = {"kills": dict(kills), "runs": runs, "calls": calls, "seconds": time.monotonic() - started}
+    sys.stdout.write(json.dumps(result) + "\n")
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()
