@@ -3,8 +3,8 @@
 Each page has a folder of its own, in which its blocks run from top to bottom: `python` in one namespace, `bash` line by
 line; a block that names a file (`python own.py`) is saved as that file. Of the lines of bash, `hrm-agent` is run (in
 the background until the page's end, if it ends in `&`), `sh` and what it is piped to are run by bash, `python -m
-pytest` runs a file of the page and `python -m hrm_agent...` a module of the package, a `make` target has to exist, and
-a few commands that would change the machine are only recognised; anything else is a mistake. A page with a block under
+pytest` runs a file of the page and `python -m hrm_agent...` a module of the package, `torchrun` its processes, a `make`
+target has to exist, and a few commands that would change the machine are only recognised; anything else is a mistake. A page with a block under
 a comment `<!-- slow -->` is left to the slow tests.
 """
 
@@ -84,6 +84,10 @@ def run_line(line: str, page: Path, shell: ExitStack) -> None:
         own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         ended = subprocess.run([sys.executable, *words[1:]], env=own, check=False)
         assert ended.returncode == 0, f"{page.name}: {line}"
+    elif words[0] == "torchrun":
+        alone = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}  # else its ranks look for each other by the machine's name
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        assert subprocess.run([*launcher, *words[1:]], env=alone, check=False).returncode == 0, f"{page.name}: {line}"
     elif words[0] == "make":
         targets = re.findall(r"^([a-z]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE)
         assert set(words[1:]) - {word for word in words if "=" in word} <= set(targets), f"{page.name}: {line}"

@@ -4,7 +4,7 @@ Rank 0 has a connection to each other rank. Not the process group of the tensors
 order as long as rollouts take, which no timeout fits; and because the end of a connection tells at once that a process
 has ended, whatever ended it.
 
-A frame is that of `hrm_agent.training.worker_wire`. The ranks are processes of one program and one user, as torchrun
+A frame is that of `hrm_agent.training.worker_wire` after its length. The ranks are processes of one program and one user, as torchrun
 has started them: what one says, another may unpickle. Who connects has to know a secret that the process group carried.
 """
 
@@ -56,7 +56,7 @@ class RankLink:
         """Returns when the other end has them, or is gone: then the end of what it says tells."""
         data = packed(messages)
         with self._sending, suppress(OSError):
-            self._connection.sendall(data)
+            self._connection.sendall(LENGTH.pack(len(data)) + data)
 
     def hear(self, take: Callable[[Message], None], over: Callable[[], None]) -> None:
         """`take` is called with each message, those before included, and `over` at the end, in the present loop."""
