@@ -4,8 +4,8 @@ Each page has a folder of its own, in which its blocks run from top to bottom: `
 line; a block that names a file (`python own.py`) is saved as that file. Of the lines of bash, `hrm-agent` is run (in
 the background until the page's end, if it ends in `&`), `sh` and what it is piped to are run by bash, `python -m
 pytest` runs a file of the page and `python -m hrm_agent...` a module of the package, `torchrun` its processes, a `make`
-target has to exist, and a few commands that would change the machine are only recognised; anything else is a mistake. A page with a block under
-a comment `<!-- slow -->` is left to the slow tests.
+target has to exist, and a few commands that would change the machine are only recognised; anything else is a mistake. A
+page with a block under a comment `<!-- slow -->` is left to the slow tests.
 """
 
 from __future__ import annotations

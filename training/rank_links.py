@@ -4,8 +4,9 @@ Rank 0 has a connection to each other rank. Not the process group of the tensors
 order as long as rollouts take, which no timeout fits; and because the end of a connection tells at once that a process
 has ended, whatever ended it.
 
-A frame is that of `hrm_agent.training.worker_wire` after its length. The ranks are processes of one program and one user, as torchrun
-has started them: what one says, another may unpickle. Who connects has to know a secret that the process group carried.
+A frame is that of `hrm_agent.training.worker_wire`, after its length. The ranks are processes of one program and one
+user, as torchrun has started them: what one says, another may unpickle. Who connects has to know a secret that the
+process group carried.
 """
 
 from __future__ import annotations
