@@ -9,6 +9,7 @@ what the last step says they will need. docs/scale.md has what each of them gain
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -216,11 +217,12 @@ class StaticPrompts(StaticRollouts):
         self._homes.clear()
 
 
-class _Admission(SchedulingPolicy):
+class _Admission(SchedulingPolicy, ABC):
     """Those that hold rollouts back, and let the last ones of a step spread over the engines."""
 
+    @abstractmethod
     def has_room(self, rollout: RolloutState, engine: EngineState) -> bool:
-        raise NotImplementedError
+        """Whether the rollout may begin on the engine now."""
 
     def load(self, engine: EngineState) -> float:
         """What orders the engines; that of an engine without rollouts is the least."""

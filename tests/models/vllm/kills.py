@@ -125,6 +125,7 @@ class Run:
         self.folder, self.steps, self.seed, self.servers = folder, steps, seed, servers
         self.known: Calls = {}
         self.kills: Counter[str] = Counter()
+        self.ended = 0
         self._process = self._started()
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -138,7 +139,8 @@ class Run:
             code = self._process.poll()
             if code == 0:
                 return False
-            assert code is None, self.folder.with_suffix(".log").read_text()[-3000:]
+            if code is not None:
+                self._go_on_after_an_end()
             time.sleep(0.2)
         self.known |= calls_of(self.folder)
         what = chance.choices(["trainer", "worker", "server"], [3, 3, 2])[0]
@@ -157,12 +159,20 @@ class Run:
         self.kills[what] += 1
         return True
 
+    def _go_on_after_an_end(self) -> None:
+        """A worker that is killed while the first ones start ends the command, which says so and can be given again."""
+        said = self.folder.with_suffix(".log").read_text()[-3000:]
+        assert self._process.returncode == 2 and "before it was ready" in said, said
+        self.ended += 1
+        self._process = self._started()
+
     def finish(self) -> None:
         """Without further kills."""
-        while (code := self._process.poll()) is None:
+        while (code := self._process.poll()) != 0:
             self.servers.mend()
+            if code is not None:
+                self._go_on_after_an_end()
             time.sleep(0.5)
-        assert code == 0, self.folder.with_suffix(".log").read_text()[-3000:]
 
     def end(self) -> None:
         if self._process.poll() is None:
