@@ -156,7 +156,7 @@ class EngineFleet:
         return Publication(version, path, (text,))
 
     def _renewed(self, server: FleetServer, publication: Publication) -> Completion | None:
-        """A sample with the new weights, which are in force there from now on; None if the server was lost."""
+        """Load the new weights and return a sample taken with them; None if the server was lost."""
         self._router.hold(server.name)
         if server.name in self._router.names and not self._router.drain(
             server.name, abort=self._options.abort, seconds=self._options.patience

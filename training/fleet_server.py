@@ -55,7 +55,7 @@ class FleetOptions:
 
 
 class FleetServer:
-    """A server and what is known of it."""
+    """One vLLM server: its process, its connections, and the weights it was given."""
 
     def __init__(self, number: int, options: FleetOptions) -> None:
         """The first `options.count` are ours; the others stand in `options.servers`."""

@@ -81,7 +81,7 @@ class Ranks:
             link.send((kind, *each(rank)))
 
     def ended(self, rank: int) -> RunError:
-        """What to say of a rank that is no more."""
+        """The error to raise when a rank has ended."""
         why = self.links[rank].failure
         how = f": {why}" if why else ", by no error of its own: a signal, or its machine"
         if rank == 0:

@@ -83,7 +83,7 @@ class Stragglers:
         return not needs_second_attempt(journal.trajectory(episode.trajectory_id)) or journal.is_over(second)
 
     def _cut(self, episodes: Sequence[Episode], step: int, ended: str, options: RolloutPart) -> None:
-        """Keep it as a verdict that a group goes on without these."""
+        """Record a verdict for each rollout that is cut off."""
         reason = f"cut off: {ended} rollouts of its group had ended, and group_deadline = {options.group_deadline:g} s "
         reason += "was over"
         self._store.journal.write_overlays(

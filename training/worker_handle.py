@@ -86,7 +86,7 @@ class WorkerHandle(ABC):
             self.write(packed(messages))
 
     async def set_up(self, setup: WorkerSetup) -> None:
-        """Say what it is to rebuild, and wait until it has. Raises as `open` does."""
+        """Send the setup, and wait until the worker has opened it. Raises as `open` does."""
         self.send([("setup", pickle.dumps(setup))])
         await self._opened
 

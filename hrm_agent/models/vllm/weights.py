@@ -1,8 +1,8 @@
 """Weights for a vLLM server, and its word for which it has: the client of `in_server/hrm_agent_weights.py`.
 
 The server must run in dev mode with that extension (`launch.py` starts it so, docs/scale.md says how to do it by hand).
-In dev mode whoever reaches its port can run any method of its workers: keep it on the loopback or in a closed network.
-A key, where the server has one, is not asked for by these routes.
+In dev mode, anyone who can reach the port can run any method of its workers, and these routes ask for no key: keep the
+server on the loopback or in a closed network.
 """
 
 from __future__ import annotations

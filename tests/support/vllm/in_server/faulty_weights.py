@@ -13,7 +13,7 @@ _taken = hrm_agent_weights.WeightsFromTrainer.hrm_take_weights
 
 
 class FaultyWeights(WeightsFromTrainer):
-    """Does what it is told to do wrong."""
+    """Loads weights with the fault that was switched on."""
 
     def hrm_fault(self, name: str) -> dict[str, Any]:
         """none; stale: the weights stay what they were, as in a server that wakes with what it had; untied: the output
