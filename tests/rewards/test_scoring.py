@@ -8,13 +8,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import psutil
 import pytest
 
 from hrm_agent.errors import ConfigError, HrmError
 from hrm_agent.import_by_name import import_by_name
 from hrm_agent.rewards import Reward, Rollout, Rubric, Scored, opened_scorer
 from hrm_agent.trajectory import RewardFault, RunStatus, Scoring, StopReason, Trajectory
+from tests.support.processes import children_that_run
 from tests.support.trajectory.samples import make_trajectory
 
 HOSTILE = "tests.support.rewards.hostile_rubric:rubric"
@@ -115,7 +115,7 @@ def test_a_scoring_given_up_while_its_process_starts_leaves_none_behind_and_hang
     scoring: list[asyncio.Task[list[Scoring]]] = []
     asyncio.run(given_up())
     assert scoring[0].cancelled() or isinstance(scoring[0].exception(), ConfigError)
-    assert [child for child in psutil.Process().children() if "hrm_agent.rewards.worker" in child.cmdline()] == []
+    assert children_that_run("hrm_agent.rewards.worker") == []
 
 
 async def test_a_group_is_compared_by_id_not_by_place() -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from hrm_agent.testing import block_until
 
@@ -29,14 +31,13 @@ def running_cluster() -> Generator[Any]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
 
-    others = _descendants()
     cluster = Cluster(
         initialize_head=True, head_node_args={"include_dashboard": False, "no_monitor": True, **node_options(cpus=0)}
     )
     try:
         yield cluster
     finally:
-        started = _descendants() - others
+        started = _processes(cluster)
         cluster.shutdown()
         block_until(lambda: not [pid for pid in started if Path(f"/proc/{pid}/exe").exists()])
 
@@ -50,15 +51,13 @@ def with_nodes(cluster: Any, count: int) -> Any:
     return cluster
 
 
-def _descendants() -> set[int]:
-    """Processes below this one."""
-    parents: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-    found = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {os.getpid()}
+def _processes(cluster: Any) -> set[int]:
+    """What the cluster's nodes run now: their servers, and the workers of these."""
+    servers = [
+        info.process.pid for node in cluster.list_all_nodes() for each in node.all_processes.values() for info in each
+    ]
+    found = set(servers)
+    for pid in servers:
+        with suppress(psutil.NoSuchProcess):
+            found.update(child.pid for child in psutil.Process(pid).children(recursive=True))
+    return found

@@ -36,6 +36,7 @@ from hrm_agent.training.worker_pool import opened_workers
 from hrm_agent.training.worker_subprocess import SubprocessWorker
 from hrm_agent.trajectory import RunStatus, Trajectory
 from hrm_agent.trajectory.lint import lint
+from tests.support.processes import children_that_run
 from tests.support.training.worker_runs import KINDS, OWN, by_graphs, facts, on_record, told
 
 pytestmark = pytest.mark.whole
@@ -49,8 +50,7 @@ SEVERAL = CONFIG.model_copy(update={"processes": 2})
 
 
 def worker_processes(of: psutil.Process | None = None) -> list[psutil.Process]:
-    children = (of or psutil.Process()).children()
-    return [child for child in children if "hrm_agent.training.worker_process" in child.cmdline()]
+    return children_that_run("hrm_agent.training.worker_process", of)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from langchain_core.messages import HumanMessage
@@ -26,6 +25,7 @@ from hrm_agent.training.engine_fleet import EngineFleet
 from hrm_agent.training.grpo import train
 from hrm_agent.training.metrics import Row
 from hrm_agent.trajectory import Sampling, Trajectory
+from tests.support.processes import children_that_run
 from tests.support.vllm.fleet import opened_fleet, set_fault
 from tests.support.vllm.server import OPTIONS, VllmServer
 
@@ -122,8 +122,8 @@ def check_a_training_on_servers(server: VllmServer, python: Path, folder: Path) 
     def kill_one(trajectory: Trajectory) -> None:
         if "/step-1/" not in trajectory.thread_id or killed:
             return
-        for child in psutil.Process().children():
-            if "vllm.entrypoints.openai.api_server" in child.cmdline() and str(server.port) not in child.cmdline():
+        for child in children_that_run("vllm.entrypoints.openai.api_server"):
+            if str(server.port) not in child.cmdline():
                 killed.append(child.pid)
                 os.killpg(child.pid, signal.SIGKILL)
 
