@@ -63,6 +63,8 @@ class EngineFleet:
         self._closing = threading.Event()
         self._looked = threading.Condition()
         self._failure: ModelError | None = None
+        self._logprob_kind: LogprobKind | None = None
+        """Of the first server that has come."""
         self._alone_since = time.monotonic()
         self._last: dict[str, float] = {}
         self._watcher = threading.Thread(target=self._watch, name="engines", daemon=True)
@@ -75,8 +77,9 @@ class EngineFleet:
 
     @property
     def logprob_kind(self) -> LogprobKind:
-        """Of the servers."""
-        return next(server.engine.logprob_kind for server in self._servers if server.engine is not None)
+        """Of the servers, whether any is there now or not."""
+        assert self._logprob_kind is not None, "the constructor has waited for a server"
+        return self._logprob_kind
 
     @property
     def servers(self) -> tuple[FleetServer, ...]:
@@ -246,8 +249,10 @@ class EngineFleet:
 
     def _refuse_other_logprobs(self, server: FleetServer) -> None:
         """The record names one kind for all of a run's calls."""
-        kinds = {each.engine.logprob_kind for each in self._servers if each.engine is not None}
-        if server.engine is not None and len(kinds) > 1:
+        if server.engine is None:
+            return
+        self._logprob_kind = self._logprob_kind or server.engine.logprob_kind
+        if server.engine.logprob_kind is not self._logprob_kind:
             raise ModelError(
                 f"The vLLM server at {server.url} gives log-probs of another kind than the other servers.",
                 "Start them all with --logprobs-mode processed_logprobs, as those that are started here.",
@@ -288,7 +293,7 @@ class EngineFleet:
         until = time.monotonic() + self._options.patience
         with self._looked:
             while not self._closing.is_set():
-                there = sum(server.engine is not None for server in self._servers)
+                there = sum(server.engine is not None for server in self._servers) if self._logprob_kind else 0
                 refused = [server.refused for server in self._servers if server.refused is not None]
                 if refused and (at_least is None or len(refused) == len(self._servers)):
                     raise refused[0]

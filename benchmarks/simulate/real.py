@@ -74,13 +74,16 @@ class Router:
         asked = {"model": self._name, "prompt": tokens, "max_tokens": sampled, "ignore_eos": True, "temperature": 1.0}
         asked |= {"stream": True, "return_token_ids": True, "seed": len(tokens)}
         answer: list[int] = []
+        rest = b""
         async with self._client.stream("POST", f"{url}/v1/completions", json=asked) as response:
             response.raise_for_status()
-            async for line in response.aiter_lines():
-                data = line.removeprefix("data: ")
-                if line and data != "[DONE]":
-                    answer += (json.loads(data)["choices"] or [{}])[0].get("token_ids") or []
-                    self._scheduler.grow(rollout, len(tokens) + len(answer))
+            async for part in response.aiter_bytes():  # not aiter_lines: sampled text has every separator of Unicode
+                *lines, rest = (rest + part).split(b"\n")
+                for line in lines:
+                    data = line.removeprefix(b"data: ")
+                    if line and data != b"[DONE]":
+                        answer += (json.loads(data)["choices"] or [{}])[0].get("token_ids") or []
+                self._scheduler.grow(rollout, len(tokens) + len(answer))
         assert len(answer) == sampled, f"{len(answer)} tokens in place of {sampled}"
         return answer
 
@@ -135,6 +138,7 @@ def measure(options: argparse.Namespace, folder: Path) -> list[Row]:
             for name in options.policies:
                 policy = scheduling_policy(name, **extra.get(name, {}))
                 found[name].append(asyncio.run(step(rollouts, urls, model, policy, curve, f"{name} {repeat}")))
+                Console(stderr=True).print(f"{name} {repeat}: {found[name][-1]['seconds']:.1f} s", style="dim")
     rows: list[Row] = []
     for name, steps in found.items():
         policy = scheduling_policy(name, **extra.get(name, {}))

@@ -6,6 +6,7 @@ has random weights and the layers of a 0.5B one; what it says does not matter, s
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -51,16 +52,22 @@ def random_model(folder: Path) -> Path:
 
 @contextmanager
 def servers(count: int, model: Path, folder: Path, blocks: int, max_running: int = 64) -> Generator[list[str]]:
-    """Addresses of so many, each with a cache of `blocks`. Raises `ModelError` if one has another number of them."""
+    """Addresses of so many, each with a cache of `blocks`. Raises `ModelError` if one has another number of them.
+
+    Each has a core of its own as long as there are enough: two that take turns on all cores are two others than the one
+    that was measured.
+    """
     python = find_python()
     if python is None:
         raise ModelError(MISSING)
+    cores = sorted(os.sched_getaffinity(0))
     options = ("--num-gpu-blocks-override", str(blocks), "--block-size", str(BLOCK_TOKENS))
     options += ("--max-num-seqs", str(max_running), "--max-model-len", "512", "--enable-prefix-caching")
 
     def started(i: int) -> VllmServer:
         own = folder / f"server-{i}"
         own.mkdir(parents=True, exist_ok=True)
+        os.sched_setaffinity(0, {cores[i % len(cores)]})  # of this thread, and so of the process that it starts
         return VllmServer(python, str(model), own, *options)
 
     with ExitStack() as stack:

@@ -67,7 +67,7 @@ class VllmEngine:
         self.max_length = served.max_length
         """Prompt and answer are at most so many tokens; None where the server did not say."""
         self._address = address
-        self._closed = False
+        self._closed = self._hanging_up = False
         self._process = os.getpid()
         """A fork has no thread for the loop, and what it closes is its parent's."""
         self._lock = threading.Lock()
@@ -153,7 +153,7 @@ class VllmEngine:
             async with self._places:
                 return await self._ask(request, time.monotonic() - submitted_at)
         except asyncio.CancelledError:
-            if self._closed:
+            if self._hanging_up:
                 raise self._closed_error() from None
             raise
         finally:
@@ -174,7 +174,7 @@ class VllmEngine:
         return answer.completion(version, waited)
 
     async def _hang_up(self) -> None:
-        pending = self._tasks.copy()
+        pending, self._hanging_up = self._tasks.copy(), True
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)

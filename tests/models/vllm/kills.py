@@ -1,11 +1,12 @@
 """Kills at random under a training on two vLLM servers, and what is on record afterwards.
 
-    python -m tests.models.vllm.kills [--kills 50] [--steps 6] [--seed 0] [--minutes 60] [--json FILE]
+    python -m tests.models.vllm.kills [--kills 50] [--steps 6] [--seed 0] [--minutes 60] [--ray] [--json FILE]
 
-A trainer with two worker processes samples on two servers. At random moments the trainer, a worker or a server is
-killed by SIGKILL; servers are started again as their owner would, the trainer by its own command. Before each kill the
-calls on record are noted. At the end: each call that was on record is there with the same tokens, each step has its
-rollouts once, each token is of the version that its step began with, and every trajectory is lintless.
+A trainer with two workers samples on two servers; the workers are processes of it, or actors on two nodes of a Ray
+cluster. At random moments, every other time just after a publish has begun, the trainer, a worker, a server or a node
+is killed by SIGKILL; servers and nodes are started again as their owner would, the trainer by its own command. Before
+each kill the calls on record are noted. At the end: each call that was on record is there with the same tokens, each
+step has its rollouts once, each token is of the version that its step began with, and every trajectory is lintless.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -32,6 +34,8 @@ from hrm_agent.models.vllm.launch import LaunchOptions, VllmProcess
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import RunStatus
 from hrm_agent.trajectory.lint import lint
+from tests.support.processes import children_that_run
+from tests.support.ray_cluster import node_options, running_cluster, with_nodes
 from tests.support.vllm.server import MISSING, OPTIONS, find_python
 
 POLICY = "builtin:cold-start"
@@ -110,54 +114,103 @@ def calls_of(folder: Path) -> Calls:
         return {call.id: call.token_ids for header in headers for call in store.journal.with_calls(header).own_calls}
 
 
-def trainer(folder: Path, steps: int, seed: int, urls: list[str]) -> subprocess.Popen[bytes]:
+class Nodes:
+    """Two of a Ray cluster, with a place for one worker each."""
+
+    def __init__(self, cluster: Any) -> None:
+        self._cluster = with_nodes(cluster, 2)
+
+    @property
+    def address(self) -> str:
+        return self._cluster.address
+
+    def kill(self, chance: random.Random) -> None:
+        """One of them with all that runs there; another joins."""
+        node = chance.choice(sorted(self._cluster.worker_nodes, key=lambda each: each.unique_id))
+        self._cluster.remove_node(node, allow_graceful=False)
+        self._cluster.add_node(**node_options())
+
+    def workers(self) -> list[int]:
+        """Process ids of the actors that run graphs."""
+        found: list[int] = []
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                if any(word.startswith("ray::") and "IDLE" not in word for word in child.cmdline()):
+                    found.append(child.pid)
+        return found
+
+
+def trainer(folder: Path, steps: int, seed: int, urls: list[str], ray: str = "") -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "hrm_agent", "train", "rl", "--steps", str(steps), "--seed", str(seed)]
     command += ["--prompts-per-step", str(PROMPTS), "--group-size", str(GROUP), "--processes", "2"]
     command += ["--engine", "vllm", *(word for url in urls for word in ("--servers", f"vllm:{url}"))]
+    command += ["--weights-folder", str(weights_of(folder)), *(["--ray", ray] if ray else [])]
     with folder.with_suffix(".log").open("ab") as log:
         return subprocess.Popen([*command, "--out", str(folder)], stdout=log, stderr=log, start_new_session=True)
+
+
+def weights_of(folder: Path) -> Path:
+    """Where a run's weights lie for its servers."""
+    return folder.with_suffix(".weights")
 
 
 class Run:
     """A training that is killed now and then until it has ended."""
 
-    def __init__(self, folder: Path, steps: int, seed: int, servers: Servers) -> None:
-        self.folder, self.steps, self.seed, self.servers = folder, steps, seed, servers
+    def __init__(self, folder: Path, steps: int, seed: int, servers: Servers, nodes: Nodes | None) -> None:
+        self.folder, self.steps, self.seed, self.servers, self.nodes = folder, steps, seed, servers, nodes
         self.known: Calls = {}
         self.kills: Counter[str] = Counter()
         self.ended = 0
         self._process = self._started()
 
     def _started(self) -> subprocess.Popen[bytes]:
-        return trainer(self.folder, self.steps, self.seed, self.servers.urls)
+        return trainer(self.folder, self.steps, self.seed, self.servers.urls, self.nodes.address if self.nodes else "")
 
     def go_on(self, chance: random.Random) -> bool:
         """Kill something, and mend it; False where the training has ended."""
-        until = time.monotonic() + chance.uniform(2, 25)
-        while time.monotonic() < until:
+        published = self._published()
+        at_a_publish, until = chance.random() < 0.5, time.monotonic() + chance.uniform(2, 25)
+        while time.monotonic() < until or (at_a_publish and self._published() <= published):
             self.servers.mend()
             code = self._process.poll()
             if code == 0:
                 return False
             if code is not None:
                 self._go_on_after_an_end()
-            time.sleep(0.2)
+            time.sleep(0.05)
+        time.sleep(chance.uniform(0, 1) if at_a_publish else 0)
         self.known |= calls_of(self.folder)
-        what = chance.choices(["trainer", "worker", "server"], [3, 3, 2])[0]
+        what = chance.choices(["trainer", "worker", "server", "node"], [3, 3, 2, 3 if self.nodes else 0])[0]
         if what == "server":
             self.servers.kill(chance)
         elif what == "worker":
-            workers = [each.pid for each in psutil.Process(self._process.pid).children() if is_worker(each)]
+            workers = self._workers()
             if not workers:
                 return True
             with suppress(ProcessLookupError):
                 os.kill(chance.choice(workers), signal.SIGKILL)
+        elif what == "node" and self.nodes:
+            self.nodes.kill(chance)
         else:
             os.kill(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = self._started()
         self.kills[what] += 1
+        self.kills["at a publish"] += at_a_publish
         return True
+
+    def _published(self) -> set[str]:
+        """Names of the weights that lie there for the servers."""
+        return {path.name for path in weights_of(self.folder).rglob("*.safetensors")}
+
+    def _workers(self) -> list[int]:
+        if self.nodes:
+            return self.nodes.workers()
+        return [
+            child.pid
+            for child in children_that_run("hrm_agent.training.worker_process", psutil.Process(self._process.pid))
+        ]
 
     def _go_on_after_an_end(self) -> None:
         """A worker that is killed while the first ones start ends the command, which says so and can be given again."""
@@ -201,18 +254,15 @@ class Run:
         return calls
 
 
-def is_worker(process: psutil.Process) -> bool:
-    with suppress(psutil.Error):
-        return "hrm_agent.training.worker_process" in process.cmdline()
-    return False
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--steps", type=int, default=6, help="of each training; there are as many as the kills need")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=60, help="after which nothing more is killed")
+    parser.add_argument(
+        "--ray", action="store_true", help="workers on two nodes of a Ray cluster, which are killed too"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     chance, started = random.Random(options.seed), time.monotonic()
@@ -220,11 +270,14 @@ def main() -> None:
     calls = runs = 0
 
     def is_over() -> bool:
-        return kills.total() >= options.kills or time.monotonic() - started > options.minutes * 60
+        return (
+            kills.total() - kills["at a publish"] >= options.kills or time.monotonic() - started > options.minutes * 60
+        )
 
-    with on_two_servers() as (servers, folder):
+    with on_two_servers() as (servers, folder), running_cluster() if options.ray else nullcontext() as cluster:
+        nodes = Nodes(cluster) if options.ray else None
         while not is_over():
-            run = Run(folder / f"run-{runs}", options.steps, options.seed + runs, servers)
+            run = Run(folder / f"run-{runs}", options.steps, options.seed + runs, servers, nodes)
             try:
                 before = kills.copy()
                 while not is_over() and run.go_on(chance):
