@@ -34,17 +34,17 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class IterationCosts:
-    """What one decoding iteration of an engine costs, measured: about max(weights, sequences x token) + overhead."""
+    """What an engine's iterations cost, measured (`training/iteration_costs.py`)."""
 
     weights_s: float
     """Seconds to read the weights once, which one sequence pays as well as many."""
     overhead_s: float
     """Seconds that an iteration takes beside that, whatever is in it."""
     token_s: float
-    """Seconds of computation for a token, of a prompt or sampled."""
+    """Seconds of computation for a token of a long prompt: what each token costs that is computed again."""
 
     def compute_share(self, sequences: float) -> float:
-        """What `sequences` in one iteration cost by their number, over what the iteration costs anyway."""
+        """What it costs to compute a token of each of `sequences` again, over what an iteration costs anyway."""
         return self.token_s * sequences / (self.weights_s + self.overhead_s)
 
 
@@ -143,6 +143,8 @@ class SchedulingPolicy:
     name = "least_requests"
     watches_growth = False
     """Whether it looks at what a rollout holds in the middle of a turn: if not, `grow` at a turn's end will do."""
+    uses_costs = False
+    """Whether it asks what an engine's iterations cost: if not, nobody needs to measure that."""
     _random: random.Random
 
     def start(self, chance: random.Random, lengths: LengthCurve | None) -> None:
@@ -295,7 +297,7 @@ class ExpectedPeak(_Admission):
     """
 
     name = "expected_peak"
-    watches_growth = True
+    watches_growth = uses_costs = True
 
     def __init__(self, deviations: float = 2.0, *, admit_all: bool = False) -> None:
         self.deviations = deviations

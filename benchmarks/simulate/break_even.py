@@ -23,7 +23,6 @@ from rich.table import Table
 from benchmarks.simulate.cases import ENGINES, cases_of, read_model, run_case
 from benchmarks.simulate.engine import EngineModel
 from benchmarks.simulate.workload import Workload
-from hrm_agent.training.scheduling_policies import IterationCosts
 
 SHORT = Workload(groups=8, group_size=16, prompt_tokens=64, mean_response=100, max_response=256, tool_tokens=10)
 TOKEN_MS = (0.1, 0.25, 0.5, 1.0, 2.0, 8.0)
@@ -42,7 +41,7 @@ def measured(label: str, model: EngineModel, engines: int, work: Workload, tight
         found["hold"].append(base / run_case(hold).seconds)
         found["all"].append(base / run_case(everybody).seconds)
         fits = sized.capacity_tokens / (work.mean_response + work.prompt_tokens)
-        found["b"].append(IterationCosts(model.weights_s, model.overhead_s, model.token_s).compute_share(fits))
+        found["b"].append(model.costs.compute_share(fits))
     medians = {name: statistics.median(each) for name, each in found.items()}
     return {"engine": label, "engines": engines, "rollouts": work.count, "tightness": tightness, **medians}
 
