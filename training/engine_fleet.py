@@ -30,8 +30,8 @@ from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.vllm.server import ServerGoneError
 from hrm_agent.training.engine_routing import EngineRouter
 from hrm_agent.training.fleet_server import FleetOptions, FleetServer
+from hrm_agent.training.iteration_costs import IterationCosts
 from hrm_agent.training.scheduler import RolloutScheduler
-from hrm_agent.training.scheduling_policies import IterationCosts
 from hrm_agent.training.weights_file import Publication, WeightsFolder
 from hrm_agent.training.weights_proof import PROBE_TEXT, LogprobDifference, ScoredText, refuse_other_weights
 from hrm_agent.trajectory import LogprobKind
@@ -107,7 +107,7 @@ class EngineFleet:
         found = {name: float(value) for name, value in counts.items()} | {"moves": float(load.moves)} | self._last
         if costs := list(self._costs.values()):
             found["iteration_seconds"] = fmean(each.weights_s + each.overhead_s for each in costs)
-            found["token_seconds"] = fmean(each.token_s for each in costs)
+            found["prompt_token_seconds"] = fmean(each.prompt_token_s for each in costs)
         return found
 
     def publish(self, version: int, state_dict: Any = None) -> None:

@@ -15,8 +15,7 @@ from hrm_agent.models.vllm.engine import VllmEngine, open_vllm
 from hrm_agent.models.vllm.launch import LaunchOptions, VllmProcess
 from hrm_agent.models.vllm.server import ServerGoneError, parse_address
 from hrm_agent.models.vllm.weights import ServerFacts, WeightsClient
-from hrm_agent.training.iteration_costs import measure_costs
-from hrm_agent.training.scheduling_policies import IterationCosts
+from hrm_agent.training.iteration_costs import IterationCosts, measure_costs
 from hrm_agent.training.weights_file import Publication
 from hrm_agent.trajectory import Sampling
 

@@ -1,8 +1,8 @@
 """What an iteration of an engine costs, measured in a few seconds before the engine takes rollouts.
 
-Two slopes. Iterations with more and more sequences say what one costs anyway, and what each sequence adds; but a GPU
-reads its weights for 16 sequences as fast as for one, and shows no price of a token there. So prompts of growing length
-say what a token costs where nothing but computation takes time.
+Two slopes. Iterations with more and more sequences say what one costs anyway, and what each sequence adds: mostly the
+server's own work, since even a slow engine reads its weights for 16 as fast as for one. What a token costs that is
+computed again is another thing, and prompts of growing length say it.
 
 Times are those of whole requests, as the client sees them: a call that samples 1 + k tokens takes k iterations longer
 than one that samples 1, and sending and waiting are in both. A server's own histograms would spare the subtraction, but
@@ -14,12 +14,30 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from hrm_agent.training.scheduling_policies import IterationCosts
+__all__ = ["Ask", "IterationCosts", "fit_iterations", "measure_costs", "random_prompt"]
 
-__all__ = ["Ask", "fit_iterations", "measure_costs", "random_prompt"]
+
+@dataclass(frozen=True, slots=True)
+class IterationCosts:
+    """What an engine's iterations cost, measured: about max(weights, sequences x token) + overhead."""
+
+    weights_s: float
+    """Seconds to read the weights once, which one sequence pays as well as many."""
+    overhead_s: float
+    """Seconds that an iteration takes beside that, whatever is in it."""
+    token_s: float
+    """Seconds that each sequence adds for the token that it samples."""
+    prompt_token_s: float
+    """Seconds of computation for a token of a long prompt, as for each that is computed again."""
+
+    def recompute_share(self, sequences: float) -> float:
+        """What one token more of each of `sequences` costs, computed again, over an iteration that samples one."""
+        iteration = max(self.weights_s, self.token_s * sequences) + self.overhead_s
+        return self.prompt_token_s * sequences / iteration
+
 
 Ask = Callable[[Sequence[Sequence[int]], int], float]
 """Asks for several prompts at once; seconds until each has so many sampled tokens."""
@@ -51,13 +69,15 @@ def fit_iterations(seconds: Mapping[int, float]) -> IterationCosts:
     """What costs an iteration has, by those of a number of sequences: a line, whose slope is what a sequence adds.
 
     Seconds to read the weights and the rest are told apart no further than one sequence and the line's beginning are;
-    their sum is right. A slope of 0 or less is noise, and taken as tiny, as is that of a single point.
+    their sum is right. A slope of 0 or less is noise, and taken as tiny, as is that of a single point. A prompt's token
+    is taken to cost what a sampled one does.
     """
     mean_n, mean_s = sum(seconds) / len(seconds), sum(seconds.values()) / len(seconds)
     spread = sum((n - mean_n) ** 2 for n in seconds)
     slope = sum((n - mean_n) * (s - mean_s) for n, s in seconds.items()) / spread if spread else 0.0
     overhead = max(0.0, mean_s - max(0.0, slope) * mean_n)
-    return IterationCosts(max(_TINY, seconds[min(seconds)] - overhead), overhead, max(_TINY, slope))
+    token = max(_TINY, slope)
+    return IterationCosts(max(_TINY, seconds[min(seconds)] - overhead), overhead, token, token)
 
 
 def measure_costs(ask: Ask, *, max_running: int, kv_tokens: int, max_length: int | None) -> IterationCosts:
@@ -72,7 +92,7 @@ def measure_costs(ask: Ask, *, max_running: int, kv_tokens: int, max_length: int
     room = max(1, min(max_running, kv_tokens // (2 * (_PROMPT + 1 + steps))))
     iterations = fit_iterations(_by_sequences(ask, sorted({min(n, room) for n in _SEQUENCES}), steps))
     longest = min(_PROMPTS[1], kv_tokens // 2, (max_length or kv_tokens) - 1)
-    return replace(iterations, token_s=_prompt_token(ask, longest) or iterations.token_s)
+    return replace(iterations, prompt_token_s=_prompt_token(ask, longest) or iterations.token_s)
 
 
 def _by_sequences(ask: Ask, sizes: Sequence[int], steps: int) -> dict[int, float]:

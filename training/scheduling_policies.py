@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hrm_agent.errors import ConfigError, nearest
+from hrm_agent.training.iteration_costs import IterationCosts
 from hrm_agent.training.length_curve import Floats, LengthCurve, PeakTable, highest
 
 __all__ = [
@@ -21,7 +22,6 @@ __all__ = [
     "EngineState",
     "ExpectedPeak",
     "FixedLimit",
-    "IterationCosts",
     "LeastRequests",
     "RolloutState",
     "SafeMaximum",
@@ -30,22 +30,6 @@ __all__ = [
     "StaticRollouts",
     "scheduling_policy",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class IterationCosts:
-    """What an engine's iterations cost, measured (`training/iteration_costs.py`)."""
-
-    weights_s: float
-    """Seconds to read the weights once, which one sequence pays as well as many."""
-    overhead_s: float
-    """Seconds that an iteration takes beside that, whatever is in it."""
-    token_s: float
-    """Seconds of computation for a token of a long prompt: what each token costs that is computed again."""
-
-    def compute_share(self, sequences: float) -> float:
-        """What it costs to compute a token of each of `sequences` again, over what an iteration costs anyway."""
-        return self.token_s * sequences / (self.weights_s + self.overhead_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -344,7 +328,7 @@ class ExpectedPeak(_Admission):
         if self.admit_all or self._curve is None or engine.costs is None:
             return self.admit_all
         at_once = min(engine.max_running, engine.capacity_tokens / self._curve.mean)
-        return engine.costs.compute_share(at_once) < _OVERHEAD_BOUND
+        return engine.costs.recompute_share(at_once) < _OVERHEAD_BOUND
 
     def _row(self, table: PeakTable, rollout: RolloutState, engine: EngineState) -> Floats:
         return table.row(rollout.response_tokens + engine.block_tokens / 2)
@@ -364,7 +348,7 @@ class ExpectedPeak(_Admission):
 
 
 _OVERHEAD_BOUND = 0.15
-"""Below that share of computation, iterations cost the same with few and many: holding back loses (docs/scale.md)."""
+"""Below that share, work done twice costs less than rollouts that begin later: holding back loses (docs/scale.md)."""
 
 
 @dataclass(slots=True)

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 
 from hrm_agent.errors import ConfigError
+from hrm_agent.training.iteration_costs import IterationCosts
 from hrm_agent.training.length_curve import HORIZONS, LengthCurve
 from hrm_agent.training.scheduler import RolloutScheduler
-from hrm_agent.training.scheduling_policies import POLICIES, ExpectedPeak, IterationCosts, scheduling_policy
+from hrm_agent.training.scheduling_policies import POLICIES, ExpectedPeak, scheduling_policy
 
 
 def peak_by_the_formula(lengths: list[int], tokens: list[float], prompts: int, deviations: float) -> float:
@@ -75,7 +76,10 @@ def test_what_is_admitted_fits_when_it_is_played_out() -> None:
 
 def test_an_engine_that_is_bound_by_overhead_takes_everybody() -> None:
     curve = LengthCurve.of([1_000] * 10)
-    costs = {"overhead": IterationCosts(0.005, 0.005, 0.0001), "compute": IterationCosts(0.005, 0.005, 0.002)}
+    costs = {
+        "overhead": IterationCosts(0.005, 0.005, 1e-4, 1e-4),
+        "compute": IterationCosts(0.005, 0.005, 0.002, 0.002),
+    }
     for name, known in costs.items():
         scheduler = RolloutScheduler(ExpectedPeak(), curve)
         scheduler.join("engine", 10_000, 256, costs=known)
