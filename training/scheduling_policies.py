@@ -327,8 +327,9 @@ class ExpectedPeak(_Admission):
     def _admits_all(self, engine: EngineState) -> bool:
         if self.admit_all or self._curve is None or engine.costs is None:
             return self.admit_all
-        at_once = min(engine.max_running, engine.capacity_tokens / self._curve.mean)
-        return engine.costs.recompute_share(at_once) < _OVERHEAD_BOUND
+        fit = min(engine.max_running, engine.capacity_tokens / self._curve.mean)
+        sampling = engine.running / len(engine.live) if engine.live else 1.0  # in a tool call they cost no iteration
+        return engine.costs.recompute_share(sampling * fit) < _OVERHEAD_BOUND
 
     def _row(self, table: PeakTable, rollout: RolloutState, engine: EngineState) -> Floats:
         return table.row(rollout.response_tokens + engine.block_tokens / 2)
