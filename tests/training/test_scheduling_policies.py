@@ -92,6 +92,17 @@ def test_an_engine_that_is_bound_by_overhead_takes_everybody() -> None:
     assert sum(len(scheduler.arrive(f"{i}", "group", 10)) for i in range(50)) == 50
 
 
+def test_rollouts_in_a_tool_call_make_no_iteration_dearer() -> None:
+    later: list[int] = []
+    for prompt_token in (2.5e-4, 0.01):
+        scheduler = RolloutScheduler(ExpectedPeak(), LengthCurve.of([1_000] * 10))
+        scheduler.join("engine", 10_000, 256, costs=IterationCosts(0.005, 0.005, 1e-4, prompt_token))
+        placed = [each.rollout for i in range(50) for each in scheduler.arrive(f"{i}", "group", 10)]
+        assert 8 <= len(placed) <= 11, "all of them sample"
+        later.append(sum(len(scheduler.turn_ended(name)) for name in placed))
+    assert later[0] > 10 and later[1] <= 2, "others sample in place of those in a tool call, where that is cheap"
+
+
 def test_a_prompt_that_a_group_shares_counts_once() -> None:
     curve = LengthCurve.of([100] * 10)
     scheduler = RolloutScheduler(ExpectedPeak(), curve)
