@@ -8,6 +8,9 @@ its first token to its last, and says which.
 One thread watches. A server that ended, or answers nothing for a while, loses its rollouts to the others; one of ours
 is started again; and one that is back gets the weights of the version in force, and their proof, before its first
 request. While no server is there requests wait, for `patience` seconds.
+
+Where the scheduling policy asks what a server's iterations cost, that is measured once, before its first request: of
+one that comes back, and of a second one that was started here, it is known.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 from hrm_agent.errors import ModelError
@@ -26,6 +30,7 @@ from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.vllm.server import ServerGoneError
 from hrm_agent.training.engine_routing import EngineRouter
 from hrm_agent.training.fleet_server import FleetOptions, FleetServer
+from hrm_agent.training.iteration_costs import IterationCosts
 from hrm_agent.training.scheduler import RolloutScheduler
 from hrm_agent.training.weights_file import Publication, WeightsFolder
 from hrm_agent.training.weights_proof import PROBE_TEXT, LogprobDifference, ScoredText, refuse_other_weights
@@ -67,6 +72,8 @@ class EngineFleet:
         """Of the first server that has come."""
         self._alone_since = time.monotonic()
         self._last: dict[str, float] = {}
+        self._costs: dict[object, IterationCosts] = {}
+        """By kind of server."""
         self._watcher = threading.Thread(target=self._watch, name="engines", daemon=True)
         self._watcher.start()
         try:
@@ -100,7 +107,11 @@ class EngineFleet:
         """Of the last publish, and of the servers since the start."""
         load = self._router.scheduler.load()
         counts = {"engines": len(load.engines), "lost": self._router.lost, "asked_again": self._router.asked_again}
-        return {name: float(value) for name, value in counts.items()} | {"moves": float(load.moves)} | self._last
+        found = {name: float(value) for name, value in counts.items()} | {"moves": float(load.moves)} | self._last
+        if costs := list(self._costs.values()):
+            found["iteration_seconds"] = fmean(each.weights_s + each.overhead_s for each in costs)
+            found["prompt_token_seconds"] = fmean(each.prompt_token_s for each in costs)
+        return found
 
     def publish(self, version: int, state_dict: Any = None) -> None:
         """Give every server the weights of `version`, and prove that it samples with them.
@@ -118,6 +129,7 @@ class EngineFleet:
             present = [server for server in self._servers if server.engine is not None]
             with ThreadPoolExecutor(len(self._servers)) as threads:
                 taken = list(threads.map(lambda server: self._renewed(server, publication), present))
+                list(threads.map(self._measure, self._unmeasured(present)))
             largest = 0.0
             for server, found in zip(present, taken, strict=True):
                 if found is None:
@@ -210,7 +222,25 @@ class EngineFleet:
         engine, facts = server.engine, server.facts
         assert engine is not None
         assert facts is not None
-        self._router.join(server.name, engine, facts.kv_tokens, facts.max_running, self._options.costs)
+        self._router.join(server.name, engine, facts.kv_tokens, facts.max_running, self._costs.get(server.kind))
+
+    # costs
+
+    def _unmeasured(self, servers: Iterable[FleetServer]) -> list[FleetServer]:
+        """One server of each kind that is not known: it has the weights, and no requests yet."""
+        if not self._router.scheduler.policy.uses_costs:
+            return []
+        idle = (each for each in servers if each.took is not None and each.name not in self._router.names)
+        return list({each.kind: each for each in idle if each.kind not in self._costs}.values())
+
+    def _measure(self, server: FleetServer) -> None:
+        kind = server.kind
+        try:
+            self._costs[kind] = server.measured()
+        except ModelError as error:
+            if server.is_there():
+                raise
+            self._lose(server, error.message)
 
     def _lose(self, server: FleetServer, why: str) -> None:
         if server.name in self._router.names:
@@ -266,6 +296,8 @@ class EngineFleet:
             publication = self._publication
             if publication is not None and server.name not in self._router.names:
                 server.take(publication)
+                for unmeasured in self._unmeasured([server]):
+                    self._measure(unmeasured)
                 self._held_to(server, publication)
                 self._take_in(server)
         finally:

@@ -19,8 +19,8 @@ from typing import Protocol
 from hrm_agent.errors import ModelError
 from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.vllm.server import ServerGoneError
+from hrm_agent.training.iteration_costs import IterationCosts
 from hrm_agent.training.scheduler import Placement, RolloutScheduler
-from hrm_agent.training.scheduling_policies import IterationCosts
 
 __all__ = ["EngineRouter", "RoutedEngine"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from hrm_agent.models.vllm.engine import VllmEngine, open_vllm
 from hrm_agent.models.vllm.launch import LaunchOptions, VllmProcess
 from hrm_agent.models.vllm.server import ServerGoneError, parse_address
 from hrm_agent.models.vllm.weights import ServerFacts, WeightsClient
-from hrm_agent.training.scheduling_policies import IterationCosts
+from hrm_agent.training.iteration_costs import IterationCosts, measure_costs
 from hrm_agent.training.weights_file import Publication
 from hrm_agent.trajectory import Sampling
 
@@ -50,8 +51,6 @@ class FleetOptions:
     """Requests under way at a publish are asked again with the new weights, in place of being waited for."""
     patience: float = 600.0
     """Seconds that requests wait for a server to be there, and a publish for one to be done."""
-    costs: IterationCosts | None = None
-    """What an iteration of a server costs, where it was measured."""
 
 
 class FleetServer:
@@ -81,6 +80,11 @@ class FleetServer:
         if self._given:
             return parse_address(self._given).url
         return self._process.url if self._process is not None else self.name
+
+    @property
+    def kind(self) -> tuple[str, ServerFacts | None]:
+        """Equal for servers that cost the same: the same one with the same options, and all of ours."""
+        return self._given, self.facts
 
     @property
     def dtype(self) -> str:
@@ -143,6 +147,21 @@ class FleetServer:
     def logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """Of a text's tokens but the first."""
         return self._here()[1].logprobs(token_ids, self._adapter or None)
+
+    def measured(self) -> IterationCosts:
+        """What its iterations cost. Nobody else may ask it meanwhile; its cache is empty afterwards."""
+        engine, weights = self._here()
+        assert self.facts is not None
+
+        def ask(prompts: Sequence[Sequence[int]], sampled: int) -> float:
+            started = time.perf_counter()
+            weights.sample(prompts, sampled, self._adapter or None)
+            return time.perf_counter() - started
+
+        sizes = {"max_running": self.facts.max_running, "kv_tokens": self.facts.kv_tokens}
+        found = measure_costs(ask, **sizes, max_length=engine.max_length)
+        weights.drop_cache()
+        return found
 
     def differing(self, publication: Publication) -> list[str]:
         """Tensors of its weights that are known to differ from those of a version."""

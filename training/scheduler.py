@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hrm_agent.errors import ConfigError
+from hrm_agent.training.iteration_costs import IterationCosts
 from hrm_agent.training.length_curve import LengthCurve
-from hrm_agent.training.scheduling_policies import EngineState, IterationCosts, RolloutState, SchedulingPolicy
+from hrm_agent.training.scheduling_policies import EngineState, RolloutState, SchedulingPolicy
 
 __all__ = ["EngineLoad", "FleetLoad", "Placement", "RolloutScheduler"]
 

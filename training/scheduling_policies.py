@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hrm_agent.errors import ConfigError, nearest
+from hrm_agent.training.iteration_costs import IterationCosts
 from hrm_agent.training.length_curve import Floats, LengthCurve, PeakTable, highest
 
 __all__ = [
@@ -21,7 +22,6 @@ __all__ = [
     "EngineState",
     "ExpectedPeak",
     "FixedLimit",
-    "IterationCosts",
     "LeastRequests",
     "RolloutState",
     "SafeMaximum",
@@ -30,22 +30,6 @@ __all__ = [
     "StaticRollouts",
     "scheduling_policy",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class IterationCosts:
-    """What one decoding iteration of an engine costs, measured: about max(weights, sequences x token) + overhead."""
-
-    weights_s: float
-    """Seconds to read the weights once, which one sequence pays as well as many."""
-    overhead_s: float
-    """Seconds that an iteration takes beside that, whatever is in it."""
-    token_s: float
-    """Seconds of computation for a token, of a prompt or sampled."""
-
-    def compute_share(self, sequences: float) -> float:
-        """What `sequences` in one iteration cost by their number, over what the iteration costs anyway."""
-        return self.token_s * sequences / (self.weights_s + self.overhead_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -143,6 +127,8 @@ class SchedulingPolicy:
     name = "least_requests"
     watches_growth = False
     """Whether it looks at what a rollout holds in the middle of a turn: if not, `grow` at a turn's end will do."""
+    uses_costs = False
+    """Whether it asks what an engine's iterations cost: if not, nobody needs to measure that."""
     _random: random.Random
 
     def start(self, chance: random.Random, lengths: LengthCurve | None) -> None:
@@ -295,7 +281,7 @@ class ExpectedPeak(_Admission):
     """
 
     name = "expected_peak"
-    watches_growth = True
+    watches_growth = uses_costs = True
 
     def __init__(self, deviations: float = 2.0, *, admit_all: bool = False) -> None:
         self.deviations = deviations
@@ -341,8 +327,9 @@ class ExpectedPeak(_Admission):
     def _admits_all(self, engine: EngineState) -> bool:
         if self.admit_all or self._curve is None or engine.costs is None:
             return self.admit_all
-        at_once = min(engine.max_running, engine.capacity_tokens / self._curve.mean)
-        return engine.costs.compute_share(at_once) < _OVERHEAD_BOUND
+        fit = min(engine.max_running, engine.capacity_tokens / self._curve.mean)
+        sampling = engine.running / len(engine.live) if engine.live else 1.0  # in a tool call they cost no iteration
+        return engine.costs.recompute_share(sampling * fit) < _OVERHEAD_BOUND
 
     def _row(self, table: PeakTable, rollout: RolloutState, engine: EngineState) -> Floats:
         return table.row(rollout.response_tokens + engine.block_tokens / 2)
@@ -362,7 +349,7 @@ class ExpectedPeak(_Admission):
 
 
 _OVERHEAD_BOUND = 0.15
-"""Below that share of computation, iterations cost the same with few and many: holding back loses (docs/scale.md)."""
+"""Below that share, work done twice costs less than rollouts that begin later: holding back loses (docs/scale.md)."""
 
 
 @dataclass(slots=True)

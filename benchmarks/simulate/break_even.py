@@ -2,9 +2,10 @@
 
     python -m benchmarks.simulate.break_even [--seeds 2] [--quick] [--json FILE]
 
-b is what the sequences that fit cost by their number, over what an iteration costs anyway: C n / (W + O). Each row has
-few engines, of a GPU's constants or of a server on a core, with short rollouts and dear tokens. `hold` is the time of
-`static_rollouts` over that of `expected_peak` without any constants; `all` over that of one that admits everybody.
+b is what a token of each sequence that fits costs when it is computed again, over an iteration that samples one:
+P n / (max(W, C n) + O). Each row has few engines, of a GPU's constants or of a server on a core, with short rollouts
+and dear tokens. `hold` is the time of `static_rollouts` over that of `expected_peak` without any constants; `all` over
+that of one that admits everybody.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from rich.table import Table
 from benchmarks.simulate.cases import ENGINES, cases_of, read_model, run_case
 from benchmarks.simulate.engine import EngineModel
 from benchmarks.simulate.workload import Workload
-from hrm_agent.training.scheduling_policies import IterationCosts
 
 SHORT = Workload(groups=8, group_size=16, prompt_tokens=64, mean_response=100, max_response=256, tool_tokens=10)
 TOKEN_MS = (0.1, 0.25, 0.5, 1.0, 2.0, 8.0)
@@ -42,7 +42,7 @@ def measured(label: str, model: EngineModel, engines: int, work: Workload, tight
         found["hold"].append(base / run_case(hold).seconds)
         found["all"].append(base / run_case(everybody).seconds)
         fits = sized.capacity_tokens / (work.mean_response + work.prompt_tokens)
-        found["b"].append(IterationCosts(model.weights_s, model.overhead_s, model.token_s).compute_share(fits))
+        found["b"].append(model.costs.recompute_share(fits))
     medians = {name: statistics.median(each) for name, each in found.items()}
     return {"engine": label, "engines": engines, "rollouts": work.count, "tightness": tightness, **medians}
 

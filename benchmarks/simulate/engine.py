@@ -18,6 +18,7 @@ import numpy as np
 import simpy
 
 from benchmarks.simulate.blocks import Blocks
+from hrm_agent.training.iteration_costs import IterationCosts
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ class EngineModel:
     @property
     def fed_token_s(self) -> float:
         return self.prompt_token_s or self.token_s
+
+    @property
+    def costs(self) -> IterationCosts:
+        """What a scheduler is told of it."""
+        return IterationCosts(self.weights_s, self.overhead_s, self.token_s, self.fed_token_s)
 
     def base(self, sequences: int, fed: int = 0) -> float:
         """An iteration without the reads of its cache; `fed` tokens of prompts are computed on the way."""

@@ -15,7 +15,7 @@ from benchmarks.simulate.engine import Sequence as EngineSequence
 from benchmarks.simulate.workload import Planned
 from hrm_agent.training.length_curve import LengthCurve
 from hrm_agent.training.scheduler import Placement, RolloutScheduler
-from hrm_agent.training.scheduling_policies import IterationCosts, SchedulingPolicy
+from hrm_agent.training.scheduling_policies import SchedulingPolicy
 
 
 @dataclass
@@ -100,7 +100,7 @@ class _Step:
             self.group_left[each.group] = self.group_left.get(each.group, 0) + 1
 
     def start(self, model: EngineModel, told: bool) -> None:
-        costs = IterationCosts(model.weights_s, model.overhead_s, model.token_s) if told else None
+        costs = model.costs if told else None
         for name in self.names:
             sizes = (model.capacity_tokens, model.max_running)
             self._told("join", name, *sizes, block_tokens=model.block_tokens, costs=costs)

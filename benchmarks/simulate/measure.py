@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import json
 import os
-import random
 import statistics
 import tempfile
 import time
@@ -21,18 +20,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 import httpx
-import numpy as np
 
 from benchmarks.simulate.engine import EngineModel
 from benchmarks.simulate.servers import BLOCK_TOKENS, random_model, servers
+from hrm_agent.training.iteration_costs import fit_iterations, random_prompt
 
 SEQUENCES = (1, 2, 4, 8, 16, 32)
-_CHANCE = random.Random(0)
-
-
-def fresh_tokens(count: int) -> list[int]:
-    """Of the small policy's bytes: any of them will do."""
-    return [_CHANCE.randrange(3, 250) for _ in range(count)]
 
 
 async def seconds_of(client: httpx.AsyncClient, url: str, name: str, prompts: list[list[int]], sampled: int) -> float:
@@ -47,7 +40,7 @@ async def seconds_of(client: httpx.AsyncClient, url: str, name: str, prompts: li
 
 async def iteration(client: httpx.AsyncClient, url: str, name: str, n: int, prompt: int, steps: int) -> float:
     """Seconds of one with `n` sequences that have `prompt` tokens and more, all of them cached before."""
-    prompts = [fresh_tokens(prompt) for _ in range(n)]
+    prompts = [random_prompt(prompt) for _ in range(n)]
     await seconds_of(client, url, name, prompts, 1)
     short = await seconds_of(client, url, name, prompts, 1)
     return max(0.0, await seconds_of(client, url, name, prompts, 1 + steps) - short) / steps
@@ -59,12 +52,11 @@ async def measured(url: str, steps: int, repeats: int, capacity: int) -> EngineM
         await iteration(client, url, name, 4, 8, steps)  # to warm up
         by_n = {n: [await iteration(client, url, name, n, 8, steps) for _ in range(repeats)] for n in SEQUENCES}
         medians = {n: statistics.median(found) for n, found in by_n.items()}
-        token, anyway = np.polyfit(list(medians), list(medians.values()), 1)
         long = statistics.median([await iteration(client, url, name, 8, 256, steps) for _ in range(repeats)])
-        fed = [await seconds_of(client, url, name, [fresh_tokens(400)], 1) for _ in range(repeats)]
-        bare = [await seconds_of(client, url, name, [fresh_tokens(16)], 1) for _ in range(repeats)]
+        fed = [await seconds_of(client, url, name, [random_prompt(400)], 1) for _ in range(repeats)]
+        bare = [await seconds_of(client, url, name, [random_prompt(16)], 1) for _ in range(repeats)]
     prefill = (statistics.median(fed) - statistics.median(bare)) / 384
-    overhead = max(0.0, float(anyway))
+    costs = fit_iterations(medians)
     source = (
         f"Measured at {name}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {steps} iterations, median of "
         f"{repeats}: "
@@ -72,10 +64,10 @@ async def measured(url: str, steps: int, repeats: int, capacity: int) -> EngineM
         + f" an iteration; a token of a prompt {1e3 * prefill:.2f} ms."
     )
     return EngineModel(
-        weights_s=max(0.0, medians[1] - overhead),
-        overhead_s=overhead,
+        weights_s=costs.weights_s,
+        overhead_s=costs.overhead_s,
         cached_token_s=max(0.0, (long - medians[8]) / (8 * 248)),
-        token_s=max(float(token), 1e-9),
+        token_s=costs.token_s,
         prompt_token_s=max(prefill, 1e-9),
         capacity_tokens=capacity,
         block_tokens=BLOCK_TOKENS,

@@ -35,7 +35,7 @@ from benchmarks.simulate.workload import Planned, Workload, drawn
 from hrm_agent.errors import HrmError
 from hrm_agent.training.length_curve import LengthCurve
 from hrm_agent.training.scheduler import Placement, RolloutScheduler
-from hrm_agent.training.scheduling_policies import IterationCosts, SchedulingPolicy, scheduling_policy
+from hrm_agent.training.scheduling_policies import SchedulingPolicy, scheduling_policy
 
 POLICIES = ("static_rollouts", "static_prompts", "least_requests", "safe_maximum", "expected_peak")
 COUNTERS = {"preempted": "vllm:num_preemptions_total", "asked": "vllm:prefix_cache_queries_total"}
@@ -106,8 +106,8 @@ async def step(
     async with httpx.AsyncClient(trust_env=False, timeout=3_600, limits=httpx.Limits(max_connections=None)) as client:
         name = (await client.get(f"{urls[0]}/v1/models")).json()["data"][0]["id"]
         for url in urls:
-            costs = IterationCosts(model.weights_s, model.overhead_s, model.token_s)
-            scheduler.join(url, model.capacity_tokens, model.max_running, block_tokens=BLOCK_TOKENS, costs=costs)
+            sizes = (model.capacity_tokens, model.max_running)
+            scheduler.join(url, *sizes, block_tokens=BLOCK_TOKENS, costs=model.costs)
         before = {what: sum(counter(url, key) for url in urls) for what, key in COUNTERS.items()}
         router, begin = Router(scheduler, client, name, salt), time.perf_counter()
         async with asyncio.TaskGroup() as group:

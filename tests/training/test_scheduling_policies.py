@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 
 from hrm_agent.errors import ConfigError
+from hrm_agent.training.iteration_costs import IterationCosts
 from hrm_agent.training.length_curve import HORIZONS, LengthCurve
 from hrm_agent.training.scheduler import RolloutScheduler
-from hrm_agent.training.scheduling_policies import POLICIES, ExpectedPeak, IterationCosts, scheduling_policy
+from hrm_agent.training.scheduling_policies import POLICIES, ExpectedPeak, scheduling_policy
 
 
 def peak_by_the_formula(lengths: list[int], tokens: list[float], prompts: int, deviations: float) -> float:
@@ -75,7 +76,10 @@ def test_what_is_admitted_fits_when_it_is_played_out() -> None:
 
 def test_an_engine_that_is_bound_by_overhead_takes_everybody() -> None:
     curve = LengthCurve.of([1_000] * 10)
-    costs = {"overhead": IterationCosts(0.005, 0.005, 0.0001), "compute": IterationCosts(0.005, 0.005, 0.002)}
+    costs = {
+        "overhead": IterationCosts(0.005, 0.005, 1e-4, 1e-4),
+        "compute": IterationCosts(0.005, 0.005, 0.002, 0.002),
+    }
     for name, known in costs.items():
         scheduler = RolloutScheduler(ExpectedPeak(), curve)
         scheduler.join("engine", 10_000, 256, costs=known)
@@ -86,6 +90,17 @@ def test_an_engine_that_is_bound_by_overhead_takes_everybody() -> None:
     scheduler = RolloutScheduler(ExpectedPeak(admit_all=True), curve)
     scheduler.join("engine", 10_000, 256)
     assert sum(len(scheduler.arrive(f"{i}", "group", 10)) for i in range(50)) == 50
+
+
+def test_rollouts_in_a_tool_call_make_no_iteration_dearer() -> None:
+    later: list[int] = []
+    for prompt_token in (2.5e-4, 0.01):
+        scheduler = RolloutScheduler(ExpectedPeak(), LengthCurve.of([1_000] * 10))
+        scheduler.join("engine", 10_000, 256, costs=IterationCosts(0.005, 0.005, 1e-4, prompt_token))
+        placed = [each.rollout for i in range(50) for each in scheduler.arrive(f"{i}", "group", 10)]
+        assert 8 <= len(placed) <= 11, "all of them sample"
+        later.append(sum(len(scheduler.turn_ended(name)) for name in placed))
+    assert later[0] > 10 and later[1] <= 2, "others sample in place of those in a tool call, where that is cheap"
 
 
 def test_a_prompt_that_a_group_shares_counts_once() -> None:

@@ -118,6 +118,11 @@ class WeightsClient:
                 f"The vLLM server at {self.address.url} gives no log-probs of a prompt.", "Take vLLM 0.32."
             ) from error
 
+    def sample(self, prompts: Sequence[Sequence[int]], count: int, model: str | None = None) -> None:
+        """Have `count` tokens sampled after each prompt, all at once, as rollouts are: for what it takes."""
+        asked = {"model": model or self.model, "prompt": [*map(list, prompts)], "max_tokens": count, "ignore_eos": True}
+        self._value("POST", "/v1/completions", asked | {"temperature": 1.0, "top_k": 0, "logprobs": 0, "seed": 0})
+
     def close(self) -> None:
         """Hang up."""
         self._client.close()

@@ -62,6 +62,8 @@ def check_a_fleet(server: VllmServer, python: Path, folder: Path) -> None:
         for version in range(1, 11):
             fleet.publish(version, changed(model, version))
             assert fleet.metrics()["proof_largest"] < 1e-4
+        found = fleet.metrics()
+        assert found["iteration_seconds"] > 0 and found["prompt_token_seconds"] > 0
         check_faults_are_caught(fleet, server, model)
         check_requests_under_way_end_with_the_weights_they_began_with(fleet, model)
         check_a_killed_server_loses_nothing_and_comes_back(fleet, model)

@@ -74,9 +74,14 @@ class VllmStub:
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_routes(self.routes())
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_port=True).start()
+
+    def routes(self) -> list[web.RouteDef]:
+        """Further ones."""
+        return []
 
     async def _models(self, request: web.Request) -> web.Response:
         return self._refused(request) or web.json_response({"object": "list", "data": self.models})

@@ -1,0 +1,53 @@
+"""A stub of a server that takes weights: it answers all that a fleet asks, and loads nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from tests.support.vllm.stub import VllmStub, choice, logprob
+
+__all__ = ["FleetStub"]
+
+
+class FleetStub(VllmStub):
+    """With a cache of 4,096 tokens and room for 32 sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        """In order: `costs` for a request that only takes time, `rollout` for one of others, `reset` of the cache."""
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/health", self._healthy),
+            web.get("/server_info", self._info),
+            web.post("/collective_rpc", self._rpc),
+            web.post("/reset_prefix_cache", self._reset),
+        ]
+
+    async def _healthy(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _info(self, request: web.Request) -> web.Response:
+        cache, batch = {"num_gpu_blocks": 128, "block_size": 32}, {"max_num_seqs": 32}
+        config = {"cache_config": cache, "scheduler_config": batch, "model_config": {"dtype": "torch.float32"}}
+        return web.json_response({"vllm_config": config})
+
+    async def _rpc(self, request: web.Request) -> web.Response:
+        return web.json_response({"results": [{"version": None, "differing": [], "unknown": []}]})
+
+    async def _reset(self, request: web.Request) -> web.Response:
+        self.seen.append("reset")
+        return web.json_response({"success": True})
+
+    async def _answered(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        prompt = body["prompt"]
+        if "prompt_logprobs" in body:
+            after_first = [{str(token): {"logprob": logprob(token)}} for token in prompt[1:]]
+            return web.json_response({"choices": [{"prompt_logprobs": [None, *after_first]}]})
+        self.seen.append("costs" if body.get("ignore_eos") else "rollout")
+        if body.get("ignore_eos"):
+            return web.json_response({"choices": [choice([1], prompt=each) for each in prompt]})
+        return await super()._answered(request, body)
