@@ -31,7 +31,8 @@ def with_bound(config: GrpoConfig) -> GrpoConfig:
     behind, given = config.rollout.versions_behind, config.loss.max_staleness
     if not behind:
         return config
-    bound = behind if given is None else min(behind, given)
+    most = behind + config.rollout.carry_over  # what is carried over is trained on one version later
+    bound = most if given is None else min(most, given)
     return config.model_copy(update={"loss": config.loss.model_copy(update={"max_staleness": bound})})
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ from hrm_agent.training.rollout import (
 )
 from hrm_agent.training.stragglers import Stragglers
 from hrm_agent.training.tasks import Task
-from hrm_agent.trajectory import Trajectory
+from hrm_agent.trajectory import Overlay, Trajectory
 
 __all__ = ["Collector", "Group", "Groups"]
 
@@ -130,22 +130,8 @@ class Collector:
         """
         async with AsyncExitStack() as leases:
 
-            def episodes_of(place: int, task: Task) -> list[Episode]:
-                return group_episodes(
-                    [task],
-                    samples or config.samples,
-                    run_id=self._run_id,
-                    stage=stage,
-                    seed=config.seed,
-                    graph=config.graph,
-                    context=config.context,
-                    verified=config.rewards is None,
-                    options=config.task_options(),
-                    first=place,
-                )
-
             async def run(place: int, task: Task) -> Group:
-                episodes = episodes_of(place, task)
+                episodes = self.episodes(stage, config, place, task, samples)
                 if place >= len(tasks):
                     leases.enter_context(leases_of(episodes, self._runner, self._workers))
                 if step is None:
@@ -156,7 +142,8 @@ class Collector:
                 refuse_other_tasks({first.thread_id: first.task for first, *_ in attempts}, episodes, self._folder)
                 return Group(place, tuple(attempts), len(episodes) - len(attempts))
 
-            begun = [episode for place, task in enumerate(tasks) for episode in episodes_of(place, task)]
+            every = (self.episodes(stage, config, place, task, samples) for place, task in enumerate(tasks))
+            begun = [episode for episodes in every for episode in episodes]
             leases.enter_context(leases_of(begun, self._runner, self._workers))
             groups = Groups(run)
             try:
@@ -165,3 +152,50 @@ class Collector:
                 yield groups
             finally:
                 await groups.cancel()
+
+    def episodes(
+        self, stage: str, config: GrpoConfig, place: int, task: Task, samples: int | None = None
+    ) -> list[Episode]:
+        """The rollouts of one group."""
+        return group_episodes(
+            [task],
+            samples or config.samples,
+            run_id=self._run_id,
+            stage=stage,
+            seed=config.seed,
+            graph=config.graph,
+            context=config.context,
+            verified=config.rewards is None,
+            options=config.task_options(),
+            first=place,
+        )
+
+    def cut_off_in(self, step: int) -> list[Overlay]:
+        """As `Stragglers.cut_off_in`."""
+        return self._stragglers.cut_off_in(step)
+
+    @asynccontextmanager
+    async def carried(
+        self, episodes: Sequence[Episode], step: int, config: GrpoConfig
+    ) -> AsyncGenerator[Callable[[], Awaitable[list[Attempts]]]]:
+        """Rollouts that the step before has cut off, under way again beside the groups of `step`.
+
+        What is given is called when these groups have ended, and waits for the others as `Stragglers.run_carried`.
+        """
+        others_over, options = asyncio.Event(), config.rollout
+        with leases_of(episodes, self._runner, self._workers):
+            running = asyncio.create_task(
+                self._stragglers.run_carried(episodes, self._attempt, others_over, step=step, options=options)
+            )
+
+            async def ended() -> list[Attempts]:
+                others_over.set()
+                attempts = await running
+                refuse_other_tasks({first.thread_id: first.task for first, *_ in attempts}, episodes, self._folder)
+                return attempts
+
+            try:
+                yield ended
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)

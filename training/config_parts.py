@@ -74,6 +74,9 @@ class RolloutPart(ConfigPart):
     it stays on record as it stands, and is no part of the step. 1: all are waited for."""
     group_deadline: float = Field(default=60, ge=0)
     """Seconds that the last rollouts of a prompt are waited for once its quorum has ended."""
+    carry_over: bool = False
+    """What was cut off goes on in the next step, once, until group_deadline after that step's own rollouts. What has
+    ended then is trained on there, judged with its own group. Needs `correction` or old_logprobs engine."""
 
 
 class SelectPart(ConfigPart):
@@ -350,9 +353,10 @@ class TrainingStage(BaseModel):
 def refuse_uncorrected(rollout: RolloutPart, loss: LossPart, samples: int) -> None:
     """Raise `ConfigError` where older weights sample and nothing corrects for it, or one of `samples` is a quorum."""
     behind, share = rollout.versions_behind, rollout.group_quorum
-    if behind and loss.correction == "none" and loss.old_logprobs != "engine":
+    older = f"versions_behind = {behind}" if behind else "carry_over" if rollout.carry_over else ""
+    if older and loss.correction == "none" and loss.old_logprobs != "engine":
         raise ConfigError(
-            f"versions_behind = {behind} trains on tokens of older weights, and nothing corrects for that.",
+            f"{older} trains on tokens of older weights, and nothing corrects for that.",
             "Set correction = token, which weighs each by the ratio of its probabilities, or old_logprobs = engine.",
         )
     if share < 1 and share * samples <= 1:
@@ -370,6 +374,7 @@ def refuse_with_ranks(rollout: RolloutPart, optim: OptimPart, adapter: AdapterPa
         (rollout.processes > 1, "processes", "Each rank runs graphs already: start more ranks."),
         (rollout.ray, "ray", "Each rank runs graphs already: start more ranks."),
         (rollout.versions_behind > 0, "versions_behind", "Several ranks take their steps one after the other."),
+        (rollout.carry_over, "carry_over", "Leave it out: what a rank has cut off stays on record."),
         (whole and adapter.lora_rank > 0, "lora_rank", f"An adapter needs {whole}."),
         (whole and optim.optimizer == "adamw8bit", "optimizer = adamw8bit", f"8 bits need {whole}."),
     ):

@@ -265,7 +265,7 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings):
             ),
             (
                 "rollout",
-                ("group_deadline",),
+                ("group_deadline", "carry_over"),
                 self.rollout.group_quorum < 1,
                 "without group_quorum all rollouts are waited for",
             ),

@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -33,9 +33,9 @@ from accelerate import Accelerator
 
 from hrm_agent.models import Engine
 from hrm_agent.runtime.episode import refuse_other_roles
-from hrm_agent.training.advantages import by_group, credit_by_name, credited
 from hrm_agent.training.ahead import StepsUnderWay, with_bound
 from hrm_agent.training.batch import MicroBatch, build_batches, left_out
+from hrm_agent.training.carry_over import Carried, CarryOver
 from hrm_agent.training.collector import Collector
 from hrm_agent.training.config_parts import TrainingStage
 from hrm_agent.training.configs import GrpoConfig
@@ -54,11 +54,11 @@ from hrm_agent.training.source import StepPlan, TaskSource, held_out, key_of, ta
 from hrm_agent.training.step_metrics import roles_of_step, rollout_metrics
 from hrm_agent.training.tasks import Task
 from hrm_agent.training.tasks.sources import keep_sources
-from hrm_agent.training.verdicts import explained, judge, judge_group, selection_metrics
+from hrm_agent.training.verdicts import credited_overlays, explained, judge, judge_group, selection_metrics
 from hrm_agent.training.worker_pool import opened_workers, refuse_unsendable
 from hrm_agent.trajectory import Overlay, Trajectory, Verdict
 
-__all__ = ["Settled", "TrainingRun", "credited_overlays", "mini_batches", "train"]
+__all__ = ["Settled", "TrainingRun", "mini_batches", "train"]
 
 _LEAST_BUDGET = 64
 """Tokens of a micro-batch that is not made smaller for the sake of ranks."""
@@ -101,7 +101,7 @@ async def _train(
         open_run(
             folder, learner.name, config, store=config.store, backend=engine, allow=config.allowed_types
         ) as runner,
-        scoring_by(config, runner.store) as score,
+        scoring_by(config, runner.store, carry_over=config.rollout.carry_over) as score,
         AsyncExitStack() as stack,
     ):
         run_id = run_id_of(folder, runner.store)
@@ -122,7 +122,8 @@ async def _train(
         thread = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="learner")) if behind else None
         under_way = await stack.enter_async_context(StepsUnderWay(collector))
         write = runner.store.journal.write_overlays
-        run = _SamplingRun(run_id, source, learner, keeper, score, write, collector, under_way, thread)
+        carry_over = CarryOver(runner.store, run_id, folder, collector, source, score)
+        run = _SamplingRun(run_id, source, learner, keeper, score, write, collector, under_way, carry_over, thread)
         while source.goes_on(learner.version):
             if (stage := source.entered(learner.version)) is not None:
                 await run.begin(stage)
@@ -159,6 +160,8 @@ class Settled:
     """Their verdicts."""
     cut_off: int = 0
     """How many more there were, which their groups have gone on without."""
+    carried: Carried = field(default_factory=Carried)
+    """What the step before has cut off, and has ended in this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,14 +186,16 @@ class TrainingRun(ABC):
         phases, config = Phases("evaluation"), plan.config
         with phases("rollout"):
             settled = await self.settled(plan)
+        carried = settled.carried
         with phases("reward"):
             attempts = settled.attempts or await self.score(settled.unscored)
         with phases("select"):
             judged = settled.overlays or judge(attempts, plan.step, self.run_id, config)
             rollouts = [each[-1] for each in attempts]
             overlays = credited_overlays(rollouts, judged, config)
-            self.write_overlays(overlays)
-            batches = mini_batches(rollouts, overlays, config, ranks=self.learner.accelerator.num_processes)
+            everyone, verdicts = [*rollouts, *carried.rollouts], [*overlays, *carried.overlays]
+            self.write_overlays(verdicts)
+            batches = mini_batches(everyone, verdicts, config, ranks=self.learner.accelerator.num_processes)
         with phases("update"):
             update = await self.updated(batches, plan.rate)
         found = group_metrics(rollouts, overlays) | selection_metrics(attempts, overlays)
@@ -198,12 +203,12 @@ class TrainingRun(ABC):
         self.source.take_in(_right_by_problem(rollouts), found["rollout/correct"])
         with phases("evaluation"):
             evaluated = await self.evaluated(config)
-        found["rollout/cut_off"] = float(settled.cut_off)
+        found |= {"rollout/cut_off": float(settled.cut_off), **carried.metrics}
         row = {"step": plan.step, "stage": plan.stage, **found, **explained(update, found), **evaluated}
         if engines := self.learner.engine_metrics():
             row["engines"] = engines
         mastered = float(len(self.source.progress.mastered))
-        return {**row, "select/mastered": mastered, "roles": roles_of_step(rollouts, overlays), **phases.seconds()}
+        return {**row, "select/mastered": mastered, "roles": roles_of_step(everyone, verdicts), **phases.seconds()}
 
     @abstractmethod
     async def settled(self, plan: StepPlan) -> Settled:
@@ -225,6 +230,7 @@ class _SamplingRun(TrainingRun):
 
     collector: Collector
     under_way: StepsUnderWay
+    carry_over: CarryOver
     thread: ThreadPoolExecutor | None
     """Where the weights are used while rollouts are under way; None: nothing is under way then."""
 
@@ -243,7 +249,10 @@ class _SamplingRun(TrainingRun):
         config, refill = plan.config, plan.config.rollout.refill
         groups: dict[int, tuple[Sequence[Attempts], list[Overlay]]] = {}
         cut_off = 0
-        async with self.under_way.groups(plan, self.source.ahead(plan.step)) as under_way:
+        async with (
+            self.under_way.groups(plan, self.source.ahead(plan.step)) as under_way,
+            self.carry_over.beside(plan) as carried_over,
+        ):
             async for group in under_way:
                 cut_off += group.cut_off
                 if not refill:
@@ -257,10 +266,11 @@ class _SamplingRun(TrainingRun):
                     task = self.source.next_task()
                     if task is not None:
                         under_way.begin(task)
+            carried = await carried_over()
         ordered = [groups[place] for place in sorted(groups)]
         everyone = [each for attempts, _ in ordered for each in attempts]
         judged = [overlay for _, overlays in ordered for overlay in overlays]
-        return Settled([], everyone, judged, cut_off) if refill else Settled(everyone, [], [], cut_off)
+        return Settled([] if refill else everyone, everyone if refill else [], judged, cut_off, carried)
 
     async def updated(self, batches: list[list[MicroBatch]], rate: float) -> Row:
         """Metrics of the step's update, and in what share of its time rollouts of coming steps were under way."""
@@ -308,14 +318,6 @@ def _pool_metrics(plan: StepPlan, rollouts: Sequence[Trajectory], found: Row) ->
         "select/refilled": float(groups - len(plan.tasks)),
         "select/unfilled": float(max(0, plan.config.rollout.prompts_per_step - kept)),
     }
-
-
-def credited_overlays(rollouts: Sequence[Trajectory], judged: Sequence[Overlay], config: GrpoConfig) -> list[Overlay]:
-    """The overlays of a step with advantages, and the weight of each call."""
-    loss = config.loss
-    overlays = by_group(judged, loss.advantages, loss.advantage_eps)
-    credit = credit_by_name(loss.credit, advantages=loss.advantages, eps=loss.advantage_eps, frozen=loss.frozen_roles)
-    return credited(rollouts, overlays, credit)
 
 
 def mini_batches(

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 
+from hrm_agent.errors import ConfigError
 from hrm_agent.rewards import Rollout, Rubric, Scorer, opened_scorer
 from hrm_agent.runtime.newest_state import newest_state
 from hrm_agent.store import RunStore
@@ -35,14 +36,23 @@ class _Settings(Protocol):
 
 
 @asynccontextmanager
-async def scoring_by(settings: _Settings, store: RunStore) -> AsyncGenerator[Score]:
-    """Scores by the run's rubric, where it has one; else rollouts keep what their task's verifier said."""
+async def scoring_by(settings: _Settings, store: RunStore, *, carry_over: bool = False) -> AsyncGenerator[Score]:
+    """Scores by the run's rubric, where it has one; else rollouts keep what their task's verifier said.
+
+    Raises `ConfigError` where rollouts are carried over, apart from a group that the rubric compares.
+    """
     if settings.rewards is None:
         yield _unchanged
         return
     where = {"HRM_AGENT_ENVIRONMENT": settings.environment, "HRM_AGENT_ISOLATION": settings.isolation}
     variables = {name: str(value) for name, value in where.items() if value is not None}
     async with opened_scorer(settings.rewards, environment=variables) as scorer:
+        if carry_over and "group" in scorer.rubric.wants:
+            raise ConfigError(
+                f"carry_over does not go with {settings.rewards}, which compares the rollouts of a group: one that is "
+                "carried over ends when the others were compared.",
+                "Leave it out, or take rewards that look at one rollout each.",
+            )
 
         async def score(attempts: Sequence[Attempts]) -> list[Attempts]:
             last = await scored(scorer, store, [each[-1] for each in attempts])

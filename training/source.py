@@ -184,6 +184,11 @@ class TaskSource:
         place = self._next_place()
         return None if place is None else self._task(place)
 
+    def drawn(self, family: str, task_id: str) -> Task | None:
+        """A task of the stage's order, as far as it was drawn; None where none is called so."""
+        places = (self._task(place) for place in reversed(range(self.progress.cursor)))
+        return next((task for task in places if (task.family, task.id) == (family, task_id)), None)
+
     def _next_place(self) -> int | None:
         progress, passed = self.progress, 0
         mastered = set(progress.mastered)

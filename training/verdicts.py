@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
+from hrm_agent.training.advantages import by_group, credit_by_name, credited
 from hrm_agent.training.batch import NoGradient, no_gradient
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.eligibility import fault_of
@@ -23,6 +24,7 @@ from hrm_agent.trajectory import DropReason, Overlay, Trajectory, Verdict
 
 __all__ = [
     "advice",
+    "credited_overlays",
     "explained",
     "judge",
     "judge_group",
@@ -127,6 +129,19 @@ def _too_old(trajectory: Trajectory, step: int, config: GrpoConfig) -> str | Non
 def _left_out(overlay: Overlay, why: str) -> Overlay:
     dropped = {"verdict": Verdict.DROPPED, "drop_reason": DropReason.TOO_OLD, "reason": why}
     return overlay.model_copy(update=dropped)
+
+
+def credited_overlays(
+    rollouts: Sequence[Trajectory], judged: Sequence[Overlay], config: GrpoConfig, beside: Sequence[Overlay] = ()
+) -> list[Overlay]:
+    """The overlays of a step with advantages, and the weight of each call.
+
+    `beside`: further ones of the step, which have theirs already; estimators that look at a whole step see them, too.
+    """
+    loss = config.loss
+    overlays = by_group([*judged, *beside], loss.advantages, loss.advantage_eps)[: len(judged)]
+    credit = credit_by_name(loss.credit, advantages=loss.advantages, eps=loss.advantage_eps, frozen=loss.frozen_roles)
+    return credited(rollouts, overlays, credit)
 
 
 def _superseded(overlay: Overlay, second: Trajectory) -> Overlay:

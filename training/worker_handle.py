@@ -42,6 +42,8 @@ class WorkerHandle(ABC):
         self._host = EngineHost(engines, self.send)
         self._numbers = count(1)
         self._runs: dict[int, asyncio.Future[Trajectory]] = {}
+        self._stopping: dict[int, tuple[str, asyncio.Event]] = {}
+        """Runs that were cancelled and may not be over: their threads, and when they are."""
         self._loading: set[asyncio.Task[None]] = set()
         self._told_to_end = False
         self._ended: Exception | None = None
@@ -107,14 +109,27 @@ class WorkerHandle(ABC):
             self.write(frame)
             return await ended
         except asyncio.CancelledError:
-            self.send([("stop", number)])
+            if self._ended is None and ended.cancelled():  # else it was over already
+                self._stopping[number] = episode.thread_id, asyncio.Event()
+                self.send([("stop", number)])
             raise
         finally:
             del self._runs[number]
 
+    async def stopped(self, thread_id: str) -> None:
+        """Wait until a run of the thread that was cancelled here has given it back."""
+        for event in [event for thread, event in self._stopping.values() if thread == thread_id]:
+            await event.wait()
+
+    def _has_stopped(self, number: int) -> None:
+        if number in self._stopping:
+            self._stopping.pop(number)[1].set()
+
     def end_all(self, ended: Exception) -> None:
         """It answers no more: whoever waits for it is told."""
         self._ended = ended
+        for number in list(self._stopping):
+            self._has_stopped(number)
         self._host.close()
         for waiting in (self._opened, *self._runs.values()):
             if not waiting.done():
@@ -138,6 +153,7 @@ class WorkerHandle(ABC):
                 self._opened.set_exception(error_of(*rest[0]))
             case _:
                 number, found = rest
+                self._has_stopped(number)
                 ended = self._runs.get(number)
                 if ended is None or ended.done():
                     return

@@ -87,6 +87,8 @@ class RolloutWorkers:
             return known
         sent = replace(episode, verify=None, verify_run=None)
         version = getattr(self._runner.backend, "policy_version", 0)
+        for each in list(self._workers):
+            await each.stopped(episode.thread_id)
         self._open_runs += 1
         try:
             while True:

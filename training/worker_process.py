@@ -132,7 +132,14 @@ class WorkerRollouts:
     def _begin(self, number: int, episode: bytes, version: int) -> None:
         if isinstance(self._runner.backend, EngineProxy):
             self._runner.backend.policy_version = version
-        self._running[number] = asyncio.create_task(self._run(number, episode))
+        task = self._running[number] = asyncio.create_task(self._run(number, episode))
+        task.add_done_callback(lambda done: self._stopped(number) if done.cancelled() else None)
+
+    def _stopped(self, number: int) -> None:
+        """Tell of a run that was cancelled when its lease is free for whoever runs the thread next."""
+        self._running.pop(number, None)  # where it had not begun
+        self._runner.store.database.flush()
+        self._parent.send(("stopped", number, None))
 
     def _stop(self, number: int) -> None:
         if number in self._running:

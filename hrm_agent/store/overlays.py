@@ -31,15 +31,16 @@ class OverlaysJournal:
 
     def _sealed_overlay(self, overlay: Overlay) -> bytes:
         # Left out where they say nothing: an earlier version refuses a field that it does not know.
-        silent = {name for name in ("credit", "penalty_by_role") if getattr(overlay, name) is None}
+        silent = {name for name in ("carried_from", "credit", "penalty_by_role") if getattr(overlay, name) is None}
         record = overlay.model_dump_json(exclude=silent)
         return self._cipher.seal(record.encode(), "overlay", overlay.run_id, overlay.trajectory_id)
 
-    def overlays(self, run_id: str) -> list[Overlay]:
-        """All judgements of one training run, by step."""
-        query = "SELECT trajectory_id, record FROM overlays WHERE run_id = ? ORDER BY step, seq"
+    def overlays(self, run_id: str, step: int | None = None) -> list[Overlay]:
+        """The judgements of one training run, by step; or those of one step."""
+        which, values = ("", (run_id,)) if step is None else (" AND step = ?", (run_id, step))
+        query = f"SELECT trajectory_id, record FROM overlays WHERE run_id = ?{which} ORDER BY step, seq"
         with self._database.read() as cursor:
-            rows = cursor.execute(query, (run_id,)).fetchall()
+            rows = cursor.execute(query, values).fetchall()
         found: list[Overlay] = []
         for trajectory_id, record in rows:
             with reading("judgement", f"{run_id} of {trajectory_id}"):
