@@ -12,12 +12,18 @@ import torch
 from safetensors.torch import load_file
 
 from hrm_agent.errors import ConfigError, ModelError, RunError
+from hrm_agent.models.engine import GenerationRequest
 from hrm_agent.models.local.load_weights import load_pretrained
 from hrm_agent.models.policy_loader import model_folder
+from hrm_agent.testing import block_until
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.engines import open_fleet
+from hrm_agent.training.scheduler import RolloutScheduler
+from hrm_agent.training.scheduling_policies import scheduling_policy
 from hrm_agent.training.weights_file import WeightsFolder
 from hrm_agent.training.weights_proof import LogprobDifference, refuse_other_weights
+from hrm_agent.trajectory import Sampling
+from tests.support.vllm.fleet_stub import FleetStub, opened_on_stubs
 
 
 @pytest.mark.parametrize(
@@ -59,6 +65,19 @@ def test_a_server_that_cannot_be_started_says_why(tmp_path: Path) -> None:
 def test_a_server_that_never_comes_is_waited_for_and_not_for_ever(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="has come within 2 s"):
         opened(tmp_path, servers=("vllm:http://127.0.0.1:9/v1",), server_patience=2)
+
+
+def test_where_all_servers_are_lost_the_fleet_stays_what_it_is_until_one_is_back(tmp_path: Path) -> None:
+    scheduler, stub = RolloutScheduler(scheduling_policy("least_requests")), FleetStub()
+    with opened_on_stubs(tmp_path, scheduler, [stub]) as fleet:
+        fleet.publish(1, {"weight": torch.zeros(1)})
+        kind = fleet.logprob_kind
+        stub.stop()
+        block_until(lambda: fleet.metrics()["engines"] == 0)
+        assert fleet.logprob_kind is kind
+        answer = fleet.submit(GenerationRequest((5, 6, 7), Sampling(max_tokens=8), thread="r/s/0/0"))
+        stub.start()
+        assert answer.result(60).policy_version == 1
 
 
 def test_adapters_by_role_are_refused(tmp_path: Path) -> None:

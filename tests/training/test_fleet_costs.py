@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hrm_agent.models.codec.chat_template import ChatTemplateCodec
 from hrm_agent.models.engine import GenerationRequest
-from hrm_agent.models.local.load_weights import load_pretrained
-from hrm_agent.models.policy_loader import model_folder
 from hrm_agent.testing import block_until
 from hrm_agent.training.engine_fleet import EngineFleet
-from hrm_agent.training.fleet_server import FleetOptions
 from hrm_agent.training.iteration_costs import IterationCosts
 from hrm_agent.training.scheduler import Placement, RolloutScheduler
 from hrm_agent.training.scheduling_policies import scheduling_policy
 from hrm_agent.trajectory import Sampling
-from tests.support.vllm.fleet_stub import FleetStub
-from tests.support.vllm.stub import logprob
-
-POLICY = "builtin:cold-start"
+from tests.support.vllm.fleet_stub import FleetStub, opened_on_stubs
 
 
 class Told(RolloutScheduler):
@@ -38,29 +29,13 @@ class Told(RolloutScheduler):
         return super().join(engine, capacity_tokens, max_running, **options)
 
 
-def score(token_ids: Sequence[int]) -> list[float]:
-    return [logprob(token) for token in token_ids[1:]]
-
-
-@contextmanager
-def opened(folder: Path, scheduler: Told, stubs: Sequence[FleetStub]) -> Iterator[EngineFleet]:
-    policy = model_folder(POLICY)
-    _, tokenizer = load_pretrained(policy, dtype="float32")
-    with ExitStack() as stack:
-        urls = tuple(f"vllm:{stack.enter_context(stub).url}" for stub in stubs)
-        options = FleetOptions(run=folder, servers=urls, tokenizer=policy, weights=folder, patience=30)
-        fleet = EngineFleet("fleet", ChatTemplateCodec(tokenizer), options, scheduler, score)
-        stack.callback(fleet.close)
-        yield fleet
-
-
 def publish(fleet: EngineFleet, version: int) -> None:
     fleet.publish(version, {"weight": torch.zeros(1)})
 
 
 def test_costs_are_measured_once_and_before_the_first_rollout(tmp_path: Path) -> None:
     scheduler, stubs = Told("expected_peak"), [FleetStub(), FleetStub()]
-    with opened(tmp_path, scheduler, stubs) as fleet:
+    with opened_on_stubs(tmp_path, scheduler, stubs) as fleet:
         answer = fleet.submit(GenerationRequest((5, 6, 7), Sampling(max_tokens=8), thread="r/s/0/0"))
         publish(fleet, 1)
         answer.result(30)
@@ -86,7 +61,7 @@ def test_costs_are_measured_once_and_before_the_first_rollout(tmp_path: Path) ->
 
 def test_where_the_policy_does_not_ask_nothing_is_measured(tmp_path: Path) -> None:
     scheduler, stub = Told("least_requests"), FleetStub()
-    with opened(tmp_path, scheduler, [stub]) as fleet:
+    with opened_on_stubs(tmp_path, scheduler, [stub]) as fleet:
         publish(fleet, 1)
         assert scheduler.costs == [None]
         assert "costs" not in stub.seen and "prompt_token_seconds" not in fleet.metrics()

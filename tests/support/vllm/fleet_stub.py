@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
+from hrm_agent.models.codec.chat_template import ChatTemplateCodec
+from hrm_agent.models.local.load_weights import load_pretrained
+from hrm_agent.models.policy_loader import model_folder
+from hrm_agent.training.engine_fleet import EngineFleet
+from hrm_agent.training.fleet_server import FleetOptions
+from hrm_agent.training.scheduler import RolloutScheduler
 from tests.support.vllm.stub import VllmStub, choice, logprob
 
-__all__ = ["FleetStub"]
+__all__ = ["FleetStub", "opened_on_stubs"]
+
+POLICY = "builtin:cold-start"
 
 
 class FleetStub(VllmStub):
@@ -51,3 +62,20 @@ class FleetStub(VllmStub):
         if body.get("ignore_eos"):
             return web.json_response({"choices": [choice([1], prompt=each) for each in prompt]})
         return await super()._answered(request, body)
+
+
+@contextmanager
+def opened_on_stubs(folder: Path, scheduler: RolloutScheduler, stubs: Sequence[FleetStub]) -> Generator[EngineFleet]:
+    """A fleet of these servers, whose trainer has the stubs' log-probs."""
+    policy = model_folder(POLICY)
+    _, tokenizer = load_pretrained(policy, dtype="float32")
+
+    def score(token_ids: Sequence[int]) -> list[float]:
+        return [logprob(token) for token in token_ids[1:]]
+
+    with ExitStack() as stack:
+        urls = tuple(f"vllm:{stack.enter_context(stub).url}" for stub in stubs)
+        options = FleetOptions(run=folder, servers=urls, tokenizer=policy, weights=folder, patience=30)
+        fleet = EngineFleet("fleet", ChatTemplateCodec(tokenizer), options, scheduler, score)
+        stack.callback(fleet.close)
+        yield fleet
