@@ -194,7 +194,7 @@ def test_it_goes_with(changes: dict[str, Any], tmp_path: Path) -> None:
 
 def test_what_it_does_not_go_with_is_refused() -> None:
     for changes, said in (
-        ({"group_quorum": 1.0}, "carry_over has no effect here: without group_quorum"),
+        ({"group_quorum": 1.0, "group_deadline": 60.0}, "carry_over has no effect here: without group_quorum"),
         ({"correction": "none"}, "carry_over trains on tokens of older weights, and nothing corrects"),
         ({"sharding": "ddp"}, "sharding = ddp does not go with carry_over"),
     ):
