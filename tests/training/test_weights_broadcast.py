@@ -114,7 +114,9 @@ def transfer(weights: WeightsBroadcast, fate: str, offers: list[str]) -> Any:
 
 def test_a_worker_that_dies_in_the_middle_ends_the_transfer_at_once() -> None:
     weights, offers = WeightsBroadcast(some_tensors(), seconds=600), list[str]()
-    with pytest.raises(ServerGoneError, match=r"ended by -9.*sent to it from 127\.0\.0\.1.*closed by peer") as raised:
+    with pytest.raises(
+        ServerGoneError, match=r"ended by -9.*sent to it from 127\.0\.0\.1.*(closed by peer|reset by peer|Broken pipe)"
+    ) as raised:
         transfer(weights, "dies", offers)
     assert "--weights-address" in raised.value.hint and is_closed(offers[0])
 

@@ -50,10 +50,14 @@ class WeightsFromTrainer:
 
     def hrm_take_weights(self, source: str, version: str) -> dict[str, Any]:
         """Load all weights, by the names that Hugging Face's model gives them. `source`: a path, or an offer."""
-        with closing(_tensors(self, source)) as tensors:
+        self.hrm_version: int | None = None  # until all are there
+        failures: list[Exception] = []
+        with closing(_to_an_end(_tensors(self, source), failures)) as tensors:
             self.reload_weights(weights_iterator=tensors)  # type: ignore[attr-defined]
             for _ in tensors:
                 pass  # what the model does not read is sent nevertheless
+        if failures:
+            raise failures[0]
         _pack_tied(self.model_runner.get_model())
         self.hrm_version = int(version)
         return {"version": self.hrm_version}
@@ -106,6 +110,15 @@ def _tensors(worker: WeightsFromTrainer, source: str) -> Generator[tuple[str, Te
     with safe_open(source, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118 - a file is no dict
             yield name, file.get_tensor(name)
+
+
+def _to_an_end(tensors: Generator[tuple[str, Tensor]], failures: list[Exception]) -> Generator[tuple[str, Tensor]]:
+    """A reload that an error ends leaves layers that cannot be loaded any more; one that lacks tensors does not."""
+    with closing(tensors):
+        try:
+            yield from tensors
+        except Exception as error:
+            failures.append(error)
 
 
 def _pack_tied(model: nn.Module) -> None:
