@@ -15,7 +15,15 @@ from typing import Any, cast
 import httpx
 
 from hrm_agent.errors import ModelError
-from hrm_agent.models.vllm.server import HTTP_OK, VllmAddress, client_options, object_of, refusal, unreachable
+from hrm_agent.models.vllm.server import (
+    HTTP_OK,
+    ServerGoneError,
+    VllmAddress,
+    client_options,
+    object_of,
+    refusal,
+    unreachable,
+)
 
 __all__ = ["EXTENSION", "EXTENSION_FOLDER", "ServerFacts", "WeightsClient"]
 
@@ -80,6 +88,10 @@ class WeightsClient:
     def gpus(self) -> list[str]:
         """That of each worker, in the order of their ranks; empty for one that has none, or no NCCL."""
         found = {entry.get("rank"): str(entry.get("gpu", "")) for entry in self._rpc("hrm_worker")}
+        if set(found) != set(range(len(found))):
+            raise ModelError(
+                f"The workers of the vLLM server at {self.address.url} do not say which they are.", "Start it again."
+            )
         return [found[rank] for rank in range(len(found))]
 
     def take(self, source: str, version: int) -> None:
@@ -152,6 +164,11 @@ class WeightsClient:
         answers = [cast("dict[str, Any]", entry) for entry in entries if isinstance(entry, dict)]
         if not answers or len(answers) != len(entries):
             raise ModelError(f"The vLLM server at {self.address.url} does not say what became of {method}.")
+        for said in (answer["error"] for answer in answers if "error" in answer):
+            raise ServerGoneError(
+                f"The vLLM server at {self.address.url} could not do {method}: {' '.join(str(said).split())}.",
+                "See its log; `hrm-agent resume` continues a run that stopped.",
+            )
         return answers
 
     def _value(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:

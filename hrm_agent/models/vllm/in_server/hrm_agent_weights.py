@@ -57,7 +57,7 @@ class WeightsFromTrainer:
             for _ in tensors:
                 pass  # what the model does not read is sent nevertheless
         if failures:
-            raise failures[0]
+            return _failed(failures[0])
         _pack_tied(self.model_runner.get_model())
         self.hrm_version = int(version)
         return {"version": self.hrm_version}
@@ -82,7 +82,8 @@ class WeightsFromTrainer:
         unknown: list[str] = []
         seen: set[str] = set()
         tied: Tensor | None = None
-        with closing(_tensors(self, source)) as tensors:
+        failures: list[Exception] = []
+        with closing(_to_an_end(_tensors(self, source), failures)) as tensors:
             for name, sent in tensors:
                 tensor = sent.cpu()
                 seen.add(name)
@@ -93,6 +94,8 @@ class WeightsFromTrainer:
                     differing.append(name)
                 if name == "model.embed_tokens.weight":
                     tied = tensor
+        if failures:
+            return _failed(failures[0])
         head = modules.get("lm_head")
         if "lm_head.weight" not in seen and head is not None and tied is not None:
             differing += [_TIED] if _same_matrix(head, tied, 0) is False else []
@@ -110,6 +113,11 @@ def _tensors(worker: WeightsFromTrainer, source: str) -> Generator[tuple[str, Te
     with safe_open(source, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118 - a file is no dict
             yield name, file.get_tensor(name)
+
+
+def _failed(error: Exception) -> dict[str, Any]:
+    """Said and not raised: where one of several workers raises, vLLM takes what the others say for the next answer."""
+    return {"error": f"{type(error).__name__}: {error}"}
 
 
 def _to_an_end(tensors: Generator[tuple[str, Tensor]], failures: list[Exception]) -> Generator[tuple[str, Tensor]]:
