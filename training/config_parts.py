@@ -184,6 +184,11 @@ class EnginesPart(ConfigPart):
     """Which rollouts are on which server at a time: expected_peak, as many as their caches hold at the peak that the
     last step's lengths foretell; safe_maximum, as many as hold the longest (paper); the others all at once, by fewest
     requests, or split by prompts or by rollouts."""
+    weights_by: Literal["file", "collective"] = "file"
+    """How servers get the weights: file, a file in weights_folder; collective, the trainer sends them to each server's
+    workers, over the network by gloo, or from GPU to GPU by NCCL where each rank has its own."""
+    weights_address: str = ""
+    """Address of this machine that servers reach, for weights by a collective; empty: the one towards each server."""
     weights_folder: str = ""
     """Folder that this machine and the servers see, for weights; empty: this machine's memory."""
     publish_tolerance: float | None = Field(default=None, gt=0)
@@ -204,6 +209,10 @@ class EnginesPart(ConfigPart):
                 raise ConfigError(
                     f"{key} has no effect here: no server is started, since some are named.", "Set server_count."
                 )
+        sent = self.weights_by == "collective"
+        for key, acts in (("weights_folder", not sent), ("weights_address", sent)):
+            if getattr(self, key) and not acts:
+                raise ConfigError(f"{key} has no effect here: weights_by is {self.weights_by}.", "Leave it out.")
         for url in self.servers:
             if not url.startswith("vllm:"):
                 raise ConfigError(f"{url!r} names no vLLM server.", "Write vllm:http://HOST:PORT/v1.")

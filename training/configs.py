@@ -300,6 +300,11 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings):
                 "attention along paths is gone.",
                 "Take forward = padded, or smaller micro_batch_tokens without gradient_checkpointing.",
             )
+        if self.adapter.lora_rank and self.engines.weights_by == "collective":
+            raise ConfigError(
+                "weights_by = collective does not go with lora_rank: an adapter goes to servers as files.",
+                "Leave weights_by out; across hosts name a folder that all see with weights_folder.",
+            )
         by_sequence = loss.objective == "gspo" or loss.correction == "sequence"
         if self.adapter.lora_dropout and (optim.mini_batches * optim.epochs > 1 or by_sequence):
             raise ConfigError(

@@ -1,9 +1,9 @@
 """vLLM servers as the engine of a training: started and watched here or by others, given new weights, proved current.
 
 To graphs and to the trainer a fleet is one engine. `publish` gives every server the weights of the next version while
-it stays up: it is sent nothing meanwhile, ends or gives back what it is at, takes the weights from a file, forgets its
-cache, and is compared with the trainer (`hrm_agent.training.weights_proof`). A request is answered by one version from
-its first token to its last, and says which.
+it stays up: it is sent nothing meanwhile, ends or gives back what it is at, takes the weights (from a file, or as the
+trainer sends them), forgets its cache, and is compared with the trainer (`hrm_agent.training.weights_proof`). A request
+is answered by one version from its first token to its last, and says which.
 
 One thread watches. A server that ended, or answers nothing for a while, loses its rollouts to the others; one of ours
 is started again; and one that is back gets the weights of the version in force, and their proof, before its first
@@ -32,6 +32,7 @@ from hrm_agent.training.engine_routing import EngineRouter
 from hrm_agent.training.fleet_server import FleetOptions, FleetServer
 from hrm_agent.training.iteration_costs import IterationCosts
 from hrm_agent.training.scheduler import RolloutScheduler
+from hrm_agent.training.weights_broadcast import WeightsBroadcast
 from hrm_agent.training.weights_file import Publication, WeightsFolder
 from hrm_agent.training.weights_proof import PROBE_TEXT, LogprobDifference, ScoredText, refuse_other_weights
 from hrm_agent.trajectory import LogprobKind
@@ -61,7 +62,7 @@ class EngineFleet:
         self.name, self.codec, self.policy_version = name, codec, 0
         self._options, self._score = options, score
         self._router = EngineRouter(scheduler)
-        self._folder = WeightsFolder(options.run, options.weights)
+        self._folder = None if options.collective else WeightsFolder(options.run, options.weights)
         self._publication: Publication | None = None
         self._servers = [FleetServer(number, options) for number in range(options.count + len(options.servers))]
         self._renewing = threading.Lock()
@@ -142,7 +143,8 @@ class EngineFleet:
                 largest = max(largest, difference.largest)
                 self._publication = replace(publication, texts=(publication.texts[0], fresh))
                 self._take_in(server)
-            self._folder.keep_only(version)
+            if self._folder is not None:
+                self._folder.keep_only(version)
         self._last = {"publish_seconds": time.monotonic() - started, "proof_largest": largest}
         self._wait_for_servers(at_least=1)
 
@@ -156,13 +158,17 @@ class EngineFleet:
             self._watcher.join(_CLOSE_SECONDS)  # it may be waiting for a server that answers nothing
         with ThreadPoolExecutor(max(1, len(self._servers))) as threads:
             list(threads.map(lambda server: server.close(), self._servers))
-        self._folder.close()
+        if self._folder is not None:
+            self._folder.close()
 
     # weights
 
     def _written(self, version: int, state_dict: Any) -> Publication:
         ids = tuple(self.codec.encode_answer(PROBE_TEXT))
         text = ScoredText(ids, tuple(self._score(ids)))
+        if self._folder is None:
+            self._publication = None  # room for one copy is enough
+            return Publication(version, WeightsBroadcast(state_dict, self._options.address), (text,))
         if callable(state_dict):
             path = self._folder.place(version, adapter=True)
             state_dict(path)

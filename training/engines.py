@@ -47,6 +47,8 @@ def open_fleet(
         count=engines.own,
         tokenizer=model,
         weights=Path(engines.weights_folder) if engines.weights_folder else None,
+        collective=engines.weights_by == "collective",
+        address=engines.weights_address,
         tolerance=engines.publish_tolerance,
         patience=engines.server_patience,
         abort=config.rollout.on_publish == "abort",

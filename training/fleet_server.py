@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +45,10 @@ class FleetOptions:
     """Folder of the tokenizer that they are to have; empty: what they say."""
     weights: Path | None = None
     """Folder that trainer and servers see, for weights; None: the memory of this machine."""
+    collective: bool = False
+    """Weights are sent to the servers' workers, and lie in no folder."""
+    address: str = ""
+    """Of this machine, for weights that are sent; empty: the one that it has towards each server."""
     tolerance: float | None = None
     """How far log-probs may differ after a publish; None: by dtype."""
     abort: bool = False
@@ -130,9 +134,11 @@ class FleetServer:
         """Give it the weights of a version, and name that version in what it samples from now on."""
         engine, weights = self._here()
         if publication.adapter:
-            weights.take_adapter(publication.path, publication.adapter)
+            assert isinstance(publication.source, Path)
+            weights.take_adapter(publication.source, publication.adapter)
         else:
-            weights.take(publication.path, publication.version)
+            with self._offered(publication) as source:
+                weights.take(source, publication.version)
         self.took = publication.version
         engine.serve(publication.version, publication.adapter)
         if self._adapter and self._adapter != publication.adapter:
@@ -165,7 +171,11 @@ class FleetServer:
 
     def differing(self, publication: Publication) -> list[str]:
         """Tensors of its weights that are known to differ from those of a version."""
-        return [] if publication.adapter else self._here()[1].differing(publication.path)[0]
+        _, weights = self._here()
+        if publication.adapter:
+            return []
+        with self._offered(publication) as source:
+            return weights.differing(source)[0]
 
     def forget(self) -> None:
         """It is away."""
@@ -193,6 +203,16 @@ class FleetServer:
         if engine is None or weights is None:
             raise ServerGoneError(f"The vLLM server at {self.url} is away.", "It is waited for; or resume the run.")
         return engine, weights
+
+    @contextmanager
+    def _offered(self, publication: Publication) -> Generator[str]:
+        """What the server is told of where all weights are to be had; valid within."""
+        _, weights = self._here()
+        if isinstance(publication.source, Path):
+            yield str(publication.source)
+            return
+        with publication.source.offered(self.url, weights.gpus()) as offer:
+            yield offer
 
     def _start(self, ended: str | None) -> None:
         launch = self._options.launch
@@ -229,6 +249,14 @@ class FleetServer:
             weights = WeightsClient(engine.address, engine.model)
             facts = weights.facts()
             weights.version()  # says whether it takes weights at all
+            self._refuse_replicas(facts)
         except ServerGoneError:
             return  # looked at again
         self.engine, self._weights, self.facts, self._starts = engine, weights, facts, 0
+
+    def _refuse_replicas(self, facts: ServerFacts) -> None:
+        if self._options.collective and facts.replicas > 1:
+            raise ModelError(
+                f"The vLLM server at {self.url} has {facts.replicas} sets of workers, and weights can be sent to one.",
+                "Set weights_by = file, or start a server for each in place of --data-parallel-size.",
+            )

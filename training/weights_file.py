@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hrm_agent.errors import RunError
+from hrm_agent.training.weights_broadcast import WeightsBroadcast
 from hrm_agent.training.weights_proof import ScoredText
 
 __all__ = ["Publication", "WeightsFolder"]
@@ -33,15 +34,15 @@ class Publication:
 
     version: int
     """Optimiser steps behind them."""
-    path: Path
-    """A safetensors file of all weights, or the folder of an adapter."""
+    source: Path | WeightsBroadcast
+    """A safetensors file of all weights, the folder of an adapter; or what is sent to each server."""
     texts: tuple[ScoredText, ...]
     """With the trainer's log-probs."""
 
     @property
     def adapter(self) -> str:
         """The name under which an adapter is asked for; empty for all weights."""
-        return f"version-{self.version}" if self.path.is_dir() else ""
+        return f"version-{self.version}" if isinstance(self.source, Path) and self.source.is_dir() else ""
 
 
 class WeightsFolder:

@@ -36,6 +36,13 @@ from tests.support.vllm.fleet_stub import FleetStub, opened_on_stubs
         ({"engine": "vllm", "servers": ("vllm:http://h:1/v1",), "server_python": "p"}, "no server is started"),
         ({"engine": "vllm", "source": ("run",)}, "no effect with --from"),
         ({"engine": "vllm", "publish_tolerance": 0.0}, "greater than 0"),
+        ({"weights_by": "collective"}, "no server samples"),
+        ({"engine": "vllm", "weights_address": "10.0.0.1"}, "weights_address has no effect here: weights_by is file"),
+        (
+            {"engine": "vllm", "weights_by": "collective", "weights_folder": "f"},
+            "weights_folder has no effect here: weights_by is collective",
+        ),
+        ({"engine": "vllm", "weights_by": "collective", "lora_rank": 4}, "an adapter goes to servers as files"),
     ],
 )
 def test_keys_that_do_nothing_or_name_nothing_are_refused(keys: dict[str, Any], said: str) -> None:

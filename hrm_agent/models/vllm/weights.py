@@ -15,7 +15,15 @@ from typing import Any, cast
 import httpx
 
 from hrm_agent.errors import ModelError
-from hrm_agent.models.vllm.server import HTTP_OK, VllmAddress, client_options, object_of, refusal, unreachable
+from hrm_agent.models.vllm.server import (
+    HTTP_OK,
+    ServerGoneError,
+    VllmAddress,
+    client_options,
+    object_of,
+    refusal,
+    unreachable,
+)
 
 __all__ = ["EXTENSION", "EXTENSION_FOLDER", "ServerFacts", "WeightsClient"]
 
@@ -36,6 +44,8 @@ class ServerFacts:
     """Requests that it samples for at once."""
     dtype: str
     """Of its weights: float32, bfloat16, float16."""
+    replicas: int = 1
+    """Sets of workers, each with the whole model."""
 
 
 class WeightsClient:
@@ -54,7 +64,9 @@ class WeightsClient:
             config = said["vllm_config"]
             blocks, size = config["cache_config"]["num_gpu_blocks"], config["cache_config"]["block_size"]
             dtype = str(config["model_config"]["dtype"]).removeprefix("torch.")
-            return ServerFacts(int(blocks) * int(size), int(config["scheduler_config"]["max_num_seqs"]), dtype)
+            replicas = int(config["parallel_config"]["data_parallel_size"])
+            most = int(config["scheduler_config"]["max_num_seqs"])
+            return ServerFacts(int(blocks) * int(size), most, dtype, replicas)
         except (KeyError, TypeError, ValueError) as error:
             raise ModelError(
                 f"The vLLM server at {self.address.url} does not say how large its cache is.", "Take vLLM 0.32."
@@ -73,9 +85,21 @@ class WeightsClient:
         found = versions.pop() if len(versions) == 1 else None
         return found if isinstance(found, int) else None
 
-    def take(self, path: Path, version: int) -> None:
-        """Load all weights from a safetensors file that the server can read, then drop the cache of the old ones."""
-        self._rpc("hrm_take_weights", str(path), str(version))
+    def gpus(self) -> list[str]:
+        """That of each worker, in the order of their ranks; empty for one that has none, or no NCCL."""
+        found = {entry.get("rank"): str(entry.get("gpu", "")) for entry in self._rpc("hrm_worker")}
+        if set(found) != set(range(len(found))):
+            raise ModelError(
+                f"The workers of the vLLM server at {self.address.url} do not say which they are.", "Start it again."
+            )
+        return [found[rank] for rank in range(len(found))]
+
+    def take(self, source: str, version: int) -> None:
+        """Load all weights, then drop the cache of the old ones.
+
+        `source`: a safetensors file that the server can read, or an offer of the trainer (`in_server/`).
+        """
+        self._rpc("hrm_take_weights", source, str(version))
         self.drop_cache()
 
     def take_adapter(self, folder: Path, name: str) -> None:
@@ -94,9 +118,12 @@ class WeightsClient:
                 "Let nobody else use the server while a training runs.",
             )
 
-    def differing(self, path: Path) -> tuple[list[str], list[str]]:
-        """Names of the tensors in a file that the server does not compute with, and of those it cannot say it of."""
-        found = self._rpc("hrm_differing_weights", str(path))
+    def differing(self, source: str) -> tuple[list[str], list[str]]:
+        """Names of the tensors that the server does not compute with, and of those it cannot say it of.
+
+        `source`: as of `take`.
+        """
+        found = self._rpc("hrm_differing_weights", source)
         sides = [sorted({str(name) for entry in found for name in entry.get(key, ())}) for key in _SIDES]
         return sides[0], sides[1]
 
@@ -142,6 +169,11 @@ class WeightsClient:
         answers = [cast("dict[str, Any]", entry) for entry in entries if isinstance(entry, dict)]
         if not answers or len(answers) != len(entries):
             raise ModelError(f"The vLLM server at {self.address.url} does not say what became of {method}.")
+        for said in (answer["error"] for answer in answers if "error" in answer):
+            raise ServerGoneError(
+                f"The vLLM server at {self.address.url} could not do {method}: {' '.join(str(said).split())}.",
+                "See its log; `hrm-agent resume` continues a run that stopped.",
+            )
         return answers
 
     def _value(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -65,6 +65,9 @@ def check_a_fleet(server: VllmServer, python: Path, folder: Path) -> None:
         found = fleet.metrics()
         assert found["iteration_seconds"] > 0 and found["prompt_token_seconds"] > 0
         check_faults_are_caught(fleet, server, model)
+        others = {"own": 0, "servers": tuple(f"vllm:{each.url}" for each in fleet.servers), "collective": True}
+        with opened_fleet(server, python, folder / "sent", policy, model, tokenizer, **others) as sent:
+            check_weights_that_are_sent(sent, server, model)
         check_requests_under_way_end_with_the_weights_they_began_with(fleet, model)
         check_a_killed_server_loses_nothing_and_comes_back(fleet, model)
 
@@ -79,6 +82,19 @@ def check_faults_are_caught(fleet: EngineFleet, server: VllmServer, model: Any) 
         set_fault(server, "none")
         fleet.publish(version, dict(model.named_parameters()))
         assert fleet.metrics()["engines"] == 2
+
+
+def check_weights_that_are_sent(fleet: EngineFleet, server: VllmServer, model: Any) -> None:
+    """To both servers, by a collective; in the end they have those of `model`."""
+    fleet.publish(50, changed(model, 50))
+    assert fleet.metrics()["engines"] == 2 and fleet.metrics()["proof_largest"] < 1e-4
+    set_fault(server, "stale")
+    with pytest.raises(ModelError, match=r"(?s)version 51: log-probs differ by .*model\.layers\.0"):
+        fleet.publish(51, changed(model, 51))
+    set_fault(server, "none")
+    fleet.publish(52, dict(model.named_parameters()))
+    assert {answer.result(300).policy_version for answer in asked(fleet, 4)} == {52}
+    end_of(fleet, 4)
 
 
 def check_requests_under_way_end_with_the_weights_they_began_with(fleet: EngineFleet, model: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,9 @@ def set_fault(server: VllmServer, name: str) -> None:
 
 @contextmanager
 def opened_fleet(
-    given: VllmServer, python: Path, folder: Path, policy: str, model: Any, tokenizer: Any, own: int = 1
+    given: VllmServer, python: Path, folder: Path, policy: str, model: Any, tokenizer: Any, own: int = 1, **other: Any
 ) -> Iterator[EngineFleet]:
-    """`model` is the trainer's: what the fleet is held to."""
+    """`model` is the trainer's: what the fleet is held to. `other`: options of the fleet."""
 
     def score(token_ids: Any) -> list[float]:
         with torch.inference_mode():
@@ -49,7 +50,7 @@ def opened_fleet(
         tokenizer=policy,
     )
     scheduler = RolloutScheduler(scheduling_policy("expected_peak"))
-    fleet = EngineFleet("fleet", ChatTemplateCodec(tokenizer), options, scheduler, score)
+    fleet = EngineFleet("fleet", ChatTemplateCodec(tokenizer), replace(options, **other), scheduler, score)
     try:
         yield fleet
     finally:

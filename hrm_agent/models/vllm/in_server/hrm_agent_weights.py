@@ -3,8 +3,9 @@
     PYTHONPATH=<this folder> VLLM_SERVER_DEV_MODE=1 vllm serve MODEL \
         --worker-extension-cls hrm_agent_weights.WeightsFromTrainer
 
-This folder has one module that imports nothing of the package, since the server has an environment of its own. Its
-methods are called through `/collective_rpc`, with strings alone, in each worker of the server.
+The modules in this folder import nothing of the package, since the server has an environment of its own. The methods
+are called through `/collective_rpc`, with strings alone, in each worker of the server. Weights come from a safetensors
+file, named by its path, or from the trainer itself, by an offer (`hrm_agent_group.py`).
 
 `model.load_weights` on its own is not enough: where a backend keeps a packed copy of a matrix (oneDNN on a CPU, which
 drops the plain one), that copy stays as it was, and with tied embeddings the output layer's does so without any error.
@@ -15,17 +16,20 @@ and compares.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import torch
+from hrm_agent_group import Offer, gpu_of, receive
 from safetensors import safe_open
 from torch import Tensor, nn
 
 __all__ = ["WeightsFromTrainer"]
 
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+_TIED = "lm_head.weight (tied to model.embed_tokens.weight)"
 _SHOWN = 50
 """Names of tensors in one answer."""
 _ROUNDING = {torch.float32: (1e-6, 1e-6)}
@@ -37,10 +41,23 @@ class WeightsFromTrainer:
 
     model_runner: Any
     vllm_config: Any
+    rank: int
+    device: torch.device | None
 
-    def hrm_take_weights(self, path: str, version: str) -> dict[str, Any]:
-        """Load all weights from a safetensors file, by the names that Hugging Face's model gives them."""
-        self.reload_weights(weights_iterator=_tensors(path))  # type: ignore[attr-defined]
+    def hrm_worker(self) -> dict[str, Any]:
+        """Its rank among the server's workers, and its GPU if it has one that NCCL knows."""
+        return {"rank": self.rank, "gpu": gpu_of(self.device)}
+
+    def hrm_take_weights(self, source: str, version: str) -> dict[str, Any]:
+        """Load all weights, by the names that Hugging Face's model gives them. `source`: a path, or an offer."""
+        self.hrm_version: int | None = None  # until all are there
+        failures: list[Exception] = []
+        with closing(_to_an_end(_tensors(self, source), failures)) as tensors:
+            self.reload_weights(weights_iterator=tensors)  # type: ignore[attr-defined]
+            for _ in tensors:
+                pass  # what the model does not read is sent nevertheless
+        if failures:
+            return _failed(failures[0])
         _pack_tied(self.model_runner.get_model())
         self.hrm_version = int(version)
         return {"version": self.hrm_version}
@@ -50,8 +67,8 @@ class WeightsFromTrainer:
         return {"version": getattr(self, "hrm_version", None)}
 
     @torch.inference_mode()
-    def hrm_differing_weights(self, path: str) -> dict[str, Any]:
-        """Names of the tensors in the file that this worker does not compute with.
+    def hrm_differing_weights(self, source: str) -> dict[str, Any]:
+        """Names of the tensors of a path, or an offer, that this worker does not compute with.
 
         `unknown`: names that cannot be looked at (the model is split over several cards, or its layers are not known
         here). Nothing is said about them.
@@ -64,28 +81,52 @@ class WeightsFromTrainer:
         differing: list[str] = []
         unknown: list[str] = []
         seen: set[str] = set()
-        for name, tensor in _tensors(path):
-            seen.add(name)
-            same = _same(name, tensor, modules, fused)
-            if same is None:
-                unknown.append(name)
-            elif not same:
-                differing.append(name)
-        head, embedding = modules.get("lm_head"), modules.get("model.embed_tokens")
-        if "lm_head.weight" not in seen and head is not None and embedding is not None:
-            with safe_open(path, framework="pt") as file:
-                tied = file.get_tensor("model.embed_tokens.weight")
-            if _same_matrix(head, tied, 0) is False:
-                differing.append("lm_head.weight (tied to model.embed_tokens.weight)")
+        tied: Tensor | None = None
+        failures: list[Exception] = []
+        with closing(_to_an_end(_tensors(self, source), failures)) as tensors:
+            for name, sent in tensors:
+                tensor = sent.cpu()
+                seen.add(name)
+                same = _same(name, tensor, modules, fused)
+                if same is None:
+                    unknown.append(name)
+                elif not same:
+                    differing.append(name)
+                if name == "model.embed_tokens.weight":
+                    tied = tensor
+        if failures:
+            return _failed(failures[0])
+        head = modules.get("lm_head")
+        if "lm_head.weight" not in seen and head is not None and tied is not None:
+            differing += [_TIED] if _same_matrix(head, tied, 0) is False else []
         return {"differing": differing[:_SHOWN], "unknown": unknown[:_SHOWN], "compared": len(seen) - len(unknown)}
 
 
-def _tensors(path: str) -> Iterator[tuple[str, Tensor]]:
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"no weights at {path}: the server does not see the trainer's folder")
-    with safe_open(path, framework="pt") as file:
+def _tensors(worker: WeightsFromTrainer, source: str) -> Generator[tuple[str, Tensor]]:
+    if source.startswith("{"):
+        offer = Offer.of(source)
+        device = worker.device if offer.backend == "nccl" else None
+        yield from receive(offer, worker.rank + 1, device or torch.device("cpu"))
+        return
+    if not Path(source).is_file():
+        raise FileNotFoundError(f"no weights at {source}: the server does not see the trainer's folder")
+    with safe_open(source, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118 - a file is no dict
             yield name, file.get_tensor(name)
+
+
+def _failed(error: Exception) -> dict[str, Any]:
+    """Said and not raised: where one of several workers raises, vLLM takes what the others say for the next answer."""
+    return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _to_an_end(tensors: Generator[tuple[str, Tensor]], failures: list[Exception]) -> Generator[tuple[str, Tensor]]:
+    """A reload that an error ends leaves layers that cannot be loaded any more; one that lacks tensors does not."""
+    with closing(tensors):
+        try:
+            yield from tensors
+        except Exception as error:
+            failures.append(error)
 
 
 def _pack_tied(model: nn.Module) -> None:

@@ -1,0 +1,192 @@
+"""Weights from a trainer to the workers of one server, by broadcasts in a process group of their own.
+
+Both sides run this module: the trainer is rank 0, the workers are the others. It imports nothing of the package, since
+a server has an environment of its own.
+
+A group lives for one transfer, so that a server that was started again, or a trainer that was resumed, joins as any
+other does. Ranks find one another by a store of the trainer's, which listens on one address and as long as that. A rank
+that ends closes its connections, which the others see at once; one that is silent is waited for so many `seconds`.
+
+Tensors go one after the other, in the offer's order, a large one in pieces: beside the model, each side holds one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+__all__ = ["Offer", "gpu_of", "listed", "local_address", "open_store", "receive", "send"]
+
+_DIST: Any = torch.distributed
+"""Type checkers are told nothing of its stores and groups."""
+_PIECE = 64 << 20
+"""Most bytes of one broadcast."""
+_LOOK_SECONDS = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Where weights are to be had, and which."""
+
+    host: str
+    """Address of the trainer's store."""
+    port: int
+    """Of the trainer's store."""
+    token: str
+    """Before each key in the store: who comes late from another transfer finds nobody."""
+    backend: str
+    """gloo, or nccl where all ranks have a GPU of their own."""
+    workers: int
+    """Ranks but the trainer's."""
+    seconds: float
+    """How long a rank waits for another."""
+    tensors: list[tuple[str, list[int], str]]
+    """Name, shape and dtype, in the order in which they are sent."""
+
+    @property
+    def patience(self) -> timedelta:
+        """`seconds`."""
+        return timedelta(seconds=self.seconds)
+
+    def text(self) -> str:
+        """As a call to a server carries it."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of(cls, text: str) -> Offer:
+        """What `text` wrote."""
+        return cls(**json.loads(text))
+
+
+def listed(tensors: Mapping[str, Tensor]) -> list[tuple[str, list[int], str]]:
+    """What an offer says of tensors."""
+    return [(name, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in tensors.items()]
+
+
+def gpu_of(device: torch.device | None) -> str:
+    """Names the GPU, wherever it is asked; empty for another device, or where NCCL is missing."""
+    if device is None or device.type != "cuda" or not _DIST.is_nccl_available():
+        return ""
+    return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+
+
+def local_address(host: str, port: int) -> str:
+    """The address that this machine has towards another. Nothing is sent. Raises `OSError`."""
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as asked:
+        asked.connect(address)
+        return str(asked.getsockname()[0])
+
+
+def open_store(host: str, seconds: float) -> tuple[Any, int]:
+    """A store that listens on this address alone, and its port. Raises `OSError`."""
+    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listening:
+        port = int(listening.getsockname()[1])
+        store = _DIST.TCPStore(
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=seconds),
+            master_listen_fd=listening.fileno(),
+        )
+        listening.detach()  # it is the store's
+        return store, port
+
+
+def send(
+    offer: Offer,
+    store: Any,
+    tensors: Mapping[str, Tensor],
+    device: torch.device,
+    answered: threading.Event,
+) -> None:
+    """The trainer's side. Raises `RuntimeError` where a worker ends or is silent, and `TimeoutError` if none comes.
+
+    `answered`: the server has said what became of it. Before its workers have come, that ends the wait for them; and
+    until then the connections stay open.
+    """
+    own = _DIST.PrefixStore(offer.token, store)
+    while not own.check([_here(rank) for rank in range(1, offer.workers + 1)]):
+        if answered.wait(_LOOK_SECONDS):
+            raise TimeoutError("its workers did not come for them")
+    with _group(own, 0, offer, offer.host) as group:
+        for tensor in tensors.values():
+            for piece in _pieces(tensor.reshape(-1).view(torch.uint8)):
+                _broadcast(group, piece.to(device), offer)
+        answered.wait(offer.seconds)
+
+
+def receive(offer: Offer, rank: int, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+    """A worker's side: all tensors by name. `rank`: from 1 on."""
+    store = _DIST.TCPStore(offer.host, offer.port, is_master=False, wait_for_workers=False, timeout=offer.patience)
+    own = _DIST.PrefixStore(offer.token, store)
+    own.set(_here(rank), "")
+    with _group(own, rank, offer, local_address(offer.host, offer.port)) as group:
+        for name, shape, kind in offer.tensors:
+            dtype: torch.dtype = getattr(torch, kind)
+            held = torch.empty(prod(shape) * dtype.itemsize, dtype=torch.uint8, device=device)
+            for piece in _pieces(held):
+                _broadcast(group, piece, offer)
+            yield name, held.view(dtype).reshape(shape)
+
+
+def _here(rank: int) -> str:
+    return f"rank-{rank}"
+
+
+def _pieces(flat: Tensor) -> Iterator[Tensor]:
+    for start in range(0, len(flat), _PIECE):
+        yield flat[start : start + _PIECE]
+
+
+def _broadcast(group: Any, piece: Tensor, offer: Offer) -> None:
+    group.broadcast(piece, 0).wait(offer.patience)
+
+
+@contextmanager
+def _group(store: Any, rank: int, offer: Offer, host: str) -> Generator[Any]:
+    """Not torch's default group, which a trainer of several ranks, and a server, have for themselves."""
+    if offer.backend == "nccl":
+        group = _nccl(store, rank, offer)
+        try:
+            yield group
+        finally:
+            with suppress(RuntimeError):  # a peer that is gone
+                group.abort()
+        return
+    options = _DIST.ProcessGroupGloo._Options()
+    options._timeout = offer.patience
+    options._devices = [_DIST.ProcessGroupGloo.create_device(hostname=host)]
+    yield _DIST.ProcessGroupGloo(store, rank, offer.workers + 1, options)  # closed when nobody holds it
+
+
+_MAKING = threading.Lock()
+_BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
+
+
+def _nccl(store: Any, rank: int, offer: Offer) -> Any:
+    """Its `wait` raises what went wrong. As it is made otherwise, a thread of torch ends the process for that."""
+    options = _DIST.ProcessGroupNCCL.Options()
+    options._timeout = offer.patience
+    with _MAKING:
+        before = os.environ.get(_BLOCKING_WAIT)
+        os.environ[_BLOCKING_WAIT] = "1"  # read when a group is made, and there is no option for it
+        try:
+            return _DIST.ProcessGroupNCCL(store, rank, offer.workers + 1, options)
+        finally:
+            os.environ.pop(_BLOCKING_WAIT)
+            if before is not None:
+                os.environ[_BLOCKING_WAIT] = before
