@@ -134,6 +134,7 @@ class WorkerHandle(ABC):
         for waiting in (self._opened, *self._runs.values()):
             if not waiting.done():
                 waiting.set_exception(ended)
+                waiting.exception()  # told: asyncio has nothing to complain of where nobody waits
 
     def take(self, kind: str, *rest: Any) -> None:
         """Something that it has said."""

@@ -44,7 +44,7 @@ class FleetStub(VllmStub):
     async def _info(self, request: web.Request) -> web.Response:
         cache, batch = {"num_gpu_blocks": 128, "block_size": 32}, {"max_num_seqs": 32}
         config = {"cache_config": cache, "scheduler_config": batch, "model_config": {"dtype": "torch.float32"}}
-        return web.json_response({"vllm_config": config})
+        return web.json_response({"vllm_config": {**config, "parallel_config": {"data_parallel_size": 1}}})
 
     async def _rpc(self, request: web.Request) -> web.Response:
         return web.json_response({"results": [{"version": None, "differing": [], "unknown": []}]})
