@@ -103,7 +103,9 @@ async def step(
 ) -> Row:
     """One step whose prompts no cache has seen. Its seconds, and what the servers counted."""
     scheduler = RolloutScheduler(policy, curve)
-    async with httpx.AsyncClient(trust_env=False, timeout=3_600, limits=httpx.Limits(max_connections=None)) as client:
+    # A connection of its own for each turn: a server closes one that a tool call has left idle.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    async with httpx.AsyncClient(trust_env=False, timeout=3_600, limits=limits) as client:
         name = (await client.get(f"{urls[0]}/v1/models")).json()["data"][0]["id"]
         for url in urls:
             sizes = (model.capacity_tokens, model.max_running)
