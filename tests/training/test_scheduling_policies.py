@@ -39,7 +39,7 @@ def peak_by_the_formula(lengths: list[int], tokens: list[float], prompts: int, d
 def test_the_peak_is_that_of_the_formula(lengths: list[int], tokens: list[int], grown: list[int]) -> None:
     """As it grows rollout by rollout, and again when some of them have grown. Blocks of 2 add one token each."""
     lengths = [*lengths, 512]  # one bucket of the table is one token
-    scheduler = RolloutScheduler(ExpectedPeak(), LengthCurve.of(lengths))
+    scheduler = RolloutScheduler(ExpectedPeak(deviations=2.0), LengthCurve.of(lengths))
     scheduler.join("engine", 10**9, 256, block_tokens=2)
     now: list[int] = []
     for i, more in enumerate(tokens):
@@ -58,7 +58,7 @@ def test_the_peak_is_that_of_the_formula(lengths: list[int], tokens: list[int], 
 
 
 def test_what_is_admitted_fits_when_it_is_played_out() -> None:
-    """The promise of two deviations: of many sets hardly one holds more than its engine can, and then not by much."""
+    """The promise of the deviations: of many sets hardly one holds more than its engine can, and then not by much."""
     chance = random.Random(0)
     draw = [min(4_000, int(math.exp(chance.gauss(7, 0.7)))) for _ in range(4_000)]
     capacity, over, highest = 60_000, 0, 0
