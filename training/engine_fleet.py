@@ -34,7 +34,13 @@ from hrm_agent.training.iteration_costs import IterationCosts
 from hrm_agent.training.scheduler import RolloutScheduler
 from hrm_agent.training.weights_broadcast import WeightsBroadcast
 from hrm_agent.training.weights_file import Publication, WeightsFolder
-from hrm_agent.training.weights_proof import PROBE_TEXT, LogprobDifference, ScoredText, refuse_other_weights
+from hrm_agent.training.weights_proof import (
+    PROBE_TEXT,
+    LogprobDifference,
+    OtherWeightsError,
+    ScoredText,
+    refuse_other_weights,
+)
 from hrm_agent.trajectory import LogprobKind
 
 __all__ = ["EngineFleet"]
@@ -71,6 +77,8 @@ class EngineFleet:
         self._failure: ModelError | None = None
         self._logprob_kind: LogprobKind | None = None
         """Of the first server that has come."""
+        self._told: dict[str, str] = {}
+        """By server, the hint of the last error that was told of it."""
         self._alone_since = time.monotonic()
         self._last: dict[str, float] = {}
         self._costs: dict[object, IterationCosts] = {}
@@ -244,9 +252,10 @@ class EngineFleet:
         try:
             self._costs[kind] = server.measured()
         except ModelError as error:
-            if server.is_there():
-                raise
-            self._lose(server, error.message)
+            if not server.is_there():
+                self._lose(server, error.message)
+                return
+            sys.stderr.write(f"hrm-agent: what iterations at {server.url} cost is not known: {error.message}\n")
 
     def _lose(self, server: FleetServer, why: str) -> None:
         if server.name in self._router.names:
@@ -258,12 +267,22 @@ class EngineFleet:
 
     def _watch(self) -> None:
         while not self._closing.is_set():
-            for server in self._servers:
-                self._look_at(server)
-            self._give_up_where_nobody_comes()
-            with self._looked:
-                self._looked.notify_all()
+            try:
+                for server in self._servers:
+                    self._look_at(server)
+                self._give_up_where_nobody_comes()
+            except Exception as error:  # whatever it is: nobody would look after that, and requests would wait for ever
+                said = f"What watches the engines has failed: {type(error).__name__}: {error}."
+                self._fail(ModelError(said, "What was recorded is kept: resume the run."))
+                return
+            finally:
+                with self._looked:
+                    self._looked.notify_all()
             self._closing.wait(_LOOK_SECONDS)
+
+    def _fail(self, error: ModelError) -> None:
+        self._failure = error
+        self._router.fail_all(error)
 
     def _look_at(self, server: FleetServer) -> None:
         try:
@@ -274,14 +293,21 @@ class EngineFleet:
             if server.engine is not None and server.name not in self._router.names:
                 self._bring_up_to_date(server)
         except ServerGoneError as error:
+            self._tell(server, error)
             self._lose(server, error.message)
         except ModelError as error:
-            took_weights = server.took is not None
+            self._tell(server, error)
             self._lose(server, error.message)
             server.refuse(error)
-            if took_weights:  # and samples with others: nobody may train on that
-                self._failure = error
-                self._router.fail_all(error)
+            if isinstance(error, OtherWeightsError):  # nobody may train on what it samples
+                self._fail(error)
+
+    def _tell(self, server: FleetServer, error: ModelError) -> None:
+        """Why a server that came late was not taken in; once, for it is tried again. At the start it is raised."""
+        if self._publication is None or server.name in self._router.names or self._told.get(server.name) == error.hint:
+            return
+        self._told[server.name] = error.hint
+        sys.stderr.write(f"hrm-agent: the engine at {server.url} is not taken in: {error.message} {error.hint}\n")
 
     def _refuse_other_logprobs(self, server: FleetServer) -> None:
         """The record names one kind for all of a run's calls."""
@@ -331,6 +357,8 @@ class EngineFleet:
         until = time.monotonic() + self._options.patience
         with self._looked:
             while not self._closing.is_set():
+                if self._failure is not None:
+                    raise self._failure
                 there = sum(server.engine is not None for server in self._servers) if self._logprob_kind else 0
                 refused = [server.refused for server in self._servers if server.refused is not None]
                 if refused and (at_least is None or len(refused) == len(self._servers)):

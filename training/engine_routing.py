@@ -59,6 +59,8 @@ class _Rollout:
     """Where it is placed."""
     in_turn: bool = True
     """As the scheduler knows it: a turn of it is under way, or waits for room."""
+    prompt_tokens: int = 0
+    """Of its first request."""
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +84,8 @@ class EngineRouter:
         self._changed = threading.Condition(self._lock)
         self._members: dict[str, _Member] = {}
         self._rollouts: dict[str, _Rollout] = {}
+        self._begun: dict[str, int] = {}
+        """Prompt tokens of rollouts that ended unfinished: one may go on later."""
         self._numbers = count()
         self._to_send: list[tuple[_Member, _Asked]] = []
         self._closed: ModelError | None = None
@@ -132,6 +136,10 @@ class EngineRouter:
             rollout = self._rollouts.pop(name, None)
             if rollout is None:
                 return
+            if counted:
+                self._begun.pop(name, None)
+            else:
+                self._begun[name] = rollout.prompt_tokens
             left = list(rollout.asked)
             rollout.asked.clear()
             self._apply(self._scheduler.ended(name, counted=counted))
@@ -249,7 +257,9 @@ class EngineRouter:
         if rollout.name not in self._rollouts:
             self._rollouts[rollout.name] = rollout
             rollout.waiting.append(asked)
-            self._apply(self._scheduler.arrive(rollout.name, rollout.name.rpartition("/")[0], tokens))
+            rollout.prompt_tokens = self._begun.get(rollout.name, tokens)
+            group = rollout.name.rpartition("/")[0]
+            self._apply(self._scheduler.arrive(rollout.name, group, rollout.prompt_tokens, tokens))
         elif not rollout.in_turn:
             rollout.in_turn = True
             rollout.waiting.append(asked)

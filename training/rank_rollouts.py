@@ -61,7 +61,7 @@ class RankRollouts:
 
     def _take(self, kind: str, number: int, found: Any) -> None:
         _, ended = self._runs.get(number, (0, None))
-        if ended is None or ended.done():
+        if ended is None or ended.done() or kind == "stopped":
             return
         if kind == "ended":
             ended.set_result(found)

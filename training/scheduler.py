@@ -133,11 +133,15 @@ class RolloutScheduler:
                 self._queue_first(rollout)
         return self._fill(self._all())
 
-    def arrive(self, rollout: str, group: str, prompt_tokens: int) -> list[Placement]:
-        """A rollout wants its first turn. It waits if nothing is returned for it."""
+    def arrive(self, rollout: str, group: str, prompt_tokens: int, tokens: int = 0) -> list[Placement]:
+        """A rollout wants its first turn. It waits if nothing is returned for it.
+
+        `tokens`: of its whole context, where it was begun before and goes on.
+        """
         if rollout in self._rollouts:
             raise ValueError(f"Rollout {rollout} has arrived already.")
         state = self._rollouts[rollout] = RolloutState(rollout, group, prompt_tokens, prompt_tokens)
+        state.set_tokens(max(tokens, prompt_tokens))
         waiting = bool(self._queue)
         self._queue[rollout] = state
         return [] if waiting else self._fill(self._all())

@@ -169,7 +169,7 @@ async def _late_after(others_over: asyncio.Event, seconds: float, running: set[R
     await others_over.wait()
     if not running:
         return set()
-    ended, pending = await asyncio.wait(running, timeout=seconds)
+    ended, pending = await asyncio.wait(running, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
     for task in ended:
         task.result()
     return pending

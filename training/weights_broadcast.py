@@ -56,10 +56,10 @@ class WeightsBroadcast:
         try:
             host = host or local_address(urlsplit(url).hostname or "", urlsplit(url).port or _HTTP_PORT)
             store, port = open_store(host, self._seconds)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # torch's own is of the second kind
             raise ModelError(
                 f"Weights for the server at {url} cannot be offered at {host or 'any address'}: "
-                f"{error.strerror or error}.",
+                f"{getattr(error, 'strerror', None) or error}.",
                 "Name an address of this machine that the server reaches with --weights-address.",
             ) from error
         token = secrets.token_hex(16)

@@ -21,7 +21,7 @@ from statistics import fmean
 
 from hrm_agent.errors import ModelError
 
-__all__ = ["PROBE_TEXT", "LogprobDifference", "ScoredText", "refuse_other_weights"]
+__all__ = ["PROBE_TEXT", "LogprobDifference", "OtherWeightsError", "ScoredText", "refuse_other_weights"]
 
 PROBE_TEXT = (
     "A tank holds 1200 L. It leaks 2% per hour for 3 hours, then is refilled by 150 L. Let me compute: "
@@ -58,10 +58,14 @@ class LogprobDifference:
         return cls(max(apart, default=0.0), fmean(apart) if apart else 0.0)
 
 
+class OtherWeightsError(ModelError):
+    """An engine samples with other weights than those that it was given."""
+
+
 def refuse_other_weights(
     where: str, version: int, dtype: str, tolerance: float | None, found: LogprobDifference, differing: Sequence[str]
 ) -> None:
-    """Raise `ModelError` where an engine does not sample with the weights of `version`. `where`: its address.
+    """Raise `OtherWeightsError` where an engine does not sample with the weights of `version`. `where`: its address.
 
     `tolerance`: how far log-probs may differ; None: by dtype. `differing`: tensors that are known to; one that differs
     by less than log-probs show is refused, too.
@@ -73,7 +77,7 @@ def refuse_other_weights(
         return
     named = ", ".join(differing[:_NAMED]) + (f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else "")
     tensors = f"It differs in: {named}." if differing else "No tensor is known to differ."
-    raise ModelError(
+    raise OtherWeightsError(
         f"The engine at {where} does not sample with the weights of version {version}: log-probs differ by "
         f"{measured:.2g} {'at most' if exact else 'on average'}, and {tolerance:g} is allowed in {dtype}. {tensors}",
         "Nothing was trained on its samples. Look at how the server was started and at what it says; then resume.",

@@ -152,6 +152,8 @@ class WorkerHandle(ABC):
                 self._opened.set_result(None)
             case "refused":
                 self._opened.set_exception(error_of(*rest[0]))
+            case "stopped":
+                self._has_stopped(rest[0])
             case _:
                 number, found = rest
                 self._has_stopped(number)

@@ -37,7 +37,7 @@ class Overlay(Record):
     run_id: str
     """The training run that judged; of a choice among several runs of a task, the run that asked for it."""
     step: int
-    """Number of the optimiser step that it was sampled for, from 0; 0 for a choice among runs."""
+    """Number of the optimiser step that it is judged for, from 0; 0 for a choice among runs."""
     carried_from: int | None = None
     """The step that it was begun for and cut off in, where it went on in `step`, the one after; None: in no other."""
     trajectory_id: str

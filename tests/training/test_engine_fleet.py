@@ -17,6 +17,7 @@ from hrm_agent.models.local.load_weights import load_pretrained
 from hrm_agent.models.policy_loader import model_folder
 from hrm_agent.testing import block_until
 from hrm_agent.training.configs import GrpoConfig
+from hrm_agent.training.engine_fleet import EngineFleet
 from hrm_agent.training.engines import open_fleet
 from hrm_agent.training.scheduler import RolloutScheduler
 from hrm_agent.training.scheduling_policies import scheduling_policy
@@ -85,6 +86,20 @@ def test_where_all_servers_are_lost_the_fleet_stays_what_it_is_until_one_is_back
         answer = fleet.submit(GenerationRequest((5, 6, 7), Sampling(max_tokens=8), thread="r/s/0/0"))
         stub.start()
         assert answer.result(60).policy_version == 1
+
+
+def test_where_the_watch_fails_requests_do_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: EngineFleet) -> None:
+        raise RuntimeError("can't start new thread")
+
+    stub = FleetStub()
+    with opened_on_stubs(tmp_path, RolloutScheduler(scheduling_policy("least_requests")), [stub]) as fleet:
+        answer = fleet.submit(GenerationRequest((5, 6, 7), Sampling(max_tokens=8), thread="r/s/0/0"))
+        monkeypatch.setattr(EngineFleet, "_give_up_where_nobody_comes", fails)
+        with pytest.raises(ModelError, match="What watches the engines has failed: RuntimeError: can't start new"):
+            answer.result(60)
+        with pytest.raises(ModelError, match="What watches"):
+            fleet.publish(1, {"weight": torch.zeros(1)})
 
 
 def test_adapters_by_role_are_refused(tmp_path: Path) -> None:

@@ -168,6 +168,21 @@ def test_the_end_of_a_rollout_takes_back_what_it_asks_for_and_makes_room() -> No
     assert routing.unanswered == 0
 
 
+def test_a_rollout_that_goes_on_counts_with_all_that_it_has_sampled() -> None:
+    routing, (only,) = router(1)
+    routing.submit(request("r/0/0", 100))
+    only.answer(*range(50))
+    routing.submit(request("r/0/0", 160))
+    routing.rollout_ended("r/0/0", counted=False)
+    routing.submit(request("r/0/0", 160))
+    (load,) = routing.scheduler.load().engines
+    assert load.tokens == 160, "a prompt of 100, which its group shares, and 60 of its own"
+    only.answer(*range(40))
+    routing.rollout_ended("r/0/0")
+    routing.step_ended()
+    assert routing.scheduler.lengths is not None and routing.scheduler.lengths.lengths == (100,)
+
+
 def test_a_cancelled_request_that_waits_for_room_is_never_sent() -> None:
     routing = EngineRouter(RolloutScheduler(scheduling_policy("fixed_limit", limit=1)))
     only = HandEngine()

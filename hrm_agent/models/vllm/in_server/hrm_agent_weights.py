@@ -53,12 +53,15 @@ class WeightsFromTrainer:
         self.hrm_version: int | None = None  # until all are there
         failures: list[Exception] = []
         with closing(_to_an_end(_tensors(self, source), failures)) as tensors:
-            self.reload_weights(weights_iterator=tensors)  # type: ignore[attr-defined]
+            try:
+                self.reload_weights(weights_iterator=tensors)  # type: ignore[attr-defined]
+                _pack_tied(self.model_runner.get_model())
+            except Exception as error:
+                failures.append(error.with_traceback(None))
             for _ in tensors:
                 pass  # what the model does not read is sent nevertheless
         if failures:
             return _failed(failures[0])
-        _pack_tied(self.model_runner.get_model())
         self.hrm_version = int(version)
         return {"version": self.hrm_version}
 
@@ -87,7 +90,10 @@ class WeightsFromTrainer:
             for name, sent in tensors:
                 tensor = sent.cpu()
                 seen.add(name)
-                same = _same(name, tensor, modules, fused)
+                try:
+                    same = _same(name, tensor, modules, fused)
+                except Exception as error:
+                    return _failed(error)
                 if same is None:
                     unknown.append(name)
                 elif not same:
@@ -126,7 +132,8 @@ def _to_an_end(tensors: Generator[tuple[str, Tensor]], failures: list[Exception]
         try:
             yield from tensors
         except Exception as error:
-            failures.append(error)
+            error.__context__ = error.__cause__ = None
+            failures.append(error.with_traceback(None))  # which would keep the group and its connections
 
 
 def _pack_tied(model: nn.Module) -> None:
