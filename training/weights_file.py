@@ -35,7 +35,7 @@ class Publication:
     version: int
     """Optimiser steps behind them."""
     source: Path | WeightsBroadcast
-    """A safetensors file of all weights, the folder of an adapter; or what is sent to each server."""
+    """Path of a safetensors file of all weights or of an adapter's folder; or the weights themselves, to broadcast."""
     texts: tuple[ScoredText, ...]
     """With the trainer's log-probs."""
 

@@ -136,7 +136,7 @@ class WorkerRollouts:
         task.add_done_callback(lambda done: self._stopped(number) if done.cancelled() else None)
 
     def _stopped(self, number: int) -> None:
-        """Tell of a run that was cancelled when its lease is free for whoever runs the thread next."""
+        """Report a cancelled run once its lease is released, so that another worker can acquire it."""
         self._running.pop(number, None)  # where it had not begun
         self._runner.store.database.flush()
         self._parent.send(("stopped", number, None))

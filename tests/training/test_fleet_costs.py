@@ -14,11 +14,11 @@ from hrm_agent.training.iteration_costs import IterationCosts
 from hrm_agent.training.scheduler import Placement, RolloutScheduler
 from hrm_agent.training.scheduling_policies import scheduling_policy
 from hrm_agent.trajectory import Sampling
-from tests.support.vllm.fleet_stub import FleetStub, opened_on_stubs
+from tests.support.vllm.fleet_stub import TOKEN_SECONDS, FleetStub, opened_on_stubs
 
 
 class Told(RolloutScheduler):
-    """Keeps what it was told of engines."""
+    """Records the costs that each engine joins with."""
 
     def __init__(self, policy: str) -> None:
         super().__init__(scheduling_policy(policy))
@@ -48,7 +48,7 @@ def test_costs_are_measured_once_and_before_the_first_rollout(tmp_path: Path) ->
         told = list(scheduler.costs)
         assert len(told) == 2 and all(each is not None and each.prompt_token_s > 0 for each in told)
         found = fleet.metrics()
-        assert found["iteration_seconds"] > 0 and found["prompt_token_seconds"] > 0
+        assert found["iteration_seconds"] > TOKEN_SECONDS / 5 and found["prompt_token_seconds"] > 0
         asked = [stub.seen.count("costs") for stub in stubs]
         publish(fleet, 2)
         stubs[0].stop()

@@ -43,7 +43,7 @@ from hrm_agent.training.small_policy.trained import REINFORCEMENT
 
 __all__ = ["Inputs", "cold_start_inputs", "inputs_of_card", "roles_inputs", "stale", "trained_digest", "trained_inputs"]
 
-TOLERANCE = 2e-4
+TOLERANCE = 9e-5
 """Relative difference of two rehearsals that are the same but for rounding."""
 
 SFT_KEYS = (

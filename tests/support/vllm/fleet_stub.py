@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,9 +18,11 @@ from hrm_agent.training.fleet_server import FleetOptions
 from hrm_agent.training.scheduler import RolloutScheduler
 from tests.support.vllm.stub import VllmStub, choice, logprob
 
-__all__ = ["FleetStub", "opened_on_stubs"]
+__all__ = ["TOKEN_SECONDS", "FleetStub", "opened_on_stubs"]
 
 POLICY = "builtin:cold-start"
+TOKEN_SECONDS = 0.005
+"""That a request which only takes time waits for each token, whatever else it has."""
 
 
 class FleetStub(VllmStub):
@@ -60,6 +63,7 @@ class FleetStub(VllmStub):
             return web.json_response({"choices": [{"prompt_logprobs": [None, *after_first]}]})
         self.seen.append("costs" if body.get("ignore_eos") else "rollout")
         if body.get("ignore_eos"):
+            await asyncio.sleep(TOKEN_SECONDS * body["max_tokens"])
             return web.json_response({"choices": [choice([1], prompt=each) for each in prompt]})
         return await super()._answered(request, body)
 
