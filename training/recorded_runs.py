@@ -129,8 +129,9 @@ class TokenReader:
 
     def __init__(self, policy: str) -> None:
         self._policy = policy
-        self._codec: Codec = load_codec(policy)
-        tokenizer: Any = getattr(self._codec, "tokenizer", None)
+        self.codec: Codec = load_codec(policy)
+        """Of the policy."""
+        tokenizer: Any = getattr(self.codec, "tokenizer", None)
         self._tokens = 1 << 31 if tokenizer is None else len(tokenizer)
 
     def readied(self, trajectory: Trajectory) -> Trajectory:
@@ -145,6 +146,11 @@ class TokenReader:
         calls = [c.model_copy(update={"untrainable": lacks[c.id]}) if c.id in lacks else c for c in trajectory.calls]
         return trajectory.model_copy(update={"calls": tuple(calls)})
 
+    def reads(self, call: Call) -> bool:
+        """Whether the tokens of a call are of this policy's tokenizer, whatever they were sampled at."""
+        own = max(call.token_ids, default=0) < self._tokens
+        return own and (call.model == self._policy or self._reads_as_recorded(call))
+
     def _lack(self, call: Call) -> str:
         if max(call.token_ids, default=0) >= self._tokens:
             return OTHER_TOKENIZER
@@ -156,7 +162,7 @@ class TokenReader:
 
     def _reads_as_recorded(self, call: Call) -> bool:
         sampled = [token for token, is_sampled in zip(call.token_ids, call.mask, strict=True) if is_sampled]
-        parsed = self._codec.parse(self._codec.decode(sampled))
+        parsed = self.codec.parse(self.codec.decode(sampled))
         said: Any = call.response.get("content")
         tools: Any = call.response.get("tool_calls") or []
         return said == parsed.content and [each.get("name") for each in tools] == [c["name"] for c in parsed.tool_calls]

@@ -40,6 +40,7 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
         "collect": "run tasks through a graph and keep the trajectories",
         "train": "train a policy: `train rl` by reinforcement, `train sft` on conversations",
         "eval": "evaluate a policy on tasks, evaluate a recorded run, or compare two runs",
+        "analyze": "what a run says: entropy of its tokens, tool errors, lengths, selection",
         "rescore": "score stored runs by a rubric, beside the scores that they have; compare two rubrics",
     },
     "records": {

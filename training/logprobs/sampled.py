@@ -11,7 +11,8 @@ quantised one), the model computes logits, one row for each entry.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 from weakref import WeakSet
 
 import torch
@@ -28,7 +29,9 @@ from hrm_agent.training.logprobs.packed import packed
 from hrm_agent.training.logprobs.padded import padded
 from hrm_agent.training.logprobs.vocabulary_chunks import logprobs_from_hidden
 
-__all__ = ["FORWARDS", "sampled_and_recorded_logprobs", "token_logprobs", "trained_logits"]
+__all__ = ["FORWARDS", "from_hidden", "sampled_and_recorded_logprobs", "token_logprobs", "trained_logits"]
+
+Result = TypeVar("Result")
 
 FORWARDS: dict[ForwardName, Forward] = {"padded": padded, "packed": packed, "tree": packed}
 """A tree differs from packed rows by its tokens, not by the way in which they are forwarded."""
@@ -85,20 +88,32 @@ def _as_it_is(batch: MicroBatch, layer: nn.Linear) -> bool:
 def _from_hidden(
     model: nn.Module, layer: nn.Linear, batch: MicroBatch, temperatures: Sequence[Tensor]
 ) -> list[Tensor] | None:
-    """None if the model's logits are something else than the output of `layer`."""
     token_ids_K = batch.token_ids_N[batch.loss_indices_K]
-    before_P, places_K = batch.parents_N[batch.loss_indices_K].unique(return_inverse=True)
     first, *others = temperatures
 
-    def compute(hidden_PD: Tensor, layer: nn.Module) -> list[Tensor]:
-        assert isinstance(layer, nn.Linear)
+    def compute(hidden_PD: Tensor, layer: nn.Linear, places_K: Tensor) -> list[Tensor]:
         found = [logprobs_from_hidden(hidden_PD, layer, places_K, token_ids_K, first)]
         with torch.no_grad():
             return found + [logprobs_from_hidden(hidden_PD, layer, places_K, token_ids_K, each) for each in others]
 
+    return from_hidden(model, layer, batch, compute)
+
+
+def from_hidden(
+    model: nn.Module, layer: nn.Linear, batch: MicroBatch, compute: Callable[[Tensor, nn.Linear, Tensor], Result]
+) -> Result | None:
+    """What `compute` makes of the hidden states that predict a trained token, the output layer, and for each entry the
+    place of its state among them. None if the model's logits are something else than the output of `layer`.
+    """
+    before_P, places_K = batch.parents_N[batch.loss_indices_K].unique(return_inverse=True)
+
+    def computed(hidden_PD: Tensor, layer: nn.Module) -> Result:
+        assert isinstance(layer, nn.Linear)
+        return compute(hidden_PD, layer, places_K)
+
     with FORWARDS[batch.forward](model, batch) as inputs:
         places = inputs.rows_N[before_P], inputs.columns_N[before_P]
-        with in_place_of_logits(layer, *places, compute) as found:
+        with in_place_of_logits(layer, *places, computed) as found:
             logits = model(**inputs.arguments).logits
     return found.result if found.is_last(logits) else None
 

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-__all__ = ["logprobs_from_hidden"]
+__all__ = ["entropies_from_hidden", "entropies_of", "logprobs_from_hidden"]
 
 CHUNK_ELEMENTS = 2**23
 """Logits computed at once: 32 MiB in single precision."""
@@ -32,13 +32,50 @@ def logprobs_from_hidden(
     temperatures_K: Float[Tensor, " K"],
 ) -> Float[Tensor, " K"]:
     """Log-prob of each entry's token, predicted by the hidden state at its place, at its temperature."""
+    hidden_PD, places_K, temperatures_P = _at_one_temperature(hidden_PD, places_K, temperatures_K)
+    return _Chunked.apply(hidden_PD, layer.weight, layer.bias, places_K, token_ids_K, temperatures_P)  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def entropies_from_hidden(
+    hidden_PD: Float[Tensor, "P D"],
+    layer: nn.Linear,
+    places_K: Int[Tensor, " K"],
+    temperatures_K: Float[Tensor, " K"],
+) -> Float[Tensor, " K"]:
+    """Entropy in nats, over the whole vocabulary, of the distribution at each entry's place and temperature."""
+    hidden_PD, places_K, temperatures_P = _at_one_temperature(hidden_PD, places_K, temperatures_K)
+    weight, bias = layer.weight, layer.bias
+    exact = torch.promote_types(hidden_PD.dtype, torch.float32)
+    scale_P = temperatures_P.reciprocal().to(exact)
+    chunks = _chunks(places_K, len(hidden_PD), weight.shape[0])
+    entropies_P = torch.empty(len(hidden_PD), dtype=exact, device=hidden_PD.device)
+    buffer = _buffer(chunks, weight, exact)
+    for start, stop, _ in chunks:
+        entropies_P[start:stop] = entropies_of(
+            _logits(hidden_PD[start:stop], weight, bias, scale_P[start:stop], exact, buffer)
+        )
+    return entropies_P[places_K]
+
+
+def entropies_of(logits_PV: Float[Tensor, "P V"]) -> Float[Tensor, " P"]:
+    """Entropy in nats of the softmax of each row, which is overwritten: log sum exp z - sum p z."""
+    logits_PV.sub_(logits_PV.amax(-1, keepdim=True))
+    masses_PV = logits_PV.exp()
+    sums_P = masses_PV.sum(-1)
+    return (sums_P.log() - masses_PV.mul_(logits_PV).sum(-1) / sums_P).clamp_(min=0.0)
+
+
+def _at_one_temperature(hidden_PD: Tensor, places_K: Tensor, temperatures_K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden states, the place among them of each entry, and the temperature of each state.
+
+    Where siblings share a state at several temperatures each entry has a distribution, so a state, of its own.
+    """
     temperatures_P = temperatures_K.new_ones(len(hidden_PD))
     temperatures_P[places_K] = temperatures_K
-    if not torch.equal(temperatures_P[places_K], temperatures_K):
-        # Siblings at several temperatures: each entry has a distribution of its own.
-        hidden_PD, temperatures_P = hidden_PD[places_K], temperatures_K
-        places_K = torch.arange(len(places_K), device=places_K.device)
-    return _Chunked.apply(hidden_PD, layer.weight, layer.bias, places_K, token_ids_K, temperatures_P)  # type: ignore[no-any-return]
+    if torch.equal(temperatures_P[places_K], temperatures_K):
+        return hidden_PD, places_K, temperatures_P
+    return hidden_PD[places_K], torch.arange(len(places_K), device=places_K.device), temperatures_K
 
 
 class _Chunked(torch.autograd.Function):

@@ -1,0 +1,195 @@
+"""Entropy of the completion tokens on record: one forward pass over exactly the tokens that were sampled.
+
+In nats, over the whole vocabulary, of the distribution at the temperature that the call was sampled at: no top-p and no
+schema, which cut that distribution further. A call at temperature 0 has its entropy at temperature 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from hrm_agent.errors import ModelError
+from hrm_agent.training.analysis.weights import Sampler
+from hrm_agent.training.batch import ForwardName, Row, micro_batches
+from hrm_agent.training.logprobs.entropies import token_entropies
+from hrm_agent.training.penalties import asked_ids
+from hrm_agent.trajectory import Call, LogprobKind, ToolStatus, Trajectory
+from hrm_agent.trajectory.forest import paths
+
+__all__ = ["After", "CallEntropy", "call_entropies", "responses_before", "sampler_of"]
+
+TOKENS = 8192
+"""Tokens that are forwarded at once, unless one row is longer."""
+After = Literal["none", "ok", "error"]
+"""What tool responses a call begins after: none, none that failed, or one that failed by the policy's doing."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallEntropy:
+    """The tokens of one call, each array with one entry for each token that it adds."""
+
+    trajectory_id: str
+    """Its trajectory."""
+    call_id: str
+    """The call."""
+    token_ids: tuple[int, ...]
+    """Prompt tokens first, then completion tokens."""
+    entropies: np.ndarray[Any, np.dtype[np.float32]]
+    """In nats; nan for prompt tokens."""
+    differences: np.ndarray[Any, np.dtype[np.float32]]
+    """|log-prob - recorded log-prob|; nan for prompt tokens, and where the recorded one cannot be compared."""
+    temperature: float
+    """At which `entropies` are."""
+    after: After
+    """What tool responses it begins after."""
+    statuses: tuple[str, ...]
+    """Statuses of those responses."""
+
+    @property
+    def sampled(self) -> np.ndarray[Any, np.dtype[np.intp]]:
+        """Indices of the tokens that have an entropy."""
+        return np.flatnonzero(~np.isnan(self.entropies))
+
+
+def sampler_of(call: Call) -> Sampler:
+    """What sampled a call, by the record."""
+    return Sampler(call.model, call.policy_version)
+
+
+def call_entropies(
+    model: Any,
+    wanted: Sequence[tuple[Trajectory, Collection[str]]],
+    roles: Collection[str] = (),
+    on_tokens: Callable[[int], None] = lambda count: None,
+) -> Iterator[CallEntropy]:
+    """Of each trajectory the named calls, in their order. `roles`: those whose adapters the model has.
+
+    `on_tokens` is told of completion tokens as they are done. Raises `ModelError` where the model has fewer tokens than
+    the record.
+    """
+    rows = [each for trajectory, calls in wanted for each in _rows(trajectory, calls, roles)]
+    _check_vocabulary(model, (row for row, _ in rows))
+    found: dict[str, list[np.ndarray[Any, Any]]] = {}
+    numbered = [replace(row, sequence=number) for number, (row, _) in enumerate(rows)]
+    for number, *values in _forwarded(model, numbered, on_tokens):
+        row, spans = rows[number]
+        whole = [np.full(len(row), np.nan, np.float32) for _ in values]
+        for place, value in zip(whole, values, strict=True):
+            place[row.loss_mask] = value
+        found |= {call_id: [each[start:stop] for each in whole] for call_id, start, stop in spans}
+    for trajectory, names in wanted:
+        by_id = {call.id: call for call in trajectory.calls}
+        for call in trajectory.calls:
+            if call.id in names and call.id in found:
+                yield _entropy_of(trajectory, call, by_id, *found[call.id])
+
+
+def responses_before(trajectory: Trajectory, call: Call, by_id: Mapping[str, Call]) -> tuple[ToolStatus, ...]:
+    """Statuses of the tool responses that a call begins after: to the calls of the answer that it goes on from."""
+    before = by_id.get(call.parent or call.branch_of or "")
+    asked = set(asked_ids(before)) if before is not None else set[str]()
+    return tuple(tool.status for tool in trajectory.tool_calls if tool.tool_call_id in asked and tool.status)
+
+
+_Spans = tuple[tuple[str, int, int], ...]
+"""Calls of a row whose tokens are wanted there, with their first and last place."""
+
+
+def _rows(trajectory: Trajectory, wanted: Collection[str], roles: Collection[str]) -> Iterator[tuple[Row, _Spans]]:
+    """A row for each path with wanted calls, and for each adapter among them; a call is wanted in the first only."""
+    seen: set[str] = set()
+    for path in paths(trajectory.calls):
+        fresh = [call for call in path if call.id in wanted and call.id not in seen and call.token_ids]
+        adapters = {call.id: call.identity.role if call.identity.role in roles else "" for call in fresh}
+        for role in dict.fromkeys(adapters.values()):
+            mine = {call_id for call_id, adapter in adapters.items() if adapter == role}
+            last = max(place for place, call in enumerate(path) if call.id in mine)
+            yield _row(path[: last + 1], mine, role)
+        seen.update(adapters)
+
+
+def _row(path: Sequence[Call], wanted: Collection[str], role: str) -> tuple[Row, _Spans]:
+    size = sum(len(call.token_ids) for call in path)
+    token_ids, mask = np.zeros(size, np.int64), np.zeros(size, np.bool_)
+    logprobs, temperatures, recorded_at = (np.ones(size, np.float32) for _ in range(3))
+    spans: list[tuple[str, int, int]] = []
+    start = 0
+    for call in path:
+        stop = start + len(call.token_ids)
+        token_ids[start:stop] = call.token_ids
+        if call.id in wanted:
+            spans.append((call.id, start, stop))
+            mask[start:stop] = call.mask
+            logprobs[start:stop] = call.logprobs or np.nan
+            temperatures[start:stop] = temperature_of(call)
+            if call.logprob_kind is LogprobKind.TEMPERED:
+                recorded_at[start:stop] = temperature_of(call)
+        start = stop
+    mask[:1] = False  # nothing predicts the first token of a sequence
+    nothing = np.zeros(size, np.float32)
+    row = Row(token_ids, mask, logprobs, nothing, temperatures, recorded_at, np.zeros(size, np.int64), role=role)
+    return row, tuple(spans)
+
+
+def temperature_of(call: Call) -> float:
+    """The temperature that the entropy of a call's tokens is at."""
+    return call.sampled_with.temperature or 1.0
+
+
+def _forwarded(
+    model: Any, rows: Iterable[Row], on_tokens: Callable[[int], None]
+) -> Iterator[tuple[int, np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+    """Of each row its number; and of its wanted tokens the entropies, the log-probs, and the recorded log-probs."""
+    device = next(model.parameters()).device
+    listed = [row for row in rows if row.loss_mask.any()]
+    forward: ForwardName = "tree"
+    try:
+        batches = micro_batches(listed, token_budget=TOKENS, forward=forward)
+        first = token_entropies(model, batches[0].to(device)) if batches else None
+    except ModelError:  # one whose attention cannot be replaced
+        batches, first = micro_batches(listed, token_budget=TOKENS, forward="padded"), None
+    for place, batch in enumerate(batches):
+        found = first if place == 0 and first is not None else token_entropies(model, batch.to(device))
+        entropies, logprobs = (each.float().cpu().numpy() for each in found)
+        sequences, recorded = batch.sequences_K.numpy(), batch.old_logprobs_K.numpy()
+        for number in np.unique(sequences):
+            own = sequences == number
+            yield int(number), entropies[own], logprobs[own], recorded[own]
+        on_tokens(batch.trained_tokens)
+
+
+def _entropy_of(
+    trajectory: Trajectory,
+    call: Call,
+    by_id: Mapping[str, Call],
+    entropies: np.ndarray[Any, Any],
+    logprobs: np.ndarray[Any, Any],
+    recorded: np.ndarray[Any, Any],
+) -> CallEntropy:
+    comparable = call.logprob_kind in (LogprobKind.RAW, LogprobKind.TEMPERED)
+    statuses = responses_before(trajectory, call, by_id)
+    failed = any(status.is_policy_failure for status in statuses)
+    return CallEntropy(
+        trajectory_id=trajectory.id,
+        call_id=call.id,
+        token_ids=call.token_ids,
+        entropies=entropies,
+        differences=np.abs(logprobs - recorded) if comparable else np.full_like(entropies, np.nan),
+        temperature=temperature_of(call),
+        after="none" if not statuses else "error" if failed else "ok",
+        statuses=tuple(status.value for status in statuses),
+    )
+
+
+def _check_vocabulary(model: Any, rows: Iterable[Row]) -> None:
+    size = int(model.get_input_embeddings().weight.shape[0])
+    largest = max((int(row.token_ids.max()) for row in rows), default=0)
+    if largest >= size:
+        raise ModelError(
+            f"The record has token {largest}, and the model's vocabulary has {size}: its tokens are another model's.",
+            "Name the weights that sampled them by --policy.",
+        )

@@ -1,0 +1,158 @@
+"""A run reduced to what its tables need: one record of facts for each rollout, read step by step, and no tokens.
+
+A rollout that was run once more, since a machine failed it, counts by its second attempt, as in `metrics.jsonl`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hrm_agent.errors import StoreError
+from hrm_agent.training.analysis.surprise import Surprise, surprise_of
+from hrm_agent.training.analysis.tool_errors import error_class, error_line
+from hrm_agent.training.eligibility import SECOND_ATTEMPT
+from hrm_agent.training.evaluation.evaluate import group_metrics
+from hrm_agent.training.penalties import count_calls, penalty_format, policy_tool_calls
+from hrm_agent.training.recorded_runs import RecordedRuns
+from hrm_agent.training.roc import is_positive, outcome_of
+from hrm_agent.trajectory import Overlay, RunStatus, ToolStatus, Trajectory
+
+__all__ = ["Part", "RolloutFacts", "StepMetrics", "facts_of", "parts_of", "read_part"]
+
+_STEP = re.compile(r"step-(\d+)")
+StepMetrics = dict[str, float]
+"""Of one part, by the names that `metrics.jsonl` has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rollouts that belong together: those of one training step, of one evaluation, or of no run in particular."""
+
+    name: str
+    """`step 1`, counted as the console counts; `eval-after`; the run's stage; or `single runs`."""
+    step: int | None
+    """Training step, counted from 1; None for what no step was taken on."""
+    headers: tuple[Trajectory, ...]
+    """The rollouts, without their calls."""
+    overlays: Mapping[str, Overlay]
+    """What training made of them, by trajectory; empty where nothing was selected."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutFacts:
+    """What the tables count of one rollout."""
+
+    part: str
+    """Name of its part."""
+    step: int | None
+    """Training step, counted from 1; None outside of training."""
+    correct: bool
+    """Whether its answer is right; a truncated run is wrong."""
+    scored: bool
+    """Whether anything said so."""
+    tokens: int | None
+    """Completion tokens; None where a provider did not report them."""
+    statuses: Counter[str]
+    """Its tool calls by status."""
+    errors: Counter[str]
+    """Its tool calls with status `error`, by class of exception."""
+    failed: bool
+    """Whether a tool call failed by the policy's doing."""
+    penalty_error: float
+    """p_err of GRPO-RoC; by its overlay where it has one."""
+    penalty_format: float
+    """p_format of GRPO-RoC; by its overlay where it has one."""
+    padding: int
+    """Tool calls that do nothing or repeat another one."""
+    verdict: str | None
+    """What training did with it; None outside of training."""
+    drop_reason: str | None
+    """Why it was not trained on; None where it was, and outside of training."""
+    surprise: Surprise
+    """-log p of its sampled tokens, as recorded."""
+    error_examples: tuple[tuple[str, str], ...]
+    """Class and last line of the errors, in their order."""
+
+
+def parts_of(runs: RecordedRuns, left_out: dict[str, int]) -> list[Part]:
+    """The parts of what is on record, training steps first, in their order."""
+    ended = [header for header in runs.headers(left_out) if header.status is not RunStatus.RUNNING]
+    threads = {header.thread_id for header in ended}
+    counted = [header for header in ended if f"{header.thread_id}{SECOND_ATTEMPT}" not in threads]
+    if again := len(ended) - len(counted):
+        left_out["first attempts of rollouts that a machine failed"] = again
+    overlays = _overlays(runs, {header.run_id for header in ended})
+    found: dict[tuple[int | None, str], list[Trajectory]] = {}
+    for header in counted:
+        found.setdefault(_place(header, overlays.get(header.id)), []).append(header)
+    ordered = sorted(found, key=lambda place: (place[0] is None, place[0] or 0))  # others as they were begun
+    return [_part(step, name, found[step, name], overlays) for step, name in ordered]
+
+
+def read_part(runs: RecordedRuns, part: Part, left_out: dict[str, int]) -> tuple[list[RolloutFacts], StepMetrics]:
+    """Facts of each rollout of a part, and the metrics of all of them."""
+    whole = [*_whole(runs, part.headers, left_out)]
+    facts = [facts_of(trajectory, part, part.overlays.get(trajectory.id)) for trajectory in whole]
+    return facts, group_metrics(whole, part.overlays.values())
+
+
+def facts_of(trajectory: Trajectory, part: Part, overlay: Overlay | None) -> RolloutFacts:
+    """The facts of one rollout."""
+    tools = trajectory.own_tool_calls
+    counted = count_calls(policy_tool_calls(trajectory))
+    raised = [call for call in tools if call.status is ToolStatus.ERROR]
+    classes = [error_class(call.stderr) for call in raised]
+    return RolloutFacts(
+        part=part.name,
+        step=part.step,
+        correct=is_positive(outcome_of(trajectory)),
+        scored="correct" in trajectory.rewards,
+        tokens=trajectory.sampled_tokens or trajectory.used.output_tokens,
+        statuses=Counter(call.status.value if call.status else "under way" for call in tools),
+        errors=Counter(classes),
+        failed=any(call.status is not None and call.status.is_policy_failure for call in tools),
+        penalty_error=overlay.penalty_error if overlay else counted.error,
+        penalty_format=overlay.penalty_format
+        if overlay
+        else penalty_format(trajectory.own_calls, counted, trajectory.policy),
+        padding=len(counted.padding),
+        verdict=overlay.verdict.value if overlay else None,
+        drop_reason=overlay.drop_reason.value if overlay and overlay.drop_reason else None,
+        surprise=surprise_of(trajectory),
+        error_examples=tuple(zip(classes, (error_line(call.stderr) for call in raised), strict=True)),
+    )
+
+
+def _whole(runs: RecordedRuns, headers: Sequence[Trajectory], left_out: dict[str, int]) -> Iterator[Trajectory]:
+    for header in headers:
+        try:
+            yield runs.whole(header.id, requests=False)
+        except StoreError:
+            reason = "cannot be read: `hrm-agent store verify` lists why"
+            left_out[reason] = left_out.get(reason, 0) + 1
+
+
+def _overlays(runs: RecordedRuns, run_ids: Iterable[str]) -> dict[str, Overlay]:
+    """The newest of each trajectory by the run that made it: others judged it for trainings of their own."""
+    if runs.store is None:
+        return {}
+    journal = runs.store.journal
+    return {each.trajectory_id: each for run_id in sorted(run_ids) for each in journal.overlays(run_id)}
+
+
+def _place(header: Trajectory, overlay: Overlay | None) -> tuple[int | None, str]:
+    """Step from 1, None for what belongs to no step, and name."""
+    stage = header.group_id.split("/")[-2] if header.group_id.count("/") >= 2 else ""
+    found = _STEP.fullmatch(stage)
+    if overlay is not None or found is not None:
+        step = 1 + (overlay.step if overlay is not None else int(found[1]) if found else 0)
+        return step, f"step {step}"
+    return None, stage or header.run_id or "single runs"
+
+
+def _part(step: int | None, name: str, headers: Sequence[Trajectory], overlays: Mapping[str, Overlay]) -> Part:
+    own = {header.id: overlays[header.id] for header in headers if header.id in overlays}
+    return Part(name, step, tuple(headers), own)

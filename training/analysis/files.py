@@ -1,0 +1,106 @@
+"""The folder of an analysis: all of it, or what was there before."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hrm_agent.errors import ConfigError
+from hrm_agent.files import json_line
+from hrm_agent.training.analysis.page import page
+from hrm_agent.training.analysis.pictures import draw
+from hrm_agent.training.analysis.report import AnalysisReport, MarkedCall
+from hrm_agent.unicode import replace_surrogates
+
+__all__ = ["check_folder", "write_analysis"]
+
+_REPORT = "report.json"
+
+
+def check_folder(folder: Path) -> None:
+    """Raise `ConfigError` for a place that holds something else."""
+    if folder.is_dir() and any(folder.iterdir()) and not _is_analysis(folder):
+        raise ConfigError(
+            f"{folder} is not empty, and holds no analysis that could be replaced.", "Name another folder by --out."
+        )
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file.", "Name a folder by --out.")
+
+
+def write_analysis(report: AnalysisReport, marked: Sequence[MarkedCall], folder: Path) -> list[str]:
+    """Report, tokens, pictures and page in `folder`; names of the files. In place of an earlier analysis.
+
+    Without matplotlib there are no pictures. Raises `ConfigError` for a folder that holds something else.
+    """
+    check_folder(folder)
+    with _whole(folder) as part:
+        (part / _REPORT).write_text(_json(asdict(report)), encoding="utf-8")
+        if marked:
+            lines = "".join(json_line(_line(each)) + "\n" for each in marked)
+            (part / "tokens.jsonl").write_text(lines, encoding="utf-8")
+        light, dark = _pictures(report, part)
+        (part / "index.html").write_text(page(report, marked, light, dark), encoding="utf-8")
+    return sorted(path.name for path in folder.iterdir())
+
+
+def _pictures(report: AnalysisReport, folder: Path) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """The light ones stay in the folder; the dark ones are in the page alone."""
+    try:
+        light = {name: path.read_bytes() for name, path in draw(report, folder).items()}
+    except ConfigError:
+        return {}, {}
+    dark: dict[str, bytes] = {}
+    for name, path in draw(report, folder, dark=True).items():
+        dark[name] = path.read_bytes()
+        path.unlink()
+    return light, dark
+
+
+@contextmanager
+def _whole(folder: Path) -> Generator[Path]:
+    """A folder to write to, which takes the place of `folder` at the end, and is gone on failure."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    made.chmod(0o755)
+    try:
+        yield made
+        if folder.exists():
+            before = made.with_name(f"{made.name}-before")
+            folder.rename(before)
+            made.rename(folder)
+            shutil.rmtree(before)
+        else:
+            made.rename(folder)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _is_analysis(folder: Path) -> bool:
+    try:
+        found = json.loads((folder / _REPORT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and {"schema_version", "tool_errors", "missing"} <= found.keys()
+
+
+def _line(marked: MarkedCall) -> dict[str, Any]:
+    call = marked.call
+    entropies = [None if math.isnan(value) else round(value, 5) for value in call.entropies.tolist()]
+    return {
+        "call": call.call_id,
+        "entropy": entropies,
+        "forking": list(marked.forking),
+        "reflection": list(marked.reflection),
+    }
+
+
+def _json(record: Any) -> str:
+    whole = json.dumps(json.loads(json_line(record)), ensure_ascii=False, indent=1)
+    return replace_surrogates(whole) + "\n"

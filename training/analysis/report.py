@@ -1,0 +1,239 @@
+"""The whole analysis of a run as one record, and how it is made: the store is read once, step by step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hrm_agent.errors import RunError
+from hrm_agent.training.analysis.entropy import CallEntropy
+from hrm_agent.training.analysis.facts import Part, RolloutFacts, StepMetrics, parts_of, read_part
+from hrm_agent.training.analysis.forking import TokenRow, fork_threshold, forking_indices, token_rows
+from hrm_agent.training.analysis.lengths import LengthBin, LengthRow, length_bins, length_rows
+from hrm_agent.training.analysis.reflection import ReflectionReport, reflection_indices, reflections
+from hrm_agent.training.analysis.selection import (
+    DropRow,
+    SelectedShare,
+    SelectionRow,
+    drop_rows,
+    selected_shares,
+    selection_rows,
+)
+from hrm_agent.training.analysis.surprise import SurpriseRow, surprise_rows
+from hrm_agent.training.analysis.token_sample import (
+    AnalysedTokens,
+    PartEntropy,
+    TokenOptions,
+    WeightsUse,
+    analysed_tokens,
+    chosen_parts,
+)
+from hrm_agent.training.analysis.tool_errors import ErrorClass, ToolErrorRow, error_classes, tool_error_rows
+from hrm_agent.training.recorded_runs import RecordedRuns
+
+__all__ = ["SCHEMA", "AnalysisReport", "MarkedCall", "TokenReport", "analyse"]
+
+SCHEMA = 1
+"""Version of `report.json` and `tokens.jsonl`."""
+_QUANTILES = (0.5, 0.8, 0.95, 0.99)
+_BINS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class TokenReport:
+    """What the entropies of completion tokens say."""
+
+    limit: int
+    """Most rollouts of each part."""
+    seed: int
+    """Draws the rollouts."""
+    rollouts: int
+    """Rollouts that were drawn."""
+    calls: int
+    """Their calls whose tokens were analysed."""
+    tokens: int
+    """Completion tokens of these calls."""
+    mean_entropy: float
+    """In nats."""
+    quantiles: dict[str, float]
+    """Entropy in nats by quantile."""
+    share: float
+    """Of the completion tokens, those that are called forking tokens."""
+    threshold: float
+    """Entropy in nats that forking tokens are above."""
+    window: int
+    """First completion tokens of a call that are looked at for reflection."""
+    histogram: tuple[int, ...]
+    """Tokens by entropy, in bins of equal width from 0 to `histogram_end`."""
+    histogram_end: float
+    """Largest entropy, in nats."""
+    weights: tuple[WeightsUse, ...]
+    """Weights that computed, against what sampled."""
+    parts: tuple[PartEntropy, ...]
+    """By part of the run."""
+    forking: tuple[TokenRow, ...]
+    """Forking tokens by text, the commonest first."""
+    reflection: tuple[ReflectionReport, ...]
+    """First tokens after tool responses: after errors, after others, after none."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnalysisReport:
+    """All numbers of an analysis."""
+
+    schema_version: int
+    """Version of this format."""
+    run: str
+    """The run, as it was named."""
+    rollouts: int
+    """Rollouts that were counted."""
+    left_out: dict[str, int]
+    """What was not, by reason: rollouts, and calls of rollouts whose tokens were drawn."""
+    missing: dict[str, str]
+    """Part of the analysis that could not be made -> why."""
+    tokens: TokenReport | None
+    """Entropies; None where `missing` says why."""
+    surprise: tuple[SurpriseRow, ...]
+    """Mean -log p of all sampled tokens as recorded, part by part: an estimate of the mean entropy."""
+    tool_errors: tuple[ToolErrorRow, ...]
+    """Tool calls, part by part."""
+    error_classes: tuple[ErrorClass, ...]
+    """Exceptions over the whole run."""
+    length_bins: tuple[LengthBin, ...]
+    """Accuracy by completion tokens."""
+    lengths: tuple[LengthRow, ...]
+    """Lengths of correct and wrong rollouts, part by part."""
+    selection: tuple[SelectedShare, ...]
+    """All rollouts of the training against those that were kept; empty without a selection."""
+    selection_by_step: tuple[SelectionRow, ...]
+    """The same step by step."""
+    drops: tuple[DropRow, ...]
+    """Why rollouts were left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedCall:
+    """A line of `tokens.jsonl`, and what pages show of it."""
+
+    call: CallEntropy
+    """The call."""
+    texts: Sequence[str]
+    """Text of each of its tokens."""
+    forking: tuple[int, ...]
+    """Places of forking tokens."""
+    reflection: tuple[int, ...]
+    """Places of reflection tokens."""
+
+
+def analyse(
+    runs: RecordedRuns,
+    options: TokenOptions,
+    *,
+    with_tokens: bool = True,
+    on_progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+) -> tuple[AnalysisReport, list[MarkedCall]]:
+    """The report, and the calls whose tokens were analysed. Raises `RunError` where nothing has ended.
+
+    `on_progress` is told what is being done, and how many rollouts of all are done.
+    """
+    left_out: dict[str, int] = {}
+    parts = parts_of(runs, left_out)
+    total = sum(len(part.headers) for part in parts)
+    if not total:
+        raise RunError(
+            f"There is no ended run on record in {runs.where}.", "`hrm-agent history --store PATH` lists what there is."
+        )
+    folder = Path(runs.where)
+    chosen = chosen_parts(parts, folder, options) if with_tokens else []
+    facts, metrics = _read(runs, parts, left_out, lambda done: on_progress("", done, total))
+    found = analysed_tokens(runs, chosen, folder, options, lambda name: on_progress(f"tokens by {name}", total, total))
+    tokens, marked = _token_report(found, options) if found.calls else (None, [])
+    left_out |= {f"calls: {why}": count for why, count in found.left_out.items() if count}
+    selected = [(part.step, metrics[part.name]) for part in parts if part.step is not None and part.overlays]
+    report = AnalysisReport(
+        schema_version=SCHEMA,
+        run=runs.where,
+        rollouts=len(facts),
+        left_out=left_out,
+        missing=_missing(facts, found, with_tokens=with_tokens),
+        tokens=tokens,
+        surprise=tuple(surprise_rows((each.part, each.step, each.surprise) for each in facts)),
+        tool_errors=tuple(tool_error_rows(facts, metrics)),
+        error_classes=tuple(error_classes(facts)),
+        length_bins=tuple(length_bins(facts)),
+        lengths=tuple(length_rows(facts)),
+        selection=tuple(selected_shares(facts)),
+        selection_by_step=tuple(selection_rows(selected)),
+        drops=tuple(drop_rows(facts)),
+    )
+    return report, marked
+
+
+def _read(
+    runs: RecordedRuns, parts: Iterable[Part], left_out: dict[str, int], on_done: Callable[[int], None]
+) -> tuple[list[RolloutFacts], dict[str, StepMetrics]]:
+    facts: list[RolloutFacts] = []
+    metrics: dict[str, StepMetrics] = {}
+    for part in parts:
+        of_part, metrics[part.name] = read_part(runs, part, left_out)
+        facts += of_part
+        on_done(len(facts))
+    return facts, metrics
+
+
+def _token_report(found: AnalysedTokens, options: TokenOptions) -> tuple[TokenReport, list[MarkedCall]]:
+    calls, texts = found.calls, found.texts
+    entropies = np.concatenate([call.entropies[call.sampled] for call in calls])
+    threshold, largest = fork_threshold(calls, options.share), float(entropies.max(initial=0.0))
+    counts, _ = np.histogram(entropies, _BINS, (0.0, largest or 1.0))
+    report = TokenReport(
+        limit=options.limit,
+        seed=options.seed,
+        rollouts=found.rollouts,
+        calls=len(calls),
+        tokens=len(entropies),
+        mean_entropy=float(entropies.mean()) if len(entropies) else math.nan,
+        quantiles={f"{q:g}": float(np.quantile(entropies, q)) if len(entropies) else math.nan for q in _QUANTILES},
+        share=options.share,
+        threshold=threshold,
+        window=options.window,
+        histogram=tuple(int(count) for count in counts),
+        histogram_end=largest,
+        weights=tuple(found.uses),
+        parts=tuple(found.parts),
+        forking=tuple(token_rows(calls, texts, lambda call: forking_indices(call, threshold))),
+        reflection=tuple(reflections(calls, texts, threshold, options.window)),
+    )
+    marked = [
+        MarkedCall(
+            call=call,
+            texts=texts[call.call_id],
+            forking=tuple(forking_indices(call, threshold)),
+            reflection=tuple(reflection_indices(call, threshold, options.window)),
+        )
+        for call in calls
+    ]
+    return report, marked
+
+
+def _missing(facts: Sequence[RolloutFacts], found: AnalysedTokens, *, with_tokens: bool) -> dict[str, str]:
+    """Parts of the analysis that the record has nothing for."""
+    missing: dict[str, str] = {}
+    if not with_tokens:
+        missing["tokens"] = "they were not asked for (--no-tokens)"
+    elif not found.calls:
+        why = ", ".join(f"{count} calls: {reason}" for reason, count in found.left_out.items() if count)
+        missing["tokens"] = why or "no call was made"
+    if not any(each.statuses for each in facts):
+        missing["tool errors"] = "no tool was called"
+    if not any(each.scored for each in facts):
+        missing["accuracy"] = "nothing was scored: `hrm-agent rescore` does it"
+    if not any(each.tokens is not None for each in facts):
+        missing["lengths"] = "no completion tokens were reported"
+    if not any(each.verdict for each in facts):
+        missing["selection"] = "nothing was selected: this is no training"
+    return missing

@@ -1,0 +1,130 @@
+"""What selection changed: all rollouts of a training against those that it was trained on, and why others were not.
+
+Groups whose rewards are all equal are rejected whole, whatever the algorithm. So what the choice of rollouts within a
+group changed is seen against all rollouts of the groups that taught something, not against all rollouts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from hrm_agent.training.analysis.facts import RolloutFacts, StepMetrics
+from hrm_agent.training.analysis.lengths import mean_tokens
+from hrm_agent.trajectory import Verdict
+
+__all__ = ["DropRow", "SelectedShare", "SelectionRow", "drop_rows", "selected_shares", "selection_rows"]
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedShare:
+    """One measure of all rollouts, of those in groups that taught something, and of those that were kept."""
+
+    measure: str
+    """What is measured."""
+    all: float
+    """Over all rollouts of all steps."""
+    in_groups: float
+    """Over the rollouts of groups of which something was kept."""
+    kept: float
+    """Over the rollouts that were trained on."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionRow:
+    """One step, before selection and after."""
+
+    step: int
+    """Training step, counted from 1."""
+    rollouts: int
+    """Rollouts as sampled."""
+    kept: int
+    """Rollouts that were trained on."""
+    correct: float
+    """Share of all rollouts that is right."""
+    kept_correct: float
+    """Share of the kept rollouts that is right."""
+    tool_error: float
+    """Share of the correct rollouts with a tool error (`rollout/correct_with_tool_error`)."""
+    kept_tool_error: float
+    """Share of the kept correct rollouts with a tool error (`select/correct_with_tool_error`)."""
+    groups_rejected: float
+    """Share of groups that taught nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class DropRow:
+    """Rollouts that were left out for one reason."""
+
+    verdict: str
+    """What was done with them."""
+    reason: str
+    """Why, as a type."""
+    rollouts: int
+    """How many."""
+    correct: int
+    """How many of them are right."""
+
+
+def selected_shares(facts: Iterable[RolloutFacts]) -> list[SelectedShare]:
+    """Empty where nothing was selected."""
+    judged = [each for each in facts if each.verdict is not None]
+    if not judged:
+        return []
+    in_groups = [each for each in judged if each.verdict != Verdict.GROUP_REJECTED]
+    kept = [each for each in judged if each.verdict == Verdict.KEPT]
+    return [SelectedShare(name, measure(judged), measure(in_groups), measure(kept)) for name, measure in _MEASURES]
+
+
+def selection_rows(metrics: Sequence[tuple[int, StepMetrics]]) -> list[SelectionRow]:
+    """One row for each step that selected, counted from 1."""
+    return [
+        SelectionRow(
+            step=step,
+            rollouts=int(row["rollout/count"]),
+            kept=int(row["select/kept"]),
+            correct=row["rollout/correct"],
+            kept_correct=row["select/correct"],
+            tool_error=row["rollout/correct_with_tool_error"],
+            kept_tool_error=row["select/correct_with_tool_error"],
+            groups_rejected=row["select/groups_rejected"],
+        )
+        for step, row in metrics
+    ]
+
+
+def drop_rows(facts: Iterable[RolloutFacts]) -> list[DropRow]:
+    """The commonest reason first."""
+    total: Counter[tuple[str, str]] = Counter()
+    right: Counter[tuple[str, str]] = Counter()
+    for each in facts:
+        if each.verdict not in (None, Verdict.KEPT):
+            why = str(each.verdict), each.drop_reason or "not on record"
+            total[why] += 1
+            right[why] += each.correct
+    return [DropRow(*why, count, right[why]) for why, count in total.most_common()]
+
+
+_Facts = Sequence[RolloutFacts]
+
+
+def _share(facts: _Facts, holds: Callable[[RolloutFacts], bool], *, correct: bool | None = None) -> float:
+    of = [float(holds(each)) for each in facts if correct is None or each.correct is correct]
+    return fmean(of) if of else math.nan
+
+
+_MEASURES: tuple[tuple[str, Callable[[_Facts], float]], ...] = (
+    ("rollouts", lambda facts: float(len(facts))),
+    ("correct", lambda facts: _share(facts, lambda each: each.correct)),
+    ("tool error, among the correct", lambda facts: _share(facts, lambda each: each.failed, correct=True)),
+    ("tool error, among the wrong", lambda facts: _share(facts, lambda each: each.failed, correct=False)),
+    ("format fault, among the correct", lambda facts: _share(facts, lambda e: e.penalty_format > 0, correct=True)),
+    ("call without use or repeated, among the correct", lambda f: _share(f, lambda e: e.padding > 0, correct=True)),
+    ("no tool call, among the correct", lambda f: _share(f, lambda e: not e.statuses, correct=True)),
+    ("completion tokens of the correct, mean", lambda facts: mean_tokens(facts, correct=True)),
+    ("completion tokens of the wrong, mean", lambda facts: mean_tokens(facts, correct=False)),
+)
+"""Name and how it is computed."""

@@ -1,0 +1,184 @@
+"""The tables of an analysis, the same on the console and on the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hrm_agent.training.analysis.forking import TokenExample
+from hrm_agent.training.analysis.report import AnalysisReport, TokenReport
+
+__all__ = [
+    "Columns",
+    "error_class_table",
+    "length_table",
+    "reflection_table",
+    "selection_table",
+    "step_tables",
+    "token_tables",
+    "weights_table",
+]
+
+_SHOWN = 12
+"""Tokens on the console."""
+
+
+class Columns(NamedTuple):
+    """One table."""
+
+    title: str
+    """What it shows."""
+    columns: tuple[str, ...]
+    """Names of its columns."""
+    rows: list[Sequence[object]]
+    """Its rows."""
+
+
+def weights_table(tokens: TokenReport) -> Columns:
+    """Which weights computed the entropies of what was sampled by which."""
+    columns = ("sampled by", "version", "computed by", "the same", "calls", "tokens", "temperature", "mean nats")
+    rows: list[Sequence[object]] = [
+        (
+            use.model,
+            use.version,
+            use.weights,
+            "yes" if use.exact else "NO",
+            use.calls,
+            use.tokens,
+            ", ".join(f"{each:g}" for each in use.temperatures),
+            use.mean_entropy,
+            f"{use.mean_difference:.2g}",
+        )
+        for use in tokens.weights
+    ]
+    return Columns(
+        "weights, and how far their log-probs are from those recorded", (*columns, "|log-prob - recorded|"), rows
+    )
+
+
+def token_tables(tokens: TokenReport) -> list[Columns]:
+    """Forking and reflection tokens by text, for a console."""
+    titled = [(f"forking tokens, above {tokens.threshold:.4g} nats", tokens.forking)]
+    titled += [
+        (f"reflection tokens after tool responses: {each.after}", each.rows)
+        for each in tokens.reflection
+        if each.after != "none"
+    ]
+    columns = ("token", "count", "share", "mean nats", "of so many", "for example")
+    return [
+        Columns(
+            title,
+            columns,
+            [
+                (repr(row.text), row.count, row.share, row.mean_entropy, row.occurrences, _in_context(row.examples))
+                for row in rows[:_SHOWN]
+            ],
+        )
+        for title, rows in titled
+        if rows
+    ]
+
+
+def reflection_table(tokens: TokenReport) -> Columns:
+    """The first completion tokens of calls, by what came before."""
+    rows: list[Sequence[object]] = [
+        (each.after, each.calls, each.tokens, each.mean_entropy, each.marked_share) for each in tokens.reflection
+    ]
+    columns = ("tool response before", "calls", "tokens", "mean nats", "share above the threshold")
+    return Columns(f"the first {tokens.window} completion tokens of a call", columns, rows)
+
+
+def error_class_table(report: AnalysisReport) -> Columns:
+    """Failed calls by status, and those that raised by class."""
+    statuses: dict[str, int] = {}
+    for row in report.tool_errors:
+        for name, count in row.statuses.items():
+            statuses[name] = statuses.get(name, 0) + count
+    rows: list[Sequence[object]] = [(name, "", count, "", "") for name, count in statuses.items()]
+    rows += [("error", each.name, each.calls, each.correct_rollouts, each.example) for each in report.error_classes]
+    columns = ("status", "class", "calls", "correct rollouts with it", "commonest last line")
+    return Columns("tool calls by how they ended", columns, rows)
+
+
+def length_table(report: AnalysisReport) -> Columns:
+    """Accuracy by length."""
+    rows: list[Sequence[object]] = [
+        (f"{each.least} to {each.most}", each.rollouts, each.accuracy, *each.interval) for each in report.length_bins
+    ]
+    return Columns("accuracy by completion tokens", ("tokens", "rollouts", "right", "from", "to"), rows)
+
+
+def selection_table(report: AnalysisReport) -> list[Columns]:
+    """What was kept against what was sampled, and why the rest was left out."""
+    rows: list[Sequence[object]] = [
+        (each.measure, *(_count(value) for value in (each.all, each.in_groups, each.kept))) for each in report.selection
+    ]
+    columns = ("", "all rollouts", "in groups with a signal", "trained on")
+    drops: list[Sequence[object]] = [(d.verdict, d.reason, d.rollouts, d.correct) for d in report.drops]
+    return [
+        Columns("all rollouts against those trained on", columns, rows),
+        Columns("left out", ("verdict", "reason", "rollouts", "correct"), drops),
+    ]
+
+
+def step_tables(report: AnalysisReport) -> list[Columns]:
+    """By part of the run."""
+    found: list[Columns] = []
+    if report.tool_errors:
+        names = list(dict.fromkeys(name for row in report.tool_errors for name in row.statuses))
+        classes = [each.name for each in report.error_classes]
+        rows: list[Sequence[object]] = [
+            (
+                row.part,
+                row.rollouts,
+                row.calls,
+                *(row.statuses.get(name, 0) for name in names),
+                *(row.errors.get(name, 0) for name in classes),
+                row.correct_with_tool_error,
+            )
+            for row in report.tool_errors
+        ]
+        columns = ("part", "rollouts", "tool calls", *names, *classes, "tool error among the correct")
+        found.append(Columns("tool calls", columns, rows))
+    if report.lengths:
+        columns = ("part", "correct, share", "tokens of the correct", "tokens of the wrong")
+        found.append(Columns("lengths", columns, [(r.part, r.accuracy, r.correct, r.wrong) for r in report.lengths]))
+    if report.selection_by_step:
+        columns = (
+            "step",
+            "rollouts",
+            "trained on",
+            "correct",
+            "of those trained on",
+            "tool error",
+            "of those trained on",
+        )
+        found.append(
+            Columns(
+                "selection",
+                columns,
+                [
+                    (r.step, r.rollouts, r.kept, r.correct, r.kept_correct, r.tool_error, r.kept_tool_error)
+                    for r in report.selection_by_step
+                ],
+            )
+        )
+    if report.tokens is not None:
+        rows = [(p.part, p.rollouts, p.tokens, p.mean_entropy, "yes" if p.exact else "NO") for p in report.tokens.parts]
+        columns = ("part", "rollouts drawn", "tokens", "mean nats", "by the weights that sampled")
+        found.append(Columns("entropy", columns, rows))
+    if report.surprise:
+        columns = ("part", "tokens", "mean nats")
+        found.append(Columns("mean -log p as recorded", columns, [(r.part, r.tokens, r.mean) for r in report.surprise]))
+    return found
+
+
+def _count(value: float) -> object:
+    """Of rollouts as a whole number."""
+    return int(value) if math.isfinite(value) and value.is_integer() and value > 1 else value
+
+
+def _in_context(examples: Sequence[TokenExample]) -> str:
+    lines = [f"{each.before[-24:]}[{each.text}]{each.after[:24]}" for each in examples[:1]]
+    return "".join(lines).replace("\n", "⏎")

@@ -1,0 +1,276 @@
+"""Which tokens of a run are analysed, by which weights, and what that gives.
+
+A sample of the rollouts of each part of the run, drawn by a seed. Without further word, of those parts only whose
+weights are on record: entropies under other weights are another policy's.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from hrm_agent.errors import ConfigError, nearest
+from hrm_agent.training.analysis.entropy import CallEntropy, call_entropies, sampler_of
+from hrm_agent.training.analysis.facts import Part
+from hrm_agent.training.analysis.token_texts import token_texts
+from hrm_agent.training.analysis.weights import (
+    Sampler,
+    WeightsOnRecord,
+    load_weights,
+    roles_of_weights,
+    weights_for,
+)
+from hrm_agent.training.recorded_runs import OTHER_TOKENIZER, RecordedRuns, TokenReader
+from hrm_agent.trajectory import Call, Trajectory, derive_seed
+
+__all__ = ["AnalysedTokens", "PartEntropy", "TokenOptions", "WeightsUse", "analysed_tokens", "chosen_parts"]
+
+ALL = "all"
+NO_WEIGHTS = "its weights are not here"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOptions:
+    """Which tokens are analysed, and how."""
+
+    policy: str | None = None
+    """Weights that stand for all; None: those on record."""
+    steps: tuple[str, ...] = ()
+    """Steps from 1 (`3`, `10-12`), names of other parts, or `all`; empty: parts whose weights are on record."""
+    limit: int = 64
+    """Most rollouts of each part."""
+    seed: int = 0
+    """Draws the rollouts."""
+    share: float = 0.2
+    """Of the completion tokens, those of highest entropy, which are called forking tokens."""
+    window: int = 16
+    """Completion tokens after a tool response among which reflection tokens are looked for."""
+
+    def __post_init__(self) -> None:
+        if self.limit < 1 or self.window < 1 or not 0 < self.share < 1:
+            raise ConfigError(
+                f"limit {self.limit}, window {self.window}, share {self.share:g}: nothing can be analysed so.",
+                "Limit and window are 1 or more, and the share is between 0 and 1.",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsUse:
+    """Weights that computed entropies, against what sampled the tokens."""
+
+    model: str
+    """The model that the calls name."""
+    version: int
+    """Policy version that sampled them."""
+    weights: str
+    """The weights that computed."""
+    weights_version: int | None
+    """Optimiser steps of the run behind them; None where they are not of the run."""
+    exact: bool
+    """Whether they are the weights that sampled, by name and version."""
+    calls: int
+    """Calls."""
+    tokens: int
+    """Completion tokens."""
+    temperatures: tuple[float, ...]
+    """At which the calls were sampled, and the entropies are."""
+    mean_entropy: float
+    """In nats."""
+    mean_difference: float
+    """Mean |log-prob computed - log-prob recorded|, in nats: near 0 where the weights are those that sampled; nan where
+    no comparable one was recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartEntropy:
+    """Entropy of the analysed tokens of one part of the run."""
+
+    part: str
+    """Name of the part."""
+    step: int | None
+    """Training step, counted from 1; None outside of training."""
+    rollouts: int
+    """Rollouts that were drawn."""
+    tokens: int
+    """Their completion tokens."""
+    mean_entropy: float
+    """In nats."""
+    exact: bool
+    """Whether the weights are those that sampled, for all of these tokens."""
+
+
+@dataclass(slots=True)
+class AnalysedTokens:
+    """All calls that were analysed."""
+
+    calls: list[CallEntropy] = field(default_factory=list[CallEntropy])
+    """In the order of the record."""
+    texts: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    """By call, the text of each of its tokens."""
+    uses: list[WeightsUse] = field(default_factory=list[WeightsUse])
+    """Weights, in the order of what they computed."""
+    parts: list[PartEntropy] = field(default_factory=list[PartEntropy])
+    """In the order of the record."""
+    rollouts: int = 0
+    """Rollouts that were drawn."""
+    left_out: Counter[str] = field(default_factory=Counter[str])
+    """Why, in words -> calls of these rollouts."""
+
+
+def chosen_parts(parts: Sequence[Part], run: Path, options: TokenOptions) -> list[Part]:
+    """The parts whose tokens are analysed. Raises `ConfigError` for a step that the run has not."""
+    if options.steps:
+        wanted = {name for word in options.steps for name in _named(word, parts)}
+        return [part for part in parts if part.name in wanted]
+    samplers = {part.name: {Sampler(each.policy, each.policy_version) for each in part.headers} for part in parts}
+    weights = weights_for({each for found in samplers.values() for each in found}, run, options.policy)
+    if options.policy is not None:
+        return list(parts)
+
+    def has_its_own(part: Part) -> bool:
+        return any(own is not None and own.exact for own in map(weights.get, samplers[part.name]))
+
+    return [part for part in parts if has_its_own(part)] or list(parts)
+
+
+def analysed_tokens(
+    runs: RecordedRuns,
+    parts: Sequence[Part],
+    run: Path,
+    options: TokenOptions,
+    on_part: Callable[[str], None] = lambda name: None,
+) -> AnalysedTokens:
+    """Entropies of a sample of `parts`. Raises `ConfigError` where none of the tokens are of the weights' tokenizer."""
+    found = AnalysedTokens()
+    drawn = [(part, _drawn(part, runs, options)) for part in parts]
+    found.rollouts = sum(len(rollouts) for _, rollouts in drawn)
+    by_sampler = _by_sampler([each for _, rollouts in drawn for each in rollouts], found.left_out)
+    weights = weights_for(by_sampler, run, options.policy)
+    computed: dict[str, CallEntropy] = {}
+    exact: dict[str, bool] = {}
+    for name in dict.fromkeys(each.name for each in weights.values() if each is not None):
+        computing = next(each for each in weights.values() if each is not None and each.name == name)
+        samplers = {each: by_sampler[each] for each, own in weights.items() if own is not None and own.name == name}
+        on_part(name)
+        for use, calls in _computed(computing, weights, samplers, found):
+            found.uses.append(use)
+            computed |= {call.call_id: call for call in calls}
+            exact |= {call.call_id: use.exact for call in calls}
+    for sampler, own in weights.items():
+        if own is None:
+            found.left_out[NO_WEIGHTS] += sum(len(calls) for _, calls in by_sampler[sampler])
+    for part, rollouts in drawn:
+        own_calls = [computed[c.id] for each in rollouts for c in each.own_calls if c.id in computed]
+        found.calls += own_calls
+        if own_calls:
+            found.parts.append(_part(part, len(rollouts), own_calls, all(exact[c.call_id] for c in own_calls)))
+    _refuse_other_tokenizer(found, options)
+    return found
+
+
+_BySampler = dict[Sampler, list[tuple[Trajectory, list[Call]]]]
+
+
+def _drawn(part: Part, runs: RecordedRuns, options: TokenOptions) -> list[Trajectory]:
+    """In the order of the record, so that siblings stand together and share their prefixes."""
+    rng = random.Random(derive_seed(options.seed, "analysis", part.name))
+    count = min(options.limit, len(part.headers))
+    places = sorted(rng.sample(range(len(part.headers)), count))
+    return [runs.whole(part.headers[place].id, requests=False) for place in places]
+
+
+def _by_sampler(rollouts: Sequence[Trajectory], left_out: Counter[str]) -> _BySampler:
+    found: defaultdict[Sampler, list[tuple[Trajectory, list[Call]]]] = defaultdict(list)
+    for each in rollouts:
+        own: defaultdict[Sampler, list[Call]] = defaultdict(list)
+        for call in each.own_calls:
+            if any(call.mask):
+                own[sampler_of(call)].append(call)
+            else:
+                left_out["no token ids are on record" if not call.token_ids else "no token was sampled"] += 1
+        for sampler, calls in own.items():
+            found[sampler].append((each, calls))
+    return dict(found)
+
+
+def _computed(
+    computing: WeightsOnRecord,
+    weights: Mapping[Sampler, WeightsOnRecord | None],
+    samplers: _BySampler,
+    found: AnalysedTokens,
+) -> list[tuple[WeightsUse, list[CallEntropy]]]:
+    """By sampler, what one set of weights computes."""
+    reader = TokenReader(computing.name)
+    readable: _BySampler = {}
+    for sampler, rollouts in samplers.items():
+        kept = [(each, [call for call in calls if reader.reads(call)]) for each, calls in rollouts]
+        found.left_out[OTHER_TOKENIZER] += sum(len(calls) for _, calls in rollouts) - sum(len(c) for _, c in kept)
+        readable[sampler] = [(each, calls) for each, calls in kept if calls]
+    if not any(readable.values()):
+        return []
+    model, roles = load_weights(computing), roles_of_weights(computing)
+    done: list[tuple[WeightsUse, list[CallEntropy]]] = []
+    for sampler, rollouts in readable.items():
+        wanted = [(each, {call.id for call in calls}) for each, calls in rollouts]
+        calls = list(call_entropies(model, wanted, roles))
+        found.texts |= {call.call_id: token_texts(reader.codec, call.token_ids) for call in calls}
+        own = weights[sampler]
+        if calls and own is not None:
+            done.append((_use(sampler, own, calls), calls))
+    return done
+
+
+def _use(sampler: Sampler, weights: WeightsOnRecord, calls: Sequence[CallEntropy]) -> WeightsUse:
+    entropies = np.concatenate([call.entropies[call.sampled] for call in calls])
+    differences = np.concatenate([call.differences[call.sampled] for call in calls])
+    known = differences[~np.isnan(differences)]
+    return WeightsUse(
+        model=sampler.model,
+        version=sampler.version,
+        weights=weights.name,
+        weights_version=weights.version,
+        exact=weights.exact,
+        calls=len(calls),
+        tokens=len(entropies),
+        temperatures=tuple(sorted({call.temperature for call in calls})),
+        mean_entropy=float(entropies.mean()) if len(entropies) else float("nan"),
+        mean_difference=float(known.mean()) if len(known) else float("nan"),
+    )
+
+
+def _part(part: Part, rollouts: int, calls: Sequence[CallEntropy], exact: bool) -> PartEntropy:
+    entropies = np.concatenate([call.entropies[call.sampled] for call in calls])
+    return PartEntropy(part.name, part.step, rollouts, len(entropies), float(entropies.mean()), exact)
+
+
+def _named(word: str, parts: Sequence[Part]) -> list[str]:
+    """Names of the parts that a word of `--steps` means."""
+    names = [part.name for part in parts]
+    if word == ALL:
+        return names
+    if word in names:
+        return [word]
+    first, dash, last = word.partition("-")
+    if first.isdecimal() and (last.isdecimal() or not dash):
+        wanted = range(int(first), int(last or first) + 1)
+        if found := [part.name for part in parts if part.step is not None and part.step in wanted]:
+            return found
+    steps = [part.step for part in parts if part.step is not None]
+    others = [part.name for part in parts if part.step is None]
+    there = [f"steps {steps[0]} to {steps[-1]}"] * bool(steps) + [repr(name) for name in others]
+    raise ConfigError(
+        f"--steps {word}: the run has no such step.", f"{nearest(word, names)} It has {', '.join(there)}.".strip()
+    )
+
+
+def _refuse_other_tokenizer(found: AnalysedTokens, options: TokenOptions) -> None:
+    if options.policy is not None and not found.calls and found.left_out[OTHER_TOKENIZER]:
+        raise ConfigError(
+            f"The tokens of this run are not of the tokenizer of {options.policy!r}.",
+            "Name the weights that sampled them by --policy, or leave it out.",
+        )
