@@ -55,7 +55,8 @@ def picture(name: str, alt: str, light: dict[str, bytes], dark: dict[str, bytes]
     source = ""
     if name in dark:
         source = f'<source media="(prefers-color-scheme: dark)" srcset="{_data(dark[name])}">'
-    return Markup(f'<picture>{source}<img src="{_data(light[name])}" alt="{escape(alt)}"></picture>')
+    image = f'<picture>{source}<img src="{_data(light[name])}" alt="{escape(alt)}"></picture>'
+    return Markup(f'<div class="wide" role="region" aria-label="{escape(alt)}" tabindex="0">{image}</div>')
 
 
 def section(title: str, *parts: str) -> Markup:
@@ -105,7 +106,8 @@ main{max-width:1120px;margin:0 auto;padding:1.5rem 1rem 4rem}
 h1{font-size:1.6rem;margin:0 0 .5rem;overflow-wrap:anywhere}h2{margin:2.5rem 0 .5rem;font-size:1.3rem}
 h3{margin:1.5rem 0 .25rem;font-size:1.05rem}p{max-width:75ch;margin:.5rem 0}
 a{color:var(--link)}nav a{margin-right:1rem}.soft{color:var(--soft)}
-picture img{max-width:100%;height:auto;display:block;margin:.75rem 0}
+picture img{width:100%;min-width:640px;max-width:1100px;height:auto;display:block}
+td:last-child code{display:inline-block;min-width:20rem}
 .wide{overflow-x:auto;margin:.75rem 0}table{border-collapse:collapse;font-size:.92rem}
 caption{text-align:left;font-weight:600;padding:.25rem 0;white-space:nowrap}
 th,td{padding:.3rem .75rem .3rem 0;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}

@@ -26,6 +26,10 @@ __all__ = ["page"]
 
 _TEXTS = 6
 """Rollouts whose text is shown, of those with a failed tool call and of the others."""
+_ROWS = 12
+"""Tokens of a table that are shown at once."""
+_AROUND = 48
+"""Characters of context in a table."""
 _LEVELS = 8
 AFTER = {"error": "after a tool error", "ok": "after a tool response without error", "none": "after no tool response"}
 _TOKEN_COLUMNS = ("token", "count", "share", "mean nats", "of all its places", "where its entropy is highest")
@@ -42,7 +46,8 @@ def page(report: AnalysisReport, marked: Sequence[MarkedCall], light: dict[str, 
 
     parts = [Markup(f"<h1>Analysis of <bdi>{shown(report.run)}</bdi></h1>"), _told(report)]
     if report.tokens is not None:
-        parts += [_entropy(report.tokens, shows("entropy")), _reflection(report.tokens, shows("reflection"))]
+        parts += [_entropy(report.tokens, report.run, shows("entropy"))]
+        parts += [_reflection(report.tokens, shows("reflection"))]
         parts += [_texts(report.tokens, marked)]
     if report.error_classes or "tool-errors" in light:
         parts += [_section("Tool errors", shows("tool-errors"), [error_class_table(report)])]
@@ -75,7 +80,7 @@ def _table(found: Columns) -> Markup:
     return table(found.title, found.columns, found.rows)
 
 
-def _entropy(tokens: TokenReport, image: Markup) -> Markup:
+def _entropy(tokens: TokenReport, run: str, image: Markup) -> Markup:
     told = (
         "In nats, over the whole vocabulary, at the temperature of the call. Forking tokens are the"
         f" {tokens.share:.0%} of highest entropy: those above {tokens.threshold:.4g} nats. Mean"
@@ -85,7 +90,7 @@ def _entropy(tokens: TokenReport, image: Markup) -> Markup:
         "Entropy and forking tokens",
         Markup(f"<p>{shown(told)}</p>"),
         image,
-        _table(weights_table(tokens)),
+        _table(weights_table(tokens, run)),
         _tokens("forking tokens by text", tokens.forking),
     )
 
@@ -114,7 +119,11 @@ def _after_tools(tokens: TokenReport) -> list[ReflectionReport]:
 
 
 def _tokens(title: str, rows: Sequence[TokenRow]) -> Markup:
-    return table(title, _TOKEN_COLUMNS, [_token_row(row) for row in rows])
+    first = table(title, _TOKEN_COLUMNS, [_token_row(row) for row in rows[:_ROWS]])
+    if len(rows) <= _ROWS:
+        return first
+    others = table(f"{title}, from the {_ROWS + 1}th on", _TOKEN_COLUMNS, [_token_row(row) for row in rows[_ROWS:]])
+    return Markup(first + folded(f"{len(rows) - _ROWS} further tokens", others))
 
 
 def _token_row(row: TokenRow) -> list[Any]:
@@ -125,7 +134,10 @@ def _token_row(row: TokenRow) -> list[Any]:
 
 def _example(found: TokenExample) -> Markup:
     told = f"{found.entropy:.3f} nats, call {found.call_id[:8]}, token {found.index}"
-    inner = f"{shown(found.before)}<mark>{shown(found.text)}</mark>{shown(found.after)}"
+    before, text, after = (
+        each.replace("\n", "⏎") for each in (found.before[-_AROUND:], found.text, found.after[:_AROUND])
+    )
+    inner = f"{shown(before)}<mark>{shown(text)}</mark>{shown(after)}"
     return Markup(f'<code title="{shown(told)}"><bdi>{inner}</bdi></code>')
 
 

@@ -97,6 +97,7 @@ def _by_part(axes: Any, report: AnalysisReport, tokens: TokenReport) -> None:
                 numbers = [part.step for part in own], [part.mean_entropy for part in own]
                 axes.plot(*numbers, marker, color=_BLUE if exact else _PURPLE, label=label)
         axes.set(xlabel="step", ylabel="nats", ylim=(0, None), title="mean entropy by step")
+        _whole_steps(axes)
         axes.grid(alpha=0.3)
         axes.legend()
         return
@@ -122,7 +123,7 @@ def _reflection(report: AnalysisReport) -> Any:
             axes.plot(places, each.entropy_by_place, marker=marker, color=colour, label=label)
     axes.set(title="entropy of the first completion tokens of a call", xlabel="completion token", ylabel="mean, nats")
     axes.set_ylim(0, None)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    _whole_steps(axes)
     axes.grid(alpha=0.3)
     axes.legend()
     return figure
@@ -184,6 +185,10 @@ def _share(row: ToolErrorRow, name: str, named: Sequence[str]) -> float:
     return count / max(1, row.calls)
 
 
+def _whole_steps(axes: Any) -> None:
+    axes.xaxis.get_major_locator().set_params(integer=True)
+
+
 def _places(axes: Any, rows: Sequence[ToolErrorRow]) -> None:
     """Steps by number, other parts by name."""
     every = max(1, math.ceil(len(rows) / 10))
@@ -216,6 +221,7 @@ def _lengths(report: AnalysisReport) -> Any:
         wrong = [row.wrong for row in rows]
         by_step.plot(steps, wrong, marker="s", markersize=4, linestyle="--", color=_ORANGE, label="wrong")
         by_step.set(xlabel="step")
+        _whole_steps(by_step)
         by_step.legend()
     else:
         parts = report.lengths
@@ -240,6 +246,7 @@ def _selection(report: AnalysisReport) -> Any:
     correct.set(title="correct, share", ylim=(0, 1.05), xlabel="step")
     rejected.plot(steps, [row.groups_rejected for row in rows], marker="o", markersize=4, color=_PURPLE)
     rejected.set(title="groups without a signal, share", ylim=(0, 1.05), xlabel="step")
+    _whole_steps(rejected)
     rejected.grid(alpha=0.3)
     return figure
 
@@ -250,6 +257,7 @@ def _both(axes: Any, rows: Sequence[SelectionRow], steps: Sequence[int], names: 
     ):
         values = [getattr(row, name) for row in rows]
         axes.plot(steps, values, marker=marker, markersize=4, linestyle=line, color=colour, label=label)
+    _whole_steps(axes)
     axes.grid(alpha=0.3)
     axes.legend()
 

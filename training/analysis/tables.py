@@ -35,14 +35,14 @@ class Columns(NamedTuple):
     """Its rows."""
 
 
-def weights_table(tokens: TokenReport) -> Columns:
+def weights_table(tokens: TokenReport, run: str) -> Columns:
     """Which weights computed the entropies of what was sampled by which."""
     columns = ("sampled by", "version", "computed by", "the same", "calls", "tokens", "temperature", "mean nats")
     rows: list[Sequence[object]] = [
         (
             use.model,
             use.version,
-            use.weights,
+            use.weights.removeprefix(f"{run.rstrip('/')}/"),
             "yes" if use.exact else "NO",
             use.calls,
             use.tokens,

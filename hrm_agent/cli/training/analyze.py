@@ -102,7 +102,7 @@ def _tell(output: Output, report: AnalysisReport) -> None:
     tokens = report.tokens
     output.say(f"{report.rollouts} rollouts.")
     if tokens is not None:
-        _show(output, [weights_table(tokens)])
+        _show(output, [weights_table(tokens, report.run)])
         output.say(
             f"Mean entropy {tokens.mean_entropy:.3f} nats over {tokens.tokens} completion tokens of {tokens.rollouts} "
             f"rollouts; {tokens.share:.0%} are above {tokens.threshold:.4g}."
