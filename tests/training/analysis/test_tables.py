@@ -17,7 +17,7 @@ from hrm_agent.training.analysis.tool_errors import error_class, error_classes
 @pytest.mark.parametrize(
     ("stderr", "name"),
     [
-        ('  File "<snippet>", line 1\n    (1\n    ^\nSyntaxError: \'(\' was never closed\n', "SyntaxError"),
+        ("  File \"<snippet>\", line 1\n    (1\n    ^\nSyntaxError: '(' was never closed\n", "SyntaxError"),
         ("Traceback ...\njson.decoder.JSONDecodeError: Expecting value\n\n", "JSONDecodeError"),
         ("AssertionError", "AssertionError"),
         ("KeyboardInterrupt\n", "KeyboardInterrupt"),

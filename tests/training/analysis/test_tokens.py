@@ -1,4 +1,4 @@
-"""Entropies of recorded calls, the texts of their tokens, and which of them are called forking and reflection tokens."""
+"""Entropies of recorded calls, the texts of their tokens, and which of them are forking and reflection tokens."""
 
 from __future__ import annotations
 
@@ -38,10 +38,7 @@ def at_temperatures(trajectories: list[Trajectory]) -> list[Trajectory]:
 def test_each_token_of_each_call_has_the_entropy_of_its_own_prefix() -> None:
     model = tiny_model()
     wanted = at_temperatures([*tool_loops(0), *four_roles(1)])
-    found = {
-        each.call_id: each
-        for each in call_entropies(model, [(t, {call.id for call in t.calls}) for t in wanted])
-    }
+    found = {each.call_id: each for each in call_entropies(model, [(t, {call.id for call in t.calls}) for t in wanted])}
     assert found.keys() == {call.id for t in wanted for call in t.calls}
     for each in wanted:
         for call in each.calls:

@@ -1,0 +1,161 @@
+"""`hrm-agent analyze` on runs that were made here: its numbers, its page, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hrm_agent.store import open_store
+from hrm_agent.training.analysis import files
+from hrm_agent.training.metrics import read_metrics
+from hrm_agent.trajectory import ToolStatus
+from tests.cli.conftest import Command
+from tests.support.training.builders import call, tool_call, trajectory
+
+HOSTILE = "</code><script>alert(1)</script><img src=x onerror=alert(2)>\u202egnp.exe\x00\x1b[2J\u200b"
+
+
+class Page(HTMLParser):
+    """Elements, attributes and text of a page."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def check(self) -> None:
+        """Nothing in it runs or is loaded."""
+        assert not {"script", "iframe", "object", "link", "form"} & set(self.tags)
+        assert not [name for name, _ in self.attributes if name.startswith("on")]
+        loaded = [value or "" for name, value in self.attributes if name in ("src", "srcset", "href")]
+        assert all(value.startswith("data:image/png;base64,") for value in loaded)
+        assert ("http-equiv", "Content-Security-Policy") in self.attributes
+        assert any(
+            (value or "").startswith("default-src 'none'") for name, value in self.attributes if name == "content"
+        )
+
+
+def read(folder: Path) -> Any:
+    return json.loads((folder / "report.json").read_text(encoding="utf-8"))
+
+
+def test_a_small_training(hrm: Command, tmp_path: Path) -> None:
+    small = ("--steps", "2", "--prompts-per-step", "3", "--group-size", "2", "--checkpoints", "1")
+    assert hrm("train", "rl", *small, "--policy", "builtin:cold-start", "--out", "run").code == 0
+    told = hrm("analyze", "run")
+    assert told.code == 0 and "forking tokens, above" in told.out and "trained on" in told.out
+    found, rows = read(Path("run/analysis")), read_metrics(Path("run/metrics.jsonl"))
+
+    assert [each["step"] for each in found["tool_errors"]] == [1, 2]
+    for each, row in zip(found["tool_errors"], rows, strict=True):
+        assert each["correct_with_tool_error"] == row["rollout/correct_with_tool_error"]
+        assert each["calls"] == row["rollout/tool_calls"] * row["rollout/count"]
+        assert sum(each["errors"].values()) == each["statuses"].get("error", 0)
+    for each, row in zip(found["selection_by_step"], rows, strict=True):
+        assert (each["kept"], each["kept_correct"]) == (row["select/kept"], row["select/correct"])
+        assert each["kept_tool_error"] == row["select/correct_with_tool_error"]
+    tokens = found["tokens"]
+    assert [each["part"] for each in tokens["parts"]] == ["step 1"], "of step 2 the weights are gone"
+    assert [(u["version"], u["weights"], u["exact"]) for u in tokens["weights"]] == [(0, "builtin:cold-start", True)]
+    assert tokens["weights"][0]["mean_difference"] < 1e-5, "they are the weights that sampled"
+    assert tokens["tokens"] == rows[0]["rollout/sampled_tokens"] * rows[0]["rollout/count"]
+
+    with open_store("run", create=False) as store:
+        for line in map(json.loads, Path("run/analysis/tokens.jsonl").read_text().splitlines()):
+            call_ = store.journal.find_call(line["call"])
+            assert call_ is not None and [each is not None for each in line["entropy"]] == list(call_.mask)
+            assert set(line["reflection"]) <= set(line["forking"])
+            assert all(line["entropy"][place] > tokens["threshold"] for place in line["forking"])
+    names = {"entropy.png", "index.html", "lengths.png", "report.json", "selection.png", "tokens.jsonl"}
+    assert names <= {path.name for path in Path("run/analysis").iterdir()}
+    page = Page(Path("run/analysis/index.html"))
+    page.check()
+    assert page.tags.count("picture") >= 3 and "Tokens in their text" in page.text
+
+    second = hrm("analyze", "run", "--steps", "2", "--limit", "4", "--out", "two")
+    assert "Entropies by weights other than those that sampled" in second.out
+    (use,) = read(Path("two"))["tokens"]["weights"]
+    assert (use["version"], use["exact"], use["weights_version"]) == (1, False, 0)
+    assert use["mean_difference"] > 1e-4, "the log-probs tell it, too"
+    other = hrm("analyze", "run", "--steps", "7")
+    assert other.code == 2 and "It has steps 1 to 2." in other.err
+
+
+def test_a_run_without_weights_or_selection(hrm: Command, scripted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ("--tasks", "word_problems", "--count", "1", "--policy", scripted, "--out", "made")
+    assert hrm("collect", *asked).code == 0
+    told = hrm("analyze", "made", "--json")
+    found = read(Path("made/analysis"))
+    assert told.json["rollouts"] == found["rollouts"] == 1 and found["tool_errors"][0]["statuses"] == {"ok": 1}
+    assert found["tokens"] is None and "its weights are not here" in found["missing"]["tokens"]
+    assert found["missing"]["selection"] == "nothing was selected: this is no training"
+    Page(Path("made/analysis/index.html")).check()
+
+    other = hrm("analyze", "made", "--policy", "builtin:cold-start")
+    assert other.code == 2 and "not of the tokenizer of 'builtin:cold-start'" in other.err
+
+    def interrupted(*_: Any) -> str:
+        raise KeyboardInterrupt
+
+    before = {path: path.read_bytes() for path in Path("made/analysis").iterdir()}
+    monkeypatch.setattr(files, "page", interrupted)
+    assert hrm("analyze", "made").code == 130
+    assert {path: path.read_bytes() for path in Path("made/analysis").iterdir()} == before
+    assert not list(Path("made").glob(".analysis*"))
+
+
+def test_hostile_texts_are_shown_and_do_nothing(hrm: Command) -> None:
+    hosted = call("a", text=HOSTILE, token_ids=(), mask=(), logprobs=(), model=f"openai:{HOSTILE}")
+    failed = tool_call("x", ToolStatus.ERROR).model_copy(update={"stderr": f"ValueError: {HOSTILE}"})
+    one = trajectory(run_id=HOSTILE, policy=hosted.model, calls=(hosted,), tool_calls=(failed,))
+    moved = {"identity": hosted.identity.model_copy(update={"thread_id": one.thread_id})}
+    with open_store("store.db") as store:
+        store.journal.write_trajectory(one)
+        store.journal.write_call(hosted.model_copy(update=moved))
+        store.journal.write_tool_call(failed.model_copy(update=moved))
+    told = hrm("analyze", "store.db", "--out", "found")
+    assert told.code == 0 and "\x1b" not in told.out and "\u202e" not in told.out
+    found = read(Path("found"))
+    assert found["error_classes"][0]["name"] == "ValueError"
+    assert found["missing"]["tokens"] == "1 calls: no token ids are on record"
+    page = Page(Path("found/index.html"))
+    page.check()
+    assert "<script>alert(1)</script>" in page.text and "U+202E" in page.text and "U+0000" in page.text
+    assert not {"\u202e", "\x00", "\x1b", "\u200b"} & set(page.text)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("nowhere", "--out", "x"), "nowhere"),
+        (("store.db",), "Name one: --out"),
+        (("store.db", "--out", "x"), "There is no ended run on record"),
+        (("full", "--policy", "builtin:traind"), "There is no built-in policy 'traind'"),
+        (("full", "--policy", "openai:gpt"), "The weights of 'openai:gpt' are not here"),
+        (("full", "--limit", "0"), "nothing can be analysed so"),
+        (("full", "--out", "other"), "other is not empty"),
+        (("full", "--out", "store.db"), "store.db is a file"),
+    ],
+)
+def test_what_is_refused(words: tuple[str, ...], said: str, hrm: Command) -> None:
+    open_store("store.db").close()
+    Path("other").mkdir()
+    Path("other/mine.txt").write_text("kept")
+    with open_store("full/store.db") as store:
+        store.journal.write_trajectory(trajectory(calls=()))
+    failed = hrm("analyze", *words)
+    assert failed.code == 2 and said in failed.err and "Traceback" not in failed.err
+    assert Path("other/mine.txt").read_text() == "kept" and not Path("x").exists()
