@@ -18,7 +18,7 @@ from hrm_agent.training.evaluation.evaluate import group_metrics
 from hrm_agent.training.penalties import count_calls, penalty_format, policy_tool_calls
 from hrm_agent.training.recorded_runs import RecordedRuns
 from hrm_agent.training.roc import is_positive, outcome_of
-from hrm_agent.trajectory import Overlay, RunStatus, ToolStatus, Trajectory
+from hrm_agent.trajectory import DropReason, Overlay, RunStatus, ToolStatus, Trajectory
 
 __all__ = ["Part", "RolloutFacts", "StepMetrics", "facts_of", "parts_of", "read_part"]
 
@@ -96,7 +96,9 @@ def read_part(runs: RecordedRuns, part: Part, left_out: dict[str, int]) -> tuple
     """Facts of each rollout of a part, and the metrics of all of them."""
     whole = [*_whole(runs, part.headers, left_out)]
     facts = [facts_of(trajectory, part, part.overlays.get(trajectory.id)) for trajectory in whole]
-    return facts, group_metrics(whole, part.overlays.values())
+    beside = {each.trajectory_id for each in part.overlays.values() if _is_beside(each)}
+    counted = [trajectory for trajectory in whole if trajectory.id not in beside]
+    return facts, group_metrics(counted, [each for name, each in part.overlays.items() if name not in beside])
 
 
 def facts_of(trajectory: Trajectory, part: Part, overlay: Overlay | None) -> RolloutFacts:
@@ -151,6 +153,11 @@ def _place(header: Trajectory, overlay: Overlay | None) -> tuple[int | None, str
         step = 1 + (overlay.step if overlay is not None else int(found[1]) if found else 0)
         return step, f"step {step}"
     return None, stage or header.run_id or "single runs"
+
+
+def _is_beside(overlay: Overlay) -> bool:
+    """Whether the metrics of a step leave the rollout out: its group went on without it, or it came from another."""
+    return overlay.carried_from is not None or overlay.drop_reason is DropReason.CUT_OFF
 
 
 def _part(step: int | None, name: str, headers: Sequence[Trajectory], overlays: Mapping[str, Overlay]) -> Part:

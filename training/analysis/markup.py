@@ -42,8 +42,10 @@ def token(text: str) -> Markup:
 
 def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Markup:
     """Numbers stand to the right, and a column of them is as wide as they are."""
-    head = "".join(f'<th scope="col">{shown(column)}</th>' for column in columns)
-    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+    listed = list(rows)
+    kinds = [" class=n" if _is_number(value) else "" for value in (listed[0] if listed else columns)]
+    head = "".join(f'<th scope="col"{kind}>{shown(name)}</th>' for name, kind in zip(columns, kinds, strict=True))
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in listed)
     inner = f"<table><caption>{shown(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return Markup(f'<div class="wide" role="region" aria-label="{shown(caption)}" tabindex="0">{inner}</div>')
 
@@ -91,6 +93,10 @@ def _cell(value: object) -> str:
     return f'<td class="n">{text}</td>'
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def _data(png: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
@@ -99,7 +105,7 @@ STYLE = """
 :root{color-scheme:light dark;--ink:#1c1e21;--soft:#5f6368;--line:#d5d8dc;--page:#fff;--card:#f5f6f8;--link:#1a5fa8;
 --heat:209,99,11}
 @media(prefers-color-scheme:dark){:root{--ink:#e8eaed;--soft:#a5aab1;--line:#3c4047;--page:#1b1d21;--card:#24272c;
---link:#8ab8f0;--heat:240,140,50}}
+--link:#8ab8f0;--heat:170,75,0}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--page);color:var(--ink);font:16px/1.5 system-ui,sans-serif}
 main{max-width:1120px;margin:0 auto;padding:1.5rem 1rem 4rem}
@@ -111,7 +117,7 @@ td:last-child code{display:inline-block;min-width:20rem}
 .wide{overflow-x:auto;margin:.75rem 0}table{border-collapse:collapse;font-size:.92rem}
 caption{text-align:left;font-weight:600;padding:.25rem 0;white-space:nowrap}
 th,td{padding:.3rem .75rem .3rem 0;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}
-th{color:var(--soft);font-weight:600}td.n{text-align:right;font-variant-numeric:tabular-nums}
+th{color:var(--soft);font-weight:600}td.n,th.n{text-align:right}td.n{font-variant-numeric:tabular-nums}
 code,.text{font:.86rem/1.6 ui-monospace,monospace}
 code{background:var(--card);border-radius:3px;padding:.05rem .25rem;white-space:pre-wrap;overflow-wrap:anywhere}
 .text{white-space:pre-wrap;overflow-wrap:anywhere;background:var(--card);border-radius:6px;padding:.75rem;

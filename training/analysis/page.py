@@ -147,8 +147,9 @@ def _texts(tokens: TokenReport, marked: Sequence[MarkedCall]) -> Markup:
     others = [calls for calls in by_rollout if calls not in erred]
     scale = max(tokens.quantiles["0.99"], 1e-6)
     told = (
-        f"The darker a token, the higher its entropy; the darkest have {scale:.2g} nats or more. Forking tokens are"
-        " underlined once, reflection tokens twice. Grey: prompt tokens, which the policy did not sample."
+        "The stronger its colour, the higher the entropy of a token; at full strength it has"
+        f" {scale:.2g} nats or more. Forking tokens are underlined once, reflection tokens twice. Grey: prompt tokens,"
+        " which the policy did not sample."
     )
     shown_calls = [_rollout(calls, scale) for calls in (*_spread(erred), *_spread(others))]
     return section("Tokens in their text", Markup(f"<p>{shown(told)}</p>"), *shown_calls)

@@ -114,7 +114,7 @@ def selection_table(report: AnalysisReport) -> list[Columns]:
     rows: list[Sequence[object]] = [
         (each.measure, *(_count(value) for value in (each.all, each.in_groups, each.kept))) for each in report.selection
     ]
-    columns = ("", "all rollouts", "in groups with a signal", "trained on")
+    columns = ("measure", "all rollouts", "in groups with a signal", "trained on")
     drops: list[Sequence[object]] = [(d.verdict, d.reason, d.rollouts, d.correct) for d in report.drops]
     return [
         Columns("all rollouts against those trained on", columns, rows),
