@@ -20,7 +20,7 @@ from hrm_agent.training.recorded_runs import RecordedRuns
 from hrm_agent.training.roc import is_positive, outcome_of
 from hrm_agent.trajectory import DropReason, Overlay, RunStatus, ToolStatus, Trajectory
 
-__all__ = ["Part", "RolloutFacts", "StepMetrics", "facts_of", "parts_of", "read_part"]
+__all__ = ["Part", "RolloutFacts", "StepMetrics", "facts_of", "parts_of", "read_part", "readable"]
 
 _STEP = re.compile(r"step-(\d+)")
 StepMetrics = dict[str, float]
@@ -94,7 +94,7 @@ def parts_of(runs: RecordedRuns, left_out: dict[str, int]) -> list[Part]:
 
 def read_part(runs: RecordedRuns, part: Part, left_out: dict[str, int]) -> tuple[list[RolloutFacts], StepMetrics]:
     """Facts of each rollout of a part, and the metrics of all of them."""
-    whole = [*_whole(runs, part.headers, left_out)]
+    whole = [*readable(runs, part.headers, left_out)]
     facts = [facts_of(trajectory, part, part.overlays.get(trajectory.id)) for trajectory in whole]
     beside = {each.trajectory_id for each in part.overlays.values() if _is_beside(each)}
     counted = [trajectory for trajectory in whole if trajectory.id not in beside]
@@ -128,7 +128,8 @@ def facts_of(trajectory: Trajectory, part: Part, overlay: Overlay | None) -> Rol
     )
 
 
-def _whole(runs: RecordedRuns, headers: Sequence[Trajectory], left_out: dict[str, int]) -> Iterator[Trajectory]:
+def readable(runs: RecordedRuns, headers: Iterable[Trajectory], left_out: dict[str, int]) -> Iterator[Trajectory]:
+    """The trajectories with their calls; those that are damaged are counted in `left_out`."""
     for header in headers:
         try:
             yield runs.whole(header.id, requests=False)

@@ -145,7 +145,8 @@ def analyse(
     total = sum(len(part.headers) for part in parts)
     if not total:
         raise RunError(
-            f"There is no ended run on record in {runs.where}.", "`hrm-agent history --store PATH` lists what there is."
+            f"There is no ended run on record in {runs.where}.",
+            "`hrm-agent history --store PATH` lists what there is. Of a training on records, name the record itself.",
         )
     folder = Path(runs.where)
     chosen = chosen_parts(parts, folder, options) if with_tokens else []

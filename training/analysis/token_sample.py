@@ -16,7 +16,7 @@ import numpy as np
 
 from hrm_agent.errors import ConfigError, nearest
 from hrm_agent.training.analysis.entropy import CallEntropy, call_entropies, sampler_of
-from hrm_agent.training.analysis.facts import Part
+from hrm_agent.training.analysis.facts import Part, readable
 from hrm_agent.training.analysis.token_texts import token_texts
 from hrm_agent.training.analysis.weights import (
     Sampler,
@@ -181,7 +181,8 @@ def _drawn(part: Part, runs: RecordedRuns, options: TokenOptions) -> list[Trajec
     rng = random.Random(derive_seed(options.seed, "analysis", part.name))
     count = min(options.limit, len(part.headers))
     places = sorted(rng.sample(range(len(part.headers)), count))
-    return [runs.whole(part.headers[place].id, requests=False) for place in places]
+    damaged: dict[str, int] = {}  # told by the pass over all rollouts
+    return list(readable(runs, (part.headers[place] for place in places), damaged))
 
 
 def _by_sampler(rollouts: Sequence[Trajectory], left_out: Counter[str]) -> _BySampler:
@@ -206,16 +207,17 @@ def _computed(
 ) -> list[tuple[WeightsUse, list[CallEntropy]]]:
     """By sampler, what one set of weights computes."""
     reader = TokenReader(computing.name)
-    readable: _BySampler = {}
+    own_tokenizer = computing.version is not None  # that of the run, whose tokens these are
+    usable: _BySampler = {}
     for sampler, rollouts in samplers.items():
-        kept = [(each, [call for call in calls if reader.reads(call)]) for each, calls in rollouts]
+        kept = [(each, [call for call in calls if own_tokenizer or reader.reads(call)]) for each, calls in rollouts]
         found.left_out[OTHER_TOKENIZER] += sum(len(calls) for _, calls in rollouts) - sum(len(c) for _, c in kept)
-        readable[sampler] = [(each, calls) for each, calls in kept if calls]
-    if not any(readable.values()):
+        usable[sampler] = [(each, calls) for each, calls in kept if calls]
+    if not any(usable.values()):
         return []
     model, roles = load_weights(computing), roles_of_weights(computing)
     done: list[tuple[WeightsUse, list[CallEntropy]]] = []
-    for sampler, rollouts in readable.items():
+    for sampler, rollouts in usable.items():
         wanted = [(each, {call.id for call in calls}) for each, calls in rollouts]
         calls = list(call_entropies(model, wanted, roles))
         found.texts |= {call.call_id: token_texts(reader.codec, call.token_ids) for call in calls}

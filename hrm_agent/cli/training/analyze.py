@@ -47,8 +47,9 @@ def run(words: list[str]) -> int:
             runs,
             options,
             with_tokens=arguments.tokens,
-            on_progress=lambda what, done, total: advance(what, round(100 * done / total)),
+            on_progress=lambda what, done, total: advance(what, min(99, round(100 * done / total))),
         )
+        advance("", 100)
     files = write_analysis(report, marked, folder)
     output = Output(as_json=arguments.json)
     output.result({"folder": str(folder), "files": files, **asdict(report)})
