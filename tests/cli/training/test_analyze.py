@@ -11,7 +11,10 @@ import pytest
 
 from hrm_agent.store import open_store
 from hrm_agent.training.analysis import files
+from hrm_agent.training.analysis.report import analyse
+from hrm_agent.training.analysis.token_sample import TokenOptions
 from hrm_agent.training.metrics import read_metrics
+from hrm_agent.training.recorded_runs import opened_runs
 from hrm_agent.trajectory import ToolStatus
 from tests.cli.conftest import Command
 from tests.support.training.builders import call, tool_call, trajectory
@@ -85,11 +88,12 @@ def test_a_small_training(hrm: Command, tmp_path: Path) -> None:
     page.check()
     assert page.tags.count("picture") >= 3 and "Tokens in their text" in page.text
 
-    second = hrm("analyze", "run", "--steps", "2", "--limit", "4", "--out", "two")
-    assert "Entropies by weights other than those that sampled" in second.out
-    (use,) = read(Path("two"))["tokens"]["weights"]
-    assert (use["version"], use["exact"], use["weights_version"]) == (1, False, 0)
-    assert use["mean_difference"] > 1e-4, "the log-probs tell it, too"
+    with opened_runs(["run"]) as (runs,):
+        report, _ = analyse(runs, TokenOptions(steps=("2",), limit=4))
+    assert report.tokens is not None and report.tokens.rollouts == 4
+    (use,) = report.tokens.weights
+    assert (use.version, use.exact, use.weights_version) == (1, False, 0)
+    assert use.mean_difference > 1e-4, "the log-probs tell it, too"
     other = hrm("analyze", "run", "--steps", "7")
     assert other.code == 2 and "It has steps 1 to 2." in other.err
 
