@@ -52,7 +52,7 @@ FREE_ON_RESUME = frozenset(
         *("allow", "checkpoint_every", "checkpoints", "concurrency", "environment", "isolation", "processes", "ray"),
         *("keep.checkpoint_every", "keep.checkpoints", "optim.sharding", "rollout.processes", "rollout.ray"),
         *(f"engines.{key}" for key in EnginesPart.model_fields if key != "engine"),
-        *TRACK_KEYS,
+        *(*TRACK_KEYS, "otel", "otel_content"),
     }
 )
 """Keys that decide how a run is carried out and not its result: they may change when it is resumed."""

@@ -109,6 +109,7 @@ def _end(feeds: list[_Feed], tell: Tell) -> None:
     for feed in feeds:
         feed.join(max(0.0, ends - time.monotonic()))
         if feed.is_alive():
+            feed.is_left = True
             tell(f"{feed.name} has not taken all rows in {_SECONDS_AT_THE_END:.0f} s and is left; {_LATER}")
 
 
@@ -119,18 +120,19 @@ class _Feed(Thread):
     """Sends one tracker its rows."""
 
     def __init__(self, name: TrackerName, run: TrackedRun, rows: Rows, tell: Tell, first_step: int) -> None:
-        """`ending`: set when no more rows come."""
+        """`ending`: set when no more rows come. `is_left`: it was told of already."""
         super().__init__(name=name, daemon=True)
         self._open, self._run, self._rows, self._tell = _OPENERS[name], run, rows, tell
         self._first_step = first_step
-        self.ending = Event()
+        self.ending, self.is_left = Event(), False
 
     def run(self) -> None:
         try:
             self._feed()
         except Exception as error:  # a tracker's own errors are of any kind, and none is the run's
             said = " ".join(str(error).split())[:300]
-            self._tell(f"{self.name} failed and is left ({type(error).__name__}: {said}); {_LATER}")
+            if not self.is_left:
+                self._tell(f"{self.name} failed and is left ({type(error).__name__}: {said}); {_LATER}")
 
     def _feed(self) -> None:
         """Open the tracker when there is a row: a run that is refused leaves nothing behind."""

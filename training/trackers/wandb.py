@@ -20,6 +20,8 @@ __all__ = ["open_wandb"]
 
 _SERVER = "https://api.wandb.ai"
 _SECONDS_BETWEEN_WRITES = 1.0
+_SECONDS_FOR_SERVER = 10.0
+"""How long the end of a run may wait for a server that does not answer."""
 _NOT_IN_IDS = re.compile(r"[/\\#?%:\s]")
 
 
@@ -44,6 +46,8 @@ class _Wandb:
             x_disable_stats=True,
             x_disable_meta=True,
             x_save_requirements=False,
+            init_timeout=_SECONDS_FOR_SERVER,
+            finish_timeout=_SECONDS_FOR_SERVER,
             x_transaction_log_flush_interval=_SECONDS_BETWEEN_WRITES,
         )
         self._run: Any = wandb.init(
