@@ -16,11 +16,21 @@ from hrm_agent.trajectory.formats.messages import RequestHints, answer_of, messa
 from hrm_agent.trajectory.judgements import Overlay
 from hrm_agent.trajectory.schema import Call, ToolCall, Trajectory, TurnEnd
 
-__all__ = ["Attributes", "call_attributes", "call_content", "root_attributes", "tool_attributes", "turn_content"]
+__all__ = [
+    "OURS",
+    "Attributes",
+    "call_attributes",
+    "call_content",
+    "root_attributes",
+    "tool_attributes",
+    "turn_content",
+]
 
 Attributes = dict[str, str | bool | int | float | list[str]]
 """Values of the kinds that every backend takes."""
 
+OURS = "hrm_agent"
+"""Names of what the conventions have no name for begin with it."""
 _PROVIDERS = {
     "anthropic": "anthropic",
     "azure_openai": "azure.ai.openai",
@@ -50,21 +60,21 @@ def root_attributes(run: Trajectory, turn: int, end: TurnEnd, overlay: Overlay |
             "gen_ai.operation.name": "invoke_agent",
             "gen_ai.agent.name": run.graph,
             "gen_ai.conversation.id": run.thread_id,
-            "hrm_agent.trajectory_id": run.id,
-            "hrm_agent.run_id": run.run_id or None,
-            "hrm_agent.group_id": run.group_id or None,
-            "hrm_agent.sample_index": run.sample_index if run.group_id else None,
-            "hrm_agent.turn": turn if run.turns else None,
-            "hrm_agent.task_id": run.task.id or None,
-            "hrm_agent.task_family": run.task.family or None,
-            "hrm_agent.policy": run.policy or None,
-            "hrm_agent.policy_version": run.policy_version,
-            "hrm_agent.status": end.status.value,
-            "hrm_agent.stop_reason": end.stop_reason.value if end.stop_reason else None,
-            "hrm_agent.forked_from": run.forked_from.trajectory_id if run.forked_from else None,
-            "hrm_agent.sampled_tokens": run.sampled_tokens,
-            "hrm_agent.reward": run.reward if scored else None,
-            **{f"hrm_agent.reward.{name}": value for name, value in scored.items() if name != "reward"},
+            f"{OURS}.trajectory_id": run.id,
+            f"{OURS}.run_id": run.run_id or None,
+            f"{OURS}.group_id": run.group_id or None,
+            f"{OURS}.sample_index": run.sample_index if run.group_id else None,
+            f"{OURS}.turn": turn if run.turns else None,
+            f"{OURS}.task_id": run.task.id or None,
+            f"{OURS}.task_family": run.task.family or None,
+            f"{OURS}.policy": run.policy or None,
+            f"{OURS}.policy_version": run.policy_version,
+            f"{OURS}.status": end.status.value,
+            f"{OURS}.stop_reason": end.stop_reason.value if end.stop_reason else None,
+            f"{OURS}.forked_from": run.forked_from.trajectory_id if run.forked_from else None,
+            f"{OURS}.sampled_tokens": run.sampled_tokens,
+            f"{OURS}.reward": run.reward if scored else None,
+            **{f"{OURS}.reward.{name}": value for name, value in scored.items() if name != "reward"},
             **(_judged(overlay) if overlay is not None else {}),
         }
     )
@@ -72,12 +82,12 @@ def root_attributes(run: Trajectory, turn: int, end: TurnEnd, overlay: Overlay |
 
 def _judged(overlay: Overlay) -> dict[str, Any]:
     return {
-        "hrm_agent.reward": overlay.reward,
-        "hrm_agent.verdict": overlay.verdict.value,
-        "hrm_agent.verdict_reason": overlay.reason or None,
-        "hrm_agent.drop_reason": overlay.drop_reason.value if overlay.drop_reason else None,
-        "hrm_agent.advantage": overlay.advantage,
-        "hrm_agent.step": overlay.step,
+        f"{OURS}.reward": overlay.reward,
+        f"{OURS}.verdict": overlay.verdict.value,
+        f"{OURS}.verdict_reason": overlay.reason or None,
+        f"{OURS}.drop_reason": overlay.drop_reason.value if overlay.drop_reason else None,
+        f"{OURS}.advantage": overlay.advantage,
+        f"{OURS}.step": overlay.step,
     }
 
 
@@ -102,20 +112,20 @@ def call_attributes(call: Call, run: Trajectory) -> Attributes:
             "gen_ai.usage.output_tokens": used.output_tokens if used else None,
             "gen_ai.usage.cache_read.input_tokens": used.cached_tokens if used else None,
             "gen_ai.usage.reasoning.output_tokens": used.reasoning_tokens if used else None,
-            "hrm_agent.call_id": call.id,
-            "hrm_agent.role": call.identity.role,
-            "hrm_agent.policy_version": call.policy_version,
-            "hrm_agent.queue_seconds": call.queue_seconds or None,
-            "hrm_agent.branch_reason": call.branch_reason.value if call.branch_reason else None,
-            "hrm_agent.untrainable": call.why_untrainable,
-            "hrm_agent.cost": used.cost if used else None,
+            f"{OURS}.call_id": call.id,
+            f"{OURS}.role": call.identity.role,
+            f"{OURS}.policy_version": call.policy_version,
+            f"{OURS}.queue_seconds": call.queue_seconds or None,
+            f"{OURS}.branch_reason": call.branch_reason.value if call.branch_reason else None,
+            f"{OURS}.untrainable": call.why_untrainable,
+            f"{OURS}.cost": used.cost if used else None,
         }
     )
 
 
 def _provider(call: Call) -> str:
     scheme = call.model.partition(":")[0] if ":" in call.model else ""
-    return "hrm_agent" if scheme in _OWN_ENGINES else _PROVIDERS.get(scheme, scheme)
+    return OURS if scheme in _OWN_ENGINES else _PROVIDERS.get(scheme, scheme)
 
 
 def _finish(call: Call) -> str:
@@ -147,15 +157,15 @@ def tool_attributes(call: ToolCall, run: Trajectory, *, content: bool) -> Attrib
             "gen_ai.tool.type": "function",
             "gen_ai.tool.call.arguments": arguments if content else None,
             "gen_ai.tool.call.result": call.content if content else None,
-            "hrm_agent.call_id": call.id,
-            "hrm_agent.role": call.identity.role,
-            "hrm_agent.tool_status": call.status.value if call.status else None,
-            "hrm_agent.isolation": call.isolation or None,
-            "hrm_agent.queue_seconds": call.queued_seconds or None,
-            "hrm_agent.cpu_seconds": call.cpu_seconds,
-            "hrm_agent.peak_memory_bytes": call.peak_memory_bytes,
-            "hrm_agent.attempt": call.attempt if call.attempt > 1 else None,
-            "hrm_agent.repeated_of": call.repeated_of,
+            f"{OURS}.call_id": call.id,
+            f"{OURS}.role": call.identity.role,
+            f"{OURS}.tool_status": call.status.value if call.status else None,
+            f"{OURS}.isolation": call.isolation or None,
+            f"{OURS}.queue_seconds": call.queued_seconds or None,
+            f"{OURS}.cpu_seconds": call.cpu_seconds,
+            f"{OURS}.peak_memory_bytes": call.peak_memory_bytes,
+            f"{OURS}.attempt": call.attempt if call.attempt > 1 else None,
+            f"{OURS}.repeated_of": call.repeated_of,
         }
     )
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from hrm_agent.langgraph_format import namespace_parts
 from hrm_agent.trajectory.formats.messages import RequestHints
 from hrm_agent.trajectory.formats.otel_attributes import (
+    OURS,
     Attributes,
     call_attributes,
     call_content,
@@ -147,7 +148,7 @@ class _Trace:
         if task is None:
             task = self.tasks[id_] = self._span(id_, parent, node, turn)
             task.started_at, task.ended_at = started_at, ended_at
-            task.attributes = {"hrm_agent.node": node, "hrm_agent.graph_task_id": task_id}
+            task.attributes = {f"{OURS}.node": node, f"{OURS}.graph_task_id": task_id}
         task.started_at, task.ended_at = min(task.started_at, started_at), max(task.ended_at, ended_at)
         return id_
 
