@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,7 +24,7 @@ from hrm_agent.trajectory import StopReason, Trajectory
 if TYPE_CHECKING:
     from hrm_agent.trajectory.formats.otel_spans import TraceSpan
 
-__all__ = ["OnEnd", "SpanSender", "exporting", "otlp_sender", "span_exporter"]
+__all__ = ["OnEnd", "SpanSender", "exporting", "otlp_exporter", "otlp_sender", "span_exporter"]
 
 OnEnd = Callable[[Trajectory], None]
 """Told of a run, or a turn of one, that has ended."""
@@ -151,16 +150,16 @@ def otlp_sender(url: str) -> SpanSender:
 
 def otlp_exporter(where: str | None = None) -> Any:
     """OTLP over HTTP, as the OTEL_* variables describe it."""
-    if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter.otlp.proto.http") is None:
-        raise ConfigError("Spans need OpenTelemetry's packages.", "Run: pip install 'hrm-agent[otel]'")
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    except ImportError as error:
+        raise ConfigError("Spans need OpenTelemetry's packages.", "Run: pip install 'hrm-agent[otel]'") from error
     protocol = next(filter(None, map(os.environ.get, _PROTOCOLS)), "http/protobuf")
     if protocol != "http/protobuf":
         raise ConfigError(
             f"Spans are sent by http/protobuf, and OTEL_EXPORTER_OTLP_PROTOCOL is {protocol}.",
             "Set it to http/protobuf, and the endpoint to the collector's port for HTTP (mostly 4318).",
         )
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-
     return OTLPSpanExporter(endpoint=where)
 
 

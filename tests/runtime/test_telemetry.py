@@ -24,7 +24,7 @@ from hrm_agent.runtime.episode import Episode, EpisodeRunner, exporting
 from hrm_agent.runtime.settings import RunSettings
 from hrm_agent.runtime.telemetry import otlp_sender, span_exporter
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.trajectory import TaskRef
+from hrm_agent.trajectory import RunStatus, StopReason, TaskRef
 from hrm_agent.trajectory.formats.otel_spans import spans_of
 from tests.support.trajectory.samples import make_trajectory
 
@@ -130,6 +130,14 @@ def test_nothing_is_sent_unasked(
         assert on_end is None
 
 
+def test_a_run_that_waits_with_a_question_has_not_ended() -> None:
+    exporter = InMemorySpanExporter()
+    with exporting(SENT, exporter) as on_end:
+        assert on_end is not None
+        on_end(make_trajectory(status=RunStatus.TRUNCATED, stop_reason=StopReason.INTERRUPT, answer=None))
+    assert exporter.get_finished_spans() == ()
+
+
 def test_the_variables_say_where_to(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "Authorization=Basic%20abc")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
@@ -173,7 +181,7 @@ def test_another_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_missing_packages_name_their_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telemetry, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"pip install 'hrm-agent\[otel\]'"), exporting(SENT):
         pass
 
