@@ -207,9 +207,9 @@ async def opened_rollouts(
         backend = engine or (setup.policy if setup.is_lazy else load_policy(setup.policy))
         environment = _environment(setup)
         try:
+            runner = EpisodeRunner(store, backend, setup.policy, environment, **config.runner_options())
             with exporting(config) as on_end:
-                options = {"on_end": on_end, **config.runner_options()}
-                yield WorkerRollouts(setup, EpisodeRunner(store, backend, setup.policy, environment, **options), parent)
+                yield WorkerRollouts(setup, replace(runner, on_end=on_end), parent)
         finally:
             await environment.close()
 

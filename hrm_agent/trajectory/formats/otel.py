@@ -83,6 +83,6 @@ def _value(value: Any) -> Row:
         case float():
             return {"doubleValue": value}
         case list():
-            return {"arrayValue": {"values": [{"stringValue": str(each)} for each in value]}}  # pyright: ignore[reportUnknownArgumentType]
+            return {"arrayValue": {"values": [{"stringValue": str(each)} for each in value]}}
         case _:
             return {"stringValue": str(value)}
