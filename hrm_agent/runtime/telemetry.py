@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hrm_agent.errors import ConfigError
 from hrm_agent.runtime.settings import RolloutSettings
 from hrm_agent.trajectory import StopReason, Trajectory
+from hrm_agent.unicode import without_surrogates
 
 if TYPE_CHECKING:
     from hrm_agent.trajectory.formats.otel_spans import TraceSpan
@@ -204,12 +205,15 @@ def _readable(span: TraceSpan, resource: Any) -> Any:
         flags = TraceFlags(TraceFlags.SAMPLED)
         return SpanContext(int(span.trace_id, 16), int(span_id, 16), is_remote=False, trace_flags=flags)
 
+    def whole(value: Any) -> Any:
+        return without_surrogates(value) if isinstance(value, str) else value  # which protobuf refuses
+
     return ReadableSpan(
-        span.name,
+        whole(span.name),
         context=place(span.span_id),
         parent=place(span.parent_id) if span.parent_id is not None else None,
         resource=resource,
-        attributes=span.attributes,
+        attributes={name: whole(value) for name, value in span.attributes.items()},
         kind=SpanKind.CLIENT if span.is_client else SpanKind.INTERNAL,
         status=Status(StatusCode.UNSET) if span.error is None else Status(StatusCode.ERROR, span.error),
         start_time=nanoseconds(span.started_at),

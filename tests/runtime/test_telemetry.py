@@ -25,8 +25,9 @@ from hrm_agent.runtime.settings import RunSettings
 from hrm_agent.runtime.telemetry import otlp_sender, span_exporter
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef
+from hrm_agent.trajectory.formats import RequestHints
 from hrm_agent.trajectory.formats.otel_spans import spans_of
-from tests.support.trajectory.samples import make_trajectory
+from tests.support.trajectory.samples import make_tool_call, make_trajectory
 
 SCRIPT = (
     '<reason>compute</reason><tool_call>{"name": "python", "arguments": {"code": "6 * 7"}}</tool_call>',
@@ -190,6 +191,12 @@ def test_missing_packages_name_their_extra(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_collector_is_named_by_its_base_or_its_whole_address(end: str, collector: Collector) -> None:
     assert otlp_sender(f"{collector.url}{end}")(spans_of(make_trajectory())) is None
     assert collector.paths == ["/v1/traces"] and len(collector.spans) == 9
+
+
+def test_halves_of_characters_are_sent_as_replaced(collector: Collector) -> None:
+    run = make_trajectory(tool_calls=(make_tool_call(name="py\ud800", content="\ud800"),))
+    assert otlp_sender(collector.url)(spans_of(run, content=RequestHints())) is None
+    assert collector.names[-1] == "execute_tool py\ufffd"
 
 
 def test_export_sends_a_store(

@@ -106,7 +106,8 @@ class _Trace:
             span.attributes |= turn_content(self._run.prompts[turn], end.answer)
         if end.status is RunStatus.FAILED:
             span.error = "failed"
-            span.attributes["error.type"] = (end.error or "_OTHER").partition(":")[0]
+            said = (end.error or "").partition(":")[0]  # "KeyError: 'x'": the rest may be of the task
+            span.attributes["error.type"] = said if said.isidentifier() else "_OTHER"
         return span
 
     def call(self, call: Call) -> TraceSpan:
