@@ -34,6 +34,7 @@ _WAITING = 1000
 _AT_ONCE = 50
 """Most runs of one request."""
 _SECONDS_AT_THE_END = 10.0
+_LONGEST = 300
 _LOGGER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 
@@ -138,7 +139,12 @@ def span_exporter(exporter: Any) -> SpanSender:
     def send(spans: Iterable[TraceSpan]) -> str | None:
         with _heard() as said:
             taken = exporter.export([_readable(span, resource) for span in spans])
-        return None if taken is SpanExportResult.SUCCESS else "; ".join(said) or "the exporter does not say why"
+        if taken is SpanExportResult.SUCCESS:
+            return None
+        first = (
+            said[0] if said else "the exporter does not say why"
+        )  # those after it are of the same thing, tried again
+        return first.partition(" encountered while")[0][:_LONGEST]
 
     return send
 
