@@ -35,6 +35,7 @@ from hrm_agent.training.config_parts import (
     refuse_uncorrected,
     refuse_with_ranks,
 )
+from hrm_agent.training.trackers.settings import TRACK_KEYS, TrackSettings
 
 __all__ = [
     "FREE_IN_TRAINING",
@@ -51,6 +52,7 @@ FREE_ON_RESUME = frozenset(
         *("allow", "checkpoint_every", "checkpoints", "concurrency", "environment", "isolation", "processes", "ray"),
         *("keep.checkpoint_every", "keep.checkpoints", "optim.sharding", "rollout.processes", "rollout.ray"),
         *(f"engines.{key}" for key in EnginesPart.model_fields if key != "engine"),
+        *(*TRACK_KEYS, "otel", "otel_content"),
     }
 )
 """Keys that decide how a run is carried out and not its result: they may change when it is resumed."""
@@ -83,7 +85,7 @@ class TaskSettings(BaseModel):
     """Where to record, as a path or URL; several runs may share one. none: `store.db` in the run's folder."""
 
 
-class CollectConfig(TaskSettings, SelectionSettings, RunSettings, GraphSettings):
+class CollectConfig(TaskSettings, SelectionSettings, RunSettings, GraphSettings, TrackSettings):
     """Which tasks are run, how often, and with which policy."""
 
     policy: str = "builtin:trained"
@@ -144,7 +146,7 @@ class SftConfig(CheckpointSettings):
     """Decides the order of the conversations."""
 
 
-class FineTuneConfig(SftConfig):
+class FineTuneConfig(SftConfig, TrackSettings):
     """One run of supervised fine-tuning."""
 
     policy: str = "builtin:cold-start"
@@ -176,7 +178,7 @@ class FineTuneConfig(SftConfig):
         return self
 
 
-class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings):
+class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
     """One run of reinforcement learning. The defaults are the demo's; the paper's values stand beside them."""
 
     policy: str = "builtin:cold-start"

@@ -33,7 +33,7 @@ from hrm_agent.errors import ConfigError, HrmError, ModelError, RunError
 from hrm_agent.frozen_heap import frozen_heap
 from hrm_agent.models import Engine, load_policy
 from hrm_agent.models.policy_loader import load_elsewhere
-from hrm_agent.runtime.episode import Episode, EpisodeRunner
+from hrm_agent.runtime.episode import Episode, EpisodeRunner, exporting
 from hrm_agent.runtime.selection.strategies import solve
 from hrm_agent.store import open_store
 from hrm_agent.training.tasks.base import Task
@@ -208,7 +208,8 @@ async def opened_rollouts(
         environment = _environment(setup)
         try:
             runner = EpisodeRunner(store, backend, setup.policy, environment, **config.runner_options())
-            yield WorkerRollouts(setup, runner, parent)
+            with exporting(config) as on_end:
+                yield WorkerRollouts(setup, replace(runner, on_end=on_end), parent)
         finally:
             await environment.close()
 

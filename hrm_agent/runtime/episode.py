@@ -47,6 +47,7 @@ from hrm_agent.runtime.execution.loading import BUILTIN_GRAPHS, Graph, opened_gr
 from hrm_agent.runtime.execution.run_context import CONTEXT, run_context
 from hrm_agent.runtime.execution.run_group import run_group
 from hrm_agent.runtime.settings import Durability, RolloutSettings, RunSettings
+from hrm_agent.runtime.telemetry import OnEnd, exporting
 from hrm_agent.store import Lease, RunStore
 from hrm_agent.tools.external_tools import record_external_tools
 from hrm_agent.tools.sessions import end_sessions
@@ -73,6 +74,7 @@ __all__ = [
     "OnChunk",
     "OnEvent",
     "OnUpdate",
+    "exporting",
     "policy_for",
     "refuse_other_roles",
 ]
@@ -165,6 +167,8 @@ class EpisodeRunner:
     with what is committed next, or some milliseconds later."""
     record: Callable[[Journal, int | None, Collection[str]], Recording] = Recording
     """Opens the recording of an episode: journal, base of its seeds, ids of calls shared with a fork's origin."""
+    on_end: OnEnd | None = None
+    """Told of each run that has ended here, and of each turn; not of one that is read back."""
 
     @classmethod
     @asynccontextmanager
@@ -181,8 +185,9 @@ class EpisodeRunner:
         """
         settings = settings or RunSettings()
         held = backend or load_policy(policy)
-        async with opened_environment(settings.environment, isolation=settings.isolation) as environment:
-            yield cls(store, held, policy, environment, **settings.runner_options())
+        with exporting(settings) as on_end:
+            async with opened_environment(settings.environment, isolation=settings.isolation) as environment:
+                yield cls(store, held, policy, environment, on_end=on_end, **settings.runner_options())
 
     async def run_all(
         self,
@@ -263,7 +268,10 @@ class EpisodeRunner:
             ended = await self._to_end(graph_run, callbacks)
             if active.broken is not None:  # the graph caught the error; its record has a hole all the same
                 raise active.broken
-            return self._end(begun, episode, ended)
+            over = self._end(begun, episode, ended)
+        if self.on_end is not None:
+            self.on_end(over)
+        return over
 
     async def _to_end(self, graph_run: GraphRun, callbacks: StreamCallbacks) -> TurnEnd:
         try:

@@ -149,6 +149,10 @@ class RolloutSettings(BaseModel):
     """The least isolation of model-written code that is accepted: L3, L2, L1 or L0."""
     environment: Where | None = None
     """Where model-written code runs: none for this machine, the URL of `hrm-agent environment serve`, ray[:ADDRESS]."""
+    otel: bool = False
+    """Send spans of each run, as it ends, to the OpenTelemetry collector that the OTEL_* variables name."""
+    otel_content: bool = False
+    """Put prompts, answers, and what tools were given and gave into these spans."""
 
     def runner_options(self) -> RunnerOptions:
         """The part of the settings that an `EpisodeRunner` holds."""

@@ -27,6 +27,7 @@ from hrm_agent.trajectory.formats import (
     chat,
     inspect_logs,
     messages,
+    otel,
     rollouts,
     trl,
     verifiers,
@@ -76,6 +77,7 @@ _FORMAT_MODULES: dict[str, ModuleType] = {
     "atif": atif,
     "atif, read back": atif_import,
     "verl": verl,
+    "otel": otel,
     "inspect": inspect_logs,
 }
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"

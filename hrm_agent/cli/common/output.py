@@ -19,7 +19,7 @@ from rich.table import Table
 from hrm_agent.files import json_line
 from hrm_agent.unicode import for_terminal
 
-__all__ = ["Advance", "Output", "progress"]
+__all__ = ["Advance", "Output", "progress", "remark"]
 
 _SECONDS_BETWEEN_LINES = 10.0
 
@@ -85,6 +85,11 @@ def _text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3f}" if math.isfinite(value) else "none"
     return "" if value is None else for_terminal(str(value))
+
+
+def remark(text: str) -> None:
+    """A line on stderr, beside what a command does; from any thread."""
+    print(for_terminal(f"hrm-agent: {text}"), file=sys.stderr, flush=True)
 
 
 @contextmanager

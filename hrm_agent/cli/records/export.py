@@ -11,6 +11,7 @@ from pathlib import Path
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.run_folder import stored_trajectories
+from hrm_agent.cli.records.export_spans import send_spans, write_spans
 from hrm_agent.errors import ConfigError
 from hrm_agent.trajectory import Trajectory
 from hrm_agent.trajectory.formats import FORMATS, Report, RequestHints, export_to, format_of
@@ -36,6 +37,8 @@ def run(words: list[str]) -> int:
 
         print(json.dumps(trajectory_schema(), indent=2))
         return 0
+    if arguments.otlp is not None and arguments.store is not None:
+        return send_spans(arguments, Output(as_json=arguments.json))
     if arguments.store is None or arguments.out is None:
         raise ConfigError("export needs a store and a file.", "Write `hrm-agent export STORE --out FILE.jsonl`.")
     name = format_of(arguments.out, arguments.format)
@@ -45,8 +48,13 @@ def run(words: list[str]) -> int:
             raise ConfigError(
                 f"--{flag} works with --format chat only; {name} exports every run.", "Add --format chat."
             )
-    with _source(arguments, name) as (trajectories, known):
-        report = export_to(arguments.out, trajectories, name, known, arguments.reward, arguments.role or ())
+    if arguments.otel_content and name != "otel":
+        raise ConfigError("--otel-content works with --format otel only.", "Add --format otel.")
+    if name == "otel":
+        report = write_spans(arguments)
+    else:
+        with _source(arguments, name) as (trajectories, known):
+            report = export_to(arguments.out, trajectories, name, known, arguments.reward, arguments.role or ())
     _say(Output(as_json=arguments.json), arguments.out, name, report)
     return 0 if report.rows else 1
 
@@ -79,6 +87,10 @@ def _parser() -> Parser:
     parser.add_argument(
         "--tools", type=Path, metavar="FILE", help="JSON list of the tools that the graph offers the model"
     )
+    parser.add_argument(
+        "--otlp", metavar="URL", help="send spans to this OpenTelemetry collector in place of a file, over HTTP"
+    )
+    parser.add_argument("--otel-content", action="store_true", help="otel: with messages, arguments and results")
     parser.add_argument("--schema", action="store_true", help="print the JSON Schema of a JSONL line and stop")
     return parser
 

@@ -7,10 +7,12 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
 from hrm_agent.cli.common.interrupts import resumed_by
-from hrm_agent.cli.common.output import Output, progress
+from hrm_agent.cli.common.output import Output, progress, remark
 from hrm_agent.cli.common.run_folder import run_folder
 from hrm_agent.config import compare_on_resume, save_config
 from hrm_agent.files import alone_in
@@ -20,6 +22,7 @@ from hrm_agent.training.collect import collect
 from hrm_agent.training.configs import FREE_ON_RESUME, CollectConfig
 from hrm_agent.training.tasks import load_tasks, refuse_unscored
 from hrm_agent.training.tasks.sources import changed_sources, tasks_folder
+from hrm_agent.training.trackers.open import require_trackers, track_result
 from hrm_agent.trajectory import RunStatus, Trajectory
 from hrm_agent.unicode import for_terminal
 
@@ -42,10 +45,27 @@ def collect_run(config: CollectConfig, folder: Path, output: Output) -> int:
     """Start or resume the collection and print a summary; returns the exit code."""
     trajectories = collected(config, "collect", folder)
     statuses = Counter(trajectory.status.value for trajectory in trajectories)
+    track_result(config, config, "collect", folder, remark, _numbers(trajectories, statuses))
     output.result({"folder": str(folder), "trajectories": len(trajectories), "statuses": dict(statuses)})
     output.say(f"{len(trajectories)} trajectories in {folder}: " + ", ".join(f"{n} {s}" for s, n in statuses.items()))
     output.say(f"Next: hrm-agent history --store {folder}, hrm-agent eval {folder}, hrm-agent lint {folder}")
     return exit_code(trajectories)
+
+
+def _numbers(trajectories: Sequence[Trajectory], statuses: Counter[str]) -> dict[str, Any]:
+    """What trackers are sent of a collection."""
+    scored = [each for each in trajectories if each.rewards]
+    means = {
+        name: fmean(found)
+        for name, found in (
+            ("correct", [each.outcome for each in scored]),
+            ("reward", [each.reward for each in scored]),
+            ("sampled_tokens", [each.sampled_tokens for each in trajectories]),
+            ("tool_calls", [len(each.own_tool_calls) for each in trajectories]),
+        )
+        if found
+    }
+    return {"trajectories": len(trajectories), "statuses": dict(statuses), **means}
 
 
 def exit_code(trajectories: Sequence[Trajectory]) -> int:
@@ -59,6 +79,7 @@ def exit_code(trajectories: Sequence[Trajectory]) -> int:
 
 def collected(config: CollectConfig, command: str, folder: Path) -> list[Trajectory]:
     """The trajectories of the run in `folder`, those on record read back and the others run."""
+    require_trackers(config)
     tell_changed_sources(config.tasks, config.split, folder)
     where = tasks_folder(folder)
     tasks = load_tasks(config.tasks, split=config.split, seed=config.seed, count=config.count, folder=where)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
-from hrm_agent.cli.common.output import Advance, Output, progress
+from hrm_agent.cli.common.output import Advance, Output, progress, remark
 from hrm_agent.cli.common.printer import Printer
 from hrm_agent.cli.training.train import watched
 from hrm_agent.config import compare_on_resume, save_config
@@ -16,6 +16,7 @@ from hrm_agent.files import alone_in
 from hrm_agent.training.configs import FREE_ON_RESUME, DemoConfig
 from hrm_agent.training.demo import DemoReport, Stage, demo
 from hrm_agent.training.processes import is_first_process, require_one_process
+from hrm_agent.training.trackers.open import require_trackers, tracking
 
 __all__ = ["demo_run", "run"]
 
@@ -30,8 +31,11 @@ def run(words: list[str]) -> int:
         "Evaluate a small policy, train it by GRPO-RoC, evaluate it again, solve a problem.",
     )
     parser.add_argument("--out", type=Path, default=_FOLDER, metavar="FOLDER", help=f"run folder [{_FOLDER}]")
+    parser.add_argument("--track", action="append", metavar="VALUE", help="a shorter name for --train.track")
     add_config(parser, DemoConfig)
     arguments = parser.read(words)
+    if arguments.track is not None:
+        setattr(arguments, "config:train.track", arguments.track)
     config = config_from(arguments, DemoConfig, "demo")
     if arguments.dry_run:
         print_config(config, "demo", as_json=arguments.json)
@@ -45,6 +49,7 @@ def demo_run(config: DemoConfig, folder: Path, output: Output) -> None:
     if not is_first_process():
         return  # the first one says why they cannot run together
     require_one_process()
+    require_trackers(config.train)
     printer = Printer(Output(as_json=output.as_json))
     with alone_in(folder), _Stages() as stages:
         compare_on_resume(config, "demo", folder, free=frozenset(f"train.{key}" for key in FREE_ON_RESUME))
@@ -54,7 +59,8 @@ def demo_run(config: DemoConfig, folder: Path, output: Output) -> None:
             stages.close()
             printer.update(namespace, data)
 
-        report = asyncio.run(demo(config, folder, on_progress=stages, on_update=on_update))
+        with tracking(config.train, config, "demo", folder, remark, first_step=1):
+            report = asyncio.run(demo(config, folder, on_progress=stages, on_update=on_update))
     output.result({"event": "report", **report.model_dump(mode="json")})
     _print(output, report, folder)
 

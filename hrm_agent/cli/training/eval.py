@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
-from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.common.output import Output, remark
 from hrm_agent.cli.common.run_folder import existing_store, is_file, run_folder, stored_trajectories
 from hrm_agent.cli.training.collect import collected, exit_code
 from hrm_agent.errors import ConfigError
@@ -26,6 +26,7 @@ from hrm_agent.training.evaluation.reports import (
 )
 from hrm_agent.training.evaluation.rubrics import scored_by, scorings_named
 from hrm_agent.training.evaluation.samples import samples_of
+from hrm_agent.training.trackers.open import track_result
 from hrm_agent.trajectory import RunStatus, Trajectory
 
 __all__ = ["eval_run", "run"]
@@ -74,6 +75,7 @@ def eval_run(config: CollectConfig, folder: Path, output: Output, prices: Prices
     # From the store, since it has the candidates too of which a mode hands out one.
     found = evaluate(stored_trajectories(str(folder)), seed=config.seed, prices=prices)
     _report(output, found, str(folder), folder, config.model_dump(mode="json"))
+    track_result(config, config, "eval", folder, remark, asdict(found))
     return exit_code(trajectories)
 
 

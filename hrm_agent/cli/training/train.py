@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
 from hrm_agent.cli.common.interrupts import resumed_by
-from hrm_agent.cli.common.output import Output, progress
+from hrm_agent.cli.common.output import Output, progress, remark
 from hrm_agent.cli.common.run_folder import run_folder
 from hrm_agent.cli.training.panel import panel
 from hrm_agent.config import CONFIG_FILE, build_config, compare_on_resume, read_config_file, save_config
@@ -103,9 +103,11 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
     from hrm_agent.runtime.execution.loading import load_graph, refuse_other_roles
     from hrm_agent.training.grpo import train
     from hrm_agent.training.metrics import read_metrics
+    from hrm_agent.training.trackers.open import require_trackers, tracking
     from hrm_agent.training.verdicts import when_learning_stopped, why_nothing_was_learnt
 
     # Before there is a folder: what cannot be trained leaves nothing behind.
+    require_trackers(config)
     model_folder(config.policy, adapter=config.adapter.lora_rank > 0)
     if config.rewards is not None:
         load_rubric(config.rewards)
@@ -125,13 +127,15 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
         tell_changed_sources(config.tasks, "train", folder, *config.tasks_of_stages)
     with resumed_by(f"hrm-agent resume {folder}"), alone_in(folder):  # whoever is refused leaves its configuration
         is_new = not (folder / CONFIG_FILE).exists()
-        if _is_taken_up(config, "train rl", folder):
-            for line in said:
-                output.say(line)
-            with progress(config.select.algorithm, config.steps) as advance, _withdrawn(folder, is_new=is_new):
-                asyncio.run(learn(config, folder, on_step=_shown(config, advance)))
-        else:
-            output.say(_nothing_left(folder, config.steps))
+        taken_up = _is_taken_up(config, "train rl", folder)
+        with tracking(config, config, "train rl", folder, remark, first_step=1):
+            if taken_up:
+                for line in said:
+                    output.say(line)
+                with progress(config.select.algorithm, config.steps) as advance, _withdrawn(folder, is_new=is_new):
+                    asyncio.run(learn(config, folder, on_step=_shown(config, advance)))
+            else:
+                output.say(_nothing_left(folder, config.steps))
     model, metrics = folder / "model", folder / "metrics.jsonl"
     rows = read_metrics(metrics)
     taken = sum(bool(row["stepped"]) for row in rows) if rows else None  # without metrics it is not known
@@ -144,8 +148,8 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
         "learning_stopped": stopped,
     }
     output.result({**found, "last": rows[-1] if rows else None})
-    for remark in filter(None, (lack, stopped)):
-        print(f"hrm-agent: {remark}", file=sys.stderr)
+    for said_of_it in filter(None, (lack, stopped)):
+        remark(said_of_it)
     steps = f"{len(rows)} step{'s' * (len(rows) != 1)}" + (f", {taken} with an update" if taken != len(rows) else "")
     curves = _curves(rows, config, folder) if rows else ""
     told = f"The run has {steps}; the metrics are {metrics}{curves}" if rows else f"{metrics} has no rows"
@@ -270,21 +274,25 @@ def fine_tune(config: FineTuneConfig, folder: Path, output: Output) -> None:
     """Train, or go on, in `folder`."""
     from hrm_agent.cli.training.from_records import CONVERSATIONS, select
     from hrm_agent.training.processes import is_first_process
+    from hrm_agent.training.trackers.open import require_trackers, tracking
 
     if (folder / "model").exists() and not (folder / "checkpoints").exists():
         raise RunError(f"{folder} holds a trained model already.", "Name another folder with --out.")
     config = _with_whole_paths(config)
     main = is_first_process()  # of those that share the batches, the one that writes
     chosen = select(config) if main and config.source and not (folder / CONVERSATIONS).is_file() else None
+    require_trackers(config)
     with alone_in(folder) if main else nullcontext():
-        if _is_taken_up(config, "train sft", folder, writes=main):
-            if chosen is not None:
-                chosen.write(folder)
-                for line in chosen.lines():
-                    output.say(line)
-            _fine_tune(config, folder, writes=main)
-        else:
-            output.say(_nothing_left(folder, config.steps))
+        taken_up = _is_taken_up(config, "train sft", folder, writes=main)
+        with tracking(config, config, "train sft", folder, remark) if main else nullcontext():
+            if taken_up:
+                if chosen is not None:
+                    chosen.write(folder)
+                    for line in chosen.lines():
+                        output.say(line)
+                _fine_tune(config, folder, writes=main)
+            else:
+                output.say(_nothing_left(folder, config.steps))
     model = folder / "model"
     output.result({"folder": str(folder), "model": str(model), **({"taken": chosen.data()} if chosen else {})})
     output.say(f"The policy is {model}, the metrics are {folder / 'metrics.jsonl'}.")

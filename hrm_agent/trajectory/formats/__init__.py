@@ -3,8 +3,8 @@
 Two formats hold a whole trajectory and are read back as equal ones: `jsonl`, one trajectory a line as published, and
 `parquet`, for many. The others are other programs' own: `trl` and the two of `verifiers` carry tokens, masks, log-probs
 and rewards, which is what a trainer needs, and are read back as that; `atif` carries all but what tokens were rendered
-from, and is read from other agents, too; `chat` carries messages only and `verl` tasks, and there is no way back from
-them to a run; logs of `inspect` are only read. docs/formats.md is the table of what each keeps.
+from, and is read from other agents, too; `chat` carries messages only, `verl` tasks and `otel` spans, and there is no
+way back from them to a run; logs of `inspect` are only read. docs/formats.md is the table of what each keeps.
 
 A file appears under its name only when it is complete. Trajectories are read and written one at a time.
 """
@@ -26,6 +26,7 @@ from hrm_agent.trajectory.formats.inspect_logs import read_inspect
 from hrm_agent.trajectory.formats.json_documents import documents
 from hrm_agent.trajectory.formats.messages import RequestHints
 from hrm_agent.trajectory.formats.native import COLUMNS, read_jsonl, read_parquet, write_jsonl, write_parquet
+from hrm_agent.trajectory.formats.otel import otel_rows
 from hrm_agent.trajectory.formats.rollouts import read_rollouts, rollout_rows
 from hrm_agent.trajectory.formats.rows import Report, RowMaker, write_rows
 from hrm_agent.trajectory.formats.trl import read_trl, trl_rows
@@ -133,6 +134,12 @@ FORMATS: dict[str, Format] = {
         "nothing: a task is not a run",
         write=write_verl,
     ),
+    "otel": Format(
+        "the spans of one trajectory, as OpenTelemetry's OTLP has them in JSON: `resourceSpans`",
+        "nothing: spans are not a run",
+        rows=lambda known, least, roles: otel_rows(),
+        keys=frozenset({"resourceSpans"}),
+    ),
     "inspect": Format(
         "not written: the logs of inspect_ai, `.eval` or JSON, are read only",
         "a run for each sample and epoch: messages, model calls, tool calls, usage, and scores as rewards",
@@ -141,6 +148,8 @@ FORMATS: dict[str, Format] = {
     ),
 }
 """Name -> what it is."""
+_NO_RUNS = {"chat": "conversations", "otel": "spans", "verl": "tasks"}
+"""Formats without a way back -> what they hold."""
 
 
 def export_to(
@@ -169,10 +178,10 @@ def import_from(path: Path, name: str | None = None, origin: Origin | None = Non
     read = FORMATS[found].read
     if read is None:
         raise StoreError(
-            f"{path} holds {'tasks' if found == 'verl' else 'conversations'}, which cannot be imported as runs.",
-            "`hrm-agent export --format parquet` writes runs."
-            if found == "verl"
-            else f"Train on it as it is: hrm-agent train sft {path}",
+            f"{path} holds {_NO_RUNS[found]}, which cannot be imported as runs.",
+            f"Train on it as it is: hrm-agent train sft {path}"
+            if found == "chat"
+            else "`hrm-agent export --format parquet` writes runs.",
         )
     return read(path, origin or Origin())
 

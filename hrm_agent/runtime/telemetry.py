@@ -1,0 +1,228 @@
+"""Sends spans to a collector of OpenTelemetry: OTLP over HTTP, by the standard OTEL_* variables.
+
+Spans are made from the record (`hrm_agent.trajectory.formats.otel_spans`), when a run has ended. That is done in a
+thread of its own, with a bounded queue: a collector that is slow, wrong or gone costs a run nothing, and is told of
+once. What it missed stays on record, and `hrm-agent export RUN --otlp URL` sends it, with the same ids.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import sys
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hrm_agent.errors import ConfigError
+from hrm_agent.runtime.settings import RolloutSettings
+from hrm_agent.trajectory import StopReason, Trajectory
+from hrm_agent.unicode import without_surrogates
+
+if TYPE_CHECKING:
+    from hrm_agent.trajectory.formats.otel_spans import TraceSpan
+
+__all__ = ["OnEnd", "SpanSender", "exporting", "otlp_exporter", "otlp_sender", "span_exporter"]
+
+OnEnd = Callable[[Trajectory], None]
+"""Told of a run, or a turn of one, that has ended."""
+_WAITING = 1000
+"""Most runs that wait to be sent; those after them are left out."""
+_AT_ONCE = 50
+"""Most runs of one request."""
+_SECONDS_AT_THE_END = 10.0
+_LONGEST = 300
+_LOGGER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+
+
+class SpanSender(Protocol):
+    """Takes the spans of a run."""
+
+    def __call__(self, spans: Iterable[TraceSpan]) -> str | None:
+        """None if they were taken, else why they were not."""
+        ...
+
+
+@contextmanager
+def exporting(settings: RolloutSettings, exporter: Any = None) -> Generator[OnEnd | None]:
+    """What is to be told of runs that end, while the block runs; None where spans are not asked for.
+
+    `exporter`: a `SpanExporter` in place of the one that the OTEL_* variables describe. Raises `ConfigError` where the
+    packages are missing, or the variables ask for what there is none of.
+    """
+    if not settings.otel or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        yield None
+        return
+    thread = _Sending(span_exporter(exporter or otlp_exporter()), content=settings.otel_content)
+    thread.start()
+    try:
+        yield thread.put
+    finally:
+        thread.end()
+
+
+class _Sending(Thread):
+    """Sends runs one after the other."""
+
+    def __init__(self, send: SpanSender, *, content: bool) -> None:
+        super().__init__(name="otel", daemon=True)
+        self._send, self._content = send, content
+        self._runs: queue.Queue[Trajectory | None] = queue.Queue(_WAITING)
+        self._lost, self._told, self._is_over = 0, False, False
+
+    def put(self, run: Trajectory) -> None:
+        """Take a run that has ended; one that waits with a question has not."""
+        if run.stop_reason is StopReason.INTERRUPT:
+            return
+        try:
+            self._runs.put_nowait(run)
+        except queue.Full:
+            self._lose("the collector is too slow")
+
+    def run(self) -> None:
+        from hrm_agent.trajectory.formats.messages import RequestHints
+        from hrm_agent.trajectory.formats.otel_spans import spans_of
+
+        content = RequestHints() if self._content else None
+        while runs := self._waiting():
+            spans = (span for run in runs for span in spans_of(run, content=content, newest_turn=True))
+            try:
+                why = self._send(spans)
+            except Exception as error:  # no fault of a collector, or of what speaks to it, is the run's
+                why = f"{type(error).__name__}: {error}"
+            if why is not None:
+                self._lose(why, len(runs))
+
+    def _waiting(self) -> list[Trajectory]:
+        """What waits to be sent, at most so much as one request may hold; nothing at the end."""
+        runs: list[Trajectory] = []
+        while not self._is_over and len(runs) < _AT_ONCE and (not runs or not self._runs.empty()):
+            run = self._runs.get()
+            self._is_over = run is None
+            runs += [run] if run is not None else []
+        return runs
+
+    def end(self) -> None:
+        """Wait for what is to be sent, for some seconds at most."""
+        ends = time.monotonic() + _SECONDS_AT_THE_END
+        try:
+            self._runs.put(None, timeout=_SECONDS_AT_THE_END)
+            self.join(max(0.0, ends - time.monotonic()))
+        except queue.Full:
+            pass
+        left = self._runs.qsize()
+        if self.is_alive() or self._lost > 1:
+            many = f"{self._lost + left} or more" if self.is_alive() else str(self._lost)
+            _tell(f"{many} runs were not sent by --otel. `hrm-agent export RUN --format otel --otlp URL` sends them.")
+
+    def _lose(self, why: str, many: int = 1) -> None:
+        self._lost += many
+        if not self._told:
+            self._told = True
+            _tell(f"spans were not taken, and the run goes on without: {why}")
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"hrm-agent: {text}\n")
+
+
+def span_exporter(exporter: Any) -> SpanSender:
+    """Sends by a `SpanExporter` of OpenTelemetry's SDK."""
+    from opentelemetry.sdk.trace.export import SpanExportResult
+
+    resource = _resource()
+
+    def send(spans: Iterable[TraceSpan]) -> str | None:
+        with _heard() as said:
+            taken = exporter.export([_readable(span, resource) for span in spans])
+        if taken is SpanExportResult.SUCCESS:
+            return None
+        first = (
+            said[0] if said else "the exporter does not say why"
+        )  # those after it are of the same thing, tried again
+        return first.partition(" encountered while")[0][:_LONGEST]
+
+    return send
+
+
+def otlp_sender(url: str) -> SpanSender:
+    """Sends to the collector at `url`: its base, or the whole address that ends in /v1/traces."""
+    where = url if url.rstrip("/").endswith("/v1/traces") else f"{url.rstrip('/')}/v1/traces"
+    return span_exporter(otlp_exporter(where))
+
+
+def otlp_exporter(where: str | None = None) -> Any:
+    """OTLP over HTTP, as the OTEL_* variables describe it."""
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    except ImportError as error:
+        raise ConfigError("Spans need OpenTelemetry's packages.", "Run: pip install 'hrm-agent[otel]'") from error
+    protocol = next(filter(None, map(os.environ.get, _PROTOCOLS)), "http/protobuf")
+    if protocol != "http/protobuf":
+        raise ConfigError(
+            f"Spans are sent by http/protobuf, and OTEL_EXPORTER_OTLP_PROTOCOL is {protocol}.",
+            "Set it to http/protobuf, and the endpoint to the collector's port for HTTP (mostly 4318).",
+        )
+    return OTLPSpanExporter(endpoint=where)
+
+
+@contextmanager
+def _heard() -> Generator[Sequence[str]]:
+    """What the exporter says of a failure, which it would write to stderr each time."""
+    said: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    logger, listener = logging.getLogger(_LOGGER), Listener()
+    before, logger.propagate = logger.propagate, False
+    logger.addHandler(listener)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(listener)
+        logger.propagate = before
+
+
+def _resource() -> Any:
+    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+
+    from hrm_agent.trajectory.formats.otel import SERVICE
+
+    found = Resource.create()  # of OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES
+    unnamed = str(found.attributes.get(SERVICE_NAME, "")).startswith("unknown_service")
+    return found.merge(Resource({SERVICE_NAME: SERVICE})) if unnamed else found
+
+
+def _readable(span: TraceSpan, resource: Any) -> Any:
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+    from hrm_agent import __version__
+    from hrm_agent.trajectory.formats.otel import SCOPE, nanoseconds
+
+    def place(span_id: str) -> SpanContext:
+        flags = TraceFlags(TraceFlags.SAMPLED)
+        return SpanContext(int(span.trace_id, 16), int(span_id, 16), is_remote=False, trace_flags=flags)
+
+    def whole(value: Any) -> Any:
+        return without_surrogates(value) if isinstance(value, str) else value  # which protobuf refuses
+
+    return ReadableSpan(
+        whole(span.name),
+        context=place(span.span_id),
+        parent=place(span.parent_id) if span.parent_id is not None else None,
+        resource=resource,
+        attributes={name: whole(value) for name, value in span.attributes.items()},
+        kind=SpanKind.CLIENT if span.is_client else SpanKind.INTERNAL,
+        status=Status(StatusCode.UNSET) if span.error is None else Status(StatusCode.ERROR, span.error),
+        start_time=nanoseconds(span.started_at),
+        end_time=nanoseconds(span.ended_at),
+        instrumentation_scope=InstrumentationScope(SCOPE, __version__),
+    )

@@ -1,0 +1,27 @@
+"""What the file that wandb writes for a run holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hrm_agent.training.trackers.wandb_file import wandb_records
+
+
+def history(path: Path) -> dict[int, dict[str, float]]:
+    """Numbers by step. Raises where a step is there twice."""
+    found: dict[int, dict[str, float]] = {}
+    for record in wandb_records(path):
+        if record.WhichOneof("record_type") == "history":
+            items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            step = int(items["_step"])
+            assert step not in found
+            found[step] = {name: value for name, value in items.items() if not name.startswith("_")}
+    return found
+
+
+def config(path: Path) -> dict[str, Any]:
+    """What the run was begun with."""
+    (run,) = [record.run for record in wandb_records(path) if record.WhichOneof("record_type") == "run"]
+    return {item.key: json.loads(item.value_json) for item in run.config.update}

@@ -1,0 +1,1 @@
+"""Trackers of experiments: what a run's metrics.jsonl holds, sent on to TensorBoard, trackio or wandb."""

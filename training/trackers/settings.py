@@ -1,0 +1,39 @@
+"""The keys by which a command names its trackers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from hrm_agent.config import ONE_BY_ONE
+
+__all__ = ["TRACK_KEYS", "TrackSettings", "TrackerName"]
+
+TrackerName = Literal["tensorboard", "trackio", "wandb"]
+
+
+def _split(value: Any) -> Any:
+    """`tensorboard,wandb`, alone or in a list, as one name after the other, each once."""
+    listed = [value] if isinstance(value, str) else value
+    if not isinstance(listed, (list, tuple)):
+        return value
+    names = [part.strip() for each in cast("list[Any]", listed) for part in str(each).split(",")]
+    return tuple(dict.fromkeys(name for name in names if name and name != "none"))
+
+
+class TrackSettings(BaseModel):
+    """Where metrics go beside metrics.jsonl."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    track: Annotated[tuple[TrackerName, ...], BeforeValidator(_split), ONE_BY_ONE] = ()
+    """Trackers that are sent each row of metrics: tensorboard, trackio, wandb, joined by commas. Empty: none."""
+    track_project: str = "hrm-agent"
+    """Project that trackio and wandb file the run under."""
+    track_folder: str | None = None
+    """Where trackers write. none: TensorBoard and wandb into the run's folder, trackio where it keeps all its runs."""
+
+
+TRACK_KEYS = frozenset(TrackSettings.model_fields)
+"""Keys that change nothing of a run."""
