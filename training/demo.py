@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from hrm_agent.intervals import Estimate
 from hrm_agent.runtime.episode import Episode, OnUpdate
 from hrm_agent.runtime.settings import GraphSettings, RolloutSettings, RunSettings
 from hrm_agent.training.collect import collect
@@ -76,13 +77,17 @@ async def demo(
     rows = read_metrics(folder / "metrics.jsonl")
     after = await _evaluate(str(model), "after", config, folder, tell)
     title = f"{training.select.algorithm}, {training.graph}, seed {training.seed}"
-    held_out = {0: before.pass_at_1, training.steps: after.pass_at_1}
+    held_out = {0: _estimate(before), training.steps: _estimate(after)}
     plot_curves(rows, folder / "curves.png", title, held_out)
     solved = await _solve(str(model), config, folder, on_update)
     tell("solve", 1, 1, {})
     report = _report(before, after, rows, solved, model)
     (folder / "report.json").write_text(report.model_dump_json(indent=2), encoding="utf-8")
     return report
+
+
+def _estimate(found: Evaluation) -> Estimate:
+    return Estimate(found.pass_at_1, *found.interval)
 
 
 def _cold_start(folder: Path, tell: OnProgress) -> str:

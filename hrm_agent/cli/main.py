@@ -41,6 +41,7 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
         "train": "train a policy: `train rl` by reinforcement, `train sft` on conversations",
         "eval": "evaluate a policy on tasks, evaluate a recorded run, or compare two runs",
         "rescore": "score stored runs by a rubric, beside the scores that they have; compare two rubrics",
+        "plot": "curves of training runs as a picture, runs of one configuration as one line",
     },
     "records": {
         "history": "list the runs of a store, or the checkpoints of one thread as a tree",
