@@ -124,6 +124,7 @@ _FRAGMENT_STYLE = """
 .hrm-agent caption{text-align:left;font-weight:600;padding:.2em 0}
 .hrm-agent th,.hrm-agent td{text-align:left;vertical-align:top;padding:.15em .7em .15em 0;
  border-bottom:1px solid rgba(128,128,128,.3);background:none;overflow-wrap:anywhere}
+.hrm-agent td:first-child{min-width:6.5em}
 .hrm-agent .number{text-align:right;font-variant-numeric:tabular-nums}
 .hrm-agent pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:.2em 0;padding:.4em .6em;
  background:rgba(128,128,128,.1);border-radius:4px}
@@ -149,7 +150,8 @@ dt{color:var(--quiet)}dd{margin:0;overflow-wrap:anywhere;white-space:pre-wrap}
 table{border-collapse:collapse;font-size:.93rem;margin:.4rem 0 1rem}
 caption{text-align:left;color:var(--quiet);padding:.2rem 0}
 th,td{text-align:left;vertical-align:top;padding:.35rem .8rem .35rem 0;border-bottom:1px solid var(--line)}
-th{color:var(--quiet);font-weight:600;white-space:nowrap}.number{text-align:right;font-variant-numeric:tabular-nums}td{overflow-wrap:anywhere}
+th{color:var(--quiet);font-weight:600;white-space:nowrap}.number{text-align:right;font-variant-numeric:tabular-nums}
+td{overflow-wrap:anywhere;min-width:3.5rem}td:first-child{min-width:6rem}
 pre{margin:.4rem 0;padding:.6rem .8rem;background:var(--block);border-radius:6px;white-space:pre-wrap;
  overflow-wrap:anywhere;font:13.5px/1.5 ui-monospace,monospace}
 .step{border-left:3px solid var(--line);padding:.1rem 0 .1rem .9rem;margin:1rem 0}
@@ -171,7 +173,7 @@ article:target,details:has(:target)>summary{background:var(--block)}
 @media (max-width:640px){dl>div{grid-template-columns:1fr;gap:0}
  thead{position:absolute;clip-path:inset(50%);width:1px;height:1px;overflow:hidden}
  table,tbody{display:block}tr{display:block;border-bottom:1px solid var(--line);padding:.4rem 0}
- td,td.number{display:inline-block;border:0;padding:0 .9rem 0 0;text-align:left}
+ td,td.number,td:first-child{display:inline-block;min-width:0;border:0;padding:0 .9rem 0 0;text-align:left}
  td[data-name]::before{content:attr(data-name) " ";color:var(--quiet);font-size:.85rem}}
 """
 

@@ -58,6 +58,24 @@ class DemoReport(BaseModel):
     model: str
     """Folder of the trained model."""
 
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Measures on the held-out problems: name, before, after."""
+        return [("pass@1, 95 % interval", _pass_at_1(self.before), _pass_at_1(self.after))] + [
+            (label, f"{self.before[name]:.3f}", f"{self.after[name]:.3f}")
+            for label, name in (
+                ("tool error among the correct", "correct_with_tool_error"),
+                ("completion tokens, mean", "mean_sampled_tokens"),
+                ("tool calls, mean", "mean_tool_calls"),
+            )
+        ]
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from hrm_agent.markup import fragment, pairs, table
+
+        facts = [("steps", self.steps), ("answer", self.answer), ("model", self.model), ("trajectory", self.solved)]
+        return fragment(table(("held-out problems", "before", "after"), self.rows(), "Demo"), pairs(facts))
+
 
 async def demo(
     config: DemoConfig, folder: Path, *, on_progress: OnProgress | None = None, on_update: OnUpdate | None = None
@@ -84,6 +102,11 @@ async def demo(
     report = _report(before, after, rows, solved, model)
     (folder / "report.json").write_text(report.model_dump_json(indent=2), encoding="utf-8")
     return report
+
+
+def _pass_at_1(found: dict[str, Any]) -> str:
+    low, high = found["interval"]
+    return f"{found['pass_at_1']:.3f} ({low:.3f} to {high:.3f})"
 
 
 def _estimate(found: Evaluation) -> Estimate:
