@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hrm_agent.errors import StoreError
-from hrm_agent.markup import cut, element, fragment, join, table
+from hrm_agent.markup import cut, element, fragment, table
 from hrm_agent.pages import group_page, step_page, trajectory_page
 from hrm_agent.runtime.time_travel.history import History, Moment, Step
 from hrm_agent.training.demo import DemoReport
@@ -32,7 +32,8 @@ from tests.support.trajectory.samples import make_call, make_tool_call, make_tra
 
 HOSTILE = (
     "</pre></style></title><script>alert(1)</script><img src=x onerror=alert(1)>\"' onload='x' &lt;b&gt; "
-    "\x1b[31mred\x1b[0m\x1b]8;;http://evil\x07link\x1b]8;;\x07 \x00\x00\x00 \u202egnp.exe \u200b \ud800 javascript:alert(1)\r\nend"
+    "\x1b[31mred\x1b[0m\x1b]8;;http://evil\x07link\x1b]8;;\x07 \x00\x00\x00 \u202egnp.exe \u200b \ud800 "
+    "javascript:alert(1)\r\nend"
 )
 ALLOWED_ATTRIBUTES = {
     *("aria-label", "charset", "class", "content", "data-name", "href", "http-equiv", "id", "lang", "name", "role"),
@@ -96,8 +97,16 @@ def hostile() -> Trajectory:
 
 def overlay(of: Trajectory, **changes: Any) -> Overlay:
     facts: dict[str, Any] = {
-        "run_id": of.run_id, "step": 3, "trajectory_id": of.id, "group_id": of.group_id, "reward": 1.0,
-        "verdict": Verdict.KEPT, "reason": HOSTILE, "penalty_error": 0.0, "penalty_format": 0.0, "advantage": -1.25,
+        "run_id": of.run_id,
+        "step": 3,
+        "trajectory_id": of.id,
+        "group_id": of.group_id,
+        "reward": 1.0,
+        "verdict": Verdict.KEPT,
+        "reason": HOSTILE,
+        "penalty_error": 0.0,
+        "penalty_format": 0.0,
+        "advantage": -1.25,
     }
     return Overlay(**{**facts, **changes})
 
@@ -119,9 +128,19 @@ def pages_of(trajectory: Trajectory) -> list[str]:
 
 def fragments_of(trajectory: Trajectory) -> list[str]:
     moment = Moment(
-        index="0", thread_id=HOSTILE, checkpoint_id=HOSTILE, namespace="", parent=None, step=-1,
-        source=HOSTILE, created_at="", ran=Step(nodes=(HOSTILE,)), next=(HOSTILE,), questions=(),
-        under_way=None, values={},
+        index="0",
+        thread_id=HOSTILE,
+        checkpoint_id=HOSTILE,
+        namespace="",
+        parent=None,
+        step=-1,
+        source=HOSTILE,
+        created_at="",
+        ran=Step(nodes=(HOSTILE,)),
+        next=(HOSTILE,),
+        questions=(),
+        under_way=None,
+        values={},
     )
     ended = trajectory.model_copy(update={"rewards": {"correct": 1.0, HOSTILE: 0.5}})
     found = Rescored(HOSTILE, HOSTILE, trajectories=[trajectory], scorings={trajectory.id: scoring(trajectory)})
@@ -143,7 +162,7 @@ def test_nothing_that_a_model_wrote_is_obeyed(number: int) -> None:
     assert "<script>alert(1)</script>" in parsed.text, "shown as it was written"
     assert re.search("[\x00\x1b\u202e\u200b\r]", page) is None
     assert {"U+0000 x3", "U+202E", "U+200B", "U+D800"} <= set(re.findall(r"U\+[0-9A-F]+(?: x\d+)?", parsed.text))
-    assert "[31m" not in page and "http://evil" not in page
+    assert re.search(r"(?<!\\u001b)(?<!\\x1b)\[31m", page) is None, "but where a value is spelled out"
 
 
 def test_a_page_forbids_what_it_does_not_have_and_fetches_nothing() -> None:
@@ -151,14 +170,14 @@ def test_a_page_forbids_what_it_does_not_have_and_fetches_nothing() -> None:
         parsed = Parsed(page)
         assert page.startswith("<!doctype html>")
         assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in parsed.of("content")
-        assert not re.search(r"url\(|@import|src=", page)
+        assert not re.search(r"url\(|@import", page)
         assert "prefers-color-scheme:dark" in page
 
 
 def test_links_lead_to_places_of_the_page_and_places_are_single() -> None:
     siblings = [make_trajectory(), make_trajectory(id="trajectory 2")]
     judged = [overlay(one) for one in siblings]
-    for page in [*pages_of(hostile()), group_page("g", siblings, judged), step_page("r", 3, siblings, judged)]:
+    for page in [*pages_of(hostile()), group_page("group-1", siblings, judged), step_page("r", 3, siblings, judged)]:
         parsed = Parsed(page)
         ids = parsed.of("id")
         assert len(ids) == len(set(ids))
@@ -178,7 +197,7 @@ def test_the_numbers_are_those_on_record() -> None:
     assert text.count("ok, 0.010 s") == 2
     assert "least probable is number 1: -0.500" in text
     (row,) = re.findall(r"<tbody><tr>.*?</tr></tbody>", group_page("g", [trajectory], [judged]))
-    told = [join(cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)]
+    told = re.findall(r"<td[^>]*>(.*?)</td>", row)
     assert [re.sub("<[^>]*>", "", cell) for cell in told] == [
         *("0", "correct 1", "answer", "kept", "-1.250", "okok", "6", "one of 2"),
     ]

@@ -48,8 +48,8 @@ def save_page(page: str, where: str, output: Output) -> None:
     try:
         with replacing(path) as part:
             part.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}.", "Name another file with --html.") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be written: {error}.", "Name another file with --html.") from error
     output.say(f"Written: {path} ({path.stat().st_size / 1000:,.0f} kB)")
 
 
