@@ -28,7 +28,10 @@ def new_figure(width: float, height: float, title: str = "") -> Any:
 
 
 def save_figure(figure: Any, path: Path, kind: str | None = "png") -> None:
-    """Write a figure; `kind` None takes the format that `path` ends in."""
-    with warnings.catch_warnings():
+    """Write a figure, the same bytes for the same figure; `kind` None takes the format that `path` ends in."""
+    from matplotlib import rc_context
+
+    is_svg = (kind or path.suffix.lower().removeprefix(".")) == "svg"
+    with warnings.catch_warnings(), rc_context({"svg.hashsalt": "hrm-agent"}):
         warnings.filterwarnings("ignore", "Glyph .* missing")  # a text in a script that its font lacks
-        figure.savefig(path, dpi=_DOTS_PER_INCH, format=kind)
+        figure.savefig(path, dpi=_DOTS_PER_INCH, format=kind, metadata={"Date": None} if is_svg else None)

@@ -46,13 +46,16 @@ ALLOWED: dict[str, set[str]] = {
     "hrm_agent.langgraph_format": set(),
     "hrm_agent.config": {"hrm_agent.errors", "hrm_agent.files"},
     "hrm_agent.answers": {"hrm_agent.unicode"},
+    "hrm_agent.markup": set(),
     "hrm_agent.trajectory": {
         "hrm_agent",
         "hrm_agent.bounded",
         "hrm_agent.errors",
         "hrm_agent.files",
         "hrm_agent.langgraph_format",
+        "hrm_agent.markup",
     },
+    "hrm_agent.pages": {"hrm_agent.errors", "hrm_agent.markup", "hrm_agent.trajectory"},
     "hrm_agent.draws": {"hrm_agent.errors", "hrm_agent.langgraph_format", "hrm_agent.trajectory"},
     "hrm_agent.import_by_name": {"hrm_agent.errors", "hrm_agent.trajectory"},
     "hrm_agent.retrieval": {

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from hrm_agent.intervals import Estimate
 from hrm_agent.runtime.episode import Episode, OnUpdate
 from hrm_agent.runtime.settings import GraphSettings, RolloutSettings, RunSettings
 from hrm_agent.training.collect import collect
@@ -57,6 +58,24 @@ class DemoReport(BaseModel):
     model: str
     """Folder of the trained model."""
 
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Measures on the held-out problems: name, before, after."""
+        return [("pass@1, 95 % interval", _pass_at_1(self.before), _pass_at_1(self.after))] + [
+            (label, f"{self.before[name]:.3f}", f"{self.after[name]:.3f}")
+            for label, name in (
+                ("tool error among the correct", "correct_with_tool_error"),
+                ("completion tokens, mean", "mean_sampled_tokens"),
+                ("tool calls, mean", "mean_tool_calls"),
+            )
+        ]
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from hrm_agent.markup import fragment, pairs, table
+
+        facts = [("steps", self.steps), ("answer", self.answer), ("model", self.model), ("trajectory", self.solved)]
+        return fragment(table(("held-out problems", "before", "after"), self.rows(), "Demo"), pairs(facts))
+
 
 async def demo(
     config: DemoConfig, folder: Path, *, on_progress: OnProgress | None = None, on_update: OnUpdate | None = None
@@ -76,13 +95,22 @@ async def demo(
     rows = read_metrics(folder / "metrics.jsonl")
     after = await _evaluate(str(model), "after", config, folder, tell)
     title = f"{training.select.algorithm}, {training.graph}, seed {training.seed}"
-    held_out = {0: before.pass_at_1, training.steps: after.pass_at_1}
+    held_out = {0: _estimate(before), training.steps: _estimate(after)}
     plot_curves(rows, folder / "curves.png", title, held_out)
     solved = await _solve(str(model), config, folder, on_update)
     tell("solve", 1, 1, {})
     report = _report(before, after, rows, solved, model)
     (folder / "report.json").write_text(report.model_dump_json(indent=2), encoding="utf-8")
     return report
+
+
+def _pass_at_1(found: dict[str, Any]) -> str:
+    low, high = found["interval"]
+    return f"{found['pass_at_1']:.3f} ({low:.3f} to {high:.3f})"
+
+
+def _estimate(found: Evaluation) -> Estimate:
+    return Estimate(found.pass_at_1, *found.interval)
 
 
 def _cold_start(folder: Path, tell: OnProgress) -> str:

@@ -42,6 +42,7 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
         "eval": "evaluate a policy on tasks, evaluate a recorded run, or compare two runs",
         "analyze": "what a run says: entropy of its tokens, tool errors, lengths, selection",
         "rescore": "score stored runs by a rubric, beside the scores that they have; compare two rubrics",
+        "plot": "curves of training runs as a picture, runs of one configuration as one line",
     },
     "records": {
         "history": "list the runs of a store, or the checkpoints of one thread as a tree",

@@ -371,6 +371,12 @@ class Trajectory(Record):
         """What is maximised: a rubric's weighted sum, else the outcome; 0 for a run that was not scored."""
         return self.rewards.get("reward", self.outcome)
 
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from hrm_agent.trajectory.notebook import trajectory_html
+
+        return trajectory_html(self)
+
     @property
     def trainable(self) -> bool:
         return bool(self.own_calls) and all(call.trainable for call in self.calls)

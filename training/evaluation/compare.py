@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from statistics import fmean
+from typing import Any
 
 from hrm_agent.errors import RunError
 from hrm_agent.intervals import Estimate, bootstrapped, wilson_interval
@@ -67,6 +68,16 @@ class Comparison:
     """Ids of problems that B has not, or has with another prompt, or not to the end."""
     only_b: tuple[str, ...]
     """Ids of problems that A has not, or has with another prompt, or not to the end."""
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from hrm_agent.markup import element, fragment, table
+        from hrm_agent.training.evaluation.tables import comparison_lines, comparison_rows
+
+        found: Any = self  # a type checker that reads this file by its path takes it for another module
+        columns = ("", f"A: {self.a.name}", f"B: {self.b.name}", "B less A")
+        lines = [element("p", line) for line in comparison_lines(found)]
+        return fragment(table(columns, comparison_rows(found), "Comparison"), *lines)
 
     @property
     def certain(self) -> bool:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
-from hrm_agent.cli.common.formatting import models_of, usage_text
 from hrm_agent.cli.common.index_check import refuse_missing_index
 from hrm_agent.cli.common.interrupts import resumed_by
 from hrm_agent.cli.common.output import Output
@@ -39,6 +38,7 @@ from hrm_agent.training.configs import FREE_ON_RESUME
 from hrm_agent.training.tasks import verifier_of
 from hrm_agent.trajectory import TASK_INPUTS, RunStatus, StopReason, TaskRef, Trajectory
 from hrm_agent.trajectory.call_facts import total_usage
+from hrm_agent.trajectory.words import models_of, usage_text
 from hrm_agent.unicode import find_surrogate
 
 __all__ = [

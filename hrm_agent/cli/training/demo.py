@@ -94,7 +94,7 @@ class _Stages:
 
 def _print(output: Output, report: DemoReport, folder: Path) -> None:
     output.say()
-    output.table(("held-out problems", "before", "after"), [*_comparison(report)])
+    output.table(("held-out problems", "before", "after"), [*report.rows()])
     spent = ", ".join(f"{phase} {seconds:.0f}" for phase, seconds in report.cpu_seconds.items())
     output.say(f"\n{report.steps} steps, {report.groups_rejected:.0%} of groups without a signal; CPU seconds: {spent}")
     output.say(f"The hierarchical graph answered after {report.rounds} plan(s): {report.answer}")
@@ -104,19 +104,3 @@ def _print(output: Output, report: DemoReport, folder: Path) -> None:
     output.say(f"  hrm-agent show {report.solved} --store {folder}")
     output.say(f"  hrm-agent lint {folder}")
     output.say(f'  hrm-agent run "{_ANOTHER}" --policy {report.model}')
-
-
-def _comparison(report: DemoReport) -> list[tuple[str, str, str]]:
-    def interval(found: dict[str, Any]) -> str:
-        low, high = found["interval"]
-        return f"{found['pass_at_1']:.3f} ({low:.3f} to {high:.3f})"
-
-    before, after = report.before, report.after
-    rows = [("pass@1, 95 % interval", interval(before), interval(after))]
-    for label, name in (
-        ("tool error among the correct", "correct_with_tool_error"),
-        ("completion tokens, mean", "mean_sampled_tokens"),
-        ("tool calls, mean", "mean_tool_calls"),
-    ):
-        rows.append((label, f"{before[name]:.3f}", f"{after[name]:.3f}"))
-    return rows

@@ -173,7 +173,8 @@ def _curves(rows: Sequence[Mapping[str, Any]], config: GrpoConfig, folder: Path)
         return ""
     from hrm_agent.training.plots import plot_curves
 
-    plot_curves(rows, folder / "curves.png", f"{config.select.algorithm}, {config.graph}, seed {config.seed}")
+    title = f"{config.select.algorithm}, {config.graph}, seed {config.seed}"
+    plot_curves(rows, folder / "curves.png", title, problems=config.evaluation.eval_problems)
     return f", drawn in {folder / 'curves.png'}"
 
 

@@ -172,6 +172,12 @@ class History:
         """Every moment, those of subgraphs after the one that their step led to."""
         yield from _walk(self.moments)
 
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from hrm_agent.runtime.time_travel.notebook import history_html
+
+        return history_html(self)
+
     def select(self, selector: Selector) -> Moment:
         """The moment that is meant. Raises `RunError` that lists what there is."""
         if isinstance(selector, Moment):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hrm_agent.cli.common.output import progress
+from hrm_agent.intervals import Estimate
 from hrm_agent.training.plots import plot_curves
 from hrm_agent.training.verdicts import when_learning_stopped
 
@@ -75,6 +76,8 @@ def test_a_run_whose_last_steps_taught_nothing_is_remarked() -> None:
 
 def test_curves_are_drawn_of_what_there_is(tmp_path: Path) -> None:
     plot_curves([], tmp_path / "none.png", "no step")
-    plot_curves(rows(0.1, 0.2), tmp_path / "some.png", "two steps", {0: 0.5, 2: 0.9})
+    plot_curves(
+        rows(0.1, 0.2), tmp_path / "some.png", "two steps", {0: Estimate(0.5, 0.4, 0.6), 2: Estimate(0.9, 0.8, 1.0)}
+    )
     assert (tmp_path / "some.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "some.png").stat().st_size > (tmp_path / "none.png").stat().st_size

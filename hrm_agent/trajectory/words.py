@@ -1,0 +1,184 @@
+"""The record in words: what the command line and pages both say of a run, so that they say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from hrm_agent.trajectory.call_facts import CallUsage, SentSampling
+from hrm_agent.trajectory.enums import LogprobKind
+
+if TYPE_CHECKING:
+    from hrm_agent.trajectory.judgements import Overlay, RewardScore, RolePenalty, Scoring
+    from hrm_agent.trajectory.schema import Call, ToolCall, Trajectory, Turn
+
+__all__ = [
+    "call_facts",
+    "code_of",
+    "credited",
+    "header_facts",
+    "in_order",
+    "judged",
+    "models_of",
+    "penalty_lines",
+    "score_text",
+    "scoring_text",
+    "text_of",
+    "tool_call_facts",
+    "usage_text",
+]
+
+
+def in_order(trajectory: Trajectory) -> list[Turn | Call | ToolCall]:
+    """What happened, by the clock: model calls when they ended, all else when it began."""
+    began = [(each.started_at, each) for each in trajectory.turns]
+    ended = [(call.ended_at, call) for call in trajectory.calls]
+    tools = [(call.started_at, call) for call in trajectory.tool_calls]
+    return [record for _, record in sorted([*began, *ended, *tools], key=lambda pair: pair[0])]
+
+
+def header_facts(trajectory: Trajectory) -> Iterator[tuple[str, object]]:
+    """The run as a whole, name and value."""
+    reason = f" ({trajectory.stop_reason.value})" if trajectory.stop_reason else ""
+    yield "thread", trajectory.thread_id
+    yield "task", f"{trajectory.task.family} {trajectory.task.id}"
+    yield "prompt", trajectory.task.prompt
+    if trajectory.turns:
+        yield "turns", f"{len(trajectory.prompts)}, of which the newest: {trajectory.prompts[-1]}"
+    yield "graph", trajectory.graph
+    asked = {call.model for call in trajectory.own_calls}
+    if not asked or trajectory.policy in asked:
+        yield "policy", f"{trajectory.policy or 'no model has answered'}, version {trajectory.policy_version}"
+    if asked - {trajectory.policy}:
+        yield "answered by", models_of(trajectory)
+    yield "status", trajectory.status.value + reason
+    if trajectory.error:
+        yield "error", trajectory.error
+    yield "answer", trajectory.answer
+    yield "rewards", ", ".join(f"{name} {value:g}" for name, value in trajectory.rewards.items()) or "not verified"
+    inherited = len(trajectory.calls) - len(trajectory.own_calls)
+    before = f", after {inherited} model of the run it was forked from" if inherited else ""
+    yield "calls", f"{len(trajectory.own_calls)} model, {len(trajectory.own_tool_calls)} tool{before}"
+    yield "used", usage_text(trajectory.used)
+    if trajectory.forked_from:
+        yield "forked from", f"{trajectory.forked_from.trajectory_id} at {trajectory.forked_from.checkpoint_id}"
+
+
+def models_of(trajectory: Trajectory) -> str:
+    """The models that answered; before any has, the policy that is to."""
+    return ", ".join(trajectory.models) or trajectory.policy
+
+
+def usage_text(used: CallUsage) -> str:
+    """Tokens and cost as far as they are known: `12 prompt tokens (4 cached), 3 completion tokens, cost 0.0021`."""
+    cached = f" ({used.cached_tokens} cached)" if used.cached_tokens else ""
+    reasoning = f" ({used.reasoning_tokens} of reasoning)" if used.reasoning_tokens else ""
+    facts = [f"{used.input_tokens} prompt tokens{cached}"] if used.input_tokens is not None else []
+    facts += [f"{used.output_tokens} completion tokens{reasoning}"] if used.output_tokens is not None else []
+    facts += [f"cost {used.cost:g}"] if used.cost is not None else []
+    return ", ".join(facts) or "tokens not reported"
+
+
+def call_facts(call: Call) -> list[str]:
+    """Of a model call: tokens, how probable they were, how it ended, how long it took."""
+    facts = [
+        *(_sampled(call) if call.token_ids else _reported(call)),
+        call.finish_reason.value,
+        f"{call.seconds:.2f} s",
+    ]
+    if call.branch_reason is not None:
+        facts.append(f"new root: {call.branch_reason.value}")
+    if call.why_untrainable is not None:
+        facts.append(f"not trainable: {call.why_untrainable}")
+    return facts
+
+
+def _sampled(call: Call) -> Iterator[str]:
+    """What an engine's call added, and how probable it was."""
+    sampled = call.sampled_tokens
+    yield f"{len(call.mask) - sampled} prompt tokens"
+    yield f"{sampled} completion tokens"
+    if sampled:
+        tempered = call.logprob_kind is LogprobKind.TEMPERED
+        at = f" at temperature {call.sampled_with.temperature:g}" if tempered else ""
+        yield f"mean log-prob {sum(call.logprobs) / sampled:.3f}{at}"
+
+
+def _reported(call: Call) -> Iterator[str]:
+    """What a provider says of a call, and what it was sent."""
+    answered = call.answered_by not in (None, call.model)
+    yield f"{call.answered_by} (asked for {call.model})" if answered else call.model
+    yield usage_text(call.used or CallUsage())
+    if call.sampling_sent is not None:
+        yield _sent(call.sampling_sent)
+
+
+def _sent(sent: SentSampling) -> str:
+    values = {name: value for name, value in sent if name != "other" and value not in (None, ())} | sent.other
+    told = ", ".join(f"{name} {list(value) if isinstance(value, tuple) else value}" for name, value in values.items())
+    return told or "no sampling parameters sent"
+
+
+def tool_call_facts(tool_call: ToolCall) -> str:
+    """How a tool call ended, how long it took, and what was refused to it."""
+    status = tool_call.status.value if tool_call.status else "under way"
+    repeated = f", repeats {tool_call.repeated_of[:8]}" if tool_call.repeated_of else ""
+    refused = ", ".join(f"{name} x{count}" for name, count in tool_call.refused.items())
+    return f"{status}, {tool_call.duration_seconds:.3f} s{repeated}{refused and f', refused: {refused}'}"
+
+
+def text_of(response: dict[str, Any]) -> str:
+    """Text of a stored answer, whether its content is a string or a list of blocks."""
+    content = response.get("content", "")
+    if isinstance(content, str):
+        return content
+    return "".join(block if isinstance(block, str) else str(block.get("text", "")) for block in content)
+
+
+def code_of(arguments: dict[str, Any] | str) -> str:
+    """The code of a call of the Python tool, or the arguments of any other."""
+    if isinstance(arguments, dict) and isinstance(arguments.get("code"), str):
+        return str(arguments["code"])
+    return str(arguments)
+
+
+def judged(overlay: Overlay) -> str:
+    """What a training run made of it: `kept, advantage +0.500`."""
+    credit = "" if overlay.advantage is None else f", advantage {overlay.advantage:+.3f}"
+    return f"{overlay.verdict.value}{credit}"
+
+
+def penalty_lines(overlay: Overlay) -> Iterator[str]:
+    """What is held against each role, where each was counted by itself."""
+    for role, penalty in (overlay.penalty_by_role or {}).items():
+        yield f"{role}: {_held_against(penalty)}"
+
+
+def _held_against(penalty: RolePenalty) -> str:
+    counted = f"{penalty.failed} of {penalty.failed + penalty.effective} tool calls that count failed"
+    error = "no tools" if penalty.error is None else f"p_err {penalty.error:.3f} ({counted})"
+    return error + ("" if penalty.format is None else f", p_format {penalty.format:.3f}")
+
+
+def credited(trajectory: Trajectory, overlays: Iterable[Overlay]) -> dict[str, str]:
+    """By the id of a call, what it was credited with; empty where its run gave all calls the same."""
+    return {
+        call.id: f"credit {given[call.id]:+.3f}" if call.id in given else "no credit"
+        for given in (overlay.credit for overlay in overlays)
+        if given is not None
+        for call in trajectory.own_calls
+    }
+
+
+def scoring_text(scoring: Scoring) -> str:
+    """What a rubric gave as a whole."""
+    total = "no reward" if scoring.total is None or scoring.outcome is None else f"reward {scoring.total:g}"
+    return f"scored by {scoring.rubric}: {total}"
+
+
+def score_text(score: RewardScore) -> str:
+    """What one part of it gave, with its reason."""
+    value = "no opinion" if score.value is None else f"{score.value:g}"
+    said = value if score.fault is None else f"fault ({score.fault.value})"
+    weight = "" if score.weight == 1 else f", weight {score.weight:g}"
+    return f"{score.name} {said}{weight}" + (f": {score.reason}" if score.reason else "")
