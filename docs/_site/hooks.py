@@ -179,8 +179,10 @@ def commands_page() -> str:
         for command in commands:
             text = help_of(command)
             parts.append(f"### hrm-agent {command}\n\n```text\n{text}```\n")
-            for action in actions(text):
-                parts.append(f"#### hrm-agent {command} {action}\n\n```text\n{help_of(command, action)}```\n")
+            parts += [
+                f"#### hrm-agent {command} {action}\n\n```text\n{help_of(command, action)}```\n"
+                for action in actions(text)
+            ]
     return "\n".join(parts)
 
 
