@@ -6,7 +6,7 @@ the background until the page's end, if it ends in `&`), `sh` and what it is pip
 pytest` runs a file of the page and `python -m hrm_agent...` a module of the package, `torchrun` its processes, a `make`
 target has to exist, and a few commands that would change the machine are only recognised; anything else is a mistake. A
 page with a block under a comment `<!-- slow -->` is left to the slow tests. One that says `after: PAGE` in its front
-matter goes on with the files of that page, which runs before it.
+matter goes on with the files of that page, which runs before it, and not by itself as well.
 """
 
 from __future__ import annotations
@@ -67,6 +67,11 @@ def front_matter(page: Path) -> dict[str, str]:
     return {name: text.strip('"') for name, text in lines}
 
 
+def begun_by() -> set[str]:
+    """Pages that run at the beginning of another one."""
+    return {front_matter(page).get("after", "") for page in PAGES}
+
+
 def run_page(page: Path) -> None:
     if before := front_matter(page).get("after"):
         run_page(page.with_name(before))
@@ -122,7 +127,10 @@ def running(words: list[str]) -> Generator[subprocess.Popen[str]]:
     assert process.returncode in (0, -signal.SIGKILL)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if not has_slow_blocks(page)], ids=lambda page: page.name)
+QUICK_PAGES = [page for page in PAGES if not has_slow_blocks(page) and page.name not in begun_by()]
+
+
+@pytest.mark.parametrize("page", QUICK_PAGES, ids=lambda page: page.name)
 @pytest.mark.timeout(600)
 def test_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     as_a_reader_in(tmp_path, monkeypatch)

@@ -93,7 +93,7 @@ def format_page() -> str:
 
 def _head() -> Iterator[str]:
     yield "---"  # for search engines
-    yield "description: Every field of the stored record of an agent run, its invariants, and the rows of each export format."
+    yield "description: Every field of the stored record of an agent run, its invariants, and the rows of export files."
     yield "---"
     yield ""
     yield f"# The trajectory format, schema version {schema.SCHEMA_VERSION}"
