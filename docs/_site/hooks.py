@@ -34,7 +34,7 @@ REFERENCE: dict[str, tuple[str, str, list[str]]] = {
         "Recording programs, the store, and the trajectories in it.",
         ["hrm_agent", "hrm_agent.store", "hrm_agent.trajectory", "hrm_agent.errors"],
     ),
-    "agents": ("Models and tools", "What nodes call: policies and tools.", ["hrm_agent.models", "hrm_agent.tools"]),
+    "models": ("Models and tools", "What nodes call: policies and tools.", ["hrm_agent.models", "hrm_agent.tools"]),
     "rewards": (
         "Rewards and tasks",
         "Rubrics, answer readers, judges, and tasks.",
@@ -147,7 +147,7 @@ def at_the_top(name: str) -> str:
 
 
 def reference_page(title: str, about: str, modules: list[str]) -> str:
-    parts = [f"---\ndescription: {about} Python reference.\n---\n\n# {title}\n\n{about}\n"]
+    parts = [f"---\ndescription: {about} Python reference.\nsearch:\n  boost: 0.5\n---\n\n# {title}\n\n{about}\n"]
     for module in modules:
         names = "".join(f"\n        - {name}" for name in public_names(module))
         parts.append(f"::: {module}\n    options:\n      show_root_full_path: true\n      members:{names}\n")
@@ -173,7 +173,7 @@ def commands_page() -> str:
     from hrm_agent.cli.main import COMMAND_GROUPS
 
     about = "Every command of hrm-agent with its options, as --help prints them."
-    parts = [f"---\ndescription: {about}\n---\n\n# Command line\n\n{about}\n"]
+    parts = [f"---\ndescription: {about}\nsearch:\n  boost: 0.5\n---\n\n# Command line\n\n{about}\n"]
     for group, commands in COMMAND_GROUPS.items():
         parts.append(f"## {group.capitalize()}\n")
         for command in commands:
