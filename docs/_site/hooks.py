@@ -28,6 +28,10 @@ from mkdocs.structure.files import File, Files
 PROJECT = Path(__file__).parents[2]
 OWN_PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "README.md": "index.md"}
 """File at the top of the repository -> its page. What the README says, the first page says for the site."""
+DESCRIPTIONS = {
+    "CHANGELOG.md": "What changed in each version of hrm-agent, newest first.",
+    "CONTRIBUTING.md": "How to work on hrm-agent, with its checks, where things belong, and how we write.",
+}
 REFERENCE: dict[str, tuple[str, str, list[str]]] = {
     "records": (
         "Records",
@@ -99,7 +103,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made from something else."""
     made = {"reference/commands.md": commands_page()}
     made |= {f"reference/{name}.md": reference_page(*page) for name, page in REFERENCE.items()}
-    made |= {page: at_the_top(name) for name, page in OWN_PAGES.items() if page not in files.src_uris}
+    made |= {OWN_PAGES[name]: at_the_top(name, about) for name, about in DESCRIPTIONS.items()}
     sources = [*made.values(), *(file.content_string for file in files.documentation_pages())]
     for path in sorted({path for text in sources for path in linked(text)}):
         made[file_page(path)] = shown(path)
@@ -140,9 +144,9 @@ def shown(path: str) -> str:
     return f"---\ndescription: {path}, as it is in the repository.\n---\n\n# {path}\n\n{body}\n"
 
 
-def at_the_top(name: str) -> str:
+def at_the_top(name: str, about: str) -> str:
     """A page of the repository's top; its links are written from there."""
-    text = (PROJECT / name).read_text(encoding="utf-8")
+    text = f"---\ndescription: {about}\n---\n\n{(PROJECT / name).read_text(encoding='utf-8')}"
     return re.sub(r"\]\((?![a-z]+:|#)(?:docs/)?", lambda found: "](" if "docs/" in found[0] else "](../", text)
 
 
