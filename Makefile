@@ -19,7 +19,7 @@ TOGETHER := -n $(WORKERS) --dist worksteal
 BENCHMARKS := training_step engine engine_share rollout_profile environment store orchestration processes ray_workers chunking demo retrieval_index retrieval_shown arc_policy rescoring anyones_agents distillation learning simulate
 
 .DEFAULT_GOAL := help
-.PHONY: help python setup demo system check quick test slow vllm lint format policy bench docs clean
+.PHONY: help python setup demo system check quick test slow vllm lint format policy bench docs site clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -78,6 +78,9 @@ bench: system $(STAMP) ## every benchmark, some minutes each; the numbers go to 
 
 docs: $(STAMP) ## the generated page of the record's format
 	$(BIN)/python -m hrm_agent.trajectory.json_schema docs/trajectory-format.md
+
+site: $(STAMP) ## the documentation as a site in build/site, which opens from a file
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 clean: ## remove what was built, not what was recorded
 	rm -rf $(VENV) .venv-vllm build dist .pytest_cache .ruff_cache .hypothesis *.egg-info

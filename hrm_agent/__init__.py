@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["__version__", "record"]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Stored checkpoints are untrusted. With this flag, read when langgraph is imported, a compiled graph tells the
 # checkpointer which types its state holds; the store's own serializer refuses all others, flag or no flag.

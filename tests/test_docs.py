@@ -5,7 +5,8 @@ line; a block that names a file (`python own.py`) is saved as that file. Of the 
 the background until the page's end, if it ends in `&`), `sh` and what it is piped to are run by bash, `python -m
 pytest` runs a file of the page and `python -m hrm_agent...` a module of the package, `torchrun` its processes, a `make`
 target has to exist, and a few commands that would change the machine are only recognised; anything else is a mistake. A
-page with a block under a comment `<!-- slow -->` is left to the slow tests.
+page with a block under a comment `<!-- slow -->` is left to the slow tests. One that says `after: PAGE` in its front
+matter goes on with the files of that page, which runs before it, and not by itself as well.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ _FENCE = re.compile(
 )
 
 
+_FRONT_MATTER = re.compile(r"\A---\n(.*?)^---\n", re.MULTILINE | re.DOTALL)
+
+
 class Block(NamedTuple):
     language: str
     file: str
@@ -56,7 +60,21 @@ def has_slow_blocks(page: Path) -> bool:
     return any(block.slow for block in blocks(page))
 
 
+def front_matter(page: Path) -> dict[str, str]:
+    """What stands at the top of a page about it: `description`, which search engines show, and `after`."""
+    found = _FRONT_MATTER.match(page.read_text(encoding="utf-8"))
+    lines = (line.split(": ", 1) for line in found[1].splitlines()) if found else ()
+    return {name: text.strip('"') for name, text in lines}
+
+
+def begun_by() -> set[str]:
+    """Pages that run at the beginning of another one."""
+    return {front_matter(page).get("after", "") for page in PAGES}
+
+
 def run_page(page: Path) -> None:
+    if before := front_matter(page).get("after"):
+        run_page(page.with_name(before))
     namespace: dict[str, Any] = {"__name__": f"page_{page.stem}"}
     with ExitStack() as shell:
         for block in blocks(page):
@@ -109,7 +127,10 @@ def running(words: list[str]) -> Generator[subprocess.Popen[str]]:
     assert process.returncode in (0, -signal.SIGKILL)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if not has_slow_blocks(page)], ids=lambda page: page.name)
+QUICK_PAGES = [page for page in PAGES if not has_slow_blocks(page) and page.name not in begun_by()]
+
+
+@pytest.mark.parametrize("page", QUICK_PAGES, ids=lambda page: page.name)
 @pytest.mark.timeout(600)
 def test_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     as_a_reader_in(tmp_path, monkeypatch)
@@ -134,6 +155,14 @@ def as_a_reader_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_blocks_are_found() -> None:
     assert {block.language for block in blocks(PROJECT / "docs" / "guide.md")} == {"bash", "python", "text"}
+
+
+def test_each_page_says_what_it_is_for() -> None:
+    """In one line of plain text, for search engines."""
+    for page in PAGES:
+        if page.name != "README.md":
+            words = front_matter(page)["description"]
+            assert 40 <= len(words) <= 160 and not re.search(r"[`*\[\]]", words), page.name
 
 
 def test_an_unknown_command_is_a_mistake() -> None:
