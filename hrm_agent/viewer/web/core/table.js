@@ -1,0 +1,140 @@
+// A table of any length: rows have one height, and only those that are seen are in the page.
+//
+// The keyboard moves one active row (j/k, arrows, Home, End, page keys) and opens it with Enter. On a narrow window a row
+// takes two lines: the columns with `first` stand in the upper one, the others below, smaller.
+(() => {
+  "use strict";
+  const { html } = hrm;
+  const { useState, useRef, useEffect, useLayoutEffect, useMemo } = hrm.hooks;
+
+  const ROW = 32;
+  const TWO_LINES = 56;
+  const SPARE = 8;
+  const ALL = 120; // so many rows are all in the page, and the page scrolls
+
+  function sorted(rows, columns, order) {
+    const [key, direction] = (order || "").split(":");
+    const column = columns.find((one) => one.key === key);
+    if (!column || !column.value) return rows;
+    const sign = direction === "down" ? -1 : 1;
+    const by = (one, other) => {
+      const [a, b] = [column.value(one), column.value(other)];
+      // What is not recorded comes last in either direction.
+      if (a === null || a === undefined) return b === null || b === undefined ? 0 : 1;
+      if (b === null || b === undefined) return -1;
+      return sign * (a < b ? -1 : a > b ? 1 : 0);
+    };
+    return [...rows].sort(by);
+  }
+
+  function HeadCell({ column, order, on_order }) {
+    const [key, direction] = (order || "").split(":");
+    const current = key === column.key;
+    const style = { textAlign: column.align };
+    if (!column.value || !on_order) return html`<div role="columnheader" style=${style} title=${column.help}>${column.label}</div>`;
+    const next = current && direction === "down" ? `${column.key}:up` : `${column.key}:down`;
+    return html`<div role="columnheader" style=${style} aria-sort=${current ? (direction === "down" ? "descending" : "ascending") : "none"}>
+      <button class="sort" onClick=${() => on_order(next)} title=${column.help}>${column.label}<span aria-hidden="true">${current ? (direction === "down" ? " ↓" : " ↑") : ""}</span></button>
+    </div>`;
+  }
+
+  const cell = (column, row) => html`<div role="cell" key=${column.key} class=${column.class} style=${{ textAlign: column.align }}>${column.render(row)}</div>`;
+
+  function cells(columns, row, narrow) {
+    if (!narrow) return columns.map((column) => cell(column, row));
+    const line = (wanted, name) => html`<div role="none" key=${name} class=${name}>${columns.filter((column) => !column.wide && Boolean(column.first) === wanted).map((column) => cell({ ...column, align: undefined }, row))}</div>`;
+    return [line(true, "line-1"), line(false, "line-2")];
+  }
+
+  // columns: [{key, label, width (of a CSS grid), align, render(row), value(row) to sort by, first, wide (not at 390 px)}]
+  function Table({ rows, columns, id, href, label, order, on_order, mark, tail, height }) {
+    const narrow = hrm.useNarrow();
+    const scroller = useRef(null);
+    const body = useRef(null);
+    const [view, set_view] = useState({ from: 0, to: 60 });
+    const [active, set_active] = useState(0);
+    const wants_focus = useRef(false);
+    const shown = useMemo(() => sorted(rows, columns, order), [rows, columns, order]);
+    const size = narrow ? TWO_LINES : ROW;
+    const virtual = shown.length > ALL;
+
+    const look = () => {
+      if (!virtual || !scroller.current) return;
+      const top = scroller.current.scrollTop;
+      const from = Math.max(0, Math.floor(top / size) - SPARE);
+      const to = Math.ceil((top + scroller.current.clientHeight) / size) + SPARE;
+      set_view((before) => (before.from === from && before.to === to ? before : { from, to }));
+    };
+    useLayoutEffect(look, [virtual, size, shown.length]);
+    useEffect(() => {
+      addEventListener("resize", look);
+      return () => removeEventListener("resize", look);
+    });
+
+    const move = (to) => {
+      const next = Math.max(0, Math.min(shown.length - 1, to));
+      set_active(next);
+      wants_focus.current = true;
+      if (!virtual) return;
+      const box = scroller.current;
+      const head = 32;
+      if (next * size < box.scrollTop) box.scrollTop = next * size;
+      else if ((next + 1) * size > box.scrollTop + box.clientHeight - head) box.scrollTop = (next + 1) * size - box.clientHeight + head;
+      look();
+    };
+    useLayoutEffect(() => {
+      if (!wants_focus.current) return;
+      const row = body.current && body.current.querySelector(`[data-row="${active}"]`);
+      if (!row) return;
+      wants_focus.current = false;
+      row.focus({ preventScroll: virtual });
+    });
+    const open = (row) => {
+      const target = href && href(row);
+      if (target) location.hash = target;
+    };
+    hrm.useKeys({
+      j: { run: () => move(wants(active, 1)), help: "next row" },
+      k: { run: () => move(wants(active, -1)), help: "row before" },
+    });
+    // The first j goes to the first row, not to the second.
+    const wants = (from, by) => (body.current && body.current.contains(document.activeElement) ? from + by : from);
+    const page_of = () => Math.max(1, Math.floor((virtual ? scroller.current.clientHeight : innerHeight) / size) - 2);
+    const on_key = (event) => {
+      if (!event.target.matches("[role=row]")) return;
+      const steps = { ArrowDown: 1, ArrowUp: -1, PageDown: page_of(), PageUp: -page_of(), Home: -Infinity, End: Infinity };
+      if (event.key in steps) move(active + steps[event.key]);
+      else if (event.key === "Enter") open(shown[active]);
+      else return;
+      event.preventDefault();
+    };
+    const on_click = (event, row) => {
+      if (event.defaultPrevented || event.button !== 0 || event.metaKey || event.ctrlKey || event.target.closest("a, button, input, label, select")) return;
+      if (String(getSelection())) return;
+      open(row);
+    };
+
+    const from = virtual ? view.from : 0;
+    const slice = shown.slice(from, virtual ? view.to : shown.length);
+    const template = columns.map((column) => column.width || "minmax(4rem, 1fr)").join(" ");
+    const at = Math.min(active, Math.max(0, shown.length - 1));
+    return html`<div class=${`table ${narrow ? "narrow" : ""} ${virtual ? "virtual" : ""}`} role="table" aria-label=${label} aria-rowcount=${shown.length + 1}
+        ref=${scroller} onScroll=${look} style=${virtual ? { height: height || "calc(100vh - 15rem)" } : {}}>
+      <div role="rowgroup" class="table-head"><div role="row" aria-rowindex="1" class="row" style=${narrow ? {} : { gridTemplateColumns: template }}>
+        ${columns.filter((column) => !narrow || column.value || column.first).map((column) => html`<${HeadCell} key=${column.key} column=${column} order=${order} on_order=${on_order} />`)}
+      </div></div>
+      <div role="rowgroup" ref=${body} onKeyDown=${on_key} class="table-body" style=${virtual ? { height: `${shown.length * size}px` } : {}}>
+        ${slice.map((row, offset) => {
+          const index = from + offset;
+          const style = { ...(narrow ? {} : { gridTemplateColumns: template }), ...(virtual ? { transform: `translateY(${index * size}px)` } : {}) };
+          return html`<div role="row" key=${id ? id(row) : index} class=${`row ${href ? "opens" : ""} ${(mark && mark(row)) || ""}`} data-row=${index} aria-rowindex=${index + 2}
+            tabindex=${index === at ? 0 : -1} style=${style} onClick=${(event) => on_click(event, row)} onFocus=${() => set_active(index)}>${cells(columns, row, narrow)}</div>`;
+        })}
+      </div>
+      ${tail}
+    </div>`;
+  }
+
+  hrm.ui.Table = Table;
+  hrm.ui.sorted = sorted;
+})();
