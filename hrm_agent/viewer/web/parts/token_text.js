@@ -1,0 +1,196 @@
+/* Tokens as spans, in blocks of 500. Built without the virtual tree: 100,000 components would take seconds.
+
+   Up to 100,000 tokens all blocks are filled, and the browser lays out those in view (`content-visibility`), so that its
+   own search finds everything. Beyond, a block is filled when it comes near the view and emptied when it is far. */
+(() => {
+  "use strict";
+
+  const BLOCK = 500, PIECE = 5000, ALL = 100000;
+  const COLUMNS = ["ids", "text", "mask", "logprob", "call_of", "weight", "entropy", "marks"];
+
+  /* The columns of one path, read in pieces of 5,000 tokens. */
+  class TokenColumns {
+    constructor(params) {
+      this.params = params;
+      this.pieces = new Map();
+      this.facts = null;
+      for (const name of COLUMNS) this[name] = [];
+    }
+
+    /* Reads the piece that a token stands in; the answer is the same promise for all who ask. */
+    piece(index) {
+      const from = hrm.api.is_static() ? 0 : Math.floor(index / PIECE) * PIECE;
+      if (!this.pieces.has(from)) {
+        const read = hrm.api.get("tokens", { ...this.params, from, to: from + PIECE }).then((page) => this.keep(page));
+        this.pieces.set(from, read);
+        read.catch(() => this.pieces.delete(from));
+      }
+      return this.pieces.get(from);
+    }
+
+    keep(page) {
+      this.facts ||= page;
+      for (const name of COLUMNS) {
+        const values = page[name];
+        if (values) for (let at = 0; at < values.length; at += 1) this[name][page.from + at] = values[at];
+      }
+    }
+
+    get total() { return this.facts.total; }
+    get has_text() { return !this.facts.why_no_text; }
+    has(index) { return this.ids[index] !== undefined; }
+    text_of(index) { return this.has_text ? this.text[index] ?? "" : `${this.ids[index]} `; }
+  }
+
+  const SPECIAL = /^<[|｜/]?[^<>\s]{1,40}[|｜]?>$/;
+
+  /* What is always told of a token, whichever lens is on: a list of classes, and the label of a character that has no look. */
+  function still(columns, index) {
+    const text = columns.text_of(index), classes = ["t"], mark = columns.marks[index];
+    let label = "";
+    if (columns.has_text) {
+      if (text === "") label = String(columns.ids[index]);
+      else if (SPECIAL.test(text)) classes.push("special");
+      else if (/^\s+$/.test(text)) {
+        classes.push("blank");
+        label = text.replace(/\r/g, "␍").replace(/\n/g, "↵").replace(/\t/g, "⇥").replace(/[^␍↵⇥]/g, "·");
+      } else {
+        const odd = hrm.ui.pieces(text).filter((piece) => typeof piece !== "string");
+        if (odd.length) label = odd.map((piece) => String([piece.props.children].flat(9).join(""))).join(" ");
+        else if (/[\u001b]/.test(text)) label = "ESC";
+      }
+    }
+    if (mark) classes.push(mark);
+    return [classes.join(" "), label];
+  }
+
+  class TokenText {
+    /* `lens(index)` names the class that a token is shaded with. */
+    constructor(root, columns, lens, on_problem) {
+      Object.assign(this, { root, columns, lens, on_problem, at: -1, ended: false });
+      this.starts = new Map(columns.facts.path.map((part, number) => [part.from, `${part.role || "prompt"} · call ${number + 1}`]));
+      const count = Math.ceil(columns.total / BLOCK);
+      this.blocks = Array.from({ length: count }, (_, index) => {
+        const block = document.createElement("div");
+        block.className = count > 1 ? "token-block" : "token-block only";
+        block.dataset.first = String(index * BLOCK);
+        return block;
+      });
+      root.replaceChildren(...this.blocks);
+      if (columns.total <= ALL) this.fill_all();
+      else this.fill_near();
+    }
+
+    end() {
+      this.ended = true;
+      if (this.observer) this.observer.disconnect();
+      this.root.replaceChildren();
+    }
+
+    async fill_all() {
+      for (let index = 0; index < this.blocks.length && !this.ended; index += 1) {
+        await this.fill(index);
+        if (index % 8 === 7) await new Promise((go) => setTimeout(go)); // the page stays usable meanwhile
+      }
+      if (!this.ended) this.root.dataset.filled = "all";
+    }
+
+    fill_near() {
+      const number = (block) => Number(block.dataset.first) / BLOCK;
+      this.observer = new IntersectionObserver((entries) => {
+        for (const { target, isIntersecting } of entries) {
+          if (isIntersecting) this.fill(number(target));
+          else if (target.childElementCount && number(target) !== Math.floor(this.at / BLOCK)) {
+            target.style.minHeight = `${target.offsetHeight}px`; // or what is below would jump
+            target.replaceChildren();
+          }
+        }
+      }, { rootMargin: "1500px 0px" });
+      this.blocks.forEach((block) => this.observer.observe(block));
+      this.root.dataset.filled = "near";
+    }
+
+    async fill(number) {
+      const block = this.blocks[number], from = number * BLOCK, to = Math.min(from + BLOCK, this.columns.total);
+      if (block.childElementCount) return;
+      try {
+        await this.columns.piece(from);
+      } catch (error) {
+        this.on_problem(error);
+        return;
+      }
+      if (this.ended || block.childElementCount) return;
+      const spans = document.createDocumentFragment();
+      for (let index = from; index < to; index += 1) spans.append(this.span(index));
+      block.style.minHeight = "";
+      block.append(spans);
+    }
+
+    span(index) {
+      const span = document.createElement("span"), [classes, label] = still(this.columns, index);
+      span.className = `${classes} ${this.lens(index)}${index === this.at ? " at" : ""}`;
+      if (label) span.dataset.label = label;
+      if (this.starts.has(index)) span.dataset.role = this.starts.get(index);
+      span.textContent = this.columns.text_of(index);
+      return span;
+    }
+
+    /* Shades everything that is filled anew. */
+    paint(lens) {
+      this.lens = lens;
+      for (const block of this.blocks) {
+        const from = Number(block.dataset.first);
+        [...block.children].forEach((span, offset) => {
+          span.className = `${still(this.columns, from + offset)[0]} ${lens(from + offset)}${from + offset === this.at ? " at" : ""}`;
+        });
+      }
+    }
+
+    node(index) { return this.blocks[Math.floor(index / BLOCK)]?.children[index % BLOCK]; }
+
+    index_of(node) {
+      const span = node && node.closest && node.closest(".t");
+      if (!span || !this.root.contains(span)) return -1;
+      return Number(span.parentNode.dataset.first) + [...span.parentNode.children].indexOf(span);
+    }
+
+    async focus(index, scroll = true) {
+      if (index < 0 || index >= this.columns.total) return;
+      this.node(this.at)?.classList.remove("at");
+      this.at = index;
+      await this.fill(Math.floor(index / BLOCK));
+      const span = this.node(index);
+      if (!span || this.at !== index) return;
+      span.classList.add("at");
+      if (scroll) span.scrollIntoView({ block: "nearest" });
+    }
+
+    /* The token in the line above or below that stands nearest. */
+    line(index, step) {
+      const here = this.node(index)?.getClientRects()[0];
+      if (!here) return index;
+      let best = index, near = Infinity, top = null;
+      for (let other = index + step; this.node(other); other += step) {
+        const rect = this.node(other).getClientRects()[0];
+        if (!rect || Math.abs(rect.top - here.top) < 4) continue;
+        top ??= rect.top;
+        if (Math.abs(rect.top - top) > 4) break;
+        const away = Math.abs(rect.left - here.left);
+        if (away < near) [best, near] = [other, away];
+      }
+      return best;
+    }
+  }
+
+  /* Copies what is selected as the plain text of the tokens: no line breaks between blocks, no labels. */
+  function copyPlain(event) {
+    const selection = getSelection();
+    if (!selection.rangeCount || selection.isCollapsed) return;
+    event.clipboardData.setData("text/plain", selection.getRangeAt(0).cloneContents().textContent);
+    event.preventDefault();
+  }
+
+  hrm.TokenColumns = TokenColumns;
+  hrm.TokenText = TokenText;
+  hrm.parts = { ...hrm.parts, copyPlain };
+})();
