@@ -102,9 +102,7 @@ def overlays_of(
 
 def uses_of_threads(store: RunStore, threads: Sequence[str]) -> dict[str, ThreadUse]:
     """Model calls and completion tokens of threads; one without calls is left out. A damaged call counts as a call."""
-    query = (
-        "SELECT c.thread_id, c.id, t.mask FROM calls c LEFT JOIN tokens t ON t.call_id = c.id WHERE c.thread_id IN"
-    )
+    query = "SELECT c.thread_id, c.id, t.mask FROM calls c LEFT JOIN tokens t ON t.call_id = c.id WHERE c.thread_id IN"
     calls: dict[str, int] = {}
     tokens: dict[str, int] = {}
     reported: dict[str, str] = {}

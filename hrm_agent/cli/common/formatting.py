@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from hrm_agent.answers.final_answer import own_text
 from hrm_agent.trajectory import Call, CallUsage, LogprobKind, RunStatus, SentSampling, ToolCall, Trajectory, TurnEnd
+from hrm_agent.trajectory.shown import code_of, text_of
 
 __all__ = [
     "call_lines",
-    "code_of",
     "ends_of",
     "models_of",
     "sentence",
@@ -134,21 +133,6 @@ def turn_lines(prompt: str | None, end: Trajectory | TurnEnd) -> Iterator[tuple[
         yield f"({end.status.value}{f': {reason}' if reason not in ('', end.status.value) else ''})", "yellow"
     elif not answer:
         yield "(no answer)", "yellow"
-
-
-def text_of(response: dict[str, Any]) -> str:
-    """Text of a stored answer, whether its content is a string or a list of blocks."""
-    content = response.get("content", "")
-    if isinstance(content, str):
-        return content
-    return "".join(block if isinstance(block, str) else str(block.get("text", "")) for block in content)
-
-
-def code_of(arguments: dict[str, Any] | str) -> str:
-    """The code of a call of the Python tool, or the arguments of any other."""
-    if isinstance(arguments, dict) and isinstance(arguments.get("code"), str):
-        return str(arguments["code"])
-    return str(arguments)
 
 
 def _indented(text: str) -> Iterator[str]:

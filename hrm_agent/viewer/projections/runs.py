@@ -55,7 +55,9 @@ def place_runs(place: Place) -> list[dict[str, Any]]:
     names = [*rows, *([own] if own is not None and own not in rows else [])]
     if not names and seen:
         names = [""]  # threads of a program of one's own
-    return [_run(place, store, name, rows.get(name), seen.get(name), bool(held.get(name)), name == own) for name in names]
+    return [
+        _run(place, store, name, rows.get(name), seen.get(name), bool(held.get(name)), name == own) for name in names
+    ]
 
 
 def is_own_run(place: Place, run: str) -> bool:
