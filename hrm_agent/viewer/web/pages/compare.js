@@ -7,10 +7,10 @@
   // --- compare -------------------------------------------------------------------------------------------------------
 
   const textOf = (item) => {
-    const { plain, argumentText } = hrm.parts;
+    const { plain, argumentText, programOf } = hrm.parts;
     if (item.kind === "turn") return plain(item.prompt);
     if (item.kind === "tool") return plain(item.code) || argumentText(item.arguments);
-    const calls = (item.code_calls || []).map((call) => `${call.name} ${argumentText(call.arguments)}`);
+    const calls = (item.code_calls || []).map((call) => `${call.name}: ${programOf(call.arguments) ?? argumentText(call.arguments)}`);
     return [plain(item.reasoning), plain(item.text), ...calls].filter(Boolean).join("\n\n");
   };
   const shownOf = (item) => hrm.parts.plain(item.content) || [item.stdout, item.stderr, item.value].map(hrm.parts.plain).filter(Boolean).join("\n");
@@ -21,7 +21,7 @@
     const name = item.kind === "tool" ? item.name : item.kind === "turn" ? "person" : item.node || item.role;
     const pair = (of) => (side === "a" ? [of(item), other ? of(other) : of(item)] : [other ? of(other) : of(item), of(item)]);
     const [a, b] = pair(textOf), [from, to] = pair(shownOf);
-    return html`<div class="pair-side">
+    return html`<div class=${`pair-side ${item.kind}`}>
       <p class="pair-head">${item.kind === "tool" ? html`<${Mark} status=${item.status} />` : null}
         <a href=${hrm.link("trajectory", { place, id, item: item.id })}><${Text} of=${name} /></a>
         <span class="muted small">${[item.sampled_tokens ? `${item.sampled_tokens} tok` : "", item.seconds == null ? "" : format.seconds(item.seconds)].filter(Boolean).join(" · ")}</span></p>
@@ -63,7 +63,7 @@
     return html`<section class="pair-side" aria-label=${`Run ${name}`}>
       <h2><a href=${hrm.link("trajectory", { place, id: header.trajectory })}>${name}: <${Text} of=${header.thread} /></a></h2>
       <${Judgement} header=${header} overlay=${overlay} />
-      <div class="answer-line"><span class="muted small">Answer</span>
+      <div class="answer-row"><span class="muted small">Answer</span>
         <${WordDiff} a=${plain(a.answer)} b=${plain(b.answer)} side=${side} /></div>
       ${plain(header.error) ? html`<p class="warning"><${Text} of=${header.error} /></p>` : null}
     </section>`;

@@ -101,7 +101,7 @@
       <${Facts} rows=${[
         ["token", `${(index + 1).toLocaleString("en")} of ${columns.total.toLocaleString("en")}`],
         ["id", String(columns.ids[index])],
-        ["", columns.mask[index] ? "sampled by the policy" : "prompt or tool output"],
+        ["from", columns.mask[index] ? "the policy" : "prompt, tools"],
         ["log-prob", logprob == null ? null : number(logprob, 4)],
         ["probability", logprob == null ? null : number(Math.exp(logprob), 4)],
         ["entropy", columns.entropy[index] == null ? null : `${number(columns.entropy[index], 3)} nats`],

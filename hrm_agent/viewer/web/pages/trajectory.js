@@ -52,9 +52,9 @@
 
   function Siblings({ data, place }) {
     const siblings = data.siblings || [], id = data.header.trajectory, at = siblings.indexOf(id);
-    if (siblings.length < 2) return null;
+    if (siblings.length < 2 || at < 0) return null;
     const to = (other) => hrm.link("trajectory", { place, id: other });
-    const [before, after] = [siblings[at - 1], at < 0 ? undefined : siblings[at + 1]];
+    const [before, after] = [siblings[at - 1], siblings[at + 1]];
     const arrow = (other, sign, word, key) => (other
       ? html`<a class="step-link" href=${to(other)} title=${`${word} (${key})`}><span aria-hidden="true">${sign}</span><span class="unseen">${word}</span></a>`
       : html`<span class="step-link muted" aria-hidden="true">${sign}</span>`);
@@ -73,7 +73,7 @@
     const expected = plain(header.task.answer);
     const wanted = expected && expected !== plain(header.answer);
     return html`<section class="trace-head" aria-label="The run">
-      <${Judgement} header=${header} overlay=${overlay} />
+      <div class="trace-line"><${Judgement} header=${header} overlay=${overlay} /><${Siblings} data=${data} place=${place} /></div>
       <dl class="answer-line">
         <div><dt>Answer</dt><dd>${plain(header.answer) ? html`<${Text} of=${plain(header.answer)} clip=${300} />` : html`<span class="muted">none</span>`}</dd></div>
         ${wanted ? html`<div><dt>Expected</dt><dd><${Text} of=${expected} clip=${300} /></dd></div>` : null}
@@ -239,8 +239,7 @@
     const answer = hrm.useData("trajectory", { place, id });
     const header = answer.data && answer.data.header;
     const title = header ? hrm.parts.plain(header.task.prompt).replace(/\s+/g, " ").trim() || header.trajectory : "Trajectory";
-    return html`<${Page} title=${title} crumbs=${header ? crumbsOf(place, header) : [{ text: place }]}
-      actions=${answer.data && html`<${Siblings} data=${answer.data} place=${place} />`}>
+    return html`<${Page} title=${title} crumbs=${header ? crumbsOf(place, header) : [{ text: place }]}>
       <${Answer} of=${answer}>${(data) => html`<${Trace} key=${`${place} ${id}`} data=${data} place=${place} params=${params} />`}<//>
     <//>`;
   }

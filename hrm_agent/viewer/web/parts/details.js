@@ -135,9 +135,9 @@
       <${Part} title=${item.code != null ? "Code" : "Arguments"}>
         <${Arguments} value=${item.arguments} code=${item.code} place=${place} /><//>
       ${output.map(([name, title]) => html`<${Part} key=${name} title=${title}>
-        <${Cut} value=${item[name]} place=${place} /><//>`)}
+        <${Cut} value=${item[name]} place=${place} lang="text" /><//>`)}
       ${alike ? null : html`<${Part} title="What the model is shown" folded=${output.length > 0}>
-        <${Cut} value=${item.content} place=${place} /><//>`}`;
+        <${Cut} value=${item.content} place=${place} lang="text" /><//>`}`;
   }
 
   function TurnDetails({ item, place }) {
@@ -176,5 +176,5 @@
     </p>`;
   }
 
-  hrm.parts = { ...hrm.parts, Details, Facts, Json, Judgement, Mark, Message, Part, number, seconds };
+  hrm.parts = { ...hrm.parts, Details, Facts, Json, Judgement, Mark, Message, Part, number, programOf, seconds };
 })();

@@ -49,7 +49,7 @@
     const { html } = hrm, { Text } = hrm.ui;
     const parts = wordDiff(a || "", b || "");
     return html`<div class="diff foreign">${parts.map(([kind, text], index) => {
-      if (kind === "same") return html`<${Text} key=${index} text=${text} />`;
+      if (kind === "same") return html`<${Text} key=${index} of=${text} />`;
       if (kind === "left") return side === "b" ? null : html`<del key=${index}><${Text} of=${text} /></del>`;
       return side === "a" ? null : html`<ins key=${index}><${Text} of=${text} /></ins>`;
     })}</div>`;

@@ -75,7 +75,7 @@
         disabled=${position >= total - 1} onClick=${() => onMove(position + 1)}>▸</button>
       <p class="moment-told"><strong>${position + 1}</strong><span class="muted">/${total}</span>
         ${moment ? html` after <strong><${Text} of=${wordsOf(moment)} /></strong>
-          <span class="muted"><${Text} of=${then} /></span>
+          <span class="muted moment-next"><${Text} of=${then} /></span>
           ${moment.interrupts && moment.interrupts.length ? html`<span class="warning">waits for a person</span>` : null}` : " …"}</p>
     </div>`;
   }

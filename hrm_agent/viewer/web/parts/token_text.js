@@ -49,15 +49,19 @@
     const text = columns.text_of(index), classes = ["t"], mark = columns.marks[index];
     let label = "";
     if (columns.has_text) {
-      if (text === "") label = String(columns.ids[index]);
-      else if (SPECIAL.test(text)) classes.push("special");
+      if (text === "") {
+        label = String(columns.ids[index]); // a part of a character, or nothing at all
+        classes.push("odd");
+      } else if (SPECIAL.test(text)) classes.push("special");
       else if (/^\s+$/.test(text)) {
         classes.push("blank");
         label = text.replace(/\r/g, "␍").replace(/\n/g, "↵").replace(/\t/g, "⇥").replace(/[^␍↵⇥]/g, "·");
       } else {
-        const odd = hrm.ui.pieces(text).filter((piece) => typeof piece !== "string");
-        if (odd.length) label = odd.map((piece) => String([piece.props.children].flat(9).join(""))).join(" ");
-        else if (/[\u001b]/.test(text)) label = "ESC";
+        const parts = hrm.ui.pieces(text), odd = parts.filter((part) => typeof part !== "string");
+        if (odd.length) {
+          label = odd.map((part) => [part.props.children].flat(9).join("")).join(" ");
+          classes.push("odd", ...(odd.length === parts.length ? ["alone"] : []));
+        }
       }
     }
     if (mark) classes.push(mark);
@@ -67,7 +71,7 @@
   class TokenText {
     /* `lens(index)` names the class that a token is shaded with. */
     constructor(root, columns, lens, on_problem) {
-      Object.assign(this, { root, columns, lens, on_problem, at: -1, ended: false });
+      Object.assign(this, { root, columns, lens, on_problem, at: -1, ended: false, spans: [] });
       this.starts = new Map(columns.facts.path.map((part, number) => [part.from, `${part.role || "prompt"} · call ${number + 1}`]));
       const count = Math.ceil(columns.total / BLOCK);
       this.blocks = Array.from({ length: count }, (_, index) => {
@@ -103,6 +107,7 @@
           else if (target.childElementCount && number(target) !== Math.floor(this.at / BLOCK)) {
             target.style.minHeight = `${target.offsetHeight}px`; // or what is below would jump
             target.replaceChildren();
+            this.spans.fill(undefined, Number(target.dataset.first), Number(target.dataset.first) + BLOCK);
           }
         }
       }, { rootMargin: "1500px 0px" });
@@ -121,17 +126,29 @@
       }
       if (this.ended || block.childElementCount) return;
       const spans = document.createDocumentFragment();
-      for (let index = from; index < to; index += 1) spans.append(this.span(index));
+      for (let index = from; index < to; index += 1) {
+        if (this.starts.has(index)) spans.append(this.heading(index));
+        spans.append(this.span(index));
+      }
       block.style.minHeight = "";
       block.append(spans);
+    }
+
+    /* Where a call begins. Its words come from the style sheet, so that they are not copied with the text. */
+    heading(index) {
+      const heading = document.createElement("div");
+      heading.className = "token-call";
+      heading.dataset.role = this.starts.get(index);
+      return heading;
     }
 
     span(index) {
       const span = document.createElement("span"), [classes, label] = still(this.columns, index);
       span.className = `${classes} ${this.lens(index)}${index === this.at ? " at" : ""}`;
       if (label) span.dataset.label = label;
-      if (this.starts.has(index)) span.dataset.role = this.starts.get(index);
       span.textContent = this.columns.text_of(index);
+      span.index = index;
+      this.spans[index] = span;
       return span;
     }
 
@@ -139,19 +156,18 @@
     paint(lens) {
       this.lens = lens;
       for (const block of this.blocks) {
-        const from = Number(block.dataset.first);
-        [...block.children].forEach((span, offset) => {
-          span.className = `${still(this.columns, from + offset)[0]} ${lens(from + offset)}${from + offset === this.at ? " at" : ""}`;
-        });
+        for (const span of block.querySelectorAll(".t")) {
+          span.className = `${still(this.columns, span.index)[0]} ${lens(span.index)}${span.index === this.at ? " at" : ""}`;
+        }
       }
     }
 
-    node(index) { return this.blocks[Math.floor(index / BLOCK)]?.children[index % BLOCK]; }
+    /* The span of a token; undefined while its block is empty. */
+    node(index) { return this.spans[index]; }
 
     index_of(node) {
       const span = node && node.closest && node.closest(".t");
-      if (!span || !this.root.contains(span)) return -1;
-      return Number(span.parentNode.dataset.first) + [...span.parentNode.children].indexOf(span);
+      return span && this.root.contains(span) ? span.index : -1;
     }
 
     async focus(index, scroll = true) {

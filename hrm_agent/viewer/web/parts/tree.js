@@ -140,7 +140,7 @@
   function RowText({ node, name }) {
     const { html } = hrm, { Text } = hrm.ui, { Mark } = hrm.parts, { item } = node;
     if (node.kind === "fork") {
-      return html`<span class="tree-name">⑂ fork</span>
+      return html`<span class="tree-name">↳ fork</span>
         <span class="tree-said muted"><${Text} of=${node.fork.thread} /></span>`;
     }
     if (node.kind === "inside") {
