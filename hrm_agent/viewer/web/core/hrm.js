@@ -23,10 +23,12 @@
     // In a static copy: key of an answer -> the file that holds it, and what those files have brought so far.
     files: null,
     stored: new Map(),
-    // Called by the files of a static copy. The empty key is the index.
+    // Called by the files of a static copy.
+    storeFiles(files) {
+      hrm.files = { ...hrm.files, ...files };
+    },
     store(key, value) {
-      if (key === "") hrm.files = value;
-      else hrm.stored.set(key, value);
+      hrm.stored.set(key, value);
     },
   };
 })();

@@ -36,15 +36,15 @@
       while (value >= 1000 && unit < 4) [value, unit] = [value / 1000, unit + 1];
       return `${value.toFixed(unit && value < 100 ? 1 : 0)} ${units[unit]}`;
     },
-    ago(iso) {
-      const then = Date.parse(iso);
-      if (Number.isNaN(then)) return "–";
-      const seconds = (Date.now() - then) / 1000;
+    // Of seconds since 1970, as the server gives all times.
+    ago(at) {
+      const seconds = Date.now() / 1000 - at;
       if (seconds < 60) return "now";
       if (seconds < 3600) return `${Math.floor(seconds / 60)} min ago`;
       if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ago`;
-      return new Date(then).toISOString().slice(0, 10);
+      return new Date(at * 1000).toISOString().slice(0, 10);
     },
+    moment: (at) => new Date(at * 1000).toISOString().replace("T", " ").replace(/\.\d+Z$/, " UTC"),
   };
 
   // <Num of=... as="number|share|count|seconds|bytes" digits=... sign>: null is "not recorded", never 0.
@@ -55,8 +55,8 @@
   }
 
   function Time({ at }) {
-    if (!at) return NOT_RECORDED;
-    return html`<time datetime=${at} title=${at}>${format.ago(at)}</time>`;
+    if (!known(at)) return NOT_RECORDED;
+    return html`<time datetime=${new Date(at * 1000).toISOString()} title=${format.moment(at)}>${format.ago(at)}</time>`;
   }
 
   // --- outcomes: a shape and a colour each, so that the colour is never alone ----------------------------------------
@@ -80,7 +80,7 @@
     ok: ["good", "disc"], error: ["bad", "cross"], timeout: ["bad", "glass"], out_of_memory: ["bad", "square"], output_limit: ["bad", "bar"],
     invalid_call: ["bad", "diamond"], denied: ["bad", "slashed"], infrastructure: ["warn", "triangle"], running: ["calm", "ring"],
     completed: ["good", "disc"], truncated: ["warn", "bar"], failed: ["bad", "cross"], aborted: ["warn", "slashed"], interrupted: ["warn", "glass"],
-    kept: ["good", "disc"], dropped: ["calm", "ring"], rejected: ["calm", "ring"], ended: ["calm", "dot"], stopped: ["warn", "bar"], unknown: ["calm", "dot"],
+    kept: ["good", "disc"], dropped: ["calm", "ring"], rejected: ["calm", "ring"], group_rejected: ["calm", "slashed"], ended: ["calm", "dot"], stopped: ["warn", "bar"], unknown: ["calm", "dot"],
     correct: ["good", "disc"], wrong: ["bad", "cross"], live: ["good", "disc"],
   };
 
