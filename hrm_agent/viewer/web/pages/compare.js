@@ -92,7 +92,7 @@
   function ComparePage({ params }) {
     const { Answer, Page } = hrm.ui, { place, a, b } = params;
     const answer = hrm.useData("compare", { place, a, b });
-    return html`<${Page} title="Two runs compared" crumbs=${[{ text: place, href: "#/" }]}>
+    return html`<${Page} title="Two runs compared" crumbs=${hrm.parts.crumbsOf(place, answer.data && answer.data.a.run)}>
       <${Answer} of=${answer}>${(data) => html`<${Comparison} data=${data} place=${place} />`}<//>
     <//>`;
   }
@@ -132,7 +132,7 @@
 
   /* Plays the recorded run again, with no model, and says whether it is still the same. */
   function TrueReplay({ place, id }) {
-    const { Badge, Text } = hrm.ui;
+    const { Badge } = hrm.ui;
     const [started, setStarted] = useState(null), [error, setError] = useState(null);
     const job = useJob(started);
     const begin = async () => {
@@ -150,9 +150,8 @@
       <p class="muted small">Runs the graph again on the recorded answers of models and tools, and compares every checkpoint. Nothing is sampled.</p>
       ${error ? html`<${hrm.ui.Problem} error=${error} />` : null}
       ${started && !error ? html`<${JobState} job=${job} what="Replay" />` : html`<button type="button" onClick=${begin}>Replay the recorded run</button>`}
-      ${result ? html`<p class="replay-verdict" data-verdict=${verdict}><${Badge} of=${verdict === "equal" ? "ok" : "error"}>${verdict}<//>
-        ${result.checkpoints ? html` <span>${result.checkpoints} checkpoints compared</span>` : null}
-        ${result.ended ? html` <${Text} of=${result.ended} />` : null}</p>` : null}
+      ${result ? html`<p class="replay-verdict" data-verdict=${verdict}><${Badge} of=${verdict === "equal" ? "ok" : "error"}>${result.words || verdict}<//>
+        ${result.checkpoints ? html` <span>${result.checkpoints} checkpoints compared</span>` : null}</p>` : null}
     </section>`;
   }
 
@@ -306,7 +305,7 @@
     const origin = moment.data && (moment.data.trajectory || params.origin);
     const back = params.origin ? [{ text: "trajectory", href: hrm.link("trajectory", { place, id: params.origin, moment: checkpoint }) }] : [];
     const closed = about.data && !about.data.fork;
-    return html`<${Page} title="Edit and fork" crumbs=${[{ text: place, href: "#/" }, ...back]}>
+    return html`<${Page} title="Edit and fork" crumbs=${hrm.parts.crumbsOf(place, null, ...back)}>
       ${closed ? html`<${Problem} error=${{ message: "This viewer only reads.", hint: "Start it with --allow-fork to fork from here, or type: hrm-agent fork." }} />`
         : html`<${Answer} of=${moment}>${(data) => html`<${Forking} key=${`${thread} ${checkpoint}`} place=${place} thread=${thread} checkpoint=${checkpoint} moment=${data} origin=${origin} />`}<//>`}
     <//>`;

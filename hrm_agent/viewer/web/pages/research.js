@@ -88,7 +88,7 @@
     const { Answer, Page } = hrm.ui, { place, id } = params;
     const answer = hrm.useData("citations", { place, id });
     const change = (next) => hrm.go("research", { place, id, ...next }, { replace: true });
-    return html`<${Page} title="Answer and sources" crumbs=${[{ text: place, href: "#/" }, { text: "trajectory", href: hrm.link("trajectory", { place, id }) }]}>
+    return html`<${Page} title="Answer and sources" crumbs=${hrm.parts.crumbsOf(place, null, { text: "trajectory", href: hrm.link("trajectory", { place, id }) })}>
       <${Answer} of=${answer}>${(data) => html`<${Research} data=${data} params=${params} change=${change} />`}<//>
     <//>`;
   }

@@ -68,15 +68,21 @@
   const largest = (columns) => columns.weight.reduce((most, value) => Math.max(most, Math.abs(value ?? 0)), 0) || 1;
   const isTrained = (columns, index) => columns.facts.verdict === "kept" && columns.weight[index] != null;
 
+  /* What a command takes: the folder of the place, else its name. */
+  function folderOf(place, about) {
+    const found = about && about.places.find((one) => one.id === place);
+    return found ? found.where.replace(/\/store\.db$/, "") : place;
+  }
+
   /* What keeps a lens from showing anything; null where it shows something. */
-  function lacking(lens, columns, place) {
+  function lacking(lens, columns, place, about) {
     const { facts } = columns, any = (values) => values.some((value) => value != null);
     if (lens === "trained" && !facts.verdict) return "No training run has judged this run: its sampled tokens are marked, none is trained on.";
     if (lens === "trained" && facts.verdict !== "kept") return html`Not trained on: ${facts.verdict.replaceAll("_", " ")}${
       hrm.parts.plain(facts.reason) ? html`, <${hrm.ui.Text} of=${hrm.parts.plain(facts.reason)} />` : ""}.`;
     if (lens === "logprob" && !any(columns.logprob)) return "The model gave no log-probs.";
     if (lens === "weight" && !any(columns.weight)) return "No training run gave these tokens a weight.";
-    if (lens === "entropy" && !any(columns.entropy)) return html`Entropy is not recorded while sampling. <code>hrm-agent analyze ${place}</code> computes it, with forking and reflection tokens.`;
+    if (lens === "entropy" && !any(columns.entropy)) return html`Entropy is not recorded while sampling. <code>hrm-agent analyze <${hrm.ui.Text} of=${folderOf(place, about)} /></code> computes it, with forking and reflection tokens.`;
     return null;
   }
 
@@ -156,7 +162,7 @@
       n: { run: () => marked(1), help: "next forking or reflection token" },
       p: { run: () => marked(-1), help: "forking or reflection token before" },
     });
-    const lack = lacking(lens, columns, params.place), options = {};
+    const lack = lacking(lens, columns, params.place, hrm.useData("about", {}, { live: false }).data), options = {};
     Object.entries(LENSES).forEach(([name, one]) => { options[name] = one.name; });
     return html`
       <div class="token-bar">
@@ -171,7 +177,9 @@
         <div class=${`tokens lens-${lens}${columns.has_text ? "" : " ids"}`} ref=${root} tabindex="0" role="group" data-total=${columns.total}
           aria-label="Tokens. The arrow keys move from token to token." aria-describedby="token-details" dir="ltr"
           onKeyDown=${keys} onCopy=${copyPlain}
-          onMouseOver=${(event) => setHovered(view.current ? view.current.index_of(event.target) : -1)}
+          onMouseMove=${(event) => { // scrolling under a resting mouse moves nothing
+            if (view.current && (event.movementX || event.movementY)) setHovered(view.current.index_of(event.target));
+          }}
           onMouseLeave=${() => setHovered(-1)}
           onClick=${(event) => {
             const at = view.current.index_of(event.target);
@@ -194,8 +202,8 @@
     }, [place, call, run]);
     const facts = held.columns && held.columns.facts;
     const trajectory = facts && facts.trajectory;
-    const crumbs = [{ text: place, href: "#/" }, ...(run ? [{ text: run, href: hrm.link("run", { place, run }) }] : []),
-      ...(trajectory ? [{ text: "trajectory", href: hrm.link("trajectory", { place, id: trajectory, item: call }) }] : [])];
+    const crumbs = hrm.parts.crumbsOf(place, run || (facts && facts.run),
+      ...(trajectory ? [{ text: "trajectory", href: hrm.link("trajectory", { place, id: trajectory, item: call }) }] : []));
     return html`<${Page} title="Tokens of a call" crumbs=${crumbs}>
       ${facts ? html`<p class="muted small token-facts"><${Text} of=${facts.model} />${facts.codec ? html`, text by <${Text} of=${facts.codec} />` : null}${
         facts.temperature == null ? null : `, temperature ${facts.temperature}`}</p>` : null}

@@ -228,10 +228,9 @@
       </div>`;
   }
 
-  function crumbsOf(place, header) {
-    const { run, group } = header, step = /\/step-(\d+)\//.exec(group || "");
-    return [{ text: place, href: "#/" }, ...(run ? [{ text: run, href: hrm.link("run", { place, run }) }] : []),
-      ...(step ? [{ text: `step ${Number(step[1]) + 1}`, href: hrm.link("step", { place, run, step: Number(step[1]) + 1 }) }] : [])];
+  function crumbs(place, { run, group }) {
+    const step = /\/step-(\d+)\//.exec(group || ""), number = step && Number(step[1]) + 1;
+    return hrm.parts.crumbsOf(place, run, ...(step ? [{ text: `step ${number}`, href: hrm.link("step", { place, run, step: number }) }] : []));
   }
 
   function TrajectoryPage({ params }) {
@@ -239,7 +238,7 @@
     const answer = hrm.useData("trajectory", { place, id });
     const header = answer.data && answer.data.header;
     const title = header ? hrm.parts.plain(header.task.prompt).replace(/\s+/g, " ").trim() || header.trajectory : "Trajectory";
-    return html`<${Page} title=${title} crumbs=${header ? crumbsOf(place, header) : [{ text: place }]}>
+    return html`<${Page} title=${title} crumbs=${crumbs(place, header || {})}>
       <${Answer} of=${answer}>${(data) => html`<${Trace} key=${`${place} ${id}`} data=${data} place=${place} params=${params} />`}<//>
     <//>`;
   }

@@ -80,6 +80,15 @@
     </article>`;
   }
 
+  /* Why a call does not continue the tokens of the one before. Of a first call there is nothing to tell. */
+  const BRANCHES = {
+    template: "the chat template rewrites earlier turns",
+    rewritten: "earlier messages were edited",
+    tools: "other tools are offered",
+    model: "another model answered before",
+    no_tokens: "the model reports no token ids",
+  };
+
   function CallDetails({ item, place, run }) {
     const { Cut, Text } = hrm.ui;
     const news = item.prompt_messages || [], said = plain(item.text);
@@ -93,7 +102,7 @@
         ["queued", item.queue_seconds >= 0.001 ? seconds(item.queue_seconds) : null],
         ["ended by", item.finish_reason],
         ["weight in the loss", item.credit == null ? null : number(item.credit)],
-        ["new conversation", item.parent ? null : item.branch_reason],
+        ["new context", item.parent ? null : BRANCHES[item.branch_reason]],
         ["not trained", item.why_untrainable],
       ]} />
       ${item.has_tokens ? html`<p class="small"><a href=${hrm.link("tokens", { place, call: item.id, run })}>Tokens of this call</a></p>` : null}
@@ -176,5 +185,13 @@
     </p>`;
   }
 
-  hrm.parts = { ...hrm.parts, Details, Facts, Json, Judgement, Mark, Message, Part, number, programOf, seconds };
+  /* Where a page is: all runs, the place if it has another name, the run, and what is given. */
+  function crumbsOf(place, run, ...more) {
+    const of = [{ text: "Runs", href: "#/" }];
+    if (place !== run) of.push({ text: place });
+    if (run) of.push({ text: run, href: hrm.link("run", { place, run }) });
+    return [...of, ...more];
+  }
+
+  hrm.parts = { ...hrm.parts, Details, Facts, Json, Judgement, Mark, Message, Part, crumbsOf, number, programOf, seconds };
 })();

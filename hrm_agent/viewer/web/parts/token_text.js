@@ -54,8 +54,10 @@
         classes.push("odd");
       } else if (SPECIAL.test(text)) classes.push("special");
       else if (/^\s+$/.test(text)) {
-        classes.push("blank");
-        label = text.replace(/\r/g, "␍").replace(/\n/g, "↵").replace(/\t/g, "⇥").replace(/[^␍↵⇥]/g, "·");
+        // A line break is named before it; spaces are named where they stand.
+        const breaks = text.replace(/[^\r\n]/g, "").replace(/\r/g, "␍").replace(/\n/g, "↵");
+        label = breaks || text.replace(/\t/g, "⇥").replace(/[^⇥]/g, "·");
+        classes.push(breaks ? "break" : "blank");
       } else {
         const parts = hrm.ui.pieces(text), odd = parts.filter((part) => typeof part !== "string");
         if (odd.length) {
