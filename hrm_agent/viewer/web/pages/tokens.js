@@ -162,7 +162,8 @@
       n: { run: () => marked(1), help: "next forking or reflection token" },
       p: { run: () => marked(-1), help: "forking or reflection token before" },
     });
-    const lack = lacking(lens, columns, params.place, hrm.useData("about", {}, { live: false }).data), options = {};
+    const about = hrm.useData("about", {}, { live: false }).data;
+    const lack = lacking(lens, columns, params.place, about), options = {};
     Object.entries(LENSES).forEach(([name, one]) => { options[name] = one.name; });
     return html`
       <div class="token-bar">

@@ -173,8 +173,8 @@
       if (wanted && moments.total) moments.find(wanted).then((at) => { if (!gone && at !== null) setPosition(at); });
       return () => { gone = true; };
     }, [wanted, moments.total === null]);
-    const place_now = position ?? Math.max(0, (moments.total || 1) - 1);
-    const moment = moments.total ? moments.at(place_now) : null;
+    const position_now = position ?? Math.max(0, (moments.total || 1) - 1);
+    const settled = hrm.useSettled(position_now), moment = moments.total ? moments.at(settled) : null;
     const pending = useRef(null);
     const move = (next) => {
       if (next < 0 || next >= moments.total) return;
@@ -183,7 +183,7 @@
       pending.current = next;
     };
     useEffect(() => { // the address follows once the moment's page is here
-      if (pending.current === place_now && moment) {
+      if (pending.current === settled && moment) {
         pending.current = null;
         change({ moment: moment.checkpoint });
       }
@@ -191,17 +191,17 @@
     const siblings = data.siblings || [], at = siblings.indexOf(id);
     const sibling = (step) => siblings[at + step] && at >= 0 && hrm.go("trajectory", { place, id: siblings[at + step] });
     hrm.useKeys({
-      "[": { run: () => move(place_now - 1), help: "checkpoint before" },
-      "]": { run: () => move(place_now + 1), help: "checkpoint after" },
+      "[": { run: () => move(position_now - 1), help: "checkpoint before" },
+      "]": { run: () => move(position_now + 1), help: "checkpoint after" },
       j: { run: () => sibling(1), help: "sibling after" },
       k: { run: () => sibling(-1), help: "sibling before" },
     });
-    const lit = params.moment && moment ? moment.next : item ? [item.role, item.node].filter(Boolean) : [];
+    const lit = params.moment && moment ? (moment.next.length ? moment.next : ["__end__"]) : item ? [item.role, item.node].filter(Boolean) : [];
     const key = row || (item && `${item.kind}:${item.id}`);
     return html`
       <${Head} data=${data} place=${place} />
       ${moments.problem ? html`<${Problem} error=${moments.problem} />` : null}
-      <${Slider} moment=${moment} position=${place_now} total=${moments.total} onMove=${move} />
+      <${Slider} moment=${moments.total ? moments.peek(position_now) : null} position=${position_now} total=${moments.total} onMove=${move} />
       <${GraphFold} place=${place} thread=${thread} lit=${lit} />
       ${error ? html`<${Problem} error=${error} />` : null}
       <div class="trace">
@@ -220,7 +220,7 @@
             ${tab === "step" ? (item ? html`<${Details} key=${item.id} item=${item} place=${place} run=${header.run} />`
                 : html`<p class="muted">${loading || params.item ? "Loading …" : "Choose a step."}</p>`)
               : moment ? html`
-                <h2 class="as-of">As of checkpoint ${place_now + 1}</h2>
+                <h2 class="as-of">As of checkpoint ${settled + 1}</h2>
                 <${Moment} place=${place} thread=${thread} checkpoint=${moment.checkpoint} show=${tab} />`
               : html`<p class="muted">Loading …</p>`}
           </div>

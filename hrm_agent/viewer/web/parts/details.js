@@ -95,7 +95,7 @@
     return html`
       <${Facts} rows=${[
         ["model", html`<${Text} of=${item.model || ""} />`],
-        ["weights", item.trainable ? `version ${item.policy_version}` : null],
+        ["weights", item.policy_version || item.credit != null ? `version ${item.policy_version}` : null],
         ["sampled", item.sampled_tokens ? `${item.sampled_tokens} tokens` : null],
         ["prompt", item.prompt_tokens ? `${item.prompt_tokens} tokens` : null],
         ["time", seconds(item.seconds)],
@@ -122,13 +122,13 @@
   }
 
   function ToolDetails({ item, place }) {
-    const { Cut, Text } = hrm.ui;
+    const { Badge, Cut, Text } = hrm.ui;
     const refused = Object.entries(item.refused || {});
     const output = [["stdout", "Printed"], ["stderr", "Errors"], ["value", "Value"]].filter(([name]) => plain(item[name]));
     const alike = output.length === 1 && plain(item.content).trim() === plain(item[output[0][0]]).trim();
     return html`
       <${Facts} rows=${[
-        ["ended", html`<${Mark} status=${item.status} /> ${(item.status || "under way").replaceAll("_", " ")}`],
+        ["ended", html`<${Badge} of=${item.status || "running"}>${(item.status || "under way").replaceAll("_", " ")}<//>`],
         ["time", seconds(item.duration_seconds ?? item.seconds)],
         ["queued", item.queued_seconds >= 0.001 ? seconds(item.queued_seconds) : null],
         ["CPU", item.cpu_seconds == null ? null : seconds(item.cpu_seconds)],
@@ -140,7 +140,7 @@
         ["same as", item.repeated_of ? "an earlier call: not counted again" : null],
       ]} />
       ${refused.length ? html`<p class="warning"><strong>Refused:</strong> ${refused.map(([name, times]) =>
-        html`<code key=${name}><${Text} of=${name} /></code> ×${times} `)}</p>` : null}
+        html`<span class="refused" key=${name}><code><${Text} of=${name} /></code> ×${times}</span>`)}</p>` : null}
       <${Part} title=${item.code != null ? "Code" : "Arguments"}>
         <${Arguments} value=${item.arguments} code=${item.code} place=${place} /><//>
       ${output.map(([name, title]) => html`<${Part} key=${name} title=${title}>
@@ -164,8 +164,8 @@
     const name = item.kind === "tool" ? item.name : item.node || item.role;
     return html`<article class="step" aria-labelledby="step-title">
       <h3 id="step-title">${WORDS[item.kind]}${name ? html`: <${Text} of=${name} />` : null}
-        ${item.role && item.role !== name ? html`<span class="muted small"> of <${Text} of=${item.role} /></span>` : null}
-        ${item.inherited ? html`<span class="muted small"> inherited from the run that was forked</span>` : null}</h3>
+        ${item.role && item.role !== name ? html` <span class="muted small">of <${Text} of=${item.role} /></span>` : null}
+        ${item.inherited ? html` <span class="muted small">inherited from the run that was forked</span>` : null}</h3>
       ${item.problem && item.model === undefined && item.name === undefined ? html`<p class="warning"><${Text} of=${item.problem} /></p>`
         : html`<${View} item=${item} place=${place} run=${run} />`}
     </article>`;

@@ -7,7 +7,7 @@
 
   const PAGE = 50;
 
-  /* {at(position), total, find(checkpoint)}: moments by position, from pages that are read when asked for. */
+  /* {at(position), peek(position), total, find(checkpoint)}: moments by position, from pages that `at` asks for. */
   function useMoments(place, thread, stamp) {
     const pages = useRef(new Map()), [, redraw] = useState(0), [total, setTotal] = useState(null);
     const [problem, setProblem] = useState(null);
@@ -38,6 +38,7 @@
     return {
       total,
       problem,
+      peek: (position) => pages.current.get(position) || null,
       at(position) {
         const found = pages.current.get(position), first = Math.floor(position / PAGE) * PAGE;
         if (!found && total !== null && position < total && !asked.current.has(first)) {
@@ -56,6 +57,16 @@
         return known();
       },
     };
+  }
+
+  /* The value once it has rested: a slider that is drawn over 5,000 checkpoints asks for the last of them only. */
+  function useSettled(value, rest = 120) {
+    const [settled, set] = useState(value);
+    useEffect(() => {
+      const timer = setTimeout(() => set(value), rest);
+      return () => clearTimeout(timer);
+    }, [value]);
+    return settled;
   }
 
   const wordsOf = (moment) => (moment.nodes && moment.nodes.length ? [...new Set(moment.nodes)].join(", ") : moment.source);
@@ -108,5 +119,6 @@
   }
 
   hrm.useMoments = useMoments;
+  hrm.useSettled = useSettled;
   hrm.parts = { ...hrm.parts, Moment, Slider };
 })();

@@ -54,10 +54,16 @@
   const roles_title = (rollout) =>
     Object.entries(rollout.penalty_by_role || {}).map(([role, value]) => `${hrm.ui.plain(role)}: ${JSON.stringify(value)}`).join("\n") || "errors of tools + format";
 
+  // Of a text with an answer between tags, that answer.
+  function short_answer(answer) {
+    const found = answer && /<answer>([^]*?)<\/answer>\s*$/.exec(answer.text);
+    return found ? found[1] : answer;
+  }
+
   function columns({ place, chosen, choose }) {
     const reason = (rollout) => rollout.reason || rollout.error || (rollout.verdict === null && rollout.stop_reason ? rollout.stop_reason.replaceAll("_", " ") : null);
     return [
-      { key: "choose", label: "", width: "1.2rem", wide: true, render: (one) => html`<input type="checkbox" aria-label=${`Choose sample ${one.sample} to compare`} checked=${chosen.includes(one.trajectory)} onChange=${() => choose(one.trajectory)} />` },
+      { key: "choose", label: "", spoken: "Choose", width: "1.2rem", wide: true, render: (one) => html`<input type="checkbox" aria-label=${`Choose sample ${one.sample} to compare`} checked=${chosen.includes(one.trajectory)} onChange=${() => choose(one.trajectory)} />` },
       { key: "sample", label: "#", width: "2rem", align: "right", wide: true, help: "sample", render: (one) => html`<a href=${hrm.link("trajectory", { place, id: one.trajectory })} aria-label=${`Sample ${one.sample}: the trajectory`}>${one.sample}</a>` },
       { key: "verdict", label: "Verdict", width: "7.4rem", first: true, render: (one) => (one.verdict ? html`<${Badge} of=${one.verdict}>${one.verdict === "group_rejected" ? "rejected" : undefined}</${Badge}>` : html`<${Badge} of=${one.status} />`) },
       { key: "reward", label: "Reward", width: "5.6rem", first: true, align: "right", render: (one) => html`<${Reward} rollout=${one} />` },
@@ -67,8 +73,8 @@
       { key: "penalty", label: "Penalties", width: "5.6rem", align: "right", wide: true, help: "errors of tools + format", render: (one) => (penalty(one) === null ? html`<${Num} of=${null} />` : html`<span class="num" title=${roles_title(one)}>${penalty(one)}</span>`) },
       { key: "tokens", label: "Tokens", width: "4rem", align: "right", help: "sampled", render: (one) => html`<${Num} of=${one.tokens} as="count" />` },
       { key: "seconds", label: "Time", width: "4.4rem", align: "right", wide: true, render: (one) => html`<${Num} of=${one.seconds} as="seconds" />` },
-      { key: "answer", label: "Answer", width: "minmax(5rem, 1fr)", render: (one) => html`<${Text} of=${one.answer} clip=${160} />` },
-      { key: "reason", label: "Why", width: "minmax(8rem, 2fr)", wide: true, render: (one) => { const text = reason(one); return html`<span title=${text && hrm.ui.plain(text.text ?? text).slice(0, 1000)}><${Text} of=${text} clip=${240} /></span>`; } },
+      { key: "answer", label: "Answer", width: "minmax(5rem, 1fr)", wide: true, render: (one) => html`<span title=${one.answer && hrm.ui.plain(one.answer.text).slice(0, 2000)}><${Text} of=${short_answer(one.answer)} clip=${160} /></span>` },
+      { key: "reason", label: "Why", width: "minmax(8rem, 2fr)", long: true, render: (one) => { const text = reason(one); return html`<span title=${text && hrm.ui.plain(text.text ?? text).slice(0, 1000)}><${Text} of=${text} clip=${240} /></span>`; } },
     ];
   }
 

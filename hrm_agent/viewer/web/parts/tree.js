@@ -6,7 +6,7 @@
   const ROW = 30, SPARE = 8; // height of a row in px, as in the style sheet; rows kept above and below the view
 
   const plain = (value) => (typeof value === "string" ? value : value?.text ?? "");
-  const firstLine = (text) => text.trimStart().split("\n", 1)[0].slice(0, 160);
+  const inLine = (text) => text.slice(0, 400).trim().replace(/\s+/g, " ").slice(0, 160);
 
   /* `solve:1a2b|reason:3c4d` -> [["solve", "solve:1a2b"]]: subgraphs around an item; the last part is its own task. */
   function around(namespace) {
@@ -17,9 +17,9 @@
   const nameOf = (item) => (item.kind === "tool" ? item.name : item.kind === "turn" ? "person" : item.node || item.role);
 
   function snippet(item) {
-    if (item.kind === "turn") return firstLine(plain(item.prompt));
-    if (item.kind === "tool") return firstLine(plain(item.code) || argumentText(item.arguments));
-    const said = firstLine(plain(item.text));
+    if (item.kind === "turn") return inLine(plain(item.prompt));
+    if (item.kind === "tool") return inLine(plain(item.code) || argumentText(item.arguments));
+    const said = inLine(plain(item.text));
     return said || (item.code_calls || []).map((call) => call.name).join(", ");
   }
 
