@@ -8,11 +8,11 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-from hrm_agent.errors import StoreError
+from hrm_agent.errors import StoreError, StoreVersionError
 from hrm_agent.store.cursors import Work
 from hrm_agent.store.database import Database
 
-__all__ = ["ReadOnlyDatabase"]
+__all__ = ["ReadOnlyDatabase", "made_earlier"]
 
 T = TypeVar("T")
 
@@ -21,7 +21,6 @@ class ReadOnlyDatabase(Database):
     """Reads as every database does. What would write raises `StoreError`."""
 
     is_blocking = True
-    level = ""
 
     @abstractmethod
     def change_mark(self) -> Hashable:
@@ -62,3 +61,11 @@ class ReadOnlyDatabase(Database):
         return StoreError(
             f"The store {self.url} was opened for reading only.", "Open it without read_only=True to write to it."
         )
+
+
+def made_earlier(name: object) -> StoreVersionError:
+    """A store that lacks what this version reads, and that is not to be written to."""
+    return StoreVersionError(
+        f"The store {name} was made by an earlier version of this program, and was opened for reading only.",
+        f"Nothing was changed. A command that may write brings it forward: `hrm-agent history --store {name}`.",
+    )

@@ -210,9 +210,13 @@ def open_store(
 def _open_database(where: str, *, create: bool, read_only: bool) -> Database:
     scheme, separator, rest = where.partition("://")
     if separator and scheme in ("postgresql", "postgres"):
-        from hrm_agent.store.postgres import PostgresDatabase, ReadOnlyPostgres
+        if read_only:
+            from hrm_agent.store.postgres_reading import ReadOnlyPostgres
 
-        return ReadOnlyPostgres(where) if read_only else PostgresDatabase(where, create=create)
+            return ReadOnlyPostgres(where)
+        from hrm_agent.store.postgres import PostgresDatabase
+
+        return PostgresDatabase(where, create=create)
     if separator and (scheme != "sqlite" or not rest.startswith("/")):
         raise StoreError(
             f"{where!r} is not a store that this version can open.",

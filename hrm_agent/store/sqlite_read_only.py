@@ -25,7 +25,7 @@ from pathlib import Path
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store.cursors import Cursor
-from hrm_agent.store.read_only import ReadOnlyDatabase
+from hrm_agent.store.read_only import ReadOnlyDatabase, made_earlier
 from hrm_agent.store.sqlite_file import SqliteFile, lacks_table
 from hrm_agent.store.tables import FIRST_TABLE, STORE_VERSION
 
@@ -47,16 +47,13 @@ class ReadOnlySqlite(ReadOnlyDatabase, SqliteFile):
             what = "is no file" if path.exists() else "does not exist"
             raise StoreError(f"There is no store at {path}: it {what}.", "`hrm-agent run TASK` makes one.")
         super().__init__(path)
+        self.level = ""
         self._identity = _stamp(path)[:2]
         self._within = threading.local()
         with self._connected() as connection:
             version = self._refuse_foreign(connection, create=False)
             if version < STORE_VERSION or lacks_table(connection):
-                raise StoreError(
-                    f"The store {path} was made by an earlier version of this program.",
-                    f"Nothing was changed. A command that may write brings it forward: "
-                    f"`hrm-agent history --store {path}`.",
-                )
+                raise made_earlier(path)
 
     def change_mark(self) -> Hashable:
         return change_mark_of(self._file)

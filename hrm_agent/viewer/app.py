@@ -1,4 +1,4 @@
-"""The server of the page: files, answers of the projections as JSON, hints of changes, and forks where they are allowed.
+"""The server of the page: files, projections as JSON, hints of changes, and forks where they are allowed.
 
     GET  /, /core/..., /pages/...   the files of `web/`, and no others; without a token, since they hold nothing
     GET  /api/v1/about              what is looked at
@@ -26,6 +26,7 @@ from hrm_agent import __version__
 from hrm_agent.errors import ConfigError, HrmError, StoreError, nearest
 from hrm_agent.viewer.json_text import NotThere, json_text
 from hrm_agent.viewer.places import NoPlaceError, Place, Places
+from hrm_agent.viewer.projections import ENDPOINTS
 from hrm_agent.viewer.projections.endpoint import PLACE, Endpoint
 
 try:
@@ -36,11 +37,6 @@ try:
     from hrm_agent.viewer.security import HEADERS, SiteGate, require_fork_token
 except ImportError as error:
     raise ConfigError("The page is served with aiohttp.", "pip install 'hrm-agent[viewer]'") from error
-
-try:
-    from hrm_agent.viewer.projections import ENDPOINTS
-except ImportError:
-    ENDPOINTS: Mapping[str, Endpoint] = {}
 
 if TYPE_CHECKING:
     from hrm_agent.environment.remote.address import Address

@@ -46,7 +46,7 @@ def run(words: list[str]) -> int:
 def _parser() -> Parser:
     parser = Parser(
         "view",
-        "Look at runs in the browser: curves, groups with their verdicts, trajectories, tokens; live while they train.\n"
+        "Look at runs in the browser, while they train or later: curves, groups with verdicts, trajectories, tokens.\n"
         "Stores are opened for reading only.",
     )
     add = parser.add_argument
