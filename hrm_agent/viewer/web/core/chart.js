@@ -26,13 +26,29 @@
     });
   }
 
+  // Moves labels apart, upwards from the bottom where they would leave the chart.
+  function spread(labels, least, top, bottom) {
+    labels.sort((one, other) => one.y - other.y);
+    let floor = top;
+    for (const label of labels) {
+      label.y = Math.max(label.y, floor);
+      floor = label.y + least;
+    }
+    let roof = bottom;
+    for (const label of [...labels].reverse()) {
+      label.y = Math.min(label.y, roof);
+      roof = label.y - least;
+    }
+  }
+
   function label_ends(plot, series) {
     const { ctx } = plot;
     const scale = devicePixelRatio;
     ctx.save();
     ctx.font = `${11 * scale}px ${css("--sans") || "sans-serif"}`;
     ctx.textBaseline = "middle";
-    const placed = [];
+    ctx.textAlign = "left";
+    const labels = [];
     series.forEach((one, index) => {
       if (!one.name || plot.series[one.at].show === false) return;
       const values = plot.data[one.at];
@@ -40,12 +56,13 @@
       while (last >= 0 && (values[last] === null || values[last] === undefined)) last -= 1;
       if (last < 0) return;
       const x = plot.valToPos(plot.data[0][last], "x", true) + 6 * scale;
-      let y = plot.valToPos(values[last], "y", true);
-      for (const other of placed.sort((a, b) => a - b)) if (Math.abs(other - y) < 13 * scale) y = other + 13 * scale;
-      placed.push(y);
-      ctx.fillStyle = css(one.colour || COLOURS[index % 6]);
-      ctx.fillText(one.name, x, y);
+      labels.push({ x, y: plot.valToPos(values[last], "y", true), name: one.name, colour: css(one.colour || COLOURS[index % 6]) });
     });
+    spread(labels, 13 * scale, plot.bbox.top + 5 * scale, plot.bbox.top + plot.bbox.height - 4 * scale);
+    for (const { x, y, name, colour } of labels) {
+      ctx.fillStyle = colour;
+      ctx.fillText(name, x, y);
+    }
     ctx.restore();
   }
 
@@ -57,6 +74,7 @@
     ctx.strokeStyle = css("--muted");
     ctx.fillStyle = css("--muted");
     ctx.font = `${11 * scale}px ${css("--sans") || "sans-serif"}`;
+    ctx.textAlign = "left";
     ctx.setLineDash([3 * scale, 3 * scale]);
     for (const { x, text } of marks) {
       const at = Math.round(plot.valToPos(x, "x", true));
@@ -123,7 +141,8 @@
       ...size,
       padding: [8, Math.min(12 + longest * 6.2, size.width * 0.35), 0, 0],
       legend: { show: false },
-      cursor: { y: false, points: { size: 6 }, drag: { x: true, y: false, setScale: true } },
+      // All charts of a page show the same step.
+      cursor: { y: false, sync: { key: "steps", scales: ["x", null], setSeries: false }, points: { size: 6 }, drag: { x: true, y: false, setScale: true } },
       scales: { x: { time: false }, y: props.range ? { range: () => props.range } : { range: (_, low, high) => ranged(low, high, props.zero || stacked) } },
       axes: [
         { stroke: ink, grid: { show: false }, ticks: { stroke: line, size: 4 }, font, size: 26, space: 44, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000, 100000] },
@@ -194,7 +213,7 @@
     const move = (to) => {
       const next = Math.max(0, Math.min(last, to));
       set_at(next);
-      if (plot.current) plot.current.setCursor({ left: plot.current.valToPos(x[next], "x"), top: 10 });
+      if (plot.current) plot.current.setCursor({ left: plot.current.valToPos(x[next], "x"), top: 10 }, true, true);
     };
     const on_key = (event) => {
       const to = { ArrowLeft: index - 1, ArrowRight: index + 1, Home: 0, End: last, PageUp: index - 10, PageDown: index + 10 }[event.key];

@@ -7,7 +7,8 @@
   const active = []; // the newest last: it is asked first
 
   function typing(target) {
-    return target.closest("input, textarea, select, [contenteditable]") !== null;
+    const taking_text = "input:not([type=range], [type=checkbox], [type=radio]), textarea, select, [contenteditable]";
+    return target.closest(taking_text) !== null;
   }
 
   addEventListener("keydown", (event) => {

@@ -31,14 +31,15 @@
     const [key, direction] = (order || "").split(":");
     const current = key === column.key;
     const style = { textAlign: column.align };
-    if (!column.value || !on_order) return html`<div role="columnheader" style=${style} title=${column.help}>${column.label}</div>`;
+    const label = column.label || html`<span class="unseen">${column.spoken}</span>`;
+    if (!column.value || !on_order) return html`<div role="columnheader" style=${style} title=${column.help}>${label}</div>`;
     const next = current && direction === "down" ? `${column.key}:up` : `${column.key}:down`;
     return html`<div role="columnheader" style=${style} aria-sort=${current ? (direction === "down" ? "descending" : "ascending") : "none"}>
       <button class="sort" onClick=${() => on_order(next)} title=${column.help}>${column.label}<span aria-hidden="true">${current ? (direction === "down" ? " ↓" : " ↑") : ""}</span></button>
     </div>`;
   }
 
-  const cell = (column, row) => html`<div role="cell" key=${column.key} class=${column.class} style=${{ textAlign: column.align }}>${column.render(row)}</div>`;
+  const cell = (column, row) => html`<div role="cell" key=${column.key} class=${column.long ? "long" : undefined} style=${{ textAlign: column.align }}>${column.render(row)}</div>`;
 
   function cells(columns, row, narrow) {
     if (!narrow) return columns.map((column) => cell(column, row));
@@ -46,7 +47,8 @@
     return [line(true, "line-1"), line(false, "line-2")];
   }
 
-  // columns: [{key, label, width (of a CSS grid), align, render(row), value(row) to sort by, first, wide (not at 390 px)}]
+  // columns: [{key, label or spoken, width (of a CSS grid), align, render(row), value(row) to sort by, first, wide (not at
+  // 390 px), long (takes the room that is left in the second line)}]
   function Table({ rows, columns, id, href, label, order, on_order, mark, tail, height }) {
     const narrow = hrm.useNarrow();
     const scroller = useRef(null);
@@ -117,12 +119,18 @@
     const from = virtual ? view.from : 0;
     const slice = shown.slice(from, virtual ? view.to : shown.length);
     const template = columns.map((column) => column.width || "minmax(4rem, 1fr)").join(" ");
+    const heads = narrow ? [] : columns;
     const at = Math.min(active, Math.max(0, shown.length - 1));
-    return html`<div class=${`table ${narrow ? "narrow" : ""} ${virtual ? "virtual" : ""}`} role="table" aria-label=${label} aria-rowcount=${shown.length + 1}
+    const by = columns.filter((column) => column.value && on_order);
+    return html`${narrow && by.length > 0 && html`<label class="sort-by">Sort by <select value=${order || ""} onChange=${(event) => on_order(event.target.value)}>
+        <option value="">as they come</option>
+        ${by.flatMap((column) => [["down", "falling"], ["up", "rising"]].map(([direction, word]) => { const value = `${column.key}:${direction}`; return html`<option key=${value} value=${value} selected=${value === order}>${column.label}, ${word}</option>`; }))}
+      </select></label>`}
+      <div class=${`table ${narrow ? "narrow" : ""} ${virtual ? "virtual" : ""}`} role="table" aria-label=${label} aria-rowcount=${shown.length + 1}
         ref=${scroller} onScroll=${look} style=${virtual ? { height: height || "calc(100vh - 15rem)" } : {}}>
-      <div role="rowgroup" class="table-head"><div role="row" aria-rowindex="1" class="row" style=${narrow ? {} : { gridTemplateColumns: template }}>
-        ${columns.filter((column) => !narrow || column.value || column.first).map((column) => html`<${HeadCell} key=${column.key} column=${column} order=${order} on_order=${on_order} />`)}
-      </div></div>
+      ${heads.length > 0 && html`<div role="rowgroup" class="table-head"><div role="row" aria-rowindex="1" class="row" style=${narrow ? {} : { gridTemplateColumns: template }}>
+        ${heads.map((column) => html`<${HeadCell} key=${column.key} column=${column} order=${order} on_order=${on_order} />`)}
+      </div></div>`}
       <div role="rowgroup" ref=${body} onKeyDown=${on_key} class="table-body" style=${virtual ? { height: `${shown.length * size}px` } : {}}>
         ${slice.map((row, offset) => {
           const index = from + offset;

@@ -36,6 +36,7 @@
     const text = plain(value);
     ODD.lastIndex = 0;
     if (!ODD.test(text)) return [text];
+    ODD.lastIndex = 0; // the test has moved it, and matchAll begins there
     const fine = new Set();
     for (const match of text.matchAll(JOINED)) fine.add(match.index + match[0].length - 1);
     const parts = [];

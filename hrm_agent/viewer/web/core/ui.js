@@ -140,9 +140,14 @@
     </nav>`;
   }
 
+  // How a run is called: threads that belong to no run are told together.
+  const run_name = (place, run) => run || `${place}: single runs`;
+  // Its crumbs, up to the list of all runs.
+  const run_crumbs = (place, run) => [{ text: "Runs", href: "#/" }, ...(run && run !== place ? [{ text: place }] : [])];
+
   // The pages of one run. `current` is the name of a route.
   function RunTabs({ place, run, current, trained = true }) {
-    const names = [trained && ["run", "Curves"], ["groups", "Groups"], ["list", "Trajectories"], ["environment", "Environment"]];
+    const names = [trained && run && ["run", "Curves"], ["groups", "Groups"], ["list", "Trajectories"], ["environment", "Environment"]];
     const of = names.filter(Boolean).map(([name, text]) => ({ text, href: hrm.link(name, { place, run }), current: name === current }));
     return html`<${Tabs} of=${of} label="This run" />`;
   }
@@ -223,6 +228,6 @@
   hrm.useNarrow = () => hrm.useMedia("(max-width: 700px)");
 
   Object.assign(hrm.ui, {
-    html, format, Num, Number: Num, Time, Glyph, Badge, Strip, Problem, Empty, Loading, Answer, Tabs, RunTabs, Page, ThemeSwitch, tone_of: (value) => kind_of(value)[0],
+    html, format, Num, Number: Num, Time, Glyph, Badge, Strip, Problem, Empty, Loading, Answer, Tabs, RunTabs, run_name, run_crumbs, Page, ThemeSwitch, tone_of: (value) => kind_of(value)[0],
   });
 })();

@@ -241,7 +241,7 @@
     const [loaded, set_loaded] = useState({});
     const into = (key, value) => set_loaded((before) => ({ ...before, [key]: value }));
     const narrow = hrm.useNarrow();
-    const name = run || place;
+    const name = hrm.ui.run_name(place, run);
     const runs = useMemo(
       () => (data ? [{ name: hrm.ui.plain(name), data }, ...others.map(([p, r]) => ({ name: hrm.ui.plain(r === run || !r ? p : r), data: loaded[`${p}\n${r}`] })).filter((one) => one.data)] : []),
       [data, loaded, params.with],
@@ -250,7 +250,7 @@
     const weight = Math.min(0.95, Number(smoothing) || 0);
     const marks = useMemo(() => (data ? data.stages.map(({ step, name: text }) => ({ x: step, text })) : []), [data && JSON.stringify(data.stages)]);
     const common = { smoothing: weight, on_open: open, marks };
-    return html`<${Page} title=${name} crumbs=${[{ text: "Runs", href: "#/" }, { text: place }]} tabs=${html`<${RunTabs} place=${place} run=${run} current="run" />`}>
+    return html`<${Page} title=${name} crumbs=${hrm.ui.run_crumbs(place, run)} tabs=${html`<${RunTabs} place=${place} run=${run} current="run" />`}>
       ${error && html`<${Problem} error=${error} retry=${reload} />`}
       ${others.map(([p, r]) => html`<${Loaded} key=${`${p}\n${r}`} place=${p} run=${r} into=${into} />`)}
       ${!data ? !error && html`<${Loading} />` : !data.steps.length ? html`<p class="empty">No step is written yet. The first one appears here by itself.</p>` : html`

@@ -2,7 +2,7 @@
 (() => {
   "use strict";
   const { html } = hrm;
-  const { Answer, Badge, Chart, Empty, Glyph, Num, Page, RunTabs, Table, Text, format } = hrm.ui;
+  const { Answer, Badge, Chart, Empty, Glyph, Num, Page, RunTabs, Table, Text, format, run_crumbs, run_name } = hrm.ui;
   const { useMemo } = hrm.hooks;
 
   const known = (value) => value !== null && value !== undefined;
@@ -89,7 +89,7 @@
     const answer = hrm.useData("environment", { place, run });
     const [order, set_order] = hrm.useParam("sort");
     const tabs = place && html`<${RunTabs} place=${place} run=${run} current="environment" />`;
-    return html`<${Page} title=${place ? run || place : "Environment"} crumbs=${[{ text: "Runs", href: "#/" }, ...(place ? [{ text: place }] : [])]} tabs=${tabs}>
+    return html`<${Page} title=${place ? run_name(place, run) : "Environment"} crumbs=${run_crumbs(place || "", place ? run : "")} tabs=${tabs}>
       <${Answer} of=${answer}>${(data) => html`<${Live} of=${data.live} />${place && html`<${Recorded} of=${data.recorded} place=${place} order=${order} set_order=${set_order} />`}`}</${Answer}>
     </${Page}>`;
   }

@@ -3,7 +3,7 @@
   "use strict";
   const { html } = hrm;
   const { useState, useEffect, useRef, useMemo } = hrm.hooks;
-  const { Answer, Badge, Empty, Group, Loading, Num, Page, Problem, RunTabs, Table, Text, Time, useFilters, chosen_of, format } = hrm.ui;
+  const { Answer, Badge, Empty, Group, Loading, Num, Page, Problem, RunTabs, Table, Text, Time, run_crumbs, run_name, useFilters, chosen_of, format } = hrm.ui;
 
   const MORE = 24; // groups that are put into the page at a time
 
@@ -29,12 +29,13 @@
   const fact = (label, value) => html`<div key=${label}><dt>${label}</dt><dd>${value}</dd></div>`;
 
   function StepFacts({ row }) {
+    // label, key, how it is written, and what stands small beside it
     const facts = [
-      ["Correct", "rollout/correct", "share"], ["Held-out", "eval/correct", "share"], ["Kept", "select/kept", "count"], ["Of rollouts", "rollout/count", "count"],
-      ["Groups rejected", "select/groups_rejected", "share"], ["Tool error among the correct", "rollout/correct_with_tool_error", "share"], ["Of them kept", "select/correct_with_tool_error", "share"],
-      ["Tokens", "rollout/sampled_tokens", "number"], ["Entropy", "entropy_estimate", "number"], ["Loss", "loss", "number"],
+      ["Correct", "rollout/correct", "share"], ["Held-out", "eval/correct", "share"], ["Trained on", "select/kept", "count", (of) => `of ${format.count(of["rollout/count"])}`],
+      ["Groups rejected", "select/groups_rejected", "share"], ["Tool error among the correct", "rollout/correct_with_tool_error", "share", (of) => `${format.share(of["select/correct_with_tool_error"])} of those trained on`],
+      ["Tokens a rollout", "rollout/sampled_tokens", "number"], ["Entropy", "entropy_estimate", "number"], ["Loss", "loss", "number"],
     ].filter(([, key]) => row[key] !== null && row[key] !== undefined);
-    return facts.length > 0 && html`<dl class="facts">${facts.map(([label, key, as]) => fact(label, html`<${Num} of=${row[key]} as=${as} digits=${as === "number" ? 2 : undefined} />`))}</dl>
+    return facts.length > 0 && html`<dl class="facts">${facts.map(([label, key, as, beside]) => fact(label, html`<${Num} of=${row[key]} as=${as} digits=${as === "number" ? 3 : undefined} />${beside && html` <small>${beside(row)}</small>`}`))}</dl>
       ${row.skipped && html`<p class="warn-text">The weights did not change: <${Text} of=${row.skipped} clip=${600} /></p>`}`;
   }
 
@@ -48,11 +49,10 @@
       "[": { run: () => data && turn(data.previous), help: "step before" },
       "]": { run: () => data && turn(data.next), help: "next step" },
     });
-    const name = run || place;
     const actions = data && html`
       ${data.previous !== null ? html`<a href=${to(data.previous)} rel="prev">← step ${data.previous}</a>` : html`<span class="muted">first step</span>`}
       ${data.next !== null ? html`<a href=${to(data.next)} rel="next">step ${data.next} →</a>` : html`<span class="muted">newest step</span>`}`;
-    const crumbs = [{ text: "Runs", href: "#/" }, { text: name, href: hrm.link("run", { place, run }) }];
+    const crumbs = [...run_crumbs(place, run), { text: run_name(place, run), href: hrm.link("run", { place, run }) }];
     return html`<${Page} title=${`Step ${step}`} crumbs=${crumbs} actions=${actions}>
       <${Answer} of=${answer}>${(found) => html`
         <${StepFacts} row=${found.metrics || {}} />
@@ -91,7 +91,7 @@
     const { place, run = "" } = params;
     const { pages, error, loading, more } = usePages("groups", { place, run, limit: 50 }, (data) => data.groups);
     const groups = useMemo(() => pages.flat(), [pages]);
-    return html`<${Page} title=${run || place} crumbs=${[{ text: "Runs", href: "#/" }, { text: place }]} tabs=${html`<${RunTabs} place=${place} run=${run} current="groups" />`}>
+    return html`<${Page} title=${run_name(place, run)} crumbs=${run_crumbs(place, run)} tabs=${html`<${RunTabs} place=${place} run=${run} current="groups" />`}>
       ${error && html`<${Problem} error=${error} />`}
       ${loading ? html`<${Loading} />` : groups.length ? html`<${Groups} groups=${groups} place=${place} on_more=${more} />` : !error && html`<${Empty}>No trajectory is on record.</${Empty}>`}
     </${Page}>`;
@@ -140,7 +140,7 @@
     { key: "verdict", label: "Verdict", width: "7.5rem", first: true, value: (row) => row.verdict, render: (row) => html`<${Badge} of=${row.verdict}>${row.verdict === "group_rejected" ? "rejected" : undefined}</${Badge}>` },
     { key: "advantage", label: "Advantage", width: "6rem", align: "right", wide: true, value: (row) => row.advantage, render: (row) => html`<${Num} of=${row.advantage} digits=${2} sign=${true} />` },
     { key: "step", label: "Step", width: "4rem", align: "right", value: (row) => row.step, render: (row) => html`<${Num} of=${row.step} as="count" />` },
-    { key: "task", label: "Task", width: "minmax(8rem, 1fr)", value: (row) => row.task, render: (row) => html`<${Text} of=${row.task} clip=${80} />` },
+    { key: "task", label: "Task", width: "minmax(8rem, 1fr)", long: true, value: (row) => row.task, render: (row) => html`<${Text} of=${row.task} clip=${80} />` },
     { key: "stop_reason", label: "Ended by", width: "8rem", wide: true, value: (row) => row.stop_reason, render: (row) => html`<${Text} of=${row.stop_reason && row.stop_reason.replaceAll("_", " ")} />` },
     { key: "tokens", label: "Tokens", width: "4.6rem", align: "right", value: (row) => row.tokens, render: (row) => html`<${Num} of=${row.tokens} as="count" />` },
     { key: "tool_calls", label: "Tools", width: "4rem", align: "right", wide: true, value: (row) => row.tool_calls, render: (row) => html`<${Num} of=${row.tool_calls} as="count" />` },
@@ -165,7 +165,7 @@
       [rows, status, verdict, wanted],
     );
     const values = (key) => [...new Set(rows.map((row) => row[key]).filter(Boolean))].sort();
-    return html`<${Page} title=${run || place} crumbs=${[{ text: "Runs", href: "#/" }, { text: place }]} tabs=${html`<${RunTabs} place=${place} run=${run} current="list" />`}>
+    return html`<${Page} title=${run_name(place, run)} crumbs=${run_crumbs(place, run)} tabs=${html`<${RunTabs} place=${place} run=${run} current="list" />`}>
       ${error && html`<${Problem} error=${error} />`}
       ${total === null ? !error && html`<${Loading} />` : html`
         <div class="controls">

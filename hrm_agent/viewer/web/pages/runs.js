@@ -13,15 +13,20 @@
     return html`<span title=${run.accuracy_of}><${Num} of=${run.accuracy} as="share" /> <small>${run.accuracy_of}</small></span>`;
   }
 
+  function Name({ run }) {
+    const beside = run.run === "" || run.name === run.place ? "" : run.place;
+    return html`<a href=${home(run)}><${Text} of=${hrm.ui.run_name(run.place, run.run)} clip=${80} /></a>${beside && html` <small><${Text} of=${beside} clip=${40} /></small>`}`;
+  }
+
   function columns(chosen, choose) {
     return [
       {
-        key: "choose", label: "", width: "1.2rem", wide: true,
+        key: "choose", label: "", spoken: "Choose", width: "1.2rem", wide: true,
         render: (run) =>
           run.steps !== null &&
           html`<input type="checkbox" aria-label=${`Choose ${hrm.ui.plain(run.name)} to compare`} checked=${chosen.has(key_of(run))} onChange=${() => choose(key_of(run))} />`,
       },
-      { key: "name", label: "Run", width: "minmax(10rem, 2fr)", first: true, value: (run) => run.name, render: (run) => html`<a href=${home(run)}><${Text} of=${run.name} clip=${80} /></a>${run.name !== run.place && html` <small><${Text} of=${run.place} clip=${40} /></small>`}` },
+      { key: "name", label: "Run", width: "minmax(10rem, 2fr)", first: true, value: (run) => run.name, render: (run) => html`<${Name} run=${run} />` },
       { key: "status", label: "State", width: "6.2rem", value: (run) => run.status, render: (run) => html`<${Badge} of=${run.status} />` },
       { key: "accuracy", label: "Accuracy", width: "8.2rem", first: true, value: (run) => run.accuracy, render: (run) => html`<${Accuracy} run=${run} />` },
       { key: "spark", label: "Rollouts", width: "6.4rem", wide: true, help: "accuracy of the rollouts, by step", render: (run) => html`<${Spark} of=${run.spark} label="accuracy of the rollouts" />` },
