@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hrm_agent.viewer.projections.blobs import blob
+from hrm_agent.viewer.projections.citations import citations, source
+from hrm_agent.viewer.projections.compare import compare
 from hrm_agent.viewer.projections.curves import metrics
 from hrm_agent.viewer.projections.endpoint import Endpoint, Parameter
+from hrm_agent.viewer.projections.environment import environment
+from hrm_agent.viewer.projections.graph import graph
 from hrm_agent.viewer.projections.groups import groups, step
 from hrm_agent.viewer.projections.items import items
 from hrm_agent.viewer.projections.moments import moments
 from hrm_agent.viewer.projections.runs import runs
+from hrm_agent.viewer.projections.search import search
 from hrm_agent.viewer.projections.state import moment
 from hrm_agent.viewer.projections.tokens import tokens
 from hrm_agent.viewer.projections.trajectories import trajectories
@@ -49,5 +55,12 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     ),
     "moment": Endpoint(moment, {"thread": _NEEDED, "checkpoint": _NEEDED}),
     "tokens": Endpoint(tokens, {"call": _NEEDED, "from": _NUMBER, "to": _NUMBER, "run": Parameter(default="")}),
+    "graph": Endpoint(graph, {"thread": _NEEDED}),
+    "environment": Endpoint(environment, {"run": Parameter(default="")}),
+    "citations": Endpoint(citations, {"id": _NEEDED}),
+    "source": Endpoint(source, {"id": _NEEDED, "source": _NEEDED, "start": _NUMBER, "end": _NUMBER}),
+    "search": Endpoint(search, {"q": _NEEDED, "run": Parameter(default=""), "limit": _limit(50, 500)}),
+    "compare": Endpoint(compare, {"a": _NEEDED, "b": _NEEDED}),
+    "blob": Endpoint(blob, {"item": _NEEDED, "field": _NEEDED, "from": _NUMBER}),
 }
 """By name, as in `GET /api/v1/NAME`."""

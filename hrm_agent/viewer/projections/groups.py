@@ -126,12 +126,12 @@ def _group(
     marks: dict[str, list[ToolMark]],
 ) -> dict[str, Any]:
     overlays = [judged[each.id] for each in siblings if each.id in judged]
-    rejected = next((o.reason for o in overlays if o.verdict is Verdict.GROUP_REJECTED), None)
+    rejected = next((o for o in overlays if o.verdict is Verdict.GROUP_REJECTED), None)
     ordered = sorted(siblings, key=lambda each: each.sample_index)
     return {
         "group": name,
         "task": task_data(siblings[0]),
-        "rejected": cut_text(rejected, "", ""),
+        "rejected": overlay_data(rejected)["reason"],
         "kept": sum(o.verdict is Verdict.KEPT for o in overlays),
         "rollouts": [
             _rollout(each, judged.get(each.id), uses.get(each.thread_id), marks.get(each.thread_id, ()))

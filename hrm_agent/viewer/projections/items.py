@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore
 from hrm_agent.store.new_messages import NewMessages, new_messages
-from hrm_agent.trajectory import Call, Overlay, ToolCall, Trajectory, Turn
+from hrm_agent.trajectory import Call, Overlay, ToolCall, Trajectory, Turn, Verdict
 from hrm_agent.trajectory.shown import parts_of, text_of
 from hrm_agent.viewer.json_text import cut_text, foreign, json_lines, short
 from hrm_agent.viewer.projections.threads import Transcript, TranscriptItem, overlays_on, transcript
@@ -17,7 +17,7 @@ from hrm_agent.viewer.projections.threads import Transcript, TranscriptItem, ove
 if TYPE_CHECKING:
     from hrm_agent.viewer.places import Place
 
-__all__ = ["ROLES", "arguments_text", "bases_of", "calls_asked", "item_rows", "items", "program_of"]
+__all__ = ["ROLES", "arguments_text", "asked_calls", "bases_of", "calls_asked", "item_rows", "items", "program_of"]
 
 _MOST_MESSAGES = 200
 """New messages of one request that are shown; of more, the last."""
@@ -57,7 +57,12 @@ def item_rows(store: RunStore, found: Transcript, numbers: Sequence[int]) -> lis
         if item.id in turns and item.kind == "turn":
             row |= _turn(turns[item.id], header)
         elif item.kind == "call" and item.id in calls:
-            row |= _call(calls[item.id], bases.get(item.id), sent.get(item.id), overlays[-1] if overlays else None)
+            row |= _call(
+                calls[item.id],
+                bases.get(item.id),
+                sent.get(item.id),
+                None if row["inherited"] or not overlays else overlays[-1],
+            )
         elif item.kind == "tool" and item.id in tools:
             row |= _tool(tools[item.id]) | {"call": asked.get(item.id)}
         else:
@@ -167,7 +172,7 @@ def _call(call: Call, base: str | None, sent: NewMessages | None, overlay: Overl
         "request_known": sent is not None or call.request is not None,
         "reasoning": cut_text(said.reasoning, item, "reasoning"),
         "text": cut_text(said.text, item, "text"),
-        "code_calls": _asked_calls(call.response, item),
+        "code_calls": _asked_data(call.response, item),
         "finish_reason": call.finish_reason.value,
         "sampled_tokens": call.sampled_tokens if call.token_ids else used.output_tokens if used else None,
         "prompt_tokens": len(call.mask) - call.sampled_tokens
@@ -187,7 +192,7 @@ def _call(call: Call, base: str | None, sent: NewMessages | None, overlay: Overl
 
 
 def _credit(overlay: Overlay | None, call: Call) -> float | None:
-    if overlay is None:
+    if overlay is None or overlay.verdict is not Verdict.KEPT:
         return None
     return overlay.credit.get(call.id) if overlay.credit is not None else overlay.advantage
 
@@ -211,24 +216,26 @@ def _is_answer(message: Mapping[str, Any], call_id: str) -> bool:
     return message.get("type") == "ai" and call_id in (said, message.get("id"))
 
 
-def _asked_calls(response: dict[str, Any], item: str) -> list[dict[str, Any]]:
+def asked_calls(response: dict[str, Any]) -> list[dict[str, Any]]:
+    """The tool calls that an answer asks for, those that could not be decoded at the end."""
     found: list[dict[str, Any]] = []
     for field in ("tool_calls", "invalid_tool_calls"):
         listed: Any = response.get(field)
-        for asked in cast("list[Any]", listed) if isinstance(listed, list) else ():
-            if not isinstance(asked, dict):
-                continue
-            call = cast("dict[str, Any]", asked)
-            number = len(found)
-            found.append(
-                {
-                    "id": str(call.get("id")),
-                    "name": short(str(call.get("name"))),
-                    "arguments": cut_text(arguments_text(call.get("args")), item, f"arguments/{number}"),
-                    "error": short(str(call["error"])) if call.get("error") else None,
-                }
-            )
+        calls = cast("list[Any]", listed) if isinstance(listed, list) else []
+        found += [cast("dict[str, Any]", call) for call in calls if isinstance(call, dict)]
     return found
+
+
+def _asked_data(response: dict[str, Any], item: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": str(call.get("id")),
+            "name": short(str(call.get("name"))),
+            "arguments": cut_text(arguments_text(call.get("args")), item, f"arguments/{number}"),
+            "error": short(str(call["error"])) if call.get("error") else None,
+        }
+        for number, call in enumerate(asked_calls(response))
+    ]
 
 
 def arguments_text(arguments: Any) -> str:

@@ -171,7 +171,7 @@ def _numbers(row: dict[str, Any]) -> list[tuple[str, float]]:
     for key, value in row.items():
         if isinstance(value, dict) and key == "roles":
             for role, facts in cast("dict[str, Any]", value).items():
-                inner = cast("dict[str, Any]", facts) if isinstance(facts, dict) else {}
+                inner: dict[str, Any] = cast("dict[str, Any]", facts) if isinstance(facts, dict) else {}
                 found += [(f"roles/{role}/{name}", float(v)) for name, v in inner.items() if _is_number(v)]
         elif _is_number(value):
             found.append((key, float(value)))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hrm_agent.bounded import BoundedMap
 from hrm_agent.errors import HrmError
 from hrm_agent.store import RunStore
 from hrm_agent.store.summaries import headers_page
@@ -21,6 +24,10 @@ __all__ = ["held_out_of", "is_own_run", "place_runs", "runs", "step_base"]
 _LIVE_SECONDS = 60.0
 """A run that wrote within them, or that holds a thread, is live."""
 _SPARK = 60
+_MOST_AVERAGED = 20_000
+"""Of a run without metrics, trajectories whose rewards are read for its accuracy."""
+_outcomes: BoundedMap[tuple[str, str], tuple[tuple[int, int], float | None]] = BoundedMap(1_000)
+_lock = threading.Lock()
 _RUNS = (
     "SELECT run_id, count(*), min(started_at), max(started_at), max(seq), "
     "sum(CASE WHEN status = 'running' THEN 1 ELSE 0 END) FROM trajectories GROUP BY run_id"
@@ -37,7 +44,8 @@ def runs(places: Sequence[Place]) -> dict[str, Any]:
     problems: list[dict[str, Any]] = []
     for place in places:
         try:
-            found += place_runs(place)
+            with place.moment():
+                found += place_runs(place)
         except HrmError as error:
             problems.append({"place": place.id, "message": error.message, "hint": error.hint})
     found.sort(key=lambda run: run["updated_at"] or run["started_at"] or 0.0, reverse=True)
@@ -73,17 +81,18 @@ def _run(
     config, metrics = config_of(folder), metrics_of(folder)
     kind = str(config.get("command") or ("run" if not own else ""))
     header = _newest_header(store, newest)
-    updated = max((time_ for time_ in (seen, last, _written(folder)) if time_ is not None), default=None)
+    stored = max((time_ for time_ in (seen, last) if time_ is not None), default=None)
+    updated = stored if stored is not None else _written(folder)
     steps = metrics.steps[-1] + step_base(kind) if metrics else None
     of_steps = _of_steps(config, metrics)
-    live = held or (updated is not None and time.time() - updated < _LIVE_SECONDS and bool(running))
-    accuracy, of = _accuracy(place, store, name, folder, metrics)
     done = bool(json_file(folder, "report.json") or json_file(folder, "results.json"))
     left = bool(running) or (steps is not None and of_steps is not None and steps < of_steps and not done)
+    live = held or (updated is not None and time.time() - updated < _LIVE_SECONDS and left)
+    accuracy, of = _accuracy(place, store, name, folder, metrics, (int(count), int(running or 0)))
     return {
         "place": place.id,
         "run": name,
-        "name": short(name or place.id),
+        "name": short(name or f"{place.id}: single runs"),
         "kind": kind,
         "graph": short(str(config.get("graph") or config.get("train.graph") or (header.graph if header else ""))),
         "policy": short(str(config.get("policy") or config.get("train.policy") or (header.policy if header else ""))),
@@ -123,7 +132,12 @@ def _of_steps(config: dict[str, Any], metrics: MetricsTail | None) -> int | None
 
 
 def _accuracy(
-    place: Place, store: RunStore, run: str, folder: Path | None, metrics: MetricsTail | None
+    place: Place,
+    store: RunStore,
+    run: str,
+    folder: Path | None,
+    metrics: MetricsTail | None,
+    counts: tuple[int, int],
 ) -> tuple[float | None, str | None]:
     held_out = held_out_of(place, store, run) if folder is not None else []
     if held_out:
@@ -131,8 +145,25 @@ def _accuracy(
     results = json_file(folder, "results.json")
     if isinstance(results.get("pass_at_1"), float):
         return results["pass_at_1"], "held-out"
-    value = metrics.last("rollout/correct") if metrics else None
+    value = metrics.last("rollout/correct") if metrics else _mean_outcome(store, run, counts)
     return value, None if value is None else "rollouts"
+
+
+def _mean_outcome(store: RunStore, run: str, counts: tuple[int, int]) -> float | None:
+    """Share of the scored trajectories that are right. Kept as long as none is begun or ends."""
+    if not 0 < counts[0] <= _MOST_AVERAGED:
+        return None
+    key = (store.url, run)
+    with _lock:
+        known = _outcomes.get(key)
+    if known is not None and known[0] == counts:
+        return known[1]
+    headers = [each.header for each in headers_page(store, "run_id = ?", (run,), lambda *_: None)]
+    scored = [each.rewards["correct"] for each in headers if "correct" in each.rewards]
+    mean = math.fsum(scored) / len(scored) if scored else None
+    with _lock:
+        _outcomes[key] = (counts, mean)
+    return mean
 
 
 def held_out_of(place: Place, store: RunStore, run: str) -> list[dict[str, Any]]:

@@ -40,6 +40,7 @@ def moment(place: Place, thread: str, checkpoint: str) -> dict[str, Any]:
     told = foreign(moment_data(read[0])) if read else None
     return {
         "moment": told,
+        "trajectory": header.id if header else None,
         "channels": [_channel(name, value, item) for name, value in values.items() if not is_internal(name)],
         "next": told["next"] if told else [],
         "interrupts": told["interrupts"] if told else [],

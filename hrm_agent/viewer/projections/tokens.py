@@ -14,8 +14,8 @@ from hrm_agent.store import RunStore
 from hrm_agent.store.summaries import overlays_of
 from hrm_agent.store.token_paths import CallTokens, call_tokens, path_of_call
 from hrm_agent.trajectory import Call, Overlay, Trajectory, Verdict
-from hrm_agent.viewer.json_text import NotThere, cut_text, foreign, short
-from hrm_agent.viewer.projections.groups import Damaged
+from hrm_agent.viewer.json_text import NotThere, foreign, short
+from hrm_agent.viewer.projections.groups import Damaged, overlay_data
 from hrm_agent.viewer.projections.token_texts import token_texts
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def tokens(place: Place, call: str, from_: int = 0, to: int = 0, run: str = "") 
         "text": spelled,
         **_analysis(place.folder, ids, starts, (first, last)),
         "verdict": overlay.verdict.value if overlay else None,
-        "reason": cut_text(overlay.reason, "", "") if overlay else None,
+        "reason": overlay_data(overlay)["reason"],
         "temperature": sampling.temperature if sampling else None,
         "truncated": last < total,
         "damaged": damaged.data(),
