@@ -12,12 +12,10 @@ An answer is made in one of a few threads, of one moment of the store, and is bo
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import logging
 import socket
 from collections.abc import AsyncGenerator, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -33,6 +31,7 @@ try:
     from aiohttp import web
 
     from hrm_agent.http_server import BadRequestError, application, body_of, listening, one_token, serve_routes
+    from hrm_agent.viewer.answer_threads import AnswerThreads
     from hrm_agent.viewer.events import Events
     from hrm_agent.viewer.security import HEADERS, SiteGate, require_fork_token
 except ImportError as error:
@@ -50,7 +49,6 @@ _PREFIX = "/api/v1/"
 _FILES = "file"
 _STANDS_FOR = {"": "index.html", "favicon.ico": "icon.svg"}
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-_THREADS, _WAITING = 4, 64
 _REQUEST_BYTES = 1 << 20
 _MOST_BYTES = 32 << 20
 """Of an answer."""
@@ -66,32 +64,6 @@ class EnvironmentServer(NamedTuple):
     """Where it is."""
     token: str
     """What it asks of its clients."""
-
-
-class _Workers:
-    """Threads that answer; more requests than may wait are refused."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(_THREADS, "view-answer")
-        self._open = 0
-
-    async def run(self, work: Callable[[], T]) -> T:
-        if self._open >= _THREADS + _WAITING:
-            raise BadRequestError(503, "Too many requests wait to be answered.", "Wait a moment.")
-        self._open += 1
-        loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._pool, work)
-        # Counted until the thread is done with it, also for a client that has gone.
-        future.add_done_callback(self._done)
-        return await asyncio.shield(future)
-
-    def _done(self, future: asyncio.Future[Any]) -> None:
-        self._open -= 1
-        if not future.cancelled():
-            future.exception()  # whose client has gone is told to nobody
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 class Viewer:
@@ -110,7 +82,7 @@ class Viewer:
     ) -> None:
         self._places, self._environment = places, environment
         self._forks, self._fork_token = forks, fork_token
-        self.workers, self.events = _Workers(), Events(places.changed)
+        self.workers, self.events = AnswerThreads(), Events(places.changed)
         gate = SiteGate(host, port, "/")
         self.app = application(
             one_token(token), (), _REQUEST_BYTES, _refusal, reject=gate.reject, without_token=(_FILES,)
@@ -207,7 +179,8 @@ class Viewer:
         return await self.workers.run(made)
 
     async def drain(self) -> None:
-        self.workers.close()
+        """Nobody waits for an answer any more."""
+        self.events.end()
 
 
 def _of_one_moment(place: Place, make: Callable[[], T]) -> T:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 
 from aiohttp import web
@@ -41,33 +41,44 @@ class Events:
         """`changed`: ids of the places that changed since it was last called; it is called in a thread."""
         self._changed = changed
         self._listeners = set[_Listener]()
+        self._over = False
 
     @asynccontextmanager
     async def watching(self) -> AsyncGenerator[None]:
         """Look inside the block."""
-        with ThreadPoolExecutor(1, "view-watch") as thread:
-            task = asyncio.create_task(self._watch(thread))
-            try:
-                yield
-            finally:
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
-
-    async def _watch(self, thread: ThreadPoolExecutor) -> None:
         loop = asyncio.get_running_loop()
+        stopped = threading.Event()
+        threading.Thread(target=self._watch, args=(loop, stopped), name="view-watch", daemon=True).start()
+        try:
+            yield
+        finally:
+            stopped.set()
+
+    def end(self) -> None:
+        """Let all listeners go."""
+        self._over = True
+        for listener in self._listeners:
+            listener.told.set()
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, stopped: threading.Event) -> None:
+        known = False
         while True:
-            await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
-            if not self._listeners:
-                continue
             try:
-                found = await loop.run_in_executor(thread, self._changed)
+                found = self._changed() if self._listeners or not known else ()
             except Exception:
                 _LOG.exception("The places could not be looked at.")
-                continue
-            for listener in self._listeners if found else ():
-                listener.news.update(found)
-                listener.told.set()
+                found = ()
+            if found and known:
+                with suppress(RuntimeError):  # the server has ended
+                    loop.call_soon_threadsafe(self._say, found)
+            known = True
+            if stopped.wait(SECONDS_BETWEEN_LOOKS):
+                return
+
+    def _say(self, changed: Sequence[str]) -> None:
+        for listener in self._listeners:
+            listener.news.update(changed)
+            listener.told.set()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """A stream of server-sent events, until the page goes."""
@@ -80,7 +91,7 @@ class Events:
             async with asyncio.timeout(SECONDS_TO_TAKE):
                 await response.prepare(request)
                 await response.write(b": listening\n\n")
-            while True:
+            while not self._over:
                 await self._tell(response, listener)
         except (ConnectionError, TimeoutError):
             if request.transport is not None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sqlite3
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -222,10 +221,10 @@ def test_a_database_without_a_store_is_refused_and_none_is_made(url: str, tmp_pa
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Iterator[Path]:
+def path(tmp_path: Path) -> Path:
     with open_store(tmp_path / "store.db") as store:
         fill(store)
-    yield tmp_path / "store.db"
+    return tmp_path / "store.db"
 
 
 def test_another_program_s_file_is_refused(tmp_path: Path) -> None:
@@ -276,12 +275,17 @@ def test_a_writer_that_closes_leaves_a_whole_file_while_somebody_looks(path: Pat
 
 
 def test_what_was_mixed_with_a_writer_s_is_not_taken_for_sound(path: Path) -> None:
-    with open_store(path, read_only=True) as store:
-        with pytest.raises(StoreError, match="written to while it was being read"), store.database.read() as cursor:
+
+    def read_while_another_writes(store: RunStore) -> None:
+        with store.database.read() as cursor:
             cursor.execute("SELECT count(*) FROM threads")
             with open_store(path) as other:
                 write_thread(other, "later")
             cursor.execute("SELECT count(*) FROM calls")
+
+    with open_store(path, read_only=True) as store:
+        with pytest.raises(StoreError, match="written to while it was being read"):
+            read_while_another_writes(store)
         assert len(store.threads()) == 2, "read again, it is"
 
 
@@ -303,4 +307,4 @@ def test_options_of_a_url_and_a_path_that_needs_quoting(tmp_path: Path) -> None:
         url = store.url
     with open_store(f"{url}?level=power", read_only=True) as store:
         assert len(store.threads()) == 1
-    assert os.listdir(odd) == ["store.db"]
+    assert [file.name for file in odd.iterdir()] == ["store.db"]
