@@ -43,6 +43,11 @@ class Events:
         self._listeners = set[_Listener]()
         self._over = False
 
+    @property
+    def listeners(self) -> int:
+        """How many pages listen."""
+        return len(self._listeners)
+
     @asynccontextmanager
     async def watching(self) -> AsyncGenerator[None]:
         """Look inside the block."""
