@@ -15,6 +15,7 @@ from hrm_agent.store.damage import DAMAGED
 from hrm_agent.store.packed_records import plain_record
 from hrm_agent.trajectory import ToolCall
 from hrm_agent.viewer.json_text import short
+from hrm_agent.viewer.projections.groups import step_begun_for
 
 if TYPE_CHECKING:
     from hrm_agent.viewer.places import Place
@@ -24,7 +25,6 @@ __all__ = ["environment", "live_figures"]
 _MOST_CALLS = 100_000
 """The newest ones of a run are counted."""
 _MOST_NAMES = 200
-_STEP = re.compile(r"/step-(\d{1,9})/")
 _ERROR = re.compile(r"(?m)^\s*([A-Za-z_][\w.]{0,80}(?:Error|Exception|Warning|Exit|Interrupt|Timeout))\b")
 _SAMPLE = re.compile(r'(\w{1,100})(?:\{(\w{1,50})="([^"\n]{0,200})"\})? ([-+.\deEinfNa]{1,40})')
 _PREFIX = "hrm_environment_"
@@ -69,7 +69,7 @@ def environment(place: Place, run: str) -> dict[str, Any]:
             "refused": dict(sum((Counter(dict(each.refused)) for each in facts if each.refused), Counter[str]())),
             "errors": _errors(rows),
             "isolation": dict(Counter(each.isolation for each in facts if each.isolation)),
-            "by_step": _by_step(rows),
+            "by_step": _by_step(run, rows),
         },
     }
 
@@ -131,14 +131,14 @@ def _errors(rows: Rows) -> list[dict[str, Any]]:
     ]
 
 
-def _by_step(rows: Rows) -> list[dict[str, int]]:
+def _by_step(run: str, rows: Rows) -> list[dict[str, int]]:
     total: Counter[int] = Counter()
     failed: Counter[int] = Counter()
     for _, group, _, facts in rows:
-        begun_for = _STEP.search(group)
-        if begun_for is not None:
-            total[int(begun_for[1]) + 1] += 1
-            failed[int(begun_for[1]) + 1] += facts.failure is not None
+        step = step_begun_for(run, group)
+        if step is not None:
+            total[step] += 1
+            failed[step] += facts.failure is not None
     return [{"step": step, "total": total[step], "failed": failed[step]} for step in sorted(total)]
 
 

@@ -17,10 +17,17 @@ from hrm_agent.viewer.projections.runs import is_own_run, step_base
 if TYPE_CHECKING:
     from hrm_agent.viewer.places import Place
 
-__all__ = ["Damaged", "groups", "overlay_data", "step", "task_data"]
+__all__ = ["Damaged", "groups", "overlay_data", "step", "step_begun_for", "task_data"]
 
 _MOST_ROLLOUTS = 20_000
 """Of a step."""
+
+
+def step_begun_for(run: str, group: str) -> int | None:
+    """The step, from 1, that a training run began a group for, by the group's name; None for any other group."""
+    name = group.removeprefix(f"{run}/step-") if run else group
+    number = name.partition("/")[0]
+    return int(number) + 1 if name != group and number.isascii() and number.isdecimal() and len(number) < 10 else None
 
 
 class Damaged:

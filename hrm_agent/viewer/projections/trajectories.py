@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 from hrm_agent.errors import ConfigError
@@ -10,7 +9,7 @@ from hrm_agent.store.cursors import placeholders
 from hrm_agent.store.summaries import headers_page, overlays_of, uses_of_threads
 from hrm_agent.trajectory import RunStatus, Trajectory, Verdict
 from hrm_agent.viewer.json_text import foreign, short
-from hrm_agent.viewer.projections.groups import Damaged
+from hrm_agent.viewer.projections.groups import Damaged, step_begun_for
 
 if TYPE_CHECKING:
     from hrm_agent.store import RunStore
@@ -35,7 +34,6 @@ COLUMNS = (
     "tool_calls",
     "started_at",
 )
-_STEP = re.compile(r"/step-(\d{1,9})/")
 
 
 def trajectories(
@@ -79,8 +77,7 @@ def _known(value: str, known: list[str], name: str) -> None:
 
 
 def _row(seq: int, header: Trajectory, overlay: Overlay | None, use: Any, tool_calls: int) -> list[Any]:
-    begun_for = _STEP.search(header.group_id)
-    step = overlay.step + 1 if overlay else int(begun_for[1]) + 1 if begun_for else None
+    step = overlay.step + 1 if overlay else step_begun_for(header.run_id, header.group_id)
     return [
         seq,
         header.id,
