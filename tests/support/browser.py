@@ -28,7 +28,7 @@ __all__ = ["MISSING", "SCREENSHOTS", "Browsing", "Site", "find_browser", "open_b
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 MISSING = "There is no Chromium: run `tests/install tests`."
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
-_PATIENCE = 60_000
+_PATIENCE = 30_000
 """Milliseconds that a locator is waited for: the tests share the processors."""
 _AXE = """async () => {
   const { violations } = await axe.run(document, { preload: false, resultTypes: ["violations"] });
@@ -138,9 +138,10 @@ class Browsing:
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         page.screenshot(path=SCREENSHOTS / f"{name.replace(' ', '-')}.png")
         page.evaluate(axe_source())
-        assert page.evaluate(_AXE) == []
+        faults = page.evaluate(_AXE)
+        assert not faults, f"{name}: {faults}"
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, "wider than the window"
-        assert self.problems == []
+        assert not self.problems, f"{name}: {self.problems}"
 
     def close(self) -> None:
         """Close pages and servers. Fails on what a page has told."""
@@ -152,7 +153,7 @@ class Browsing:
             server.wait(30)
             if server.stdout is not None:
                 server.stdout.close()
-        assert self.problems == []
+        assert not self.problems, self.problems
 
 
 def axe_source() -> str:

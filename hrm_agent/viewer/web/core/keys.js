@@ -16,9 +16,9 @@
     if (document.querySelector("dialog[open]")) return;
     for (const keys of [...active].reverse()) {
       const found = keys.current[event.key];
-      if (found) {
+      // A part may leave the key to another one of its kind by giving back false.
+      if (found && found.run(event) !== false) {
         event.preventDefault();
-        found.run(event);
         return;
       }
     }

@@ -77,30 +77,42 @@
       const next = Math.max(0, Math.min(shown.length - 1, to));
       set_active(next);
       wants_focus.current = true;
-      if (!virtual) return;
+      if (!virtual) return take_focus(next);
       const box = scroller.current;
       const head = 32;
       if (next * size < box.scrollTop) box.scrollTop = next * size;
       else if ((next + 1) * size > box.scrollTop + box.clientHeight - head) box.scrollTop = (next + 1) * size - box.clientHeight + head;
       look();
+      take_focus(next);
     };
-    useLayoutEffect(() => {
-      if (!wants_focus.current) return;
-      const row = body.current && body.current.querySelector(`[data-row="${active}"]`);
+    // A row that is not in the page yet takes the focus once it is drawn.
+    const take_focus = (index) => {
+      const row = wants_focus.current && body.current && body.current.querySelector(`[data-row="${index}"]`);
       if (!row) return;
       wants_focus.current = false;
       row.focus({ preventScroll: virtual });
-    });
+    };
+    useLayoutEffect(() => take_focus(active));
     const open = (row) => {
       const target = href && href(row);
       if (target) location.hash = target;
     };
+    // Of several tables the one with the focus moves, and at its end hands over; without any focus the first one begins.
+    const step = (by) => {
+      const tables = [...document.querySelectorAll(".table")];
+      const own = tables.indexOf(scroller.current);
+      const focused = tables.findIndex((table) => table.contains(document.activeElement));
+      if (focused < 0 ? own !== 0 : own !== focused) return false;
+      if (focused < 0) return move(active);
+      const next = tables[own + by];
+      if ((by > 0 ? active < shown.length - 1 : active > 0) || !next) return move(active + by);
+      const row = next.querySelector(".table-body [tabindex='0']");
+      return row ? row.focus() : undefined;
+    };
     hrm.useKeys({
-      j: { run: () => move(wants(active, 1)), help: "next row" },
-      k: { run: () => move(wants(active, -1)), help: "row before" },
+      j: { run: () => step(1), help: "next row" },
+      k: { run: () => step(-1), help: "row before" },
     });
-    // The first j goes to the first row, not to the second.
-    const wants = (from, by) => (body.current && body.current.contains(document.activeElement) ? from + by : from);
     const page_of = () => Math.max(1, Math.floor((virtual ? scroller.current.clientHeight : innerHeight) / size) - 2);
     const on_key = (event) => {
       if (!event.target.matches("[role=row]")) return;

@@ -5,7 +5,8 @@
   const { useState } = hrm.hooks;
   const { Answer, Badge, Empty, Num, Page, Spark, Table, Text, Time } = hrm.ui;
 
-  const home = (run) => hrm.link(run.steps !== null ? "run" : "groups", { place: run.place, run: run.run });
+  const trains = (run) => run.steps !== null || (run.run !== "" && /^(train|demo)/.test(run.kind));
+  const home = (run) => hrm.link(trains(run) ? "run" : "groups", { place: run.place, run: run.run });
   const key_of = (run) => `${run.place}\n${run.run}`;
 
   function Accuracy({ run }) {

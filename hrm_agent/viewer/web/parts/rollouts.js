@@ -2,6 +2,7 @@
 (() => {
   "use strict";
   const { html } = hrm;
+  const { useState } = hrm.hooks;
   const { Badge, Cut, Glyph, Num, Strip, Table, Text } = hrm.ui;
 
   // 1 correct, 0 wrong; a rubric's outcome may lie between.
@@ -87,6 +88,15 @@
 
   const chosen_of = (rollouts, filters) => rollouts.filter((one) => Object.entries(filters).every(([key, value]) => !value || MATCHES[key](one, value)));
 
+  const LONG = 600; // characters of a prompt that are shown at once
+
+  function Prompt({ of, place }) {
+    const [whole, set] = useState(false);
+    if (whole || !of || of.text === null || of.text.length <= LONG) return html`<${Cut} value=${of} place=${place} />`;
+    return html`<pre class="prose" dir="auto">${hrm.ui.pieces(of.text.slice(0, LONG))}…</pre>
+      <button class="quiet" onClick=${() => set(true)}>Whole prompt <small>(${hrm.ui.format.count(of.chars)} characters)</small></button>`;
+  }
+
   // <Group group place sort filters chosen choose>
   function Group({ group, place, sort, filters, chosen, choose, level = 2 }) {
     const shown = chosen_of(group.rollouts, filters);
@@ -99,7 +109,7 @@
       <header class="group-head">
         <div class="group-task">
           ${html`<${`h${level}`}>${heading}</${`h${level}`}>`}
-          <${Cut} value=${task.prompt} place=${place} />
+          <${Prompt} of=${task.prompt} place=${place} />
           ${task.answer && task.answer.text && html`<p class="expected"><small>expected</small> <${Text} of=${task.answer} clip=${300} /></p>`}
         </div>
         <div class="group-sides">
