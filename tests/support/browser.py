@@ -18,10 +18,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
 __all__ = ["MISSING", "SCREENSHOTS", "Browsing", "Site", "find_browser", "open_browser"]
 
@@ -45,6 +46,8 @@ def find_browser() -> str | None:
 @contextmanager
 def open_browser() -> Iterator[Browser]:
     """A browser for some tests of one module: while it is open no test of the same process can be a coroutine."""
+    from playwright.sync_api import sync_playwright
+
     root = ["--no-sandbox"] if os.geteuid() == 0 else []
     offline = ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--disable-background-networking"]
     with sync_playwright() as playwright:
@@ -72,6 +75,8 @@ class Site:
 
     def go(self, page: Page, route: str, **params: Any) -> Page:
         """The page moves to another route, as by a link."""
+        from playwright.sync_api import expect
+
         path = "" if route == "runs" else route
         page.evaluate("hash => { location.hash = hash }", f"#/{path}?{urlencode(params)}")
         expect(page.locator("h1")).to_be_visible()
@@ -109,6 +114,8 @@ class Browsing:
 
     def new_page(self, base: str, width: int = 1440, theme: str = "light") -> Page:
         """A watched page that nothing is in yet."""
+        from playwright.sync_api import expect
+
         context = self._browser.new_context(
             viewport={"width": width, "height": 900 if width > 700 else 844},
             color_scheme="dark" if theme == "dark" else "light",

@@ -1,8 +1,7 @@
-"""The pages of training in a real browser: a run is walked from its curves to a sibling while another one is written."""
+"""The pages of training in a real browser: a run is walked from its curves to a sibling while another is written."""
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
@@ -28,13 +27,12 @@ pytestmark = pytest.mark.whole
 def training(folder: Path) -> Iterator[None]:
     """A training that goes on until the block ends."""
     words = [sys.executable, "-m", "hrm_agent", *SMALL_TRAINING, "--steps", "200", "--out", str(folder)]
-    with open(os.devnull, "w") as nowhere:
-        process = subprocess.Popen(words, stdout=nowhere, stderr=nowhere)
-        try:
-            yield
-        finally:
-            process.send_signal(signal.SIGINT)
-            process.wait(60)
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
 
 
 def newest_step(page: Page) -> int:
@@ -113,7 +111,7 @@ def test_every_page_stands_in_the_dark_and_where_it_is_narrow(
     expect(page.get_by_role("table", name="Runs")).to_be_visible()
     browsing.check(page, f"runs {width} dark")
     seen = {
-        "run": page.get_by_role("slider", name="Gradient"),
+        "run": page.get_by_role("slider", name="Gradient, norm"),
         "groups": page.locator("section.group").first,
         "list": page.get_by_role("table", name="Trajectories"),
         "environment": page.get_by_role("heading", name="Outcomes"),

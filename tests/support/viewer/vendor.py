@@ -90,12 +90,13 @@ def archive_url(package: VendoredPackage) -> str:
 def fetched(package: VendoredPackage) -> dict[str, bytes]:
     """The files of the package, by name."""
     with urllib.request.urlopen(archive_url(package)) as answer:
-        archive = tarfile.open(fileobj=io.BytesIO(answer.read()), mode="r:gz")
+        packed = io.BytesIO(answer.read())
     contents: dict[str, bytes] = {}
-    for member in archive.getmembers():
-        opened = archive.extractfile(member)
-        if opened is not None:
-            contents[member.name.partition("/")[2]] = opened.read()
+    with tarfile.open(fileobj=packed, mode="r:gz") as archive:
+        for member in archive.getmembers():
+            opened = archive.extractfile(member)
+            if opened is not None:
+                contents[member.name.partition("/")[2]] = opened.read()
     return contents
 
 

@@ -58,7 +58,7 @@
 
   const example = (place) => (one) => one.example && hrm.link("trajectory", { place, id: one.example.trajectory, item: one.example.tool });
   const ERRORS = (place) => [
-    { key: "class", label: "What went wrong", width: "minmax(12rem, 2fr)", first: true, value: (one) => one.class, render: (one) => html`<${Glyph} of="error" /> <${Text} of=${one.class} clip=${120} />` },
+    { key: "class", label: "What went wrong", width: "minmax(10rem, 22rem)", first: true, value: (one) => one.class, render: (one) => html`<${Glyph} of="error" /> <${Text} of=${one.class} clip=${120} />` },
     { key: "count", label: "Calls", width: "6rem", align: "right", first: true, value: (one) => one.count, render: (one) => html`<${Num} of=${one.count} as="count" />` },
     { key: "example", label: "Example", width: "minmax(10rem, 1fr)", render: (one) => one.example && html`<a href=${example(place)(one)} class="mono"><${Text} of=${one.example.tool} clip=${30} /></a>` },
   ];
