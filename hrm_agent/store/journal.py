@@ -340,15 +340,15 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
         """The threads that a fork has behind it, the oldest first, with the steps that it shares with each."""
         left: list[tuple[str, set[str]]] = []
         steps: set[str] | None = None
-        fork: Trajectory | None = header
-        seen = {header.thread_id}
-        while fork is not None and fork.forked_from is not None:
+        fork, seen = header, {header.thread_id}
+        while fork.forked_from is not None:
             taken = fork.forked_from.checkpoint_id
             before = self.line(fork.thread_id, "", taken).order.keys() - {taken}
             steps = before if steps is None else steps & before
-            fork = next(iter(self.headers("id = ?", (fork.forked_from.trajectory_id,))), None)
-            if fork is None or fork.thread_id in seen:  # in a forged store forks may go round in a circle
+            origin = self.headers("id = ?", (fork.forked_from.trajectory_id,))
+            if not origin or origin[0].thread_id in seen:  # in a forged store forks may go round in a circle
                 break
+            fork = origin[0]
             seen.add(fork.thread_id)
             left.append((fork.thread_id, steps))
         return left[::-1]

@@ -175,7 +175,7 @@ class _EditFile(BaseModel):
     as_node: str | None = None
 
     def edit(self) -> Edit:
-        return Edit(values=self.values, messages=self.messages, tools=self.tools, as_node=self.as_node)
+        return Edit(values=self.values, messages={**self.messages}, tools=self.tools, as_node=self.as_node)
 
 
 def _pairs(given: list[str], flag: str) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ import tomllib
 from array import array
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from hrm_agent.bounded import BoundedMap
 from hrm_agent.files import read_whole
@@ -171,12 +171,12 @@ def _numbers(row: dict[str, Any]) -> list[tuple[str, float]]:
     for key, value in row.items():
         if isinstance(value, dict) and key == "roles":
             for role, facts in cast("dict[str, Any]", value).items():
-                inner: dict[str, Any] = cast("dict[str, Any]", facts) if isinstance(facts, dict) else {}
-                found += [(f"roles/{role}/{name}", float(v)) for name, v in inner.items() if _is_number(v)]
+                inner = cast("dict[str, Any]", facts).items() if isinstance(facts, dict) else ()
+                found += [(f"roles/{role}/{name}", float(v)) for name, v in inner if _is_number(v)]
         elif _is_number(value):
             found.append((key, float(value)))
     return found
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, float) or (type(value) is int and -(2**1000) < value < 2**1000)
