@@ -383,7 +383,7 @@ async def test_a_change_is_told_with_its_place(tmp_path: Path, monkeypatch: pyte
         assert answer.content_type == "text/event-stream"
         await next_line(answer.content, b": listening")
         with open_store(page.store) as store:
-            store.journal.write_trajectory(make_trajectory().model_copy(update={"answer": "another"}))
+            store.journal.write_trajectory(make_trajectory().model_copy(update={"id": "u", "thread_id": "u"}))
         await until_told_of(answer.content, "store.db")
         (tmp_path / "new").mkdir()
         (tmp_path / "new" / "metrics.jsonl").touch()

@@ -151,7 +151,7 @@ def test_a_change_is_of_the_place_that_it_is_in(tmp_path: Path) -> None:
     assert places.changed() == ["one", "two"], "they came"
     assert places.changed() == []
     with open_store(paths[0]) as store:
-        store.journal.write_trajectory(make_trajectory().model_copy(update={"answer": "another"}))
+        store.journal.write_trajectory(make_trajectory().model_copy(update={"id": "u", "thread_id": "u"}))
         assert places.changed() == ["one"]
     (tmp_path / "two" / "metrics.jsonl").write_text("{}\n")
     assert "two" in places.changed()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import socket
-import webbrowser
+import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,7 +67,7 @@ def _parser() -> Parser:
     add("--allow-fork", action="store_true", help="let the page fork and replay runs: commands that write to the store")
     add("--export", type=Path, metavar="DIR", help="write the page as files that open by double click, and stop")
     add("--run", action="append", default=[], metavar="RUN", help="with --export: only this run; repeatable")
-    add("--limit", type=int, metavar="N", help="with --export: at most N trajectories of each run")
+    add("--limit", type=int, metavar="N", help="with --export: at most N trajectories in all [500]")
     return parser
 
 
@@ -101,15 +103,27 @@ def _environment(arguments: Arguments) -> EnvironmentServer | None:
 
 
 def _export(arguments: Arguments, named: list[str]) -> int:
-    from hrm_agent.viewer.export import export_copy
+    from hrm_agent.viewer.export import export
     from hrm_agent.viewer.places import Places
 
-    raise NotImplementedError(export_copy, Places)
+    places = Places(named)
+    try:
+        done = export(places.all(), arguments.export, runs=arguments.run, limit=arguments.limit)
+    finally:
+        places.close()
+    output = Output(as_json=arguments.json)
+    output.result(done)
+    output.say(f"{arguments.export / 'index.html'}: {done['files']} files, {done['bytes'] / 1e6:.1f} MB")
+    for what, count in done["left_out"].items():
+        output.say(f"left out: {count} {what}")
+    return 0
 
 
 async def _until_stopped(
     arguments: Arguments, places: Places, environment: EnvironmentServer | None, listener: socket.socket
 ) -> None:
+    import webbrowser
+
     from hrm_agent.viewer.app import Viewer, viewing
 
     token, fork_token, forks = secrets.token_urlsafe(_TOKEN_BYTES), "", None
@@ -126,8 +140,9 @@ async def _until_stopped(
         output.result({"url": url, "fork_token": fork_token or None})
         output.say(url)
         output.say("Ctrl-C ends it.")
-        if not (arguments.no_browser or arguments.json):
-            webbrowser.open(url)
+        if not (arguments.no_browser or arguments.json) and _has_screen():
+            # In a thread: some browsers are waited for until they are closed.
+            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
 
     try:
         async with viewing(viewer, listener):
@@ -140,3 +155,8 @@ async def _until_stopped(
 def _shown(host: str) -> str:
     """What a browser on this machine connects to."""
     return _HOST if host in ("0.0.0.0", "::") else host  # noqa: S104
+
+
+def _has_screen() -> bool:
+    """Else what is found to open pages with is a browser in this terminal."""
+    return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
