@@ -24,6 +24,8 @@ from hrm_agent.store.value_reader import Reference, read_values
 __all__ = ["NewMessages", "message_of", "new_messages"]
 
 _AT_ONCE = 500
+_MOST = 1_000_000
+"""Messages, and nodes, of one request."""
 _WITH_TOOLS = (1, 3)
 
 
@@ -96,9 +98,9 @@ class _Lists:
 
     def _flat(self, reference: Reference) -> list[Reference]:
         found: list[Reference] = []
-        stack = [reference]
-        while stack and len(found) < 1_000_000:
-            here = stack.pop()
+        stack, seen = [reference], 0
+        while stack and len(found) < _MOST and seen < _MOST:  # forged nodes may name each other
+            here, seen = stack.pop(), seen + 1
             kind, items = self._nodes[here] if isinstance(here, bytes) else (int(here[0]), _items(here[1]))
             if kind == LIST:
                 found += items

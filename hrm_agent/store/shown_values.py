@@ -6,10 +6,13 @@ A message becomes its fields. A value of any other type becomes the type's name 
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
+from hrm_agent.errors import StoreError
 from hrm_agent.langgraph_format import is_internal
 from hrm_agent.store.checkpoint_reader import ROW, CheckpointOutline, CheckpointRow, StoreSnapshot
+from hrm_agent.store.damage import DAMAGED
 from hrm_agent.store.outlines import SentTask, StoredQuestion
 from hrm_agent.store.run_store import RunStore
 from hrm_agent.store.stored_messages import NeedsItsType, Packed, unpacked
@@ -119,9 +122,10 @@ def rows_around(store: RunStore, thread_id: str, ids: Collection[str], inside: C
         nested = "SELECT ns, id, metadata FROM checkpoints WHERE thread_id = ? AND ns <> ?"
         snapshot = StoreSnapshot(cursor, _reader(store, cursor), store.cipher, lambda *_: None)
         for ns, id_, metadata in cursor.execute(nested, (thread_id, "")).fetchall():
-            facts = snapshot.metadata(CheckpointRow(0, thread_id, ns, id_, None, b"", metadata))
-            if (facts.get("parents") or {}).get("") in inside:
-                found += [CheckpointRow(*row) for row in cursor.execute(one, (thread_id, ns, id_)).fetchall()]
+            with suppress(StoreError, *DAMAGED):  # one that names no parents stands nowhere
+                facts = snapshot.metadata(CheckpointRow(0, thread_id, ns, id_, None, b"", metadata))
+                if (facts.get("parents") or {}).get("") in inside:
+                    found += [CheckpointRow(*row) for row in cursor.execute(one, (thread_id, ns, id_)).fetchall()]
     return found
 
 

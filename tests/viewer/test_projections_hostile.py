@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator
@@ -223,6 +224,28 @@ def checkpoint_of(values: dict[str, Any]) -> Any:
         "channel_versions": dict.fromkeys(values, 1),
         "versions_seen": {},
     }
+
+
+def test_forged_checkpoints_are_told(place: Place, ask: Ask) -> None:
+    config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+    ids = [f"1f1e93a3-46c0-6a75-8008-e2fef11c0f7{number}" for number in range(4)]
+    with open_store(place.where) as store:
+        for number, id_ in enumerate(ids):
+            made = checkpoint_of({"note": number}) | {"id": id_, "ts": "no time" if number == 1 else "2026-01-01"}
+            facts: Any = {"source": "loop", "step": number - 1, "parents": {}}
+            config = store.checkpointer.put(config, made, facts, {"note": number + 1})
+    assert [each["checkpoint"] for each in ask("moments", thread="t")["moments"] if "problem" in each] == ids[1:3]
+    change(place, "UPDATE checkpoints SET metadata = ? WHERE id = ?", b"\xc1", ids[3])
+    found = ask("moments", thread="t")
+    assert [each["checkpoint"] for each in found["moments"] if "problem" in each] == ids[1:] and found["damaged"]
+    assert ask("graph", thread="t")["damaged"]
+
+
+def test_no_pipe_of_a_run_folder_is_waited_for(place: Place, ask: Ask) -> None:
+    write(place)
+    for name in ("run_id", "config.toml", "metrics.jsonl", "report.json", "results.json"):
+        os.mkfifo(Path(place.where) / name)
+    assert ask("runs")["runs"][0]["trajectories"] == 1 and ask("metrics", run="odd")["total"] == 0
 
 
 def manifest_with(place: Place, name: str, reference: Any) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hrm_agent.errors import StoreError
 from hrm_agent.runtime.time_travel.history import Moment
@@ -12,16 +12,17 @@ from hrm_agent.runtime.time_travel.moment_data import moment_data
 from hrm_agent.runtime.time_travel.read_history import HistoryReader
 from hrm_agent.store import RunStore
 from hrm_agent.store.checkpoint_reader import CheckpointOutline, CheckpointRow
+from hrm_agent.store.damage import DAMAGED, in_a_line
 from hrm_agent.store.shown_values import CheckpointLink, checkpoint_links, outlines_of, rows_around
 from hrm_agent.trajectory import Call, ToolCall, Trajectory
-from hrm_agent.viewer.json_text import NotThere, foreign
+from hrm_agent.viewer.json_text import SHOWN, NotThere, foreign, json_text
 from hrm_agent.viewer.projections.groups import Damaged
 from hrm_agent.viewer.projections.threads import children_at, threads_of
 
 if TYPE_CHECKING:
     from hrm_agent.viewer.places import Place
 
-__all__ = ["moments", "moments_at", "thread_named"]
+__all__ = ["moment_json", "moments", "moments_at", "thread_named"]
 
 
 def moments(place: Place, thread: str, after: int = 0, limit: int = 50, checkpoint: str = "") -> dict[str, Any]:
@@ -70,8 +71,29 @@ def moments_at(
     rows = rows_around(store, thread_id, wanted | following, wanted)
     listed = sorted(_readable(store, rows, damaged), key=lambda found: str(found.checkpoint["id"]))
     whole = _with_calls(store, header, wanted) if header is not None else None
-    reader = HistoryReader(thread_id, whole, listed, {}, values=False)
-    return reader.some({link.id: number for number, link in enumerate(links)}, ids)
+    numbers = {link.id: number for number, link in enumerate(links)}
+    try:
+        return HistoryReader(thread_id, whole, listed, {}, values=False).some(numbers, ids)
+    except DAMAGED:
+        return _one_by_one(thread_id, whole, listed, numbers, ids, damaged)
+
+
+def _one_by_one(
+    thread_id: str,
+    header: Trajectory | None,
+    listed: list[CheckpointOutline],
+    numbers: dict[str, int],
+    ids: Sequence[str],
+    damaged: Damaged,
+) -> list[Moment]:
+    """All moments that make sense, where a forged checkpoint (a time that is none, a step) makes none."""
+    found: list[Moment] = []
+    for id_ in ids:
+        try:
+            found += HistoryReader(thread_id, header, listed, {}, values=False).some(numbers, [id_])
+        except DAMAGED as error:
+            damaged(id_, StoreError(f"Checkpoint {id_} cannot be read: {in_a_line(error)}."))
+    return found
 
 
 def thread_named(store: RunStore, name: str) -> tuple[Trajectory | None, str]:
@@ -114,4 +136,13 @@ def _row(number: int, link: CheckpointLink, moment: Moment | None, forks: Sequen
     if moment is None:
         told = {"index": str(number), "checkpoint": link.id, "parent": link.parent, "problem": "It cannot be read."}
         return {**told, "position": number, "branches": hanging}
-    return {**foreign(moment_data(moment)), "position": number, "branches": hanging}
+    return {**moment_json(moment), "position": number, "branches": hanging}
+
+
+def moment_json(moment: Moment) -> dict[str, Any]:
+    """As `hrm-agent history --json` has it, but for questions of many thousand characters."""
+    told = cast("dict[str, Any]", foreign(moment_data(moment)))
+    for asked in told["interrupts"]:
+        text = asked["value"] if isinstance(asked["value"], str) else json_text(asked["value"])
+        asked["value"] = asked["value"] if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    return told

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, TypeGuard, cast
 
 from hrm_agent.bounded import BoundedMap
-from hrm_agent.files import read_whole
 from hrm_agent.viewer.json_text import foreign
 
 __all__ = ["MetricsTail", "config_of", "json_file", "metrics_of", "own_run_id"]
@@ -32,9 +31,10 @@ _lock = threading.Lock()
 
 def own_run_id(folder: Path) -> str:
     """Id of the run in a folder: its name when it began."""
-    with suppress(OSError, ValueError):
-        return read_whole(folder / "run_id") or folder.resolve().name
-    return folder.name
+    try:
+        return _text(folder / "run_id").strip("\0 \r\n\t") or folder.resolve().name
+    except (OSError, ValueError):
+        return folder.resolve().name
 
 
 def config_of(folder: Path | None) -> dict[str, Any]:

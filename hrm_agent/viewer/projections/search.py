@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["search"]
 
-_PAGE, _SECONDS = 2_000, 3.0
+_PAGE, _SECONDS = 500, 3.0
 _BEFORE, _AFTER = 60, 140
 """Characters of a text that are shown around a hit."""
 

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from hrm_agent.langgraph_format import is_internal
-from hrm_agent.runtime.time_travel.moment_data import moment_data
 from hrm_agent.store.outlines import SentTask, StoredQuestion
 from hrm_agent.store.shown_values import ShownMessage, Unread, checkpoint_links, shown_channels
 from hrm_agent.trajectory.shown import text_of
 from hrm_agent.viewer.json_text import SHOWN, NotThere, cut_text, foreign, json_lines, short
 from hrm_agent.viewer.projections.groups import Damaged
 from hrm_agent.viewer.projections.items import arguments_text
-from hrm_agent.viewer.projections.moments import moments_at, thread_named
+from hrm_agent.viewer.projections.moments import moment_json, moments_at, thread_named
 
 if TYPE_CHECKING:
     from hrm_agent.viewer.places import Place
@@ -37,7 +36,7 @@ def moment(place: Place, thread: str, checkpoint: str) -> dict[str, Any]:
     links = checkpoint_links(store, thread_id)
     at = [number for number, link in enumerate(links) if link.id == id_]
     read = moments_at(store, thread_id, header, links, at, damaged)
-    told = foreign(moment_data(read[0])) if read else None
+    told = moment_json(read[0]) if read else None
     return {
         "moment": told,
         "trajectory": header.id if header else None,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from hrm_agent.errors import StoreError
 from hrm_agent.trajectory import CallUsage, RunStatus, ToolStatus, Trajectory
 from hrm_agent.trajectory.call_facts import total_usage
 from hrm_agent.viewer.json_text import cut_text, foreign, json_lines, short
-from hrm_agent.viewer.projections.groups import overlay_data, task_data
+from hrm_agent.viewer.projections.groups import Damaged, overlay_data, task_data
 from hrm_agent.viewer.projections.threads import Transcript, forks_of, overlays_on, siblings_of, transcript
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def trajectory(place: Place, id: str) -> dict[str, Any]:  # noqa: A002  the quer
         ],
         "siblings": siblings_of(store, header),
         "overlays": [_overlay(overlay) for overlay in overlays_on(store, header, damaged)],
-        "scorings": [_scoring(scoring) for scoring in store.scorings.of(header.id)],
+        "scorings": _scorings(store, header, damaged),
         "counts": _counts(found),
         "items": len(found.items),
         "focus": _focus(found),
@@ -87,6 +88,14 @@ def _overlay(overlay: Overlay) -> dict[str, Any]:
         **overlay_data(overlay),
         "credit": foreign(overlay.credit),
     }
+
+
+def _scorings(store: RunStore, header: Trajectory, damaged: Damaged) -> list[dict[str, Any]]:
+    try:
+        return [_scoring(scoring) for scoring in store.scorings.of(header.id)]
+    except StoreError as error:
+        damaged(f"scorings of {header.id}", error)
+        return []
 
 
 def _scoring(scoring: Scoring) -> dict[str, Any]:
