@@ -84,9 +84,12 @@
       <p class="muted small">${data.shared ? "They share their first steps, up to the checkpoint where they parted." : "They share no checkpoint: steps are aligned by their place."}
         ${" "}<del>Struck through</del>: only in A. <ins>Underlined</ins>: only in B.</p>
       <${Pairs} data=${data} place=${place} />
+      ${(data.left_out || []).some(Boolean) ? html`<p class="notice">Only the first steps of each are compared: ${data.left_out[0].toLocaleString("en")} of A and ${
+        data.left_out[1].toLocaleString("en")} of B are left out.</p>` : null}
       ${data.states && data.states.length ? html`<h2>State at the end</h2>
         ${data.states.map((change, index) => html`<${Part} key=${index} title=${html`<${Text} of=${`${change.channel}${change.part || ""}`} />`}
-          note=${`${change.lines.length} lines`} folded=${change.lines.length > 40}><${LineDiff} lines=${change.lines} /><//>`)}` : null}`;
+          note=${`${change.lines.length} lines`} folded=${change.lines.length > 40}><${LineDiff} lines=${change.lines} />
+            ${change.left_out ? html`<p class="muted small">${change.left_out.toLocaleString("en")} more lines</p>` : null}<//>`)}` : null}`;
   }
 
   function ComparePage({ params }) {

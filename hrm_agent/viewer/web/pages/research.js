@@ -19,9 +19,12 @@
     })}</div>`;
   }
 
+  /* A forged citation may name a place that is none. */
+  const placeOf = (value) => (Number.isSafeInteger(value) && value >= 0 ? value : 0);
+
   function Span({ place, id, cited }) {
     const { Answer, Outside, Text } = hrm.ui;
-    const { source, start, end } = cited;
+    const { source } = cited, [start, end] = [placeOf(cited.start), placeOf(cited.end)];
     const answer = hrm.useData("source", { place, id, source, start, end }, { live: false });
     const mark = useRef(null);
     useEffect(() => { if (mark.current) mark.current.scrollIntoView({ block: "nearest" }); }, [answer.data]);
@@ -36,13 +39,14 @@
 
   const Part = ({ of }) => (hrm.parts.plain(of) ? html`<${hrm.ui.Text} of=${hrm.parts.plain(of)} />` : null);
 
-  function Cited({ place, id, cited }) {
+  function Cited({ place, id, cited, known }) {
     const { Text } = hrm.ui, { plain } = hrm.parts, wrong = whyNot(cited);
     return html`
       ${wrong ? html`<div class="warning"><strong>Citation ${cited.number} ${wrong}.</strong>
-        ${cited.verified === false ? " Its quote does not stand at this place of the source:" : " The source is not on record."}
-        <blockquote><${Text} of=${plain(cited.quote)} clip=${600} /></blockquote></div>` : null}
-      <${Span} key=${cited.number} place=${place} id=${id} cited=${cited} />`;
+        ${" "}${!known ? html`There is no source <${Text} of=${cited.source} clip=${80} /> on record.`
+          : cited.verified === false ? "Its quote does not stand at this place of the source:" : "It quotes nothing."}
+        ${plain(cited.quote) ? html`<blockquote><${Text} of=${plain(cited.quote)} clip=${600} /></blockquote>` : null}</div>` : null}
+      ${known ? html`<${Span} key=${cited.number} place=${place} id=${id} cited=${cited} />` : null}`;
   }
 
   function Research({ data, params, change }) {
@@ -79,7 +83,7 @@
               <span class="muted small"> ${one.chars.toLocaleString("en")} characters</span></li>`)}</ul></details>` : null}
         </section>
         <section aria-label="Source" ref=${right} class="cited-source" data-citation=${number || ""}>
-          ${cited ? html`<${Cited} place=${place} id=${id} cited=${cited} />` : html`<p class="muted">${data.citations.length ? "Choose a citation." : "The answer cites nothing."}</p>`}
+          ${cited ? html`<${Cited} place=${place} id=${id} cited=${cited} known=${data.sources.some((one) => one.id === cited.source)} />` : html`<p class="muted">${data.citations.length ? "Choose a citation." : "The answer cites nothing."}</p>`}
         </section>
       </div>`;
   }

@@ -148,6 +148,9 @@
     const chosen = (params.item && items.find((item) => item.id === params.item))
       || (params.item ? null : firstOf(data, items));
     const item = chosen || (ahead && (!params.item || ahead.id === params.item) ? ahead : null);
+    useEffect(() => {
+      setTab((old) => (!params.moment ? "step" : old === "step" ? "conversation" : old));
+    }, [params.item, params.moment]);
     useEffect(() => { if (params.item && !chosen && loading) more(); }, [params.item, items.length]);
     useEffect(() => {
       if (params.item || !data.focus || data.focus.index < PAGE) return;

@@ -14,7 +14,7 @@
     const kept = (moments, first) => moments.forEach((moment, index) => {
       pages.current.set(moment.position ?? first + index, moment);
     });
-    const read = async (params, first) => {
+    const read = async (params, first, quiet = false) => {
       try {
         const page = await hrm.api.get("moments", { place, thread, ...params });
         kept(page.moments, hrm.api.is_static() ? 0 : first);
@@ -23,7 +23,7 @@
         redraw((count) => count + 1);
         return page;
       } catch (error) {
-        setProblem(error);
+        if (!quiet) setProblem(error);
         return null;
       }
     };
@@ -52,7 +52,7 @@
         const known = () => { for (const [at, one] of pages.current) if (one.checkpoint === checkpoint) return at; return null; };
         if (known() === null) {
           if (hrm.api.is_static()) await read({}, 0);
-          else await read({ checkpoint, limit: PAGE }, 0);
+          else await read({ checkpoint, limit: PAGE }, 0, true); // it may be gone
         }
         return known();
       },
@@ -115,7 +115,7 @@
       ${others.map((channel) => html`<${Part} key=${channel.name} title=${html`<${Text} of=${channel.name} />`} note=${sizeOf(channel)}>
         ${channel.kind === "unread" ? html`<p class="muted">Not read: its type <code><${Text} of=${String(channel.why || "")} /></code> is not loaded from a store.</p>`
           : channel.kind === "text" ? html`<${Cut} value=${channel.text} place=${place} />`
-          : html`<${Json} value=${channel.value === undefined ? channel.text : channel.value} place=${place} />`}<//>`)}`;
+          : html`<${Json} value=${channel.text ?? JSON.stringify(channel.value)} place=${place} />`}<//>`)}`;
   }
 
   hrm.useMoments = useMoments;
