@@ -23,7 +23,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -213,7 +213,7 @@ def plain_pages(folder: Path, trajectories: int, steps: int, tokens: int) -> dic
 
 
 @contextmanager
-def served(store: Path) -> Iterator[tuple[str, int]]:
+def served(store: Path) -> Generator[tuple[str, int]]:
     """The address of a viewer with its token, and its process."""
     words = [sys.executable, "-m", "hrm_agent", "view", str(store), "--no-browser"]
     server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})

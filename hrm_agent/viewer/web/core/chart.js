@@ -50,7 +50,7 @@
     ctx.textAlign = "left";
     const labels = [];
     series.forEach((one, index) => {
-      if (!one.name || plot.series[one.at].show === false) return;
+      if (!one.name || one.unlabelled || plot.series[one.at].show === false) return;
       const values = plot.data[one.at];
       let last = values.length - 1;
       while (last >= 0 && (values[last] === null || values[last] === undefined)) last -= 1;
@@ -58,8 +58,18 @@
       const x = plot.valToPos(plot.data[0][last], "x", true) + 6 * scale;
       labels.push({ x, y: plot.valToPos(values[last], "y", true), name: one.name, colour: css(one.colour || COLOURS[index % 6]) });
     });
-    spread(labels, 13 * scale, plot.bbox.top + 5 * scale, plot.bbox.top + plot.bbox.height - 4 * scale);
+    // Only labels that stand beside each other are in each other's way.
+    const columns = new Map();
+    for (const label of labels) {
+      const column = Math.round(label.x / (60 * scale));
+      columns.set(column, [...(columns.get(column) || []), label]);
+    }
+    for (const column of columns.values()) spread(column, 13 * scale, plot.bbox.top + 5 * scale, plot.bbox.top + plot.bbox.height - 4 * scale);
     for (const { x, y, name, colour } of labels) {
+      ctx.lineWidth = 4 * scale;
+      ctx.lineJoin = "round";
+      ctx.strokeStyle = css("--panel"); // so that it can be read over another line
+      ctx.strokeText(name, x, y);
       ctx.fillStyle = colour;
       ctx.fillText(name, x, y);
     }
@@ -135,7 +145,7 @@
     const font = `11px ${css("--sans") || "sans-serif"}`;
     const grid = { stroke: line, width: 1 };
     const named = places.some((one) => one.name);
-    const longest = named ? Math.max(...places.map((one) => (one.name || "").length)) : 0;
+    const longest = named ? Math.max(...places.map((one) => (one.unlabelled ? "" : one.name || "").length)) : 0;
     const digits = (values) => values.map((value) => (value === null ? "" : props.axis ? props.axis(value) : hrm.ui.format.number(value, 3).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "")));
     return {
       ...size,
@@ -156,6 +166,7 @@
 
   function ranged(low, high, zero) {
     if (low === null || low === undefined) return [0, 1];
+    if (low === 0 && high === 0) return [0, 1];
     if (zero) low = Math.min(0, low);
     const spare = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
     return [zero && low === 0 ? 0 : low - spare, high + spare];
@@ -232,7 +243,7 @@
     };
     return html`<figure class="chart">
       <figcaption><span class="chart-title" title=${help}>${title}${unit && html` <small>${unit}</small>`}</span>
-        <span class="readout">${at !== null && index >= 0 && html`<small>step ${x[index]}</small> `}${values.map(({ name, text }) => html`<span key=${name}>${name && values.length > 1 && html`<small>${name}</small> `}${text}</span> `)}</span>
+        <span class="readout">${at !== null && index >= 0 && html`<small>step ${x[index]}</small> `}${values.map(({ name, text }) => html`<span key=${name}>${name && drawn.length > 1 && html`<small>${name}</small> `}${text}</span> `)}</span>
       </figcaption>
       ${places.length
         ? html`<div ref=${box} class=${`plot ${on_open ? "opens" : ""}`} role="slider" tabindex="0" aria-label=${`${title}${unit ? `, ${unit}` : ""}`} aria-orientation="horizontal"

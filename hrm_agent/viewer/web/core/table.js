@@ -47,6 +47,19 @@
     return [line(true, "line-1"), line(false, "line-2")];
   }
 
+  // Drawn again only where something of it has changed: scrolling moves over hundreds of them.
+  class Row extends hrm.Component {
+    shouldComponentUpdate(next) {
+      return ["row", "index", "columns", "narrow", "template", "top", "look", "active"].some((name) => next[name] !== this.props[name]);
+    }
+
+    render({ row, index, columns, narrow, template, top, look, active, on_click, on_focus }) {
+      const style = { ...(narrow ? {} : { gridTemplateColumns: template }), ...(top === null ? {} : { transform: `translateY(${top}px)` }) };
+      return html`<div role="row" class=${look} data-row=${index} aria-rowindex=${index + 2} tabindex=${active ? 0 : -1} style=${style}
+        onClick=${(event) => on_click(event, row)} onFocus=${() => on_focus(index)}>${cells(columns, row, narrow)}</div>`;
+    }
+  }
+
   // columns: [{key, label or spoken, width (of a CSS grid), align, render(row), value(row) to sort by, first, wide (not at
   // 390 px), long (takes the room that is left in the second line)}]
   function Table({ rows, columns, id, href, label, order, on_order, mark, tail, height }) {
@@ -63,8 +76,9 @@
     const look = () => {
       if (!virtual || !scroller.current) return;
       const top = scroller.current.scrollTop;
-      const from = Math.max(0, Math.floor(top / size) - SPARE);
-      const to = Math.ceil((top + scroller.current.clientHeight) / size) + SPARE;
+      // In strides, so that not every frame of scrolling draws.
+      const from = Math.max(0, (Math.floor(top / size / SPARE) - 1) * SPARE);
+      const to = (Math.ceil((top + scroller.current.clientHeight) / size / SPARE) + 1) * SPARE;
       set_view((before) => (before.from === from && before.to === to ? before : { from, to }));
     };
     useLayoutEffect(look, [virtual, size, shown.length]);
@@ -146,9 +160,8 @@
       <div role="rowgroup" ref=${body} onKeyDown=${on_key} class="table-body" style=${virtual ? { height: `${shown.length * size}px` } : {}}>
         ${slice.map((row, offset) => {
           const index = from + offset;
-          const style = { ...(narrow ? {} : { gridTemplateColumns: template }), ...(virtual ? { transform: `translateY(${index * size}px)` } : {}) };
-          return html`<div role="row" key=${id ? id(row) : index} class=${`row ${href ? "opens" : ""} ${(mark && mark(row)) || ""}`} data-row=${index} aria-rowindex=${index + 2}
-            tabindex=${index === at ? 0 : -1} style=${style} onClick=${(event) => on_click(event, row)} onFocus=${() => set_active(index)}>${cells(columns, row, narrow)}</div>`;
+          return html`<${Row} key=${id ? id(row) : index} row=${row} index=${index} columns=${columns} narrow=${narrow} template=${template} top=${virtual ? index * size : null}
+            look=${`row ${href ? "opens" : ""} ${(mark && mark(row)) || ""}`} active=${index === at} on_click=${on_click} on_focus=${set_active} />`;
         })}
       </div>
       ${tail}

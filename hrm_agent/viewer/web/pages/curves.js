@@ -23,7 +23,7 @@
       ["Sampled tokens", "a rollout", [["rollout/sampled_tokens", "mean"], ["rollout/sampled_tokens_p90", "p90"], ["rollout/sampled_tokens_max", "max"]], { zero: true, as: (value) => format.number(value, 1) }],
       ["Ended at a limit, failed", "share", [["rollout/truncated", "limit"], ["rollout/failed", "failed"]], { zero: true, as: share }],
     ]],
-    ["Policy", [
+    ["Policy and time", [
       ["Entropy", "nats a token", [["entropy_estimate", ""]], { zero: true }],
       ["Clipped", "share of tokens", [["clip_fraction_low", "low"], ["clip_fraction_high", "high"]], { zero: true, as: share }],
       ["Gradient", "norm before clipping", [["grad_norm", ""]], { zero: true }],
@@ -125,7 +125,7 @@
           const one = accuracy_of(data);
           const style = several ? style_of(index) : {};
           const held_out = { name: several ? name : "held-out", values: one.value, low: one.low, high: one.high, width: 2, points: true, as: share, ...(several ? style : { colour: COLOURS[0], dash: [] }) };
-          const rollouts = { name: several ? (data.held_out.length ? "" : name) : data.kind === "train sft" ? "tokens" : "rollouts", values: smoothed(one.rollouts, smoothing), width: several && data.held_out.length ? 1 : 1.5, as: share, ...(several ? style : { colour: COLOURS[1], dash: DASHES[1] }) };
+          const rollouts = { name: several ? (data.held_out.length ? `${name}, rollouts` : name) : data.kind === "train sft" ? "tokens" : "rollouts", unlabelled: several && data.held_out.length > 0, values: smoothed(one.rollouts, smoothing), width: several && data.held_out.length ? 1 : 1.5, as: share, ...(several ? style : { colour: COLOURS[1], dash: DASHES[1] }) };
           return { x: one.x, series: data.held_out.length ? [held_out, rollouts] : [rollouts] };
         }),
       );
@@ -264,7 +264,7 @@
         ${GROUPS.map(([title, charts], index) => {
           const any = charts.some(([, , keys]) => keys.some(([key]) => (data.series[key] || []).some((value) => value !== null)));
           return any && html`<section key=${title} aria-labelledby=${`group-${index}`}><h2 id=${`group-${index}`}>${title}</h2>
-            <div class="multiples">${charts.map((chart) => html`<${Small} key=${chart[0]} runs=${runs} chart=${chart} ...${common} />`)}${index === 1 && html`<${TimeChart} data=${data} ...${common} />`}</div>
+            <div class="multiples">${charts.map((chart) => html`<${Small} key=${chart[0]} runs=${runs} chart=${chart} ...${common} />`)}${index === 2 && html`<${TimeChart} data=${data} ...${common} />`}</div>
           </section>`;
         })}
         <${Roles} data=${data} ...${common} />
