@@ -143,7 +143,7 @@
     const [row, setRow] = useState(null); // key of a chosen row that is no step: a fork, a subgraph
     const [tab, setTab] = useState(params.moment ? "conversation" : "step");
     const [ahead, setAhead] = useState(null); // the first step to show, where its page is not read yet
-    const [position, setPosition] = useState(null);
+    const [position, setPosition] = useState(null), [found, setFound] = useState(null);
 
     const chosen = (params.item && items.find((item) => item.id === params.item))
       || (params.item ? null : firstOf(data, items));
@@ -173,11 +173,16 @@
     const wanted = params.moment || (item && (item.step || item.checkpoint)) || null;
     useEffect(() => {
       let gone = false;
-      if (wanted && moments.total) moments.find(wanted).then((at) => { if (!gone && at !== null) setPosition(at); });
+      if (wanted && moments.total) moments.find(wanted).then((at) => {
+        if (gone) return;
+        if (at !== null) setPosition(at);
+        setFound(wanted);
+      });
       return () => { gone = true; };
     }, [wanted, moments.total === null]);
     const position_now = position ?? Math.max(0, (moments.total || 1) - 1);
     const settled = hrm.useSettled(position_now), moment = moments.total ? moments.at(settled) : null;
+    const steady = settled === position_now && (!wanted || found === wanted); // else a link would lead to another moment
     const pending = useRef(null);
     const move = (next) => {
       if (next < 0 || next >= moments.total) return;
@@ -216,7 +221,7 @@
         <section class="trace-right" aria-label="The chosen step">
           <div class="trace-tabs">
             <${Switch} label="What is shown" value=${tab} onChoose=${setTab} options=${moments.total ? NOTE : { step: NOTE.step }} />
-            ${about && about.fork && moment ? html`<a class="action" href=${hrm.link("fork", { place, thread, checkpoint: moment.checkpoint, origin: id })}>Edit and fork here</a>` : null}
+            ${about && about.fork && moment && steady ? html`<a class="action" href=${hrm.link("fork", { place, thread, checkpoint: moment.checkpoint, origin: id })}>Edit and fork here</a>` : null}
             ${header.graph === "research" ? html`<a class="action" href=${hrm.link("research", { place, id })}>Citations</a>` : null}
           </div>
           <div role="tabpanel" aria-labelledby=${`tab-${tab}`} class="trace-panel" data-tab=${tab}>
