@@ -236,7 +236,7 @@
       <ul>
         <li>Nodes: ${plan.runs_again.length ? names(plan.runs_again) : "none: the run had ended here"}</li>
         <li>Model, sampled anew: <strong><${Text} of=${plan.model} /></strong></li>
-        <li>Tools: ${plan.tools.length ? names(plan.tools) : "none"}${plan.isolation ? html`, isolation <strong><${Text} of=${plan.isolation} /></strong>` : null}</li>
+        <li>Tools that ran here: ${plan.tools.length ? names(plan.tools) : "none"}${plan.isolation ? html`, isolation <strong><${Text} of=${plan.isolation} /></strong>` : null}</li>
         ${plan.effects ? html`<li class="warn-text"><${Text} of=${plan.effects} /></li>` : null}
       </ul>
       <p class="small muted">On a terminal: <code><${Text} of=${plan.command} /></code></p>

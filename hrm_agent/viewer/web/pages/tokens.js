@@ -171,7 +171,7 @@
         <${Legend} lens=${lens} columns=${columns} />
         ${lack ? html`<p class="notice">${lack}</p>` : null}
         ${columns.has_text ? null : html`<p class="notice">Ids are shown, no text: <${Text} of=${facts.why_no_text} /></p>`}
-        ${facts.truncated ? html`<p class="notice">The path is longer than what is shown: the rest could not be followed.</p>` : null}
+        ${columns.total < facts.total ? html`<p class="notice">This copy holds the first ${columns.total.toLocaleString("en")} of ${facts.total.toLocaleString("en")} tokens.</p>` : null}
         ${problem ? html`<${Problem} error=${problem} />` : null}
       </div>
       <div class="token-page" role="tabpanel" aria-labelledby=${`tab-${lens}`}>

@@ -18,7 +18,7 @@
       try {
         const page = await hrm.api.get("moments", { place, thread, ...params });
         kept(page.moments, hrm.api.is_static() ? 0 : first);
-        setTotal(page.total ?? page.moments.length);
+        setTotal(hrm.api.is_static() ? page.moments.length : page.total); // a copy may hold the first ones only
         setProblem(null);
         redraw((count) => count + 1);
         return page;

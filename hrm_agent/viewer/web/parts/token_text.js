@@ -36,7 +36,8 @@
       }
     }
 
-    get total() { return this.facts.total; }
+    /* A copy in files may hold the first ones only. */
+    get total() { return hrm.api.is_static() ? this.ids.length : this.facts.total; }
     get has_text() { return !this.facts.why_no_text; }
     has(index) { return this.ids[index] !== undefined; }
     text_of(index) { return this.has_text ? this.text[index] ?? "" : `${this.ids[index]} `; }
