@@ -146,6 +146,9 @@
       setHovered(-1);
       view.current.focus(to);
     };
+    useEffect(() => { // another address on the same page
+      if (params.from && Number(params.from) !== index && Number(params.from) >= 0) move(Number(params.from));
+    }, [params.from]);
     const keys = (event) => {
       if (event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
       const here = Math.max(0, index);

@@ -202,7 +202,7 @@
               <text x=${node.x} y=${node.y + 4.5} text-anchor="middle">${node.shown}</text>
             </g>`)}
           ${drawn.edges.filter((edge) => edge.taken > 1 || edge.label).map((edge) => html`
-            <text class="graph-label" key=${`label${edge.from}>${edge.to}>${edge.label}`} x=${edge.x} y=${edge.y - 4}
+            <text class="graph-label" key=${`label${edge.from}>${edge.to}>${edge.label}`} x=${edge.x} y=${edge.turned ? edge.y + 13 : edge.y - 4}
               text-anchor="middle">${[edge.label, edge.taken > 1 ? `×${edge.taken}` : ""].filter(Boolean).join(" ")}</text>`)}
         </svg>
       </div>
