@@ -105,6 +105,8 @@
   hrm.api = {
     key,
     is_static: () => hrm.files !== null,
+    // Whether there can be an answer: in a copy something may have been left out.
+    has: (name, params) => hrm.files === null || hrm.stored.has(key(name, params)) || key(name, params) in hrm.files,
     can_fork: () => sessionStorage.getItem("hrm-fork-token") !== null,
     headers,
     url: (name, params) => `api/v1/${name}?${query(params)}`,

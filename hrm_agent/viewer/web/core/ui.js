@@ -145,10 +145,16 @@
   // Its crumbs, up to the list of all runs.
   const run_crumbs = (place, run) => [{ text: "Runs", href: "#/" }, ...(run && run !== place ? [{ text: place }] : [])];
 
+  const trains = (run) => run.steps !== null || (run.run !== "" && /^(train|demo)/.test(run.kind));
+
   // The pages of one run. `current` is the name of a route.
-  function RunTabs({ place, run, current, trained = true }) {
-    const names = [trained && run && ["run", "Curves"], ["groups", "Groups"], ["list", "Trajectories"], ["environment", "Environment"]];
-    const of = names.filter(Boolean).map(([name, text]) => ({ text, href: hrm.link(name, { place, run }), current: name === current }));
+  function RunTabs({ place, run, current }) {
+    const { data } = hrm.useData("runs", {}, { live: false });
+    const known_run = data && data.runs.find((one) => one.place === place && one.run === run);
+    const names = [run && (!known_run || trains(known_run)) && ["run", "Curves"], ["groups", "Groups"], ["list", "Trajectories"], ["environment", "Environment"]];
+    const needs = { run: "metrics", list: "trajectories" };
+    const there = names.filter((one) => one && (one[0] === current || hrm.api.has(needs[one[0]] || one[0], { place, run })));
+    const of = there.map(([name, text]) => ({ text, href: hrm.link(name, { place, run }), current: name === current }));
     return html`<${Tabs} of=${of} label="This run" />`;
   }
 
@@ -228,6 +234,6 @@
   hrm.useNarrow = () => hrm.useMedia("(max-width: 700px)");
 
   Object.assign(hrm.ui, {
-    html, format, Num, Number: Num, Time, Glyph, Badge, Strip, Problem, Empty, Loading, Answer, Tabs, RunTabs, run_name, run_crumbs, Page, ThemeSwitch, tone_of: (value) => kind_of(value)[0],
+    html, format, Num, Number: Num, Time, Glyph, Badge, Strip, Problem, Empty, Loading, Answer, Tabs, RunTabs, run_name, run_crumbs, trains, Page, ThemeSwitch, tone_of: (value) => kind_of(value)[0],
   });
 })();

@@ -3,7 +3,7 @@
   "use strict";
   const { html } = hrm;
   const { Answer, Badge, Chart, Empty, Glyph, Num, Page, RunTabs, Table, Text, format, run_crumbs, run_name } = hrm.ui;
-  const { useMemo } = hrm.hooks;
+  const { useEffect, useMemo } = hrm.hooks;
 
   const known = (value) => value !== null && value !== undefined;
   const fact = (label, value) => html`<div key=${label}><dt>${label}</dt><dd>${value}</dd></div>`;
@@ -11,7 +11,7 @@
 
   // Counts as bars: name, bar, number, share.
   function Bars({ counts, label, tone, badge }) {
-    const rows = Object.entries(counts || {}).sort(([, one], [, other]) => other - one);
+    const rows = Object.entries(counts || {}).filter(([, count]) => count > 0).sort(([, one], [, other]) => other - one);
     if (!rows.length) return null;
     const sum = total(counts);
     const most = rows[0][1];
@@ -24,12 +24,13 @@
 
   const PERCENTILES = ["p50", "p95", "p99", "max"];
 
-  function Percentiles({ of, label }) {
+  function Percentiles({ of, label, edges }) {
     const rows = Object.entries(of || {}).filter(([, values]) => values && Object.values(values).some(known));
     if (!rows.length) return null;
     const names = { queue: "in the queue", run: "running" };
-    return html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table class="plain"><thead><tr><th scope="col">Time</th>${PERCENTILES.map((name) => html`<th scope="col" key=${name}>${name}</th>`)}</tr></thead>
-      <tbody>${rows.map(([kind, values]) => html`<tr key=${kind}><th scope="row">${names[kind] || kind}</th>${PERCENTILES.map((name) => html`<td key=${name}><${Num} of=${values[name]} as="seconds" /></td>`)}</tr>`)}</tbody></table></div>`;
+    const columns = PERCENTILES.filter((name) => rows.some(([, values]) => known(values[name])));
+    return html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table class="plain"><thead><tr><th scope="col">${edges ? "Time, at most" : "Time"}</th>${columns.map((name) => html`<th scope="col" key=${name}>${name}</th>`)}</tr></thead>
+      <tbody>${rows.map(([kind, values]) => html`<tr key=${kind}><th scope="row">${names[kind] || kind}</th>${columns.map((name) => html`<td key=${name}><${Num} of=${values[name]} as="seconds" /></td>`)}</tr>`)}</tbody></table></div>`;
   }
 
   function worker_cell(value) {
@@ -44,13 +45,17 @@
       <tbody>${of.map((one, index) => html`<tr key=${index}>${keys.map((key) => html`<td key=${key}>${worker_cell(one[key])}</td>`)}</tr>`)}</tbody></table></div>`;
   }
 
-  const LIVE = [["queue", "Waiting"], ["running", "Running"], ["slots", "Slots"], ["sessions", "Sessions"]];
+  const LIVE = [
+    ["queue", "Waiting"], ["running", "Running"], ["slots", "Slots"], ["sessions", "Sessions"],
+    ["outside", "Waiting for room in the queue"], ["retries", "Retries"], ["slot_deaths", "Slots that died"], ["cancelled", "Cancelled"],
+  ];
+  const LIVE_EVERY = 2000; // milliseconds: the sandbox sends no hints of its own
 
   function Live({ of }) {
     if (!of) return null;
     return html`<section class="panel" aria-labelledby="live"><h2 id="live">Now</h2>
       <dl class="facts large">${LIVE.filter(([key]) => known(of[key])).map(([key, label]) => fact(label, html`<${Num} of=${of[key]} as="count" />`))}</dl>
-      <div class="columns"><${Bars} counts=${of.outcomes} label="Outcomes since the sandbox began" badge=${true} tone=${hrm.ui.tone_of} /><${Percentiles} of=${of.percentiles} label="Times, now" /></div>
+      <div class="columns"><${Bars} counts=${of.outcomes} label="Outcomes since the sandbox began" badge=${true} tone=${hrm.ui.tone_of} /><${Percentiles} of=${of.percentiles} label="Times, now" edges=${true} /></div>
       <${Workers} of=${of.workers} />
       ${total(of.refused) > 0 && html`<h3>Refused system calls</h3><${Bars} counts=${of.refused} label="Refused system calls" />`}
     </section>`;
@@ -88,6 +93,12 @@
     const { place, run = "" } = params;
     const answer = hrm.useData("environment", { place, run });
     const [order, set_order] = hrm.useParam("sort");
+    const now = Boolean(answer.data && answer.data.live);
+    useEffect(() => {
+      if (!now) return undefined;
+      const timer = setInterval(answer.reload, LIVE_EVERY);
+      return () => clearInterval(timer);
+    }, [now, answer.reload]);
     const tabs = place && html`<${RunTabs} place=${place} run=${run} current="environment" />`;
     return html`<${Page} title=${place ? run_name(place, run) : "Environment"} crumbs=${run_crumbs(place || "", place ? run : "")} tabs=${tabs}>
       <${Answer} of=${answer}>${(data) => html`<${Live} of=${data.live} />${place && html`<${Recorded} of=${data.recorded} place=${place} order=${order} set_order=${set_order} />`}`}</${Answer}>

@@ -3,9 +3,8 @@
   "use strict";
   const { html } = hrm;
   const { useState } = hrm.hooks;
-  const { Answer, Badge, Empty, Num, Page, Spark, Table, Text, Time } = hrm.ui;
+  const { Answer, Badge, Empty, Num, Page, Spark, Table, Text, Time, trains } = hrm.ui;
 
-  const trains = (run) => run.steps !== null || (run.run !== "" && /^(train|demo)/.test(run.kind));
   const home = (run) => hrm.link(trains(run) ? "run" : "groups", { place: run.place, run: run.run });
   const key_of = (run) => `${run.place}\n${run.run}`;
 
@@ -61,9 +60,10 @@
       const [first, ...others] = [...chosen].map((key) => key.split("\n"));
       hrm.go("run", { place: first[0], run: first[1], with: JSON.stringify(others) });
     };
+    const newest = answer.data && answer.data.runs[0];
     const actions = html`
       ${chosen.size > 0 && html`<button class="main" onClick=${compare}>${chosen.size > 1 ? `Compare ${chosen.size} runs` : "Open the curves"}</button>`}
-      ${about.data && about.data.environment && html`<a href=${hrm.link("environment")}>Environment</a>`}
+      ${about.data && about.data.environment && newest && html`<a href=${hrm.link("environment", { place: newest.place, run: newest.run })}>Environment, now</a>`}
     `;
     return html`<${Page} title="Runs" actions=${actions}>
       <${Answer} of=${answer}>${(data) => html`

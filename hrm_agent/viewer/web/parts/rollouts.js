@@ -61,9 +61,10 @@
     return found ? found[1] : answer;
   }
 
-  function columns({ place, chosen, choose }) {
+  // A run that does not train judges nothing: then there is a status in place of a verdict.
+  function columns({ place, chosen, choose, judged }) {
     const reason = (rollout) => rollout.reason || rollout.error || (rollout.verdict === null && rollout.stop_reason ? rollout.stop_reason.replaceAll("_", " ") : null);
-    return [
+    const made = [
       { key: "choose", label: "", spoken: "Choose", width: "1.2rem", wide: true, render: (one) => html`<input type="checkbox" aria-label=${`Choose sample ${one.sample} to compare`} checked=${chosen.includes(one.trajectory)} onChange=${() => choose(one.trajectory)} />` },
       { key: "sample", label: "#", width: "2rem", align: "right", wide: true, help: "sample", render: (one) => html`<a href=${hrm.link("trajectory", { place, id: one.trajectory })} aria-label=${`Sample ${one.sample}: the trajectory`}>${one.sample}</a>` },
       { key: "verdict", label: "Verdict", width: "7.4rem", first: true, render: (one) => (one.verdict ? html`<${Badge} of=${one.verdict}>${one.verdict === "group_rejected" ? "rejected" : undefined}</${Badge}>` : html`<${Badge} of=${one.status} />`) },
@@ -77,6 +78,9 @@
       { key: "answer", label: "Answer", width: "minmax(5rem, 1fr)", wide: true, render: (one) => html`<span title=${one.answer && hrm.ui.plain(one.answer.text).slice(0, 2000)}><${Text} of=${short_answer(one.answer)} clip=${160} /></span>` },
       { key: "reason", label: "Why", width: "minmax(8rem, 2fr)", long: true, render: (one) => { const text = reason(one); return html`<span title=${text && hrm.ui.plain(text.text ?? text).slice(0, 1000)}><${Text} of=${text} clip=${240} /></span>`; } },
     ];
+    if (judged) return made;
+    const words = { verdict: "Status", reason: "Ended by" };
+    return made.filter((column) => !["advantage", "penalty"].includes(column.key)).map((column) => ({ ...column, label: words[column.key] || column.label }));
   }
 
   const MATCHES = {
@@ -117,7 +121,7 @@
           ${reason && html`<p class="rejected"><${Glyph} of="group_rejected" /> <${Text} of=${reason} /></p>`}
         </div>
       </header>
-      <${Table} rows=${[...shown].sort(by)} columns=${columns({ place, chosen, choose })} id=${(one) => one.trajectory} label=${`Siblings of ${hrm.ui.plain(task.id)}`}
+      <${Table} rows=${[...shown].sort(by)} columns=${columns({ place, chosen, choose, judged: group.rollouts.some((one) => one.verdict !== null) })} id=${(one) => one.trajectory} label=${`Siblings of ${hrm.ui.plain(task.id)}`}
         href=${(one) => hrm.link("trajectory", { place, id: one.trajectory })} mark=${(one) => (one.verdict === "kept" || one.verdict === null ? "" : "dim")} />
       ${shown.length < group.rollouts.length && html`<p class="muted"><small>${shown.length} of ${group.rollouts.length} siblings match.</small></p>`}
     </section>`;
