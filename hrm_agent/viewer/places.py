@@ -61,13 +61,14 @@ class Place:
             if self._store is not None and not _is_gone(self._store):
                 return self._store
             self._forget()
-            mark = self._mark()
-            if self._failed is not None and time.monotonic() < self._failed[0] and self._failed[1] == mark:
-                raise self._failed[2]
+            mark, began = self._mark(None), time.monotonic()
+            if self._failed is not None and began < self._failed[0] and self._failed[1] == mark:
+                raise self._failed[2].with_traceback(None)
             try:
                 self._store = open_store(self.address, read_only=True)
             except HrmError as error:
-                self._failed = (time.monotonic() + _SECONDS_BETWEEN_TRIES, mark, error)
+                now = time.monotonic()  # a server that does not answer is not waited for all the time
+                self._failed = (now + max(_SECONDS_BETWEEN_TRIES, 3 * (now - began)), mark, error)
                 raise
             except (OSError, UnicodeError) as error:
                 raise StoreError(f"{self.where} cannot be read: {error}.", "Check who may read it.") from error
@@ -97,15 +98,16 @@ class Place:
     def mark(self) -> Hashable:
         """Another value whenever something has changed, or may have."""
         with self._lock:
-            return self._mark()
+            store = self._store
+        return self._mark(store)  # a server may take its time to answer
 
-    def _mark(self) -> Hashable:
-        return self._store_mark(), tuple(_stamp(self.folder / name) for name in _WATCHED) if self.folder else ()
+    def _mark(self, store: RunStore | None) -> Hashable:
+        return self._store_mark(store), tuple(_stamp(self.folder / name) for name in _WATCHED) if self.folder else ()
 
-    def _store_mark(self) -> Hashable:
+    def _store_mark(self, store: RunStore | None) -> Hashable:
         try:
-            if self._store is not None and isinstance(self._store.database, ReadOnlyDatabase):
-                return self._store.database.change_mark()
+            if store is not None and isinstance(store.database, ReadOnlyDatabase):
+                return store.database.change_mark()
             path = file_of(self.address)
         except (HrmError, OSError) as error:
             return str(error)
