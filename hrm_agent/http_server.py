@@ -1,7 +1,8 @@
 """What our HTTP servers share: an aiohttp application with middlewares for authentication and errors, and limits.
 
 Who holds the token may ask; how long a refusal takes tells nothing of it. What a browser could be made to send is
-refused: an Origin, a foreign Host, any content type but JSON. A request is bounded in bytes and seconds. Who has not
+refused: an Origin, a foreign Host, any content type but JSON; a server with pages of its own says what its pages send
+(`hrm_agent.viewer.security`). A request is bounded in bytes and seconds. Who has not
 shown the token is a stranger: a stranger's connection is closed once it was answered, or has asked nothing for a while,
 and the oldest is closed where there are too many, so that strangers who hold theirs do not keep out those with the
 token. A server adds its routes and the form of its errors.
@@ -13,7 +14,7 @@ import asyncio
 import hmac
 import logging
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -108,11 +109,17 @@ def application(
     hosts: Sequence[str],
     request_bytes: int,
     refuse: Callable[[Exception, web.Request], web.StreamResponse],
+    *,
+    reject: Callable[[web.Request], None] | None = None,
+    without_token: Collection[str] = (HEALTH,),
 ) -> web.Application:
     """Without routes. `holder_of`: who has a token, None if nobody; then stands in `request[HOLDER]`. `hosts`: what a
     request's Host header may say; anything if empty. `refuse`: the answer to a request whose handling raised.
+    `reject`: raises for what another site's page could have sent, of a server that has pages itself; without it all
+    that a browser sends is refused. `without_token`: names of the routes that anybody may ask.
     """
     gate = _RequestGate(holder_of, hosts)
+    reject = reject or gate.reject_browsers
 
     @web.middleware
     async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -128,8 +135,8 @@ def application(
 
     @web.middleware
     async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
-        gate.reject_browsers(request)
-        if request.match_info.route.name != HEALTH or "Authorization" in request.headers:
+        reject(request)
+        if request.match_info.route.name not in without_token or "Authorization" in request.headers:
             gate.require_token(request)
             request.app[_STRANGERS].discard(request.protocol)
         return await handler(request)

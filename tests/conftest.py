@@ -1,9 +1,9 @@
-"""What all tests share: the data sets, two servers, and that nothing waits for a terminal or a network.
+"""What all tests share: the data sets, two servers, a browser, and that nothing waits for a terminal or a network.
 
 Tests that read the shared data sets are marked `shared_data`; those on PostgreSQL or MediaWiki are recognised by their
-fixtures and parameters, and marked `server`; those that need a delegated cgroup are marked `cgroup`. Where the data, a
-server or a cgroup is missing they are deselected, and one line says how many and what to do; where `CI=true` all are
-demanded but the cgroup.
+fixtures and parameters, and marked `server`; those in a browser by the fixture `browser`; those that need a delegated
+cgroup are marked `cgroup`. Where the data, a server, the browser or a cgroup is missing they are deselected, and one
+line says how many and what to do; where `CI=true` all are demanded but the cgroup.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from hrm_agent.environment import LocalEnvironment
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.testing import loopback_only
 from tests.support import postgres as postgresql
+from tests.support.browser import MISSING as NO_BROWSER
+from tests.support.browser import find_browser
 from tests.support.cgroups import missing_cgroup
 from tests.support.postgres import PostgresServer
 from tests.support.ray_cluster import running_cluster
@@ -128,6 +130,8 @@ def parts_of(item: pytest.Item) -> set[str]:
         parts.add("postgres")
     if "mediawiki" in given or "wiki_server" in fixtures:
         parts.add("wiki")
+    if "browser" in fixtures:
+        parts.add("browser")
     return parts | (SHELLS & set(given))
 
 
@@ -138,6 +142,8 @@ def missing(part: str) -> str:
             return "" if shared_data_folder() else "There is no data at HRM_SHARED_DATA or ../shared/data."
         case "cgroup":
             return missing_cgroup()
+        case "browser":
+            return "" if find_browser() else NO_BROWSER
         case "postgres":
             return "" if postgresql.find_server() else postgresql.MISSING
         case "zsh" | "fish":

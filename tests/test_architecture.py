@@ -124,7 +124,8 @@ ALLOWED |= {
     "hrm_agent.runtime": CORE,
     "hrm_agent.training": CORE | {"hrm_agent.graphs", "hrm_agent.runtime"},
     "hrm_agent.__main__": {"hrm_agent.cli"},
-    "hrm_agent.cli": CORE | {"hrm_agent.graphs", "hrm_agent.runtime", "hrm_agent.training"},
+    "hrm_agent.viewer": CORE | {"hrm_agent.graphs", "hrm_agent.runtime", "hrm_agent.training"},
+    "hrm_agent.cli": CORE | {"hrm_agent.graphs", "hrm_agent.runtime", "hrm_agent.training", "hrm_agent.viewer"},
 }
 FRONT_DOORS = {
     "hrm_agent.graphs.parts.prompts",

@@ -39,6 +39,7 @@ QUICK = {
     "simulate.break_even": "--quick --seeds 1",
     "store": "--quick --repeats 1",
     "training_step": "--quick --repeats 1",
+    "viewer": "--quick",
 }
 """What makes each short: its figures are not looked at."""
 

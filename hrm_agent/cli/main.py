@@ -60,6 +60,7 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
         "eval-retrieval": "measure retrieval on questions: chunking strategies, sizes and rankings",
     },
     "services": {
+        "view": "look at runs in the browser: curves, groups, trajectories, tokens, forks",
         "init": "start a project of your own: agent, tasks, rewards, test, training",
         "serve": "serve graphs to chat clients at OpenAI's /v1/chat/completions",
         "environment": "run model-written code for others: serve, status, token",

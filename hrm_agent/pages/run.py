@@ -11,9 +11,9 @@ from urllib.parse import quote
 from hrm_agent.markup import Html, cut, document, element, join, pairs, table
 from hrm_agent.pages.code import code_block
 from hrm_agent.trajectory import Call, Overlay, Scoring, ToolCall, ToolStatus, Trajectory, Turn, Verdict
+from hrm_agent.trajectory.shown import code_of, text_of
 from hrm_agent.trajectory.words import (
     call_facts,
-    code_of,
     credited,
     header_facts,
     in_order,
@@ -21,7 +21,6 @@ from hrm_agent.trajectory.words import (
     penalty_lines,
     score_text,
     scoring_text,
-    text_of,
     tool_call_facts,
 )
 

@@ -14,6 +14,7 @@ import ormsgpack
 from hrm_agent.errors import StoreError
 from hrm_agent.store.cipher import Cipher
 from hrm_agent.store.cursors import Cursor
+from hrm_agent.store.hashing import NULL
 from hrm_agent.store.manifests import Channels, CheckpointKey, read_checkpoint, read_manifest
 from hrm_agent.store.refusals import RefusedValue
 from hrm_agent.store.value_reader import ValueReader
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["ROW", "CheckpointOutline", "CheckpointRow", "StoreSnapshot", "conditions", "matches"]
 
 ROW = "seq, thread_id, ns, id, parent_id, manifest, metadata"
+_FEW = 300
+"""Checkpoints whose writes are asked for one by one; of more, all writes of their threads are read."""
+_NOTHING = [NULL, b""]
+"""The reference of None."""
 
 
 class CheckpointRow(NamedTuple):
@@ -83,12 +88,14 @@ class StoreSnapshot:
 
         return [CheckpointTuple(*found) for found in self.outlines(rows)]
 
-    def outlines(self, rows: Sequence[CheckpointRow]) -> list[CheckpointOutline]:
-        """The same without LangGraph."""
+    def outlines(
+        self, rows: Sequence[CheckpointRow], wanted: Callable[[str], bool] = lambda _: True
+    ) -> list[CheckpointOutline]:
+        """The same without LangGraph. Values are read of the channels that are `wanted`; of other writes it is None."""
         place = rows[0].place if rows else None
         try:
-            manifests = [read_manifest(self._cipher.open(row.manifest, *row[1:4])) for row in rows]
-            writes = self._writes(rows)
+            manifests = [_only(read_manifest(self._cipher.open(row.manifest, *row[1:4])), wanted) for row in rows]
+            writes = self._writes(rows, wanted)
             references = [ref for _, channels in manifests for _, ref in channels.values() if ref is not None]
             self._reader.load(references + [write[-1] for held in writes.values() for write in held])
             found: list[CheckpointOutline] = []
@@ -107,26 +114,35 @@ class StoreSnapshot:
     def metadata(self, row: CheckpointRow) -> dict[str, Any]:
         return ormsgpack.unpackb(self._cipher.open(row.metadata, *row[1:4], "metadata"))
 
-    def _writes(self, rows: Sequence[CheckpointRow]) -> dict[tuple[str, str, str], Sequence[tuple[str, str, Any]]]:
+    def _writes(
+        self, rows: Sequence[CheckpointRow], wanted: Callable[[str], bool]
+    ) -> dict[tuple[str, str, str], Sequence[tuple[str, str, Any]]]:
         """Task, channel and reference of the pending writes of each checkpoint, in LangGraph's order."""
         query = "SELECT thread_id, ns, checkpoint_id, task_id, slot, task_path, data FROM writes WHERE thread_id = ?"
-        if len(rows) == 1:
-            found = self._cursor.execute(f"{query} AND ns = ? AND checkpoint_id = ?", rows[0][1:4]).fetchall()
+        if len(rows) <= _FEW:
+            one = f"{query} AND ns = ? AND checkpoint_id = ?"
+            found = [write for row in rows for write in self._cursor.execute(one, row[1:4]).fetchall()]
         else:
             threads = dict.fromkeys(row.thread_id for row in rows)
             found = [write for thread in threads for write in self._cursor.execute(query, (thread,)).fetchall()]
         held: dict[tuple[str, str, str], list[tuple[tuple[str, str, int], str, Any]]] = {}
-        wanted = {row[1:4] for row in rows}
+        asked_for = {row[1:4] for row in rows}
         for *place, task_id, slot, task_path, data in found:
             here = cast("tuple[str, str, str]", tuple(place))
-            if here not in wanted:
+            if here not in asked_for:
                 continue
             for index, channel, reference in ormsgpack.unpackb(self._cipher.open(data, *here, task_id, str(slot))):
-                held.setdefault(here, []).append(((task_path, task_id, index), channel, reference))
+                shown = reference if wanted(channel) else _NOTHING
+                held.setdefault(here, []).append(((task_path, task_id, index), channel, shown))
         return {
             place: [(key[1], channel, reference) for key, channel, reference in sorted(writes, key=lambda w: w[0])]
             for place, writes in held.items()
         }
+
+
+def _only(manifest: tuple[dict[str, Any], Channels], wanted: Callable[[str], bool]) -> tuple[dict[str, Any], Channels]:
+    rest, channels = manifest
+    return rest, {name: found for name, found in channels.items() if wanted(name)}
 
 
 def _forged(place: CheckpointKey | None, error: Exception) -> StoreError:

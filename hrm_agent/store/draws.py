@@ -21,7 +21,7 @@ class DrawsJournal(ABC):
     _cipher: Cipher
 
     @abstractmethod
-    def _left(self, header: Trajectory) -> list[tuple[str, set[str]]]:
+    def threads_behind(self, header: Trajectory) -> list[tuple[str, set[str]]]:
         """The threads that a fork has behind it, the oldest first, with the steps that it shares with each."""
 
     def draws_of_thread(self, thread_id: str) -> list[TaskDraws]:
@@ -40,7 +40,7 @@ class DrawsJournal(ABC):
         """What the tasks of a run drew; of a fork, also those of the lineage that it left."""
         left = [
             draws
-            for thread, steps in self._left(header)
+            for thread, steps in self.threads_behind(header)
             for draws in self.draws_of_thread(thread)
             if draws.identity.step in steps
         ]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store.cipher import Cipher
-from hrm_agent.store.cursors import Cursor, answered
+from hrm_agent.store.cursors import Cursor, answered, placeholders
 from hrm_agent.store.damage import OnDamage, reading
 from hrm_agent.store.database import JOINED_SECONDS, Database
 from hrm_agent.store.draws import DrawsJournal
@@ -47,6 +47,7 @@ _PATH_QUERY = """
 WITH RECURSIVE path (id, parent, depth) AS (
     SELECT id, parent, 0 FROM calls WHERE id = ?
     UNION ALL SELECT c.id, c.parent, p.depth + 1 FROM calls c JOIN path p ON c.id = p.parent
+    WHERE p.depth < 200000
 )
 SELECT path.id, t.token_ids FROM path JOIN tokens t ON t.call_id = path.id ORDER BY path.depth DESC
 """
@@ -54,7 +55,7 @@ _LINE = """
 WITH RECURSIVE line (id, parent_id, depth) AS (
     SELECT id, parent_id, 0 FROM checkpoints WHERE thread_id = ? AND ns = ? AND id = ?
     UNION ALL SELECT c.id, c.parent_id, l.depth + 1 FROM checkpoints c JOIN line l ON c.id = l.parent_id
-    WHERE c.thread_id = ? AND c.ns = ?
+    WHERE c.thread_id = ? AND c.ns = ? AND l.depth < 200000
 )
 SELECT id, parent_id FROM line ORDER BY depth DESC
 """
@@ -95,6 +96,14 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
 
     def find_call(self, call_id: str, *, request: bool = True) -> Call | None:
         return next(iter(self._calls("c.id = ?", (call_id,), requests=request)), None)
+
+    def calls_among(self, ids: Sequence[str], *, steps_of: str | None = None) -> Iterator[Call]:
+        """Model calls by their ids, or by the ids of their steps on the thread `steps_of`, without requests."""
+        for start in range(0, len(ids), 500):
+            some = ids[start : start + 500]
+            column, values = ("id", some) if steps_of is None else ("checkpoint_id", [*some, steps_of])
+            and_thread = "" if steps_of is None else " AND c.thread_id = ?"
+            yield from self._calls(f"c.{column} IN ({placeholders(len(some))}){and_thread}", values, requests=False)
 
     def has_call(self, call_id: str) -> bool:
         """Whether a model call is on record, readable or not."""
@@ -320,25 +329,28 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
         """The calls of the lineage that a fork left, oldest first: those of the steps before the checkpoint it took."""
         calls: list[Call] = []
         tool_calls: list[ToolCall] = []
-        for thread, steps in self._left(header):
+        for thread, steps in self.threads_behind(header):
             of_thread = self._calls("c.thread_id = ?", (thread,), requests=requests)
             calls += [call for call in of_thread if call.identity.step in steps]
             tools = self._tool_calls("thread_id = ?", (thread,))
             tool_calls += [tool for tool in tools if tool.identity.step in steps]
         return calls, tool_calls
 
-    def _left(self, header: Trajectory) -> list[tuple[str, set[str]]]:
+    def threads_behind(self, header: Trajectory) -> list[tuple[str, set[str]]]:
         """The threads that a fork has behind it, the oldest first, with the steps that it shares with each."""
         left: list[tuple[str, set[str]]] = []
         steps: set[str] | None = None
-        fork: Trajectory | None = header
-        while fork is not None and fork.forked_from is not None:
+        fork, seen = header, {header.thread_id}
+        while fork.forked_from is not None:
             taken = fork.forked_from.checkpoint_id
             before = self.line(fork.thread_id, "", taken).order.keys() - {taken}
             steps = before if steps is None else steps & before
-            fork = next(iter(self.headers("id = ?", (fork.forked_from.trajectory_id,))), None)
-            if fork is not None:
-                left.append((fork.thread_id, steps))
+            origin = self.headers("id = ?", (fork.forked_from.trajectory_id,))
+            if not origin or origin[0].thread_id in seen:  # in a forged store forks may go round in a circle
+                break
+            fork = origin[0]
+            seen.add(fork.thread_id)
+            left.append((fork.thread_id, steps))
         return left[::-1]
 
     def line(self, thread_id: str, namespace: str, checkpoint_id: str) -> CheckpointLineage:
@@ -372,7 +384,7 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
     def _inherited_steps(self, thread_id: str) -> list[tuple[str, str]]:
         header = next(iter(self.headers("thread_id = ? AND origin IS NOT NULL", (thread_id,))), None)
         found: list[tuple[str, str]] = []
-        for thread, steps in self._left(header) if header is not None else ():
+        for thread, steps in self.threads_behind(header) if header is not None else ():
             found += [(id_, step) for id_, step in self._steps(thread) if step in steps]
         return found
 

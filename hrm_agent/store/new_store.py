@@ -16,7 +16,8 @@ from pathlib import Path
 
 from hrm_agent.errors import StoreError, StoreFullError
 from hrm_agent.store.run_store import RunStore, file_of, open_store
-from hrm_agent.store.sqlite import SqliteDatabase, sqlite_url
+from hrm_agent.store.sqlite import SqliteDatabase
+from hrm_agent.store.sqlite_file import sqlite_url
 
 __all__ = ["new_store"]
 

@@ -15,28 +15,24 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any, TypeVar
 
 from hrm_agent.bounded import remember
-from hrm_agent.errors import StoreError, StoreFullError, StoreVersionError
+from hrm_agent.errors import StoreError
 from hrm_agent.store.committer import Committer
 from hrm_agent.store.cursors import Cursor, Work
-from hrm_agent.store.database import Database
 from hrm_agent.store.fencing import HeldLease, leases_of
+from hrm_agent.store.postgres_reading import LOST, PostgresReading
 from hrm_agent.store.tables import STORE_VERSION, table_names
 
 try:
     import psycopg
-    from psycopg.conninfo import conninfo_to_dict
 
-    from hrm_agent.store.postgres_cursors import PostgresCursor, ReadTransaction
+    from hrm_agent.store.postgres_cursors import PostgresCursor
     from hrm_agent.store.postgres_tables import bring_forward, is_complete, stored_version
-    from hrm_agent.store.readers import Readers
 except ImportError as error:
     raise StoreError(
         "A PostgreSQL store needs psycopg, which is not installed.", "Run `pip install 'hrm-agent[postgres]'`."
@@ -63,36 +59,21 @@ _SAME_STATE = (
 """Assertions of the same: division by zero where the epoch has changed, or a lease is not ours any more."""
 _WRITER = "hrm-agent "
 """Before the owner of leases, in the name of the connection that writes under them."""
-_READERS = 4
-_PATIENCE_SECONDS = 60.0
-"""How long a server that is gone is waited for."""
-_ANSWER_SECONDS = 10.0
-"""How long one attempt to reach it may take."""
-_LOST = (psycopg.OperationalError, psycopg.InterfaceError)
 
 
-class PostgresDatabase(Database):
-    """A PostgreSQL database with this project's tables in its search path."""
-
-    is_blocking = True
-    level = "power"
+class PostgresDatabase(PostgresReading):
+    """One that is written to."""
 
     def __init__(self, url: str, *, create: bool = True) -> None:
-        super().__init__()
-        self._conninfo = url
-        self.url, self.folder = _without_password(url), Path("runs")
+        super().__init__(url)
         try:
             self._writer = self._connect_writer()
         except psycopg.Error as error:
             raise self.store_error(error) from error
-        self._broken = self._doubted = self._given_up = False
+        self._broken = self._doubted = False
         self._prepare(create)
-        self._readers = Readers(self._connect, _READERS, _ANSWER_SECONDS)
         self._exclusive = threading.Lock()
         self._committer = Committer(self._commit)
-
-    def _connect(self) -> psycopg.Connection[Any]:
-        return psycopg.connect(self._conninfo, connect_timeout=int(_ANSWER_SECONDS), autocommit=True)
 
     def _connect_writer(self) -> psycopg.Connection[Any]:
         connection = self._connect()
@@ -127,11 +108,7 @@ class PostgresDatabase(Database):
                     version = bring_forward(cursor)  # which looks again: another process may have done it
         except psycopg.Error as error:
             raise self.store_error(error) from error
-        if version > STORE_VERSION:
-            raise StoreVersionError(
-                f"The store {self.url} has schema version {version}; versions up to {STORE_VERSION} are known here.",
-                "Nothing was changed. Update with `pip install --upgrade hrm-agent`, or name another store.",
-            )
+        self._refuse_newer(version)
 
     def _submit(self, work: Work[T], *, waits: bool) -> Future[T]:
         return self._committer.submit(work, waits=waits)
@@ -150,7 +127,7 @@ class PostgresDatabase(Database):
             if self.epoch:  # else nothing is known
                 try:
                     return self._attempt(works, needed, assuming=True)
-                except _LOST:
+                except LOST:
                     raise
                 except Exception:  # an expected answer was wrong, or the work itself fails and will fail again
                     _log.debug("A transaction is done again with the server's answers.", exc_info=True)
@@ -175,9 +152,9 @@ class PostgresDatabase(Database):
             self.held.forget()  # what was noted was not written
             with suppress(psycopg.Error):
                 self._writer.rollback()
-            self._broken = isinstance(error, _LOST) or self._writer.closed
+            self._broken = isinstance(error, LOST) or self._writer.closed
             # Ignore results of a closed connection: psycopg may take earlier answers for later ones.
-            if self._writer.closed and isinstance(error, Exception) and not isinstance(error, _LOST):
+            if self._writer.closed and isinstance(error, Exception) and not isinstance(error, LOST):
                 raise psycopg.OperationalError(str(error)) from error
             raise
         for thread_id, head in self.heads.items():
@@ -215,7 +192,7 @@ class PostgresDatabase(Database):
                 self.heads = {}
                 yield
         except psycopg.Error as error:
-            self._broken = isinstance(error, _LOST)
+            self._broken = isinstance(error, LOST)
             raise self.store_error(error) from error
         finally:
             self.heads = {}
@@ -224,29 +201,6 @@ class PostgresDatabase(Database):
         """Where one connection was lost, all may be: who reads next connects, who writes next asks first."""
         self._doubted = True
         self._readers.forget()
-
-    def _patiently(self, attempt: Callable[[], T]) -> T:
-        """The result of `attempt`, made again while the server is away. Raises `StoreError` after a minute.
-
-        Whoever still asks after that minute finds out at once whether the server is back: a run that ends for want of
-        its store has much to close.
-        """
-        deadline = time.monotonic() + (0 if self._given_up else _PATIENCE_SECONDS)
-        while True:
-            try:
-                result = attempt()
-                self._given_up = False
-                return result
-            except _LOST as error:
-                self._doubt_all()
-                if _is_final(error):
-                    raise self.store_error(error) from error
-                if self._given_up or time.monotonic() >= deadline:
-                    self._given_up = True
-                    raise self._gone(error) from error
-                time.sleep(0.1)
-            except psycopg.Error as error:
-                raise self.store_error(error) from error
 
     def lock_thread(self, cursor: Cursor, thread_id: str) -> None:
         cursor.execute("SELECT pg_advisory_xact_lock(?, hashtext(?))", (_LOCK, thread_id))
@@ -261,52 +215,6 @@ class PostgresDatabase(Database):
         except psycopg.Error as error:
             raise self.store_error(error) from error
 
-    def read_once(self, reading: Callable[[Cursor], T]) -> T:
-        self._refuse_unusable()
-        self.flush()
-
-        def attempt() -> T:
-            with self._begun() as cursor:
-                return reading(cursor)
-
-        return self._patiently(attempt)
-
-    @contextmanager
-    def _read(self) -> Generator[Cursor]:
-        try:
-            with self._begun() as cursor:
-                yield cursor
-        except psycopg.Error as error:
-            raise self.store_error(error) from error
-
-    @contextmanager
-    def _begun(self) -> Generator[Cursor]:
-        reading = ReadTransaction(lambda query, values: self._patiently(lambda: self._begin(query, values)))
-        try:
-            yield reading
-        finally:
-            if reading.cursor is not None:
-                with suppress(psycopg.Error):
-                    reading.cursor.connection.execute("ROLLBACK")
-                self._readers.give(reading.cursor.connection)
-
-    def _begin(self, query: bytes, values: Sequence[Any]) -> psycopg.Cursor[Any]:
-        """The first statement of a transaction that sees one moment, on a connection that nobody else has."""
-        connection = self._readers.take()
-        try:
-            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            return connection.cursor().execute(query, values)
-        except BaseException:
-            self._readers.give(connection)
-            raise
-
-    def size(self) -> int:
-        query = "SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class WHERE relkind = 'r' AND relname IN "
-        names = table_names()
-        with self.read() as cursor:
-            found = cursor.execute(f"{query} ({', '.join('?' * len(names))})", names).fetchone()
-        return int(found[0])
-
     def vacuum(self) -> None:
         self.flush()
         try:
@@ -316,30 +224,10 @@ class PostgresDatabase(Database):
         except psycopg.Error as error:
             raise self.store_error(error) from error
 
-    def problems(self) -> list[str]:
-        return []  # PostgreSQL checks its pages itself (data_checksums, pg_amcheck)
-
     def _close(self) -> None:
         self._committer.close()
         self._readers.close()
         self._writer.close()
-
-    def _gone(self, error: Exception) -> StoreError:
-        return StoreError(
-            f"The server of {self.url} has been unreachable for over {_PATIENCE_SECONDS:.0f} seconds: {_words(error)}.",
-            "What was committed is intact: start the server, then `hrm-agent resume` the run.",
-        )
-
-    def store_error(self, error: Exception) -> StoreError:
-        if isinstance(error, psycopg.errors.DiskFull):
-            return StoreFullError(
-                f"The disk of the server of {self.url} is full.",
-                "What was committed is intact: free some space, then `hrm-agent resume` the run.",
-            )
-        return StoreError(
-            f"The store {self.url} cannot be used: {_words(error)}.",
-            "Check that the server runs and that the URL is right.",
-        )
 
 
 def _lease(text: str) -> HeldLease:
@@ -353,30 +241,3 @@ def _answers(connection: psycopg.Connection[Any]) -> bool:
     except psycopg.Error:
         return False
     return True
-
-
-def _words(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
-
-
-def _is_final(error: Exception) -> bool:
-    """True for what waiting does not mend: a wrong password or name, a full disk."""
-    return isinstance(
-        error,
-        psycopg.errors.InvalidPassword
-        | psycopg.errors.InvalidAuthorizationSpecification
-        | psycopg.errors.InvalidCatalogName
-        | psycopg.errors.DiskFull,
-    )
-
-
-def _without_password(url: str) -> str:
-    try:
-        named = conninfo_to_dict(url)
-    except psycopg.Error as error:
-        raise StoreError(
-            f"The URL of the store is not a PostgreSQL URL: {error}.", "postgresql://USER@HOST/NAME"
-        ) from error
-    place = f"{named.get('host') or 'localhost'}:{named['port']}" if named.get("port") else str(named.get("host") or "")
-    user = f"{named['user']}@" if named.get("user") else ""
-    return f"postgresql://{user}{place}/{named.get('dbname') or ''}"

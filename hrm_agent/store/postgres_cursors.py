@@ -76,6 +76,13 @@ class ReadTransaction:
             self.cursor.execute(_translated(query), values)
         return self
 
+    def beside(self, query: bytes, values: Sequence[Any]) -> psycopg.Cursor[Any]:
+        """A statement of the same transaction, whose answer has a cursor of its own."""
+        if self.cursor is None:
+            self.execute("SELECT 1")
+        assert self.cursor is not None
+        return self.cursor.connection.cursor().execute(query, values)
+
     def fetchone(self) -> Any:
         return self.cursor.fetchone() if self.cursor else None
 

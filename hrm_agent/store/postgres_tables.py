@@ -6,7 +6,15 @@ from typing import Any
 
 import psycopg
 
-from hrm_agent.store.tables import FIRST_FORWARD, FIRST_TABLE, LATER_COLUMNS, STORE_VERSION, schema, table_names
+from hrm_agent.store.tables import (
+    FIRST_FORWARD,
+    FIRST_TABLE,
+    LATER_COLUMNS,
+    LATER_INDEXES,
+    STORE_VERSION,
+    schema,
+    table_names,
+)
 
 __all__ = ["bring_forward", "is_complete", "stored_version"]
 
@@ -55,9 +63,10 @@ def _make_tables(cursor: psycopg.Cursor[Any]) -> None:
         cursor.execute(statement.encode())
 
 
-def is_complete(cursor: psycopg.Cursor[Any]) -> bool:
-    """Whether all tables and columns are there; no lock on a table is asked for."""
-    wanted = [*((table, "") for table in table_names()), *((table, column) for table, column, _ in LATER_COLUMNS)]
+def is_complete(cursor: psycopg.Cursor[Any], *, to_write: bool = True) -> bool:
+    """Whether all tables and columns are there, `to_write` also all indexes; no lock on a table is asked for."""
+    names = (*table_names(), *(LATER_INDEXES if to_write else ()))
+    wanted = [*((name, "") for name in names), *((table, column) for table, column, _ in LATER_COLUMNS)]
     query = (
         "SELECT count(*) FROM unnest(%s::text[], %s::text[]) AS w (t, c) WHERE to_regclass(w.t) IS NOT NULL AND "
         "(w.c = '' OR EXISTS (SELECT 1 FROM pg_attribute a WHERE a.attrelid = to_regclass(w.t) AND a.attname = w.c))"

@@ -21,8 +21,10 @@ from hrm_agent.store.database import Database
 from hrm_agent.store.journal import StoreJournal
 from hrm_agent.store.leases import RUN, Lease, Leases
 from hrm_agent.store.options import ThreadOptions
+from hrm_agent.store.read_only import ReadOnlyDatabase
 from hrm_agent.store.scorings import Scorings
 from hrm_agent.store.sqlite import SqliteDatabase
+from hrm_agent.store.sqlite_read_only import ReadOnlySqlite
 from hrm_agent.store.threads import copy_rows, lineage, touch_thread
 
 if TYPE_CHECKING:
@@ -179,19 +181,25 @@ class RunStore:
 
 
 def open_store(
-    where: str | Path, *, create: bool = True, key: str | bytes | None = None, allow: Sequence[str] = ()
+    where: str | Path,
+    *,
+    create: bool = True,
+    key: str | bytes | None = None,
+    allow: Sequence[str] = (),
+    read_only: bool = False,
 ) -> RunStore:
     """Open a store by path or URL; a folder means its `store.db`, or the one that its `store.url` names.
 
     `runs/x.db`, `sqlite:///runs/x.db`, `sqlite:///runs/x.db?level=power` (see `hrm_agent.store.sqlite`),
     `postgresql://user@host/database`. `key` (base64 of 32 bytes, or the variable `HRM_AGENT_STORE_KEY`) opens an
     encrypted store, and makes a new one encrypted. `allow` names types (`package.module:Class`) that checkpoints may
-    hold beside those that a graph's state declares.
+    hold beside those that a graph's state declares. `read_only`: of a store that is there, nothing is written, made or
+    left beside it, and whatever would write raises `StoreError`.
 
     Raises `StoreError`; `StoreVersionError` for a store of another schema version.
     """
     cipher = cipher_of(key)
-    database = _open_database(str(where), create=create)
+    database = _open_database(str(where), create=create, read_only=read_only)
     try:
         return RunStore(database, cipher, allow)
     except BaseException:
@@ -199,9 +207,13 @@ def open_store(
         raise
 
 
-def _open_database(where: str, *, create: bool) -> Database:
+def _open_database(where: str, *, create: bool, read_only: bool) -> Database:
     scheme, separator, rest = where.partition("://")
     if separator and scheme in ("postgresql", "postgres"):
+        if read_only:
+            from hrm_agent.store.postgres_reading import ReadOnlyPostgres
+
+            return ReadOnlyPostgres(where)
         from hrm_agent.store.postgres import PostgresDatabase
 
         return PostgresDatabase(where, create=create)
@@ -215,10 +227,11 @@ def _open_database(where: str, *, create: bool) -> Database:
         named = pointer.read_text(encoding="utf-8").strip("\0 \r\n\t")
         if not named:  # after a power cut
             raise StoreError(f"{pointer} is empty.", "Write the URL of the store of this run into it.")
-        return _open_database(named, create=create)
+        return _open_database(named, create=create, read_only=read_only)
     if unknown := given.keys() - {"level"}:
         raise ConfigError(f"A SQLite store has no option {min(unknown)!r}.", "Its options: level=process|power.")
-    return SqliteDatabase(path / "store.db" if path.is_dir() else path, create=create, **given)
+    file = path / "store.db" if path.is_dir() else path
+    return ReadOnlySqlite(file) if read_only else SqliteDatabase(file, create=create, **given)
 
 
 def _path_of(where: str) -> tuple[Path, dict[str, str]]:
@@ -244,14 +257,21 @@ _SEALED = b"hrm-agent store"
 
 def _check_key(database: Database, cipher: Cipher) -> None:
     """Note in a new store how it is encrypted; refuse another key, or none, for one that is."""
+    query = "SELECT value FROM meta WHERE key = 'cipher'"
 
-    def check(cursor: Cursor) -> str | None:
-        query = "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO NOTHING"
-        cursor.execute(query, ("epoch", secrets.token_hex(8)))
-        cursor.execute(query, ("cipher", f"{cipher.name}:{cipher.seal(_SEALED, 'key').hex()}"))
-        return str(cursor.execute("SELECT value FROM meta WHERE key = 'cipher'").fetchone()[0])
+    def check(cursor: Cursor) -> Any:
+        note = "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO NOTHING"
+        cursor.execute(note, ("epoch", secrets.token_hex(8)))
+        cursor.execute(note, ("cipher", f"{cipher.name}:{cipher.seal(_SEALED, 'key').hex()}"))
+        return cursor.execute(query).fetchone()
 
-    name, _, sealed = str(database.add(check)).partition(":")
+    if isinstance(database, ReadOnlyDatabase):
+        row = database.read_once(lambda cursor: cursor.execute(query).fetchone())
+    else:
+        row = database.add(check)
+    if row is None:
+        raise StoreError(f"In the store {database.url} nothing was ever stored.", "`hrm-agent run TASK` does so.")
+    name, _, sealed = str(row[0]).partition(":")
     if name == cipher.name == "none":
         return
     if name == "none":

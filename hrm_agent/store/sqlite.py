@@ -24,14 +24,21 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hrm_agent.errors import ConfigError, StoreDamagedError, StoreError, StoreFullError, StoreVersionError
+from hrm_agent.errors import ConfigError, StoreError
 from hrm_agent.store.committer import Committer
 from hrm_agent.store.cursors import Cursor, Work, WriteCursor, epoch_of
-from hrm_agent.store.database import Database
 from hrm_agent.store.fencing import leases_of, read_leases
-from hrm_agent.store.tables import FIRST_FORWARD, FIRST_TABLE, LATER_COLUMNS, STORE_VERSION, schema, table_names
+from hrm_agent.store.sqlite_file import (
+    BUSY_SECONDS,
+    SqliteFile,
+    columns_of,
+    lacks_index,
+    lacks_table,
+    version_in,
+)
+from hrm_agent.store.tables import LATER_COLUMNS, STORE_VERSION, schema
 
-__all__ = ["SqliteDatabase", "sqlite_url"]
+__all__ = ["SqliteDatabase"]
 
 T = TypeVar("T")
 _LEVELS = {"process": "NORMAL", "power": "FULL"}
@@ -43,25 +50,21 @@ _TYPES = {
     "binary": "",
     "clustered": "WITHOUT ROWID",
 }
-_BUSY_SECONDS = 60.0
 _CACHE_KILOBYTES = 16_000
 _REMEMBERED = 1024
 """Leases that were found to be ours; nobody asks again while no other process has written."""
 
 
-class SqliteDatabase(Database):
-    """A SQLite file with this project's tables, one connection to write and one to read."""
+class SqliteDatabase(SqliteFile):
+    """A file that is written to: one connection to write and one to read."""
 
     def __init__(self, path: Path, *, create: bool = True, level: str = "process") -> None:
         if level not in _LEVELS:
             raise ConfigError(f"There is no durability level {level!r}.", f"Levels: {', '.join(_LEVELS)}.")
         if not create and not path.exists():
             raise StoreError(f"There is no store at {path}.", "`hrm-agent run TASK` makes one.")
-        self.path = self._file = path
-        self.folder, self.level = path.parent, level
-        self.url = sqlite_url(path, "" if level == "process" else f"level={level}")
-        self.is_blocking = level == "power"
-        super().__init__()
+        super().__init__(path, "" if level == "process" else f"level={level}")
+        self.level, self.is_blocking = level, level == "power"
         self._writing, self._reading = threading.RLock(), threading.RLock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,36 +80,15 @@ class SqliteDatabase(Database):
         self._committer = Committer(self._commit) if self.is_blocking else None
 
     def _look(self, create: bool) -> None:
-        """Refuse a file that is not ours, or of another version, before anything that may write to it is done."""
         # A journal that a crash left behind has to be played back before anybody can read the file.
         mode = "rw" if Path(f"{self._file}-journal").exists() else "ro"
         uri = f"{self._file.absolute().as_uri()}?mode={mode}"
-        with closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS)) as connection:
-            version = _version(connection)
-            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        self._refuse_newer(version)
-        if 0 < version < FIRST_FORWARD and FIRST_TABLE in tables:
-            raise StoreVersionError(
-                f"The store {self._file} has schema version {version}; this program writes version {STORE_VERSION}.",
-                f"Nothing was changed. `hrm-agent store migrate {self._file} NEW.db` copies it into a new one.",
-            )
-        if FIRST_TABLE not in tables and (tables or not create):
-            what = "an SQLite file of another program" if tables else "an empty file, in which nothing was ever stored"
-            hint = "Name another file with --store."
-            if "checkpoints" in tables:
-                hint = f"`hrm-agent store migrate {self._file} NEW.db` takes over the checkpoints of a SqliteSaver."
-            raise StoreError(f"{self._file} is not a run store: {what}.", hint)
-
-    def _refuse_newer(self, version: int) -> None:
-        if version > STORE_VERSION:
-            raise StoreVersionError(
-                f"The store {self._file} has schema version {version}; versions up to {STORE_VERSION} are known here.",
-                "Nothing was changed. Update with `pip install --upgrade hrm-agent`, or name another store.",
-            )
+        with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as connection:
+            self._refuse_foreign(connection, create=create)
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
-            self._file, check_same_thread=False, timeout=_BUSY_SECONDS, isolation_level=None, cached_statements=256
+            self._file, check_same_thread=False, timeout=BUSY_SECONDS, isolation_level=None, cached_statements=256
         )
         _into_wal(connection)
         connection.execute(f"PRAGMA synchronous={_LEVELS[self.level]}")
@@ -115,14 +97,15 @@ class SqliteDatabase(Database):
 
     def _prepare(self) -> None:
         """Make the tables in a new file, and what this version has gained since an older file was made."""
-        if _version(self._writer) == STORE_VERSION and _is_complete(self._writer):
+        writer = self._writer
+        if version_in(writer) == STORE_VERSION and not (lacks_table(writer) or lacks_index(writer)):
             return
         with self._transaction() as cursor:
-            self._refuse_newer(_version(cursor))  # another process may have brought it forward meanwhile
+            self._refuse_newer(version_in(cursor))  # another process may have brought it forward meanwhile
             for statement in schema(**_TYPES):
                 cursor.execute(statement)
             for table, column, type_ in LATER_COLUMNS:
-                if column not in _columns(cursor, table):
+                if column not in columns_of(cursor, table):
                     cursor.execute(f"ALTER TABLE {table} ADD COLUMN {column} {type_.format(**_TYPES)}")
             cursor.execute(f"PRAGMA user_version={STORE_VERSION}")
 
@@ -208,10 +191,6 @@ class SqliteDatabase(Database):
                     with suppress(sqlite3.Error):
                         cursor.execute("COMMIT")
 
-    def size(self) -> int:
-        files = (Path(f"{self._file}{suffix}") for suffix in ("", "-wal"))
-        return sum(file.stat().st_size for file in files if file.exists())
-
     def vacuum(self) -> None:
         with self._writing, self._reading:
             try:
@@ -233,11 +212,6 @@ class SqliteDatabase(Database):
             except sqlite3.Error as error:
                 raise self.store_error(error) from error
 
-    def problems(self) -> list[str]:
-        with self.read() as cursor:
-            found = [str(row[0]) for row in cursor.execute("PRAGMA integrity_check").fetchall()]
-        return [] if found == ["ok"] else found
-
     def _close(self) -> None:
         if self._committer is not None:
             self._committer.close()
@@ -245,39 +219,10 @@ class SqliteDatabase(Database):
             self._reader.close()
             self._writer.close()
 
-    def store_error(self, error: Exception) -> StoreError:
-        text = str(error)
-        if "is full" in text or "No space left" in text:
-            return StoreFullError(
-                f"The disk that holds {self._file} is full.",
-                "What was committed is intact: free some space, then `hrm-agent resume` the run.",
-            )
-        if "is locked" in text or "is busy" in text:
-            return StoreError(
-                f"Another process has been writing to {self._file} for {_BUSY_SECONDS:.0f} seconds.",
-                "Wait for it and try again; what was committed is intact.",
-            )
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CORRUPT:
-            return StoreDamagedError(
-                f"The file {self._file} is damaged: {text}.",
-                "`hrm-agent store verify` lists what cannot be read. Take a copy from before, or save what can be read "
-                "with SQLite's own `.recover`.",
-            )
-        if isinstance(error, sqlite3.DatabaseError) and "not a database" in text:
-            return StoreError(f"{self._file} is not a run store: {text}.", "Name another file with --store.")
-        return StoreError(
-            f"The store {self._file} cannot be used: {text}.", "Check that the folder exists and is writable."
-        )
-
-
-def sqlite_url(path: Path, options: str = "") -> str:
-    """What a URL gives a meaning to is written `%3F` and `%25`."""
-    return f"sqlite:///{str(path).replace('%', '%25').replace('?', '%3F')}" + (f"?{options}" if options else "")
-
 
 def _into_wal(connection: sqlite3.Connection) -> None:
     """The change of mode does not wait for other processes that open the file, as everything else does."""
-    deadline = time.monotonic() + _BUSY_SECONDS
+    deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:
             connection.execute("PRAGMA journal_mode=WAL")
@@ -294,17 +239,3 @@ def _make_private(path: Path) -> None:
     for suffix in ("", "-wal", "-shm"):
         with suppress(FileNotFoundError, PermissionError):  # somebody else's file, which we were let into
             Path(f"{path}{suffix}").chmod(0o600)
-
-
-def _version(connection: sqlite3.Connection | sqlite3.Cursor) -> int:
-    """The schema version; 0 in a file that is new or another program's."""
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
-
-
-def _is_complete(connection: sqlite3.Connection) -> bool:
-    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    return tables.issuperset(table_names()) and all(column in _columns(connection, t) for t, column, _ in LATER_COLUMNS)
-
-
-def _columns(connection: sqlite3.Connection | sqlite3.Cursor, table: str) -> set[str]:
-    return {str(row[1]) for row in connection.execute(f"PRAGMA table_info({table})")}

@@ -7,7 +7,7 @@ sealed; what is looked up by stands beside it in the clear.
 
 from __future__ import annotations
 
-__all__ = ["FIRST_FORWARD", "FIRST_TABLE", "LATER_COLUMNS", "STORE_VERSION", "schema", "table_names"]
+__all__ = ["FIRST_FORWARD", "FIRST_TABLE", "LATER_COLUMNS", "LATER_INDEXES", "STORE_VERSION", "schema", "table_names"]
 
 STORE_VERSION = 6
 """Version 1 kept LangGraph's own tables beside the journal's. Version 2 had no requests of their own: a program of that
@@ -69,6 +69,7 @@ CREATE TABLE IF NOT EXISTS overlays (
     seq {serial}, run_id TEXT NOT NULL, step {integer} NOT NULL, trajectory_id TEXT NOT NULL, record {bytes} NOT NULL,
     UNIQUE (run_id, trajectory_id)
 );
+CREATE INDEX IF NOT EXISTS overlays_step ON overlays (run_id, step);
 CREATE TABLE IF NOT EXISTS scorings (
     seq {serial}, rubric TEXT NOT NULL, trajectory_id TEXT NOT NULL, record {bytes} NOT NULL,
     UNIQUE (rubric, trajectory_id)
@@ -83,6 +84,8 @@ CREATE TABLE IF NOT EXISTS options (thread_id TEXT PRIMARY KEY, record {bytes} N
 
 LATER_COLUMNS = (("leases", "epoch", "{integer} NOT NULL DEFAULT 0"),)
 """Table, column and type of what version 2 did not have from the start: added when a store is opened."""
+LATER_INDEXES = ("overlays_step",)
+"""Those that version 6 did not have from the start: made when a store is opened for writing. Readers do without."""
 
 
 def schema(**types: str) -> list[str]:

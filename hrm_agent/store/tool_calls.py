@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
 from hrm_agent.store.cipher import Cipher
-from hrm_agent.store.cursors import Cursor, answered
+from hrm_agent.store.cursors import Cursor, answered, placeholders
 from hrm_agent.store.damage import reading
 from hrm_agent.store.database import JOINED_SECONDS, Database
 from hrm_agent.store.hashing import hash_of
@@ -145,6 +145,14 @@ class ToolCallsJournal(ABC):
     def tool_calls(self) -> list[ToolCall]:
         """All tool calls of the store, in the order in which they were started."""
         return self._tool_calls("1 = 1", ())
+
+    def tool_calls_among(self, ids: Sequence[str], *, steps_of: str | None = None) -> Iterator[ToolCall]:
+        """Tool calls by their ids, or by the ids of their steps on the thread `steps_of`."""
+        for start in range(0, len(ids), 500):
+            some = ids[start : start + 500]
+            column, values = ("id", some) if steps_of is None else ("checkpoint_id", [*some, steps_of])
+            and_thread = "" if steps_of is None else " AND thread_id = ?"
+            yield from self._tool_calls(f"{column} IN ({placeholders(len(some))}){and_thread}", values)
 
     def _hash(self, *parts: Any) -> str:
         """Of what is looked up by its content. In an encrypted store it betrays nothing."""

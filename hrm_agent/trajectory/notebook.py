@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hrm_agent.markup import Html, cut, element, fragment, join, pairs, table
-from hrm_agent.trajectory.words import call_facts, code_of, header_facts, text_of, tool_call_facts
+from hrm_agent.trajectory.shown import code_of, text_of
+from hrm_agent.trajectory.words import call_facts, header_facts, tool_call_facts
 
 if TYPE_CHECKING:
     from hrm_agent.trajectory.schema import Call, Trajectory

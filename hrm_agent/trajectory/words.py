@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hrm_agent.trajectory.call_facts import CallUsage, SentSampling
 from hrm_agent.trajectory.enums import LogprobKind
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "call_facts",
-    "code_of",
     "credited",
     "header_facts",
     "in_order",
@@ -23,7 +22,6 @@ __all__ = [
     "penalty_lines",
     "score_text",
     "scoring_text",
-    "text_of",
     "tool_call_facts",
     "usage_text",
 ]
@@ -125,21 +123,6 @@ def tool_call_facts(tool_call: ToolCall) -> str:
     repeated = f", repeats {tool_call.repeated_of[:8]}" if tool_call.repeated_of else ""
     refused = ", ".join(f"{name} x{count}" for name, count in tool_call.refused.items())
     return f"{status}, {tool_call.duration_seconds:.3f} s{repeated}{refused and f', refused: {refused}'}"
-
-
-def text_of(response: dict[str, Any]) -> str:
-    """Text of a stored answer, whether its content is a string or a list of blocks."""
-    content = response.get("content", "")
-    if isinstance(content, str):
-        return content
-    return "".join(block if isinstance(block, str) else str(block.get("text", "")) for block in content)
-
-
-def code_of(arguments: dict[str, Any] | str) -> str:
-    """The code of a call of the Python tool, or the arguments of any other."""
-    if isinstance(arguments, dict) and isinstance(arguments.get("code"), str):
-        return str(arguments["code"])
-    return str(arguments)
 
 
 def judged(overlay: Overlay) -> str:

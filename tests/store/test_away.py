@@ -11,7 +11,8 @@ import psycopg
 import pytest
 
 from hrm_agent.errors import StoreError
-from hrm_agent.store import RunStore, open_store, postgres
+from hrm_agent.store import RunStore, open_store, postgres_reading
+from hrm_agent.store.postgres import PostgresDatabase
 from hrm_agent.store.readers import Readers
 from tests.support.store.way import Way
 
@@ -45,8 +46,8 @@ class Opened(NamedTuple):
 def opened(fresh_database: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
     """A store whose connections were used, and the way to its server."""
     clock = Clock()
-    monkeypatch.setattr(postgres, "time", clock)
-    monkeypatch.setattr(postgres, "_PATIENCE_SECONDS", PATIENCE)
+    monkeypatch.setattr(postgres_reading, "time", clock)
+    monkeypatch.setattr(postgres_reading, "_PATIENCE_SECONDS", PATIENCE)
     with Way(fresh_database) as way, open_store(way.url) as store:
         store.database.write(lambda cursor: cursor.execute("CREATE TABLE noted (number INTEGER)"))
         assert store.threads() == []
@@ -158,7 +159,7 @@ def test_who_cannot_connect_takes_no_place() -> None:
 def test_a_reader_that_is_refused_leaves_the_writer_alone(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that has no place for one more connection serves those that it has."""
     database = opened.store.database
-    assert isinstance(database, postgres.PostgresDatabase)
+    assert isinstance(database, PostgresDatabase)
     write(opened.store)
     writer = database._writer
     database._readers.forget()

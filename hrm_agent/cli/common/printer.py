@@ -13,7 +13,7 @@ from hrm_agent.cli.common.output import Output
 from hrm_agent.files import json_line
 from hrm_agent.langgraph_format import INTERRUPT
 from hrm_agent.models import invalid_tool_calls
-from hrm_agent.trajectory.words import code_of
+from hrm_agent.trajectory.shown import code_of
 
 __all__ = ["Printer", "indented"]
 

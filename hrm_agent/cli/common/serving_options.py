@@ -23,6 +23,7 @@ __all__ = [
     "add_place",
     "announce",
     "check_place",
+    "check_port",
     "hosts_of",
     "kept_token",
     "read_token",
@@ -58,10 +59,15 @@ def add_place(parser: Parser, port: int, token_file: Path) -> None:
     add("--drain-seconds", type=float, default=30.0, help="on SIGTERM, seconds for running requests to finish [30]")
 
 
-def check_place(arguments: Arguments) -> None:
+def check_port(arguments: Arguments) -> None:
     """Raises `ConfigError`."""
     if not 0 <= arguments.port < 2**16:
         raise ConfigError(f"--port {arguments.port}: there is no such port.", "From 1 to 65535, or 0 for any.")
+
+
+def check_place(arguments: Arguments) -> None:
+    """Raises `ConfigError`."""
+    check_port(arguments)
     if not 0 <= arguments.drain_seconds < float("inf"):
         raise ConfigError(f"--drain-seconds {arguments.drain_seconds}: not a time to wait.", "Give seconds, 0 or more.")
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from hrm_agent.files import json_line
 from hrm_agent.runtime.time_travel.history import Branch, History, Moment, PendingInterrupt, Step
+from hrm_agent.runtime.time_travel.moment_data import moment_data
 
-__all__ = ["facts_of", "moment_data", "outcome_of", "tree_data", "tree_lines"]
+__all__ = ["facts_of", "outcome_of", "tree_data", "tree_lines"]
 
 StyledLine = tuple[str, str]
 """Text and style."""
@@ -169,41 +170,3 @@ def _own(branch: Branch) -> frozenset[str]:
     shared = next((m for m in branch.history.moments if m.checkpoint_id == branch.at), None)
     line = {moment.checkpoint_id for moment in branch.history.lineage(shared)} if shared else set[str]()
     return frozenset(moment.checkpoint_id for moment in branch.history.moments) - line
-
-
-def moment_data(moment: Moment) -> dict[str, Any]:
-    """One moment as JSON, with the subgraphs of its step, without the state."""
-    return {
-        "index": moment.index,
-        "checkpoint": moment.checkpoint_id,
-        "parent": moment.parent,
-        "namespace": moment.namespace,
-        "step": moment.step,
-        "source": moment.source,
-        "created_at": moment.created_at,
-        **_step_data(moment.ran),
-        "next": moment.next,
-        "names": moment.names,
-        "interrupts": [{"id": q.id, "value": q.value, "node": q.node} for q in moment.questions],
-        "under_way": _step_data(moment.under_way) if moment.under_way else None,
-    }
-
-
-def _step_data(step: Step) -> dict[str, Any]:
-    used = step.used
-    return {
-        "nodes": step.nodes,
-        "roles": step.roles,
-        "model_calls": len(step.calls),
-        "tool_calls": len(step.tool_calls),
-        "sampled_tokens": step.sampled_tokens,
-        "models": step.models,
-        "input_tokens": used.input_tokens,
-        "output_tokens": used.output_tokens,
-        "seconds": step.seconds,
-        "cost": used.cost,
-        "inside": [
-            {"node": run.node, "task": run.task_id, "moments": [moment_data(moment) for moment in run.moments]}
-            for run in step.inside
-        ],
-    }

@@ -12,13 +12,14 @@ from typing import Any
 
 from hrm_agent.cli.common.citations_view import cited_lines, source_data, source_lines
 from hrm_agent.cli.common.formatting import ends_of, turn_lines
-from hrm_agent.cli.common.tree import facts_of, moment_data, outcome_of
+from hrm_agent.cli.common.tree import facts_of, outcome_of
 from hrm_agent.cli.runs.chat_session import ChatSession
 from hrm_agent.cli.runs.diff import show_difference
 from hrm_agent.cli.runs.replay import in_words
 from hrm_agent.errors import ConfigError, RunError, nearest
 from hrm_agent.runtime.replay.request_diff import request_diff
 from hrm_agent.runtime.time_travel.fork import History, Moment, thread_diff
+from hrm_agent.runtime.time_travel.moment_data import moment_data
 from hrm_agent.trajectory import RunStatus
 
 __all__ = ["COMMANDS", "GoOn", "Leave", "obey"]

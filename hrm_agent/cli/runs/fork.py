@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict
 
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
 from hrm_agent.cli.common.output import Output
@@ -22,6 +26,7 @@ from hrm_agent.runtime.execution.conversation import ANSWER_PATH, CONFIGURABLE
 from hrm_agent.runtime.selection.choice import is_choice
 from hrm_agent.runtime.time_travel.fork import Edit, fork, history
 from hrm_agent.store import RunStore
+from hrm_agent.store.damage import in_a_line
 from hrm_agent.store.leases import COMMAND
 from hrm_agent.training.tasks import verifier_of
 from hrm_agent.trajectory import RunStatus, TaskRef, Trajectory
@@ -46,6 +51,9 @@ def run(words: list[str]) -> int:
     )
     parser.add_argument("--tool", action="append", default=[], metavar="ID=TEXT", help="new result of a tool call")
     parser.add_argument(
+        "--edit", metavar="FILE", help="the edit as JSON: messages, tools, values, as_node; `-` reads standard input"
+    )
+    parser.add_argument(
         "--as-node", metavar="NODE", help="node that the edit is attributed to [those that led to the moment]"
     )
     parser.add_argument("--count", type=int, default=1, help="number of forks [1]")
@@ -54,11 +62,12 @@ def run(words: list[str]) -> int:
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"store of the thread [{DEFAULT_STORE}]")
     add_config(parser, RunConfig)
     arguments = parser.read(words)
+    in_file = _edit_in_file(arguments.edit) if arguments.edit is not None else Edit()
     edit = Edit(
-        values={name: _json(text, name) for name, text in _pairs(arguments.set, "--set")},
-        messages=dict(_pairs(arguments.message, "--message")),
-        tools=dict(_pairs(arguments.tool, "--tool")),
-        as_node=arguments.as_node,
+        values={**in_file.values, **{name: _json(text, name) for name, text in _pairs(arguments.set, "--set")}},
+        messages={**in_file.messages, **dict(_pairs(arguments.message, "--message"))},
+        tools={**in_file.tools, **dict(_pairs(arguments.tool, "--tool"))},
+        as_node=arguments.as_node or in_file.as_node,
     )
     output = Output(as_json=arguments.json)
     with existing_store(arguments.store) as store:
@@ -140,6 +149,33 @@ def run_forks(
         for episode in episodes:
             stack.enter_context(store.lease(episode.thread_id, COMMAND))
         return asyncio.run(go())
+
+
+def _edit_in_file(name: str) -> Edit:
+    """An edit that is too long for the command line, or that another program makes."""
+    try:
+        text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+        return _EditFile.model_validate_json(text).edit()
+    except OSError as error:
+        raise ConfigError(
+            f"--edit {name}: {error.strerror or error}.", "Name a file, or - for standard input."
+        ) from error
+    except ValueError as error:
+        raise ConfigError(f"--edit {name}: {in_a_line(error)}.", f"Write it as {_EDIT_FORM}.") from error
+
+
+_EDIT_FORM = '{"messages": {"ID": "TEXT"}, "tools": {"ID": "TEXT"}, "values": {"CHANNEL": JSON}, "as_node": null}'
+
+
+class _EditFile(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    messages: dict[str, str] = {}
+    tools: dict[str, str] = {}
+    values: dict[str, Any] = {}
+    as_node: str | None = None
+
+    def edit(self) -> Edit:
+        return Edit(values=self.values, messages={**self.messages}, tools=self.tools, as_node=self.as_node)
 
 
 def _pairs(given: list[str], flag: str) -> list[tuple[str, str]]:

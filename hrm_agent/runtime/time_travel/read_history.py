@@ -126,6 +126,14 @@ class HistoryReader:
     def moments(self) -> list[Moment]:
         return self._numbered(self._within.get("", []), "")
 
+    def some(self, numbers: Mapping[str, int], ids: Iterable[str]) -> list[Moment]:
+        """The moments of some of the checkpoints, where only these and their neighbours were listed.
+
+        `numbers`: of each checkpoint of the graph itself its number among all.
+        """
+        self._index |= {id_: str(numbers[id_]) for id_ in self._by_id if id_ in numbers}
+        return [self._moment(self._by_id[id_]) for id_ in ids if id_ in self._by_id]
+
     def _numbered(self, checkpoints: Sequence[Found], prefix: str) -> list[Moment]:
         self._index |= {_id(found): f"{prefix}{number}" for number, found in enumerate(checkpoints)}
         return [self._moment(found) for found in checkpoints]

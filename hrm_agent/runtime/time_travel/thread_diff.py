@@ -19,7 +19,7 @@ from hrm_agent.store import RunStore
 from hrm_agent.trajectory import Call, CallUsage, ToolCall, Trajectory
 from hrm_agent.trajectory.call_facts import total_usage
 
-__all__ = ["Change", "DiffSide", "ThreadDiff", "thread_diff"]
+__all__ = ["Change", "DiffSide", "ThreadDiff", "channel_changes", "thread_diff"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def thread_diff(store: RunStore, a: str, b: str, *, graph: Graph | None = None) 
         _side(found, moment, line, common.checkpoint_id if common else None)
         for found, moment, line in ((found_a, moment_a, line_a), (found_b, moment_b, line_b))
     ]
-    return ThreadDiff(common, sides[0], sides[1], tuple(_changes(moment_a, moment_b)))
+    return ThreadDiff(common, sides[0], sides[1], tuple(channel_changes(moment_a.values, moment_b.values)))
 
 
 def _named(store: RunStore, name: str, graph: Graph | None) -> tuple[History, Moment]:
@@ -108,9 +108,10 @@ def _side(found: History, moment: Moment, line: Sequence[Moment], common: str | 
     )
 
 
-def _changes(a: Moment, b: Moment) -> Iterator[Change]:
-    for channel in dict.fromkeys((*a.values, *b.values)):
-        old, new = a.values.get(channel), b.values.get(channel)
+def channel_changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Change]:
+    """How the channels of one state differ from those of another."""
+    for channel in dict.fromkeys((*a, *b)):
+        old, new = a.get(channel), b.get(channel)
         if _has_messages(old) or _has_messages(new):
             yield from _message_changes(channel, old or [], new or [])
         elif lines := _diff(_json_lines(a, channel), _json_lines(b, channel)):
@@ -142,10 +143,10 @@ def _text_lines(message: Any) -> list[str]:
     return [*head, *message.text.splitlines(), *asked] or [""]  # an empty message is not the same as none
 
 
-def _json_lines(moment: Moment, channel: str) -> list[str]:
-    if channel not in moment.values:
+def _json_lines(values: Mapping[str, Any], channel: str) -> list[str]:
+    if channel not in values:
         return []
-    text = json.dumps(_plain(moment.values[channel]), indent=2, ensure_ascii=False, sort_keys=True)
+    text = json.dumps(_plain(values[channel]), indent=2, ensure_ascii=False, sort_keys=True)
     return text.splitlines()
 
 

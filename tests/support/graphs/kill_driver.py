@@ -41,7 +41,7 @@ from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.settings import Durability
-from hrm_agent.store import RunStore, open_store, postgres
+from hrm_agent.store import RunStore, open_store, postgres_reading
 from hrm_agent.training.rollout import group_episodes, rollout
 from hrm_agent.training.tasks import Task
 from hrm_agent.trajectory import Recording, ToolStatus, Trajectory, recording
@@ -237,7 +237,7 @@ async def on_stock_saver(plan: Plan, store: RunStore, engine: Any, environment: 
 def run(given: str) -> int:
     """The run of a plan as JSON, to its end; the exit code of its process."""
     plan = Plan(**{name: tuple(value) if name == "graphs" else value for name, value in json.loads(given).items()})
-    postgres._PATIENCE_SECONDS = plan.patience
+    postgres_reading._PATIENCE_SECONDS = plan.patience
     try:
         asyncio.run(main(plan))
         return 0

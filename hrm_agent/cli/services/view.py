@@ -1,0 +1,162 @@
+"""`hrm-agent view`: runs in the browser, while they train and afterwards. Nothing is written to what is looked at."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hrm_agent.cli.common.arguments import Arguments, Parser
+from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.common.serving_options import check_port, read_token, until_signal, url_of
+from hrm_agent.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hrm_agent.viewer.app import EnvironmentServer
+    from hrm_agent.viewer.places import Places
+
+__all__ = ["run"]
+
+_HOST, _RUNS = "127.0.0.1", "runs"
+_TOKEN_BYTES = 32
+
+
+def run(words: list[str]) -> int:
+    arguments = _parser().read(words)
+    named = arguments.places or [_RUNS]
+    _check(arguments, named)
+    if arguments.export is not None:
+        return _export(arguments, named)
+    from hrm_agent.environment.remote.sockets import listen_tcp
+    from hrm_agent.viewer.places import Places
+
+    environment = _environment(arguments)
+    with listen_tcp(arguments.host, arguments.port, allow_remote=arguments.allow_remote) as listener:
+        places = Places(named)
+        try:
+            asyncio.run(_until_stopped(arguments, places, environment, listener))
+        finally:
+            places.close()
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "view",
+        "Look at runs in the browser, while they train or later: curves, groups with verdicts, trajectories, tokens.\n"
+        "Stores are opened for reading only.",
+    )
+    add = parser.add_argument
+    add(
+        "places",
+        nargs="*",
+        metavar="PLACE",
+        help=f"run folder, folder of several, store file or store URL; repeatable [{_RUNS}]",
+    )
+    add("--host", default=_HOST, help=f"address to listen on [{_HOST}]")
+    add("--port", type=int, default=0, help="port; 0 takes a free one [0]")
+    add("--allow-remote", action="store_true", help="allow a --host that other machines reach")
+    add("--no-browser", action="store_true", help="print the address and open no browser")
+    add("--environment", metavar="URL", help="also show the figures of this `hrm-agent environment serve`")
+    add("--token-file", type=Path, metavar="FILE", help="file of that environment's token")
+    add("--allow-fork", action="store_true", help="let the page fork and replay runs: commands that write to the store")
+    add("--export", type=Path, metavar="DIR", help="write the page as files that open by double click, and stop")
+    add("--run", action="append", default=[], metavar="RUN", help="with --export: only this run; repeatable")
+    add("--limit", type=int, metavar="N", help="with --export: at most N trajectories in all [500]")
+    return parser
+
+
+def _check(arguments: Arguments, named: list[str]) -> None:
+    """Raises `ConfigError`."""
+    check_port(arguments)
+    if arguments.token_file is not None and arguments.environment is None:
+        raise ConfigError("--token-file is the token of an environment.", "Add --environment URL.")
+    if arguments.export is None and (arguments.run or arguments.limit is not None):
+        raise ConfigError("--run and --limit say what is exported.", "Add --export DIR.")
+    if arguments.limit is not None and arguments.limit < 1:
+        raise ConfigError(f"--limit {arguments.limit}: at least 1 is needed.", "Leave it out for all.")
+    missing = [name for name in named if "://" not in name and not Path(name).exists()]
+    if len(missing) == len(named):
+        raise ConfigError(
+            f"There is nothing at {', '.join(missing)}.",
+            "Name a run folder, a store file or a store's URL; `hrm-agent demo` makes a run to look at.",
+        )
+
+
+def _environment(arguments: Arguments) -> EnvironmentServer | None:
+    if arguments.environment is None:
+        return None
+    from hrm_agent.environment.remote.address import parse_address, token_for
+    from hrm_agent.viewer.app import EnvironmentServer
+
+    address = parse_address(arguments.environment)
+    try:
+        given = read_token(arguments.token_file).text if arguments.token_file else None
+    except FileNotFoundError:
+        raise ConfigError(f"There is no token file {arguments.token_file}.", "Name another --token-file.") from None
+    return EnvironmentServer(address, token_for(address, given))
+
+
+def _export(arguments: Arguments, named: list[str]) -> int:
+    from hrm_agent.viewer.export import export
+    from hrm_agent.viewer.places import Places
+
+    places = Places(named)
+    try:
+        done = export(places.all(), arguments.export, runs=arguments.run, limit=arguments.limit)
+    finally:
+        places.close()
+    output = Output(as_json=arguments.json)
+    output.result(done)
+    output.say(f"{arguments.export / 'index.html'}: {done['files']} files, {done['bytes'] / 1e6:.1f} MB")
+    for what, count in done["left_out"].items():
+        output.say(f"left out: {count} {what}")
+    return 0
+
+
+async def _until_stopped(
+    arguments: Arguments, places: Places, environment: EnvironmentServer | None, listener: socket.socket
+) -> None:
+    import webbrowser
+
+    from hrm_agent.viewer.app import Viewer, viewing
+
+    token, fork_token, forks = secrets.token_urlsafe(_TOKEN_BYTES), "", None
+    if arguments.allow_fork:
+        from hrm_agent.viewer.fork_jobs import ForkJobs
+
+        forks, fork_token = ForkJobs(), secrets.token_urlsafe(_TOKEN_BYTES)
+    port = listener.getsockname()[1]
+    viewer = Viewer(places, token, arguments.host, port, forks=forks, fork_token=fork_token, environment=environment)
+    url = f"{url_of(_shown(arguments.host), listener)}/#token={token}" + (f"&fork={fork_token}" if forks else "")
+    output = Output(as_json=arguments.json)
+
+    def ready() -> None:
+        output.result({"url": url, "fork_token": fork_token or None})
+        output.say(url)
+        output.say("Ctrl-C ends it.")
+        if not (arguments.no_browser or arguments.json) and _has_screen():
+            # In a thread: some browsers are waited for until they are closed.
+            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+
+    try:
+        async with viewing(viewer, listener):
+            await until_signal(ready)
+    finally:
+        if forks is not None:
+            forks.close()
+
+
+def _shown(host: str) -> str:
+    """What a browser on this machine connects to."""
+    return _HOST if host in ("0.0.0.0", "::") else host  # noqa: S104
+
+
+def _has_screen() -> bool:
+    """Else what is found to open pages with is a browser in this terminal."""
+    return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))

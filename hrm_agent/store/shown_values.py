@@ -1,0 +1,159 @@
+"""Values of checkpoints for people who look at a store that may be anybody's: no object is made, nothing is imported.
+
+A message becomes its fields. A value of any other type becomes the type's name and what it was made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import suppress
+from typing import Any, NamedTuple, cast
+
+from hrm_agent.errors import StoreError
+from hrm_agent.langgraph_format import is_internal
+from hrm_agent.store.checkpoint_reader import ROW, CheckpointOutline, CheckpointRow, StoreSnapshot
+from hrm_agent.store.damage import DAMAGED
+from hrm_agent.store.outlines import SentTask, StoredQuestion
+from hrm_agent.store.run_store import RunStore
+from hrm_agent.store.stored_messages import NeedsItsType, Packed, unpacked
+from hrm_agent.store.value_reader import read_values
+
+__all__ = [
+    "CheckpointLink",
+    "ShownMessage",
+    "Unread",
+    "checkpoint_links",
+    "outlines_of",
+    "rows_around",
+    "shown_channels",
+]
+
+_DEEPEST = 60
+
+
+class ShownMessage(NamedTuple):
+    """A message."""
+
+    fields: dict[str, Any]
+    """Its fields, as they are stored."""
+
+
+class Unread(NamedTuple):
+    """A value of a type that is not loaded."""
+
+    type: str
+    """`package.module.Type`, as the store names it."""
+    made_of: Any
+    """What it is made of, as plain values."""
+
+
+class _Shown:
+    """A loader (`hrm_agent.store.value_reader`) of what can be shown."""
+
+    def loads_typed(self, data: tuple[str, bytes]) -> Any:
+        kind, content = data
+        if kind == "null":
+            return None
+        if kind in ("bytes", "bytearray"):
+            return Unread(kind, f"{len(content)} bytes")
+        return _shown(_unpacked(content), 0) if kind == "msgpack" else Unread(kind, None)
+
+
+def _unpacked(content: bytes) -> Any:
+    try:
+        return unpacked(content)
+    except NeedsItsType:
+        return Unread("a value that cannot be read", None)
+
+
+def _shown(value: Any, depth: int) -> Any:
+    if depth > _DEEPEST:
+        return Unread("a value that is nested more deeply", None)
+    if isinstance(value, Packed):
+        return _made(value.code, _unpacked(value.data), depth)
+    if type(value) is list:
+        return [_shown(item, depth + 1) for item in cast("list[Any]", value)]
+    if type(value) is dict:
+        return {str(name): _shown(item, depth + 1) for name, item in cast("dict[Any, Any]", value).items()}
+    return value
+
+
+def _made(code: int, made: Any, depth: int) -> Any:
+    """LangGraph's serializer names a module and an attribute of it, and arguments."""
+    match made:
+        case ["langgraph.types", "Send", [str(node), *_]]:
+            return SentTask(node)
+        case ["langgraph.types", "Interrupt", {"id": str(id_), "value": asked}]:
+            return StoredQuestion(id_, _shown(asked, depth + 1))
+        case ["builtins", "set" | "frozenset" | "tuple" as name, [*items]]:
+            shown = [_shown(item, depth + 1) for item in items]
+            return shown if name == "tuple" or not all(isinstance(item, str) for item in shown) else set(shown)
+        case [str(module), str(), dict() as fields, *_] if module.startswith("langchain_core.messages."):
+            return ShownMessage({str(name): _shown(item, depth + 1) for name, item in fields.items()})
+        case [str(module), str(name), arguments, *_]:
+            return Unread(f"{module}.{name}", _shown(arguments, depth + 1))
+        case _:
+            return Unread(f"a value of kind {code}", None)
+
+
+class CheckpointLink(NamedTuple):
+    """A checkpoint of the outermost graph, by name only."""
+
+    id: str
+    """LangGraph's id."""
+    parent: str | None
+    """Id of the one before."""
+
+
+def checkpoint_links(store: RunStore, thread_id: str) -> list[CheckpointLink]:
+    """The checkpoints of a thread's outermost graph, the oldest first, without reading one."""
+    query = "SELECT id, parent_id FROM checkpoints WHERE thread_id = ? AND ns = ? ORDER BY id"
+    with store.database.read() as cursor:
+        return [CheckpointLink(str(id_), parent) for id_, parent in cursor.execute(query, (thread_id, "")).fetchall()]
+
+
+def rows_around(store: RunStore, thread_id: str, ids: Collection[str], inside: Collection[str]) -> list[CheckpointRow]:
+    """The rows of outermost checkpoints, and those of subgraphs that ran in the steps from the checkpoints `inside`."""
+    found: list[CheckpointRow] = []
+    with store.database.read() as cursor:
+        one = f"SELECT {ROW} FROM checkpoints WHERE thread_id = ? AND ns = ? AND id = ?"
+        for id_ in ids:
+            found += [CheckpointRow(*row) for row in cursor.execute(one, (thread_id, "", id_)).fetchall()]
+        nested = "SELECT ns, id, metadata FROM checkpoints WHERE thread_id = ? AND ns <> ?"
+        snapshot = StoreSnapshot(cursor, _reader(store, cursor), store.cipher, lambda *_: None)
+        for ns, id_, metadata in cursor.execute(nested, (thread_id, "")).fetchall():
+            with suppress(StoreError, *DAMAGED):  # one that names no parents stands nowhere
+                facts = snapshot.metadata(CheckpointRow(0, thread_id, ns, id_, None, b"", metadata))
+                if (facts.get("parents") or {}).get("") in inside:
+                    found += [CheckpointRow(*row) for row in cursor.execute(one, (thread_id, ns, id_)).fetchall()]
+    return found
+
+
+def outlines_of(store: RunStore, rows: list[CheckpointRow]) -> list[CheckpointOutline]:
+    """Checkpoints without the state: only what LangGraph keeps beside it, which tells what runs next."""
+    with store.database.read() as cursor:
+        snapshot = StoreSnapshot(cursor, _reader(store, cursor), store.cipher, lambda *_: None)
+        return snapshot.outlines(rows, is_internal)
+
+
+def shown_channels(
+    store: RunStore, thread_id: str, checkpoint_id: str = "", namespace: str = "", names: Collection[str] = ()
+) -> CheckpointOutline | None:
+    """A checkpoint with its values, or with those of some channels; the newest where none is named. None: no such one.
+
+    Raises `StoreError` for a damaged one.
+    """
+    query = f"SELECT {ROW} FROM checkpoints WHERE thread_id = ? AND ns = ?"
+    values = [thread_id, namespace]
+    if checkpoint_id:
+        query, values = f"{query} AND id = ?", [*values, checkpoint_id]
+    with store.database.read() as cursor:
+        row = cursor.execute(f"{query} ORDER BY id DESC LIMIT 1", values).fetchone()
+        if row is None:
+            return None
+        snapshot = StoreSnapshot(cursor, _reader(store, cursor), store.cipher, lambda *_: None)
+        return snapshot.outlines([CheckpointRow(*row)], lambda name: not names or name in names)[0]
+
+
+def _reader(store: RunStore, cursor: Any) -> Any:
+    return read_values(cursor, store.cipher, _Shown(), shared=True)

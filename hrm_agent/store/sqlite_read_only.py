@@ -1,0 +1,155 @@
+"""A SQLite store that is looked at: whoever looks leaves no trace, and is in nobody's way.
+
+SQLite's own read-only mode keeps neither promise. A connection to a file in WAL makes `-wal` and `-shm` beside it and
+cannot remove them; while it is open, a writer that closes cannot empty its log into the file, and a copy of the file
+alone lacks what is in there. So:
+
+* Each read has a connection of its own, which takes 0.3 ms: between two reads nothing is held. A read inside a read of
+  the same thread shares its connection, and sees the same moment: who reads much at once does so inside `read()`.
+* Where the log is missing or empty, nobody's rows are in it: the file is opened as immutable, without locks and without
+  files beside it. A writer who comes meanwhile writes to a new log, which that reader does not look at. Only where the
+  log is put into the file during the read, what was read is a mixture: then `StoreError` is raised.
+* Where a log has rows, the files are there already, of a writer at work or of one that was killed. The file is opened
+  with `mode=ro`; who comes after a crash makes the log's index anew, in `-shm`.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Generator, Hashable
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from hrm_agent.errors import StoreError
+from hrm_agent.store.cursors import Cursor
+from hrm_agent.store.read_only import ReadOnlyDatabase, made_earlier
+from hrm_agent.store.sqlite_file import SqliteFile, lacks_table
+from hrm_agent.store.tables import FIRST_TABLE, STORE_VERSION
+
+__all__ = ["ReadOnlySqlite", "change_mark_of", "is_run_store"]
+
+_BUSY_SECONDS = 10.0
+_CACHE_KILOBYTES = 8_000
+_SETTLED_SECONDS = 0.1
+"""A time stamp of a file can be some milliseconds older than a change that follows it."""
+
+_Stamp = tuple[int, ...]
+
+
+class ReadOnlySqlite(ReadOnlyDatabase, SqliteFile):
+    """A SQLite file with this project's tables, opened for each read."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            what = "is no file" if path.exists() else "does not exist"
+            raise StoreError(f"There is no store at {path}: it {what}.", "`hrm-agent run TASK` makes one.")
+        super().__init__(path)
+        self.level = ""
+        self._identity = _stamp(path)[:2]
+        self._within = threading.local()
+        with self._connected() as connection:
+            version = self._refuse_foreign(connection, create=False)
+            if version < STORE_VERSION or lacks_table(connection):
+                raise made_earlier(path)
+
+    def change_mark(self) -> Hashable:
+        return change_mark_of(self._file)
+
+    def is_gone(self) -> bool:
+        return _stamp(self._file)[:2] != self._identity
+
+    @contextmanager
+    def _read(self) -> Generator[Cursor]:
+        outer: sqlite3.Connection | None = getattr(self._within, "connection", None)
+        if outer is not None:
+            with self._in_words(), closing(outer.cursor()) as cursor:
+                yield cursor
+            return
+        with self._connected() as connection, closing(connection.cursor()) as cursor:
+            cursor.execute("BEGIN")
+            self._within.connection = connection
+            try:
+                yield cursor
+            finally:
+                self._within.connection = None
+
+    @contextmanager
+    def _connected(self) -> Generator[sqlite3.Connection]:
+        self._refuse_gone()
+        before, immutable = _stamp(self._file), _has_no_log(self._file)
+        try:
+            with self._in_words(), closing(self._connect(immutable=immutable)) as connection:
+                yield connection
+        except StoreError as error:
+            if immutable and isinstance(error.__cause__, sqlite3.Error) and _stamp(self._file) != before:
+                raise self._changed() from error
+            raise
+        if immutable and _stamp(self._file) != before:
+            raise self._changed()
+
+    def _connect(self, *, immutable: bool) -> sqlite3.Connection:
+        connection = _connection(self._file, immutable=immutable)
+        connection.execute("PRAGMA query_only=1")
+        connection.execute("PRAGMA trusted_schema=0")  # views and triggers of a foreign file call nothing
+        connection.execute(f"PRAGMA cache_size=-{_CACHE_KILOBYTES}")
+        return connection
+
+    @contextmanager
+    def _in_words(self) -> Generator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise self.store_error(error) from error
+
+    def _refuse_gone(self) -> None:
+        found = _stamp(self._file)[:2]
+        if not found:
+            raise StoreError(f"The store {self._file} is not there any more.", "It was moved or deleted.")
+        if found != self._identity:
+            raise StoreError(f"The store {self._file} was replaced by another file.", "Open it again: open_store.")
+
+    def _changed(self) -> StoreError:
+        return StoreError(f"The store {self._file} was written to while it was being read.", "Read it again.")
+
+    def _close(self) -> None:
+        """Nothing is held."""
+
+
+def change_mark_of(path: Path) -> Hashable:
+    """Differs whenever a writer has committed to the file, without opening it. One commit may change it twice."""
+    stamps = [_stamp(Path(f"{path}{suffix}")) for suffix in ("", "-wal")]
+    now = time.time_ns()
+    fresh = any(stamp and abs(now - stamp[3]) < _SETTLED_SECONDS * 1e9 for stamp in stamps)
+    return (*stamps, fresh)
+
+
+def is_run_store(path: Path) -> bool:
+    """Whether a file is a run store of any version, as far as can be told without a word about why not."""
+    try:
+        with closing(_connection(path, immutable=_has_no_log(path))) as connection:
+            query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+            return connection.execute(query, (FIRST_TABLE,)).fetchone() is not None
+    except sqlite3.Error:
+        return False
+
+
+def _stamp(path: Path) -> _Stamp:
+    """Device, number, size and time of change of a file; empty where there is none."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 - many times a second
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _has_no_log(path: Path) -> bool:
+    """Whether all that is committed stands in the file itself."""
+    return all(_stamp(Path(f"{path}{suffix}"))[2:3] in ((), (0,)) for suffix in ("-wal", "-journal"))
+
+
+def _connection(path: Path, *, immutable: bool) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?mode=ro" + ("&immutable=1" if immutable else "")
+    return sqlite3.connect(uri, uri=True, check_same_thread=False, timeout=_BUSY_SECONDS, isolation_level=None)

@@ -1,0 +1,153 @@
+"""The calls of one thread in the order of time, without their texts and tokens: what pages of them are cut from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
+
+from hrm_agent.errors import StoreError
+from hrm_agent.langgraph_format import namespace_parts
+from hrm_agent.store.cursors import Cursor
+from hrm_agent.store.damage import DAMAGED, OnDamage, in_a_line
+from hrm_agent.store.packed_records import plain_mask, plain_record
+from hrm_agent.store.run_store import RunStore
+from hrm_agent.trajectory import CallUsage
+from hrm_agent.trajectory.call_facts import reported_usage
+
+__all__ = ["CallMark", "call_marks"]
+
+_KEPT_BYTES, _KEPT = 8_192, 12_000
+
+
+class CallMark(NamedTuple):
+    """A model call or a tool call."""
+
+    kind: str
+    """`call` or `tool`."""
+    id: str
+    """Its id."""
+    thread_id: str
+    """The thread that it was made on: a fork's lineage has others than the fork itself."""
+    at: float
+    """Unix time that it counts from in a transcript: the end of a model call, the start of a tool call."""
+    role: str
+    """The node of the outermost graph that asked."""
+    status: str | None
+    """How a tool call ended; None for a model call, and while a tool is under way."""
+    model: str
+    """The model that answered; empty for a tool call."""
+    asked: tuple[str, ...]
+    """Ids of the tool calls that a model's message asked for; of a tool call, the one that it answers."""
+    used: CallUsage | None
+    """Tokens and cost of a model call, as far as they are known."""
+    parent: str | None
+    """Id of the model call that this one extends."""
+
+
+def call_marks(store: RunStore, threads: Iterable[tuple[str, set[str] | None]], on_damage: OnDamage) -> list[CallMark]:
+    """Model calls, then tool calls, each in the order of the threads and of writing.
+
+    `threads`: each with the steps that count, None for all. A damaged record is told, and the others follow.
+    """
+    threads = list(threads)
+    calls: list[CallMark] = []
+    tools: list[CallMark] = []
+    with store.database.read() as cursor:
+        for thread, steps in threads:
+            calls += _calls(store, cursor, thread, steps, on_damage)
+        for thread, steps in threads:
+            tools += _tools(store, cursor, thread, steps, on_damage)
+    return calls + tools
+
+
+def _calls(
+    store: RunStore, cursor: Cursor, thread: str, steps: set[str] | None, on_damage: OnDamage
+) -> Sequence[CallMark]:
+    query = (
+        "SELECT c.checkpoint_id, c.id, c.record, t.mask FROM calls c LEFT JOIN tokens t ON t.call_id = c.id "
+        "WHERE c.thread_id = ? ORDER BY c.seq"
+    )
+    found: list[CallMark] = []
+    rows = cursor.execute(query, (thread,))
+    while (row := rows.fetchone()) is not None:
+        step, id_, record, mask = row
+        if steps is not None and str(step) not in steps:
+            continue
+        try:
+            plain = plain_record(store.cipher.open(record, "call", id_))
+            mark = (_kept_call if len(plain) <= _KEPT_BYTES else _call_mark)(plain)
+            sampled = plain_mask(store.cipher.open(mask, "mask", id_)).count(1) if mask is not None else 0
+            has_tokens = mask is not None and len(mask) > 0
+        except (StoreError, *DAMAGED) as error:
+            _tell(on_damage, "model call", str(id_), error)
+            continue
+        used = (mark.used or CallUsage()).model_copy(update={"output_tokens": sampled}) if has_tokens else mark.used
+        found.append(mark._replace(used=used, thread_id=thread))
+    return found
+
+
+def _tools(
+    store: RunStore, cursor: Cursor, thread: str, steps: set[str] | None, on_damage: OnDamage
+) -> Sequence[CallMark]:
+    query = "SELECT checkpoint_id, id, record FROM tool_calls WHERE thread_id = ? ORDER BY seq"
+    found: list[CallMark] = []
+    rows = cursor.execute(query, (thread,))
+    while (row := rows.fetchone()) is not None:
+        step, id_, record = row
+        if steps is not None and str(step) not in steps:
+            continue
+        try:
+            plain = plain_record(store.cipher.open(record, "tool", id_))
+            mark = (_kept_tool if len(plain) <= _KEPT_BYTES else _tool_mark)(plain)
+        except (StoreError, *DAMAGED) as error:
+            _tell(on_damage, "tool call", str(id_), error)
+            continue
+        found.append(mark._replace(thread_id=thread))
+    return found
+
+
+def _tell(on_damage: OnDamage, what: str, id_: str, error: Exception) -> None:
+    said = error.message if isinstance(error, StoreError) else f"The {what} {id_} cannot be read: {in_a_line(error)}."
+    on_damage(id_, StoreError(said, "`hrm-agent store verify` lists what is damaged."))
+
+
+def _call_mark(plain: bytes) -> CallMark:
+    record = cast("dict[str, Any]", json.loads(plain))
+    response = cast("dict[str, Any]", record["response"])
+    asked = [call for call in response.get("tool_calls") or () if isinstance(call, dict)]
+    usage = record.get("usage")
+    with suppress(*DAMAGED):
+        used = CallUsage.model_validate(usage) if usage else reported_usage(response)
+        return CallMark(
+            "call",
+            str(record["id"]),
+            "",
+            float(record["ended_at"]),
+            _role(record["identity"]),
+            None,
+            str(record.get("answered_by") or record["model"]),
+            tuple(str(call.get("id")) for call in cast("list[dict[str, Any]]", asked)),
+            used,
+            record.get("parent"),
+        )
+    raise ValueError("it is no model call")
+
+
+def _tool_mark(plain: bytes) -> CallMark:
+    record = cast("dict[str, Any]", json.loads(plain))
+    at, role = float(record.get("started_at") or 0.0), _role(record["identity"])
+    asked = (str(record["tool_call_id"]),)
+    return CallMark("tool", str(record["id"]), "", at, role, record.get("status"), "", asked, None, None)
+
+
+def _role(identity: dict[str, Any]) -> str:
+    """As `GraphIdentity.role`."""
+    parts = namespace_parts(str(identity.get("checkpoint_ns") or ""))
+    return next((part.node for part in parts), str(identity.get("node") or "")) or "none"
+
+
+_kept_call = lru_cache(maxsize=_KEPT)(_call_mark)
+_kept_tool = lru_cache(maxsize=_KEPT)(_tool_mark)

@@ -1,0 +1,116 @@
+"""Hints that something has changed: one thread looks at all places once a second, and every page that listens is told.
+
+A hint names places and nothing else; a page asks again for what it shows. So a hint that comes too late, or twice, does
+no harm, and of several that a page was too slow for one is enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+
+from aiohttp import web
+
+from hrm_agent.http_server import BadRequestError
+from hrm_agent.strict_json import to_json
+
+__all__ = ["MAX_LISTENERS", "SECONDS_BETWEEN_LOOKS", "Events"]
+
+MAX_LISTENERS = 64
+SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_BETWEEN_SIGNS = 15.0
+"""So long a listener hears nothing at most."""
+SECONDS_TO_TAKE = 10.0
+"""A listener that takes nothing for so long is dropped."""
+_LOG = logging.getLogger(__name__)
+
+
+class _Listener:
+    def __init__(self) -> None:
+        self.news = set[str]()
+        self.told = asyncio.Event()
+
+
+class Events:
+    """All pages that listen."""
+
+    def __init__(self, changed: Callable[[], Sequence[str]]) -> None:
+        """`changed`: ids of the places that changed since it was last called; it is called in a thread."""
+        self._changed = changed
+        self._listeners = set[_Listener]()
+        self._over = False
+
+    @property
+    def listeners(self) -> int:
+        """How many pages listen."""
+        return len(self._listeners)
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncGenerator[None]:
+        """Look inside the block."""
+        loop = asyncio.get_running_loop()
+        stopped = threading.Event()
+        threading.Thread(target=self._watch, args=(loop, stopped), name="view-watch", daemon=True).start()
+        try:
+            yield
+        finally:
+            stopped.set()
+
+    def end(self) -> None:
+        """Let all listeners go."""
+        self._over = True
+        for listener in self._listeners:
+            listener.told.set()
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, stopped: threading.Event) -> None:
+        known = False
+        while True:
+            try:
+                found = self._changed() if self._listeners or not known else ()
+            except Exception:
+                _LOG.exception("The places could not be looked at.")
+                found = ()
+            if found and known:
+                with suppress(RuntimeError):  # the server has ended
+                    loop.call_soon_threadsafe(self._say, found)
+            known = True
+            if stopped.wait(SECONDS_BETWEEN_LOOKS):
+                return
+
+    def _say(self, changed: Sequence[str]) -> None:
+        for listener in self._listeners:
+            listener.news.update(changed)
+            listener.told.set()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """A stream of server-sent events, until the page goes."""
+        if len(self._listeners) >= MAX_LISTENERS:
+            raise BadRequestError(503, f"{MAX_LISTENERS} pages listen already.", "Close some of them.")
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        listener = _Listener()
+        self._listeners.add(listener)
+        try:
+            async with asyncio.timeout(SECONDS_TO_TAKE):
+                await response.prepare(request)
+                await response.write(b": listening\n\n")
+            while not self._over:
+                await self._tell(response, listener)
+        except (ConnectionError, TimeoutError):
+            if request.transport is not None:
+                request.transport.abort()
+        finally:
+            self._listeners.discard(listener)
+        return response
+
+    async def _tell(self, response: web.StreamResponse, listener: _Listener) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SECONDS_BETWEEN_SIGNS):
+                await listener.told.wait()
+        listener.told.clear()
+        news, listener.news = sorted(listener.news), set()
+        event = f"event: change\ndata: {to_json({'places': news})}\n\n" if news else ":\n\n"
+        async with asyncio.timeout(SECONDS_TO_TAKE):
+            await response.write(event.encode())

@@ -1,0 +1,308 @@
+"""Forks and replays that a page asked for: each is a command of its own, in a process of its own.
+
+So this process never writes to a store and never imports anybody's graph. Before a fork a plan tells what will run
+again; what is forked then is what was planned, by the plan's digest. An edit goes through the command's standard input:
+no shell reads it, and it may be as long as it likes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import IO, TYPE_CHECKING, Any, cast
+from urllib.parse import unquote, urlsplit
+
+from hrm_agent.errors import ConfigError, RunError
+from hrm_agent.runtime.time_travel.read_history import trajectory_id_of
+from hrm_agent.store.shown_values import checkpoint_links
+from hrm_agent.viewer.json_text import NotThere, foreign, short
+from hrm_agent.viewer.projections.groups import Damaged
+from hrm_agent.viewer.projections.moments import moments_at, thread_named
+
+if TYPE_CHECKING:
+    from hrm_agent.viewer.places import Place
+
+__all__ = ["ForkJobs", "fork_plan"]
+
+_AT_ONCE, _KEPT, _MOST_FORKS = 2, 100, 16
+_MOST_MOMENTS = 400
+"""After the chosen one, whose nodes and tools a plan names."""
+_TOLD = 200_000
+"""Characters at the end of a command's output that are kept."""
+_LONG = 300
+"""Characters of an edit that is shown in a command line."""
+_SECONDS_TO_END = 5.0
+_EDIT_KEYS = {"messages", "tools", "values", "as_node"}
+
+Request = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class _Job:
+    id: str
+    kind: str
+    process: subprocess.Popen[bytes]
+    started: float
+    lines: list[str] = field(default_factory=list[str])
+    complaint: str = ""
+    ended: float | None = None
+
+    def data(self) -> dict[str, Any]:
+        code = self.process.returncode if self.ended is not None else None
+        result = self._result() if code in (0, 1) else None
+        threads = _threads(result)
+        failed = self.ended is not None and (code not in (0, 1) or (code == 1 and result is None))
+        return {
+            "job": self.id,
+            "kind": self.kind,
+            "state": "running" if self.ended is None else "failed" if failed else "done",
+            "threads": threads,
+            "trajectories": [trajectory_id_of(thread) for thread in threads],
+            "result": foreign(result),
+            "error": self._error() if failed else None,
+            "seconds": (self.ended or time.monotonic()) - self.started,
+        }
+
+    def _result(self) -> dict[str, Any] | None:
+        """The last line of the command's output that is an object."""
+        for line in reversed(self.lines):
+            with suppress(ValueError, RecursionError):
+                found: Any = json.loads(line)
+                if isinstance(found, dict):
+                    return cast("dict[str, Any]", found)
+        return None
+
+    def _error(self) -> dict[str, str]:
+        for line in reversed(self.complaint.splitlines()):
+            with suppress(ValueError, RecursionError):
+                found: Any = json.loads(line)
+                if isinstance(found, dict):
+                    told = cast("dict[str, Any]", found)
+                    return {"message": str(told.get("error")), "hint": str(told.get("hint", ""))}
+        said = self.complaint.strip().splitlines()[-1:] or [f"It ended with exit code {self.process.returncode}."]
+        return {"message": said[0], "hint": ""}
+
+
+class ForkJobs:
+    """The commands that were started. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, _Job] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def plan(self, place: Place, request: Request) -> dict[str, Any]:
+        """What a fork would do. Raises `ConfigError` for what is no edit, `NotThere` for a checkpoint that is gone."""
+        return fork_plan(place, _only(request, "thread", "checkpoint", "edit"))
+
+    def fork(self, place: Place, request: Request) -> dict[str, Any]:
+        """Start a fork that was planned. Raises `RunError` where the digest is not the plan's."""
+        given = _only(request, "thread", "checkpoint", "edit", "digest", "count")
+        planned = fork_plan(place, {name: given[name] for name in given if name not in ("digest", "count")})
+        if not secrets.compare_digest(str(given.get("digest")).encode(), planned["digest"].encode()):
+            raise RunError("This is not what was planned.", "Look at the plan again; it may have changed.")
+        count = given.get("count", 1)
+        if type(count) is not int or not 1 <= count <= _MOST_FORKS:
+            raise ConfigError(f"count={str(count)[:40]} is out of range.", f"From 1 to {_MOST_FORKS}.")
+        edit = _edit_of(given)
+        words = [f"--at={given['checkpoint']}", "--run", f"--count={count}", *(["--edit=-"] if _changes(edit) else [])]
+        return self._start("fork", place, words, str(given["thread"]), json.dumps(edit))
+
+    def replay(self, place: Place, request: Request) -> dict[str, Any]:
+        """Start a replay of a trajectory."""
+        id_ = _only(request, "id").get("id")
+        if not isinstance(id_, str) or not id_:
+            raise ConfigError("Which trajectory?", 'Send {"place": ..., "id": ...}.')
+        return self._start("replay", place, [], id_, "")
+
+    def all(self) -> dict[str, Any]:
+        """Every job, the newest first."""
+        with self._lock:
+            return {"jobs": [job.data() for job in reversed(self._jobs.values())]}
+
+    def close(self) -> None:
+        """End those that are under way. Their threads can be resumed."""
+        with self._lock:
+            self._closed = True
+            running = [job.process for job in self._jobs.values() if job.ended is None]
+        for process in running:
+            _signal(process, signal.SIGTERM)
+        until = time.monotonic() + _SECONDS_TO_END
+        for process in running:
+            try:
+                process.wait(max(until - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                _signal(process, signal.SIGKILL)
+                process.wait()
+
+    def _start(self, kind: str, place: Place, words: Sequence[str], name: str, text: str) -> dict[str, Any]:
+        where, environment = _address(place)
+        command = [sys.executable, "-m", "hrm_agent", kind, *words, f"--store={where}", "--json", "--", name]
+        with self._lock:
+            if self._closed:
+                raise RunError("The server is ending.", "Start it again.")
+            if sum(job.ended is None for job in self._jobs.values()) >= _AT_ONCE:
+                raise RunError(f"{_AT_ONCE} jobs are under way.", "Wait until one has ended.")
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment,
+                start_new_session=True,
+            )
+            job = _Job(secrets.token_hex(6), kind, process, time.monotonic())
+            self._jobs[job.id] = job
+            for old in [id_ for id_, each in self._jobs.items() if each.ended is not None][:-_KEPT]:
+                del self._jobs[old]
+        threading.Thread(target=self._follow, args=(job, text.encode()), name=f"job-{job.id}", daemon=True).start()
+        return {"job": job.id}
+
+    def _follow(self, job: _Job, text: bytes) -> None:
+        """Write the edit, and keep the end of what the command says."""
+        told, complained = bytearray(), bytearray()
+        process = job.process
+        streams = [(process.stdout, told), (process.stderr, complained)]
+        readers = [threading.Thread(target=_read, args=stream, daemon=True) for stream in streams]
+        for reader in readers:
+            reader.start()
+        if process.stdin is not None:
+            with suppress(OSError):
+                process.stdin.write(text)
+            with suppress(OSError):
+                process.stdin.close()
+        process.wait()
+        for reader in readers:
+            reader.join(_SECONDS_TO_END)
+        with self._lock:
+            job.lines = bytes(told).decode("utf-8", "replace").splitlines()
+            job.complaint = bytes(complained).decode("utf-8", "replace")
+            job.ended = time.monotonic()
+
+
+def _read(stream: IO[bytes] | None, kept: bytearray) -> None:
+    while stream is not None and (piece := stream.read(1 << 16)):
+        kept += piece
+        del kept[:-_TOLD]
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+def _threads(result: Mapping[str, Any] | None) -> list[str]:
+    rows: Any = (result or {}).get("trajectories")
+    listed = cast("list[Any]", rows) if isinstance(rows, list) else []
+    found = [cast("dict[str, Any]", row).get("thread") for row in listed if isinstance(row, dict)]
+    return [thread for thread in found if isinstance(thread, str)]
+
+
+def _address(place: Place) -> tuple[str, dict[str, str]]:
+    """What the command takes as its store, and its environment: a password is not seen among the arguments."""
+    environment = dict(os.environ)
+    if place.address == place.where:
+        return place.where, environment
+    password = urlsplit(place.address).password
+    return place.where, environment | ({"PGPASSWORD": unquote(password)} if password else {})
+
+
+def fork_plan(place: Place, request: Request) -> dict[str, Any]:
+    """What runs again in a fork, and what else is asked for it."""
+    thread, checkpoint = request.get("thread"), request.get("checkpoint")
+    if not isinstance(thread, str) or not isinstance(checkpoint, str) or not thread or not checkpoint:
+        raise ConfigError("Which moment?", 'Send {"place": ..., "thread": ..., "checkpoint": ..., "edit": {...}}.')
+    edit, store, damaged = _edit_of(request), place.store(), Damaged()
+    header, thread_id = thread_named(store, thread)
+    links = checkpoint_links(store, thread_id)
+    at = next((number for number, link in enumerate(links) if link.id == checkpoint), None)
+    if at is None:
+        raise NotThere(f"Thread {thread_id!r} has no checkpoint {checkpoint[:80]!r}.", "It was deleted since.")
+    chosen = range(at, min(at + _MOST_MOMENTS, len(links)))
+    here, *later = moments_at(store, thread_id, header, links, chosen, damaged) or [None]
+    after = {checkpoint}
+    nodes = list(here.next) if here is not None else []
+    tools, isolation = list[str](), list[str]()
+    for moment in later:
+        if moment is not None and moment.parent in after:
+            after.add(moment.checkpoint_id)
+            nodes += moment.ran.nodes
+            tools += [call.name for call in moment.ran.tool_calls]
+            isolation += [call.isolation for call in moment.ran.tool_calls if call.isolation]
+    plan = {
+        "runs_again": [short(node) for node in dict.fromkeys(nodes)],
+        "model": short(header.policy) if header is not None else None,
+        "tools": [short(name) for name in dict.fromkeys(tools)],
+        "isolation": isolation[-1] if isolation else None,
+        "command": _command(place, thread_id, checkpoint, edit),
+    }
+    told = json.dumps([place.id, place.where, thread_id, checkpoint, edit, plan], sort_keys=True)
+    return {**plan, "effects": _effects(plan), "digest": hashlib.sha256(told.encode()).hexdigest()}
+
+
+def _effects(plan: Mapping[str, Any]) -> str:
+    model = f"The model {plan['model']} is asked again" if plan["model"] else "The graph's models are asked again"
+    tools = ", ".join(plan["tools"])
+    ran = (
+        f", and the tools that it calls run again ({tools} the last time)"
+        if tools
+        else ", and any tools that it calls run"
+    )
+    return (
+        f"{model}{ran}, with all that they do outside: calls that cost money, files, messages. The nodes' own code "
+        "runs, too. The thread that is forked stays as it is."
+    )
+
+
+def _command(place: Place, thread: str, checkpoint: str, edit: Mapping[str, Any]) -> str:
+    flags = {"messages": "--message", "tools": "--tool", "values": "--set"}
+    words: list[str] = []
+    for kind, flag in flags.items():
+        for name, value in edit[kind].items():
+            text = json.dumps(value) if kind == "values" else value
+            words += [flag, f"{name}={text}"]
+    words += ["--as-node", edit["as_node"]] if edit["as_node"] else []
+    if sum(map(len, words)) > _LONG or any("\n" in word or "\0" in word for word in words):
+        words = ["--edit", "edit.json"]
+    return shlex.join(["hrm-agent", "fork", thread, "--at", checkpoint, "--run", "--store", place.where, *words])
+
+
+def _only(request: Request, *known: str) -> dict[str, Any]:
+    for name in request:
+        if name not in known and name != "place":
+            raise ConfigError(f"There is no value {name[:80]!r}.", f"Known: place, {', '.join(known)}.")
+    return {name: value for name, value in request.items() if name in known}
+
+
+def _edit_of(request: Request) -> dict[str, Any]:
+    """The edit of a request, whole. Raises `ConfigError`."""
+    given: Any = request.get("edit") or {}
+    if not isinstance(given, dict):
+        raise ConfigError("An edit is an object.", f"With {', '.join(sorted(_EDIT_KEYS))}.")
+    table_of = cast("dict[str, Any]", given)
+    if unknown := table_of.keys() - _EDIT_KEYS:
+        raise ConfigError(f"An edit has no {min(unknown)[:80]!r}.", f"Known: {', '.join(sorted(_EDIT_KEYS))}.")
+    edit: dict[str, Any] = {name: table_of.get(name) or {} for name in ("messages", "tools", "values")}
+    for name, table in edit.items():
+        items = list(cast("dict[str, Any]", table).values()) if isinstance(table, dict) else [None]
+        if not isinstance(table, dict) or (name != "values" and not all(isinstance(item, str) for item in items)):
+            raise ConfigError(f"{name} of an edit is no table of texts.", f'Send {{"{name}": {{"ID": "TEXT"}}}}.')
+    as_node = table_of.get("as_node") or None
+    if as_node is not None and not isinstance(as_node, str):
+        raise ConfigError("as_node is no text.", "Name a node of the graph.")
+    return {**edit, "as_node": as_node}
+
+
+def _changes(edit: Mapping[str, Any]) -> bool:
+    return any(edit.values())

@@ -1,0 +1,231 @@
+"""What is looked at: the stores and run folders that were named, and those that turn up in a named folder.
+
+Nothing of it is ours: a store is opened read-only, and one that cannot be opened stands in the list with what is wrong
+with it, until it can.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Generator, Hashable, Iterable, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from hrm_agent.errors import HrmError, StoreError, nearest
+from hrm_agent.store import STORE_POINTER, RunStore, open_store
+from hrm_agent.store.read_only import ReadOnlyDatabase
+from hrm_agent.store.run_store import file_of
+from hrm_agent.store.sqlite_read_only import change_mark_of, is_run_store
+from hrm_agent.unicode import replace_surrogates
+
+__all__ = ["NoPlaceError", "Place", "Places", "is_run_folder"]
+
+_OF_TRAINING = ("config.toml", "metrics.jsonl", STORE_POINTER)
+_STORE = "store.db"
+_WATCHED = (*_OF_TRAINING, "run_id", "report.json", "analysis/tokens.jsonl")
+_SECONDS_BETWEEN_SCANS = 0.5
+_SECONDS_BETWEEN_TRIES = 2.0
+"""A place that could not be opened is tried again after so long, or as soon as its file is another."""
+
+
+class NoPlaceError(StoreError):
+    """No place has this name."""
+
+
+class Place:
+    """One store, with the folder of the run that it is of. Thread-safe."""
+
+    def __init__(self, id_: str, address: str, folder: Path | None) -> None:
+        """`address`: what it is opened by; it may hold a password."""
+        self.id = id_
+        self.address = address
+        self.folder = folder
+        self._store: RunStore | None = None
+        self._failed: tuple[float, Hashable, HrmError] | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def where(self) -> str:
+        """What a command takes as --store, without a password."""
+        scheme, found, rest = self.address.partition("://")
+        user, at, host = rest.rpartition("@")
+        if not found or scheme == "sqlite" or not at:
+            return self.address
+        return f"{scheme}://{user.partition(':')[0]}@{host}"
+
+    def store(self) -> RunStore:
+        """The store, opened for reading only. Raises `HrmError` while it cannot be opened."""
+        with self._lock:
+            if self._store is not None and not _is_gone(self._store):
+                return self._store
+            self._forget()
+            mark, began = self._mark(None), time.monotonic()
+            if self._failed is not None and began < self._failed[0] and self._failed[1] == mark:
+                raise self._failed[2].with_traceback(None)
+            try:
+                self._store = open_store(self.address, read_only=True)
+            except HrmError as error:
+                now = time.monotonic()  # a server that does not answer is not waited for all the time
+                self._failed = (now + max(_SECONDS_BETWEEN_TRIES, 3 * (now - began)), mark, error)
+                raise
+            except (OSError, UnicodeError) as error:
+                raise StoreError(f"{self.where} cannot be read: {error}.", "Check who may read it.") from error
+            self._failed = None
+            return self._store
+
+    @property
+    def problem(self) -> dict[str, str] | None:
+        """Why it cannot be opened, as `message` and `hint`; None where it can."""
+        try:
+            self.store()
+        except HrmError as error:
+            return {"message": error.message, "hint": error.hint}
+        return None
+
+    @contextmanager
+    def moment(self) -> Generator[None]:
+        """All that this thread reads inside the block is of one moment, through one connection."""
+        try:
+            database = self.store().database
+        except HrmError:  # told by whoever asks for the store; a run's folder can be read without
+            yield
+            return
+        with database.read():
+            yield
+
+    def mark(self) -> Hashable:
+        """Another value whenever something has changed, or may have."""
+        with self._lock:
+            store = self._store
+        return self._mark(store)  # a server may take its time to answer
+
+    def _mark(self, store: RunStore | None) -> Hashable:
+        return self._store_mark(store), tuple(_stamp(self.folder / name) for name in _WATCHED) if self.folder else ()
+
+    def _store_mark(self, store: RunStore | None) -> Hashable:
+        try:
+            if store is not None and isinstance(store.database, ReadOnlyDatabase):
+                return store.database.change_mark()
+            path = file_of(self.address)
+        except (HrmError, OSError) as error:
+            return str(error)
+        return change_mark_of(path) if path is not None else None
+
+    def close(self) -> None:
+        with self._lock:
+            self._forget()
+
+    def _forget(self) -> None:
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+
+class Places:
+    """All that is looked at. Thread-safe."""
+
+    def __init__(self, named: Sequence[str]) -> None:
+        """`named`: run folders, folders of such, store files, URLs."""
+        self._named = list(named)
+        self._known: dict[str, Place] = {}
+        """By address."""
+        self._ids: dict[str, str] = {}
+        """Address -> id, also of those that went: who comes back has the name that it had."""
+        self._marks: dict[str, Hashable] = {}
+        self._scanned = -_SECONDS_BETWEEN_SCANS
+        self._lock = threading.Lock()
+
+    def all(self) -> list[Place]:
+        """Those that are there now, in the order in which they were named."""
+        with self._lock:
+            if time.monotonic() - self._scanned >= _SECONDS_BETWEEN_SCANS:
+                self._scan()
+                self._scanned = time.monotonic()
+            return list(self._known.values())
+
+    def get(self, id_: str) -> Place:
+        """Raises `NoPlaceError`."""
+        places = {place.id: place for place in self.all()}
+        if id_ not in places:
+            raise NoPlaceError(f"There is no place {id_[:200]!r} here (any more).", nearest(id_[:200], places))
+        return places[id_]
+
+    def changed(self) -> list[str]:
+        """Ids of the places that came, went, or changed since this was last asked."""
+        marks = {place.id: place.mark() for place in self.all()}
+        with self._lock:
+            before, self._marks = self._marks, marks
+        ids = marks.keys() | before.keys()
+        return sorted(id_ for id_ in ids if marks.get(id_) != before.get(id_) or (id_ in marks) != (id_ in before))
+
+    def close(self) -> None:
+        with self._lock:
+            for place in self._known.values():
+                place.close()
+
+    def _scan(self) -> None:
+        found: dict[str, Place] = {}
+        for name, address, folder in (each for named in self._named for each in _found_in(named)):
+            if address not in found:
+                found[address] = self._known.get(address) or Place(self._id(address, name), address, folder)
+        for address, place in self._known.items():
+            if address not in found:
+                place.close()
+        self._known = found
+
+    def _id(self, address: str, name: str) -> str:
+        if address not in self._ids:
+            name, taken, number = replace_surrogates(name), set(self._ids.values()), 1
+            while (id_ := name if number == 1 else f"{name}-{number}") in taken:
+                number += 1
+            self._ids[address] = id_
+        return self._ids[address]
+
+
+def is_run_folder(folder: Path) -> bool:
+    """Whether a run keeps its files here."""
+    return any((folder / name).exists() for name in (*_OF_TRAINING, _STORE))
+
+
+def _found_in(named: str) -> Iterable[tuple[str, str, Path | None]]:
+    """Name, address and folder of the places that one argument stands for."""
+    if "://" in named and not named.startswith("sqlite:///"):
+        yield named.partition("?")[0].rpartition("/")[2] or named.partition("://")[0], named, None
+        return
+    path = Path(named)
+    if not path.is_dir():
+        file = file_of(named) or path
+        yield file.name, named, file.parent if _is_of_training(file.parent) else None
+        return
+    if _is_of_training(path):
+        yield path.resolve().name, named, path
+    elif (path / _STORE).exists():
+        yield _STORE, str(path / _STORE), None
+    with suppress(OSError):
+        for name in sorted(os.listdir(path)):  # noqa: PTH208 - names, of which there may be many
+            child = path / name
+            if name.startswith("."):
+                continue
+            if child.is_dir():
+                if is_run_folder(child):
+                    yield name, str(child), child
+            elif child.suffix == ".db" and name != _STORE and is_run_store(child):
+                yield name, str(child), None
+
+
+def _is_of_training(folder: Path) -> bool:
+    return any((folder / name).exists() for name in _OF_TRAINING)
+
+
+def _is_gone(store: RunStore) -> bool:
+    return isinstance(store.database, ReadOnlyDatabase) and store.database.is_gone()
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    try:
+        found = os.stat(path)  # noqa: PTH116
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns

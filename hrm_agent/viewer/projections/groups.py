@@ -1,0 +1,220 @@
+"""Groups of rollouts: what a step made of each sibling, with its reason and the outcomes of its tools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hrm_agent.errors import StoreError
+from hrm_agent.store import RunStore
+from hrm_agent.store.cursors import placeholders
+from hrm_agent.store.summaries import ThreadUse, ToolMark, headers_page, overlays_of, tool_marks, uses_of_threads
+from hrm_agent.trajectory import Overlay, Trajectory, Verdict
+from hrm_agent.viewer.json_text import NotThere, cut_text, foreign, short
+from hrm_agent.viewer.projections.run_files import config_of, metrics_of
+from hrm_agent.viewer.projections.runs import is_own_run, step_base
+
+if TYPE_CHECKING:
+    from hrm_agent.viewer.places import Place
+
+__all__ = ["Damaged", "groups", "overlay_data", "step", "step_begun_for", "task_data"]
+
+_MOST_ROLLOUTS = 20_000
+"""Of a step."""
+
+
+def step_begun_for(run: str, group: str) -> int | None:
+    """The step, from 1, that a training run began a group for, by the group's name; None for any other group."""
+    name = group.removeprefix(f"{run}/step-") if run else group
+    number = name.partition("/")[0]
+    return int(number) + 1 if name != group and number.isascii() and number.isdecimal() and len(number) < 10 else None
+
+
+class Damaged:
+    """Rows that cannot be read, to be told beside those that can."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, str] = {}
+
+    def __call__(self, id_: str, error: StoreError) -> None:
+        if len(self.rows) < 50:
+            self.rows[id_] = error.message
+
+    def data(self) -> list[dict[str, str]]:
+        """As JSON."""
+        return [{"id": short(id_), "message": short(message)} for id_, message in self.rows.items()]
+
+
+def step(place: Place, run: str, step: int) -> dict[str, Any]:
+    """`GET step`. Steps count from 1, as the console counts them."""
+    store, damaged = place.store(), Damaged()
+    folder = place.folder if is_own_run(place, run) else None
+    base = step_base(str(config_of(folder).get("command", "")))
+    number, tail = step - base, metrics_of(folder)
+    judged = overlays_of(store, run, damaged, step=number)
+    headers = _headers_of_step(store, run, number, judged, damaged)
+    taken = list(tail.steps) if tail else _judged_steps(store, run)
+    if number not in taken and not headers:
+        raise NotThere(f"The run {run!r} has no step {step}.", f"It has {len(taken)} steps.")
+    row = tail.row(taken.index(number)) if tail and number in taken else {}
+    return {
+        "step": step,
+        "metrics": row,
+        "previous": max((each + base for each in taken if each < number), default=None),
+        "next": min((each + base for each in taken if each > number), default=None),
+        "groups": _groups(store, headers, judged, damaged),
+        "damaged": damaged.data(),
+    }
+
+
+def groups(place: Place, run: str, after: int = 0, limit: int = 50) -> dict[str, Any]:
+    """`GET groups`: paged by the row of a group's first trajectory."""
+    store, damaged = place.store(), Damaged()
+    query = (
+        "SELECT min(seq), CASE WHEN group_id = '' THEN id ELSE group_id END AS g FROM trajectories WHERE run_id = ? "
+        "GROUP BY CASE WHEN group_id = '' THEN id ELSE group_id END HAVING min(seq) > ? ORDER BY min(seq) LIMIT ?"
+    )
+    with store.database.read() as cursor:
+        rows = cursor.execute(query, (run, after, limit + 1)).fetchall()
+    names = [str(name) for _, name in rows[:limit]]
+    headers: list[Trajectory] = []
+    if names:
+        marks = placeholders(len(names))
+        where = f"run_id = ? AND (group_id IN ({marks}) OR (group_id = '' AND id IN ({marks})))"
+        found = headers_page(store, where, (run, *names, *names), damaged, limit=_MOST_ROLLOUTS)
+        headers = [each.header for each in found]
+    judged = overlays_of(store, run, damaged, ids=[each.id for each in headers])
+    return {
+        "groups": _groups(store, headers, judged, damaged),
+        "next": int(rows[limit - 1][0]) if len(rows) > limit else None,
+        "damaged": damaged.data(),
+    }
+
+
+def _headers_of_step(
+    store: RunStore, run: str, number: int, judged: dict[str, Overlay], damaged: Damaged
+) -> list[Trajectory]:
+    """Those that were judged for the step, wherever they were made, and those that were begun for it."""
+    prefix = f"{run}/step-{number}/"
+    begun = headers_page(
+        store, "run_id = ? AND substr(group_id, 1, ?) = ?", (run, len(prefix), prefix), damaged, limit=_MOST_ROLLOUTS
+    )
+    known = {each.header.id for each in begun}
+    missing = [id_ for id_ in judged if id_ not in known]
+    for start in range(0, len(missing), 500):
+        some = missing[start : start + 500]
+        begun += headers_page(store, f"id IN ({placeholders(len(some))})", some, damaged)
+    return [each.header for each in sorted(begun, key=lambda each: each.seq)]
+
+
+def _judged_steps(store: RunStore, run: str) -> list[int]:
+    with store.database.read() as cursor:
+        rows = cursor.execute("SELECT DISTINCT step FROM overlays WHERE run_id = ? ORDER BY step", (run,)).fetchall()
+    return [int(row[0]) for row in rows]
+
+
+def _groups(
+    store: RunStore, headers: Sequence[Trajectory], judged: dict[str, Overlay], damaged: Damaged
+) -> list[dict[str, Any]]:
+    threads = [each.thread_id for each in headers]
+    uses, marks = uses_of_threads(store, threads), tool_marks(store, threads, damaged)
+    by_group: dict[str, list[Trajectory]] = {}
+    for each in headers:
+        overlay = judged.get(each.id)
+        by_group.setdefault((overlay.group_id if overlay else "") or each.group_id or each.id, []).append(each)
+    return [_group(name, siblings, judged, uses, marks) for name, siblings in by_group.items()]
+
+
+def _group(
+    name: str,
+    siblings: list[Trajectory],
+    judged: dict[str, Overlay],
+    uses: dict[str, ThreadUse],
+    marks: dict[str, list[ToolMark]],
+) -> dict[str, Any]:
+    overlays = [judged[each.id] for each in siblings if each.id in judged]
+    rejected = next((o for o in overlays if o.verdict is Verdict.GROUP_REJECTED), None)
+    ordered = sorted(siblings, key=lambda each: each.sample_index)
+    return {
+        "group": name,
+        "task": task_data(siblings[0]),
+        "rejected": overlay_data(rejected)["reason"],
+        "kept": sum(o.verdict is Verdict.KEPT for o in overlays),
+        "rollouts": [
+            _rollout(each, judged.get(each.id), uses.get(each.thread_id), marks.get(each.thread_id, ()))
+            for each in ordered
+        ],
+    }
+
+
+def task_data(trajectory: Trajectory) -> dict[str, Any]:
+    """The task of a trajectory."""
+    task, item = trajectory.task, f"trajectory:{trajectory.id}"
+    return {
+        "id": short(task.id),
+        "family": short(task.family),
+        "prompt": cut_text(task.prompt, item, "prompt"),
+        "answer": cut_text(task.answer, item, "reference"),
+    }
+
+
+def _rollout(
+    trajectory: Trajectory, overlay: Overlay | None, use: ThreadUse | None, marks: Iterable[ToolMark]
+) -> dict[str, Any]:
+    item = f"trajectory:{trajectory.id}"
+    ended = trajectory.ended_at
+    return {
+        "trajectory": trajectory.id,
+        "thread": trajectory.thread_id,
+        "sample": trajectory.sample_index,
+        "status": trajectory.status.value,
+        "stop_reason": trajectory.stop_reason.value if trajectory.stop_reason else None,
+        "reward": foreign(overlay.reward if overlay else trajectory.reward if trajectory.rewards else None),
+        "rewards": foreign(trajectory.rewards),
+        "outcome": foreign(trajectory.rewards.get("correct")),
+        **overlay_data(overlay),
+        "tools": [
+            {
+                "id": mark.id,
+                "status": mark.status.value if mark.status else None,
+                "name": short(mark.name),
+                "role": short(mark.role),
+                "seconds": foreign(mark.seconds),
+            }
+            for mark in marks
+        ],
+        "tokens": use.output_tokens if use else None,
+        "model_calls": use.model_calls if use else 0,
+        "seconds": foreign(ended - trajectory.started_at) if ended is not None else None,
+        "answer": cut_text(trajectory.answer, item, "answer"),
+        "error": cut_text(trajectory.error, item, "error"),
+    }
+
+
+_UNJUDGED = {
+    "verdict": None,
+    "drop_reason": None,
+    "reason": None,
+    "advantage": None,
+    "penalty_error": None,
+    "penalty_format": None,
+    "penalty_by_role": None,
+    "carried_from": None,
+}
+
+
+def overlay_data(overlay: Overlay | None) -> dict[str, Any]:
+    """What a run made of a trajectory; all null where it was not judged."""
+    if overlay is None:
+        return _UNJUDGED
+    by_role = overlay.penalty_by_role
+    return {
+        "verdict": overlay.verdict.value,
+        "drop_reason": overlay.drop_reason.value if overlay.drop_reason else None,
+        "reason": cut_text(overlay.reason, f"overlay:{overlay.trajectory_id}:{overlay.run_id}", "reason"),
+        "advantage": foreign(overlay.advantage),
+        "penalty_error": foreign(overlay.penalty_error),
+        "penalty_format": foreign(overlay.penalty_format),
+        "penalty_by_role": foreign({role: each.model_dump() for role, each in by_role.items()}) if by_role else None,
+        "carried_from": overlay.carried_from,
+    }

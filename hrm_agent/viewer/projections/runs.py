@@ -1,0 +1,212 @@
+"""The runs of all places, newest first."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hrm_agent.bounded import BoundedMap
+from hrm_agent.errors import HrmError
+from hrm_agent.store import RunStore
+from hrm_agent.store.summaries import headers_page
+from hrm_agent.viewer.json_text import short
+from hrm_agent.viewer.projections.run_files import MetricsTail, config_of, json_file, metrics_of, own_run_id
+
+if TYPE_CHECKING:
+    from hrm_agent.viewer.places import Place
+
+__all__ = ["held_out_of", "is_own_run", "place_runs", "runs", "step_base"]
+
+_LIVE_SECONDS = 60.0
+"""A run that wrote within them, or that holds a thread, is live."""
+_SPARK = 60
+_MOST_AVERAGED = 20_000
+"""Of a run without metrics, trajectories whose rewards are read for its accuracy."""
+_outcomes: BoundedMap[tuple[str, str], tuple[tuple[int, int], float | None]] = BoundedMap(1_000)
+_lock = threading.Lock()
+_RUNS = (
+    "SELECT run_id, count(*), min(started_at), max(started_at), max(seq), "
+    "sum(CASE WHEN status = 'running' THEN 1 ELSE 0 END) FROM trajectories GROUP BY run_id"
+)
+_HELD = (
+    "SELECT t.run_id, count(*) FROM leases l JOIN threads t ON t.id = l.thread_id WHERE l.expires_at > ? "
+    "GROUP BY t.run_id"
+)
+
+
+def runs(places: Sequence[Place]) -> dict[str, Any]:
+    """`GET runs`."""
+    found: list[dict[str, Any]] = []
+    problems: list[dict[str, Any]] = []
+    for place in places:
+        try:
+            with place.moment():
+                found += place_runs(place)
+        except HrmError as error:
+            problems.append({"place": place.id, "message": error.message, "hint": error.hint})
+    found.sort(key=lambda run: run["updated_at"] or run["started_at"] or 0.0, reverse=True)
+    return {"runs": found, "problems": problems}
+
+
+def place_runs(place: Place) -> list[dict[str, Any]]:
+    """The runs of one place. Raises what opening its store raises."""
+    store, now = place.store(), time.time()
+    with store.database.read() as cursor:
+        rows = {str(row[0]): row[1:] for row in cursor.execute(_RUNS).fetchall()}
+        seen = dict(cursor.execute("SELECT run_id, max(updated_at) FROM threads GROUP BY run_id").fetchall())
+        held = dict(cursor.execute(_HELD, (now,)).fetchall())
+    own = own_run_id(place.folder) if place.folder is not None and config_of(place.folder) else None
+    names = [*rows, *([own] if own is not None and own not in rows else [])]
+    if not names and seen:
+        names = [""]  # threads of a program of one's own
+    return [
+        _run(place, store, name, rows.get(name), seen.get(name), bool(held.get(name)), name == own) for name in names
+    ]
+
+
+def is_own_run(place: Place, run: str) -> bool:
+    """Whether the files of the place's folder are those of this run."""
+    return place.folder is not None and own_run_id(place.folder) == run
+
+
+def _run(
+    place: Place, store: RunStore, name: str, row: Any, seen: float | None, held: bool, own: bool
+) -> dict[str, Any]:
+    count, first, last, newest, running = row or (0, None, None, None, 0)
+    folder = place.folder if own else None
+    config, metrics = config_of(folder), metrics_of(folder)
+    kind = str(config.get("command") or ("run" if not own else ""))
+    header = _newest_header(store, newest)
+    stored = max((time_ for time_ in (seen, last) if time_ is not None), default=None)
+    updated = stored if stored is not None else _written(folder)
+    steps = metrics.steps[-1] + step_base(kind) if metrics else None
+    of_steps = _of_steps(config, metrics)
+    done = bool(json_file(folder, "report.json") or json_file(folder, "results.json"))
+    left = bool(running) or (steps is not None and of_steps is not None and steps < of_steps and not done)
+    live = held or (updated is not None and time.time() - updated < _LIVE_SECONDS and left)
+    accuracy, of = _accuracy(place, store, name, folder, metrics, (int(count), int(running or 0)))
+    return {
+        "place": place.id,
+        "run": name,
+        "name": short(name or f"{place.id}: single runs"),
+        "kind": kind,
+        "graph": short(str(config.get("graph") or config.get("train.graph") or (header.graph if header else ""))),
+        "policy": short(str(config.get("policy") or config.get("train.policy") or (header.policy if header else ""))),
+        "steps": steps,
+        "of_steps": of_steps,
+        "accuracy": accuracy,
+        "accuracy_of": of,
+        "spark": _spark(metrics),
+        "trajectories": int(count),
+        "status": "running" if live else "stopped" if left else "ended",
+        "live": live,
+        "started_at": first,
+        "updated_at": updated,
+    }
+
+
+def step_base(kind: str) -> int:
+    """What the console adds to the number of a row's step: training by rollouts counts from 0, fine-tuning from 1."""
+    return 0 if kind == "train sft" else 1
+
+
+def _newest_header(store: RunStore, seq: int | None) -> Any:
+    found = headers_page(store, "seq = ?", (seq,), lambda *_: None) if seq is not None else []
+    return found[0].header if found else None
+
+
+def _written(folder: Path | None) -> float | None:
+    try:
+        return (folder / "metrics.jsonl").stat().st_mtime if folder is not None else None
+    except OSError:
+        return None
+
+
+def _of_steps(config: dict[str, Any], metrics: MetricsTail | None) -> int | None:
+    found = config.get("steps", config.get("train.steps"))
+    return found if isinstance(found, int) and (metrics is not None or "train" in str(config.get("command"))) else None
+
+
+def _accuracy(
+    place: Place,
+    store: RunStore,
+    run: str,
+    folder: Path | None,
+    metrics: MetricsTail | None,
+    counts: tuple[int, int],
+) -> tuple[float | None, str | None]:
+    held_out = held_out_of(place, store, run) if folder is not None else []
+    if held_out:
+        return held_out[-1]["value"], "held-out"
+    results = json_file(folder, "results.json")
+    if isinstance(results.get("pass_at_1"), float):
+        return results["pass_at_1"], "held-out"
+    value = metrics.last("rollout/correct") if metrics else _mean_outcome(store, run, counts)
+    return value, None if value is None else "rollouts"
+
+
+def _mean_outcome(store: RunStore, run: str, counts: tuple[int, int]) -> float | None:
+    """Share of the scored trajectories that are right. Kept as long as none is begun or ends."""
+    if not 0 < counts[0] <= _MOST_AVERAGED:
+        return None
+    key = (store.url, run)
+    with _lock:
+        known = _outcomes.get(key)
+    if known is not None and known[0] == counts:
+        return known[1]
+    headers = [each.header for each in headers_page(store, "run_id = ?", (run,), lambda *_: None)]
+    scored = [each.rewards["correct"] for each in headers if "correct" in each.rewards]
+    mean = math.fsum(scored) / len(scored) if scored else None
+    with _lock:
+        _outcomes[key] = (counts, mean)
+    return mean
+
+
+def held_out_of(place: Place, store: RunStore, run: str) -> list[dict[str, Any]]:
+    """Accuracy on held-out problems by step, each with its 95 % interval, as the run itself has told it."""
+    from hrm_agent.intervals import wilson_interval
+
+    report, metrics = json_file(place.folder, "report.json"), metrics_of(place.folder)
+    found: dict[int, dict[str, Any]] = {}
+    if metrics is not None and metrics.last("eval/correct") is not None:
+        problems = _evaluated_problems(store, run)
+        for step, value in zip(metrics.steps, metrics.series("eval/correct"), strict=True):
+            if value is not None:
+                count = problems.get(step + 1)
+                low, high = wilson_interval(value * count, count) if count else (None, None)
+                found[step + 1] = {"step": step + 1, "value": value, "low": low, "high": high, "problems": count}
+    for step, stage in ((0, report.get("before")), (report.get("steps"), report.get("after"))):
+        match stage:
+            case {"pass_at_1": float(value), "interval": [float(low), float(high)], "problems": int(count)}:
+                if isinstance(step, int):
+                    found[step] = {"step": step, "value": value, "low": low, "high": high, "problems": count}
+            case _:
+                pass
+    return [found[step] for step in sorted(found)]
+
+
+def _evaluated_problems(store: RunStore, run: str) -> dict[int, int]:
+    """Updates taken -> problems of the evaluation that was made then."""
+    prefix = f"{run}/eval-"
+    query = "SELECT DISTINCT group_id FROM trajectories WHERE run_id = ? AND substr(group_id, 1, ?) = ?"
+    with store.database.read() as cursor:
+        rows = cursor.execute(query, (run, len(prefix), prefix)).fetchall()
+    counts: dict[int, int] = {}
+    for (group,) in rows:
+        taken = str(group)[len(prefix) :].split("/")[0]
+        if taken.isascii() and taken.isdecimal() and len(taken) < 10:
+            counts[int(taken)] = counts.get(int(taken), 0) + 1
+    return counts
+
+
+def _spark(metrics: MetricsTail | None) -> list[float]:
+    if metrics is None:
+        return []
+    values = [v for v in metrics.series("rollout/correct") or () if v is not None]
+    values = values or [v for v in metrics.series("accuracy") if v is not None]
+    every = -(-len(values) // _SPARK) if values else 1
+    return values[::-1][::every][::-1]

@@ -1,0 +1,110 @@
+"""Who may ask, and what a browser is told to refuse.
+
+The page shows what models, tools and web pages have written, on the machine of the person who looks. So:
+
+* Another site's page cannot ask: a request names one of our own hosts exactly, port included (a name that was rebound
+  to this machine is another); an Origin is one of ours, and each POST has one; `Sec-Fetch-Site`, where a browser sends
+  it, says that the page is ours. Following a link to the first page is let through: it holds nothing.
+* Whoever asks for data shows the token, which stands in no cookie and no address that is sent. Forks and replays need
+  another token besides.
+* What was written by others is never run: no script, style or image but ours, no frame, no form, and no text that
+  becomes markup (`require-trusted-types-for`).
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import socket
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from hrm_agent.http_server import BadRequestError
+
+__all__ = ["FORK_HEADER", "HEADERS", "SiteGate", "require_fork_token"]
+
+FORK_HEADER = "X-Fork-Token"
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""Of every answer."""
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_ANYWHERE = ("0.0.0.0", "::")  # noqa: S104
+_OURS = ("same-origin", "none")
+
+
+class SiteGate:
+    """Raises `BadRequestError` for what our own page, or a program on the command line, would not send."""
+
+    def __init__(self, host: str, port: int, page: str) -> None:
+        """`host`: that it listens on. `page`: path of the page to which a link of another site may lead."""
+        self._port, self._page = port, page
+        self._names = {*_LOOPBACK, host.lower()} - set(_ANYWHERE)
+        self._any_address = host in _ANYWHERE
+        if self._any_address:
+            self._names.add(socket.gethostname().lower())
+
+    def reject(self, request: web.Request) -> None:
+        hosts = request.headers.getall("Host", [])
+        if len(hosts) != 1 or not self._is_ours(hosts[0]):
+            raise BadRequestError(
+                403,
+                "The Host header names another server.",
+                "Open the address that `hrm-agent view` printed. Through a tunnel, forward the same port: "
+                f"ssh -L {self._port}:127.0.0.1:{self._port} HOST.",
+            )
+        origins = request.headers.getall("Origin", [])
+        if request.method not in ("GET", "HEAD") and not origins:
+            raise BadRequestError(403, "A request that changes something needs an Origin header.")
+        if len(origins) > 1 or any(not self._is_origin(origin) for origin in origins):
+            raise BadRequestError(403, "The Origin header names another site.")
+        sites = request.headers.getall("Sec-Fetch-Site", [])
+        if any(site not in _OURS for site in sites) and not self._follows_link(request):
+            raise BadRequestError(403, "Another site's page has asked.")
+
+    def _follows_link(self, request: web.Request) -> bool:
+        headers = request.headers
+        return (
+            request.method == "GET"
+            and request.path == self._page
+            and headers.getall("Sec-Fetch-Mode", []) == ["navigate"]
+            and headers.getall("Sec-Fetch-Dest", []) == ["document"]
+        )
+
+    def _is_origin(self, origin: str) -> bool:
+        scheme, _, authority = origin.partition("://")
+        return scheme == "http" and self._is_ours(authority)
+
+    def _is_ours(self, authority: str) -> bool:
+        name, colon, port = authority.rpartition(":")
+        if not colon or "]" in port:  # the port that browsers leave out
+            name, port = authority, "80"
+        if port != str(self._port):
+            return False
+        bare = name[1:-1] if name.startswith("[") and name.endswith("]") else name
+        return bare.lower() in self._names or (self._any_address and _is_address(bare))
+
+
+def _is_address(name: str) -> bool:
+    """A number cannot be rebound, as a name can."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def require_fork_token(request: web.Request, token: str) -> None:
+    """Raise for a request that does not show the second token once."""
+    given: Sequence[str] = request.headers.getall(FORK_HEADER, [])
+    if len(given) != 1 or not hmac.compare_digest(given[0].encode("utf-8", "surrogateescape"), token.encode()):
+        raise BadRequestError(403, "The token for forks is missing or wrong.", "Reload the page from its address.")

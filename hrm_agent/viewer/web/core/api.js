@@ -1,0 +1,125 @@
+// Asks the server, or in a static copy its data files, for one answer of /api/v1.
+(() => {
+  "use strict";
+
+  // The token comes in the fragment, which no server and no log sees, and is taken out of the address at once.
+  const given = location.hash.startsWith("#/") ? null : new URLSearchParams(location.hash.slice(1));
+  if (given && given.has("token")) {
+    sessionStorage.setItem("hrm-token", given.get("token"));
+    if (given.has("fork")) sessionStorage.setItem("hrm-fork-token", given.get("fork"));
+    history.replaceState(null, "", `${location.pathname}#${given.get("route") || "/"}`);
+  }
+
+  class ApiError extends Error {
+    constructor(message, hint, status) {
+      super(message);
+      this.name = "ApiError";
+      this.hint = hint || "";
+      this.status = status;
+    }
+  }
+
+  const PAGING = new Set(["after", "limit", "from", "to", "keys", "status", "verdict", "sort"]);
+
+  // As Python's quote writes it, which the files of a copy are named by.
+  const quoted = (value) => encodeURIComponent(value).replace(/[!'()*]/g, (one) => `%${one.charCodeAt(0).toString(16).toUpperCase()}`);
+
+  function query(params, left_out = new Set()) {
+    return Object.entries(params || {})
+      .filter(([name, value]) => value !== null && value !== undefined && value !== "" && !left_out.has(name))
+      .sort(([one], [other]) => (one < other ? -1 : 1))
+      .map(([name, value]) => `${quoted(name)}=${quoted(value)}`)
+      .join("&");
+  }
+
+  function key(name, params) {
+    return `${name}?${query(params, PAGING)}`;
+  }
+
+  const loading = new Map();
+
+  function load_script(file) {
+    if (!loading.has(file)) {
+      loading.set(
+        file,
+        new Promise((resolve, reject) => {
+          const script = document.createElement("script");
+          script.src = file;
+          script.onload = resolve;
+          script.onerror = () => reject(new ApiError(`The file ${file} of this copy is missing.`, "Make the copy again: hrm-agent view --export."));
+          document.head.append(script);
+        }),
+      );
+    }
+    return loading.get(file);
+  }
+
+  async function get_static(name, params) {
+    const wanted = key(name, params);
+    if (!hrm.stored.has(wanted)) {
+      const file = hrm.files[wanted];
+      if (!file || !/^data\/[\w.-]+\.js$/.test(file))
+        throw new ApiError("This was left out of this copy.", "Make a larger copy (hrm-agent view --export --limit N), or look at the store itself.", 404);
+      await load_script(file);
+    }
+    return hrm.stored.get(wanted);
+  }
+
+  function headers(more) {
+    const token = sessionStorage.getItem("hrm-token");
+    return { ...(token ? { Authorization: `Bearer ${token}` } : {}), ...more };
+  }
+
+  async function answer(request) {
+    let response;
+    try {
+      response = await request;
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw new ApiError("The viewer's server does not answer.", "Is `hrm-agent view` still running? The page goes on by itself when it is back.", 0);
+    }
+    let body = null;
+    try {
+      body = await response.json();
+    } catch {
+      if (response.ok) throw new ApiError("The server's answer is not JSON.", "", response.status);
+    }
+    if (response.ok) return body;
+    const told = body && body.error;
+    if (response.status === 401)
+      throw new ApiError("This page has no token, or an old one.", "Open the address that `hrm-agent view` printed, whole.", 401);
+    throw new ApiError((told && told.message) || `The server answered ${response.status}.`, told && told.hint, response.status);
+  }
+
+  // The newest answers, so that going back shows a page at once; it is asked for again all the same.
+  const kept = new Map();
+  const KEPT = 64;
+
+  function keep(name, value) {
+    kept.delete(name);
+    kept.set(name, value);
+    if (kept.size > KEPT) kept.delete(kept.keys().next().value);
+  }
+
+  hrm.ApiError = ApiError;
+  hrm.api = {
+    key,
+    is_static: () => hrm.files !== null,
+    // Whether there can be an answer: in a copy something may have been left out.
+    has: (name, params) => hrm.files === null || hrm.stored.has(key(name, params)) || key(name, params) in hrm.files,
+    can_fork: () => sessionStorage.getItem("hrm-fork-token") !== null,
+    headers,
+    url: (name, params) => `api/v1/${name}?${query(params)}`,
+    cached: (name, params) => kept.get(`${name}?${query(params)}`),
+    async get(name, params, { signal } = {}) {
+      if (hrm.files !== null) return get_static(name, params);
+      const value = await answer(fetch(hrm.api.url(name, params), { headers: headers(), signal }));
+      keep(`${name}?${query(params)}`, value);
+      return value;
+    },
+    async post(name, body) {
+      const more = { "Content-Type": "application/json", "X-Fork-Token": sessionStorage.getItem("hrm-fork-token") || "" };
+      return answer(fetch(`api/v1/${name}`, { method: "POST", headers: headers(more), body: JSON.stringify(body) }));
+    },
+  };
+})();

@@ -1,0 +1,34 @@
+// The one global name of the pages. Everything hangs below it: hrm.api, hrm.route, hrm.ui, hrm.pages.
+//
+// The scripts are classic ones, in the order of index.html, so that the same files work from the server and from a
+// file that somebody double-clicks: browsers refuse modules and fetch there.
+(() => {
+  "use strict";
+
+  const { h, render, Fragment, Component, createContext } = preact;
+  const html = htm.bind(h);
+
+  globalThis.hrm = {
+    html,
+    h,
+    render,
+    Fragment,
+    Component,
+    createContext,
+    // useState, useEffect, useRef, useMemo, useCallback, ...
+    hooks: preactHooks,
+    // name of a route -> component that gets {params}
+    pages: {},
+    ui: {},
+    // In a static copy: key of an answer -> the file that holds it, and what those files have brought so far.
+    files: null,
+    stored: new Map(),
+    // Called by the files of a static copy.
+    storeFiles(files) {
+      hrm.files = { ...hrm.files, ...files };
+    },
+    store(key, value) {
+      hrm.stored.set(key, value);
+    },
+  };
+})();

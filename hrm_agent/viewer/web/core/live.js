@@ -1,0 +1,138 @@
+// Hears of changes, and gives components data that stays new.
+//
+// The server says only which places have changed, at most once a second; what is shown of them is asked for again.
+// An EventSource cannot send the token in a header, so the stream is read by fetch.
+(() => {
+  "use strict";
+  const { useState, useEffect, useRef, useCallback } = hrm.hooks;
+
+  const listeners = new Set(); // called with the ids of the places
+  const states = new Set(); // called with "connecting" | "live" | "away" | "static"
+  let state = "connecting";
+
+  function tell_state(next) {
+    if (next === state) return;
+    state = next;
+    states.forEach((listener) => listener(next));
+  }
+
+  const sleep = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
+
+  function heard(block) {
+    const lines = block.split("\n").filter((line) => line.startsWith("data:"));
+    if (!lines.length) return;
+    const { places } = JSON.parse(lines.map((line) => line.slice(5)).join("\n"));
+    listeners.forEach((listener) => listener(places));
+  }
+
+  async function read_once() {
+    const response = await fetch("api/v1/events", { headers: hrm.api.headers() });
+    if (!response.ok) return false;
+    tell_state("live");
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let waiting = "";
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return true;
+      waiting += value;
+      const blocks = waiting.split("\n\n");
+      waiting = blocks.pop();
+      blocks.forEach(heard);
+    }
+  }
+
+  async function listen() {
+    let pause = 500;
+    for (;;) {
+      const before = Date.now();
+      let been_live = false;
+      try {
+        been_live = await read_once();
+      } catch {
+        been_live = state === "live";
+      }
+      tell_state("away");
+      pause = been_live && Date.now() - before > 5000 ? 500 : Math.min(pause * 2, 15000);
+      await sleep(pause);
+      // What happened meanwhile was not heard of: everything on the page is asked for again.
+      if (been_live) listeners.forEach((listener) => listener(null));
+    }
+  }
+
+  hrm.live = {
+    start() {
+      if (hrm.api.is_static()) tell_state("static");
+      else listen();
+    },
+    // Calls back with the ids of changed places, null where any may have changed. Returns what ends it.
+    on(listener) {
+      listeners.add(listener);
+      return () => listeners.delete(listener);
+    },
+  };
+
+  hrm.useLiveState = () => {
+    const [value, set] = useState(state);
+    useEffect(() => {
+      states.add(set);
+      set(state);
+      return () => states.delete(set);
+    }, []);
+    return value;
+  };
+
+  // Runs `refresh` when the place has changed (any place where it is null), never twice at a time.
+  hrm.useChanges = (place, refresh) => {
+    const newest = useRef(refresh);
+    newest.current = refresh;
+    useEffect(() => {
+      let busy = false;
+      let again = false;
+      const run = async () => {
+        if (busy) return void (again = true);
+        busy = true;
+        do {
+          again = false;
+          await newest.current();
+        } while (again);
+        busy = false;
+      };
+      return hrm.live.on((places) => {
+        if (places === null || !place || places.includes(place)) run();
+      });
+    }, [place]);
+  };
+
+  // {data, error, loading, reload} of one answer. params null: nothing is asked. Old data stays while new is awaited.
+  hrm.useData = (name, params, { live = true } = {}) => {
+    const key = params === null ? null : hrm.api.url(name, params);
+    const [held, set] = useState({ key: null, data: null, error: null });
+    const newest = useRef(key);
+    newest.current = key;
+    const load = useCallback(async () => {
+      if (params === null) return;
+      try {
+        const data = await hrm.api.get(name, params);
+        if (newest.current === key) set({ key, data, error: null });
+      } catch (error) {
+        if (newest.current === key) set((before) => ({ key, data: before.key === key ? before.data : null, error }));
+      }
+    }, [key]);
+    useEffect(() => void load(), [key]);
+    hrm.useChanges((params && params.place) || null, live && key ? load : async () => {});
+    if (key === null) return { data: null, error: null, loading: false, reload: load };
+    if (held.key === key) return { data: held.data, error: held.error, loading: false, reload: load };
+    const cached = hrm.api.cached(name, params);
+    return { data: cached ?? null, error: null, loading: !cached, reload: load };
+  };
+
+  // Lets a screen reader hear of something that appeared by itself, politely and not more often than every few seconds.
+  let pending = null;
+  hrm.announce = (text) => {
+    clearTimeout(pending);
+    pending = setTimeout(() => {
+      const region = document.getElementById("announcer");
+      if (region) region.textContent = text;
+    }, 1000);
+  };
+})();

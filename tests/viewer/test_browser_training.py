@@ -1,0 +1,174 @@
+"""The pages of training in a real browser: a run is walked from its curves to a sibling while another is written."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from hrm_agent.store import open_store
+from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, ToolStatus
+from tests.support.browser import Browsing
+from tests.support.trajectory.samples import make_tool_call, make_trajectory
+from tests.viewer.conftest import SMALL_TRAINING
+
+pytestmark = pytest.mark.whole
+
+
+@contextmanager
+def training(folder: Path) -> Iterator[None]:
+    """A training that goes on until the block ends."""
+    words = [sys.executable, "-m", "hrm_agent", *SMALL_TRAINING, "--steps", "200", "--out", str(folder)]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+
+
+def newest_step(page: Page) -> int:
+    """The last step of the large chart."""
+    return int(page.get_by_role("slider", name="Accuracy").get_attribute("aria-valuemax") or "0")
+
+
+def test_a_run_is_walked_while_another_one_is_written(trained_run: Path, browsing: Browsing, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    shutil.copytree(trained_run, runs / "before")
+    site = browsing.serve(runs)
+    with training(runs / "later"):
+        page = site.open("runs")
+        loaded = page.evaluate("performance.timeOrigin")
+        page.get_by_role("link", name="small").or_(page.get_by_role("link", name="before")).first.click()
+        accuracy = page.get_by_role("slider", name="Accuracy")
+        expect(accuracy).to_have_attribute("aria-valuemax", "3")
+        expect(page.get_by_text("Held-out", exact=False).first).to_be_visible()
+        browsing.check(page, "run")
+
+        accuracy.focus()
+        page.keyboard.press("Home")
+        expect(accuracy).to_have_attribute("aria-valuetext", re.compile(r"step 1: .*rollouts 0\.\d{3}"))
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Step 1")
+        walk_a_step(page, browsing)
+
+        page.goto(page.url.partition("#")[0] + "#/")
+        later = page.get_by_role("link", name="later")
+        expect(later).to_be_visible()
+        later.click()
+        accuracy = page.get_by_role("slider", name="Accuracy")
+        expect(accuracy).to_be_visible()
+        seen = newest_step(page)
+        expect(accuracy).not_to_have_attribute("aria-valuemax", str(seen))  # a point came
+        assert newest_step(page) > seen
+        expect(page.locator("#announcer")).to_contain_text("Step")
+        assert page.evaluate("performance.timeOrigin") == loaded, "the page was never loaded again"
+    page.get_by_text("Beside other runs").click()
+    page.get_by_role("checkbox").first.check()
+    expect(page).to_have_url(re.compile("with="))
+    browsing.check(page, "runs overlaid")
+
+
+def walk_a_step(page: Page, browsing: Browsing) -> None:
+    """From the groups of a step to two siblings, and to one of them."""
+    groups = page.locator("section.group")
+    expect(groups).to_have_count(2)
+    expect(groups.first.get_by_role("img", name=re.compile("^(kept|dropped|rejected): "))).not_to_have_count(0)
+    browsing.check(page, "step")
+    address = page.url
+    page.get_by_label("Outcome").select_option("correct")
+    expect(page).to_have_url(re.compile("outcome=correct"))
+    expect(page.get_by_role("row").filter(has_text="wrong")).to_have_count(0)
+    page.get_by_label("Outcome").select_option("")
+    boxes = groups.first.get_by_role("checkbox")
+    boxes.nth(0).check()
+    boxes.nth(1).check()
+    page.get_by_role("button", name="Compare").click()
+    expect(page).to_have_url(re.compile("#/compare"))
+    page.goto(address)
+    expect(groups).to_have_count(2)
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("#/trajectory"))
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_every_page_stands_in_the_dark_and_where_it_is_narrow(
+    trained_run: Path, browsing: Browsing, width: int
+) -> None:
+    site = browsing.serve(trained_run)
+    run = (trained_run / "run_id").read_text()
+    page = site.open("runs", width=width, theme="dark")
+    expect(page.get_by_role("table", name="Runs")).to_be_visible()
+    browsing.check(page, f"runs {width} dark")
+    seen = {
+        "run": page.get_by_role("slider", name="Gradient, norm"),
+        "groups": page.locator("section.group").first,
+        "list": page.get_by_role("table", name="Trajectories"),
+        "environment": page.get_by_role("heading", name="Outcomes"),
+    }
+    for route, locator in seen.items():
+        site.go(page, route, place=site.place, run=run)
+        expect(locator).to_be_visible()
+        browsing.check(page, f"{route} {width} dark")
+    site.go(page, "step", place=site.place, run=run, step=2)
+    expect(page.get_by_role("table").first).to_be_visible()
+    browsing.check(page, f"step {width} dark")
+
+
+HOSTILE = (
+    "<img src=x onerror='window.broken_in = 1'><script>window.broken_in = 1</script>"
+    "\x1b[31mred\x1b[0m \u202etxet\u202c NUL:\0 zero\u200bwidth " + "long" * 800
+)
+
+
+def test_hostile_names_execute_nothing_and_break_no_layout(tmp_path: Path, browsing: Browsing) -> None:
+    path = tmp_path / "hostile.db"
+    task = TaskRef(id=HOSTILE, family=HOSTILE, prompt=HOSTILE, answer=HOSTILE)
+    facts = {"answer": HOSTILE, "error": HOSTILE, "status": RunStatus.FAILED, "stop_reason": StopReason.ERROR}
+    with open_store(path) as store:
+        store.journal.write_tool_call(make_tool_call(name=HOSTILE, status=ToolStatus.ERROR, stderr=HOSTILE))
+        store.journal.write_trajectory(make_trajectory(calls=(), tool_calls=(), task=task, run_id=HOSTILE, **facts))
+    site = browsing.serve(path)
+    for width in (390, 1440):
+        page = site.open("runs", width=width)
+        expect(page.get_by_role("table", name="Runs")).to_be_visible()
+        for route in ("groups", "list", "environment"):
+            site.go(page, route, place=site.place, run=HOSTILE)
+            expect(page.locator(".loading")).to_have_count(0)
+            expect(page.locator("h1 .chip").first).to_be_visible()
+            browsing.check(page, f"hostile {route} {width}")
+        assert page.evaluate("window.broken_in") is None
+        expect(page.locator("h1")).not_to_contain_text("\u202e")
+
+
+def test_ten_thousand_rows_are_moved_over_by_the_keyboard(trained_run: Path, browsing: Browsing) -> None:
+    page = browsing.serve(trained_run).open("runs")
+    page.evaluate(
+        """() => {
+          const { html, render, ui } = hrm;
+          const rows = [...Array(10000).keys()].map((number) => ({ number }));
+          const columns = [{ key: "number", label: "Number", value: (row) => row.number, render: (row) => row.number }];
+          hrm.pages.many = () => html`<h1>Many</h1><${ui.Table} rows=${rows} columns=${columns} label="Many" />`;
+          location.hash = "#/many";
+        }"""
+    )
+    table = page.get_by_role("table", name="Many")
+    expect(table).to_have_attribute("aria-rowcount", "10001")
+    assert page.get_by_role("row").count() < 100
+    page.keyboard.press("j")
+    page.keyboard.press("End")
+    expect(page.locator("[data-row='9999']")).to_be_focused()
+    page.keyboard.press("k")
+    expect(page.locator("[data-row='9998']")).to_be_focused()
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_contain_text("next row")

@@ -1,0 +1,138 @@
+"""Forks and replays from a page: planned, then run by commands of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hrm_agent.cli.main import main
+from hrm_agent.errors import ConfigError, RunError
+from hrm_agent.testing import wait_until
+from hrm_agent.viewer.fork_jobs import ForkJobs
+from hrm_agent.viewer.json_text import NotThere
+from hrm_agent.viewer.places import Place
+from hrm_agent.viewer.projections.moments import moments
+from hrm_agent.viewer.projections.state import moment
+from hrm_agent.viewer.projections.trajectories import trajectories
+
+pytestmark = pytest.mark.whole
+
+
+@pytest.fixture
+def place(trained_run: Path, tmp_path: Path) -> Iterator[Place]:
+    shutil.copytree(trained_run, tmp_path / "small")
+    found = Place("small", str(tmp_path / "small"), tmp_path / "small")
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def jobs() -> Iterator[ForkJobs]:
+    found = ForkJobs()
+    yield found
+    found.close()
+
+
+def after_tools(place: Place) -> tuple[str, str, str]:
+    """A thread, its first moment after a tool ran, and the id of the tool call there."""
+    row = next(row for row in trajectories(place, "small")["rows"] if row[12])
+    found = next(each for each in moments(place, row[2])["moments"] if "tools" in each["nodes"])
+    state = moment(place, row[2], found["checkpoint"])
+    (channel,) = [channel for channel in state["channels"] if channel["name"] == "messages"]
+    return row[2], found["checkpoint"], channel["messages"][-1]["tool_call_id"]
+
+
+def ended(jobs: ForkJobs) -> list[dict[str, Any]]:
+    asyncio.run(wait_until(lambda: all(job["state"] != "running" for job in jobs.all()["jobs"])))
+    return jobs.all()["jobs"]
+
+
+def test_a_fork_with_an_edit_and_a_replay(place: Place, jobs: ForkJobs) -> None:
+    thread, checkpoint, call = after_tools(place)
+    text = "the tool's result: $(touch /tmp/x) \"'\n" + "1" * 200_000
+    request = {"place": "small", "thread": thread, "checkpoint": checkpoint, "edit": {"tools": {call: "1\n2"}}}
+    long = {**request, "edit": {"tools": {call: text}}}
+    plan = jobs.plan(place, request)
+    assert plan["runs_again"][0] == "reason" and plan["model"] == "builtin:cold-start"
+    assert plan["command"].startswith("hrm-agent fork ") and "--edit edit.json" in plan["command"]
+    assert jobs.plan(place, request)["digest"] == plan["digest"] != jobs.plan(place, long)["digest"]
+    with pytest.raises(RunError, match="not what was planned"):
+        jobs.fork(place, {**long, "digest": plan["digest"]})
+    jobs.fork(place, {**request, "digest": plan["digest"], "count": 2})
+    jobs.replay(place, {"place": "small", "id": thread})
+    with pytest.raises(RunError, match="2 jobs are under way"):
+        jobs.replay(place, {"id": thread})
+    replayed, forked = ended(jobs)
+    assert (replayed["state"], replayed["result"]["verdict"]) == ("done", "equal")
+    assert forked["state"] == "done", forked["error"]
+    assert forked["threads"] == [f"{thread}/fork-1/0", f"{thread}/fork-1/1"]
+    made = place.store().journal.trajectory(forked["trajectories"][0])
+    assert made.forked_from is not None and made.forked_from.checkpoint_id == checkpoint
+    shared = next(each for each in moments(place, thread)["moments"] if each["checkpoint"] == checkpoint)
+    assert [fork["trajectory"] for fork in shared["branches"]] == forked["trajectories"]
+    state = moment(place, forked["threads"][0], moments(place, forked["threads"][0])["moments"][-1]["checkpoint"])
+    (channel,) = [channel for channel in state["channels"] if channel["name"] == "messages"]
+    assert "1\n2" in [message["text"]["text"] for message in channel["messages"]]
+
+
+def test_what_is_refused(place: Place, jobs: ForkJobs) -> None:
+    thread, checkpoint, _ = after_tools(place)
+    good = {"thread": thread, "checkpoint": checkpoint}
+    for wrong in (
+        {"thread": thread},
+        {**good, "edit": [1]},
+        {**good, "edit": {"shell": "x"}},
+        {**good, "edit": {"messages": {"a": 1}}},
+        {**good, "edit": {"values": [1]}},
+        {**good, "edit": {"as_node": 3}},
+        {**good, "shell": "x"},
+    ):
+        with pytest.raises(ConfigError):
+            jobs.plan(place, wrong)
+    with pytest.raises(NotThere, match="no checkpoint"):
+        jobs.plan(place, {**good, "checkpoint": "gone"})
+    digest = jobs.plan(place, good)["digest"]
+    for count in (0, 17, "2", True):
+        with pytest.raises(ConfigError):
+            jobs.fork(place, {**good, "digest": digest, "count": count})
+    assert jobs.all() == {"jobs": []}
+
+
+def test_a_command_that_fails_says_why_and_close_ends_those_under_way(place: Place, jobs: ForkJobs) -> None:
+    jobs.replay(place, {"id": "--no-such-option"})
+    (job,) = ended(jobs)
+    assert job["state"] == "failed" and "--no-such-option" in job["error"]["message"]
+    jobs.replay(place, {"id": "nothing"})
+    jobs.close()
+    assert ended(jobs)[0]["state"] == "failed"
+    with pytest.raises(RunError, match="is ending"):
+        jobs.replay(place, {"id": "nothing"})
+
+
+def test_an_edit_of_a_file(
+    place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thread, checkpoint, call = after_tools(place)
+    words = ("fork", thread, "--at", checkpoint, "--store", place.where, "--json", "--edit")
+    (tmp_path / "edit.json").write_text('{"tools": {"' + call + '": "from a file"}}')
+    assert main([*words, str(tmp_path / "edit.json")]) == 0
+    assert f"{thread}/fork-1" in capsys.readouterr().out
+    long = "$(touch /tmp/x) \"'\n" + "1" * 500_000
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps({"tools": {call: long}})))
+    assert main([*words, "-"]) == 0, "longer than an argument may be"
+    state = moment(place, f"{thread}/fork-2", moments(place, f"{thread}/fork-2")["moments"][-1]["checkpoint"])
+    (channel,) = [channel for channel in state["channels"] if channel["name"] == "messages"]
+    assert channel["messages"][-1]["text"]["chars"] == len(long)
+    (tmp_path / "edit.json").write_text('{"tool": {}}')
+    assert main([*words, str(tmp_path / "edit.json")]) == 2
+    assert "Extra inputs are not permitted" in capsys.readouterr().err
+    assert main([*words, str(tmp_path / "missing.json")]) == 2
+    assert "No such file" in capsys.readouterr().err
