@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
 
 from hrm_agent.cli.main import main
 from hrm_agent.training.tasks.packages import GROUP
@@ -63,8 +64,7 @@ def has_slow_blocks(page: Path) -> bool:
 def front_matter(page: Path) -> dict[str, str]:
     """What stands at the top of a page about it: `description`, which search engines show, and `after`."""
     found = _FRONT_MATTER.match(page.read_text(encoding="utf-8"))
-    lines = (line.split(": ", 1) for line in found[1].splitlines()) if found else ()
-    return {name: text.strip('"') for name, text in lines}
+    return yaml.safe_load(found[1]) if found else {}
 
 
 def begun_by() -> set[str]:

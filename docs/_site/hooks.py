@@ -38,7 +38,11 @@ REFERENCE: dict[str, tuple[str, str, list[str]]] = {
         "Recording programs, the store, and the trajectories in it.",
         ["hrm_agent", "hrm_agent.store", "hrm_agent.trajectory", "hrm_agent.errors"],
     ),
-    "models": ("Models and tools", "What nodes call: policies and tools.", ["hrm_agent.models", "hrm_agent.tools"]),
+    "models": (
+        "Models and tools",
+        "What nodes call, which is policies and tools.",
+        ["hrm_agent.models", "hrm_agent.tools"],
+    ),
     "rewards": (
         "Rewards and tasks",
         "Rubrics, answer readers, judges, and tasks.",
