@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import signal
@@ -172,3 +173,26 @@ def test_ten_thousand_rows_are_moved_over_by_the_keyboard(trained_run: Path, bro
     expect(page.locator("[data-row='9998']")).to_be_focused()
     page.keyboard.press("?")
     expect(page.get_by_role("dialog")).to_contain_text("next row")
+
+
+def test_hostile_names_and_numbers_of_metrics_break_no_chart(
+    trained_run: Path, browsing: Browsing, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(trained_run, tmp_path / "run"))
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for number, row in enumerate(rows):
+        role = {**row["roles"]["reason"]}
+        row |= {f"reward/{HOSTILE}": number, "loss": [float("nan"), 1e300, -1e300][number], "skipped": HOSTILE}
+        row["roles"][HOSTILE] = role
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    site = browsing.serve(folder)
+    page = site.open("run", width=390, place=site.place, run=(folder / "run_id").read_text())
+    expect(page.get_by_role("slider", name="Rewards by name")).to_be_visible()
+    expect(page.get_by_role("slider", name="Loss")).to_have_attribute("aria-valuetext", re.compile("-1.0e300"))
+    page.get_by_text("All other metrics").click()
+    expect(page.get_by_role("slider", name="rollout/count")).to_be_visible()
+    browsing.check(page, "hostile metrics 390")
+    site.go(page, "step", place=site.place, run=(folder / "run_id").read_text(), step=2)
+    expect(page.get_by_text("The weights did not change").locator(".chip").first).to_be_visible()
+    browsing.check(page, "hostile step 390")
+    assert page.evaluate("window.broken_in") is None

@@ -93,7 +93,7 @@
       ctx.moveTo(at, bbox.top);
       ctx.lineTo(at, bbox.top + bbox.height);
       ctx.stroke();
-      ctx.fillText(text, at + 4 * scale, bbox.top + 12 * scale);
+      if (bbox.height > 180 * scale) ctx.fillText(hrm.ui.short_name(text), at + 4 * scale, bbox.top + 12 * scale);
     }
     ctx.restore();
   }
@@ -242,11 +242,11 @@
       on_open(x[plot.current.cursor.idx]);
     };
     return html`<figure class="chart">
-      <figcaption><span class="chart-title" title=${help}>${title}${unit && html` <small>${unit}</small>`}</span>
+      <figcaption><span class="chart-title" title=${help}><${hrm.ui.Text} of=${title} clip=${60} />${unit && html` <small>${unit}</small>`}</span>
         <span class="readout">${at !== null && index >= 0 && html`<small>step ${x[index]}</small> `}${values.map(({ name, text }) => html`<span key=${name}>${name && drawn.length > 1 && html`<small>${name}</small> `}${text}</span> `)}</span>
       </figcaption>
       ${places.length
-        ? html`<div ref=${box} class=${`plot ${on_open ? "opens" : ""}`} role="slider" tabindex="0" aria-label=${`${title}${unit ? `, ${unit}` : ""}`} aria-orientation="horizontal"
+        ? html`<div ref=${box} class=${`plot ${on_open ? "opens" : ""}`} role="slider" tabindex="0" aria-label=${`${hrm.ui.short_name(title, 60)}${unit ? `, ${unit}` : ""}`} aria-orientation="horizontal"
             aria-valuemin=${x[0]} aria-valuemax=${x[last]} aria-valuenow=${x[index]} aria-valuetext=${`step ${x[index]}: ${spoken || "not recorded"}`}
             onKeyDown=${on_key} onMouseDown=${(event) => (pressed.current = event.clientX)} onClick=${on_click} onMouseLeave=${() => set_at(null)} onBlur=${() => set_at(null)} style=${{ height: `${height}px` }}></div>`
         : html`<p class="none">not recorded</p>`}

@@ -58,6 +58,12 @@
     return parts;
   }
 
+  // A short name where no label can stand: in a canvas, in an attribute.
+  function short_name(value, most = 24) {
+    const text = plain(value).replace(ODD, "·");
+    return text.length > most ? `${text.slice(0, most - 1)}…` : text;
+  }
+
   // <Text of=...>: a short piece of foreign text within a line. `clip` cuts it, the title has the rest.
   // What the server may have cut ({text, chars, cut}) is taken as it came.
   function Text({ of, clip, class: name }) {
@@ -132,5 +138,5 @@
     return html`<a href=${url} target="_blank" rel="noopener noreferrer" title=${url}>${children || html`<${Text} of=${url} />`}</a>`;
   }
 
-  Object.assign(hrm.ui, { Text, Code, Cut, Outside, pieces, plain });
+  Object.assign(hrm.ui, { Text, Code, Cut, Outside, pieces, plain, short_name });
 })();

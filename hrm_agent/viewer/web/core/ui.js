@@ -11,7 +11,7 @@
   // --- numbers -------------------------------------------------------------------------------------------------------
 
   function rounded(value, digits) {
-    if (Number.isInteger(value) && Math.abs(value) >= 1) return value.toLocaleString("en");
+    if (Number.isInteger(value) && Math.abs(value) >= 1 && Math.abs(value) < 1e15) return value.toLocaleString("en");
     const size = Math.abs(value);
     if (size !== 0 && (size < 0.001 || size >= 1e7)) return value.toExponential(1).replace("e+", "e");
     return value.toLocaleString("en", { maximumFractionDigits: digits, minimumFractionDigits: size < 100 && size !== 0 ? digits : 0 });

@@ -165,7 +165,7 @@
         ROLES.map(([key, title, unit]) => ({
           title,
           unit,
-          series: names.filter((role) => data.roles[role][key]).map((role) => ({ name: hrm.ui.plain(role), values: smoothed(data.roles[role][key], smoothing), as: format.number })),
+          series: names.filter((role) => data.roles[role][key]).map((role) => ({ name: hrm.ui.short_name(role), values: smoothed(data.roles[role][key], smoothing), as: format.number })),
         })).filter((chart) => chart.series.some((one) => one.values.some((value) => value !== null))),
       [data, smoothing],
     );
@@ -175,12 +175,18 @@
     </section>`;
   }
 
+  // Each reward of a rubric, where there are several.
+  function rewards_of(data) {
+    const keys = Object.keys(data.series).filter((key) => key.startsWith("reward/"));
+    return keys.length ? [["Rewards by name", "mean", keys.map((key) => [key, hrm.ui.short_name(key.slice(7))]), {}]] : [];
+  }
+
   const CHARTED = new Set(["rollout/correct", ...PHASES.map(([key]) => key), ...GROUPS.flatMap(([, charts]) => charts.flatMap(([, , keys]) => keys.map(([key]) => key)))]);
 
   function Others({ runs, smoothing, on_open }) {
     const [open, set_open] = useState(false);
     const { data } = runs[0];
-    const keys = Object.keys(data.series).filter((key) => !CHARTED.has(key) && data.series[key].some((value) => typeof value === "number"));
+    const keys = Object.keys(data.series).filter((key) => !CHARTED.has(key) && !key.startsWith("reward/") && data.series[key].some((value) => typeof value === "number"));
     if (!keys.length) return null;
     return html`<details class="others" onToggle=${(event) => set_open(event.target.open)}>
       <summary>All other metrics <small>${keys.length}</small></summary>
@@ -243,10 +249,11 @@
     const narrow = hrm.useNarrow();
     const name = hrm.ui.run_name(place, run);
     const runs = useMemo(
-      () => (data ? [{ name: hrm.ui.plain(name), data }, ...others.map(([p, r]) => ({ name: hrm.ui.plain(r === run || !r ? p : r), data: loaded[`${p}\n${r}`] })).filter((one) => one.data)] : []),
+      () => (data ? [{ name: hrm.ui.short_name(name), data }, ...others.map(([p, r]) => ({ name: hrm.ui.short_name(r === run || !r ? p : r), data: loaded[`${p}\n${r}`] })).filter((one) => one.data)] : []),
       [data, loaded, params.with],
     );
     const open = data && data.kind !== "train sft" ? (step) => step >= 1 && hrm.go("step", { place, run, step }) : undefined;
+    const rewards = useMemo(() => (data ? rewards_of(data) : []), [data]);
     const weight = Math.min(0.95, Number(smoothing) || 0);
     const marks = useMemo(() => (data ? data.stages.map(({ step, name: text }) => ({ x: step, text })) : []), [data && JSON.stringify(data.stages)]);
     const common = { smoothing: weight, on_open: open, marks };
@@ -261,7 +268,8 @@
           ${open && !narrow && html`<span>A click on a point, or Enter, opens the step; a drag enlarges, a double click takes it back.</span>`}
         </div>
         <section class="panel" aria-label="Accuracy"><${AccuracyChart} runs=${runs} ...${common} height=${narrow ? 220 : 300} /></section>
-        ${GROUPS.map(([title, charts], index) => {
+        ${GROUPS.map(([title, fixed], index) => {
+          const charts = index === 0 ? [...fixed, ...rewards] : fixed;
           const any = charts.some(([, , keys]) => keys.some(([key]) => (data.series[key] || []).some((value) => value !== null)));
           return any && html`<section key=${title} aria-labelledby=${`group-${index}`}><h2 id=${`group-${index}`}>${title}</h2>
             <div class="multiples">${charts.map((chart) => html`<${Small} key=${chart[0]} runs=${runs} chart=${chart} ...${common} />`)}${index === 2 && html`<${TimeChart} data=${data} ...${common} />`}</div>
