@@ -196,3 +196,25 @@ def test_hostile_names_and_numbers_of_metrics_break_no_chart(
     expect(page.get_by_text("The weights did not change").locator(".chip").first).to_be_visible()
     browsing.check(page, "hostile step 390")
     assert page.evaluate("window.broken_in") is None
+
+
+def test_a_hidden_page_gives_its_stream_back_and_reads_all_anew_when_it_is_seen(
+    trained_run: Path, browsing: Browsing
+) -> None:
+    page = browsing.serve(trained_run).open("runs")
+    expect(page.get_by_text("Live", exact=True)).to_be_visible()
+    asked: list[str] = []
+    ended: list[str] = []
+    page.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
+    page.on("requestfailed", lambda request: ended.append(request.url.rpartition("/")[2]))
+    show = """state => {
+      Object.defineProperty(document, "visibilityState", { value: state, configurable: true });
+      document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    page.evaluate(show, "hidden")
+    while not ended:
+        page.wait_for_timeout(50)
+    assert ended == ["events"] and asked == []
+    page.evaluate(show, "visible")
+    while not {"events", "runs?"} <= set(asked):
+        page.wait_for_timeout(50)

@@ -25,8 +25,24 @@
     listeners.forEach((listener) => listener(places));
   }
 
+  // A browser opens six connections to one server, for all its tabs together: one that nobody sees gives its own back.
+  let reading = new AbortController();
+  const hidden = () => document.visibilityState === "hidden";
+  document.addEventListener("visibilitychange", () => hidden() && reading.abort());
+  const shown = () =>
+    new Promise((resolve) => {
+      const look = () => {
+        if (hidden()) return;
+        document.removeEventListener("visibilitychange", look);
+        resolve();
+      };
+      document.addEventListener("visibilitychange", look);
+      look();
+    });
+
   async function read_once() {
-    const response = await fetch("api/v1/events", { headers: hrm.api.headers() });
+    reading = new AbortController();
+    const response = await fetch("api/v1/events", { headers: hrm.api.headers(), signal: reading.signal });
     if (!response.ok) return false;
     tell_state("live");
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -44,6 +60,10 @@
   async function listen() {
     let pause = 500;
     for (;;) {
+      if (hidden()) {
+        await shown();
+        listeners.forEach((listener) => listener(null));
+      }
       const before = Date.now();
       let been_live = false;
       try {
@@ -51,6 +71,7 @@
       } catch {
         been_live = state === "live";
       }
+      if (hidden()) continue;
       tell_state("away");
       pause = been_live && Date.now() - before > 5000 ? 500 : Math.min(pause * 2, 15000);
       await sleep(pause);
