@@ -217,6 +217,9 @@ class SqliteDatabase(SqliteFile):
             self._committer.close()
         with self._writing, self._reading:
             self._reader.close()
+            # The last connection puts the log into the file by itself, unless somebody reads at that moment.
+            with suppress(sqlite3.Error):
+                self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)")
             self._writer.close()
 
 

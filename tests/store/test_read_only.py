@@ -274,6 +274,17 @@ def test_a_writer_that_closes_leaves_a_whole_file_while_somebody_looks(path: Pat
         assert len(store.threads()) == 2
 
 
+def test_a_writer_that_closes_during_a_read_leaves_a_whole_file_as_well(path: Path, tmp_path: Path) -> None:
+    other = open_store(path)
+    write_thread(other, "later")
+    with open_store(path, read_only=True) as store, store.database.read():
+        other.close()
+        assert len(store.threads()) == 2
+    shutil.copy(path, tmp_path / "copy.db")  # without the log, which the reader kept from being removed
+    with open_store(tmp_path / "copy.db", read_only=True) as copy:
+        assert copy.journal.trajectory("id of later").calls
+
+
 def test_what_was_mixed_with_a_writer_s_is_not_taken_for_sound(path: Path) -> None:
 
     def read_while_another_writes(store: RunStore) -> None:
