@@ -111,7 +111,7 @@ def opened_runs(sources: Sequence[str], allow: Sequence[str] = ()) -> Generator[
         yield [
             _ExportedRuns(where)
             if _is_file(where)
-            else _StoredRuns(where, stack.enter_context(open_store(where, create=False, allow=allow)))
+            else _StoredRuns(where, stack.enter_context(open_store(where, read_only=True, allow=allow)))
             for where in sources
         ]
 
