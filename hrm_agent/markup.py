@@ -94,7 +94,9 @@ def pairs(facts: Iterable[tuple[str, object]]) -> Html:
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], caption: str | None = None) -> Html:
     """A table with a head; None is an empty cell. A column of numbers stands to the right."""
     cells = list(rows)
-    numeric = [_is_number(next((row[i] for row in cells if row[i] is not None), None)) for i in range(len(columns))]
+    numeric = [
+        _is_number(next((row[i] for row in cells if row[i] not in (None, "")), None)) for i in range(len(columns))
+    ]
     looks = ["number" if number else None for number in numeric]
     heads = (element("th", name, scope="col", class_=look) for name, look in zip(columns, looks, strict=True))
     body = [element("tr", *(_cell(*cell) for cell in zip(row, columns, looks, strict=True))) for row in cells]
