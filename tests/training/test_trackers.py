@@ -83,6 +83,8 @@ def test_rows_are_read_once_and_anew_from_a_file_that_was_replaced(tmp_path: Pat
     log = MetricsLog(path, before_step=1)
     log.append(row(1))
     assert [each["step"] for each in rows()] == [0, 1]
+    with path.open("a") as file:
+        file.write("\0\0[]\n")  # as a power cut leaves it
     log.append(row(2))
     assert [each["step"] for each in rows()] == [2]
 
