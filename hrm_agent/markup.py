@@ -7,10 +7,12 @@ a browser would obey or hide (NUL, those that turn the direction of writing, zer
 from __future__ import annotations
 
 import html
+import math
 import re
 from collections.abc import Iterable, Sequence
+from typing import TypeGuard
 
-__all__ = ["PAGE_STYLE", "Html", "cut", "document", "element", "fragment", "join", "pairs", "table"]
+__all__ = ["PAGE_STYLE", "Html", "cut", "document", "element", "fragment", "join", "pairs", "scrolled", "table"]
 
 
 class Html(str):
@@ -25,10 +27,10 @@ class Html(str):
 _COLOURS = re.compile("\x1b\\[[0-?]*[ -/]*[@-~]|\x1b\\][^\x07\x1b]*(?:\x07|\x1b\\\\)?|\x1b[@-Z\\\\-_]")
 """Commands to a terminal: colours, titles, links, moves."""
 _HIDDEN = re.compile(
-    "([\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
+    "([\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
     "\U000e0000-\U000e007f])\\1*"
 )
-_VOID = frozenset({"br", "col", "hr", "meta"})
+_VOID = frozenset({"br", "col", "hr", "img", "meta", "source"})
 _SHOWN = 60_000
 """Characters of one text: a browser takes seconds to lay out megabytes in one block."""
 
@@ -92,7 +94,9 @@ def pairs(facts: Iterable[tuple[str, object]]) -> Html:
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], caption: str | None = None) -> Html:
     """A table with a head; None is an empty cell. A column of numbers stands to the right."""
     cells = list(rows)
-    numeric = [_is_number(next((row[i] for row in cells if row[i] is not None), None)) for i in range(len(columns))]
+    numeric = [
+        _is_number(next((row[i] for row in cells if row[i] not in (None, "")), None)) for i in range(len(columns))
+    ]
     looks = ["number" if number else None for number in numeric]
     heads = (element("th", name, scope="col", class_=look) for name, look in zip(columns, looks, strict=True))
     body = [element("tr", *(_cell(*cell) for cell in zip(row, columns, looks, strict=True))) for row in cells]
@@ -100,13 +104,23 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], caption: str
     return element("table", title, element("thead", element("tr", *heads)), element("tbody", *body))
 
 
-def _is_number(value: object) -> bool:
+def scrolled(label: str, *inside: object) -> Html:
+    """What may be wider than the screen: it moves by itself, by keys too, and a table in it stays one."""
+    return element("div", *inside, class_="wide", role="region", aria_label=label, tabindex=0)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _told(value: float) -> str:
+    """A mean over nothing is none."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3f}" if math.isfinite(value) else "none"
 
 
 def _cell(value: object, column: str, look: str | None) -> Html:
     """On a narrow screen each cell stands by itself and says what it is."""
-    shown = f"{value:.3f}" if isinstance(value, float) else value
+    shown = _told(value) if _is_number(value) else value
     return element("td", shown, class_=look, data_name=column if value not in (None, "") else None)
 
 
@@ -170,24 +184,29 @@ article:target,details:has(:target)>summary{background:var(--block)}
 .l1{--a:.2}.l2{--a:.36}.l3{--a:.52}.l4{--a:.7}.l5{--a:.95}
 .tokens i[class]{background:rgba(var(--shade),var(--a))}
 .k{color:var(--key)}.s{color:var(--string)}.n{color:var(--number)}.c{color:var(--quiet);font-style:italic}
+.wide{overflow-x:auto;margin:.75rem 0}.wide>table{margin:0}
 @media (max-width:640px){dl>div{grid-template-columns:1fr;gap:0}
- thead{position:absolute;clip-path:inset(50%);width:1px;height:1px;overflow:hidden}
- table,tbody{display:block}tr{display:block;border-bottom:1px solid var(--line);padding:.4rem 0}
- td,td.number,td:first-child{display:inline-block;min-width:0;border:0;padding:0 .9rem 0 0;text-align:left}
- td[data-name]::before{content:attr(data-name) " ";color:var(--quiet);font-size:.85rem}}
+ :not(.wide)>table>thead{position:absolute;clip-path:inset(50%);width:1px;height:1px;overflow:hidden}
+ :not(.wide)>table,:not(.wide)>table>tbody{display:block}
+ :not(.wide)>table tr{display:block;border-bottom:1px solid var(--line);padding:.4rem 0}
+ :not(.wide)>table td{display:inline-block;min-width:0;border:0;padding:0 .9rem 0 0;text-align:left}
+ :not(.wide)>table td[data-name]::before{content:attr(data-name) " ";color:var(--quiet);font-size:.85rem}}
 """
 
 
-def document(title: str, *inside: object) -> Html:
-    """A whole file: no script, nothing that is fetched, and a policy that would forbid either."""
-    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+def document(title: str, *inside: object, style: str = "") -> Html:
+    """A whole file: no script, nothing that is fetched, and a policy that would forbid either.
+
+    `style`: what the page needs beside `PAGE_STYLE`.
+    """
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
     head = [
         element("meta", charset="utf-8"),
         element("meta", http_equiv="Content-Security-Policy", content=policy),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="referrer", content="no-referrer"),
         element("title", Html(_attribute(title))),
-        element("style", Html(PAGE_STYLE)),
+        element("style", Html(PAGE_STYLE + style)),
     ]
     body = element("main", *inside)
     return Html(f"<!doctype html>\n{element('html', element('head', *head), element('body', body), lang='en')}\n")

@@ -112,6 +112,7 @@ ALLOWED: dict[str, set[str]] = {
     "hrm_agent.store": {
         "hrm_agent.bounded",
         "hrm_agent.errors",
+        "hrm_agent.files",
         "hrm_agent.langgraph_format",
         "hrm_agent.trajectory",
     },

@@ -22,7 +22,7 @@ from hrm_agent.training.collect import collect
 from hrm_agent.training.configs import CollectConfig, DemoConfig
 from hrm_agent.training.evaluation.evaluate import Evaluation, evaluate
 from hrm_agent.training.grpo import train
-from hrm_agent.training.metrics import read_metrics
+from hrm_agent.training.metrics import METRICS_FILE, read_metrics
 from hrm_agent.training.plots import plot_curves
 from hrm_agent.training.rollout import open_run, run_id_of
 from hrm_agent.trajectory import TaskRef, Trajectory
@@ -92,7 +92,7 @@ async def demo(
         tell("train", int(row["step"]) + 1, training.steps, row)
 
     model = await train(training, folder, on_step=on_step)
-    rows = read_metrics(folder / "metrics.jsonl")
+    rows = read_metrics(folder / METRICS_FILE)
     after = await _evaluate(str(model), "after", config, folder, tell)
     title = f"{training.select.algorithm}, {training.graph}, seed {training.seed}"
     held_out = {0: _estimate(before), training.steps: _estimate(after)}

@@ -17,7 +17,7 @@ from hrm_agent.files import read_whole, replacing
 from hrm_agent.training.checkpoints import Checkpoints, keep_model, write_whole
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.learner import Learner
-from hrm_agent.training.metrics import MetricsLog, Row
+from hrm_agent.training.metrics import METRICS_FILE, MetricsLog, Row
 from hrm_agent.training.schedule import Schedule, refuse_other_course
 from hrm_agent.training.source import RunProgress
 
@@ -64,7 +64,7 @@ class Keeper:
     def keep(self, row: Row, progress: RunProgress) -> None:
         """Append the row of a step, and save a checkpoint where one is due."""
         if self._log is None:
-            self._log = MetricsLog(self.folder / "metrics.jsonl", before_step=int(row["step"]))
+            self._log = MetricsLog(self.folder / METRICS_FILE, before_step=int(row["step"]))
         self._log.append(row)
         self._log.sync()
         self.checkpoint(progress)

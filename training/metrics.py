@@ -2,24 +2,29 @@
 
 A row is appended before the checkpoint of its step. Where a run goes on from a checkpoint, the steps after it are taken
 again and their old rows are dropped, so that the file never holds a step twice.
+
+Whoever reads the file reads its lines by `parse_row`, and names what stands in tables within a row by `flattened`.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 
 from hrm_agent.files import json_line, replacing
 
-__all__ = ["MetricsLog", "Phases", "Row", "read_metrics"]
+__all__ = ["METRICS_FILE", "MetricsLog", "Phases", "Row", "flattened", "parse_row", "read_metrics", "row_numbers"]
 
+METRICS_FILE = "metrics.jsonl"
+"""In a run's folder."""
 Row = dict[str, Any]
 """Metrics of a step by name: numbers, and `skipped`, a text or None."""
 
@@ -48,12 +53,47 @@ def read_metrics(path: Path) -> list[Row]:
     if not path.exists():
         return []
     rows: list[Row] = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
+    for line in path.read_text(encoding="utf-8").split("\n"):
+        row = parse_row(line)
+        if row is None:
             break
+        rows.append(row)
     return rows
+
+
+def parse_row(line: str | bytes) -> Row | None:
+    """A line of a metrics file; None for one that is no row."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    step = cast("Row", row).get("step") if isinstance(row, dict) else None
+    counts = isinstance(step, int) and not isinstance(step, bool) and 0 <= step < 2**53
+    return cast("Row", row) if counts else None
+
+
+def row_numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a row but its step, by name: those of a role are `roles/ROLE/NAME`. Text and nan are left out."""
+    named = {name: _number(value) for name, value in flattened(row).items() if name != "step"}
+    return {name: value for name, value in named.items() if math.isfinite(value)}
+
+
+def flattened(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Tables within tables as `outer/inner`."""
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            found |= flattened(cast("Mapping[str, Any]", value), f"{prefix}{name}/")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value) if isinstance(value, (int, float)) else math.nan
+    except OverflowError:
+        return math.nan
 
 
 class Phases:

@@ -18,6 +18,7 @@ from typing import Any, Literal, cast
 from hrm_agent.config import COMMAND_KEY, CONFIG_FILE
 from hrm_agent.errors import ConfigError, RunError, nearest
 from hrm_agent.intervals import Estimate, wilson_interval
+from hrm_agent.training.metrics import METRICS_FILE, flattened, parse_row, row_numbers
 
 __all__ = ["Axis", "Kind", "PlottedRun", "plotted_rows", "read_run"]
 
@@ -25,7 +26,6 @@ Axis = Literal["step", "tokens", "seconds"]
 """What curves are drawn over: steps, or the completion tokens or seconds that they have taken together."""
 Kind = Literal["rl", "sft"]
 
-_METRICS = "metrics.jsonl"
 _TRAINS = {"train rl": "rl", "train sft": "sft", "demo": "rl"}
 """Commands whose runs have steps -> what is trained by."""
 _PHASES = ("evaluation_seconds", "rollout_seconds", "reward_seconds", "select_seconds", "update_seconds")
@@ -80,7 +80,7 @@ def read_run(folder: Path) -> PlottedRun:
     """The run in a folder. Raises `RunError` where there is none, or it has no steps; `ConfigError`."""
     config = _config(folder)
     command = str(config.pop(COMMAND_KEY, ""))
-    rows, broken = _rows(folder / _METRICS, folder, command)
+    rows, broken = _rows(folder / METRICS_FILE, folder, command)
     training = config.get("train") if command == "demo" else config
     training = cast("dict[str, Any]", training) if isinstance(training, dict) else {}
     kind = _TRAINS.get(command) or ("rl" if any("stage" in row or "rollout/count" in row for row in rows) else "sft")
@@ -90,7 +90,7 @@ def read_run(folder: Path) -> PlottedRun:
     held_out = dict(run.held_out) or (_of_demo(folder) if command == "demo" else {})
     flat = {
         key: value
-        for key, value in _flat({COMMAND_KEY: command, **config})
+        for key, value in flattened({COMMAND_KEY: command, **config}).items()
         if key.rpartition("/")[2] not in _UNIMPORTANT
     }
     return PlottedRun(
@@ -108,9 +108,9 @@ def read_run(folder: Path) -> PlottedRun:
 def plotted_rows(rows: Sequence[Mapping[str, Any]], name: str, kind: Kind = "rl", problems: int = 0) -> PlottedRun:
     """Rows of `metrics.jsonl` as they are plotted. `problems`: how many held-out ones `eval/correct` is a share of."""
     first = 1 if kind == "rl" else 0
-    flat = [{key: _number(value) for key, value in _flat(row)} for row in rows]
-    names = {key: None for row in flat for key, value in row.items() if key != "step" and not math.isnan(value)}
-    steps = [int(row["step"]) + first for row in flat]
+    flat = [row_numbers(row) for row in rows]
+    names = dict.fromkeys(name for row in flat for name in row)
+    steps = [int(row["step"]) + first for row in rows]
     metrics = {name: [row.get(name, math.nan) for row in flat] for name in names}
     found = zip(steps, metrics.get("eval/correct", ()), strict=False)
     held_out = {step: _share(value, problems) for step, value in found if not math.isnan(value)}
@@ -153,7 +153,7 @@ def _rows(path: Path, folder: Path, command: str) -> tuple[list[dict[str, Any]],
     rows: dict[int, dict[str, Any]] = {}
     broken: list[int] = []
     for number, line in enumerate(lines, 1):
-        row = _row(line)
+        row = parse_row(line)
         if row is not None:
             rows[row["step"]] = row
         elif line.strip("\0 \r\t") and number < len(lines):  # the last one is being written
@@ -164,16 +164,6 @@ def _rows(path: Path, folder: Path, command: str) -> tuple[list[dict[str, Any]],
     return [rows[step] for step in sorted(rows)], broken
 
 
-def _row(line: str) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    step = cast("dict[str, Any]", row).get("step") if isinstance(row, dict) else None
-    counts = isinstance(step, int) and not isinstance(step, bool) and 0 <= step < 2**53
-    return cast("dict[str, Any]", row) if counts else None
-
-
 def _no_run(folder: Path, command: str) -> RunError:
     if command in _TRAINS:
         return RunError(f"{folder} has no metrics yet: its first step is not over.", "Try again when it is.")
@@ -181,27 +171,8 @@ def _no_run(folder: Path, command: str) -> RunError:
         message = f"{folder} was made by `hrm-agent {command}`, which takes no steps: there is nothing to plot."
         return RunError(message, "Name runs of `train rl`, `train sft` or `demo`.")
     if folder.exists():
-        return RunError(f"{folder} is no run: it has no {_METRICS}.", "Name the folder of a run, as --out named it.")
+        return RunError(
+            f"{folder} is no run: it has no {METRICS_FILE}.", "Name the folder of a run, as --out named it."
+        )
     beside = [str(path) for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
     return RunError(f"There is no folder {folder}.", nearest(str(folder), beside) or "Name the folder of a run.")
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Tables within tables as `outer/inner`."""
-    found: list[tuple[str, Any]] = []
-    for key, value in table.items():
-        if isinstance(value, dict):
-            found += _flat(cast("dict[str, Any]", value), f"{prefix}{key}/")
-        else:
-            found.append((f"{prefix}{key}", value))
-    return found
-
-
-def _number(value: Any) -> float:
-    """As it is plotted: what is no finite number is nan."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return math.nan
-    try:
-        return float(value) if math.isfinite(value) else math.nan
-    except OverflowError:
-        return math.nan

@@ -12,7 +12,6 @@ After the last of them comes the next pass.
 from __future__ import annotations
 
 import random
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,13 +27,12 @@ from hrm_agent.training.evaluation.rubrics import scored_by
 from hrm_agent.training.recorded_runs import RecordedRuns, TokenReader, is_same_store, opened_runs
 from hrm_agent.training.roc import reward_of
 from hrm_agent.training.rollout import Attempts
-from hrm_agent.trajectory import RunStatus, Trajectory, derive_seed
+from hrm_agent.trajectory import RunStatus, Trajectory, derive_seed, step_in_name
 
 __all__ = ["GROUPS", "RecordedGroup", "RecordedGroups", "attempts_of_group", "kept_groups", "select_groups"]
 
 GROUPS = "groups.json"
 """File in a run's folder."""
-_STEP = re.compile(r"step-(\d+)")
 _UNREADABLE = "cannot be read: `hrm-agent store verify` lists why"
 
 
@@ -295,8 +293,8 @@ def _steps(runs: RecordedRuns, headers: Sequence[Trajectory]) -> dict[str, dict[
     """For each run that is a training: step by trajectory id."""
     named: dict[str, dict[str, int]] = {}
     for header in headers:
-        if header.run_id and (found := _STEP.fullmatch(_parts(header)[0])):
-            named.setdefault(header.run_id, {})[header.id] = int(found[1])
+        if (step := step_in_name(header.thread_id, header.run_id)) is not None:
+            named.setdefault(header.run_id, {})[header.id] = step
     if runs.store is None:
         return named
     for run_id in {header.run_id for header in headers} - named.keys() - {""}:

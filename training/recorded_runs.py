@@ -17,7 +17,7 @@ from hrm_agent.files import read_whole
 from hrm_agent.models.engine import Codec
 from hrm_agent.models.policy_loader import load_codec
 from hrm_agent.store import STORE_POINTER, RunStore, open_store
-from hrm_agent.store.run_store import file_of
+from hrm_agent.store.run_store import file_of, own_run
 from hrm_agent.training.batch import no_gradient
 from hrm_agent.training.evaluation.rubrics import scorings_named
 from hrm_agent.trajectory import Call, LogprobKind, Scoring, Trajectory
@@ -62,7 +62,7 @@ class _StoredRuns:
             reason = "cannot be read: `hrm-agent store verify` lists why"
             left_out[reason] = left_out.get(reason, 0) + 1
 
-        own = _own_run(Path(self.where))
+        own = own_run(self.where)
         where: tuple[str, tuple[str, ...]] = ("1 = 1", ()) if own is None else ("run_id = ?", (own,))
         return self._journal.headers(*where, on_damage)
 
@@ -176,19 +176,6 @@ def _pointed(where: str) -> str:
     """The store that a folder names, where it lies elsewhere."""
     pointer = Path(where) / STORE_POINTER
     return (read_whole(pointer) or where) if "://" not in where and pointer.is_file() else where
-
-
-def _own_run(folder: Path) -> str | None:
-    """Id of the run that a folder is, where others record in its store too; None: all that is in the store."""
-    if not (folder / STORE_POINTER).is_file():
-        return None
-    name = read_whole(folder / "run_id")
-    if name is None:
-        raise RunError(
-            f"{folder / 'run_id'} is missing or empty: which of the runs of its store is meant is not known.",
-            f"Name it there: `echo {folder.resolve().name} > {folder / 'run_id'}`, or name the store itself.",
-        )
-    return name
 
 
 def _gone(trajectory_id: str, where: str) -> RunError:

@@ -15,7 +15,6 @@ that a killed run finds its attempts again, and makes no third.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
@@ -35,7 +34,7 @@ from hrm_agent.runtime.settings import RolloutSettings
 from hrm_agent.store import STORE_POINTER, RunStore, open_store
 from hrm_agent.training.eligibility import SECOND_ATTEMPT, needs_second_attempt
 from hrm_agent.training.tasks.base import Task
-from hrm_agent.trajectory import TaskRef, Trajectory, derive_seed
+from hrm_agent.trajectory import TaskRef, Trajectory, derive_seed, step_in_name
 
 __all__ = [
     "Attempts",
@@ -51,7 +50,6 @@ __all__ = [
     "steps_with_rollouts",
 ]
 
-_STEP = re.compile(r"step-(\d+)")
 Attempts = tuple[Trajectory, ...]
 """The runs of one episode, one or two; the last one counts."""
 
@@ -118,8 +116,8 @@ def _refuse_unknown_name(kept: Path, name: str, store: RunStore | None) -> None:
 
 def steps_with_rollouts(store: RunStore, run_id: str, ahead: int = 0) -> int:
     """How many steps of a training are behind its newest rollouts: n - `ahead` behind those of step n."""
-    stages = (thread.thread_id.removeprefix(f"{run_id}/").partition("/")[0] for thread in store.threads(run_id=run_id))
-    newest = max((int(found[1]) for stage in stages if (found := _STEP.fullmatch(stage))), default=0)
+    steps = (step_in_name(thread.thread_id, run_id) for thread in store.threads(run_id=run_id))
+    newest = max((step for step in steps if step is not None), default=0)
     return max(0, newest - ahead)
 
 

@@ -8,7 +8,6 @@ is named: its overlays refer to it. So is what a kept run was forked from.
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 from collections.abc import Iterable, Sequence
@@ -25,13 +24,11 @@ from hrm_agent.store.scan import UNREADABLE, stored_references
 from hrm_agent.store.threads import delete_threads
 from hrm_agent.store.value_reader import references
 from hrm_agent.store.verification import verify
-from hrm_agent.trajectory import RunStatus, Trajectory
+from hrm_agent.trajectory import RunStatus, Trajectory, step_in_name
 
 __all__ = ["Pruned", "Stats", "collect_values", "delete_runs", "prune", "prune_steps", "stats", "verify"]
 
 _AT_ONCE = 500
-_STEP = re.compile(r"step-(\d+)/")
-"""How the names of a training's rollouts go on after that of its run."""
 _BYTES = {
     "values": ("blobs", ("data",)),
     "checkpoints": ("checkpoints", ("manifest", "metadata")),
@@ -197,8 +194,8 @@ def _pack(store: RunStore, cursor: Cursor, thread_id: str) -> None:
 
 def _step_of(header: Trajectory) -> int:
     """The step of a training that a rollout belongs to; -1 for any other run."""
-    step = _STEP.match(header.thread_id.removeprefix(f"{header.run_id}/")) if header.run_id else None
-    return int(step[1]) if step else -1
+    step = step_in_name(header.thread_id, header.run_id)
+    return -1 if step is None else step
 
 
 def _is_due(header: Trajectory, before: float | None, status: Sequence[RunStatus]) -> bool:

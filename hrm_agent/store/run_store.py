@@ -14,7 +14,8 @@ from urllib.parse import parse_qsl, unquote
 
 import ormsgpack
 
-from hrm_agent.errors import ConfigError, StoreError
+from hrm_agent.errors import ConfigError, RunError, StoreError
+from hrm_agent.files import read_whole
 from hrm_agent.store.cipher import Cipher, cipher_of
 from hrm_agent.store.cursors import Cursor
 from hrm_agent.store.database import Database
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from hrm_agent.store.requests import RequestStore
     from hrm_agent.store.saver import StoreSaver
 
-__all__ = ["STORE_POINTER", "RunStore", "ThreadInfo", "file_of", "open_store"]
+__all__ = ["STORE_POINTER", "RunStore", "ThreadInfo", "file_of", "open_store", "own_run"]
 
 STORE_POINTER = "store.url"
 """File in a run's folder that names its store, where that lies elsewhere."""
@@ -224,8 +225,8 @@ def _open_database(where: str, *, create: bool, read_only: bool) -> Database:
         )
     path, given = _path_of(where)
     if (pointer := path / STORE_POINTER).is_file():
-        named = pointer.read_text(encoding="utf-8").strip("\0 \r\n\t")
-        if not named:  # after a power cut
+        named = read_whole(pointer)
+        if named is None:  # after a power cut
             raise StoreError(f"{pointer} is empty.", "Write the URL of the store of this run into it.")
         return _open_database(named, create=create, read_only=read_only)
     if unknown := given.keys() - {"level"}:
@@ -250,6 +251,20 @@ def file_of(where: str) -> Path | None:
     if (path / STORE_POINTER).is_file():
         return None
     return path / "store.db" if path.is_dir() else path
+
+
+def own_run(where: str) -> str | None:
+    """Id of the run that a folder is, where others record in its store too; None: all that is in the store."""
+    folder = Path(where)
+    if not (folder / STORE_POINTER).is_file():
+        return None
+    name = read_whole(folder / "run_id")
+    if name is None:
+        raise RunError(
+            f"{folder / 'run_id'} is missing or empty: which of the runs of its store is meant is not known.",
+            f"Name it there: `echo {folder.resolve().name} > {folder / 'run_id'}`, or name the store itself.",
+        )
+    return name
 
 
 _SEALED = b"hrm-agent store"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Any
 
-__all__ = ["TASK_INPUTS", "call_id", "content_hash", "derive_seed", "tool_record_id"]
+__all__ = ["TASK_INPUTS", "call_id", "content_hash", "derive_seed", "step_in_name", "tool_record_id"]
 
 TASK_INPUTS = "inputs"
 """Key in a task's metadata: the graph's input as a JSON object, in place of a human message with the prompt."""
+_STEP = re.compile(r"step-([0-9]{1,15})(?:/|\Z)")
 
 
 def content_hash(*parts: Any) -> str:
@@ -35,3 +37,9 @@ def derive_seed(base: int, *parts: Any) -> int:
     seed would differ.
     """
     return int(content_hash("seed", base, *parts)[:16], 16) >> 1
+
+
+def step_in_name(name: str, run_id: str) -> int | None:
+    """The step, from 0, that a training began a thread or group for: 7 of `RUN/step-7/3/0`; None of any other."""
+    found = _STEP.match(name, len(run_id) + 1) if run_id and name.startswith(f"{run_id}/") else None
+    return int(found[1]) if found else None

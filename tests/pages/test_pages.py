@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from html.parser import HTMLParser
 from typing import Any
@@ -169,7 +170,8 @@ def test_a_page_forbids_what_it_does_not_have_and_fetches_nothing() -> None:
     for page in pages_of(make_trajectory()):
         parsed = Parsed(page)
         assert page.startswith("<!doctype html>")
-        assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in parsed.of("content")
+        policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+        assert policy in parsed.of("content")
         assert not re.search(r"url\(|@import", page)
         assert "prefers-color-scheme:dark" in page
 
@@ -230,6 +232,8 @@ def test_tables_show_numbers_and_gaps() -> None:
     shown = table(("name", "value"), [("a", None), ("b", 0.5)])
     assert '<th scope="col" class="number">value</th>' in shown
     assert '<td data-name="value" class="number">0.500</td>' in shown or ">0.500</td>" in shown
+    counted = table(("tokens", "mean"), [(1_234, math.nan)])
+    assert ">1,234</td>" in counted and ">none</td>" in counted
     assert element("p", None, 1, "<") == "<p>1&lt;</p>"
     assert fragment("x")._repr_html_() == fragment("x")
 

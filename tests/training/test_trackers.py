@@ -18,10 +18,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from hrm_agent.errors import ConfigError
 from hrm_agent.training.configs import FREE_ON_RESUME, CollectConfig
-from hrm_agent.training.metrics import MetricsLog
+from hrm_agent.training.metrics import MetricsLog, row_numbers
 from hrm_agent.training.trackers import open as opening
 from hrm_agent.training.trackers.open import track_result, tracking
-from hrm_agent.training.trackers.rows import AppendedRows, flattened
+from hrm_agent.training.trackers.rows import AppendedRows
 from hrm_agent.training.trackers.settings import TRACK_KEYS, TrackSettings
 from tests.support.training import wandb_files
 
@@ -43,7 +43,7 @@ def refused(text: str) -> None:
 
 def test_numbers_of_a_row_are_flat() -> None:
     given = {**ROW, "stepped": True, "nan": math.nan, "engines": {"lost": 1}, "skipped": "no signal"}
-    assert flattened(given) == {"loss": 0.5, "role/solve/tokens": 3.0, "stepped": 1.0, "engines/lost": 1.0}
+    assert row_numbers(given) == {"loss": 0.5, "roles/solve/tokens": 3.0, "stepped": 1.0, "engines/lost": 1.0}
 
 
 @pytest.mark.parametrize("given", ["tensorboard,wandb", ["tensorboard,wandb"], ["tensorboard", "wandb", "wandb"]])
@@ -83,6 +83,8 @@ def test_rows_are_read_once_and_anew_from_a_file_that_was_replaced(tmp_path: Pat
     log = MetricsLog(path, before_step=1)
     log.append(row(1))
     assert [each["step"] for each in rows()] == [0, 1]
+    with path.open("a") as file:
+        file.write("\0\0[]\n")  # as a power cut leaves it
     log.append(row(2))
     assert [each["step"] for each in rows()] == [2]
 
@@ -103,7 +105,7 @@ def test_tensorboard_is_sent_each_step_once(tmp_path: Path) -> None:
         log.append(row(3))
     assert scalars(tmp_path / "tensorboard", "loss") == [(1, 1.0), (2, 0.5), (3, 0.333333), (4, 0.25)]
     read = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert set(read.Tags()["scalars"]) == {"loss", "role/solve/tokens"}
+    assert set(read.Tags()["scalars"]) == {"loss", "roles/solve/tokens"}
     (config,) = read.Tensors("config")  # once, though it was opened twice
     assert json.loads(config.tensor_proto.string_val[0].decode().strip("`json\n"))["command"] == "train rl"
 
@@ -162,7 +164,7 @@ def test_a_tracker_that_hangs_holds_up_nothing(monkeypatch: pytest.MonkeyPatch, 
 PROGRAM = """
 import os, signal, sys, time
 from pathlib import Path
-from hrm_agent.training.metrics import MetricsLog
+from hrm_agent.training.metrics import MetricsLog, row_numbers
 from hrm_agent.training.trackers.open import tracking
 from hrm_agent.training.trackers.settings import TrackSettings
 from hrm_agent.training.trackers.wandb_file import steps_in

@@ -5,7 +5,6 @@ A rollout that was run once more, since a machine failed it, counts by its secon
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,11 +17,10 @@ from hrm_agent.training.evaluation.evaluate import group_metrics
 from hrm_agent.training.penalties import count_calls, penalty_format, policy_tool_calls
 from hrm_agent.training.recorded_runs import RecordedRuns
 from hrm_agent.training.roc import is_positive, outcome_of
-from hrm_agent.trajectory import DropReason, Overlay, RunStatus, ToolStatus, Trajectory
+from hrm_agent.trajectory import DropReason, Overlay, RunStatus, ToolStatus, Trajectory, step_in_name
 
 __all__ = ["Part", "RolloutFacts", "StepMetrics", "facts_of", "parts_of", "read_part", "readable"]
 
-_STEP = re.compile(r"step-(\d+)")
 StepMetrics = dict[str, float]
 """Of one part, by the names that `metrics.jsonl` has."""
 
@@ -149,10 +147,9 @@ def _overlays(runs: RecordedRuns, run_ids: Iterable[str]) -> dict[str, Overlay]:
 def _place(header: Trajectory, overlay: Overlay | None) -> tuple[int | None, str]:
     """Step from 1, None for what belongs to no step, and name."""
     stage = header.group_id.split("/")[-2] if header.group_id.count("/") >= 2 else ""
-    found = _STEP.fullmatch(stage)
-    if overlay is not None or found is not None:
-        step = 1 + (overlay.step if overlay is not None else int(found[1]) if found else 0)
-        return step, f"step {step}"
+    step = overlay.step if overlay is not None else step_in_name(header.group_id, header.run_id)
+    if step is not None:
+        return step + 1, f"step {step + 1}"
     return None, stage or header.run_id or "single runs"
 
 

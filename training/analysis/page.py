@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from hrm_agent.markup import Html, document, element, join, scrolled, table
 from hrm_agent.training.analysis.forking import TokenExample, TokenRow
-from hrm_agent.training.analysis.markup import Markup, document, folded, picture, section, shown, table, token
 from hrm_agent.training.analysis.pictures import PICTURES
 from hrm_agent.training.analysis.reflection import ReflectionReport
 from hrm_agent.training.analysis.report import AnalysisReport, MarkedCall, TokenReport
@@ -34,32 +36,43 @@ _LEVELS = 8
 AFTER = {"error": "after a tool error", "ok": "after a tool response without error", "none": "after no tool response"}
 _TOKEN_COLUMNS = ("token", "count", "share", "mean nats", "of all its places", "where its entropy is highest")
 
-Pictures = Mapping[str, bytes]
+_STYLE = """
+:root{--heat:209,99,11}@media (prefers-color-scheme:dark){:root{--heat:170,75,0}}
+p{max-width:75ch}h3{margin:1.4rem 0 .3rem}
+.wide caption{color:inherit;font-weight:600;white-space:nowrap}.wide th{white-space:normal}
+picture img{width:100%;min-width:640px;max-width:1100px;height:auto;display:block}
+.wide code{font:.86rem/1.6 ui-monospace,monospace;background:var(--block);border-radius:3px;padding:.05rem .25rem;
+ white-space:pre-wrap;overflow-wrap:anywhere}
+.wide td:last-child code{display:inline-block;min-width:20rem}
+mark{background:rgba(var(--heat),.35);color:inherit}
+.f{text-decoration:underline;text-underline-offset:3px}.r{text-decoration:underline double;text-underline-offset:3px}
+""" + "".join(f".e{level}{{background:rgba(var(--heat),.{level}0)}}" for level in range(1, _LEVELS + 1))
 
 
 def page(report: AnalysisReport, marked: Sequence[MarkedCall], light: dict[str, bytes], dark: dict[str, bytes]) -> str:
     """The page; `light` and `dark`: PNG files by name of their picture."""
     alts = {each.name: each.alt for each in PICTURES}
 
-    def shows(name: str) -> Markup:
-        return picture(name, alts[name], light, dark)
+    def shows(name: str) -> Html | None:
+        return _picture(alts[name], light[name], dark.get(name)) if name in light else None
 
-    parts = [Markup(f"<h1>Analysis of <bdi>{shown(report.run)}</bdi></h1>"), _told(report)]
+    parts = _told(report)
     if report.tokens is not None:
         parts += [_entropy(report.tokens, report.run, shows("entropy"))]
         parts += [_reflection(report.tokens, shows("reflection"))]
         parts += [_texts(report.tokens, marked)]
     if report.error_classes or "tool-errors" in light:
-        parts += [_section("Tool errors", shows("tool-errors"), [error_class_table(report)])]
+        parts += [_section("Tool errors", shows("tool-errors"), _table(error_class_table(report)))]
     if report.length_bins:
-        parts += [_section("Length and accuracy", shows("lengths"), [length_table(report)])]
+        parts += [_section("Length and accuracy", shows("lengths"), _table(length_table(report)))]
     if report.selection:
-        parts += [_section("What selection changed", shows("selection"), selection_table(report))]
-    parts += [section("Step by step", *(folded(each.title, _table(each)) for each in step_tables(report)))]
-    return document(f"Analysis of {report.run}", *parts)
+        parts += [_section("What selection changed", shows("selection"), *map(_table, selection_table(report)))]
+    parts += [_section("Step by step", *(_folded(each.title, _table(each)) for each in step_tables(report)))]
+    title = f"Analysis of {report.run}"
+    return document(title, element("h1", "Analysis of ", element("bdi", report.run)), *parts, style=_STYLE)
 
 
-def _told(report: AnalysisReport) -> Markup:
+def _told(report: AnalysisReport) -> list[Html]:
     """What was looked at, and what could not be."""
     lines = [f"{report.rollouts:,} rollouts."]
     if (tokens := report.tokens) is not None:
@@ -69,26 +82,53 @@ def _told(report: AnalysisReport) -> Markup:
         )
     lines += [f"Missing: {name}, because {why}." for name, why in report.missing.items()]
     lines += [f"Left out: {count:,} ({why})." for why, count in report.left_out.items()]
-    return Markup("".join(f"<p>{shown(line)}</p>" for line in lines))
+    return [element("p", line) for line in lines]
 
 
-def _section(title: str, image: Markup, tables: Iterable[Columns]) -> Markup:
-    return section(title, image, *map(_table, tables))
+def _section(title: str, *inside: Html | None) -> Html:
+    name = re.sub(r"\W+", "-", title.lower())
+    return element("section", element("h2", title, id=name), *inside, aria_labelledby=name)
 
 
-def _table(found: Columns) -> Markup:
-    return table(found.title, found.columns, found.rows)
+def _folded(summary: str, *inside: Html) -> Html:
+    return element("details", element("summary", summary), *inside)
 
 
-def _entropy(tokens: TokenReport, run: str, image: Markup) -> Markup:
+def _table(found: Columns) -> Html:
+    return scrolled(found.title, table(found.columns, found.rows, found.title))
+
+
+def _picture(alt: str, light: bytes, dark: bytes | None) -> Html:
+    """In the page itself, as the reader's colours want it."""
+    source = element("source", media="(prefers-color-scheme: dark)", srcset=_data(dark)) if dark is not None else None
+    return scrolled(alt, element("picture", source, element("img", src=_data(light), alt=alt)))
+
+
+def _data(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+def _whole(text: str) -> str:
+    """Of a token: a command to a terminal is part of it, and is not taken out."""
+    return text.replace("\x1b", "␛")
+
+
+def _alone(text: str) -> Html:
+    """A token by itself, with its spaces and line feeds to be seen."""
+    marked = _whole(text).replace("\n", "⏎").replace("\t", "⇥")
+    spaces = re.sub("^ +| +$", lambda found: "␣" * len(found[0]), marked)
+    return element("code", element("bdi", spaces))
+
+
+def _entropy(tokens: TokenReport, run: str, image: Html | None) -> Html:
     told = (
         "In nats, over the whole vocabulary, at the temperature of the call. Forking tokens are the"
         f" {tokens.share:.0%} of highest entropy: those above {tokens.threshold:.4g} nats. Mean"
         f" {tokens.mean_entropy:.3f}; {_quantiles(tokens.quantiles)}."
     )
-    return section(
+    return _section(
         "Entropy and forking tokens",
-        Markup(f"<p>{shown(told)}</p>"),
+        element("p", told),
         image,
         _table(weights_table(tokens, run)),
         _tokens("forking tokens by text", tokens.forking),
@@ -99,15 +139,15 @@ def _quantiles(found: Mapping[str, float]) -> str:
     return ", ".join(f"{float(q):.0%} of the tokens are below {value:.3g}" for q, value in found.items())
 
 
-def _reflection(tokens: TokenReport, image: Markup) -> Markup:
+def _reflection(tokens: TokenReport, image: Html | None) -> Html:
     told = (
         f"The first {tokens.window} completion tokens of a call that begins after a tool response; of them those above"
         " the same threshold are reflection tokens."
     )
     tables = [_tokens(f"reflection tokens {AFTER[each.after]}", each.rows) for each in _after_tools(tokens)]
-    return section(
+    return _section(
         "Reflection after tool responses",
-        Markup(f"<p>{shown(told)}</p>"),
+        element("p", told),
         image,
         _table(reflection_table(tokens)),
         *tables,
@@ -118,30 +158,29 @@ def _after_tools(tokens: TokenReport) -> list[ReflectionReport]:
     return [each for each in tokens.reflection if each.after != "none" and each.rows]
 
 
-def _tokens(title: str, rows: Sequence[TokenRow]) -> Markup:
-    first = table(title, _TOKEN_COLUMNS, [_token_row(row) for row in rows[:_ROWS]])
+def _tokens(title: str, rows: Sequence[TokenRow]) -> Html:
+    first = _table(Columns(title, _TOKEN_COLUMNS, [_token_row(row) for row in rows[:_ROWS]]))
     if len(rows) <= _ROWS:
         return first
-    others = table(f"{title}, from the {_ROWS + 1}th on", _TOKEN_COLUMNS, [_token_row(row) for row in rows[_ROWS:]])
-    return Markup(first + folded(f"{len(rows) - _ROWS} further tokens", others))
+    others = Columns(f"{title}, from the {_ROWS + 1}th on", _TOKEN_COLUMNS, [_token_row(row) for row in rows[_ROWS:]])
+    return join(first, _folded(f"{len(rows) - _ROWS} further tokens", _table(others)))
 
 
 def _token_row(row: TokenRow) -> list[Any]:
     of_all = f"{row.count / max(1, row.occurrences):.0%}"
-    examples = Markup("<br>".join(map(_example, row.examples)))
-    return [token(row.text), row.count, row.share, row.mean_entropy, of_all, examples]
+    examples = [part for each in row.examples for part in (element("br"), _example(each))]
+    return [_alone(row.text), row.count, row.share, row.mean_entropy, of_all, join(*examples[1:])]
 
 
-def _example(found: TokenExample) -> Markup:
+def _example(found: TokenExample) -> Html:
     told = f"{found.entropy:.3f} nats, call {found.call_id[:8]}, token {found.index}"
     before, text, after = (
-        each.replace("\n", "⏎") for each in (found.before[-_AROUND:], found.text, found.after[:_AROUND])
+        _whole(each).replace("\n", "⏎") for each in (found.before[-_AROUND:], found.text, found.after[:_AROUND])
     )
-    inner = f"{shown(before)}<mark>{shown(text)}</mark>{shown(after)}"
-    return Markup(f'<code title="{shown(told)}"><bdi>{inner}</bdi></code>')
+    return element("code", element("bdi", before, element("mark", text), after), title=told)
 
 
-def _texts(tokens: TokenReport, marked: Sequence[MarkedCall]) -> Markup:
+def _texts(tokens: TokenReport, marked: Sequence[MarkedCall]) -> Html:
     by_rollout = [list(calls) for _, calls in groupby(marked, key=lambda each: each.call.trajectory_id)]
     erred = [calls for calls in by_rollout if any(each.call.after == "error" for each in calls)]
     others = [calls for calls in by_rollout if calls not in erred]
@@ -152,7 +191,7 @@ def _texts(tokens: TokenReport, marked: Sequence[MarkedCall]) -> Markup:
         " which the policy did not sample."
     )
     shown_calls = [_rollout(calls, scale) for calls in (*_spread(erred), *_spread(others))]
-    return section("Tokens in their text", Markup(f"<p>{shown(told)}</p>"), *shown_calls)
+    return _section("Tokens in their text", element("p", told), *shown_calls)
 
 
 def _spread(rollouts: Sequence[Sequence[MarkedCall]]) -> list[Sequence[MarkedCall]]:
@@ -161,28 +200,26 @@ def _spread(rollouts: Sequence[Sequence[MarkedCall]]) -> list[Sequence[MarkedCal
     return [rollouts[number * len(rollouts) // count] for number in range(count)]
 
 
-def _rollout(calls: Sequence[MarkedCall], scale: float) -> Markup:
-    parts = [f"<h3>Trajectory <bdi>{shown(calls[0].call.trajectory_id)}</bdi></h3>"]
+def _rollout(calls: Sequence[MarkedCall], scale: float) -> Html:
+    parts = [element("h3", "Trajectory ", element("bdi", calls[0].call.trajectory_id))]
     for each in calls:
         begin = int(each.call.sampled[0]) if len(each.call.sampled) else len(each.texts)
-        prompt = f'<div class="text"><bdi class="p">{shown("".join(each.texts[:begin]))}</bdi></div>'
-        sampled = "".join(_sampled(each, scale, begin))
+        prompt = element("bdi", _whole("".join(each.texts[:begin])), class_="quiet")
         parts += [
-            f'<p class="soft">call <bdi>{shown(each.call.call_id[:8])}</bdi>, {AFTER[each.call.after]}</p>',
-            folded(f"{begin} prompt tokens", prompt),
-            f'<div class="text"><bdi>{sampled}</bdi></div>',
+            element("p", "call ", element("bdi", each.call.call_id[:8]), f", {AFTER[each.call.after]}", class_="quiet"),
+            _folded(f"{begin} prompt tokens", element("pre", prompt)),
+            element("pre", element("bdi", *_sampled(each, scale, begin))),
         ]
-    return Markup("".join(parts))
+    return join(*parts)
 
 
-def _sampled(each: MarkedCall, scale: float, begin: int) -> Iterator[str]:
+def _sampled(each: MarkedCall, scale: float, begin: int) -> Iterator[Html]:
     forking, reflection = set(each.forking), set(each.reflection)
     for place in range(begin, len(each.texts)):
-        entropy = float(each.call.entropies[place])
+        text, entropy = _whole(each.texts[place]), float(each.call.entropies[place])
         if math.isnan(entropy):  # a prompt token
-            yield f'<span class="p">{shown(each.texts[place])}</span>'
+            yield element("span", text, class_="quiet")
             continue
         level = min(_LEVELS, round(_LEVELS * entropy / scale))
         classes = [f"e{level}"] * (level > 0) + ["r" if place in reflection else "f"] * (place in forking)
-        named = f' class="{" ".join(classes)}"' if classes else ""
-        yield f'<span{named} title="{entropy:.3f} nats">{shown(each.texts[place])}</span>'
+        yield element("span", text, class_=" ".join(classes) or None, title=f"{entropy:.3f} nats")

@@ -24,7 +24,7 @@ _KINDS = {
 }
 _CLASSES = 5
 """Classes of errors that have a colour of their own."""
-_DARK = "#e8eaed"
+_DARK = "#e2e8ee"
 
 
 class Picture(NamedTuple):
@@ -62,8 +62,8 @@ def _colours(*, dark: bool) -> Generator[None]:
     if dark:
         inks = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
         shown |= dict.fromkeys(inks, _DARK)
-        shown |= dict.fromkeys(("figure.facecolor", "savefig.facecolor", "axes.facecolor"), "#1b1d21")
-        shown |= {"legend.facecolor": "#1b1d21", "legend.edgecolor": "#55595f", "grid.color": "#9aa0a6"}
+        shown |= dict.fromkeys(("figure.facecolor", "savefig.facecolor", "axes.facecolor"), "#14181d")
+        shown |= {"legend.facecolor": "#14181d", "legend.edgecolor": "#38424c", "grid.color": "#9aa0a6"}
     settings: Any = shown
     with rc_context(settings):
         yield

@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.grpo import train
-from hrm_agent.training.metrics import read_metrics
+from hrm_agent.training.metrics import METRICS_FILE, read_metrics
 from hrm_agent.training.sft import tokenize, train_sft
 from hrm_agent.training.small_policy.architecture import new_model
 from hrm_agent.training.small_policy.cold_start import COLD_START, TOKENIZER_TEXTS, build_tokenizer
@@ -147,7 +147,7 @@ def trained_inputs(cold: Path, made_from: Inputs, seed: int = 0) -> Inputs:
     short = config.but(steps=2, prompts_per_step=2, group_size=4, shuffle_block=4)
     with TemporaryDirectory() as folder:
         model = asyncio.run(train(short, Path(folder) / "rehearsal"))
-        rows = read_metrics(Path(folder) / "rehearsal" / "metrics.jsonl")
+        rows = read_metrics(Path(folder) / "rehearsal" / METRICS_FILE)
         change = _change(_weights(_load(cold)), _weights(_load(model)))
     seen = [float(row.get(key) or 0.0) for row in rows for key in ("trained_tokens", "grad_norm")]
     return Inputs(digest, (*seen, change))

@@ -19,7 +19,8 @@ from urllib.parse import parse_qsl
 
 from hrm_agent.errors import HrmError, TaskError, nearest
 from hrm_agent.runtime.episode import HISTORY
-from hrm_agent.store import STORE_POINTER, RunStore, open_store
+from hrm_agent.store import RunStore, open_store
+from hrm_agent.store.run_store import own_run
 from hrm_agent.training.tasks.base import Task, Verifier
 from hrm_agent.trajectory import TaskRef, Trajectory, content_hash, derive_seed
 
@@ -79,13 +80,7 @@ def original_of(task: TaskRef) -> TaskRef:
 
 def _headers(store: RunStore, where: str, run_id: str | None) -> list[Trajectory]:
     """Of a folder that shares its store with others, its own run's."""
-    if run_id is None and (Path(where) / STORE_POINTER).is_file():
-        try:
-            run_id = (Path(where) / "run_id").read_text(encoding="utf-8")
-        except OSError as error:
-            raise TaskError(
-                f"Cannot read {where}/run_id: {error.strerror}.", "Name the run: store:RUN?run=NAME"
-            ) from error
+    run_id = own_run(where) if run_id is None else run_id
     found = store.journal.headers() if run_id is None else store.journal.headers("run_id = ?", (run_id,))
     if not found:
         raise TaskError(f"store:{where} has no runs" + (f" of {run_id!r}." if run_id else "."), "Record some first.")

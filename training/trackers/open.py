@@ -19,8 +19,9 @@ from pydantic import BaseModel
 
 from hrm_agent.errors import ConfigError
 from hrm_agent.files import read_whole
+from hrm_agent.training.metrics import METRICS_FILE, row_numbers
 from hrm_agent.training.trackers.base import TrackedRun, Tracker
-from hrm_agent.training.trackers.rows import AppendedRows, flattened
+from hrm_agent.training.trackers.rows import AppendedRows
 from hrm_agent.training.trackers.settings import TrackerName, TrackSettings
 from hrm_agent.training.trackers.tensorboard import open_tensorboard
 from hrm_agent.training.trackers.trackio import open_trackio
@@ -57,7 +58,7 @@ def tracking(
     `first_step`: what is added to `step` of a row, so that trackers count as the console does. At the end, what is left
     is waited for, for some seconds at most.
     """
-    metrics = folder / "metrics.jsonl"
+    metrics = folder / METRICS_FILE
     with _feeding(settings, config, command, folder, tell, lambda: AppendedRows(metrics), first_step):
         yield
 
@@ -148,7 +149,7 @@ class _Feed(Thread):
                         newest = tracker.newest_step()
                     step = int(row["step"]) + self._first_step
                     if step > newest:  # else it is on record there, or a step that is taken again
-                        tracker.log(step, flattened(row))
+                        tracker.log(step, row_numbers(row))
                         newest = step
                 if not last:
                     self.ending.wait(_SECONDS_BETWEEN_LOOKS)

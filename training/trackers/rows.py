@@ -1,15 +1,15 @@
-"""Rows of metrics.jsonl as trackers take them: read as they are appended, and flat."""
+"""Rows of metrics.jsonl as trackers take them: read as they are appended."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
-from math import isfinite
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-__all__ = ["AppendedRows", "flattened"]
+from hrm_agent.training.metrics import parse_row
+
+__all__ = ["AppendedRows"]
 
 
 class AppendedRows:
@@ -33,20 +33,4 @@ class AppendedRows:
             file.seek(self._at)
             whole, newline, _ = file.read().rpartition(b"\n")
         self._at += len(whole) + len(newline)
-        return [json.loads(line) for line in whole.split(b"\n") if line.strip()]
-
-
-def flattened(row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a row of metrics: `roles: {solve: {tokens}}` is `role/solve/tokens`. Text and nan are left out."""
-    found: dict[str, float] = {}
-    for name, value in row.items():
-        if name != "step":
-            found |= _numbers("role" if name == "roles" else name, value)
-    return found
-
-
-def _numbers(name: str, value: Any) -> dict[str, float]:
-    if isinstance(value, Mapping):
-        inner = cast("Mapping[Any, Any]", value)
-        return {key: number for part, each in inner.items() for key, number in _numbers(f"{name}/{part}", each).items()}
-    return {name: float(value)} if isinstance(value, (int, float)) and isfinite(value) else {}
+        return [row for row in map(parse_row, whole.split(b"\n")) if row is not None]

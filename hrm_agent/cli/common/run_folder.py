@@ -7,13 +7,12 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from hrm_agent.errors import RunError
-from hrm_agent.files import read_whole
-from hrm_agent.store import STORE_POINTER, RunStore, open_store
+from hrm_agent.store import RunStore, open_store
 from hrm_agent.store.damage import OnDamage
+from hrm_agent.store.run_store import own_run
 from hrm_agent.trajectory import Trajectory
 
-__all__ = ["DEFAULT_STORE", "existing_store", "is_file", "own_run", "run_folder", "stored_trajectories"]
+__all__ = ["DEFAULT_STORE", "existing_store", "is_file", "run_folder", "stored_trajectories"]
 
 DEFAULT_STORE = "runs/store.db"
 """Where `hrm-agent run` records, and where `show` and `history` look."""
@@ -29,19 +28,6 @@ def existing_store(where: str, allow: Sequence[str] = ()) -> Generator[RunStore]
     """
     with open_store(where, create=False, allow=allow) as store:
         yield store
-
-
-def own_run(where: str) -> str | None:
-    """Id of the run that a folder is, where others record in its store too; None: all that is in the store."""
-    if not (Path(where) / STORE_POINTER).is_file():
-        return None
-    name = read_whole(Path(where) / "run_id")
-    if name is None:
-        raise RunError(
-            f"{Path(where) / 'run_id'} is missing or empty: which of the runs of its store is meant is not known.",
-            f"Name it there: `echo {Path(where).resolve().name} > {Path(where) / 'run_id'}`, or name the store itself.",
-        )
-    return name
 
 
 def stored_trajectories(

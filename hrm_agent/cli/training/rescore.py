@@ -13,11 +13,12 @@ from typing import Any
 
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Output, progress
-from hrm_agent.cli.common.run_folder import existing_store, own_run
+from hrm_agent.cli.common.run_folder import existing_store
 from hrm_agent.cli.common.scorings import differing_lines, fault_rows, mean_rows, rubric_comparison_rows
 from hrm_agent.errors import ConfigError, RunError, StoreError, nearest
 from hrm_agent.rewards import Scorer, opened_scorer
 from hrm_agent.store import RunStore
+from hrm_agent.store.run_store import own_run
 from hrm_agent.training.evaluation.rubrics import RECORDED, compare_rubrics, fault_counts, reward_means, scorings_named
 from hrm_agent.training.rescoring import Rescored, rescore
 from hrm_agent.training.tasks.own_verifier import RUN_VARIABLE, VERIFIER, VERIFIER_SPEC
