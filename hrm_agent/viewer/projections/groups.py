@@ -9,7 +9,7 @@ from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore
 from hrm_agent.store.cursors import placeholders
 from hrm_agent.store.summaries import ThreadUse, ToolMark, headers_page, overlays_of, tool_marks, uses_of_threads
-from hrm_agent.trajectory import Overlay, Trajectory, Verdict
+from hrm_agent.trajectory import Overlay, Trajectory, Verdict, step_in_name
 from hrm_agent.viewer.json_text import NotThere, cut_text, foreign, short
 from hrm_agent.viewer.projections.run_files import config_of, metrics_of
 from hrm_agent.viewer.projections.runs import is_own_run, step_base
@@ -25,9 +25,8 @@ _MOST_ROLLOUTS = 20_000
 
 def step_begun_for(run: str, group: str) -> int | None:
     """The step, from 1, that a training run began a group for, by the group's name; None for any other group."""
-    name = group.removeprefix(f"{run}/step-") if run else group
-    number = name.partition("/")[0]
-    return int(number) + 1 if name != group and number.isascii() and number.isdecimal() and len(number) < 10 else None
+    number = step_in_name(group, run)
+    return None if number is None else number + 1
 
 
 class Damaged:
