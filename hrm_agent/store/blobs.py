@@ -118,4 +118,4 @@ class Blobs:
 
     def reader(self, cursor: Cursor, serializer: StrictSerializer, *, shared: bool) -> ValueReader:
         """Reads values as they are at the moment of `cursor`."""
-        return read_values(cursor, self.cipher, serializer, shared=shared)
+        return read_values(cursor, self.cipher, serializer, shared=shared, most=None)

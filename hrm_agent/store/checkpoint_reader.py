@@ -14,6 +14,7 @@ import ormsgpack
 from hrm_agent.errors import StoreError
 from hrm_agent.store.cipher import Cipher
 from hrm_agent.store.cursors import Cursor
+from hrm_agent.store.damage import DAMAGED
 from hrm_agent.store.hashing import NULL
 from hrm_agent.store.manifests import Channels, CheckpointKey, read_checkpoint, read_manifest
 from hrm_agent.store.refusals import RefusedValue
@@ -108,7 +109,7 @@ class StoreSnapshot:
                 metadata = cast("CheckpointMetadata", self.metadata(row))
                 found.append(CheckpointOutline(place.config(row.id), checkpoint, metadata, parent, pending))
             return found
-        except (RefusedValue, ValueError, TypeError, LookupError, RecursionError) as error:
+        except (RefusedValue, *DAMAGED) as error:
             raise _forged(place, error) from error
 
     def metadata(self, row: CheckpointRow) -> dict[str, Any]:

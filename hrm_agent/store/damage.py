@@ -11,7 +11,7 @@ from hrm_agent.errors import StoreError
 
 __all__ = ["DAMAGED", "OnDamage", "in_a_line", "reading"]
 
-DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+DAMAGED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 """What code that takes a row for sound runs into where it is not."""
 OnDamage = Callable[[str, StoreError], object]
 """Called with the id of a trajectory that cannot be read, and why."""
@@ -22,7 +22,7 @@ def reading(what: str, id_: str) -> Generator[None]:
     """Raises `StoreError` for a record that is not what it should be."""
     try:
         yield
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise StoreError(
             f"The {what} {id_} cannot be read: {in_a_line(error)}.",
             "The store was damaged or changed: `hrm-agent store verify` lists where, `hrm-agent store delete` takes "

@@ -74,6 +74,8 @@ class _Lists:
             for id_, data in self._cursor.execute(query, some).fetchall():
                 try:
                     found = read_request(self._store.cipher.open(data, "request", id_))
+                    if not all(map(_is_reference, found)):
+                        continue
                 except DAMAGED:
                     continue
                 parts[str(id_)] = found[:-1] if len(found) in _WITH_TOOLS else found
@@ -91,7 +93,7 @@ class _Lists:
                 for hash_, kind, data in self._cursor.execute(query, some).fetchall():
                     key = bytes(hash_)
                     opened = self._store.cipher.open(data, "blob", key)
-                    self._nodes[key] = (int(kind), _items(opened) if int(kind) in (LIST, TREE) else [])
+                    self._nodes[key] = (kind, _items(opened) if kind in (LIST, TREE) else [])
             missing = [hash_ for hash_ in wanted if hash_ not in self._nodes]
             self._nodes |= {hash_: (LIST, []) for hash_ in missing}
             wanted = [below for hash_ in wanted for below in _below(*self._nodes[hash_])]
@@ -110,8 +112,18 @@ class _Lists:
 
 
 def _items(data: Any) -> list[Reference]:
-    found: Any = ormsgpack.unpackb(data) if isinstance(data, bytes) else data
-    return cast("list[Reference]", found) if isinstance(found, list) else []
+    """Of a node that holds anything else, none."""
+    try:
+        found: Any = ormsgpack.unpackb(data) if isinstance(data, bytes) else data
+    except ormsgpack.MsgpackDecodeError:
+        return []
+    items = cast("list[Reference]", found) if isinstance(found, list) else []
+    return items if all(map(_is_reference, items)) else []
+
+
+def _is_reference(item: Any) -> bool:
+    pair = cast("list[Any]", item) if isinstance(item, list) else []
+    return isinstance(item, bytes) or (len(pair) == 2 and type(pair[0]) is int)
 
 
 def _below(kind: int, items: Sequence[Reference]) -> list[bytes]:

@@ -249,9 +249,10 @@ def _without_password(url: str) -> str:
     try:
         named = conninfo_to_dict(url)
     except psycopg.Error as error:
+        why = str(error).partition('"')[0].strip(" :\n")  # what is quoted may be the password
         raise StoreError(
-            f"The URL of the store is not a PostgreSQL URL: {error}.", "postgresql://USER@HOST/NAME"
-        ) from error
+            f"The URL of the store is not a PostgreSQL URL: {why}.", "postgresql://USER@HOST/NAME"
+        ) from None
     place = f"{named.get('host') or 'localhost'}:{named['port']}" if named.get("port") else str(named.get("host") or "")
     user = f"{named['user']}@" if named.get("user") else ""
     return f"postgresql://{user}{place}/{named.get('dbname') or ''}"

@@ -24,6 +24,7 @@ from hrm_agent.store.leases import RUN, Lease, Leases
 from hrm_agent.store.options import ThreadOptions
 from hrm_agent.store.read_only import ReadOnlyDatabase
 from hrm_agent.store.scorings import Scorings
+from hrm_agent.store.shown_url import shown_url
 from hrm_agent.store.sqlite import SqliteDatabase
 from hrm_agent.store.sqlite_read_only import ReadOnlySqlite
 from hrm_agent.store.threads import copy_rows, lineage, touch_thread
@@ -37,6 +38,8 @@ __all__ = ["STORE_POINTER", "RunStore", "ThreadInfo", "file_of", "open_store", "
 
 STORE_POINTER = "store.url"
 """File in a run's folder that names its store, where that lies elsewhere."""
+_MOST_POINTERS, _POINTER_BYTES = 8, 1 << 16
+"""Such files that are followed, of which one may name another, and the size of each."""
 
 
 class ThreadInfo(NamedTuple):
@@ -208,7 +211,8 @@ def open_store(
         raise
 
 
-def _open_database(where: str, *, create: bool, read_only: bool) -> Database:
+def _open_database(where: str, *, create: bool, read_only: bool, followed: int = 0) -> Database:
+    """`followed`: how many folders have named another store on the way."""
     scheme, separator, rest = where.partition("://")
     if separator and scheme in ("postgresql", "postgres"):
         if read_only:
@@ -220,15 +224,17 @@ def _open_database(where: str, *, create: bool, read_only: bool) -> Database:
         return PostgresDatabase(where, create=create)
     if separator and (scheme != "sqlite" or not rest.startswith("/")):
         raise StoreError(
-            f"{where!r} is not a store that this version can open.",
+            f"{shown_url(where)!r} is not a store that this version can open.",
             "Use a path, sqlite:///PATH or postgresql://HOST/DATABASE.",
         )
     path, given = _path_of(where)
     if (pointer := path / STORE_POINTER).is_file():
+        if followed >= _MOST_POINTERS or pointer.stat().st_size > _POINTER_BYTES:
+            raise StoreError(f"{pointer} leads to no store.", "Write the URL of the store of this run into it.")
         named = read_whole(pointer)
         if named is None:  # after a power cut
             raise StoreError(f"{pointer} is empty.", "Write the URL of the store of this run into it.")
-        return _open_database(named, create=create, read_only=read_only)
+        return _open_database(named, create=create, read_only=read_only, followed=followed + 1)
     if unknown := given.keys() - {"level"}:
         raise ConfigError(f"A SQLite store has no option {min(unknown)!r}.", "Its options: level=process|power.")
     file = path / "store.db" if path.is_dir() else path

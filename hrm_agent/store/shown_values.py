@@ -109,7 +109,8 @@ def checkpoint_links(store: RunStore, thread_id: str) -> list[CheckpointLink]:
     """The checkpoints of a thread's outermost graph, the oldest first, without reading one."""
     query = "SELECT id, parent_id FROM checkpoints WHERE thread_id = ? AND ns = ? ORDER BY id"
     with store.database.read() as cursor:
-        return [CheckpointLink(str(id_), parent) for id_, parent in cursor.execute(query, (thread_id, "")).fetchall()]
+        rows = cursor.execute(query, (thread_id, "")).fetchall()
+    return [CheckpointLink(str(id_), None if parent is None else str(parent)) for id_, parent in rows]
 
 
 def rows_around(store: RunStore, thread_id: str, ids: Collection[str], inside: Collection[str]) -> list[CheckpointRow]:

@@ -128,6 +128,8 @@ def change_mark_of(path: Path) -> Hashable:
 
 def is_run_store(path: Path) -> bool:
     """Whether a file is a run store of any version, as far as can be told without a word about why not."""
+    if not path.is_file():  # opening a pipe waits for whoever writes to it
+        return False
     try:
         with closing(_connection(path, immutable=_has_no_log(path))) as connection:
             query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"

@@ -16,11 +16,13 @@ from hrm_agent.store.cursors import Cursor, placeholders
 from hrm_agent.store.hashing import BYTEARRAY, BYTES, DICT, LIST, MSGPACK, NULL, TREE, hash_of
 from hrm_agent.store.refusals import RefusedValue
 
-__all__ = ["KINDS", "Loader", "Reference", "ValueReader", "read_values", "references"]
+__all__ = ["KINDS", "MOST_PARTS", "Loader", "Reference", "ValueReader", "read_values", "references"]
 
 KINDS = {"null": NULL, "bytes": BYTES, "bytearray": BYTEARRAY, "msgpack": MSGPACK}
 """The kinds of leaves, by the names that LangGraph's serializer has for them."""
 _NAMES = {kind: name for name, kind in KINDS.items()}
+MOST_PARTS = 2_000_000
+"""Of one value that is read without its types: so many messages and tables in one state are nobody's."""
 _AT_ONCE = 500
 """Hashes in one query."""
 
@@ -37,17 +39,19 @@ class Loader(Protocol):
         ...
 
 
-def read_values(cursor: Cursor, cipher: Cipher, loader: Loader, *, shared: bool) -> ValueReader:
-    """Reads values as they are at the moment of `cursor`."""
+def read_values(
+    cursor: Cursor, cipher: Cipher, loader: Loader, *, shared: bool, most: int | None = MOST_PARTS
+) -> ValueReader:
+    """Reads values as they are at the moment of `cursor`. `most`: as for `ValueReader`."""
 
     def fetch(hashes: Sequence[bytes]) -> Iterable[tuple[bytes, int, bytes]]:
         for start in range(0, len(hashes), _AT_ONCE):
             some = hashes[start : start + _AT_ONCE]
             query = f"SELECT hash, kind, data FROM blobs WHERE hash IN ({placeholders(len(some))})"
             for hash_, kind, data in cursor.execute(query, list(some)).fetchall():
-                yield bytes(hash_), int(kind), cipher.open(data, "blob", bytes(hash_))
+                yield bytes(hash_), kind if type(kind) is int else -1, cipher.open(data, "blob", bytes(hash_))
 
-    return ValueReader(loader, fetch, key=cipher.hash_key, shared=shared)
+    return ValueReader(loader, fetch, key=cipher.hash_key, shared=shared, most=most)
 
 
 class ValueReader:
@@ -55,10 +59,16 @@ class ValueReader:
 
     With `shared`, equal leaves become one object: a history of a thousand checkpoints is a thousand lists over the same
     messages. Without, every value is an object of its own, which its reader may change.
+
+    A value of more than `most` parts is refused: forty forged rows, each of which names the next one ten times, stand
+    for more than any memory holds.
     """
 
-    def __init__(self, serializer: Loader, fetch: Fetch, *, key: bytes = b"", shared: bool = False) -> None:
+    def __init__(
+        self, serializer: Loader, fetch: Fetch, *, key: bytes = b"", shared: bool = False, most: int | None = None
+    ) -> None:
         self._serializer, self._fetch, self._key, self._shared = serializer, fetch, key, shared
+        self._most, self._parts = most, dict[bytes, int]()
         self._blobs: dict[bytes, tuple[int, Any]] = {}
         """Hash -> kind and bytes; of nodes, what they hold."""
         self._leaves: dict[bytes, Any] = {}
@@ -66,7 +76,8 @@ class ValueReader:
 
     def load(self, references_: Iterable[Reference]) -> None:
         """Fetch what `references_` need, before `value` is asked for each."""
-        wanted = _hashes(references_)
+        roots = list(references_)
+        wanted = _hashes(roots)
         while missing := [hash_ for hash_ in dict.fromkeys(wanted) if hash_ not in self._blobs]:
             wanted = []
             for hash_, kind, data in self._fetch(missing):
@@ -77,6 +88,21 @@ class ValueReader:
                 wanted.extend(references(kind, content))
             if lost := [hash_ for hash_ in missing if hash_ not in self._blobs]:
                 raise RefusedValue(f"a value that is not in the store: {lost[0].hex()}")
+        if self._most is not None and any(self._count(root) > self._most for root in roots if root is not None):
+            raise RefusedValue(f"a value of more than {self._most:,} parts")
+
+    def _count(self, reference: Reference) -> int:
+        """The parts of a value, without making it."""
+        if isinstance(reference, bytes) and reference in self._parts:
+            return self._parts[reference]
+        kind, content = self._blobs[reference] if isinstance(reference, bytes) else (int(reference[0]), reference[1])
+        if kind < LIST:
+            return 1
+        held: Any = _unpack(content) if isinstance(content, bytes) else content
+        count = 1 + sum(self._count(item[1] if kind == DICT else item) for item in held)
+        if isinstance(reference, bytes):
+            self._parts[reference] = count
+        return count
 
     def value(self, reference: Reference) -> Any:
         """The value of a reference that was loaded."""

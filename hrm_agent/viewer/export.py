@@ -106,10 +106,12 @@ def _make_room(folder: Path) -> None:
         return
     try:
         kept: Any = json.loads(read_whole(folder / _MARK) or "null")
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         kept = None
     if not isinstance(kept, dict) or cast("dict[str, Any]", kept).get("made_by") != _MADE_BY:
         raise ConfigError(f"{folder} is not empty, and no copy that was exported.", "Name a new folder.")
+    if link := next((path for path in folder.rglob("*") if path.is_symlink()), None):
+        raise ConfigError(f"{link} is a link: what it leads to would be written over.", "Name a new folder.")
     names: Any = cast("dict[str, Any]", kept).get("files")
     for name in cast("list[Any]", names) if isinstance(names, list) else ():
         path = folder / str(name)

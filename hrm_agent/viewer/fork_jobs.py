@@ -21,11 +21,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any, cast
-from urllib.parse import unquote, urlsplit
 
 from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.runtime.time_travel.read_history import trajectory_id_of
 from hrm_agent.store.shown_values import checkpoint_links
+from hrm_agent.unicode import replace_surrogates
 from hrm_agent.viewer.json_text import NotThere, foreign, short
 from hrm_agent.viewer.projections.groups import Damaged
 from hrm_agent.viewer.projections.moments import moments_at, thread_named
@@ -40,6 +40,7 @@ _MOST_MOMENTS = 400
 """After the chosen one, whose nodes and tools a plan names."""
 _TOLD = 200_000
 """Characters at the end of a command's output that are kept."""
+_LONGEST_NAME = 10_000
 _LONG = 300
 """Characters of an edit that is shown in a command line."""
 _SECONDS_TO_END = 5.0
@@ -110,7 +111,7 @@ class ForkJobs:
         """Start a fork that was planned. Raises `RunError` where the digest is not the plan's."""
         given = _only(request, "thread", "checkpoint", "edit", "digest", "count")
         planned = fork_plan(place, {name: given[name] for name in given if name not in ("digest", "count")})
-        if not secrets.compare_digest(str(given.get("digest")).encode(), planned["digest"].encode()):
+        if _name(given.get("digest")) != planned["digest"]:
             raise RunError("This is not what was planned.", "Look at the plan again; it may have changed.")
         count = given.get("count", 1)
         if type(count) is not int or not 1 <= count <= _MOST_FORKS:
@@ -121,8 +122,8 @@ class ForkJobs:
 
     def replay(self, place: Place, request: Request) -> dict[str, Any]:
         """Start a replay of a trajectory."""
-        id_ = _only(request, "id").get("id")
-        if not isinstance(id_, str) or not id_:
+        id_ = _name(_only(request, "id").get("id"))
+        if id_ is None:
             raise ConfigError("Which trajectory?", 'Send {"place": ..., "id": ...}.')
         return self._start("replay", place, [], id_, "")
 
@@ -214,14 +215,16 @@ def _address(place: Place) -> tuple[str, dict[str, str]]:
     environment = dict(os.environ)
     if place.address == place.where:
         return place.where, environment
-    password = urlsplit(place.address).password
-    return place.where, environment | ({"PGPASSWORD": unquote(password)} if password else {})
+    from psycopg.conninfo import conninfo_to_dict
+
+    password = conninfo_to_dict(place.address).get("password")
+    return place.where, environment | ({"PGPASSWORD": str(password)} if password else {})
 
 
 def fork_plan(place: Place, request: Request) -> dict[str, Any]:
     """What runs again in a fork, and what else is asked for it."""
-    thread, checkpoint = request.get("thread"), request.get("checkpoint")
-    if not isinstance(thread, str) or not isinstance(checkpoint, str) or not thread or not checkpoint:
+    thread, checkpoint = _name(request.get("thread")), _name(request.get("checkpoint"))
+    if thread is None or checkpoint is None:
         raise ConfigError("Which moment?", 'Send {"place": ..., "thread": ..., "checkpoint": ..., "edit": {...}}.')
     edit, store, damaged = _edit_of(request), place.store(), Damaged()
     header, thread_id = thread_named(store, thread)
@@ -283,6 +286,13 @@ def _only(request: Request, *known: str) -> dict[str, Any]:
         if name not in known and name != "place":
             raise ConfigError(f"There is no value {name[:80]!r}.", f"Known: place, {', '.join(known)}.")
     return {name: value for name, value in request.items() if name in known}
+
+
+def _name(value: Any) -> str | None:
+    """A text that can be looked up in a store, and be a word of a command; None for anything else."""
+    if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_NAME or "\0" in value:
+        return None
+    return value if replace_surrogates(value) == value else None
 
 
 def _edit_of(request: Request) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from hrm_agent.errors import HrmError, StoreError, nearest
 from hrm_agent.store import STORE_POINTER, RunStore, open_store
 from hrm_agent.store.read_only import ReadOnlyDatabase
 from hrm_agent.store.run_store import file_of
+from hrm_agent.store.shown_url import shown_url
 from hrm_agent.store.sqlite_read_only import change_mark_of, is_run_store
 from hrm_agent.unicode import replace_surrogates
 
@@ -49,11 +50,7 @@ class Place:
     @property
     def where(self) -> str:
         """What a command takes as --store, without a password."""
-        scheme, found, rest = self.address.partition("://")
-        user, at, host = rest.rpartition("@")
-        if not found or scheme == "sqlite" or not at:
-            return self.address
-        return f"{scheme}://{user.partition(':')[0]}@{host}"
+        return shown_url(self.address)
 
     def store(self) -> RunStore:
         """The store, opened for reading only. Raises `HrmError` while it cannot be opened."""
@@ -192,7 +189,8 @@ def is_run_folder(folder: Path) -> bool:
 def _found_in(named: str) -> Iterable[tuple[str, str, Path | None]]:
     """Name, address and folder of the places that one argument stands for."""
     if "://" in named and not named.startswith("sqlite:///"):
-        yield named.partition("?")[0].rpartition("/")[2] or named.partition("://")[0], named, None
+        shown = shown_url(named).partition("?")[0]
+        yield shown.rpartition("/")[2] or shown.partition("://")[0], named, None
         return
     path = Path(named)
     if not path.is_dir():
@@ -203,9 +201,12 @@ def _found_in(named: str) -> Iterable[tuple[str, str, Path | None]]:
         yield path.resolve().name, named, path
     elif (path / _STORE).exists():
         yield _STORE, str(path / _STORE), None
+    names: list[str] = []
     with suppress(OSError):
-        for name in sorted(os.listdir(path)):  # noqa: PTH208 - names, of which there may be many
-            child = path / name
+        names = sorted(os.listdir(path))  # noqa: PTH208 - names, of which there may be many
+    for name in names:
+        child = path / name
+        with suppress(OSError):  # a folder that nobody may look into hides no other
             if name.startswith("."):
                 continue
             if child.is_dir():

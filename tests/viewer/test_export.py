@@ -116,6 +116,16 @@ def test_it_is_written_into_its_own_folder_only(place: Place, tmp_path: Path) ->
     (full / "data" / "trajectory-9999.js").touch()
     export([place], full, limit=1)
     assert not (full / "data" / "trajectory-9999.js").exists(), "left by a copy that was not finished"
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "my-code.js").write_text("theirs")
+    for link, leads_to in (("data", "theirs"), ("index.html", "keep")):
+        linked = tmp_path / f"linked-{link}"
+        linked.mkdir()
+        (linked / "export.json").write_text('{"made_by": "hrm-agent view --export", "files": []}')
+        (linked / link).symlink_to(tmp_path / leads_to)
+        with pytest.raises(ConfigError, match="is a link"):
+            export([place], linked, limit=1)
+    assert (tmp_path / "theirs" / "my-code.js").read_text() == "theirs" and (tmp_path / "keep").read_text() == "kept"
     with pytest.raises(ConfigError, match="no run 'x'"):
         export([place], tmp_path / "other", runs=["x"])
 

@@ -16,7 +16,7 @@ import pytest
 from hrm_agent.cli.main import main
 from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.testing import wait_until
-from hrm_agent.viewer.fork_jobs import ForkJobs
+from hrm_agent.viewer.fork_jobs import ForkJobs, _address
 from hrm_agent.viewer.json_text import NotThere
 from hrm_agent.viewer.places import Place
 from hrm_agent.viewer.projections.moments import moments
@@ -94,6 +94,9 @@ def test_what_is_refused(place: Place, jobs: ForkJobs) -> None:
         {**good, "edit": {"values": [1]}},
         {**good, "edit": {"as_node": 3}},
         {**good, "shell": "x"},
+        {**good, "thread": "a\0b"},
+        {**good, "checkpoint": "\ud800"},
+        {**good, "thread": "x" * 300_000},
     ):
         with pytest.raises(ConfigError):
             jobs.plan(place, wrong)
@@ -103,7 +106,18 @@ def test_what_is_refused(place: Place, jobs: ForkJobs) -> None:
     for count in (0, 17, "2", True):
         with pytest.raises(ConfigError):
             jobs.fork(place, {**good, "digest": digest, "count": count})
+    for id_ in ("", 3, "a\0b", "\ud800", "x" * 300_000):
+        with pytest.raises(ConfigError):
+            jobs.replay(place, {"id": id_})
+    with pytest.raises(RunError, match="planned"):
+        jobs.fork(place, {**good, "digest": "\ud800"})
     assert jobs.all() == {"jobs": []}
+
+
+def test_a_password_is_given_to_a_command_by_its_environment_alone() -> None:
+    for url in ("postgresql://me:se%40cret@host/name", "postgresql://me@host/name?password=se%40cret"):
+        where, environment = _address(Place("name", url, None))
+        assert (where, environment["PGPASSWORD"]) == ("postgresql://me@host/name", "se@cret")
 
 
 def test_a_command_that_fails_says_why_and_close_ends_those_under_way(place: Place, jobs: ForkJobs) -> None:

@@ -77,9 +77,52 @@ def test_a_password_is_shown_to_nobody() -> None:
         ("postgresql://me:secret@host:5432/name", "postgresql://me@host:5432/name"),
         ("postgresql://me:se@cr:et@host/name", "postgresql://me@host/name"),
         ("postgresql://host/name", "postgresql://host/name"),
+        ("postgresql://me:a?b@host/name", "postgresql://me@host/name"),
+        ("postgresql://host/name?password=p@ss&user=me", "postgresql://host/name?user=me"),
+        ("postgresql://host/name?%70assword=secret", "postgresql://host/name"),
     ):
         (place,) = Places([url]).all()
         assert (place.id, place.where, place.address) == ("name", shown, url)
+    (place,) = Places(["postgresql://me:secret@host"]).all()
+    assert place.id == "me@host"
+
+
+def test_no_message_has_the_password(tmp_path: Path) -> None:
+    for url in (
+        "postgresql://me:sec%ret@127.0.0.1:1/name",
+        "postgresql://me:sec ret@127.0.0.1:1/name?x",
+        "postgresql://127.0.0.1:1/name?password=secret",
+        "mysql://me:secret@host/name",
+    ):
+        (tmp_path / STORE_POINTER).write_text(url)
+        for named in (url, str(tmp_path)):
+            (place,) = Places([named]).all()
+            assert "sec" not in f"{problem(place)} {place.where}", url
+
+
+def test_a_folder_that_names_others_without_end(tmp_path: Path) -> None:
+    (tmp_path / STORE_POINTER).write_text(str(tmp_path))
+    (place,) = Places([str(tmp_path)]).all()
+    assert "leads to no store" in problem(place)
+    with (tmp_path / STORE_POINTER).open("wb") as file:
+        file.truncate(1 << 36)
+    (place,) = Places([str(tmp_path)]).all()
+    assert "leads to no store" in problem(place)
+    make(tmp_path / "store.db")
+    for number in range(3):
+        (tmp_path / f"{number}").mkdir()
+        named = tmp_path / (str(number - 1) if number else "store.db")
+        (tmp_path / f"{number}" / STORE_POINTER).write_text(str(named))
+    (place,) = Places([str(tmp_path / "2")]).all()
+    assert place.problem is None
+
+
+def test_nothing_in_a_folder_hides_the_others(tmp_path: Path) -> None:
+    make(tmp_path / "one" / "store.db")
+    make(tmp_path / "two.db")
+    os.mkfifo(tmp_path / "pipe.db")
+    (tmp_path / "closed").mkdir(mode=0)
+    assert list(found(tmp_path)) == ["one", "two.db"]
 
 
 def test_runs_come_and_go_and_keep_their_names(tmp_path: Path) -> None:

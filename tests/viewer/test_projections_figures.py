@@ -11,10 +11,12 @@ import pytest
 
 from hrm_agent.cli.main import main
 from hrm_agent.intervals import wilson_interval
-from hrm_agent.trajectory import RunStatus
+from hrm_agent.store import open_store
+from hrm_agent.trajectory import RunStatus, Scoring
 from hrm_agent.viewer.json_text import NotThere, json_text
 from hrm_agent.viewer.places import Place
 from hrm_agent.viewer.projections import ENDPOINTS
+from tests.support.trajectory.samples import make_trajectory
 
 pytestmark = pytest.mark.whole
 
@@ -99,6 +101,32 @@ def test_metrics_grow_and_begin_anew(ask: Ask, trained_run: Path, tmp_path: Path
     (tmp_path / "part").replace(path)
     again = metrics_of(tmp_path)
     assert again is not None and len(again) == 1 and again.generation != before
+
+
+def test_rows_that_come_meanwhile_are_of_the_next_look(tmp_path: Path) -> None:
+    from hrm_agent.viewer.projections.run_files import metrics_of
+
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 0, "a": 1}\n')
+    tail = metrics_of(tmp_path)
+    with path.open("a") as file:
+        file.write('{"step": 1, "a": NaN, "b": 2}\n')
+    now = metrics_of(tmp_path)
+    assert tail is not None and now is not None
+    assert (list(tail.steps), tail.series("a"), list(tail.columns), tail.last("a")) == ([0], [1], ["step", "a"], 1)
+    assert (list(now.steps), now.series("a"), now.series("b"), now.last("b")) == ([0, 1], [1, None], [None, 2], 2)
+
+
+def test_a_reward_that_comes_after_the_end_counts(tmp_path: Path) -> None:
+    ended = make_trajectory().model_copy(update={"run_id": "r", "rewards": {}})
+    place = Place("x", str(tmp_path / "x.db"), None)
+    with open_store(place.where) as store:
+        store.journal.write_trajectory(ended)
+        assert ENDPOINTS["runs"].function([place])["runs"][0]["accuracy"] is None
+        scoring = Scoring(trajectory_id=ended.id, rubric="r", outcome=1.0, total=1.0, scored_at=1.0)
+        store.scorings.write([scoring], as_rewards=True)
+        assert ENDPOINTS["runs"].function([place])["runs"][0]["accuracy"] == 1.0
+    place.close()
 
 
 def test_a_step_is_what_the_trainer_made_of_it(ask: Ask, place: Place, trained_run: Path) -> None:

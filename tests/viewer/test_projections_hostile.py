@@ -17,6 +17,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 
 from hrm_agent.errors import ConfigError, HrmError
 from hrm_agent.store import open_store
+from hrm_agent.store.hashing import DICT, LIST, TREE, hash_of
 from hrm_agent.trajectory import BranchReason, ForkRef, Overlay, Verdict
 from hrm_agent.viewer.json_text import NotThere, foreign, json_text
 from hrm_agent.viewer.places import Place
@@ -59,6 +60,11 @@ def write(place: Place, *calls: Any, **changes: Any) -> str:
             write_one = store.journal.write_call if hasattr(call, "token_ids") else store.journal.write_tool_call
             write_one(call)
     return trajectory.id
+
+
+def write_to(place: Place) -> None:
+    with open_store(place.where) as store:
+        store.journal.write_trajectory(make_trajectory())
 
 
 def change(place: Place, statement: str, *values: Any) -> None:
@@ -118,6 +124,54 @@ def test_metrics_that_are_no_numbers(place: Place, ask: Ask) -> None:
     assert found["not_finite"] == {"loss": {"1": "nan"}, "x": {"1": "inf"}, "roles/a/t": {"1": "-inf"}}
     assert found["roles"] == {"a": {"t": [None, None]}}
     assert ask("step", run="odd", step="1")["metrics"]["loss"] is None
+
+
+def test_a_key_of_a_role_that_is_there_twice(place: Place, ask: Ask) -> None:
+    write(place, run_id="odd")
+    row = '{"step": %d, "roles/a/t": 1, "roles": {"a": {"t": 2}}}\n'
+    (Path(place.where) / "metrics.jsonl").write_text(row % 0 + row % 1)
+    assert ask("metrics", run="odd")["roles"] == {"a": {"t": [1, 1]}}
+
+
+def test_no_share_of_problems(place: Place, ask: Ask) -> None:
+    write(place, run_id="odd", group_id="odd/eval-1/0")
+    (Path(place.where) / "config.toml").write_text('command = "train rl"')
+    (Path(place.where) / "metrics.jsonl").write_text('{"step": 0, "eval/correct": 5.0}\n')
+    (point,) = ask("metrics", run="odd")["held_out"]
+    assert (point["value"], point["low"], point["problems"]) == (5.0, None, 1)
+    assert ask("runs")["runs"][0]["accuracy"] == 5.0
+
+
+def test_a_column_of_another_type(place: Place, ask: Ask, tmp_path: Path) -> None:
+    """SQLite keeps what was written, whatever the column was made for."""
+    id_ = write(place, make_call("task-a"))
+    other = Place("other", str(tmp_path / "other.db"), None)
+    write_to(other)
+    sound = Path(place.where, "store.db").read_bytes()
+    for statement, told in (
+        ("UPDATE trajectories SET started_at = 'text'", "runs"),
+        ("UPDATE threads SET updated_at = x'ff'", "runs"),
+        ("UPDATE trajectories SET record = 9223372036854775807", "trajectory"),
+        ("UPDATE calls SET record = 2000000000", "items"),
+    ):
+        change(place, statement)
+        if told == "runs":
+            found = ENDPOINTS["runs"].function([place, other])
+            assert [run["place"] for run in found["runs"]] == ["other"] and found["problems"][0]["place"] == "odd"
+        elif told == "trajectory":
+            with pytest.raises(HrmError, match="cannot be read"):
+                ask("trajectory", id=id_)
+        else:
+            assert ask("items", id=id_)["damaged"], "and no 2 GB of zeros were made"
+        Path(place.where, "store.db").write_bytes(sound)
+    other.close()
+
+
+def test_a_request_that_is_none(place: Place, ask: Ask) -> None:
+    id_ = write(place, make_call("task-a"))
+    for data in (b"\xff", ormsgpack.packb([3]), ormsgpack.packb([[9, 1]]), ormsgpack.packb({"a": 1})):
+        change(place, "INSERT OR REPLACE INTO requests (call_id, data) SELECT id, ? FROM calls", data)
+        assert len(ask("items", id=id_)["items"]) == 1
 
 
 def test_folders_that_hold_something_else(tmp_path: Path) -> None:
@@ -246,6 +300,27 @@ def test_no_pipe_of_a_run_folder_is_waited_for(place: Place, ask: Ask) -> None:
     for name in ("run_id", "config.toml", "metrics.jsonl", "report.json", "results.json"):
         os.mkfifo(Path(place.where) / name)
     assert ask("runs")["runs"][0]["trajectories"] == 1 and ask("metrics", run="odd")["total"] == 0
+
+
+@pytest.mark.parametrize("kind", [LIST, TREE, DICT])
+def test_few_rows_that_stand_for_more_than_memory_holds(kind: int, place: Place, ask: Ask) -> None:
+    id_, thread = write(place, make_call("task-a")), make_trajectory().thread_id
+    with open_store(place.where) as store:
+        config: Any = {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}
+        checkpoint = checkpoint_of({"odd": "o"})
+        store.checkpointer.put(config, checkpoint, {"source": "input", "step": -1, "parents": {}}, {"odd": 1})
+    reference: Any = [LIST, ormsgpack.packb([])]
+    for _ in range(40):
+        named = [[str(n), reference] for n in range(10)] if kind == DICT else [reference] * 10
+        data = ormsgpack.packb(named)
+        reference = hash_of(kind, data)
+        change(place, "INSERT INTO blobs (hash, kind, data) VALUES (?, ?, ?)", reference, kind, data)
+    change(place, "UPDATE checkpoints SET manifest = ?", manifest_with(place, "odd", reference))
+    row = ormsgpack.packb([reference])
+    change(place, "INSERT OR REPLACE INTO requests (call_id, data) SELECT id, ? FROM calls", row)
+    with pytest.raises(HrmError, match="parts"):
+        ask("moment", thread=thread, checkpoint=checkpoint["id"])
+    assert "problem" in ask("items", id=id_)["items"][0]
 
 
 def manifest_with(place: Place, name: str, reference: Any) -> bytes:

@@ -109,7 +109,7 @@ def _headers_of_step(
 def _judged_steps(store: RunStore, run: str) -> list[int]:
     with store.database.read() as cursor:
         rows = cursor.execute("SELECT DISTINCT step FROM overlays WHERE run_id = ? ORDER BY step", (run,)).fetchall()
-    return [int(row[0]) for row in rows]
+    return [row[0] for row in rows if isinstance(row[0], int)]  # SQLite keeps a forged text as it is
 
 
 def _groups(

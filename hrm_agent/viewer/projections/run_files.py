@@ -6,6 +6,7 @@ its numbers are kept, by column, and where it stands in the file.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -81,12 +82,11 @@ def metrics_of(folder: Path | None) -> MetricsTail | None:
         tail = _tails.get(path)
         if tail is None:
             tail = _tails[path] = MetricsTail(Path(path))
-    tail.refresh()
-    return tail
+    return tail.refresh()
 
 
 class MetricsTail:
-    """`metrics.jsonl` by columns. Begun anew where the file was written anew, as when a run resumes. Thread-safe."""
+    """`metrics.jsonl` by columns. Begun anew where the file was written anew, as when a run resumes."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._lock = path, threading.Lock()
@@ -104,9 +104,18 @@ class MetricsTail:
         """Key -> number of a row -> what stands there in place of a number."""
         self._starts = array("q")
 
-    def refresh(self) -> None:
-        """Read the rows that have come since."""
-        with self._lock, suppress(OSError), self._path.open("rb") as file:
+    def refresh(self) -> MetricsTail:
+        """Read the rows that have come since. The result stays as it is, whoever else reads on. Thread-safe."""
+        with self._lock:
+            with suppress(OSError):
+                self._read_on()
+            found = copy.copy(self)
+            found.steps, found.columns = self.steps[:], dict(self.columns)  # columns only grow, beyond these rows
+            found.not_finite = {key: dict(words) for key, words in self.not_finite.items()}
+            return found
+
+    def _read_on(self) -> None:
+        with self._path.open("rb") as file:
             facts = os.fstat(file.fileno())
             identity = (f"{facts.st_dev:x}-{facts.st_ino:x}", facts.st_ino)
             if identity != self._identity or facts.st_size < self._end:
@@ -140,6 +149,8 @@ class MetricsTail:
                 if len(self.columns) >= _MOST_COLUMNS:
                     continue
                 column = self.columns[key] = array("d")
+            if len(column) > number:
+                continue  # `roles/a/b` as a key of its own, beside a role's
             column.extend([math.nan] * (number - len(column)))
             column.append(value)
             if not math.isfinite(value):
@@ -151,12 +162,13 @@ class MetricsTail:
     def series(self, key: str, after: int = 0) -> list[float | None]:
         """A column from row number `after` on; None where there is no finite number."""
         column = self.columns.get(key, array("d"))
-        values = [value if math.isfinite(value) else None for value in column[after:]]
+        values = [value if math.isfinite(value) else None for value in column[after : len(self)]]
         return values + [None] * (len(self) - after - len(values))
 
     def last(self, key: str) -> float | None:
         """The newest number of a column."""
-        return next((value for value in reversed(self.columns.get(key, ())) if math.isfinite(value)), None)
+        values = self.columns.get(key, array("d"))[: len(self)]
+        return next((value for value in reversed(values) if math.isfinite(value)), None)
 
     def row(self, number: int) -> dict[str, Any]:
         """A whole row, as it stands in the file."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hrm_agent.bounded import BoundedMap
 from hrm_agent.errors import HrmError
 from hrm_agent.store import RunStore
+from hrm_agent.store.damage import DAMAGED, in_a_line
 from hrm_agent.store.summaries import headers_page
 from hrm_agent.viewer.json_text import short
 from hrm_agent.viewer.projections.run_files import MetricsTail, config_of, json_file, metrics_of, own_run_id
@@ -26,11 +27,11 @@ _LIVE_SECONDS = 60.0
 _SPARK = 60
 _MOST_AVERAGED = 20_000
 """Of a run without metrics, trajectories whose rewards are read for its accuracy."""
-_outcomes: BoundedMap[tuple[str, str], tuple[tuple[int, int], float | None]] = BoundedMap(1_000)
+_outcomes: BoundedMap[tuple[str, str], tuple[tuple[int, int, int], float | None]] = BoundedMap(1_000)
 _lock = threading.Lock()
 _RUNS = (
     "SELECT run_id, count(*), min(started_at), max(started_at), max(seq), "
-    "sum(CASE WHEN status = 'running' THEN 1 ELSE 0 END) FROM trajectories GROUP BY run_id"
+    "sum(CASE WHEN status = 'running' THEN 1 ELSE 0 END), sum(length(record)) FROM trajectories GROUP BY run_id"
 )
 _HELD = (
     "SELECT t.run_id, count(*) FROM leases l JOIN threads t ON t.id = l.thread_id WHERE l.expires_at > ? "
@@ -48,6 +49,9 @@ def runs(places: Sequence[Place]) -> dict[str, Any]:
                 found += place_runs(place)
         except HrmError as error:
             problems.append({"place": place.id, "message": error.message, "hint": error.hint})
+        except DAMAGED as error:  # a forged row or file of one place does not hide the others
+            message = f"{place.where} cannot be read: {in_a_line(error)}."
+            problems.append({"place": place.id, "message": message, "hint": "`hrm-agent store verify` lists where."})
     found.sort(key=lambda run: run["updated_at"] or run["started_at"] or 0.0, reverse=True)
     return {"runs": found, "problems": problems}
 
@@ -76,7 +80,7 @@ def is_own_run(place: Place, run: str) -> bool:
 def _run(
     place: Place, store: RunStore, name: str, row: Any, seen: float | None, held: bool, own: bool
 ) -> dict[str, Any]:
-    count, first, last, newest, running = row or (0, None, None, None, 0)
+    count, first, last, newest, running, size = row or (0, None, None, None, 0, 0)
     folder = place.folder if own else None
     config, metrics = config_of(folder), metrics_of(folder)
     kind = str(config.get("command") or ("run" if not own else ""))
@@ -88,7 +92,7 @@ def _run(
     done = bool(json_file(folder, "report.json") or json_file(folder, "results.json"))
     left = bool(running) or (steps is not None and of_steps is not None and steps < of_steps and not done)
     live = held or (updated is not None and time.time() - updated < _LIVE_SECONDS and left)
-    accuracy, of = _accuracy(place, store, name, folder, metrics, (int(count), int(running or 0)))
+    accuracy, of = _accuracy(place, store, name, folder, metrics, (int(count), int(running or 0), int(size)))
     return {
         "place": place.id,
         "run": name,
@@ -137,7 +141,7 @@ def _accuracy(
     run: str,
     folder: Path | None,
     metrics: MetricsTail | None,
-    counts: tuple[int, int],
+    counts: tuple[int, int, int],
 ) -> tuple[float | None, str | None]:
     held_out = held_out_of(place, store, run) if folder is not None else []
     if held_out:
@@ -149,8 +153,11 @@ def _accuracy(
     return value, None if value is None else "rollouts"
 
 
-def _mean_outcome(store: RunStore, run: str, counts: tuple[int, int]) -> float | None:
-    """Share of the scored trajectories that are right. Kept as long as none is begun or ends."""
+def _mean_outcome(store: RunStore, run: str, counts: tuple[int, int, int]) -> float | None:
+    """Share of the scored trajectories that are right. Kept as long as none is begun, ends or gets other rewards.
+
+    `counts`: trajectories, those that are running, and the bytes of all records: `score` gives rewards after the end.
+    """
     if not 0 < counts[0] <= _MOST_AVERAGED:
         return None
     key = (store.url, run)
@@ -177,7 +184,8 @@ def held_out_of(place: Place, store: RunStore, run: str) -> list[dict[str, Any]]
         for step, value in zip(metrics.steps, metrics.series("eval/correct"), strict=True):
             if value is not None:
                 count = problems.get(step + 1)
-                low, high = wilson_interval(value * count, count) if count else (None, None)
+                known = count if count and 0 <= value <= 1 else None  # a file may hold any number
+                low, high = wilson_interval(value * known, known) if known else (None, None)
                 found[step + 1] = {"step": step + 1, "value": value, "low": low, "high": high, "problems": count}
     for step, stage in ((0, report.get("before")), (report.get("steps"), report.get("after"))):
         match stage:
