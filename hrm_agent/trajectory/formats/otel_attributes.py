@@ -87,7 +87,7 @@ def _judged(overlay: Overlay) -> dict[str, Any]:
         f"{OURS}.verdict_reason": overlay.reason or None,
         f"{OURS}.drop_reason": overlay.drop_reason.value if overlay.drop_reason else None,
         f"{OURS}.advantage": overlay.advantage,
-        f"{OURS}.step": overlay.step,
+        f"{OURS}.step": overlay.step + 1,  # as the console and trackers count
     }
 
 

@@ -100,7 +100,7 @@ def test_attributes_are_those_of_the_conventions() -> None:
         "hrm_agent.verdict": "kept",
         "hrm_agent.verdict_reason": "drawn among the right ones",
         "hrm_agent.advantage": 0.5,
-        "hrm_agent.step": 4,
+        "hrm_agent.step": 5,
     }
     last = make_trajectory().calls[-1]
     assert call == {
