@@ -43,7 +43,9 @@ def run(words: list[str]) -> int:
         with replacing(out) as part:
             draw_lines(lines, metrics, part, kind, style, title=lines[0].label if len(lines) == 1 else "")
     except OSError as error:
-        raise ConfigError(f"{out} cannot be written: {error.strerror or error}.", "Name another file by --out.") from error
+        raise ConfigError(
+            f"{out} cannot be written: {error.strerror or error}.", "Name another file by --out."
+        ) from error
     output = Output(as_json=arguments.json)
     output.result(
         {
